@@ -28,7 +28,7 @@ run, how = Path(sys.argv[1]), sys.argv[2]
 began = time.perf_counter()
 if how == "ahead":
     manifest.digest_ahead(run)
-import scalerl.report.display, scalerl.training.complete, scalerl.training.launch
+import scalerl.view.display, scalerl.training.complete, scalerl.training.launch
 imported = time.perf_counter()
 if how != "none":
     manifest.check_files(run / "checkpoints/step_000010")

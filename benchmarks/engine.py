@@ -103,7 +103,7 @@ def engine(policy: Any, sequences: int, share: int, stop: tuple[int, ...] = ()) 
     """
     import numpy as np
 
-    from scalerl.rng import stream_key
+    from scalerl.core.rng import stream_key
     from scalerl.rollouts.engine import Request, Sampling
     from scalerl.rollouts.interrupt import NEVER, LengthRule
     from scalerl.rollouts.local.torch_engine import torch_engine

@@ -21,11 +21,11 @@ from typing import Any
 
 from work import machine, train
 
+from scalerl.cluster.layout import lay_out
+from scalerl.cluster.measured import Measured, generator_seconds, measure, read_run
+from scalerl.cluster.plan import Given, lengths_of, simulate
+from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config.base import replace
-from scalerl.placement.layout import lay_out
-from scalerl.placement.measured import Measured, generator_seconds, measure, read_run
-from scalerl.placement.plan import Given, lengths_of, simulate
-from scalerl.placement.speed import GPUS, Assumptions
 
 SETTINGS = {
     "default": [],

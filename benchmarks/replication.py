@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import work
 
-from scalerl.rows import read_rows
+from scalerl.core.rows import read_rows
 from scalerl.scaling import Curve, Estimate, fit
 from scalerl.scaling.backtest import split_at
 from scalerl.study.analysis import study_results

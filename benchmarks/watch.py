@@ -30,7 +30,7 @@ from typing import Any
 from scalerl.config import PRESETS, to_toml
 from scalerl.config.base import replace
 from scalerl.training.status import Heartbeat
-from scalerl.watch.metrics import METRICS
+from scalerl.view.metrics import METRICS
 
 STEP_S = 1.5
 

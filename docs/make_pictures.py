@@ -14,7 +14,8 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from scalerl.report.figures import (
+from scalerl.scaling import Curve, compare, fit, sigmoid
+from scalerl.view.figures import (
     BLUE,
     GRAY,
     INK,
@@ -26,8 +27,7 @@ from scalerl.report.figures import (
     plot_posterior,
     plot_slopes,
 )
-from scalerl.report.quantities import first_parts, slope_at
-from scalerl.scaling import Curve, compare, fit, sigmoid
+from scalerl.view.quantities import first_parts, slope_at
 
 LAST = 16_000.0
 """Compute of a whole run, in device-hours."""

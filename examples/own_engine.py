@@ -7,7 +7,7 @@ scalerl train --model MODEL --data FILE --placement.engine '{kind = "custom", fu
 from tiny_model import QUICK, show, tiny_model, words
 
 import scalerl
-from scalerl.testing import check_engine
+from scalerl.rollouts.testing import check_engine
 
 LETTERS = "abcd"
 
@@ -16,7 +16,7 @@ class Counting:
     """An engine that forwards all calls to the built-in one, and counts finished sequences and tokens."""
 
     def __init__(self, parts, every=200):
-        """Receive the parts (scalerl.testing.EngineParts), then the parameters of the configuration."""
+        """Receive the parts (scalerl.rollouts.testing.EngineParts), then the parameters of the configuration."""
         self.inner, self.every, self.evaluating = parts.torch_engine(), every, parts.evaluating
         self.sequences = self.tokens = 0
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scalerl.api import Run, load, resume, train
-    from scalerl.config.base import ConfigError
+    from scalerl.core.errors import ConfigError
     from scalerl.scaling import Curve, CurveError, advise, compare, fit, forecast
     from scalerl.training.complete import RunFailed
 

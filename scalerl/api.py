@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.rows import read_rows
+from scalerl.core.rows import read_rows
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -41,8 +41,8 @@ def train(
         >>> print(run.forecast(at=["2x", "4x"]))                         # doctest: +SKIP
     """
     from scalerl.config import RunConfig
-    from scalerl.files import output_directory
-    from scalerl.trust import check_trust
+    from scalerl.config.trust import check_trust
+    from scalerl.core.files import output_directory
 
     chosen = _configure(config, fields)
     own = config is None or isinstance(config, RunConfig)
@@ -74,9 +74,9 @@ def resume(
         ConfigError, RunFailed: As for `train`.
     """
     from scalerl.config.base import replace
+    from scalerl.config.trust import check_trust
     from scalerl.training.manifest import digest_ahead
     from scalerl.training.run_dir import saved_config
-    from scalerl.trust import check_trust
 
     config = saved_config(Path(path))
     check_trust([config], str(path), trusted=trust)
@@ -121,7 +121,7 @@ class Run:
 
     def _config(self) -> RunConfig:
         from scalerl.config import read_config
-        from scalerl.config.base import ConfigError
+        from scalerl.core.errors import ConfigError
 
         if not (self.path / "config.toml").exists():
             raise ConfigError(f"{self.path}: no run here (no config.toml); give a directory that `scalerl.train` wrote")
@@ -168,7 +168,7 @@ class Run:
         Raises:
             ConfigError: A record is missing or damaged.
         """
-        from scalerl.config.base import ConfigError
+        from scalerl.core.errors import ConfigError
         from scalerl.training.rollout_rows import unpacked
         from scalerl.training.run_dir import RECORDS
 
@@ -195,8 +195,8 @@ class Run:
         Raises:
             CurveError: There are no evaluations yet, or no such task.
         """
-        from scalerl.report.summary import default_axis
         from scalerl.scaling import Curve
+        from scalerl.view.summary import default_axis
 
         return Curve.read(self.path, axis=compute or default_axis(self.config), task=task)
 
@@ -256,8 +256,8 @@ class Run:
         Returns:
             The axes.
         """
-        from scalerl.report.figures import plot_curve
-        from scalerl.report.summary import data_note
+        from scalerl.view.figures import plot_curve
+        from scalerl.view.summary import data_note
 
         if axes is None:
             from matplotlib import pyplot
@@ -313,9 +313,9 @@ def _display(config: RunConfig, progress: bool) -> Any:
 
     from rich.console import Console
 
-    from scalerl.report.display import RunDisplay
-    from scalerl.report.notebook import NotebookDisplay, in_notebook
-    from scalerl.report.summary import default_axis
+    from scalerl.view.display import RunDisplay
+    from scalerl.view.notebook import NotebookDisplay, in_notebook
+    from scalerl.view.summary import default_axis
 
     axis = default_axis(config)
     if not progress:

@@ -42,7 +42,7 @@ def benchmark(monkeypatch):
 @pytest.fixture
 def user_code(tmp_path, monkeypatch):
     """A function that writes a user module into the working directory, from which it can be imported."""
-    from scalerl import plugins
+    from scalerl.core import plugins
     from scalerl.tasks import custom, user_rewards
 
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config import RunConfig
-from scalerl.plugins import PluginError
+from scalerl.core.plugins import PluginError
 from scalerl.training.learner.ranks import RankSpec, join, load_learner
 
 
@@ -58,7 +58,7 @@ class Misbehaving:
 
     def __call__(self) -> Misbehaving:
         if self.how == "refuse" and self.rank == 1:
-            from scalerl.config.base import ConfigError
+            from scalerl.core.errors import ConfigError
 
             raise ConfigError("model.path: got nothing")
         return self

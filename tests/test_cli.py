@@ -14,7 +14,7 @@ from tiny_models import tiny_model
 
 from scalerl import cli
 from scalerl.config.recipe import RECIPES
-from scalerl.signals import STOPPING
+from scalerl.core.signals import STOPPING
 
 POINTS = [(0, 0.20), (100, 0.31), (200, 0.42), (400, 0.51), (800, 0.56), (1600, 0.585), (3200, 0.595)]
 

@@ -3,9 +3,10 @@ import tomllib
 import pytest
 
 from scalerl.config import LAB, PRESETS, RunConfig, field_lines, merge, parse_config, read_config, to_toml
-from scalerl.config.base import ConfigError, build, replace
+from scalerl.config.base import build, replace
 from scalerl.config.data import shares
 from scalerl.config.recipe import Gspo, PpoOffPolicy, Recipe
+from scalerl.core.errors import ConfigError
 
 TWO_TASKS = """
 [[data]]

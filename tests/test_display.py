@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from scalerl.config import LAB
-from scalerl.report.display import RunDisplay, truncation_warning
 from scalerl.types import EvalPoint
+from scalerl.view.display import RunDisplay, truncation_warning
 
 ROW = {
     "step": 9, "pass_rate": 0.31, "prompts": 16, "kept_prompts": 13, "retired_prompts": 2, "epoch": 1,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import runs
 
-from scalerl import plugins
+from scalerl.core import plugins
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 OWN = ("tiny_model", "own_reward", "own_loss", "own_task", "own_engine")

@@ -11,12 +11,12 @@ import runs
 from doc_pages import blocks
 from tiny_models import tiny_model
 
-from scalerl import plugins
 from scalerl.config.overrides import parse_config
 from scalerl.config.recipe import Custom
+from scalerl.core import plugins
 from scalerl.learn.custom import check_functions
 from scalerl.prompts import custom
-from scalerl.testing import check_engine
+from scalerl.rollouts.testing import check_engine
 
 PAGE = "docs/extending.md"
 

@@ -6,11 +6,11 @@ import transformers
 from safetensors.torch import load_file
 from tiny_models import ARCHITECTURES, COMMON, tiny_model
 
-from scalerl.config.base import ConfigError
 from scalerl.config.recipe import AdamW, Reinforce
+from scalerl.core.errors import ConfigError
+from scalerl.core.rng import stream_key
 from scalerl.models.policy import Policy, check_head, load_policy
 from scalerl.models.sizes import of_model
-from scalerl.rng import stream_key
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine

@@ -8,7 +8,8 @@ import torch
 from tiny_models import tiny_model
 
 from scalerl.config import HuggingFaceModel, RunConfig
-from scalerl.config.base import ConfigError, replace
+from scalerl.config.base import replace
+from scalerl.core.errors import ConfigError
 from scalerl.models import gguf as module
 from scalerl.models.gguf import converted, is_gguf, sizes
 from scalerl.models.loading import load_tokenizer

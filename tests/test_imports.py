@@ -10,46 +10,21 @@ import pytest
 ROOT = Path(__file__).parents[1] / "scalerl"
 
 LAYERS = {  # package -> other packages that it may import
-    "rng": set(),
-    "files": set(),
-    "printable": set(),
-    "rows": {"files", "types"},
-    "outputs": {"config", "files"},
-    "serialization": set(),
-    "signals": set(),
-    "processes": {"signals"},
+    "core": {"types", "boundary"},
     "types": set(),
-    "config": {"scaling.stop", "files"},
-    "scaling": {"files"},
-    "importers": {"types", "files", "scaling"},
-    "integrations": {"files", "scaling"},
-    "models": {"boundary", "config", "files"},
+    "config": {"core", "scaling.stop"},
+    "scaling": {"core"},
+    "importers": {"types", "core", "scaling"},
     "boundary": set(),
-    "plugins": {"boundary", "config", "signals"},
-    "learn": {"boundary", "config", "plugins"},
-    "tasks": {"types", "boundary", "config", "files", "rng", "processes", "plugins"},
-    "prompts": {"types", "config", "rng", "tasks", "files", "models.template"},
-    "evaluate": {"types", "config", "files", "models", "tasks", "prompts", "rollouts", "training"},
-    "loggers": {"types", "config", "files", "plugins", "report", "scaling", "serialization", "signals"},
-    "trust": {"config", "files", "printable"},
-    "rollouts": {
-        "types",
-        "config",
-        "files",
-        "rng",
-        "serialization",
-        "processes",
-        "models",
-        "plugins",
-        "boundary",
-        "cluster.devices",
-    },
-    "testing": {"config", "models", "rollouts"},
-    "cluster": {"config", "plugins", "signals", "placement.memory", "rollouts", "tasks", "training.learner", "types"},
-    "placement": {"types", "config", "files", "models.sizes", "rollouts", "cluster.devices"},
-    "report": {"types", "config", "files", "outputs", "printable", "scaling"},
-    "watch": {"types", "config", "scaling", "report", "study", "files", "rows", "training.status"},
-    "study": {"scaling", "config", "types", "report", "files", "rows", "printable", "serialization", "signals"},
+    "models": {"boundary", "config", "core"},
+    "learn": {"boundary", "config", "core"},
+    "tasks": {"types", "boundary", "config", "core"},
+    "prompts": {"types", "config", "core", "tasks", "models.template"},
+    "rollouts": {"types", "config", "core", "models", "boundary", "cluster.devices"},
+    "cluster": {"config", "core", "models.sizes", "rollouts", "tasks", "training.learner", "types"},
+    "loggers": {"types", "config", "core", "view", "scaling"},
+    "view": {"types", "config", "core", "scaling", "study", "training.status"},
+    "study": {"scaling", "config", "types", "view", "core"},
 }
 
 
@@ -118,13 +93,13 @@ def test_no_module_imports_itself_through_others():
     [
         "scalerl.scaling",
         "scalerl.importers.points",
-        "scalerl.report.summary",
+        "scalerl.view.summary",
         "scalerl.study.allocate",
         "scalerl.cli",
         "scalerl.config.recipe",
         "scalerl.config",
-        "scalerl.placement.plan",
-        "scalerl.watch.state",
+        "scalerl.cluster.plan",
+        "scalerl.view.state",
         "scalerl.loggers.follow",
         "scalerl.loggers.build",
         "scalerl.types",
@@ -149,7 +124,7 @@ def test_only_the_learner_side_imports_torch():
 
 
 def test_no_decision_depends_on_the_wall_clock():
-    shown = {ROOT / "training/status.py", *(ROOT / "watch").rglob("*.py")}  # times for the reader of the live page
+    shown = {ROOT / "training/status.py", *(ROOT / "view").rglob("*.py")}  # times for the reader of the live page
     shown |= {ROOT / "loggers/tensorboard.py", ROOT / "loggers/mlflow.py"}  # times for the reader of a tracker
     files = list({*ROOT.rglob("*.py")} - shown)
     assert len(files) > 100

@@ -8,8 +8,8 @@ from test_families import FAMILIES, learner_gradient, plain_gradient, relative_e
 from tiny_models import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from scalerl.config.base import ConfigError
 from scalerl.config.recipe import AdamW, Reinforce
+from scalerl.core.errors import ConfigError
 from scalerl.models.packing import Segments, can_pack, causal_attention, install, packed_attention
 from scalerl.models.policy import Policy
 from scalerl.rollouts.local.torch_engine import check_engine

@@ -2,7 +2,7 @@ import pytest
 import torch
 from tiny_models import ARCHITECTURES, tiny_model
 
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 from scalerl.models.layout import WeightLayout
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import Policy, check_head, check_vocabulary, load_policy

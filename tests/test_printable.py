@@ -13,13 +13,13 @@ from scalerl.cli import main
 from scalerl.cli.exits import complain
 from scalerl.cli.terminal import say
 from scalerl.config import LAB, read_config
-from scalerl.config.base import ConfigError
-from scalerl.printable import printable
-from scalerl.report.display import RunDisplay
+from scalerl.config.trust import check_trust
+from scalerl.core.errors import ConfigError
+from scalerl.core.printable import printable
 from scalerl.study.display import describe
 from scalerl.study.plan import Arm, Plan
-from scalerl.trust import check_trust
 from scalerl.types import EvalPoint
+from scalerl.view.display import RunDisplay
 
 HOSTILE = "x\npass  1.00  forged\x1b[2J\r\x9b31m\u202e\u2028\ud800"
 

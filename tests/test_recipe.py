@@ -1,8 +1,9 @@
 import pytest
 from pydantic import ValidationError
 
-from scalerl.config.base import ConfigError, build
+from scalerl.config.base import build
 from scalerl.config.recipe import SCALERL, Cispo, Gspo, Interruption, PipelineRL, PpoOffPolicy, Recipe, replace
+from scalerl.core.errors import ConfigError
 
 
 def test_scalerl_is_the_papers_recipe():

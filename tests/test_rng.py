@@ -3,11 +3,11 @@ import sys
 
 import numpy as np
 
-from scalerl.rng import stream_key, uniforms
+from scalerl.core.rng import stream_key, uniforms
 
 
 def test_a_key_is_equal_in_every_process():
-    code = "from scalerl.rng import stream_key; print(stream_key(0, 'train', 'ab', 1, 2))"
+    code = "from scalerl.core.rng import stream_key; print(stream_key(0, 'train', 'ab', 1, 2))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(out.stdout) == stream_key(0, "train", "ab", 1, 2)
 

@@ -7,15 +7,16 @@ from test_families import INTERRUPTED, PROMPTS, learner_gradient, plain_gradient
 from tiny_models import tiny_model
 
 from scalerl.config import RunConfig
-from scalerl.config.base import ConfigError, replace
+from scalerl.config.base import replace
 from scalerl.config.recipe import SCALERL, AdamW, Reinforce
 from scalerl.config.run import Placement
+from scalerl.core.errors import ConfigError
+from scalerl.core.rng import stream_key
+from scalerl.core.serialization import from_plain, to_plain
 from scalerl.models.policy import Policy
 from scalerl.models.routing import UNKNOWN, can_record, routing_of
-from scalerl.rng import stream_key
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.local.torch_engine import torch_engine
-from scalerl.serialization import from_plain, to_plain
 from scalerl.training.batch import collate
 from scalerl.training.checkpoint import load_state, save_state
 from scalerl.training.learner.single import SingleLearner

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from scalerl.config.base import ConfigError
-from scalerl.files import move_into, next_directory, output_directory, whole, write_whole
+from scalerl.core.errors import ConfigError
+from scalerl.core.files import move_into, next_directory, output_directory, whole, write_whole
+from scalerl.core.outputs import check_new_directory, check_output, write_or_explain
 from scalerl.importers.points import Imported, holds_part_of
-from scalerl.outputs import check_new_directory, check_output, write_or_explain
 
 
 def test_commands_that_start_together_get_different_directories_and_leave_no_empty_one(tmp_path):

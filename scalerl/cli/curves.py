@@ -15,9 +15,9 @@ from scalerl.cli.terminal import say
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
-    from scalerl.report.outlook import Outlook
-    from scalerl.report.sources import Source
     from scalerl.scaling import Fit
+    from scalerl.view.outlook import Outlook
+    from scalerl.view.sources import Source
 
 
 class Subcommand(NamedTuple):
@@ -72,8 +72,8 @@ def add_versus(parser: argparse.ArgumentParser, *, required: bool) -> None:
 
 def fitted(source: Source, arguments: argparse.Namespace) -> Fit:
     """Fit one source with the given options."""
-    from scalerl.report.sources import naming
     from scalerl.scaling import fit
+    from scalerl.view.sources import naming
 
     with naming(source):
         return fit(source.curve, arguments.method, exclude_below=arguments.exclude_below)
@@ -81,8 +81,8 @@ def fitted(source: Source, arguments: argparse.Namespace) -> Fit:
 
 def run_fit(arguments: argparse.Namespace) -> int:
     """Print the fit, forecast and advice for each curve; update the figure of a run directory."""
-    from scalerl.report.outlook import outlook
-    from scalerl.report.sources import naming
+    from scalerl.view.outlook import outlook
+    from scalerl.view.sources import naming
 
     answers = []
     for source in _sources(arguments.paths, arguments):
@@ -97,8 +97,8 @@ def run_fit(arguments: argparse.Namespace) -> int:
 
 def _picture(source: Source, config: RunConfig, ahead: Outlook) -> str:
     """Update the figure and the summary of a run; return a line with their path, or with the error."""
-    from scalerl.outputs import why_not
-    from scalerl.report.summary import refresh
+    from scalerl.core.outputs import why_not
+    from scalerl.view.summary import refresh
 
     try:
         return f"picture   {refresh(source.path, config, ahead, source.note)}"
@@ -108,8 +108,8 @@ def _picture(source: Source, config: RunConfig, ahead: Outlook) -> str:
 
 def run_forecast(arguments: argparse.Namespace) -> int:
     """Print the forecast of each curve at more compute."""
-    from scalerl.report.outlook import forecast_dict
     from scalerl.scaling import forecast
+    from scalerl.view.outlook import forecast_dict
 
     at = [_amount(word) for word in arguments.at or ("2x", "4x")]
     answers = []
@@ -133,8 +133,8 @@ def run_compare(arguments: argparse.Namespace) -> int:
 
 def run_backtest(arguments: argparse.Namespace) -> int:
     """Print how well fits of the first parts of each run forecast the rest."""
-    from scalerl.report.sources import naming
     from scalerl.scaling import backtest
+    from scalerl.view.sources import naming
 
     answers = []
     for source in _sources(arguments.paths, arguments):
@@ -176,7 +176,7 @@ SUBCOMMANDS: dict[str, Subcommand] = {
 
 
 def _sources(paths: Sequence[Path], arguments: argparse.Namespace) -> list[Source]:
-    from scalerl.report.sources import read_sources
+    from scalerl.view.sources import read_sources
 
     return read_sources(paths, arguments.compute, arguments.task, arguments.bounds)
 

@@ -56,9 +56,9 @@ def run_eval(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: The model or a suite does not exist, or an option is not allowed.
     """
-    from scalerl.files import output_directory
-    from scalerl.outputs import check_new_directory
-    from scalerl.trust import check_trust, code_of
+    from scalerl.config.trust import check_trust, code_of
+    from scalerl.core.files import output_directory
+    from scalerl.core.outputs import check_new_directory
 
     prepare_environment()
     if arguments.output is not None:
@@ -74,9 +74,9 @@ def run_eval(arguments: argparse.Namespace) -> int:
 
 def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[PromptFile], where: Path) -> int:
     from scalerl.config.base import replace
-    from scalerl.evaluate.run import Evaluator
-    from scalerl.files import safe_name, write_whole
+    from scalerl.core.files import safe_name, write_whole
     from scalerl.tasks.user_rewards import RewardError
+    from scalerl.training.evaluate import Evaluator
     from scalerl.training.launch import resolve
 
     config = replace(resolve(config), rollouts=config.rollouts)  # keep 0 slots, so that the cache determines the number
@@ -108,11 +108,12 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
         ConfigError: The suite is unknown, the run has no exported model, or there is nothing to evaluate on.
     """
     from scalerl.config import Hardware, HuggingFaceModel, Rollouts, RunConfig, Scoring
-    from scalerl.config.base import ConfigError, build, replace
+    from scalerl.config.base import build, replace
     from scalerl.config.data import TextTask
     from scalerl.config.loggers import Notify
     from scalerl.config.placement import Placement
     from scalerl.config.recipe import SCALERL, NoLengthControl, Recipe
+    from scalerl.core.errors import ConfigError
     from scalerl.training.run_dir import saved_config
 
     path, run = Path(arguments.model), (Path(arguments.model) / "config.toml").exists()
@@ -154,9 +155,10 @@ def _suite(name: str, task: str | None, reward: str | None, system: str) -> Prom
     Raises:
         ConfigError: The name is neither a suite nor a file.
     """
-    from scalerl.config.base import ConfigError, build, nearest
+    from scalerl.config.base import build
     from scalerl.config.data import PromptFile
     from scalerl.config.named import NAMED
+    from scalerl.core.errors import ConfigError, nearest
 
     known, equals, copy = name.partition("=")
     if equals and known in NAMED:

@@ -20,8 +20,8 @@ from contextlib import suppress
 from typing import Any
 
 from scalerl.cli.terminal import wrapped
-from scalerl.printable import indented
-from scalerl.signals import STOPPING
+from scalerl.core.printable import indented
+from scalerl.core.signals import STOPPING
 
 USER_ERROR, FAILED = 2, 1
 SHOW_CURSOR = "\x1b[?25h"
@@ -157,7 +157,7 @@ def prepare_environment() -> None:
     Raises:
         ConfigError: The current directory was removed, in which no process can start.
     """
-    from scalerl.config.base import ConfigError
+    from scalerl.core.errors import ConfigError
 
     try:
         os.getcwd()
@@ -173,8 +173,9 @@ def guarded(action: Callable[[], int]) -> int:
     """Run a command; report a user error or a signal as one line on standard error."""
     from pydantic import ValidationError
 
-    from scalerl.config.base import ConfigError, problems
-    from scalerl.files import system_error, trouble
+    from scalerl.config.base import problems
+    from scalerl.core.errors import ConfigError
+    from scalerl.core.files import system_error, trouble
     from scalerl.scaling import CurveError
 
     signals = StopFlag() if threading.current_thread() is threading.main_thread() else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.cli.terminal import say
-from scalerl.printable import printable
+from scalerl.core.printable import printable
 
 
 def add_import_parser(commands: Any) -> None:
@@ -40,8 +40,8 @@ def add_import_parser(commands: Any) -> None:
 
 def run_import(arguments: argparse.Namespace) -> int:
     """Read the log, write or print the points, print the notes, and return the exit code."""
+    from scalerl.core.outputs import check_output
     from scalerl.importers.points import holds_part_of, read, write_points
-    from scalerl.outputs import check_output
     from scalerl.scaling import CurveError
 
     pairs = [pair.partition("=") for pair in arguments.column]

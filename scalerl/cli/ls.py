@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.parsing import add_directories, directories
-from scalerl.printable import printable
+from scalerl.core.printable import printable
 
 if TYPE_CHECKING:
-    from scalerl.watch.state import RunState
+    from scalerl.view.state import RunState
 
 WIDTH = 80
 NAME_WIDTH = 24
@@ -57,8 +57,8 @@ def ls(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: A path does not exist, or there is no run.
     """
-    from scalerl.config.base import ConfigError
-    from scalerl.watch.state import find, run_state
+    from scalerl.core.errors import ConfigError
+    from scalerl.view.state import find, run_state
 
     paths = directories(arguments.paths, "ls")
     runs = find(paths)[0]
@@ -102,10 +102,10 @@ def cells(found: RunState) -> tuple[str, str, str, str, str]:
 
 def forecast_cells(found: RunState, task: str) -> tuple[str, str]:
     """Return the forecast at twice the compute with its interval, and the advice in a word; dashes without a fit."""
-    from scalerl.report.outlook import points_by_task, run_outlook
-    from scalerl.report.summary import default_axis
-    from scalerl.rows import read_points
+    from scalerl.core.rows import read_points
     from scalerl.scaling import CurveError
+    from scalerl.view.outlook import points_by_task, run_outlook
+    from scalerl.view.summary import default_axis
 
     if found.config is None:
         return "-", "-"
@@ -138,8 +138,8 @@ def tail(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: The directory contains no run.
     """
-    from scalerl.config.base import ConfigError
-    from scalerl.watch.state import is_run
+    from scalerl.core.errors import ConfigError
+    from scalerl.view.state import is_run
 
     if not is_run(arguments.run_dir):
         raise ConfigError(f"{arguments.run_dir}: no run here (no config.toml); `scalerl ls` lists runs")
@@ -159,8 +159,8 @@ def followed(path: Path, rows: int, every_s: float = EVERY_S) -> Iterator[str]:
         rows: Number of past rows to start with.
         every_s: Interval in seconds at which the files are read.
     """
-    from scalerl.rows import RowFile
-    from scalerl.watch.state import run_state
+    from scalerl.core.rows import RowFile
+    from scalerl.view.state import run_state
 
     files = RowFile(path / "metrics.jsonl"), RowFile(path / "points.jsonl")
     state = run_state(path)

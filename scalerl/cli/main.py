@@ -22,7 +22,7 @@ from scalerl.cli.score import add_score_parser
 from scalerl.cli.sft import sft
 from scalerl.cli.train import resume, train
 from scalerl.cli.watch import add_watch_parser
-from scalerl.signals import STOPPING, obey_study, protect_children
+from scalerl.core.signals import STOPPING, obey_study, protect_children
 
 OUTLIVED = {"train", "resume", "study", "sft", "eval"}
 """Commands that save their results and therefore do not end with the reader of their output."""
@@ -61,7 +61,7 @@ def _run(words: list[str]) -> int:
     if words[:1] == ["sft"]:
         return guarded(lambda: sft(words[1:]))
     if words and not words[0].startswith("-") and words[0] not in verbs:
-        from scalerl.config.base import nearest
+        from scalerl.core.errors import nearest
 
         known = nearest(words[0], verbs) or f"; allowed: {', '.join(verbs)}"
         complain(f"there is no command {words[0][:80]!r}{known}; see `scalerl --help`")
@@ -114,7 +114,7 @@ def _study(words: list[str]) -> int:
 
 
 def _recipes(arguments: argparse.Namespace) -> int:
-    from scalerl.report.recipes import leave_one_out_table, recipe_table
+    from scalerl.view.recipes import leave_one_out_table, recipe_table
 
     recipe_table(everything=arguments.all)
     leave_one_out_table()

@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
         found, rest = super().parse_known_args(args, namespace)
         unknown = next((word for word in rest if word.startswith("-")), None)
         if unknown is not None and not self.takes_fields:
-            from scalerl.config.base import nearest
+            from scalerl.core.errors import nearest
 
             name = unknown.partition("=")[0]
             self.error(f"unknown option {name[:80]}{nearest(name, self._option_string_actions)}")
@@ -47,7 +47,7 @@ def directories(paths: Sequence[Path], command: str) -> Sequence[Path]:
     Raises:
         ConfigError: No directory was given, and neither default exists.
     """
-    from scalerl.config.base import ConfigError
+    from scalerl.core.errors import ConfigError
 
     found = paths or [path for path in (Path("runs"), Path("studies")) if path.is_dir()]
     if not found:

@@ -11,8 +11,8 @@ from scalerl.cli.parsing import Parser
 from scalerl.cli.terminal import say
 
 if TYPE_CHECKING:
+    from scalerl.cluster.plan import Given
     from scalerl.config.run import RunConfig
-    from scalerl.placement.plan import Given
 
 DESCRIPTION = """simulate a run before it starts, with the schedule that the run will use: throughput, slot occupancy,
 idle shares, staleness, and with --gpus the best split into trainers and generators. Speeds that are neither given nor
@@ -70,10 +70,10 @@ def plan(words: list[str]) -> int:
     options, fields = plan_parser().parse_known_args(words[1:] if file else words)
     if file is None and options.runs:
         file = options.runs[0] / "config.toml"
+    from scalerl.cluster.layout import check, lay_out, lines
+    from scalerl.cluster.lengths import read_lengths
+    from scalerl.cluster.plan import best_split, lengths_of, simulate, speeds_of
     from scalerl.config import read_config
-    from scalerl.placement.layout import check, lay_out, lines
-    from scalerl.placement.lengths import read_lengths
-    from scalerl.placement.plan import best_split, lengths_of, simulate, speeds_of
 
     config = read_config(file, fields)
     config, given = _given(config, options)
@@ -101,11 +101,11 @@ def plan(words: list[str]) -> int:
 
 def _given(config: RunConfig, options: argparse.Namespace) -> tuple[RunConfig, Given]:
     """Check the options; return the configuration and the given speeds and lengths."""
-    from scalerl.config.base import ConfigError, nearest
+    from scalerl.cluster.measured import measure
+    from scalerl.cluster.plan import Given
+    from scalerl.cluster.speed import GPUS, Assumptions
+    from scalerl.core.errors import ConfigError, nearest
     from scalerl.models.sizes import sizes_of
-    from scalerl.placement.measured import measure
-    from scalerl.placement.plan import Given
-    from scalerl.placement.speed import GPUS, Assumptions
 
     if options.gpu not in GPUS:
         raise ConfigError(f"--gpu: got {options.gpu!r}{nearest(options.gpu, GPUS)}; allowed: {', '.join(GPUS)}")
@@ -137,8 +137,8 @@ def _given(config: RunConfig, options: argparse.Namespace) -> tuple[RunConfig, G
 
 def _check_known(config: RunConfig, given: Given) -> None:
     """Raise an error if the speed of a CPU would have to be assumed."""
-    from scalerl.config.base import ConfigError
     from scalerl.config.model import TinyModel
+    from scalerl.core.errors import ConfigError
 
     known = given.measured is not None or (given.generator_rates and given.trainer_rate)
     if known or not (config.hardware.device == "cpu" or isinstance(config.model, TinyModel)):
@@ -151,7 +151,7 @@ def _check_known(config: RunConfig, given: Given) -> None:
 
 def _rates(words: list[str], full: float) -> tuple[tuple[float, float], ...]:
     """Parse rates of the form `X` (with full slots) or `RUNNING:X`."""
-    from scalerl.config.base import ConfigError
+    from scalerl.core.errors import ConfigError
 
     found = []
     for word in words:
@@ -189,13 +189,13 @@ def _as_json(config: RunConfig, given: Given, lengths: Any, outcomes: list[Any],
 
 
 def _model(given: Given) -> str:
-    from scalerl.placement.layout import size_line
+    from scalerl.cluster.layout import size_line
 
     return size_line(given.found)
 
 
 def _in_words(lengths: Any, outcomes: list[Any], notes: list[str], every: int, gpus: int | None) -> list[str]:
-    from scalerl.placement.plan import outcome_table
+    from scalerl.cluster.plan import outcome_table
 
     best = outcomes[0]
     f = best.figures

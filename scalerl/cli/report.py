@@ -30,13 +30,13 @@ def run_report(arguments: argparse.Namespace) -> int:
         CurveError: The runs cannot be fitted or compared.
         ConfigError: The page would replace an input, or a file that is not a page.
     """
-    from scalerl.config.base import ConfigError
-    from scalerl.outputs import check_output
-    from scalerl.report.analysis import analyze
-    from scalerl.report.html import write_page
-    from scalerl.report.page import page
-    from scalerl.report.sources import read_sources
+    from scalerl.core.errors import ConfigError
+    from scalerl.core.outputs import check_output
     from scalerl.scaling import CurveError
+    from scalerl.view.analysis import analyze
+    from scalerl.view.html import write_page
+    from scalerl.view.page import page
+    from scalerl.view.sources import read_sources
 
     count = len(arguments.paths)
     paths = [*arguments.paths, *(arguments.versus or [])]

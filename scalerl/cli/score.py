@@ -74,7 +74,7 @@ def _settings(arguments: argparse.Namespace) -> Any:
 
 
 def _known(name: str, verifiers: Any) -> Any:
-    from scalerl.config.base import ConfigError
+    from scalerl.core.errors import ConfigError
 
     allowed = sorted({*verifiers} - {"custom"})  # it would run the code that a row names; rows are data
     if name not in allowed:
@@ -99,8 +99,8 @@ def _rows(path: Path, task: str) -> Iterator[tuple[str, Prompt, str]]:
     Raises:
         ConfigError: The file does not exist, or a row is invalid; the message names file, line and field.
     """
-    from scalerl.config.base import ConfigError, short
-    from scalerl.files import parse_json, read_bytes, trouble
+    from scalerl.core.errors import ConfigError, short
+    from scalerl.core.files import parse_json, read_bytes, trouble
     from scalerl.tasks.references import with_tests
     from scalerl.types import Prompt
 

@@ -25,7 +25,7 @@ def sft(words: list[str]) -> int:
 def _of_model(given: dict[str, str]) -> int:
     from scalerl.config.base import build
     from scalerl.config.supervised import Supervised
-    from scalerl.files import output_directory
+    from scalerl.core.files import output_directory
     from scalerl.models.files import check_model_files
 
     settings = build(Supervised, given, "scalerl sft")
@@ -46,8 +46,9 @@ def _of_model(given: dict[str, str]) -> int:
 def _of_lab(given: dict[str, str]) -> int:
     """Train the lab's warm start if it does not exist yet."""
     from scalerl.config import LAB, TinyModel
-    from scalerl.config.base import ConfigError, build, replace
+    from scalerl.config.base import build, replace
     from scalerl.config.model import WarmStart
+    from scalerl.core.errors import ConfigError
 
     unfit = sorted(given.keys() - {"steps", "seed", "out"})
     if unfit:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from scalerl.cli.exits import FAILED, complain
 from scalerl.cli.parsing import Parser
 from scalerl.cli.terminal import say
-from scalerl.config.base import ConfigError, given, nearest, replace, short
+from scalerl.config.base import given, replace
+from scalerl.core.errors import ConfigError, nearest, short
 
 if TYPE_CHECKING:
     from scalerl.cli.exits import StopFlag
@@ -53,7 +54,7 @@ def study_main(words: Sequence[str], stop: Callable[[], StopFlag]) -> int:
         return _execute(study, _workers(options, study.plan), options.allocate, stop)
     options, fields = _plan_parser().parse_known_args(words)
     plan = _plan(options, fields)
-    from scalerl.files import output_directory
+    from scalerl.core.files import output_directory
     from scalerl.study.directory import StudyDirectory
 
     others = [StudyDirectory.open(path) for path in options.reuse]
@@ -68,7 +69,7 @@ def study_main(words: Sequence[str], stop: Callable[[], StopFlag]) -> int:
 
 def _check_trust(plan: Plan, source: str, trusted: bool, typed: Sequence[str]) -> None:
     """Confirm the code that the arms name, once for all runs; the runs are then started with --trust."""
-    from scalerl.trust import check_trust
+    from scalerl.config.trust import check_trust
 
     check_trust([plan.config(arm, plan.seeds[0]) for arm in plan.arms], source, trusted=trusted, typed=typed)
 
@@ -252,7 +253,7 @@ def room_here() -> int:
 
 def _report(study: StudyDirectory) -> None:
     """Write results.json and the page; print the verdicts and the table."""
-    from scalerl.outputs import write_or_explain
+    from scalerl.core.outputs import write_or_explain
     from scalerl.study.analysis import study_results
 
     found = study_results(study)
@@ -265,10 +266,10 @@ def _report(study: StudyDirectory) -> None:
 
 def _tell(found: StudyResult, page: Path) -> bool:
     """Write the page and print the results; return whether the page was written."""
-    from scalerl.report.html import write_page
     from scalerl.scaling import CurveError
     from scalerl.study.page import study_page
     from scalerl.study.tables import print_results
+    from scalerl.view.html import write_page
 
     page_line, written = f"page      {page}", False
     try:  # before printing, because with `| head` the process may end while it prints
@@ -289,7 +290,7 @@ def _show(words: Sequence[str]) -> int:
     parser.add_argument("--task", help="name of the task, if there are several; default: the first")
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     options = parser.parse_args(words)
-    from scalerl.outputs import check_output
+    from scalerl.core.outputs import check_output
     from scalerl.study.analysis import study_results
     from scalerl.study.directory import StudyDirectory
 

@@ -7,7 +7,7 @@ import shutil
 import sys
 import textwrap
 
-from scalerl.printable import printable
+from scalerl.core.printable import printable
 
 LABEL = re.compile(r"\s*\S+(?: \S+)*\s{2,}|\s*")
 """Prefix that gives the indentation of continuation lines: words followed by two spaces, or leading spaces."""

@@ -49,8 +49,8 @@ def train(words: list[str]) -> int:
         print(TRAIN_USAGE + _field_help())
         return 0
     from scalerl.config import read_config
-    from scalerl.config.base import ConfigError
-    from scalerl.trust import check_trust, code_of
+    from scalerl.config.trust import check_trust, code_of
+    from scalerl.core.errors import ConfigError
 
     words, run_dir = _take_option(words, "--run-dir")
     dry_run, trusted = "--dry-run" in words, "--trust" in words
@@ -64,7 +64,7 @@ def train(words: list[str]) -> int:
         say(*_dry_run(config))
         return 0
     check_trust([config], str(file or "the command line"), trusted=trusted or file is None, typed=words)
-    from scalerl.files import output_directory
+    from scalerl.core.files import output_directory
 
     def begin(display: Any, stop: Callable[[], bool]) -> Any:
         from scalerl.training.launch import start
@@ -79,7 +79,7 @@ def check_model(config: RunConfig, *, weights: bool = True) -> None:
     """Check the files of a model before torch is imported.
 
     Raises:
-        ConfigError: A file is missing or damaged (models/files.py).
+        ConfigError: A file is missing or damaged (models/core/files.py).
     """
     from scalerl.config import HuggingFaceModel
     from scalerl.models.files import check_model_files
@@ -94,9 +94,9 @@ def _dry_run(config: RunConfig) -> list[str]:
     Raises:
         ConfigError: The placement cannot be split or does not fit in memory.
     """
+    from scalerl.cluster.layout import check, lay_out, lines
+    from scalerl.cluster.plan import balance_line
     from scalerl.config import to_toml
-    from scalerl.placement.layout import check, lay_out, lines
-    from scalerl.placement.plan import balance_line
 
     layout = lay_out(config)
     check(config, layout)
@@ -107,9 +107,9 @@ def _dry_run(config: RunConfig) -> list[str]:
 def resume(words: list[str]) -> int:
     """Run `scalerl resume`; return the exit code."""
     from scalerl.config.base import given, replace
+    from scalerl.config.trust import check_trust, code_of
     from scalerl.training.manifest import digest_ahead
     from scalerl.training.run_dir import saved_config
-    from scalerl.trust import check_trust, code_of
 
     parser = Parser(
         prog="scalerl resume", description=RESUME, allow_abbrev=False,
@@ -141,10 +141,10 @@ def resume(words: list[str]) -> int:
 def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
     """Train, print the outcome and return the exit code; a signal stops the run with a checkpoint."""
     prepare_environment()
-    from scalerl.report.display import RunDisplay
-    from scalerl.report.summary import default_axis
     from scalerl.training.complete import RunFailed, complete
     from scalerl.training.launch import resolve
+    from scalerl.view.display import RunDisplay
+    from scalerl.view.summary import default_axis
 
     config, stop = resolve(config), StopFlag()
     display = RunDisplay(config, default_axis(config))
@@ -160,7 +160,7 @@ def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
 
 
 def _take_option(words: list[str], name: str) -> tuple[list[str], str | None]:
-    from scalerl.config.base import ConfigError
+    from scalerl.core.errors import ConfigError
 
     value, rest, queue = None, [], list(words)
     while queue:
@@ -182,7 +182,7 @@ def _whole(name: str, value: str, before: str | None) -> str:
     Raises:
         ConfigError: The value is empty, looks like another option, or was given before.
     """
-    from scalerl.config.base import ConfigError
+    from scalerl.core.errors import ConfigError
 
     if not value or value.startswith("--"):
         raise ConfigError(f"{name}: got {value!r}; allowed: a path (./--NAME for a name that begins with --)")

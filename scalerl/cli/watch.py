@@ -32,16 +32,16 @@ def watch(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: A package is missing, a path does not exist, or the port cannot be used.
     """
-    from scalerl.config.base import ConfigError
+    from scalerl.core.errors import ConfigError
 
     try:
-        from scalerl.watch.guard import is_loopback
-        from scalerl.watch.server import serve
+        from scalerl.view.guard import is_loopback
+        from scalerl.view.server import serve
     except ImportError as error:
         raise ConfigError(f"the live page needs {error.name}: pip install 'scalerl[watch]'") from error
-    from scalerl.report.html import plotly_script
-    from scalerl.watch.state import find
-    from scalerl.watch.watcher import Watcher
+    from scalerl.view.html import plotly_script
+    from scalerl.view.state import find
+    from scalerl.view.watcher import Watcher
 
     plotly_script()  # fails now if plotly is missing, instead of showing empty figures
     find(arguments.paths)  # given paths must exist; the default ones may be created later
@@ -68,7 +68,7 @@ def watch(arguments: argparse.Namespace) -> int:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    from scalerl.config.base import ConfigError
+    from scalerl.core.errors import ConfigError
 
     try:
         if not 0 <= port < 1 << 16:

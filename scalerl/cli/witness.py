@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.exits import FAILED, complain, is_command, watch_signals
-from scalerl.signals import STOPPING, end_with
+from scalerl.core.signals import STOPPING, end_with
 
 if TYPE_CHECKING:
-    from scalerl.trust import Code
+    from scalerl.config.trust import Code
 
 
 ONCE_S = 0.5

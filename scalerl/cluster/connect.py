@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalerl.cluster.devices import Host
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 
 STARTED_S = 600.0
 """Seconds within which the coordinator and the scorers must be placed; they load no model."""

@@ -12,9 +12,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scalerl.config.base import ConfigError
+from scalerl.cluster.memory import GB, USABLE
 from scalerl.config.run import RunConfig
-from scalerl.placement.memory import GB, USABLE
+from scalerl.core.errors import ConfigError
 
 NODE = 8
 """GPUs of a node, if the cluster is not known."""

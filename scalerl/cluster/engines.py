@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from scalerl.cluster.connect import last_line
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 from scalerl.rollouts.build import EngineSpec, supervised_engines
 from scalerl.rollouts.engine import Engine
 from scalerl.rollouts.free_running import FreeRunner, Report

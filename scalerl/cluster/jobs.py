@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.cluster.connect import connect
-from scalerl.config.base import ConfigError
-from scalerl.signals import environment_of_run
+from scalerl.core.errors import ConfigError
+from scalerl.core.signals import environment_of_run
 
 
 class RayJob:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalerl.cluster.connect import last_line
-from scalerl.config.base import ConfigError
 from scalerl.config.run import RunConfig
-from scalerl.plugins import PluginError
+from scalerl.core.errors import ConfigError
+from scalerl.core.plugins import PluginError
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.training.learner.base import BadGradient
 from scalerl.training.learner.ranks import RAISED_S, LearnerDied, RankSpec, build_rank, perform

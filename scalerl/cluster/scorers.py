@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from scalerl.cluster.connect import STARTED_S, last_line
 from scalerl.cluster.devices import devices
-from scalerl.config.base import ConfigError, replace
+from scalerl.config.base import replace
 from scalerl.config.data import TaskData
 from scalerl.config.run import RunConfig, Scoring
+from scalerl.core.errors import ConfigError
 from scalerl.tasks.failures import Failures
 from scalerl.tasks.scoring import Pending, Scorer, make_scorer
 from scalerl.types import Prompt, Score

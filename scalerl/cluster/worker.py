@@ -9,7 +9,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 from scalerl.cluster.connect import STARTED_S, last_line
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.rollouts.worker import Build, First, serve
 

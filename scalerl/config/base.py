@@ -5,8 +5,7 @@ A failed validation becomes one readable message with what was got, what is allo
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import NoneType
 from typing import Annotated, Any, Literal, LiteralString, TypeVar, get_args, get_origin
@@ -14,12 +13,10 @@ from typing import Annotated, Any, Literal, LiteralString, TypeVar, get_args, ge
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from scalerl.core.errors import ConfigError, nearest, short
+
 LISTED = 5
 """Largest number of problems that one message lists; it also counts the others."""
-
-
-class ConfigError(ValueError):
-    """An error that the user can correct; its message gives what was got, what is allowed and what to do."""
 
 
 class Part(BaseModel):
@@ -104,25 +101,6 @@ def problems(error: ValidationError, cls: type[Part] | None = None) -> str:
     lines = list(dict.fromkeys(_explain(cls, detail) for detail in details[:LISTED]))  # a long list may have 400,000
     more = [f"and {len(details) - LISTED:,} more"] if len(details) > LISTED else []
     return "; ".join([*lines, *more])
-
-
-def short(value: Any, most: int = 80) -> str:
-    """Return the repr of a value; a long one is cut and its length is added."""
-    if isinstance(value, str) and len(value) > most:
-        return f"{value[:most]!r}... ({len(value)} characters)"
-    try:
-        shown = repr(value)
-    except (RecursionError, ValueError):  # too deep, or an integer of over 4,300 digits
-        return f"a {type(value).__name__}"
-    return shown if len(shown) <= most else f"{shown[:most]}... ({len(shown)} characters)"
-
-
-def nearest(name: str, allowed: Iterable[str]) -> str:
-    """Return ' (did you mean X?)' for the closest allowed name, or an empty string."""
-    if len(name) > 200:  # the search takes quadratic time
-        return ""
-    close = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _shorthand(cls: type[Part], key: str, value: Any) -> Any:

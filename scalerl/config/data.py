@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from scalerl.config.base import Part, short
+from scalerl.config.base import Part
 from scalerl.config.named import NAMED, with_named_set
 from scalerl.config.numbers import Count, Few, Fraction, Held, Seed, Share
 from scalerl.config.recipe import Custom
+from scalerl.core.errors import short
 
 
 class TaskData(Part):

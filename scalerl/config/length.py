@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from scalerl.config.base import Part, short
+from scalerl.config.base import Part
 from scalerl.config.numbers import Count
+from scalerl.core.errors import short
 
 
 class Interruption(Part):

@@ -104,7 +104,7 @@ def with_named_set(values: Mapping[str, Any]) -> dict[str, Any]:
     if not name or not isinstance(name, str):
         return out
     if name not in NAMED:
-        from scalerl.config.base import nearest, short
+        from scalerl.core.errors import nearest, short
 
         raise ValueError(f"set: got {short(name)}{nearest(name, NAMED)}; allowed: {', '.join(NAMED)}")
     if path == name:

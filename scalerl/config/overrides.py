@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scalerl.config.base import ConfigError, Part, build, nearest, records, short
+from scalerl.config.base import Part, build, records
 from scalerl.config.data import raw_name
 from scalerl.config.presets import PRESETS
 from scalerl.config.recipe import AGGREGATION_OF_LOSS, kind_of
 from scalerl.config.run import RunConfig
-from scalerl.files import read_bytes, trouble
+from scalerl.core.errors import ConfigError, nearest, short
+from scalerl.core.files import read_bytes, trouble
 
 LARGEST = 1 << 20
 """Largest configuration file in bytes; reading a larger one and listing its errors would take minutes."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from scalerl.config.base import Part, short
+from scalerl.config.base import Part
 from scalerl.config.data import (
     AnyTask,
     ArithmeticTask,
@@ -32,6 +32,7 @@ from scalerl.config.placement import Placement
 from scalerl.config.recipe import SCALERL, Recipe
 from scalerl.config.sandbox import Sandbox
 from scalerl.config.stop import StopWhen
+from scalerl.core.errors import short
 
 
 class Evaluation(Part):
@@ -55,7 +56,6 @@ MOST_SEQUENCES = 10**8
 
 FULL_SLOTS = 256
 """Number of sequences above which the cost of a decode step grows (a tiny model on one CPU core)."""
-
 EXPECTED_LENGTH = 0.4
 """Default ratio of the mean length of completions to the length limit (0.4 in the lab)."""
 

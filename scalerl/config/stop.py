@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from scalerl.config.base import short
+from scalerl.core.errors import short
 
 
 def checked_conditions(value: Any) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalerl.files import parse_json, read_bytes, trouble
+from scalerl.core.files import parse_json, read_bytes, trouble
 from scalerl.importers.rows import RUN_COLUMNS, Row, as_cell, flat
 from scalerl.importers.tensorboard import event_files, tensorboard_rows
 from scalerl.scaling import CurveError

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scalerl.files import parse_json, read_bytes, write_whole
+from scalerl.core.files import parse_json, read_bytes, write_whole
 from scalerl.importers import open_instruct, pipeline_rl, prime_rl, skyrl, table, tensorboard, trl, verl, wandb_run
 from scalerl.importers.choose import LISTED, Candidate, choose, others
 from scalerl.importers.containers import Log, names_of, read_log

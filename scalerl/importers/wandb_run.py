@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scalerl.files import parse_json
+from scalerl.core.files import parse_json
 from scalerl.importers.dialect import GENERIC_EVALUATIONS, Dialect
 from scalerl.importers.rows import Row, flat
 from scalerl.scaling import CurveError

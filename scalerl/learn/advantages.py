@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from scalerl import plugins
 from scalerl.config.recipe import Custom
+from scalerl.core import plugins
 
 EPS = 1e-6
 """Added to standard deviations (the paper states no value), and the rounding of rewards.

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from scalerl import plugins
 from scalerl.config.recipe import Custom
+from scalerl.core import plugins
 
 
 def prompt_mean(mask_BT: Tensor, prompt_B: Tensor) -> Tensor:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 
-from scalerl import plugins
 from scalerl.boundary import time_limit
-from scalerl.config.base import ConfigError
 from scalerl.config.recipe import Custom, Recipe
+from scalerl.core import plugins
+from scalerl.core.errors import ConfigError
 from scalerl.learn.advantages import advantages
 from scalerl.learn.aggregate import token_weights
 from scalerl.learn.losses import custom

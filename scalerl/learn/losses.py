@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalerl import plugins
 from scalerl.config.recipe import Cispo, Custom, Dapo, Grpo, Gspo, Reinforce
+from scalerl.core import plugins
 
 LossFn = Callable[[Any, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 

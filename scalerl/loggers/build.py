@@ -8,10 +8,10 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from scalerl import plugins
 from scalerl.config import RunConfig
-from scalerl.config.base import ConfigError
 from scalerl.config.recipe import Custom
+from scalerl.core import plugins
+from scalerl.core.errors import ConfigError
 from scalerl.loggers.base import Logger
 
 METHODS = {"start": 2, "log": 2, "figure": 3, "finish": 1}

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config import RunConfig
-from scalerl.report.outlook import HORIZON, Outlook, points_by_task, run_outlook
-from scalerl.report.summary import data_note, default_axis
 from scalerl.scaling import CurveError, Estimate
 from scalerl.types import EvalPoint
+from scalerl.view.outlook import HORIZON, Outlook, points_by_task, run_outlook
+from scalerl.view.summary import data_note, default_axis
 
 PICTURE_SHARE = 0.005
 """Largest share of a run's time for pictures; a picture takes 0.3 s of a core, in the trainer's process."""
@@ -117,7 +117,7 @@ def _named(name: str, estimate: Estimate) -> dict[str, float]:
 
 
 def _drawn(outlooks: Mapping[str, Outlook], note: str) -> bytes:
-    from scalerl.report.figures import save_curves
+    from scalerl.view.figures import save_curves
 
     with tempfile.TemporaryDirectory(prefix="scalerl-") as directory:
         path = Path(directory) / "curve.png"

@@ -13,8 +13,8 @@ from typing import Any
 from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
+from scalerl.core.serialization import flat
 from scalerl.loggers.base import LoggedRun
-from scalerl.serialization import flat
 
 LONGEST = 500
 """Length to which parameters are cut, in characters; the limit of old versions of MLflow."""

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config.loggers import Notify
+from scalerl.core.signals import SAFE_PATH
 from scalerl.loggers.evaluation import Evaluation
 from scalerl.loggers.record import Record
-from scalerl.report.falling import FallWatch
-from scalerl.report.outlook import curve_of
 from scalerl.scaling import CurveError
-from scalerl.signals import SAFE_PATH
+from scalerl.view.falling import FallWatch
+from scalerl.view.outlook import curve_of
 
 NAME = "notify"
 """Name of the notifications in loggers.json and in messages."""

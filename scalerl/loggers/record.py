@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from scalerl.files import read_json
+from scalerl.core.files import read_json
 
 NAME = "loggers.json"
 

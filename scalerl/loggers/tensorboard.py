@@ -12,8 +12,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from scalerl.core.serialization import flat
 from scalerl.loggers.base import LoggedRun
-from scalerl.serialization import flat
 
 
 class TensorBoard:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 
 ATTENTION_KINDS = ("full_attention", "sliding_attention")
 """Kinds of layers for which the engine has a mask."""

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scalerl.config.base import ConfigError
-from scalerl.files import parse_json, read_json, trouble
+from scalerl.core.errors import ConfigError
+from scalerl.core.files import parse_json, read_json, trouble
 from scalerl.models.gguf import check_gguf_file, is_gguf
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

@@ -12,8 +12,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from scalerl.config.base import ConfigError
-from scalerl.files import as_umask, cache_root
+from scalerl.core.errors import ConfigError
+from scalerl.core.files import as_umask, cache_root
 
 MAGIC = b"GGUF"
 ENDING = ".gguf"

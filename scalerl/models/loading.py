@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 from scalerl.models.family import check_config
 from scalerl.models.files import check_model_files
 

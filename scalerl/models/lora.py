@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scalerl.config.base import ConfigError, nearest
 from scalerl.config.model import Lora
-from scalerl.files import as_umask
+from scalerl.core.errors import ConfigError, nearest
+from scalerl.core.files import as_umask
 from scalerl.models.checkpoint_names import plain_model
 from scalerl.models.policy import Policy
 

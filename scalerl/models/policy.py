@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from scalerl.config.base import ConfigError
-from scalerl.files import as_umask
+from scalerl.core.errors import ConfigError
+from scalerl.core.files import as_umask
 from scalerl.models.family import ATTENTION_KINDS, check_model
 from scalerl.models.head import HeadRule, token_logprobs
 from scalerl.models.loading import load_model

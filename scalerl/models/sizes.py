@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.config.base import ConfigError
 from scalerl.config.model import HuggingFaceModel, TinyModel
 from scalerl.config.run import RunConfig
+from scalerl.core.errors import ConfigError
 from scalerl.models.files import check_model_files, read_model_config
 from scalerl.models.gguf import is_gguf
 from scalerl.models.gguf import sizes as gguf_sizes

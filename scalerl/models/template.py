@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.boundary import TimeLimit, time_limit
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 
 LIMIT_S = 10.0
 """Time limit in seconds for rendering one prompt. jinja2's sandbox limits neither time nor memory."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from scalerl.config.base import ConfigError, short
+from scalerl.core.errors import ConfigError, short
 from scalerl.tasks.code.tests import BadTests, from_text, livecodebench_cases
 
 FIRST_HALF_OF_2025 = ("2025-01-01", "2025-06-30")

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalerl.rng import stream_key
+from scalerl.core.rng import stream_key
 from scalerl.types import Prompt, Visit
 
 

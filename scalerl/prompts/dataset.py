@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalerl.config import RunConfig
-from scalerl.config.base import ConfigError
 from scalerl.config.data import GeneratedTask, PromptFile, TaskData, TextTask, is_suite, shares
+from scalerl.core.errors import ConfigError
 from scalerl.models.template import check_template, render
 from scalerl.prompts import custom, environments, gym
 from scalerl.prompts.decontaminate import decontaminated

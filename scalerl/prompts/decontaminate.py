@@ -11,8 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from scalerl.config.base import ConfigError
 from scalerl.config.data import PromptFile, RewardFunction
+from scalerl.core.errors import ConfigError
 from scalerl.prompts.files import read_objects
 from scalerl.prompts.layouts import Row, read_rows
 

@@ -11,9 +11,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scalerl.config.base import ConfigError, short
 from scalerl.config.data import PromptFile, TextTask
 from scalerl.config.supervised import Supervised
+from scalerl.core.errors import ConfigError, short
 from scalerl.models.template import render
 from scalerl.prompts.dataset import encode_prompt
 from scalerl.prompts.files import read_objects

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from scalerl.config.base import ConfigError
 from scalerl.config.data import EnvironmentTask
+from scalerl.core.errors import ConfigError
 from scalerl.prompts.layouts import Row, identity
 from scalerl.tasks.environments import load
 

@@ -9,10 +9,10 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from scalerl.config.base import ConfigError, nearest
 from scalerl.config.data import PromptFile
 from scalerl.config.named import NAMED
-from scalerl.files import check_file, parse_json, trouble
+from scalerl.core.errors import ConfigError, nearest
+from scalerl.core.files import check_file, parse_json, trouble
 
 BOM = b"\xef\xbb\xbf"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")

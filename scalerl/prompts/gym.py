@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scalerl.config.base import ConfigError
 from scalerl.config.data import ReasoningGymTask
+from scalerl.core.errors import ConfigError
 from scalerl.prompts.layouts import Row
 from scalerl.tasks.gym import make_data
 

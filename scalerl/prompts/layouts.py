@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from scalerl.config.base import ConfigError, short
 from scalerl.config.data import PromptFile
 from scalerl.config.named import NAMED
-from scalerl.files import parse_json
+from scalerl.core.errors import ConfigError, short
+from scalerl.core.files import parse_json
 from scalerl.prompts.code_rows import ROW_FORMS
 from scalerl.prompts.files import read_objects
 

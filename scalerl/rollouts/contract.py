@@ -1,7 +1,7 @@
 """Checks of the engine contract: run made-up prompts through an engine and verify everything that it returns.
 
-`check_contract` runs all checks, for authors of engines (scalerl.testing). `check_engine_plugin` runs a quick subset at
-the start of a run.
+`check_contract` runs all checks, for authors of engines (scalerl.rollouts.testing). `check_engine_plugin` runs a quick
+subset at the start of a run.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from scalerl.boundary import raised
-from scalerl.config.base import ConfigError
 from scalerl.config.recipe import Custom
+from scalerl.core.errors import ConfigError
+from scalerl.core.plugins import PluginError
 from scalerl.models.policy import Policy
-from scalerl.plugins import PluginError
 from scalerl.rollouts.custom import EngineParts, make_engine
 from scalerl.rollouts.engine import POLL_S, Engine, Finished, Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule

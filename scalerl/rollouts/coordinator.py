@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scalerl.rng import stream_key
+from scalerl.core.rng import stream_key
+from scalerl.core.serialization import from_plain, to_plain
 from scalerl.rollouts.engine import POLL_S, Engine, Finished, Request, Work
 from scalerl.rollouts.generate import generate
 from scalerl.rollouts.schedule import Schedule
 from scalerl.rollouts.seconds import Seconds
-from scalerl.serialization import from_plain, to_plain
 from scalerl.types import GeneratorStats, Group, Rollout, Visit
 
 

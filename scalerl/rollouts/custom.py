@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
-from scalerl.config.base import ConfigError
 from scalerl.config.recipe import Custom
+from scalerl.core.errors import ConfigError
+from scalerl.core.plugins import PluginError, call, check_arguments, describe, load_function
 from scalerl.models.policy import Policy
-from scalerl.plugins import PluginError, call, check_arguments, describe, load_function
 from scalerl.rollouts.engine import Engine, Sampling
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.slot_engine import Receive

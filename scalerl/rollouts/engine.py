@@ -29,7 +29,7 @@ class Request:
     prompt: tuple[int, ...]
     """Prompt tokens, at least one."""
     key: int
-    """Key of the rollout's random stream (rng.py)."""
+    """Key of the rollout's random stream (core/rng.py)."""
 
 
 @dataclass(frozen=True, slots=True)

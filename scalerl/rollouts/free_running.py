@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scalerl.processes import fault
+from scalerl.core.processes import fault
 from scalerl.rollouts.engine import POLL_S, Engine, Finished, Work
 from scalerl.rollouts.process_engine import EngineDied
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scalerl.rng import stream_key
+from scalerl.core.rng import stream_key
 from scalerl.rollouts.engine import POLL_S, Engine, Request
 from scalerl.types import Group, Rollout, Visit
 

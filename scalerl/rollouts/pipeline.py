@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from scalerl.config.base import ConfigError
-from scalerl.processes import ProcessDied
+from scalerl.core.errors import ConfigError
+from scalerl.core.processes import ProcessDied
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.spawned import Launch, SpawnedWorker, WorkerHandle
 from scalerl.rollouts.weights.base import WeightChannel

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from scalerl.plugins import PluginError
-from scalerl.processes import ChildContext, ProcessDied, fault
+from scalerl.core.plugins import PluginError
+from scalerl.core.processes import ChildContext, ProcessDied, fault
 from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request, Work
 
 BuildEngines = Callable[[], Sequence[Engine]]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Protocol
 
-from scalerl.processes import ChildContext
+from scalerl.core.processes import ChildContext
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.rollouts.worker import Build, First, serve
 

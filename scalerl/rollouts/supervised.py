@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Protocol
 
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request, Work
 from scalerl.rollouts.free_running import Report
 from scalerl.rollouts.process_engine import EngineDied

@@ -14,10 +14,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from scalerl.config.base import ConfigError
-from scalerl.files import system_error, trouble
-from scalerl.plugins import PluginError
-from scalerl.processes import fault
+from scalerl.core.errors import ConfigError
+from scalerl.core.files import system_error, trouble
+from scalerl.core.plugins import PluginError
+from scalerl.core.processes import fault
 from scalerl.rollouts.coordinator import Coordinator, Formed, Update
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.types import Visit

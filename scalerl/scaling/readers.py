@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.files import parse_json, read_bytes, trouble
+from scalerl.core.files import parse_json, read_bytes, trouble
 
 Table = dict[str, list[Any]]
 

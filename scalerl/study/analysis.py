@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalerl.rows import read_rows
+from scalerl.core.rows import read_rows
 from scalerl.scaling import Curve, CurveError, Estimate, Fit, compare, fit
 from scalerl.scaling.compare import (
     common_ceiling,

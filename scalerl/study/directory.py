@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config import RunConfig, read_config
-from scalerl.config.base import ConfigError, nearest
 from scalerl.config.data import generated
-from scalerl.files import take_hold, write_whole
-from scalerl.report.summary import default_axis
-from scalerl.rows import read_points, read_rows
+from scalerl.core.errors import ConfigError, nearest
+from scalerl.core.files import take_hold, write_whole
+from scalerl.core.rows import read_points, read_rows
 from scalerl.study.plan import Plan, RunKey, plan_toml, read_plan
+from scalerl.view.summary import default_axis
 
 RUN_AXES = ("device_hours", "flops", "tokens", "step")
 """Compute columns of every run's points."""

@@ -11,14 +11,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from scalerl.printable import printable
-from scalerl.report.display import tell
-from scalerl.rows import read_points
+from scalerl.core.printable import printable
+from scalerl.core.rows import read_points
+from scalerl.core.serialization import flat
 from scalerl.scaling import Curve, CurveError, fit
-from scalerl.serialization import flat
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.estimate import plan_seconds
 from scalerl.study.plan import Plan, RunKey, rates_note
+from scalerl.view.display import tell
 
 MARKS = {"waiting": "·", "running": "▶", "finished": "✓", "failed": "✗", "stopped": "■"}
 """Symbol for each state of a run."""

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from scalerl.config import RunConfig, to_toml
 from scalerl.config.base import replace
-from scalerl.files import write_whole
+from scalerl.core.files import write_whole
 from scalerl.scaling import Curve, CurveError
 from scalerl.study.allocate import allocate
 from scalerl.study.directory import StudyDirectory

@@ -6,8 +6,8 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-from scalerl.config.base import ConfigError
-from scalerl.rows import read_points
+from scalerl.core.errors import ConfigError
+from scalerl.core.rows import read_points
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import rates_by_loss
 

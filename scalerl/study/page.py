@@ -7,8 +7,14 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from scalerl.report.drawing import number_html
-from scalerl.report.html import (
+from scalerl.scaling import Curve, Estimate
+from scalerl.scaling.compare import MARGIN
+from scalerl.scaling.curve import UNITS
+from scalerl.study.page_figures import FIGURES
+from scalerl.study.results import ArmResult, StudyResult
+from scalerl.study.verdicts import EFFECTS, NO_DIFFERENCE
+from scalerl.view.drawing import number_html
+from scalerl.view.html import (
     TERMS,
     Cell,
     PageContent,
@@ -19,13 +25,7 @@ from scalerl.report.html import (
     text_cell,
     warnings,
 )
-from scalerl.report.html import table as sortable
-from scalerl.scaling import Curve, Estimate
-from scalerl.scaling.compare import MARGIN
-from scalerl.scaling.curve import UNITS
-from scalerl.study.page_figures import FIGURES
-from scalerl.study.results import ArmResult, StudyResult
-from scalerl.study.verdicts import EFFECTS, NO_DIFFERENCE
+from scalerl.view.html import table as sortable
 
 GROUPS = {
     "What raises or lowers the ceiling": ("raises", "lowers"),

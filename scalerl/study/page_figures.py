@@ -12,15 +12,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from scalerl.report.drawing import Figure, Json, compute_axes, cut, plain, rounded, whiskers
-from scalerl.report.figures import metric_name
-from scalerl.report.page_figures import STRAIGHT, slope_layout, slope_line, slope_points, without_level
-from scalerl.report.quantities import Slope, common_unit, slope_at
 from scalerl.scaling import Curve, Estimate
 from scalerl.scaling.compare import MARGIN
 from scalerl.scaling.curve import UNITS
 from scalerl.study.results import ArmResult, StudyResult
 from scalerl.study.verdicts import EFFECTS
+from scalerl.view.drawing import Figure, Json, compute_axes, cut, plain, rounded, whiskers
+from scalerl.view.figures import metric_name
+from scalerl.view.page_figures import STRAIGHT, slope_layout, slope_line, slope_points, without_level
+from scalerl.view.quantities import Slope, common_unit, slope_at
 
 REFERENCE, CHOSEN, OTHERS = EFFECTS["reference"].color, "@s1", "@muted/0.4"
 """Colors of the reference, of the arm that the reader chose, and of all others."""

@@ -19,10 +19,11 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from scalerl.config import PRESETS, RunConfig, merge, plain_values, read_config, to_toml
-from scalerl.config.base import ConfigError, Part, build, nearest, replace, short
+from scalerl.config.base import Part, build, replace
 from scalerl.config.numbers import Seed
 from scalerl.config.overrides import read_toml
 from scalerl.config.recipe import Recipe
+from scalerl.core.errors import ConfigError, nearest, short
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 """Pattern of an arm's name, which is also the name of its directory."""

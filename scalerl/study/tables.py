@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from scalerl.report.display import tell
 from scalerl.scaling import Estimate
 from scalerl.scaling.curve import UNITS
 from scalerl.scaling.estimate import one_power
 from scalerl.study.results import ArmResult, StudyResult
 from scalerl.study.verdicts import EFFECTS
+from scalerl.view.display import tell
 
 ROOM = 150
 """Width of the terminal from which one table is printed instead of two."""

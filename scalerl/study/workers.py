@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from scalerl.signals import environment_of_run
+from scalerl.core.signals import environment_of_run
 
 
 class Job(Protocol):

@@ -12,9 +12,10 @@ from functools import cache, partial
 from typing import Any
 
 from scalerl.boundary import message_of
-from scalerl.config.base import ConfigError, is_utf8
+from scalerl.config.base import is_utf8
 from scalerl.config.data import CustomTask
-from scalerl.plugins import PluginError, call, check_arguments, describe, load_function, number
+from scalerl.core.errors import ConfigError
+from scalerl.core.plugins import PluginError, call, check_arguments, describe, load_function, number
 from scalerl.tasks.base import Verdict
 from scalerl.types import Prompt
 

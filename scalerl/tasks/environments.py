@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 
 REWARD = "scalerl.tasks.environments:rewards"
 """Import path of the reward function, in the form of `data.reward`."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from scalerl.config.base import ConfigError, nearest
+from scalerl.core.errors import ConfigError, nearest
 from scalerl.tasks.base import Verdict, judged_text
 from scalerl.types import Prompt
 

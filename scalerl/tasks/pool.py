@@ -20,7 +20,7 @@ from pebble.pool.base_pool import Task
 from pebble.pool.process import PoolManager, TaskManager, WorkerManager
 
 from scalerl.config.run import Scoring
-from scalerl.processes import PoolContext
+from scalerl.core.processes import PoolContext
 
 ATTEMPTS = 3
 """Attempts to make a call, each in another process."""

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from scalerl.config import RunConfig
-from scalerl.config.base import ConfigError
 from scalerl.config.base import replace as config_replace
 from scalerl.config.data import TaskData
+from scalerl.core.errors import ConfigError
 from scalerl.tasks.code.tests import BadTests, read_tests
 from scalerl.types import Prompt
 

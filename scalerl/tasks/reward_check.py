@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scalerl.config import RunConfig
-from scalerl.config.base import ConfigError, replace
+from scalerl.config.base import replace
 from scalerl.config.data import PromptFile, RewardFunction
 from scalerl.config.run import Scoring
-from scalerl.plugins import check_arguments
+from scalerl.core.errors import ConfigError
+from scalerl.core.plugins import check_arguments
 from scalerl.tasks.scoring import FunctionScorer
 from scalerl.tasks.user_rewards import columns_taken, load_reward
 from scalerl.types import Prompt

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from scalerl.config.data import EnvironmentTask, PromptFile, TaskData
 from scalerl.config.run import RunConfig, Scoring
-from scalerl.plugins import PluginError
+from scalerl.core.plugins import PluginError
 from scalerl.tasks import environments
 from scalerl.tasks.base import Verdict, Verifier, reward, verdict
 from scalerl.tasks.failures import Failures

@@ -10,7 +10,7 @@ from functools import cache, partial
 from itertools import islice
 from typing import Any
 
-from scalerl.plugins import PluginError, call, describe, load_function, number, signature_of
+from scalerl.core.plugins import PluginError, call, describe, load_function, number, signature_of
 from scalerl.types import Prompt
 
 

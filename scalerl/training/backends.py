@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.cluster.devices import Table, devices, needs, this_machine
+from scalerl.cluster.layout import lay_out
 from scalerl.config.run import RunConfig
 from scalerl.models.layout import WeightLayout
-from scalerl.placement.layout import lay_out
 from scalerl.rollouts.build import MakeEngines, local_engines
 from scalerl.rollouts.spawned import Launch, SpawnedWorker
 from scalerl.rollouts.weights import CHANNELS

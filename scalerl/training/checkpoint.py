@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from scalerl.files import as_umask, next_directory, read_json, sync
+from scalerl.core.files import as_umask, next_directory, read_json, sync
 from scalerl.training.manifest import forget_stamps, seal, stamp_later
 
 FORMAT = 2

@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from scalerl.plugins import PluginError
-from scalerl.processes import ProcessDied
-from scalerl.report.display import RunDisplay
+from scalerl.core.plugins import PluginError
+from scalerl.core.processes import ProcessDied
 from scalerl.tasks.user_rewards import RewardError
 from scalerl.training.finish import run_to_end
 from scalerl.training.launch import resume
@@ -18,6 +17,7 @@ from scalerl.training.recovery import DIED, Recovery, recorded
 from scalerl.training.run_dir import RunMoved
 from scalerl.training.session import Session
 from scalerl.training.status import Heartbeat
+from scalerl.view.display import RunDisplay
 
 MakeSession = Callable[[RunDisplay, Callable[[], bool]], Session]
 """(display, function that tells whether a stop was requested) -> a run that is ready to train."""

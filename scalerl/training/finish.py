@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 
-from scalerl.files import move_into
-from scalerl.report.summary import summarize
+from scalerl.core.files import move_into
 from scalerl.rollouts.pipeline import Interrupted
 from scalerl.tasks.user_rewards import RewardError
 from scalerl.training.loop import train
 from scalerl.training.session import Session
+from scalerl.view.summary import summarize
 
 
 def run_to_end(run: Session) -> list[str]:

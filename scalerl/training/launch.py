@@ -15,9 +15,12 @@ import torch
 from scalerl.cluster.connect import cluster_gpus
 from scalerl.cluster.devices import counted
 from scalerl.config import RunConfig
-from scalerl.config.base import ConfigError, replace
+from scalerl.config.base import replace
 from scalerl.config.hardware import Hardware
 from scalerl.config.placement import Placement
+from scalerl.core.errors import ConfigError
+from scalerl.core.outputs import check_apart
+from scalerl.core.serialization import from_plain
 from scalerl.learn.custom import check_functions
 from scalerl.loggers.base import Logger
 from scalerl.loggers.build import makers_of
@@ -25,14 +28,12 @@ from scalerl.loggers.follow import Followers
 from scalerl.models.layout import WeightLayout
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import Policy, check_vocabulary, stop_tokens
-from scalerl.outputs import check_apart
 from scalerl.prompts.dataset import PromptSplit, load_prompts
 from scalerl.prompts.mixture import make_curriculum
 from scalerl.rollouts.build import GeneratorSpec, ModelFacts
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.pipeline import Pipeline
 from scalerl.rollouts.weights.base import WeightChannel
-from scalerl.serialization import from_plain
 from scalerl.tasks.references import reference_notes
 from scalerl.tasks.reward_check import check_rewards
 from scalerl.tasks.sandbox.detect import sandbox_notes

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from scalerl.files import read_json, sync
+from scalerl.core.files import read_json, sync
 
 MANIFEST, STAMP, KIND = "manifest.json", ".digest", "xxh3_128"
 BLOCK = 1 << 26

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from scalerl.processes import ProcessDied
+from scalerl.core.processes import ProcessDied
 from scalerl.rollouts.pipeline import WorkerDied
 from scalerl.training.learner.ranks import LearnerDied
 from scalerl.training.session import Session

@@ -8,8 +8,9 @@ from typing import Any
 
 from scalerl.cluster.devices import counted, devices
 from scalerl.config import RunConfig, parse_config, read_config, to_toml
-from scalerl.config.base import ConfigError, replace
+from scalerl.config.base import replace
 from scalerl.config.recipe import LaterRate
+from scalerl.core.errors import ConfigError
 from scalerl.training.checkpoint import FORMAT, CheckpointStore, load_plain
 from scalerl.training.manifest import Damaged, check_files
 from scalerl.training.progress import Display, Progress

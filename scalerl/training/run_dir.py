@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config import HuggingFaceModel, RunConfig, read_config, to_toml
-from scalerl.config.base import ConfigError
 from scalerl.config.data import PromptFile
-from scalerl.files import sync, take_hold, write_whole
-from scalerl.outputs import check_new_directory
-from scalerl.rows import RowFile
+from scalerl.core.errors import ConfigError
+from scalerl.core.files import sync, take_hold, write_whole
+from scalerl.core.outputs import check_new_directory
+from scalerl.core.rows import RowFile
 from scalerl.training.manifest import Damaged, digest
 from scalerl.types import EvalPoint
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
-from scalerl.config.base import ConfigError
 from scalerl.config.recipe import Custom
+from scalerl.core.errors import ConfigError
 from scalerl.models.checkpoint_names import checkpoint_weights
 from scalerl.models.files import check_model_files
 from scalerl.models.gguf import converted, gguf_directory, is_gguf

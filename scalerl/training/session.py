@@ -15,6 +15,7 @@ from torch import Tensor
 from scalerl.cluster.devices import Devices
 from scalerl.config import RunConfig, to_toml
 from scalerl.config.base import replace
+from scalerl.core.serialization import to_plain
 from scalerl.loggers.follow import Followers
 from scalerl.prompts.curriculum import Curriculum
 from scalerl.prompts.dataset import PromptSplit
@@ -23,7 +24,6 @@ from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
 from scalerl.rollouts.replay import ReplayMismatch, bound_of, check_difference
 from scalerl.rollouts.schedule import groups_beyond
-from scalerl.serialization import to_plain
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.bad_update import message, save_batch
 from scalerl.training.checkpoint import FORMAT, CheckpointStore, save_state

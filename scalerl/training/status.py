@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from scalerl.files import read_json, write_whole
+from scalerl.core.files import read_json, write_whole
 
 NAME = "status.json"
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from scalerl.config import RunConfig
-from scalerl.report.outlook import curve_of, points_by_task
-from scalerl.report.summary import default_axis
 from scalerl.scaling import CurveError, fit
 from scalerl.scaling.stop import reason_to_stop, stop_rule
 from scalerl.types import EvalPoint
+from scalerl.view.outlook import curve_of, points_by_task
+from scalerl.view.summary import default_axis
 
 
 def first_to_stop(conditions: Sequence[str], points: Sequence[EvalPoint], config: RunConfig) -> tuple[str, str] | None:

@@ -23,14 +23,14 @@ from typing import Any
 
 import torch
 
-from scalerl.config.base import ConfigError
 from scalerl.config.hardware import Hardware
 from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.config.supervised import Supervised
+from scalerl.core.errors import ConfigError
+from scalerl.core.outputs import check_apart, check_new_directory
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, stop_tokens
-from scalerl.outputs import check_apart, check_new_directory
 from scalerl.prompts.demonstrations import Demonstration, Demonstrations, load_demonstrations
 from scalerl.training.launch import resolve_hardware
 from scalerl.training.learner.base import BadGradient, TrainBatch

@@ -21,15 +21,16 @@ import torch
 from torch import Tensor
 
 from scalerl.config import TinyModel
-from scalerl.config.base import ConfigError, replace
+from scalerl.config.base import replace
 from scalerl.config.data import TaskData
 from scalerl.config.data import generated as generated_tasks
-from scalerl.files import as_umask, cache_root
+from scalerl.core.errors import ConfigError
+from scalerl.core.files import as_umask, cache_root
+from scalerl.core.outputs import check_new_directory
 from scalerl.models.files import check_model_files
 from scalerl.models.head import token_logprobs
 from scalerl.models.policy import Policy
 from scalerl.models.sizes import tiny_config
-from scalerl.outputs import check_new_directory
 from scalerl.tasks.lab import common as lab
 from scalerl.tasks.lab import generated
 

@@ -12,10 +12,11 @@ from engine_builds import Seen
 
 from scalerl.cluster.devices import Host, described, devices, gpus_needed, needs, shares_gpus, this_machine
 from scalerl.config import LAB, HuggingFaceModel, RunConfig
-from scalerl.config.base import ConfigError, replace
+from scalerl.config.base import replace
 from scalerl.config.data import PromptFile
 from scalerl.config.placement import Placement
 from scalerl.config.run import Hardware
+from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import Attention, ModelSizes
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts, local_engines
 from scalerl.rollouts.interrupt import NEVER, LengthRule

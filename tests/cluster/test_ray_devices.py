@@ -11,9 +11,10 @@ from test_devices import BASE, specs_of
 from tiny_models import tiny_model
 
 from scalerl.config import HuggingFaceModel
-from scalerl.config.base import ConfigError, replace
+from scalerl.config.base import replace
 from scalerl.config.placement import Placement
 from scalerl.config.run import Hardware
+from scalerl.core.errors import ConfigError
 from scalerl.models.policy import load_policy
 from scalerl.training.backends import BACKENDS
 from scalerl.training.launch import resolve

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from scalerl.config.base import ConfigError, replace
+from scalerl.config.base import replace
 from scalerl.config.overrides import parse_config, read_config, to_toml
 from scalerl.config.recipe import SCALERL, Custom
+from scalerl.core.errors import ConfigError
 from scalerl.learn.advantages import advantages
 from scalerl.learn.aggregate import token_weights
 from scalerl.learn.custom import check_functions

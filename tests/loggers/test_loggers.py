@@ -13,7 +13,7 @@ import pytest
 from logged_runs import Remembers, calls, play, point, row
 
 from scalerl.config import read_config
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 from scalerl.loggers import follow
 from scalerl.loggers.build import makers_of
 from scalerl.loggers.evaluation import PICTURE_SHARE, Evaluation, Pace, finite

@@ -12,10 +12,10 @@ import pytest
 from logged_runs import play, point, row
 
 from scalerl.config import read_config
+from scalerl.config.trust import code_of
 from scalerl.loggers import follow
 from scalerl.loggers.follow import Followers
 from scalerl.loggers.notify import NotSent, post, run_command
-from scalerl.trust import code_of
 
 
 @pytest.fixture

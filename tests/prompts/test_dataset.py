@@ -3,7 +3,8 @@ import json
 import pytest
 
 from scalerl.config import PRESETS, read_config
-from scalerl.config.base import ConfigError, replace
+from scalerl.config.base import replace
+from scalerl.core.errors import ConfigError
 from scalerl.prompts.dataset import load_prompts
 from scalerl.training.warm_start import make_tokenizer
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scalerl.config import read_config
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 from scalerl.prompts.dataset import load_prompts
 from scalerl.prompts.decontaminate import overlapping, words_of
 from scalerl.training.warm_start import make_tokenizer

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from scalerl.config import RunConfig, TinyModel
-from scalerl.config.base import ConfigError, build
+from scalerl.config.base import build
 from scalerl.config.data import PromptFile, TextTask
 from scalerl.config.supervised import Supervised
+from scalerl.core.errors import ConfigError
 from scalerl.prompts.dataset import task_prompts
 from scalerl.prompts.demonstrations import conversation, end_token, load_demonstrations
 from scalerl.training.warm_start import make_tokenizer

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from scalerl.config.base import ConfigError
 from scalerl.config.data import EnvironmentTask
+from scalerl.core.errors import ConfigError
 from scalerl.prompts.environments import rows
 from scalerl.tasks.environments import REWARD, load
 from scalerl.tasks.user_rewards import call_by_name

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from scalerl.config.base import ConfigError
 from scalerl.config.data import PromptFile
+from scalerl.core.errors import ConfigError
 from scalerl.prompts.layouts import read_rows
 
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1), "level": i} for i in range(3)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalerl.config import RunConfig, read_config
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 from scalerl.prompts.dataset import load_prompts
 from scalerl.prompts.layouts import read_rows
 from scalerl.tasks.code.tests import read_tests

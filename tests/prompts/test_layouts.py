@@ -8,9 +8,9 @@ import zlib
 import pytest
 
 from scalerl.config import read_config, to_toml
-from scalerl.config.base import ConfigError
 from scalerl.config.data import PromptFile
 from scalerl.config.named import NAMED
+from scalerl.core.errors import ConfigError
 from scalerl.prompts.code_rows import deepcoder, humaneval, livecodebench, mbpp
 from scalerl.prompts.layouts import after_hashes, column, last_boxed, read_rows
 from scalerl.tasks.code.tests import Calls, Checks, InputOutput, read_tests

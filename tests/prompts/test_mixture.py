@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalerl.config import PRESETS
-from scalerl.config.base import ConfigError, replace
+from scalerl.config.base import replace
 from scalerl.config.data import ArithmeticTask, ProgramsTask
+from scalerl.core.errors import ConfigError
 from scalerl.prompts.curriculum import Curriculum
 from scalerl.prompts.dataset import load_prompts
 from scalerl.prompts.mixture import Mixture, make_curriculum

@@ -17,11 +17,12 @@ import runs
 import torch
 
 from robustness.faulty_code import IMPORTS, MODULE
-from scalerl import plugins
 from scalerl.config import Scoring
-from scalerl.config.base import ConfigError, replace
+from scalerl.config.base import replace
 from scalerl.config.data import CustomTask, RewardFunction
 from scalerl.config.recipe import SCALERL, Custom
+from scalerl.core import plugins
+from scalerl.core.errors import ConfigError
 from scalerl.learn.custom import check_functions
 from scalerl.rollouts.custom import make_engine
 from scalerl.tasks import custom, reward_check, user_rewards

@@ -34,7 +34,7 @@ from robustness.damage import (
 )
 from scalerl.cli.plan import plan
 from scalerl.config import read_config
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 from scalerl.models.files import check_model_files
 from scalerl.models.loading import load_model
 from scalerl.models.policy import load_policy

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from robustness.damage import OPENED, cut, gone, text
-from scalerl.config.base import ConfigError
 from scalerl.config.data import TextTask
+from scalerl.core.errors import ConfigError
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import check_vocabulary, load_policy, stop_tokens
 from scalerl.models.template import check_template, render

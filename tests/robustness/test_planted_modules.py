@@ -84,7 +84,7 @@ def test_a_named_function_is_found_and_its_neighbors_replace_no_module(planted):
         "    return [VALUE + float(own.stdout) for _ in completions]\n"
     )
     (planted / "tool.py").write_text("from helpers import VALUE\nprint(VALUE)")  # not started by scalerl
-    script = "from scalerl.plugins import load_function\nprint(load_function('code:score', 'x')(['a'], ['b']))"
+    script = "from scalerl.core.plugins import load_function\nprint(load_function('code:score', 'x')(['a'], ['b']))"
     (planted.parent / "bin" / "script.py").write_text(script)
     done = subprocess.run([sys.executable, "../bin/script.py"], env=SHELL, capture_output=True, text=True, timeout=120)
     assert done.stdout == "[0.5]\n", done.stderr

@@ -3,8 +3,8 @@
 import pytest
 
 from robustness import fields
-from scalerl.config.base import ConfigError
 from scalerl.config.overrides import read_config
+from scalerl.core.errors import ConfigError
 
 WRONG_FIELDS = list(fields.wrong_fields())
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as some
 
 from robustness.campaign import Case, check_here, write
 from scalerl.cli.exits import guarded
+from scalerl.cluster.measured import read_run
 from scalerl.config import PRESETS, to_toml
-from scalerl.config.base import ConfigError, replace
+from scalerl.config.base import replace
 from scalerl.config.data import PromptFile
-from scalerl.placement.measured import read_run
+from scalerl.core.errors import ConfigError
 from scalerl.prompts.demonstrations import conversation
 from scalerl.prompts.files import read_objects
 
@@ -171,7 +172,7 @@ def test_errors_of_the_operating_system_become_messages_about_a_path(capsys, mon
     """Root may write everywhere, so the test raises the errors itself."""
     import errno
 
-    from scalerl.files import ADVICE
+    from scalerl.core.files import ADVICE
 
     assert len(ADVICE) > 10
     for number, advice in ADVICE.items():

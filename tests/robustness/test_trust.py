@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from robustness.campaign import Case, check_here
-from scalerl import files, trust
-from scalerl.config import parse_config, read_config, to_toml
-from scalerl.config.base import ConfigError
+from scalerl.config import parse_config, read_config, to_toml, trust
+from scalerl.config.trust import check_trust, code_of
+from scalerl.core import files
+from scalerl.core.errors import ConfigError
 from scalerl.study.plan import read_plan
-from scalerl.trust import check_trust, code_of
 
 BASE = '[model]\nkind = "hf"\npath = "m"\n'
 DATA = '[data]\nkind = "file"\npath = "p.jsonl"\n'

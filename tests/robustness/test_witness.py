@@ -13,15 +13,15 @@ import pytest
 import runs
 
 from scalerl.cli import witness
+from scalerl.config.trust import Code
 from scalerl.training.status import Status, mark_stopped, read_status
-from scalerl.trust import Code
 
 CODE = "[Code('recipe.loss', 'mine:loss', '/home/me/mine.py', '')]"
 COMMAND = """
 import ctypes, os, signal, sys, time
 from pathlib import Path
 from scalerl.cli import exits, witness
-from scalerl.trust import Code
+from scalerl.config.trust import Code
 exits.watch_signals()
 c = ctypes.CDLL(None)
 def leave(number):

@@ -5,8 +5,8 @@ import torch
 from tiny_models import tiny_model
 
 from scalerl.config import parse_config, read_config, to_toml
-from scalerl.config.base import ConfigError
 from scalerl.config.recipe import Custom
+from scalerl.core.errors import ConfigError
 from scalerl.models.policy import Policy
 from scalerl.rollouts.contract import EngineError, bench_of, check_contract, check_engine_plugin
 from scalerl.rollouts.custom import EngineParts, engine_pair, make_engine

@@ -10,8 +10,8 @@ import torch
 from scripted_worker import LosingChannel, NumberChannel, Scored, ScriptedSpec, visits, weights
 
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
+from scalerl.core.processes import ProcessDied
 from scalerl.models.layout import WeightLayout
-from scalerl.processes import ProcessDied
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.local.scripted import STOP
 from scalerl.rollouts.pipeline import Interrupted, Pipeline, WorkerDied

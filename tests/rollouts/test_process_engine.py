@@ -13,9 +13,9 @@ import torch
 from engine_builds import Scripted, Torch
 from tiny_models import tiny_model
 
+from scalerl.core.rng import stream_key
 from scalerl.models.layout import WeightLayout
 from scalerl.models.policy import Policy
-from scalerl.rng import stream_key
 from scalerl.rollouts.engine import Request
 from scalerl.rollouts.process_engine import EngineDied, EngineProcess
 from scalerl.rollouts.weights.shared_memory import SharedMemoryChannel

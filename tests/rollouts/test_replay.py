@@ -9,8 +9,8 @@ from fake_vllm import VOCABULARY, logps
 from tiny_models import tiny_model
 from vllm_setup import drain, prompts_of, wait_for
 
+from scalerl.core.rng import stream_key
 from scalerl.models.policy import Policy
-from scalerl.rng import stream_key
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine

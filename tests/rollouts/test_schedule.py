@@ -5,9 +5,9 @@ import pytest
 
 from scalerl.config.overrides import parse_config
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
+from scalerl.core.serialization import to_plain
 from scalerl.rollouts.activation import WINDOW, AtTick, Following, OnArrival
 from scalerl.rollouts.schedule import SCHEDULES, PipelineSchedule, RoundSchedule, schedule_of
-from scalerl.serialization import to_plain
 
 
 def pipeline(k, per_batch=2, lag=3):

@@ -1,4 +1,4 @@
-from scalerl.rng import stream_key
+from scalerl.core.rng import stream_key
 from scalerl.rollouts.engine import Request
 from scalerl.rollouts.local.scripted import STOP, scripted_engine
 

@@ -6,10 +6,10 @@ import torch
 from tiny_models import ARCHITECTURES, tiny_model
 from transformers import DynamicCache
 
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
+from scalerl.core.rng import stream_key
 from scalerl.models.layout import WeightLayout
 from scalerl.models.policy import Policy
-from scalerl.rng import stream_key
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local import torch_engine as module

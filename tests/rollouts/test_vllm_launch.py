@@ -11,8 +11,9 @@ from fake_vllm import STOP, VOCABULARY, FakeVllm
 from vllm_setup import PLAIN, agree, prompts_of, requests
 
 from scalerl.config import Hardware, RunConfig, read_config
-from scalerl.config.base import ConfigError, replace
+from scalerl.config.base import replace
 from scalerl.config.placement import Placement
+from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import Attention, ModelSizes
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
 from scalerl.rollouts.vllm.launch import server_engines

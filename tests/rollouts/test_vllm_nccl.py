@@ -19,8 +19,8 @@ from fake_vllm import FakeVllm
 from vllm_setup import drain, requests, wait_for
 
 from scalerl.config import Rollouts, RunConfig
-from scalerl.config.base import ConfigError
 from scalerl.config.placement import Placement
+from scalerl.core.errors import ConfigError
 from scalerl.models.layout import WeightLayout
 from scalerl.rollouts.vllm.nccl import NcclChannel, ServersClient, address_towards
 from scalerl.rollouts.vllm.updates import UPDATES

@@ -10,8 +10,8 @@ import torch
 from tiny_models import tiny_model
 from vllm_setup import drain, prompts_of, wait_for
 
+from scalerl.core.rng import stream_key
 from scalerl.models.policy import Policy
-from scalerl.rng import stream_key
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.generate import generate
 from scalerl.rollouts.interrupt import NEVER, LengthRule

@@ -15,7 +15,7 @@ import pytest
 from fake_vllm import VOCABULARY
 from vllm_setup import NEEDS, wait_for
 
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 from scalerl.rollouts.vllm import server as server_module
 from scalerl.rollouts.vllm.checks import check_server
 from scalerl.rollouts.vllm.server import INSIDE, Server, ServerSpec, command, environment

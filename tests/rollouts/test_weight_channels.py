@@ -10,9 +10,9 @@ from engine_builds import answer_weights
 from tiny_models import tiny_model
 from transformers import DynamicCache
 
+from scalerl.core.rng import stream_key
 from scalerl.models.layout import WeightLayout
 from scalerl.models.policy import Policy
-from scalerl.rng import stream_key
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine

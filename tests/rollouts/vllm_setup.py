@@ -5,7 +5,7 @@ import time
 import pytest
 from fake_vllm import VOCABULARY, logps
 
-from scalerl.rng import stream_key
+from scalerl.core.rng import stream_key
 from scalerl.rollouts.engine import Request
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.vllm.checks import Needs

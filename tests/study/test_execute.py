@@ -8,7 +8,8 @@ import pytest
 from simulated_study import point_row
 
 from scalerl.config import QUICK
-from scalerl.config.base import ConfigError, replace
+from scalerl.config.base import replace
+from scalerl.core.errors import ConfigError
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.execute import Choice, Execution, Spending, everyone, execute, target_step
 from scalerl.study.plan import Arm, Plan, RunKey

@@ -3,8 +3,9 @@
 import pytest
 
 from scalerl.config import LAB, QUICK, HuggingFaceModel
-from scalerl.config.base import ConfigError, replace
+from scalerl.config.base import replace
 from scalerl.config.recipe import SCALERL, Cispo, Dapo, LengthPenalty, PipelineRL, PpoOffPolicy
+from scalerl.core.errors import ConfigError
 from scalerl.study.plan import Arm, Plan, check, plan_toml, rates_note, read_plan, recipe_changes, select, with_rates
 from scalerl.study.plans import PLANS
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from simulated_study import KNOWN, write_study
 
-from scalerl.rows import read_rows
+from scalerl.core.rows import read_rows
 from scalerl.study.analysis import study_results
 
 ROOT = Path(__file__).parents[2]

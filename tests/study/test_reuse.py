@@ -9,7 +9,7 @@ from simulated_study import STEPS, Truth, write_study
 from scalerl import cli
 from scalerl.config import to_toml
 from scalerl.config.base import replace
-from scalerl.files import take_hold
+from scalerl.core.files import take_hold
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import Arm, RunKey
 from scalerl.study.reuse import Held, equal_runs, take_over

@@ -8,7 +8,7 @@ import pytest
 import runs
 
 from scalerl.cluster.jobs import RayWorkers
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 from scalerl.study.workers import LocalWorkers
 
 SPEAK = [sys.executable, "-c", "import sys; print('said', flush=True); sys.exit(3)"]
@@ -92,7 +92,7 @@ time.sleep(60)
 """
 RUN = """
 import signal, time
-from scalerl.signals import obey_study
+from scalerl.core.signals import obey_study
 signal.signal(signal.SIGTERM, lambda *_: (print("a checkpoint", flush=True), exit(143)))
 obey_study()
 print("begun", flush=True)

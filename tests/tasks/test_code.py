@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl.config.base import ConfigError
 from scalerl.config.sandbox import Sandbox
+from scalerl.core.errors import ConfigError
 from scalerl.tasks.code import judge as code
 from scalerl.tasks.code import tests as code_tests
 from scalerl.tasks.code.answer import program_of, with_prompt

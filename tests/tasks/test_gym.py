@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scalerl.config import read_config, to_toml
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 from scalerl.prompts.dataset import load_prompts
 from scalerl.tasks.gym import final_answer, verify
 from scalerl.tasks.verifiers import VERIFIERS

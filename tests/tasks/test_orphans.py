@@ -33,7 +33,7 @@ if __name__ == "__main__":
 """
 STARTING = """
 import time
-from scalerl.processes import ChildContext
+from scalerl.core.processes import ChildContext
 class Slow:
     def __reduce__(self):
         return sum, (range(10**11),)

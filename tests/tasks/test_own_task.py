@@ -2,10 +2,10 @@
 
 import pytest
 
-from scalerl.config.base import ConfigError
 from scalerl.config.data import CustomTask
 from scalerl.config.overrides import read_config
-from scalerl.plugins import PluginError
+from scalerl.core.errors import ConfigError
+from scalerl.core.plugins import PluginError
 from scalerl.tasks import custom
 from scalerl.tasks.base import Verdict
 from scalerl.types import Prompt

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from scalerl.config import WarmStart
-from scalerl.config.base import ConfigError
 from scalerl.config.data import ProgramsTask
+from scalerl.core.errors import ConfigError
 from scalerl.tasks.lab import common as lab
 from scalerl.tasks.lab import generated, programs
 from scalerl.types import Prompt

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scalerl.config import read_config
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 from scalerl.prompts.dataset import load_prompts
 from scalerl.tasks.references import reference_notes, with_tests
 from scalerl.tasks.sandbox.detect import offer

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from scalerl.config import Scoring, parse_config, read_config, to_toml
-from scalerl.config.base import ConfigError
 from scalerl.config.data import RewardFunction
+from scalerl.core.errors import ConfigError
 from scalerl.tasks import reward_check, user_rewards
 from scalerl.tasks.reward_check import check_reward, check_rewards
 from scalerl.tasks.scoring import FunctionScorer, make_scorers

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalerl.config import RunConfig, read_config
-from scalerl.config.base import ConfigError
 from scalerl.config.sandbox import Sandbox
+from scalerl.core.errors import ConfigError
 from scalerl.tasks.code.judge import Judge
 from scalerl.tasks.code.tests import InputOutput
 from scalerl.tasks.sandbox import cgroups, commands, detect

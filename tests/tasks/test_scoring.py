@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scalerl.config import Scoring, read_config
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 from scalerl.tasks import math as math_task
 from scalerl.tasks import pool, scoring
 from scalerl.tasks.base import Verdict, Verifier, verdict

@@ -2,11 +2,12 @@ import pytest
 import runs
 
 from scalerl.config import LAB, parse_config, read_config, to_toml
-from scalerl.config.base import ConfigError, replace
+from scalerl.config.base import replace
 from scalerl.config.recipe import AdamW, LaterRate
-from scalerl.report.summary import data_note
+from scalerl.core.errors import ConfigError
 from scalerl.training.checkpoint import save_state
 from scalerl.training.resumed import with_options
+from scalerl.view.summary import data_note
 
 
 @pytest.fixture

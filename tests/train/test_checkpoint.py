@@ -10,7 +10,7 @@ import torch
 import xxhash
 
 from scalerl.config import LAB
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 from scalerl.training import manifest
 from scalerl.training.checkpoint import CheckpointStore, load_state, save_state
 from scalerl.training.manifest import Damaged, check_files, digest, digest_ahead

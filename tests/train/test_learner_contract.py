@@ -15,12 +15,13 @@ from safetensors.torch import load_file
 from tiny_models import tiny_model
 
 from scalerl.config import HuggingFaceModel, Lora, RunConfig
-from scalerl.config.base import ConfigError, replace
+from scalerl.config.base import replace
 from scalerl.config.recipe import SCALERL, AdamW, Reinforce
 from scalerl.config.run import Hardware, Learner, Placement
+from scalerl.core.errors import ConfigError
+from scalerl.core.plugins import PluginError
 from scalerl.models.layout import WeightLayout
 from scalerl.models.policy import load_policy
-from scalerl.plugins import PluginError
 from scalerl.rollouts.weights.directory import DirectoryChannel
 from scalerl.rollouts.weights.shared_memory import SharedMemoryChannel
 from scalerl.training.learner.base import BadGradient, TrainBatch

@@ -11,14 +11,14 @@ from test_learner import batch, gradients
 from tiny_models import tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 
-from scalerl.config.base import ConfigError
 from scalerl.config.model import HuggingFaceModel, Lora
 from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.config.run import Placement, RunConfig
+from scalerl.core.errors import ConfigError
+from scalerl.core.rng import stream_key
 from scalerl.models.lora import LoraPolicy, target_names
 from scalerl.models.policy import Policy, load_policy
 from scalerl.models.sizes import Attention, ModelSizes, of_model
-from scalerl.rng import stream_key
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.generate import generate
 from scalerl.rollouts.interrupt import LengthRule

@@ -7,7 +7,7 @@ import pytest
 import runs
 
 import scalerl
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 from scalerl.models.policy import load_policy
 from scalerl.rollouts.replay import largest_difference
 from scalerl.training.rollout_rows import packed, unpacked

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalerl.processes import ProcessDied, fault
+from scalerl.core.processes import ProcessDied, fault
 from scalerl.rollouts.pipeline import WorkerDied
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.training import complete

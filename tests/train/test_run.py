@@ -16,7 +16,7 @@ import pytest
 import runs
 
 from scalerl.training.status import read_status
-from scalerl.watch.state import run_state
+from scalerl.view.state import run_state
 
 
 @pytest.fixture(scope="module")

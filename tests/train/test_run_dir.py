@@ -3,9 +3,9 @@ import shutil
 import pytest
 
 from scalerl.config import LAB, read_config
-from scalerl.config.base import ConfigError
-from scalerl.files import next_directory
-from scalerl.outputs import check_apart
+from scalerl.core.errors import ConfigError
+from scalerl.core.files import next_directory
+from scalerl.core.outputs import check_apart
 from scalerl.training.manifest import Damaged
 from scalerl.training.run_dir import ROW_FILES, RunDirectory, RunMoved, inputs_of
 from scalerl.types import EvalPoint

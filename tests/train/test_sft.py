@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from scalerl import cli
 from scalerl.config import TinyModel
-from scalerl.config.base import ConfigError
 from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.config.supervised import Supervised
+from scalerl.core.errors import ConfigError
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import Policy, load_policy
 from scalerl.prompts.demonstrations import Demonstration

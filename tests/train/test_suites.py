@@ -8,10 +8,10 @@ import pytest
 import runs
 
 from scalerl.config import read_config
-from scalerl.report.sources import read_sources
 from scalerl.training import rollout_rows
 from scalerl.training.rollout_rows import evaluation_rows, marked_text, telling_group, token_detail, token_texts
 from scalerl.types import Group, Prompt, Rollout, Score, ScoredGroup, Visit
+from scalerl.view.sources import read_sources
 
 
 @pytest.fixture(scope="module")

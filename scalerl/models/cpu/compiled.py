@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalerl.files import cache_root, whole
+from scalerl.core.files import cache_root, whole
 from scalerl.models.cpu.processor import cpu
 
 SOURCE = Path(__file__).with_name("kernels.c")

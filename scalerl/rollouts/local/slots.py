@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.rng import uniforms
+from scalerl.core.rng import uniforms
 from scalerl.rollouts.engine import Finished, Request
 from scalerl.rollouts.interrupt import (
     INTERRUPT_DRAW,

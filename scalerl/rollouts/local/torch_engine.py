@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 from scalerl.models.family import ALLOWED, check_model
 from scalerl.models.policy import Policy, tolerance
 from scalerl.models.routing import can_record, routing_of

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 from scalerl.rollouts.vllm.protocol import (
     FINISH_UPDATE,
     GENERATE,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from scalerl.rng import uniforms
+from scalerl.core.rng import uniforms
 from scalerl.rollouts.engine import Finished, Request
 from scalerl.rollouts.interrupt import INTERRUPT_DRAW, NEVER, LengthRule, interrupt_point
 from scalerl.rollouts.vllm.protocol import BadAnswer, Span

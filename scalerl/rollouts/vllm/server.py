@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 from scalerl.rollouts.vllm.protocol import HEALTH
 
 INSIDE = Path(__file__).parent / "inside"

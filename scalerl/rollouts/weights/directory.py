@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from scalerl.files import as_umask
+from scalerl.core.files import as_umask
 
 
 class DirectoryChannel:

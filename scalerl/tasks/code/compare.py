@@ -6,7 +6,7 @@ import re
 from decimal import Decimal
 from typing import Any
 
-from scalerl.config.base import short
+from scalerl.core.errors import short
 
 NUMBER = re.compile(r"[+-]?(\d{1,800}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,3})?", re.ASCII)
 

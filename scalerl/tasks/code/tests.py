@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from scalerl.config.base import short
-from scalerl.files import parse_json
+from scalerl.core.errors import short
+from scalerl.core.files import parse_json
 from scalerl.tasks.code.answer import code_of_prompt, parsed
 from scalerl.tasks.sandbox.guest.plain import dumps
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from scalerl.config import WarmStart
-from scalerl.rng import stream_key
+from scalerl.core.rng import stream_key
 
 ALPHABET = "0123456789+-*=;:?>,x~abcdefg\n"
 """Characters of the lab's vocabulary; the three tags below complete its 32 tokens."""

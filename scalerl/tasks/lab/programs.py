@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from itertools import permutations, product
 
 from scalerl.config import WarmStart
-from scalerl.config.base import ConfigError
 from scalerl.config.data import ProgramsTask
-from scalerl.rng import stream_key
+from scalerl.core.errors import ConfigError
+from scalerl.core.rng import stream_key
 from scalerl.tasks.base import Verdict, verdict
 from scalerl.tasks.lab.common import APPLY, END_THINK, STOP, THINK, after_thinking, noisy_digit, noisy_result, ramble
 from scalerl.types import Prompt

@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass, replace
 
 from scalerl.config import RunConfig
-from scalerl.config.base import ConfigError
 from scalerl.config.sandbox import Sandbox
+from scalerl.core.errors import ConfigError
 from scalerl.tasks.sandbox.box import Box, BoxEnded, BoxFlood, BoxLate, Command
 from scalerl.tasks.sandbox.commands import BACKENDS, GUEST, unsafe
 from scalerl.tasks.sandbox.guest.plain import loads

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from scalerl.config.recipe import AdamW, Loss
-from scalerl.files import as_umask
+from scalerl.core.files import as_umask
 from scalerl.models.checkpoint_names import plain_model
 from scalerl.models.policy import Policy
 from scalerl.rollouts.replay import Difference

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 
 KNOWN = {
     "torch.distributed.checkpoint.metadata": {

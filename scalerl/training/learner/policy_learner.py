@@ -16,8 +16,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from scalerl.config.base import ConfigError
 from scalerl.config.recipe import AdamW, Loss, Recipe
+from scalerl.core.errors import ConfigError
 from scalerl.learn.losses import LOSSES
 from scalerl.models.checkpoint_names import checkpoint_weights
 from scalerl.models.lora import LoraPolicy

@@ -18,10 +18,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from scalerl.config.base import ConfigError
 from scalerl.config.run import RunConfig
-from scalerl.plugins import PluginError
-from scalerl.processes import ChildContext, fault
+from scalerl.core.errors import ConfigError
+from scalerl.core.plugins import PluginError
+from scalerl.core.processes import ChildContext, fault
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.training.learner.base import BadGradient, Learner
 from scalerl.training.learner.ranks import RAISED_S, LearnerDied, RankSpec, build_rank, perform

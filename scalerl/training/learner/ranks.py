@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from scalerl.config.model import HuggingFaceModel
 from scalerl.config.run import RunConfig
-from scalerl.processes import ProcessDied
+from scalerl.core.processes import ProcessDied
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.training.learner.base import Learner, PromptedRollout, StepStats, TrainBatch
 

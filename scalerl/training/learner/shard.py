@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from scalerl.config.base import ConfigError
+from scalerl.core.errors import ConfigError
 from scalerl.models.policy import Policy, decoder_layers, load_policy
 
 

@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from scalerl.config.base import ConfigError
-from scalerl.files import sync
+from scalerl.core.errors import ConfigError
+from scalerl.core.files import sync
 from scalerl.training.learner.plain_reader import PlainReader
 from scalerl.training.manifest import stamp
 

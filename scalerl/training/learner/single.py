@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalerl.config.base import ConfigError
 from scalerl.config.recipe import AdamW, Loss
+from scalerl.core.errors import ConfigError
 from scalerl.models.policy import Policy
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.training.checkpoint import load_state, save_state

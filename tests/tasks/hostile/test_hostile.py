@@ -11,8 +11,8 @@ from cheats import CALLS, OUTPUTS, SPIES, UNREADABLE
 from escapes import ESCAPES
 from floods import FLOODS
 
-from scalerl.config.base import ConfigError
 from scalerl.config.sandbox import Sandbox
+from scalerl.core.errors import ConfigError
 from scalerl.tasks.code.judge import START_S, Judge
 from scalerl.tasks.code.tests import Calls, Checks, InputOutput
 from scalerl.tasks.sandbox.box import Box

@@ -1,0 +1,279 @@
+"""Processes, GPUs and bytes of a configuration, and checks that they fit; for `--dry-run` and plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scalerl.cluster.devices import Table, counted, described, devices
+from scalerl.cluster.memory import (
+    GB,
+    USABLE,
+    GeneratorMemory,
+    TrainerMemory,
+    adapter_params,
+    generator_memory,
+    slots_that_fit,
+    trainer_memory,
+)
+from scalerl.config.base import replace
+from scalerl.config.data import TextTask
+from scalerl.config.model import TinyModel
+from scalerl.config.run import RunConfig
+from scalerl.core.errors import ConfigError
+from scalerl.models.sizes import Found, ModelSizes, sizes_of
+
+LAB_PROMPT = 64
+"""Maximum tokens of a generated task's prompt, rounded up."""
+
+MEAN_PROMPT = 256
+"""Assumed mean tokens of prompts from files, capped at their limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Processes of a run and the memory of each GPU.
+
+    Example (8B on 80 GPUs): Layout(found=Found(...), devices={("trainer", 0): Place(...), ...}, gpus=80,
+                                    slots_of_an_engine=12, trainer=TrainerMemory(...), expected=GeneratorMemory(...),
+                                    at_limit=...)
+    """
+
+    found: Found
+    devices: Table
+    """Devices of all processes."""
+    gpus: int
+    """GPUs that the run uses, without those of servers given by address."""
+    slots_of_an_engine: int
+    trainer: TrainerMemory
+    expected: GeneratorMemory
+    """Memory with all slots at the mean length."""
+    at_limit: GeneratorMemory
+    """Memory with all slots at the length limit."""
+
+    @property
+    def sharing(self) -> int:
+        """Engines on the GPU of the first trainer rank."""
+        first = self.devices["trainer", 0]
+        engines = [at for (kind, _), at in self.devices.items() if kind == "generator"]
+        return sum((at.host, at.gpus) == (first.host, first.gpus) for at in engines) if first.gpus else 0
+
+
+def prompt_tokens(config: RunConfig) -> tuple[float, int]:
+    """Return the mean and the maximum prompt length, tokens."""
+    files = [task.max_prompt_tokens for task in config.data if isinstance(task, TextTask)]
+    return (min(MEAN_PROMPT, max(files)), max(files)) if files else (LAB_PROMPT / 4, LAB_PROMPT)
+
+
+def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
+    """Count GPUs and bytes.
+
+    Args:
+        config: Configuration of the run.
+        found: The model's sizes and their source; None: they are looked up.
+
+    Raises:
+        ConfigError: The model's sizes are unknown, or there are too few GPUs.
+    """
+    found = found or sizes_of(config)
+    sizes, place, learner = found.sizes, config.placement, config.learner
+    slots = -(-config.slots // place.engines)
+    mean_prompt, longest_prompt = prompt_tokens(config)
+    caches = 2 if place.engine == "torch" else 1  # the torch engine keeps a second cache for evaluation
+    limit = longest_prompt + config.recipe.length.max_tokens
+    head = place.engine == "torch" and config.recipe.fp32_head
+
+    def memory(tokens: float) -> GeneratorMemory:
+        return generator_memory(sizes, caches * slots * tokens, place.tensor_parallel, head)
+
+    trainer = trainer_memory(
+        sizes,
+        place.trainer_ranks,
+        widest(config),
+        learner.gradient_checkpointing,
+        whole_gradient(config),
+        adapter_params(sizes, config.lora) if config.lora else 0,
+    )
+    if on_gpus(config):
+        config = replace(config, hardware=replace(config.hardware, device="cuda"))
+    table = devices(config, trainer_bytes=lambda: trainer.total)
+    return Layout(
+        found=found,
+        devices=table,
+        gpus=counted(table).held - len(place.servers) * place.gpus_of_a_generator,
+        slots_of_an_engine=slots,
+        trainer=trainer,
+        expected=memory(mean_prompt + config.expected_tokens),
+        at_limit=memory(limit),
+    )
+
+
+def on_gpus(config: RunConfig) -> bool:
+    """Return whether a plan assumes GPUs: with `hardware.device = "auto"`, for all models except the lab's."""
+    device = config.hardware.device
+    return device == "cuda" or (device == "auto" and not isinstance(config.model, TinyModel))
+
+
+def widest(config: RunConfig) -> int:
+    """Return the padded tokens of the largest micro-batch; a rollout longer than the limit forms a separate one."""
+    return max(config.micro_batch_tokens, prompt_tokens(config)[1] + config.recipe.length.max_tokens)
+
+
+def whole_gradient(config: RunConfig) -> bool:
+    """Return whether every trainer rank accumulates the whole gradient, which is reduced once per update."""
+    return config.placement.trainer_ranks > 1 and config.learner.accumulate == "local"
+
+
+def check(config: RunConfig, layout: Layout) -> None:
+    """Check that the model can be divided and, if the run may use GPUs, that it fits.
+
+    Raises:
+        ConfigError: It cannot be divided or does not fit.
+    """
+    _check_divides(config, layout.found.sizes)
+    problem = _too_large(config, layout) if on_gpus(config) else ""
+    if problem:
+        cpu = "; or set hardware.device = 'cpu' (auto is planned as GPUs)" if config.hardware.device == "auto" else ""
+        raise ConfigError(problem + cpu)
+
+
+def _too_large(config: RunConfig, layout: Layout) -> str:
+    """Return why the run does not fit on its GPUs; empty if it fits."""
+    place = config.placement
+    room = USABLE * place.gpu_gb * GB
+    held = (layout.at_limit if place.engine == "torch" else layout.expected).total
+    if layout.sharing and layout.trainer.total + layout.sharing * held > room:
+        return _one_gpu_too_small(config, layout, held)
+    if layout.trainer.total > room:
+        return _trainer_too_large(config, layout)
+    return _generator_too_large(config, layout) if held > room else ""
+
+
+def _check_divides(config: RunConfig, sizes: ModelSizes) -> None:
+    parts = config.placement.tensor_parallel
+    if sizes.heads % parts or sizes.kv_heads % parts:
+        allowed = [n for n in range(1, sizes.kv_heads + 1) if not sizes.heads % n and not sizes.kv_heads % n]
+        raise ConfigError(
+            f"placement.tensor_parallel: got {parts} for a model of {sizes.heads} attention heads and {sizes.kv_heads} "
+            f"key-value heads; allowed: a divisor of both, {', '.join(map(str, allowed))}"
+        )
+
+
+def _one_gpu_too_small(config: RunConfig, layout: Layout, held: float) -> str:
+    length = "the length limit" if config.placement.engine == "torch" else "the mean length"
+    count = "generator" if layout.sharing == 1 else f"{layout.sharing} generators"
+    return (
+        f"placement: trainer ({_gb(layout.trainer.total)}) and {count} ({_gb(held)}, {layout.slots_of_an_engine} "
+        f"slots at {length}) share one GPU and need {_gb(layout.trainer.total + layout.sharing * held)}; allowed: "
+        f"{USABLE:.0%} of placement.gpu_gb = {config.placement.gpu_gb:g} GB. Lower rollouts.slots, recipe.length or "
+        "learner.micro_batch_tokens, set learner.gradient_checkpointing, or use more GPUs (docs/cluster.md)"
+    )
+
+
+def _trainer_too_large(config: RunConfig, layout: Layout) -> str:
+    sizes, learner = layout.found.sizes, config.learner
+    room, tokens = USABLE * config.placement.gpu_gb * GB, widest(config)
+    ranks = config.placement.trainer_ranks
+    whole = whole_gradient(config)
+    enough = (
+        n
+        for n in range(ranks + 1, 4097)
+        if trainer_memory(sizes, n, tokens, learner.gradient_checkpointing, whole).total <= room
+    )
+    found = None if config.lora else next(enough, None)  # one rank trains adapters
+    cure = f"Set placement.trainer_ranks to {found} or more" if found else "Use larger GPUs or a smaller model"
+    also = "" if learner.gradient_checkpointing else ", or learner.gradient_checkpointing = true"
+    also += ", or learner.accumulate = sharded" if whole else ""
+    return (
+        f"placement.trainer_ranks: got {ranks}, where each trainer GPU holds {_gb(layout.trainer.total)}; allowed: "
+        f"{USABLE:.0%} of placement.gpu_gb = {config.placement.gpu_gb:g} GB. {cure}{also}, or "
+        "lower learner.micro_batch_tokens"
+    )
+
+
+def _generator_too_large(config: RunConfig, layout: Layout) -> str:
+    place, sizes = config.placement, layout.found.sizes
+    exact = place.engine == "torch"
+    mean_prompt, longest_prompt = prompt_tokens(config)
+    tokens = 2 * (longest_prompt + config.recipe.length.max_tokens) if exact else mean_prompt + config.expected_tokens
+    most = slots_that_fit(sizes, tokens, place.gpu_gb * GB - layout.expected.head / USABLE, place.tensor_parallel)
+    held = layout.at_limit if exact else layout.expected
+    length = "the length limit, twice: evaluation has a separate cache" if exact else "the mean length"
+    if most < 1:
+        return (
+            f"placement.tensor_parallel: got {place.tensor_parallel}, where the weights of each generator GPU take "
+            f"{_gb(held.weights + held.head)} and leave no room for a sequence; allowed: {USABLE:.0%} of "
+            f"placement.gpu_gb = {place.gpu_gb:g} GB. Raise tensor_parallel (with engine = 'vllm'), or use larger GPUs"
+        )
+    return (
+        f"rollouts.slots: got {config.slots} on {place.engines} generators, {layout.slots_of_an_engine} each, which "
+        f"hold {_gb(held.total)} per GPU with sequences of {length}; allowed: {USABLE:.0%} of placement.gpu_gb = "
+        f"{place.gpu_gb:g} GB. Set rollouts.slots to {most * place.engines} or fewer ({most} each), or raise "
+        "generators or tensor_parallel"
+    )
+
+
+def lines(config: RunConfig, layout: Layout) -> list[str]:
+    """Return the lines that describe the layout."""
+    place = config.placement
+    device = config.hardware.device
+    out = [size_line(layout.found)]
+    if place.scorers:
+        out.append(f"scorers: {place.scorers} actors of {config.scoring.workers or 1} cores each")
+    if not on_gpus(config):
+        out.append(f"placement: {_ranks(place.trainer_ranks)} and {_engines(config)}, in the memory of this machine")
+        return out
+    where = "one GPU for both" if layout.sharing and layout.gpus == 1 else f"{layout.gpus} GPUs"
+    served = f"; {place.engines} servers given by address, with separate GPUs" if place.servers else ""
+    condition = " if the machine has them (hardware.device = auto)" if device == "auto" else ""
+    out.append(f"placement: {_ranks(place.trainer_ranks)} and {_engines(config)}: {where}{condition}{served}")
+    note = " (Ray may choose other nodes and GPUs)" if place.backend == "ray" else ""
+    out += [f"devices{note}:", *(f"  {line}" for line in described(layout.devices))]
+    out.append(f"estimates, GB per GPU ({USABLE:.0%} of {place.gpu_gb:g} GB are usable):")
+    t, g = layout.trainer, layout.at_limit
+    how = ", recomputed" if config.learner.gradient_checkpointing else ""
+    out.append(
+        f"  trainer {_gb(t.total)}: weights {_n(t.weights)}, masters {_n(t.masters)}, gradients {_n(t.gradients)}, "
+        f"optimizer {_n(t.optimizer)}, gathered layers {_n(t.gathered)}, activations {_n(t.activations)} "
+        f"({widest(config):,} tokens{how}), logits {_n(t.logits)}"
+    )
+    twice = ", with the cache of evaluation" if place.engine == "torch" else ""
+    out.append(
+        f"  generator {_gb(g.total)} at the length limit: weights {_n(g.weights + g.head)}, cache of "
+        f"{layout.slots_of_an_engine} slots {_n(g.cache)}{twice}; {_gb(layout.expected.total)} at the mean length"
+    )
+    if place.engine == "vllm" and g.total > USABLE * place.gpu_gb * GB:
+        out.append("  not all slots fit at the length limit; vLLM then preempts sequences and recomputes their cache")
+    return out
+
+
+def size_line(found: Found) -> str:
+    """Return a line with the model's size and its source."""
+    sizes = found.sizes
+    mixture = f", {_count(sizes.matmul_params)} of them used per token" if sizes.experts else ""
+    return f"model: {_count(sizes.params)} parameters{mixture}; sizes from {found.source}"
+
+
+def _count(value: float) -> str:
+    for size, name in ((1e9, " billion"), (1e6, " million")):
+        if value >= size:
+            return f"{value / size:.3g}{name}"
+    return f"{value:,}"
+
+
+def _ranks(count: int) -> str:
+    return "one trainer process" if count == 1 else f"{count} trainer ranks (FSDP2)"
+
+
+def _engines(config: RunConfig) -> str:
+    place = config.placement
+    name = "vLLM" if place.engine == "vllm" else place.engine_name
+    split = f" of {place.tensor_parallel} GPUs" if place.tensor_parallel > 1 else ""
+    return f"one {name} generator{split}" if place.engines == 1 else f"{place.engines} {name} generators{split}"
+
+
+def _gb(value: float) -> str:
+    return f"{value / GB:.1f} GB"
+
+
+def _n(value: float) -> str:
+    return f"{value / GB:.1f}"

@@ -1,0 +1,335 @@
+"""Plans runs: simulates a configuration, and finds the best split of GPUs into trainers and generators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from scalerl.cluster.devices import devices
+from scalerl.cluster.layout import check, lay_out, prompt_tokens, whole_gradient
+from scalerl.cluster.lengths import lognormal
+from scalerl.cluster.measured import Measured, lengths_like
+from scalerl.cluster.memory import GB, slots_that_fit
+from scalerl.cluster.simulation import Figures, Simulation, Speeds
+from scalerl.cluster.speed import (
+    GPUS,
+    Assumptions,
+    Lengths,
+    StepSeconds,
+    Training,
+    UpdateSeconds,
+    decode_roofline,
+    steps_from_rates,
+    training_roofline,
+    transfer_seconds,
+    updates_from_rate,
+)
+from scalerl.config.base import replace
+from scalerl.config.model import TinyModel
+from scalerl.config.run import RunConfig
+from scalerl.core.errors import ConfigError
+from scalerl.models.sizes import Found
+
+SIGMA = 0.8
+"""Default standard deviation of the logarithm of lengths."""
+
+UPDATES = 20
+"""Default number of updates to measure after the ramp-up."""
+
+COMPLETIONS = 1 << 18
+"""Number of completions to measure, in at least LEAST_UPDATES updates; large batches vary less and need fewer."""
+
+LEAST_UPDATES = 8
+
+STRIDES = 12
+"""Number of steps in which the search covers all possible splits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Speeds that are known in addition to the configuration; the others are assumed.
+
+    Example: Given(found=Found(...), assumed=Assumptions(GPUS["H100"]), generator_rates=((64, 2500.0),))
+    """
+
+    found: Found
+    assumed: Assumptions
+    measured: Measured | None = None
+    """Measurements of runs (`--from`)."""
+    generator_rates: tuple[tuple[float, float], ...] = ()
+    """(running sequences, tokens/s) of one engine."""
+    trainer_rate: float = 0.0
+    """Trained tokens/s of all `trainer_rate_ranks` ranks; 0: not given."""
+    trainer_rate_ranks: int = 1
+    transfer_s: float = -1.0
+    """Seconds of one transfer of weights; negative: not given."""
+    updates: int = 0
+    """Updates to measure; 0: automatic."""
+
+    def measured_updates(self, batch: int) -> int:
+        """Return the number of updates to measure with `batch` completions per batch."""
+        return self.updates or max(LEAST_UPDATES, min(UPDATES, COMPLETIONS // batch))
+
+
+def lengths_of(config: RunConfig, measured: Measured | None, mean: float = 0.0, sigma: float = 0.0) -> Lengths:
+    """Return the lengths that a simulation draws from: fitted to runs, or lognormal with a mean and a sigma.
+
+    Args:
+        config: Configuration of the run.
+        measured: Measurements of runs; used if no mean is given.
+        mean: Mean length, tokens; 0: that of the runs, or `expected_tokens`.
+        sigma: Standard deviation of the logarithm; 0: fitted to the runs' longest completions, or SIGMA.
+    """
+    control = config.recipe.length
+    if measured is not None and not mean and not sigma:
+        return lengths_like(measured.tokens_mean, measured.tokens_max, measured.batch, control)
+    mean = mean or (measured.tokens_mean if measured is not None else config.expected_tokens)
+    return lognormal(mean, sigma or SIGMA, control)
+
+
+def speeds_of(config: RunConfig, given: Given) -> tuple[Speeds, list[str]]:
+    """Return the speeds of a configuration, and lines with the source of each."""
+    steps, from_generator = _generation(config, given)
+    updates, from_trainer = _training(config, given)
+    # vLLM pauses its sequences while it receives weights; the torch engine copies weights that have arrived
+    sending = swap = given.transfer_s
+    source = "as given"
+    if given.transfer_s < 0 and (given.measured is not None or config.hardware.device == "cpu"):
+        sending, swap, source = 0.0, 0.0, "within the measured updates"
+    elif given.transfer_s < 0:
+        nodes = nodes_with_engines(config)
+        sending, swap = transfer_seconds(given.found.sizes, given.assumed, config.weights, nodes)
+        source = f"assumed: {config.weights} to engines on {nodes} node{'s' if nodes > 1 else ''}"
+    if given.measured is not None:
+        swap = given.measured.swap_s
+    if given.measured is not None and not given.generator_rates and not given.trainer_rate:
+        steps, updates = given.measured.replay(config.placement.trainer_ranks)
+    speeds = Speeds(steps, updates, sending, swap, prompt_tokens(config)[0])
+    weights = f"weights: {sending:.3g} s to send and {swap:.3g} s to receive, {source}"
+    return speeds, [f"generator: {from_generator}", f"trainer: {from_trainer}", weights]
+
+
+def nodes_with_engines(config: RunConfig) -> int:
+    """Return the number of nodes that receive weights; servers given by address are told apart by their host."""
+    table = devices(replace(config, hardware=replace(config.hardware, device="cuda")))
+    hosts = [at.host for (kind, _), at in table.items() if kind == "generator"]
+    return len({urlsplit(host).hostname or host for host in hosts})
+
+
+def _generation(config: RunConfig, given: Given) -> tuple[StepSeconds, str]:
+    if given.generator_rates:
+        return steps_from_rates(given.generator_rates), "tokens/s as given"
+    if given.measured is not None:
+        line = f"{1e3 * given.measured.base_s:.3g} ms + {1e6 * given.measured.slope_s:.3g} us per running sequence"
+        return given.measured.step_seconds, f"measured, a decode step takes {line}"
+    steps = decode_roofline(given.found.sizes, given.assumed, config.placement.gpus_of_a_generator)
+    return steps, "a roofline (assumed)"
+
+
+def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
+    ranks = config.placement.trainer_ranks
+    if given.trainer_rate:
+        rate = given.trainer_rate * ranks / given.trainer_rate_ranks
+        return updates_from_rate(rate), f"tokens/s as given, {rate:,.0f} for {ranks} ranks"
+    if given.measured is not None:
+        rate = given.measured.trainer_tokens_per_s * ranks / given.measured.ranks
+        return given.measured.replay(ranks)[1], f"measured, {rate:,.0f} trained tokens/s"
+    training = Training(
+        ranks,
+        config.micro_batch_tokens,
+        prompt_tokens(config)[0],
+        config.learner.gradient_checkpointing,
+        whole_gradient(config),
+    )
+    return training_roofline(given.found.sizes, given.assumed, training), "a roofline (assumed)"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Result of simulating one configuration.
+
+    Example: Outcome(trainer_ranks=16, generators=64, slots=768, figures=Figures(...), eval_s=310.0, ...)
+    """
+
+    trainer_ranks: int
+    generators: int
+    gpus: int
+    """Total GPUs; 0 on CPU."""
+    slots: int
+    """Slots of all generators."""
+    figures: Figures
+    eval_s: float
+    """Seconds of one evaluation, estimated."""
+    evaluated_updates_per_h: float
+    """Updates per hour including evaluations."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the outcome as plain values, documented in docs/json.md."""
+        figures = asdict(self.figures)
+        values = {name: value for name, value in asdict(self).items() if name != "figures"}
+        return {**values, **figures, "useful_tokens_per_s": self.figures.useful_tokens_per_s}
+
+
+def simulate(config: RunConfig, given: Given, lengths: Lengths) -> Outcome:
+    """Simulate one configuration."""
+    speeds, _ = speeds_of(config, given)
+    figures = Simulation(config, speeds, lengths).run(given.measured_updates(config.recipe.completions_per_step))
+    eval_s = evaluation_seconds(config, speeds, lengths)
+    every = config.evaluation.every
+    update_s = 3600.0 / figures.updates_per_h
+    place = config.placement
+    return Outcome(
+        trainer_ranks=place.trainer_ranks,
+        generators=place.engines,
+        gpus=0 if config.hardware.device == "cpu" else lay_out(config, given.found).gpus,
+        slots=config.slots,
+        figures=figures,
+        eval_s=eval_s,
+        evaluated_updates_per_h=3600.0 / (update_s + eval_s / every),
+    )
+
+
+def evaluation_seconds(config: RunConfig, speeds: Speeds, lengths: Lengths) -> float:
+    """Return the seconds of one evaluation: all tokens with full slots, then the longest completion alone.
+
+    tokens / (engines x n / step(n)) + longest x step(1), with n sequences per engine.
+    """
+    sequences = config.evaluated_sequences
+    engines, mean = config.placement.engines, float(lengths.mean())
+    n = max(1, min(config.slots // engines, math.ceil(sequences / engines)))
+    step = speeds.step_seconds(n, n * (speeds.prompt_tokens + mean / 2))
+    alone = speeds.step_seconds(1, speeds.prompt_tokens + mean)
+    return sequences * mean / (engines * n / step) + float(lengths.max()) * alone
+
+
+# -------------------------------------------------------------------------------------------------------------- splits
+
+
+def busy_slots(config: RunConfig, lengths: Lengths) -> int:
+    """Return the slots that the schedule can keep busy: (k + 1) x mean / longest x batch.
+
+    At least one batch, and one slot per engine.
+    """
+    recipe = config.recipe
+    share = float(lengths.mean()) / float(lengths.max())
+    fed = int((recipe.off_policy.max_lag + 1) * share * recipe.completions_per_step)
+    return max(fed, recipe.completions_per_step, config.placement.engines)
+
+
+def with_split(config: RunConfig, ranks: int, generators: int, lengths: Lengths, found: Found) -> RunConfig:
+    """Return a configuration with another split; unset slots become those that fit and can be kept busy."""
+    own = config.placement.gpus_of_a_generator
+    place = replace(
+        config.placement, trainer_ranks=ranks, generators=generators, gpus_per_generator=own, servers=(), gpus=0
+    )
+    changed = replace(config, placement=place, rollouts=replace(config.rollouts, slots=0))
+    if config.rollouts.slots:
+        return replace(changed, rollouts=config.rollouts)
+    mean_prompt, _ = prompt_tokens(config)
+    tokens = mean_prompt + float(lengths.mean())
+    fit = slots_that_fit(found.sizes, tokens, place.gpu_gb * GB, place.tensor_parallel)
+    slots = max(generators, min(fit * generators, busy_slots(changed, lengths)))
+    return replace(changed, rollouts=replace(config.rollouts, slots=slots))
+
+
+def splits(gpus: int, of_a_generator: int, node: int) -> list[tuple[int, int]]:
+    """Return the (trainer ranks, generators) that use all GPUs; beyond two nodes, trainers fill whole nodes.
+
+    Raises:
+        ConfigError: No split is possible.
+    """
+    step = node if gpus > 2 * node else 1
+    found = [
+        (ranks, (gpus - ranks) // of_a_generator)
+        for ranks in range(step, gpus, step)
+        if (gpus - ranks) % of_a_generator == 0
+    ]
+    if not found:
+        raise ConfigError(
+            f"--gpus: got {gpus} with generators of {of_a_generator} GPUs; allowed: at least {of_a_generator + 1}, for "
+            "one trainer rank and one generator"
+        )
+    return found
+
+
+def best_split(config: RunConfig, given: Given, lengths: Lengths, gpus: int) -> list[Outcome]:
+    """Search for the best split, starting at the most balanced one.
+
+    Returns:
+        The simulated splits, by decreasing useful tokens per second.
+
+    Raises:
+        ConfigError: The model fits in no split of these GPUs; the message has the last reason.
+    """
+    cuda = replace(config, hardware=replace(config.hardware, device="cuda"))
+    fitting, reason = [], ""
+    for ranks, generators in splits(gpus, config.placement.gpus_of_a_generator, given.assumed.node):
+        candidate = with_split(cuda, ranks, generators, lengths, given.found)
+        try:
+            check(candidate, lay_out(candidate, given.found))
+        except ConfigError as error:
+            reason = str(error)
+            continue
+        fitting.append(candidate)
+    if not fitting:
+        raise ConfigError(
+            f"--gpus: got {gpus}, but no split of them into trainers and generators fits the model. {reason}"
+        )
+    start = min(range(len(fitting)), key=lambda i: abs(math.log(balance(fitting[i], given, lengths))))
+    found: dict[int, Outcome] = {}
+
+    def useful(index: int) -> float:
+        if not 0 <= index < len(fitting):
+            return -1.0
+        if index not in found:
+            found[index] = simulate(fitting[index], given, lengths)
+        return found[index].figures.useful_tokens_per_s
+
+    stride = max(1, len(fitting) // STRIDES)
+    best = start
+    for way in (-stride, stride):
+        while useful(best + way) > useful(best):
+            best += way
+    return sorted(found.values(), key=lambda outcome: -outcome.figures.useful_tokens_per_s)
+
+
+def balance(config: RunConfig, given: Given, lengths: Lengths) -> float:
+    """Return the seconds of generating a batch with full slots, divided by the seconds of its update."""
+    speeds, _ = speeds_of(config, given)
+    batch, engines = config.recipe.completions_per_step, config.placement.engines
+    mean = float(lengths.mean())
+    n = config.slots / engines
+    step = speeds.step_seconds(n, n * (speeds.prompt_tokens + mean / 2))
+    sample = lengths[: batch * max(1, len(lengths) // batch)]
+    update = speeds.update_seconds(sample[:batch] if len(sample) >= batch else sample) + speeds.transfer_s
+    return batch * mean / (engines * n / step) / update
+
+
+def balance_line(config: RunConfig, found: Found) -> str:
+    """Return a line on the balance of generation and training by the roofline of an H100; no estimate for CPUs."""
+    if config.hardware.device == "cpu" or isinstance(config.model, TinyModel):
+        return "balance: not estimated for the lab and for CPUs; `scalerl plan CONFIG --from RUN` uses measured speeds"
+    given = Given(found, Assumptions(GPUS["H100"]))
+    ratio = balance(config, given, lognormal(config.expected_tokens, SIGMA, config.recipe.length, 1 << 12))
+    slower = "generation" if ratio > 1 else "training"
+    times = max(ratio, 1 / ratio)
+    return (
+        f"balance by a roofline of H100 GPUs: with full slots, {slower} takes {times:.1f} times as long per batch as "
+        "the other side; `scalerl plan` simulates the run and can use measured speeds"
+    )
+
+
+def outcome_table(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return a table of the outcomes as lines."""
+    head = "  trainers generators   slots   updates/h   tokens/s  occupancy  idle: gen, train  staleness     stale"
+    rows = []
+    for one in outcomes:
+        f = one.figures
+        size = f"{one.trainer_ranks:10d} {one.generators:10d} {one.slots:7d}"
+        idle = f"{f.occupancy:10.0%} {f.generator_idle:10.0%}, {f.trainer_idle:5.0%}"
+        age = f"{f.staleness_mean:9.1f} of {f.staleness_max:2d} {f.stale_share:9.1%}"
+        rows.append(f"{size} {f.updates_per_h:11.1f} {f.tokens_per_s:10,.0f} {idle} {age}")
+    return [head, *rows]

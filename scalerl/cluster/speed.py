@@ -1,0 +1,230 @@
+"""Durations of decode steps and updates: from measurements, or a roofline of FLOPs and bytes.
+
+The roofline uses peaks from data sheets and assumed efficiencies. All output based on it must be marked as assumed.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scalerl.cluster.memory import BF16, FP32, cache_bytes_per_token
+from scalerl.models.sizes import ModelSizes
+
+Lengths = npt.NDArray[np.int64]
+StepSeconds = Callable[[float, float], float]
+"""(running sequences, total tokens in their caches) -> seconds of one decode step of one engine."""
+UpdateSeconds = Callable[[Lengths], float]
+"""Lengths of a batch's completions -> seconds of one update, without sending weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Data sheet of a GPU.
+
+    Example: Gpu("H100", flops=989e12, bytes_per_s=3.35e12, link=450e9)
+    """
+
+    name: str
+    flops: float
+    """Dense BF16 operations per second."""
+    bytes_per_s: float
+    """Memory bandwidth, bytes per second."""
+    link: float
+    """Bytes per second and direction between GPUs of one node."""
+
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("A100", 312e12, 2.04e12, 300e9),
+        Gpu("H100", 989e12, 3.35e12, 450e9),
+        Gpu("H200", 989e12, 4.8e12, 450e9),
+        Gpu("B200", 2250e12, 8.0e12, 900e9),
+        Gpu("RTX4090", 165e12, 1.01e12, 32e9),
+    )
+}
+"""From NVIDIA's data sheets, without sparsity: SXM versions (A100: 80 GB), and the RTX 4090 on PCIe 4.0 x16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """Assumptions of the roofline.
+
+    Example: Assumptions(gpu=GPUS["H100"], training_share=0.35, decode_share=0.6)
+    """
+
+    gpu: Gpu
+    training_share: float = 0.35
+    """Share of peak FLOPs that training reaches."""
+    decode_share: float = 0.6
+    """Share of memory bandwidth, and of peak FLOPs, that decoding reaches."""
+    step_overhead_s: float = 0.002
+    """Overhead of a decode step in seconds: scheduling, sampling, launches."""
+    network: float = 40e9
+    """Bytes per second and GPU between nodes: 80% of 400 Gbit/s."""
+    disk: float = 2e9
+    """Bytes per second of the file system, which all nodes share, for `rollouts.weights = "directory"`."""
+    host: float = 25e9
+    """Bytes per second between a GPU and the memory of its node: 80% of PCIe 4.0 x16."""
+    node: int = 8
+    """GPUs per node."""
+
+    @property
+    def line(self) -> str:
+        """Description of the assumptions in one line."""
+        gpu = self.gpu
+        return (
+            f"{gpu.name}: {gpu.flops / 1e12:,.0f} TFLOP/s BF16, {gpu.bytes_per_s / 1e12:.2f} TB/s; training reaches "
+            f"{self.training_share:.0%} of the peak, decoding {self.decode_share:.0%} of both and "
+            f"{1e3 * self.step_overhead_s:g} ms of overhead per step; {self.network / 1e9:g} GB/s per GPU between "
+            f"nodes of {self.node}; files at {self.disk / 1e9:g} GB/s for all nodes together"
+        )
+
+
+# --------------------------------------------------------------------------------------------------------- generation
+
+
+def weight_bytes_read(sizes: ModelSizes, running: float) -> float:
+    """Return the bytes of weights that a decode step of n sequences reads, BF16.
+
+    All matrices except the embedding. With E experts and a active ones per token, the expected number of experts used
+    by any sequence is E (1 - (1 - a / E)^n) if they are drawn at random.
+    """
+    if not sizes.experts:
+        return float(BF16 * sizes.matmul_params)
+    untouched = sizes.experts * math.pow(1 - sizes.active_experts / sizes.experts, running)
+    used = sizes.experts - untouched - sizes.active_experts
+    return BF16 * (sizes.matmul_params + max(0.0, used) * sizes.expert_params)
+
+
+def decode_roofline(sizes: ModelSizes, assumed: Assumptions, tensor_parallel: int = 1) -> StepSeconds:
+    """Return the seconds of a decode step: the overhead plus the larger of memory time and compute time.
+
+    overhead + max((weights + cache) / bandwidth, (2 x matrices x n + 4 x heads x layers x context) / peak), each
+    divided by the GPUs of the engine and the efficiency.
+    """
+    share = assumed.decode_share * tensor_parallel
+    cache = cache_bytes_per_token(sizes, tensor_parallel) * tensor_parallel
+    bandwidth, peak = share * assumed.gpu.bytes_per_s, share * assumed.gpu.flops
+    a_token, a_context = 2.0 * sizes.matmul_params, 4.0 * sum(attention.width for attention in sizes.attention)
+    read: dict[float, float] = {}  # cache: called a million times with few distinct numbers of sequences
+
+    def seconds(running: float, context: float) -> float:
+        weights = read.get(running)
+        if weights is None:
+            weights = read[running] = weight_bytes_read(sizes, running)
+        moved = (weights + cache * context) / bandwidth
+        return assumed.step_overhead_s + max(moved, (a_token * running + a_context * context) / peak)
+
+    return seconds
+
+
+def steps_from_rates(rates: Sequence[tuple[float, float]]) -> StepSeconds:
+    """Return the seconds of a decode step from measured (running sequences, tokens/s of one engine).
+
+    A step of n sequences takes n / rate. Seconds are interpolated between two points, constant below the first, and
+    extrapolated with the last slope above the last. With a single point they are constant.
+    """
+    points = sorted((running, running / rate) for running, rate in rates)
+    at, took = [p[0] for p in points], [p[1] for p in points]
+    if len(points) == 1:
+        return lambda running, context: took[0]
+
+    def seconds(running: float, context: float) -> float:
+        if running <= at[0]:
+            return took[0]
+        i = min(max(1, bisect_left(at, running)), len(at) - 1)
+        slope = (took[i] - took[i - 1]) / (at[i] - at[i - 1])
+        return max(took[i - 1] + slope * (running - at[i - 1]), 1e-9)
+
+    return seconds
+
+
+def steps_from_line(base: float, slope: float) -> StepSeconds:
+    """Return the seconds of a decode step of n sequences as base + slope x n."""
+    return lambda running, context: base + slope * running
+
+
+# ----------------------------------------------------------------------------------------------------------- training
+
+
+def gather_seconds(
+    sizes: ModelSizes, assumed: Assumptions, ranks: int, micro_batches: int, whole_gradient: bool = False
+) -> float:
+    """Return the seconds of FSDP2's communication in an update; 0 for one rank.
+
+    BF16 weights are gathered for the forward and the backward pass of each micro-batch. FP32 gradients are
+    reduce-scattered after each micro-batch, or once per update if every rank accumulates the whole gradient.
+    """
+    if ranks == 1:
+        return 0.0
+    speed = assumed.gpu.link * 0.8 if ranks <= assumed.node else assumed.network
+    scattered = FP32 * (1 if whole_gradient else micro_batches)
+    return sizes.params * (ranks - 1) / ranks * (2.0 * BF16 * micro_batches + scattered) / speed
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Settings besides the model that determine an update's time.
+
+    Example: Training(ranks=16, micro_batch_tokens=32768, prompt_tokens=256, checkpointing=True)
+    """
+
+    ranks: int
+    micro_batch_tokens: int
+    """Padded tokens of one forward and backward pass of a rank."""
+    prompt_tokens: float
+    """Mean length of a prompt."""
+    checkpointing: bool = False
+    """Whether activations are recomputed in the backward pass."""
+    whole_gradient: bool = False
+    """Whether every rank accumulates the whole gradient, which is reduced once per update."""
+
+
+def training_roofline(sizes: ModelSizes, assumed: Assumptions, training: Training) -> UpdateSeconds:
+    """Return the seconds of an update: the larger of compute and communication, which overlap.
+
+    All ranks run the same number of micro-batches; the last one may be partly empty.
+    """
+    peak = training.ranks * assumed.training_share * assumed.gpu.flops
+
+    def seconds(lengths: Lengths) -> float:
+        compute = sizes.training_flops(lengths + training.prompt_tokens, lengths, training.checkpointing) / peak
+        tokens = float(lengths.sum()) + training.prompt_tokens * len(lengths)
+        micro_batches = max(1, math.ceil(tokens / training.ranks / training.micro_batch_tokens))
+        talk = gather_seconds(sizes, assumed, training.ranks, micro_batches, training.whole_gradient)
+        return max(compute, talk)
+
+    return seconds
+
+
+def updates_from_rate(tokens_per_s: float, trained_share: float = 1.0) -> UpdateSeconds:
+    """Return the seconds of an update at a rate of trained tokens per second; `trained_share` of a batch is trained."""
+    return lambda lengths: float(lengths.sum()) * trained_share / tokens_per_s
+
+
+def transfer_seconds(sizes: ModelSizes, assumed: Assumptions, channel: str, nodes: int) -> tuple[float, float]:
+    """Return the seconds in which the trainer sends a version, and then those in which an engine receives it, BF16.
+
+    Args:
+        sizes: The model.
+        assumed: Speeds.
+        channel: A value of `rollouts.weights`. directory: the trainer writes one file, and every node reads it from the
+            shared file system. object-store: every node gets a copy from the trainer's node. nccl: both sides wait for
+            one broadcast. shared-memory: through the memory of the node.
+        nodes: Nodes with engines; the engines of a node share what it has read.
+    """
+    size = BF16 * sizes.params
+    network, host = size / assumed.network, size / assumed.host
+    return {
+        "directory": (size / assumed.disk, nodes * size / assumed.disk),
+        "object-store": (host, nodes * network + host),
+        "nccl": (network, network),
+        "shared-memory": (host, host),
+    }[channel]

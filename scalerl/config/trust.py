@@ -1,0 +1,236 @@
+"""Lists the code that a configuration runs and the addresses that it sends data to, and asks the user once about both.
+
+A configuration from someone else can name any function, executable and address. What the user typed, passed from Python
+or confirmed is remembered by a hash of its content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+from scalerl.config.data import CustomTask, EnvironmentTask, PromptFile
+from scalerl.config.model import HuggingFaceModel
+from scalerl.config.recipe import Custom
+from scalerl.config.run import RunConfig
+from scalerl.core.errors import ConfigError
+from scalerl.core.files import cache_root, read_json, write_whole
+from scalerl.core.printable import printable
+
+LISTS = ("placement.vllm_arguments", "notify.command")
+"""Fields with lists of words; on a command line, their code is recognized by the name of the field."""
+
+DESTINATIONS = {"tensorboard": "directory", "wandb": "entity", "trackio": "space", "mlflow": "tracking_uri"}
+"""Field of each logger that says where the data goes; empty: the run directory, or the user's own default."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """Code of a configuration that runs with the user's permissions, or an address that it sends data to.
+
+    Example: Code(field="data.reward", name="my_rewards:length", file="/home/me/my_rewards.py", digest="9f86d0...")
+    """
+
+    field: str
+    """Field of the configuration."""
+    name: str
+    """Import path, program, arguments or address, as in the configuration."""
+    file: str
+    """File with the code; empty if there is none, as for arguments."""
+    digest: str
+    """Hexadecimal SHA-256 of the file and of the packages that contain it; empty if the code cannot be remembered."""
+
+    @property
+    def key(self) -> str:
+        """Key under which the code is remembered: a hash of name and content."""
+        return hashlib.sha256(f"{self.name}\0{self.digest}".encode()).hexdigest()
+
+    def __str__(self) -> str:
+        return f"{self.field} = {self.name[:200]}" + (f" ({self.file})" if self.file else "")
+
+
+def code_of(config: RunConfig) -> list[Code]:
+    """Return the code that a run of this configuration imports or starts, without importing it."""
+    functions = [(f"recipe.{part}", getattr(config.recipe, part)) for part in ("loss", "advantage", "aggregation")]
+    functions.append(("placement.engine", config.placement.engine))
+    found = [_function(field, choice.function) for field, choice in functions if isinstance(choice, Custom)]
+    for task in config.data:
+        if isinstance(task, PromptFile) and task.reward is not None:
+            found.append(_function("data.reward", task.reward.function))
+        elif isinstance(task, CustomTask):
+            found.append(_function("data.function", task.function))
+        elif isinstance(task, EnvironmentTask):
+            found.append(_environment(task.environment))
+    found += [_function("loggers.function", one.function) for one in config.loggers if isinstance(one, Custom)]
+    if config.notify.command:
+        found.append(_command("notify.command", config.notify.command))
+    sandbox, placement = config.scoring.sandbox, config.placement
+    programs = {"placement.vllm_python": placement.vllm_python, "scoring.sandbox.python": sandbox.python}
+    found += [_program(field, program) for field, program in programs.items() if program]
+    if placement.vllm_arguments:
+        text = json.dumps(list(placement.vllm_arguments))
+        found.append(Code("placement.vllm_arguments", text, "", _digest([text.encode()])))
+    if sandbox.mode == "unsafe":
+        # without a sandbox the model's programs are trusted code, so another model needs a new confirmation
+        model = config.model.path if isinstance(config.model, HuggingFaceModel) else config.model.kind
+        where = os.path.abspath(model) if os.path.exists(model) else model
+        found.append(Code("scoring.sandbox.mode", "unsafe", "", _digest([b"unsafe", where.encode()])))
+    return list(dict.fromkeys(found))
+
+
+def addresses_of(config: RunConfig) -> list[Code]:
+    """Return the places outside this machine and the run directory to which a run sends data or connects."""
+    placement, found = config.placement, [("notify.webhook", config.notify.webhook)]
+    for logger in config.loggers:
+        if not isinstance(logger, Custom):
+            where = str(getattr(logger, DESTINATIONS[logger.kind]))
+            found.append((f"loggers.{logger.kind}", where or ("wandb" if logger.kind == "wandb" else "")))
+    found += [("placement.servers", address) for address in placement.servers]
+    if placement.backend == "ray" and placement.ray_address not in ("auto", "local"):
+        found.append(("placement.ray_address", placement.ray_address))
+    return [Code(field, name, "", _digest([name.encode()])) for field, name in found if name]
+
+
+def check_trust(configs: Iterable[RunConfig], source: str, *, trusted: bool = False, typed: Sequence[str] = ()) -> None:
+    """Refuse code and addresses that this user has neither named nor confirmed; on a terminal, ask for confirmation.
+
+    Args:
+        configs: Configurations to run.
+        source: Origin of the configurations, for the message.
+        trusted: Whether the user gave `--trust`, or built the configuration in Python.
+        typed: Words of the command line; code and addresses in them are trusted.
+
+    Raises:
+        ConfigError: There is unconfirmed code, or such an address, and the user did not confirm it or there is no
+            terminal.
+    """
+    found = list(dict.fromkeys(code for config in configs for code in (*code_of(config), *addresses_of(config))))
+    if not found:
+        return
+    known = _remembered()
+    new = [code for code in found if not code.digest or code.key not in known]
+    confirmed_now = [code for code in new if trusted or any(_spells(word, code) for word in typed)]
+    unknown = [code for code in new if code not in confirmed_now]
+    if unknown:
+        _ask(unknown, source)
+    _remember([code for code in new if code.digest], known)
+
+
+def _spells(word: str, code: Code) -> bool:
+    """Return whether a word of the command line contains the full name of this code, not as part of a longer name."""
+    name = code.field if code.field in LISTS else code.name.replace("=", " ")
+    return (
+        re.search(rf"(?<![\w.:/-]){re.escape(name)}(?![\w.:/-])", word.removeprefix("--").replace("=", " ")) is not None
+    )
+
+
+def _ask(unknown: Sequence[Code], source: str) -> None:
+    listed = "; ".join(map(str, unknown[:5])) + (f"; and {len(unknown) - 5} more" if len(unknown) > 5 else "")
+    does = "runs code or sends data to an address that was not confirmed on this machine, or has changed since"
+    warning = f"{source} {does}: {listed}"
+    permissions = "Code runs with your permissions, like any program that you start; an address gets texts and results"
+    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError(f"{warning}. {permissions}: read it, then give --trust (in Python trust=True)")
+    print(f"scalerl: {printable(warning)}. {permissions}.\nRun it? [y/N] ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()
+    if answer.strip().lower() not in ("y", "yes"):
+        raise ConfigError("nothing was run; read it, and start again to confirm it")
+
+
+def _store() -> Path:
+    return cache_root() / "trusted.json"
+
+
+def _remembered() -> dict[str, Any]:
+    """Return the confirmed code. An unreadable store counts as empty, so the user is asked again."""
+    try:
+        held = read_json(_store())["code"]
+        return dict(held)
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _remember(codes: Sequence[Code], known: Mapping[str, Any]) -> None:
+    new = {code.key: {"field": code.field, "file": code.file} for code in codes}  # a name may contain a secret
+    if not new:
+        return
+    try:
+        _store().parent.mkdir(parents=True, exist_ok=True)
+        write_whole(_store(), json.dumps({"code": {**known, **new}}, indent=1) + "\n")
+    except OSError:  # the cache is not writable; the user is asked again next time
+        return
+
+
+def _function(field: str, name: str) -> Code:
+    files = _sources(name.partition(":")[0])
+    return Code(field, name, files[-1] if files else "", _digest_of_files(files))
+
+
+def _environment(name: str) -> Code:
+    files = _sources(name.rpartition("/")[2].replace("-", "_"))
+    return Code("data.environment", name, files[-1] if files else "", _digest_of_files(files))
+
+
+def _program(field: str, name: str) -> Code:
+    file = shutil.which(name) or ""
+    return Code(field, name, os.path.abspath(file) if file else "", _digest_of_files([file] if file else []))
+
+
+def _command(field: str, words: Sequence[str]) -> Code:
+    program = shutil.which(words[0]) or ""
+    script = next((word for word in words[1:] if not word.startswith("-")), "")  # as in `python -u tell.py`
+    files = [os.path.abspath(file) for file in (program, script) if os.path.isfile(file)]
+    return Code(field, json.dumps(list(words)), files[0] if program else "", _digest_of_files(files if program else []))
+
+
+def _digest_of_files(files: Sequence[str]) -> str:
+    try:
+        return _digest(Path(file).read_bytes() for file in files) if files else ""
+    except OSError:
+        return ""
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+
+
+def _sources(module: str) -> list[str]:
+    """Return the files that importing a module would run, packages first; empty if one is not found."""
+    files: list[str] = []
+    for spec in _specs(module):
+        if spec is None:
+            return []
+        if spec.has_location and spec.origin:
+            files.append(os.path.abspath(spec.origin))
+    return files
+
+
+def _specs(module: str) -> Iterator[ModuleSpec | None]:
+    """Yield the specification of each part of a dotted name without importing it; None for a part that is not found."""
+    parts = module.split(".")
+    if not all(part.isidentifier() for part in parts):
+        yield None
+        return
+    spec = PathFinder.find_spec(parts[0], [os.getcwd()]) or _top(parts[0])
+    yield spec
+    for number in range(1, len(parts)):
+        inside = None if spec is None else spec.submodule_search_locations
+        spec = None if inside is None else PathFinder.find_spec(".".join(parts[: number + 1]), list(inside))
+        yield spec
+
+
+def _top(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)  # a name without a dot, so nothing is imported
+    except (ImportError, ValueError):
+        return None

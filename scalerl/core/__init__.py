@@ -1,0 +1,1 @@
+"""Foundations: errors, files, random streams, processes, and calls of user code. Nothing above is imported."""

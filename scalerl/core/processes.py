@@ -1,0 +1,128 @@
+"""Child processes that leave stop signals to their parent and end when it ends, even if it is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from multiprocessing import parent_process, resource_tracker
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnContext, SpawnProcess
+from typing import Any
+
+from scalerl.core.signals import SAFE_PATH, STOPPING, end_with, protect_children, unprotect_children
+
+_starting = threading.Lock()
+
+
+class ProcessDied(RuntimeError):
+    """A process that a run needs has ended or failed. The message is one line and names the process."""
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        """Store the message and the traceback of the process, if it failed by an exception."""
+        super().__init__(message)
+        self.trace = trace
+
+
+def fault(error: Exception) -> tuple[str, str]:
+    """Return the exception that ends a child process as one line and a traceback, for the parent.
+
+    Example: fault(error) == ("ValueError: no such model: a/b", "Traceback (most recent call last): ...")
+    """
+    if isinstance(error, ProcessDied):  # the message and traceback of a process that this process started
+        return str(error), error.trace
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' if text else ''}{text[:500]}", traceback.format_exc()
+
+
+class _ChildProcess(SpawnProcess):
+    """A spawned process that ignores stop signals and is killed when its parent ends."""
+
+    ignored: tuple[signal.Signals, ...] = STOPPING
+    environment: Mapping[str, str] = {}
+    """Environment variables that the process sets before its imports, such as CUDA_VISIBLE_DEVICES."""
+
+    def start(self) -> None:
+        """Start the process.
+
+        The signals in STOPPING are blocked in the child until it ignores them, so that none interrupts its imports.
+        """
+        with _safe_path(), _blocked():
+            super().start()
+
+    def __reduce__(self) -> Any:
+        # pickle calls the function before it reads the state, and reading the state imports torch for seconds
+        return _arrive, (type(self), os.getpid(), self.environment), self.__dict__
+
+    def run(self) -> None:
+        """Run the target, with a thread that waits for the end of the parent."""
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        super().run()
+
+
+class ChildContext(SpawnContext):
+    """Like `multiprocessing.get_context("spawn")`, with processes that leave signals to their parent and end with it.
+
+    The kernel kills a process when the thread that started it ends, so the thread must live at least as long.
+    """
+
+    Process = _ChildProcess
+
+    def __init__(self) -> None:
+        """Start multiprocessing's tracker before a lock starts it without SAFE_PATH, or `start` with open signals."""
+        with _safe_path():
+            resource_tracker.ensure_running()
+
+
+class _PoolProcess(_ChildProcess):
+    ignored = (signal.SIGINT, signal.SIGHUP)
+
+
+class PoolContext(ChildContext):
+    """A ChildContext for the workers of a pool. They do not ignore SIGTERM, because the pool ends them with it."""
+
+    Process = _PoolProcess
+
+
+def _arrive(kind: type[_ChildProcess], parent: int, environment: Mapping[str, str]) -> _ChildProcess:
+    """Return a process object without its state, in the child, before heavy imports."""
+    os.environ.update(environment)
+    for number in kind.ignored:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    end_with(parent)
+    return kind.__new__(kind)
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Start processes with SAFE_PATH inside the block, in a script that imports scalerl."""
+    with _starting:
+        before = SAFE_PATH in os.environ.items()
+        protect_children()
+        try:
+            yield
+        finally:
+            if not before:
+                unprotect_children()
+
+
+@contextlib.contextmanager
+def _blocked() -> Iterator[None]:
+    """Block the signals in STOPPING in this thread; a process started in the block inherits the mask."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of the parent, then end this process."""
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

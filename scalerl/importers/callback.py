@@ -1,0 +1,230 @@
+"""A callback for TRL and the Hugging Face Trainer: writes points.jsonl, prints forecasts, can stop the run.
+
+By default it counts one device per trainer process; set `devices` if there is also a separate vLLM server.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from scalerl.core.files import parse_json, write_whole
+from scalerl.scaling import Curve, CurveError, Forecast, advise, fit, forecast
+from scalerl.scaling.forecast import amount
+from scalerl.scaling.stop import StopRule, reason_to_stop, stop_rule
+
+FIRST_FORECAST = 5
+"""Smallest number of evaluations for a forecast; the law has four parameters."""
+RUNTIME = re.compile(r"eval_(?:(.+)_)?runtime")
+
+
+class ForecastCallback(TrainerCallback):  # type: ignore[misc]
+    """Writes the run's curve while it trains, prints its forecast, and can stop it if more training gains too little.
+
+    Example:
+        >>> trainer = GRPOTrainer(..., callbacks=[ForecastCallback("run/points.jsonl")])        # doctest: +SKIP
+        >>> ForecastCallback("run/points.jsonl", stop_below_gain=0.01, budget="2x")             # doctest: +SKIP
+        >>> ForecastCallback("run/points.jsonl").stop_when("falling", "ceiling identified")     # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        metric: str = "eval_reward",
+        devices: float | None = None,
+        bounds: tuple[float, float] = (0.0, 1.0),
+        stop_below_gain: float | None = None,
+        budget: float | str = "2x",
+        axis: str = "device_hours",
+        say: Callable[[str], None] = print,
+    ) -> None:
+        """Choose the metric, the compute axis, and when to stop.
+
+        Args:
+            path: The points.jsonl to write; a resumed run continues it, a new run replaces it.
+            metric: The evaluation's metric, as TRL logs it.
+            devices: Number of accelerators of the run; by default one for each of the trainer's processes.
+            bounds: Smallest and largest possible value of the metric.
+            stop_below_gain: Minimum gain with which `advise` is called; its advice "stop" or "go back" stops the run.
+            budget: Compute at which the gain is judged: "2x" of the last point, or an amount on the axis.
+            axis: Compute axis of the curve: device_hours, tokens (if the trainer counts them) or step.
+            say: Function that prints a line.
+
+        Raises:
+            CurveError: The axis or the gain is invalid.
+        """
+        if axis not in ("device_hours", "tokens", "step"):
+            raise CurveError(f"axis must be device_hours, tokens or step; got {axis!r}")
+        if stop_below_gain is not None and not stop_below_gain > 0:
+            raise CurveError(f"stop_below_gain must be positive; got {stop_below_gain!r}")
+        self.path, self.metric, self.devices, self.bounds = Path(path), metric, devices, bounds
+        self.stop_below_gain, self.budget, self.axis, self.say = stop_below_gain, budget, axis, say
+        self.conditions, self.rules = False, list[StopRule]()
+        self.points: list[dict[str, Any]] = []
+        self.seconds, self.count = 0.0, 1.0
+        self.began: float | None = None
+        self.latest: Mapping[str, Any] = {}
+
+    def stop_when(self, *conditions: str) -> ForecastCallback:
+        """Stop the run when one of these conditions holds; return the callback.
+
+        Conditions that already hold when a run is resumed are dropped for the rest of the run.
+
+        Args:
+            conditions: Conditions such as "gain at 2x below 0.01 with probability 0.9", "ceiling identified" or
+                "falling".
+
+        Raises:
+            CurveError: A condition cannot be parsed.
+        """
+        self.conditions, self.rules = True, [stop_rule(text) for text in conditions]
+        return self
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start a curve, or read the curve of a resumed run."""
+        self.points, self.seconds = [], 0.0
+        self.count = args.world_size if self.devices is None else self.devices
+        if state.global_step and self.path.exists():
+            self.points = [row for row in earlier_points(self.path) if row["step"] <= state.global_step]
+            last = self.points[-1] if self.points else None
+            if last and last["step"]:
+                # if the checkpoint is later than the last evaluation, assume the same time per step in between
+                self.seconds = last["device_hours"] * 3600 / self.count * state.global_step / last["step"]
+            self.overrule()
+        if state.is_world_process_zero:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.write()
+
+    def overrule(self) -> None:
+        """Drop the conditions that hold already, because a resumed run would stop at its first evaluation."""
+        for task in {str(point["task"]) for point in self.points}:
+            held = self.reasons(task)
+            self.rules = [rule for rule in self.rules if rule.text not in held]
+            for reason in held.values():
+                self.say(f"resumed although {reason}; this condition is ignored from now on")
+
+    def reasons(self, task: str) -> dict[str, str]:
+        """Return the conditions that hold, with the reason for each; empty before the fifth evaluation of the task."""
+        rows = [point for point in self.points if point["task"] == task]
+        if len(rows) < FIRST_FORECAST:
+            return {}
+        found = fit(Curve.from_rows(rows, axis=self.axis, bounds=self.bounds))
+        judged = {rule.text: reason_to_stop(rule, [found]) for rule in self.rules}
+        return {text: reason for text, reason in judged.items() if reason is not None}
+
+    def write(self) -> None:
+        """Replace the file atomically, so that a killed run leaves a complete one."""
+        write_whole(self.path, "".join(json.dumps(row) + "\n" for row in self.points))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the clock; evaluation, logging and checkpoints happen between steps and are not counted."""
+        self.began = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop the clock."""
+        if self.began is not None:
+            self.seconds += time.perf_counter() - self.began
+            self.began = None
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        """Keep the metrics of the evaluation, which TRL passes only to its logs."""
+        if logs and any(name.startswith("eval_") for name in logs):
+            self.latest = dict(logs)
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """Add a point, print the forecast, and stop the run if the advice or a condition requires it."""
+        figures = {**self.latest, **(metrics or {})}
+        self.latest = {}
+        value = figures.get(self.metric)
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            # printed, not raised: a missing metric must not end a long run
+            there = ", ".join(sorted(name for name in figures if name.startswith("eval_"))) or "none"
+            self.say(f"forecast  none at step {state.global_step}: no number in {self.metric!r}; its metrics: {there}")
+            return
+        stop = False
+        if state.is_world_process_zero:
+            self.add_point(figures, state)
+            task = str(self.points[-1]["task"])
+            stop = self.look_ahead(task)
+            for reason in self.reasons(task).values() if self.rules else ():
+                stop = True
+                self.say(f"stopping, because {reason}; resume from the last checkpoint to continue anyway")
+        # only the first process drops rules on a resume, so its decision counts
+        if (self.stop_below_gain is not None or self.conditions) and agreed(stop):
+            control.should_training_stop = True
+
+    def add_point(self, figures: Mapping[str, Any], state: Any) -> None:
+        """Write one evaluation; it replaces an earlier one of the same step."""
+        sets = [match[1] for match in map(RUNTIME.fullmatch, figures) if match and match[1]]
+        task = sets[0] if sets else self.metric
+        point = {
+            "step": state.global_step,
+            "device_hours": self.seconds * self.count / 3600,
+            **({"tokens": float(state.num_input_tokens_seen)} if state.num_input_tokens_seen else {}),
+            "task": task,
+            "pass_rate": float(figures[self.metric]),
+        }
+        self.points = [p for p in self.points if (p["step"], p["task"]) != (point["step"], task)] + [point]
+        self.write()
+
+    def look_ahead(self, task: str) -> bool:
+        """Print the forecast of one task from the fifth evaluation on; return whether to stop."""
+        rows = [point for point in self.points if point["task"] == task]
+        if len(rows) < FIRST_FORECAST:
+            return False
+        try:
+            found = fit(Curve.from_rows(rows, axis=self.axis, bounds=self.bounds))
+            self.say(line(task, rows[-1], forecast(found, at=["2x", "4x"])))
+            if self.stop_below_gain is None:
+                return False
+            if amount(self.budget, found) <= found.last_compute:
+                self.say(f"stopping: the budget of {self.budget} {self.axis} is spent")
+                return True
+            advice = advise(found, self.budget, self.stop_below_gain)
+        except CurveError as error:  # too few points: training continues
+            self.say(f"forecast  none at step {rows[-1]['step']}: {error}")
+            return False
+        self.say(f"advice    {advice.sentence}")
+        return advice.action in ("stop", "go back")
+
+
+def earlier_points(path: Path) -> list[dict[str, Any]]:
+    """Read the points that a run wrote before it was resumed."""
+    try:
+        rows: list[dict[str, Any]] = [parse_json(line) for line in path.read_bytes().splitlines()]
+    except ValueError as error:
+        raise CurveError(
+            f"{path} is not a valid points.jsonl to resume from ({error}); move it away or give another path"
+        ) from error
+    if not all(isinstance(row, dict) and {"step", "device_hours", "task"} <= row.keys() for row in rows):
+        raise CurveError(f"{path} was not written by this callback; move it away or give another path")
+    return rows
+
+
+def line(task: str, point: Mapping[str, Any], ahead: Forecast) -> str:
+    """Return the forecast in one line."""
+    far = "; ".join(
+        f"{name} {at.mean:.3f} ({at.low:.3f} to {at.high:.3f})" for name, at in zip(("2x", "4x"), ahead.at, strict=True)
+    )
+    return f"forecast  {task} {point['pass_rate']:.3f} at step {point['step']}; with {far} the compute"
+
+
+def agreed(stop: bool) -> bool:
+    """Return the decision of the first process in every process; if only one stopped, the others would wait for it."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return stop
+    decision = [stop]
+    dist.broadcast_object_list(decision, src=0)
+    return decision[0]

@@ -1,1 +1,0 @@
-"""Estimates the memory, GPUs and speed of a run before it starts, without loading torch."""

@@ -1,1 +1,0 @@
-"""Text, figures and pages about fitted curves. Does not import torch; imports matplotlib only to draw."""

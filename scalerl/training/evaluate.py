@@ -1,0 +1,251 @@
+"""Evaluates a model on suites, with the torch engine in this process."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from scalerl.config import HuggingFaceModel, RunConfig
+from scalerl.config.data import PromptFile, TaskData
+from scalerl.config.run import Scoring
+from scalerl.core.errors import ConfigError
+from scalerl.core.files import whole
+from scalerl.models.loading import load_tokenizer
+from scalerl.models.policy import Policy, check_vocabulary, load_policy, stop_tokens
+from scalerl.prompts.dataset import load_prompts, task_prompts
+from scalerl.rollouts.engine import Sampling
+from scalerl.rollouts.generate import generate
+from scalerl.rollouts.interrupt import LengthRule, length_rule
+from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
+from scalerl.tasks.answers import ANSWERS
+from scalerl.tasks.pool import ProcessEnded, ScoringPool
+from scalerl.tasks.scoring import make_scoring
+from scalerl.tasks.verifiers import VERIFIERS
+from scalerl.training.evaluation import held_out_visits, mean_at_k
+from scalerl.training.rollout_rows import rollout_row
+from scalerl.training.run_model import check_length, local_model
+from scalerl.training.suite_metrics import majority, pass_at_powers
+from scalerl.types import Prompt, ScoredGroup
+
+CPU_CACHE, GPU_SHARE = 1 << 30, 0.5
+"""Limits of the key-value cache of an evaluation: bytes on CPU, and a share of the free memory on a GPU."""
+
+RUN_COLUMNS = ("step", "versions", "staleness", "log_ratio_min", "log_ratio_max", "token_detail")
+"""Columns of a training run's rollouts that have no meaning in an evaluation."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteResult:
+    """Result of a model on one suite.
+
+    Example:
+        SuiteResult(suite="aime-24", prompts=30, samples=16, mean=0.267, stderr=0.041, pass_at={1: 0.267, 16: 0.533},
+                    majority=0.333, truncated=0.12, mean_tokens=834.0, tokens_per_s=1834.0, seconds=218.0,
+                    texts="evaluations/model-001/aime-24.jsonl")
+    """
+
+    suite: str
+    prompts: int
+    samples: int
+    """k, the number of samples per prompt."""
+    mean: float
+    """mean@k: mean over prompts of the share of samples that pass."""
+    stderr: float
+    """Standard error of `mean` over prompts."""
+    pass_at: dict[int, float]
+    """Unbiased pass@k for k = 1, 2, 4, ... and all samples."""
+    majority: float | None
+    """Share of prompts whose most common answer passes; None if answers cannot be counted."""
+    truncated: float
+    """Share of samples that reached the length limit."""
+    mean_tokens: float
+    tokens_per_s: float
+    """Sampled tokens per second of sampling."""
+    seconds: float
+    """Duration of sampling and scoring."""
+    texts: str
+    """JSONL file with every sample."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain values."""
+        return {**asdict(self), "pass_at": {str(k): value for k, value in self.pass_at.items()}}
+
+    def lines(self) -> list[str]:
+        """Return the result as lines of text."""
+        passes = "  ".join(f"pass@{k} {value:.3f}" for k, value in self.pass_at.items())
+        vote = "none: the answers cannot be counted" if self.majority is None else f"{self.majority:.3f}"
+        return [
+            f"{self.suite}: {self.prompts} prompts x {self.samples} samples",
+            f"  mean@{self.samples:<5} {self.mean:.3f} ± {self.stderr:.3f}",
+            f"  unbiased   {passes}",
+            f"  majority   {vote}",
+            f"  truncated  {self.truncated:.1%}, mean length {self.mean_tokens:.0f} tokens",
+            f"  took       {self.seconds:.0f} s, {self.tokens_per_s:,.0f} tokens/s",
+            f"  texts      {self.texts}",
+        ]
+
+
+class Evaluator:
+    """Evaluates a loaded model on suites."""
+
+    def __init__(self, config: RunConfig, note: Callable[[str], None]) -> None:
+        """Load the model.
+
+        Args:
+            config: Resolved configuration with model, recipe (sampling, length limits), scoring and seed.
+            note: Function called with notes about prompts that were left out.
+
+        Raises:
+            ConfigError: The model does not exist, or the engine does not support it.
+        """
+        assert isinstance(config.model, HuggingFaceModel), config.model
+        torch.set_num_threads(config.hardware.generator_threads + config.hardware.trainer_threads)
+        self.config, self._note = config, note
+        path = local_model(config.model.path, config.hardware.dtype, note)
+        revision = config.model.revision
+        self.tokenizer = load_tokenizer(path, revision)
+        self._policy: Policy = load_policy(
+            path,
+            revision=revision,
+            device=config.hardware.device,
+            dtype=config.hardware.dtype,
+            fp32_head=config.recipe.fp32_head,
+        )
+        check_vocabulary(self.tokenizer, self._policy, path)
+        check_engine(self._policy)
+        self._rule: LengthRule = length_rule(
+            config.recipe.length, lambda text: self.tokenizer.encode(text, add_special_tokens=False)
+        )
+
+    def prompts_of(self, task: TaskData, most: int | None) -> list[Prompt]:
+        """Return all prompts of a suite, or the first `most` by the hash of their content."""
+        prompts, notes = task_prompts(task, self.tokenizer, 0)
+        return self._first(prompts, notes, most)
+
+    def held_out_of_run(self, most: int | None) -> dict[str, list[Prompt]]:
+        """Return the held-out prompts of the configured run, by task."""
+        split = load_prompts(self.config, self.tokenizer)
+        return {
+            task: self._first([p for p in split.held_out if p.task == task], split.notes, most)
+            for task in self.config.tasks
+        }
+
+    def _first(self, prompts: list[Prompt], notes: Sequence[str], most: int | None) -> list[Prompt]:
+        for note in notes:
+            self._note(note)
+        return sorted(prompts, key=lambda prompt: prompt.id)[:most]
+
+    def evaluate(self, task: TaskData, prompts: Sequence[Prompt], samples: int, texts: Path) -> SuiteResult:
+        """Sample and score completions, write them to a file, and return the metrics.
+
+        Args:
+            task: Task with the verifier or reward function.
+            prompts: Prompts of the suite.
+            samples: k, the number of samples per prompt.
+            texts: JSONL file to write.
+
+        Raises:
+            ConfigError: A prompt is too long for the model.
+            RewardError: A reward function failed.
+        """
+        if not prompts:
+            raise ConfigError(f"{task.curve}: no prompt is left to evaluate on; increase data.max_prompt_tokens")
+        longest = max(len(prompt.tokens) for prompt in prompts)
+        check_length(self._policy, self._rule, longest)
+        recipe, began = self.config.recipe, time.perf_counter()
+        engine = torch_engine(
+            self._policy,
+            slots=self._slots(longest, samples * len(prompts)),
+            prompt_tokens=longest,
+            rule=self._rule,
+            sampling=Sampling(recipe.temperature, recipe.top_p, stop_tokens(self._policy, self.tokenizer)),
+        )
+        groups = generate([engine], held_out_visits(prompts), samples, self.config.seed, "evaluate")
+        sampled_s = time.perf_counter() - began
+        scoring = make_scoring(self.config, self._decode)
+        try:
+            pending = [scoring.submit(group) for group in groups]
+            scored = [one.result() for one in pending]
+        finally:
+            scoring.close()
+        self._write(scored, texts)
+        passed_PN = np.asarray([[score.passed for score in one.scores] for one in scored])
+        mean, stderr = mean_at_k(passed_PN)
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        return SuiteResult(
+            suite=task.curve,
+            prompts=len(prompts),
+            samples=samples,
+            mean=mean,
+            stderr=stderr,
+            pass_at=pass_at_powers(passed_PN),
+            majority=self._majority(task, scored),
+            truncated=float(np.mean([rollout.truncated for rollout in rollouts])),
+            mean_tokens=float(np.mean([len(rollout) for rollout in rollouts])),
+            tokens_per_s=engine.work.tokens / max(1e-9, sampled_s),
+            seconds=time.perf_counter() - began,
+            texts=str(texts),
+        )
+
+    def _decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
+        return list(self.tokenizer.batch_decode(tokens, skip_special_tokens=True))
+
+    def _slots(self, longest: int, sequences: int) -> int:
+        """Return the number of sequences decoded together: as configured, or as many as fit into the cache."""
+        if self.config.rollouts.slots:
+            return min(self.config.rollouts.slots, sequences)
+        room = float(CPU_CACHE)
+        if self.config.hardware.device == "cuda":
+            room = GPU_SHARE * torch.cuda.mem_get_info()[0]
+        fit = int(room // (self._policy.cache_bytes * (longest + self._rule.capacity)))
+        return max(1, min(fit, 256, sequences))
+
+    def _write(self, scored: Sequence[ScoredGroup], texts: Path) -> None:
+        texts.parent.mkdir(parents=True, exist_ok=True)
+        with whole(texts) as temporary, temporary.open("w", encoding="utf-8") as file:
+            for one in scored:
+                for sample in range(len(one.scores)):
+                    row = rollout_row(self.tokenizer, 0, one, sample)
+                    file.write(json.dumps({k: v for k, v in row.items() if k not in RUN_COLUMNS}) + "\n")
+
+    def _majority(self, task: TaskData, scored: Sequence[ScoredGroup]) -> float | None:
+        """Return the share of prompts whose most common answer passes; a truncated sample has no answer."""
+        judged = isinstance(task, PromptFile) and task.reward
+        if judged or task.verifier not in ANSWERS:
+            return None
+        texts = [text for one in scored for text in self._decode([r.tokens.tolist() for r in one.group.rollouts])]
+        found = iter(answers_of(task.verifier, texts, self.config.scoring))
+        shares = []
+        for one in scored:
+            pairs = [(rollout, next(found)) for rollout in one.group.rollouts]
+            answers = [None if rollout.truncated else answer for rollout, answer in pairs]
+            shares.append(majority(answers, [score.passed for score in one.scores]))
+        return float(np.mean(shares))
+
+
+def answers_of(verifier: str, texts: Sequence[str], settings: Scoring) -> list[str | None]:
+    """Return the normalized answers of completions; None if there is none, or parsing exceeds the time limit.
+
+    Args:
+        verifier: Key of ANSWERS.
+        texts: Completions.
+        settings: Scoring settings with the time limit.
+    """
+    find = ANSWERS[verifier]
+    if not VERIFIERS[verifier].killable:
+        return [find(text) for text in texts]
+    found: list[str | None] = []
+    with ScoringPool(1, VERIFIERS[verifier].prepare, settings) as pool:
+        for call in [pool.schedule(find, text, limit_s=settings.timeout_s) for text in texts]:
+            try:
+                found.append(pool.result(call))
+            except (TimeoutError, ProcessEnded):
+                found.append(None)
+    return found

@@ -1,0 +1,161 @@
+"""The columns of metrics.jsonl for display: groups, labels, meanings, units and warning thresholds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scalerl.config import RunConfig
+from scalerl.scaling import Curve
+from scalerl.scaling.health import decline
+from scalerl.view.display import UNSTABLE_TRUNCATION, WARN_TRUNCATION, truncation_warning
+from scalerl.view.falling import moved
+from scalerl.view.occupancy import LOW, WINDOW, OccupancyWatch
+from scalerl.view.series import number
+
+GROUPS = ("learning", "staleness", "lengths", "speed", "occupancy")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Description of a column.
+
+    Example: Metric("learning", "Entropy", "mean entropy of the policy at trained tokens", "nats")
+    """
+
+    group: str
+    label: str
+    meaning: str
+    unit: str = ""
+    above: tuple[float, ...] = ()
+    """Upper thresholds: above the first, caution; above the second, training is usually unstable."""
+    below: tuple[float, ...] = ()
+    """Lower thresholds, with the same meaning for values below them."""
+    share: bool = False
+    """Whether the value is a share, shown in percent."""
+
+
+METRICS = {
+    "pass_rate": Metric("learning", "Pass rate of the batch", "share of the batch's rollouts that passed", share=True),
+    "reward": Metric("learning", "Reward", "mean reward of the batch, including the length penalty"),
+    "kept_prompts": Metric("learning", "Kept prompts", "prompts whose rewards differ; only these are trained on"),
+    "prompts": Metric("learning", "Prompts", "prompts in the batch"),
+    "entropy": Metric(
+        "learning", "Entropy", "mean entropy of the policy at trained tokens; near 0 it no longer explores", "nats"
+    ),
+    "grad_norm": Metric("learning", "Gradient norm", "L2 norm before clipping; 0 for a skipped step"),
+    "loss": Metric("learning", "Loss", "aggregated loss; it must be finite, and its level means little"),
+    "learning_rate": Metric("learning", "Learning rate", "learning rate of the step; 0 for a skipped step"),
+    "trained_tokens": Metric("learning", "Trained tokens", "tokens that entered the loss", "tokens"),
+    "epoch": Metric("learning", "Epoch", "number of epochs of the prompt pool started so far"),
+    "retired_prompts": Metric("learning", "Retired prompts", "solved prompts that are no longer drawn, so far"),
+    "staleness_mean": Metric(
+        "staleness", "Staleness, mean", "updates from the weights that sampled a token to the update that trains on it",
+        "updates",
+    ),
+    "staleness_max": Metric("staleness", "Staleness, largest", "staleness of the oldest token in the batch", "updates"),
+    "stale_share": Metric(
+        "staleness", "Too stale", "share of sampled tokens that are older than k and carry no loss", share=True
+    ),
+    "log_ratio_mean": Metric(
+        "staleness", "Log ratio, mean", "mean log probability ratio trainer / generator over trained tokens", "nats"
+    ),
+    "log_ratio_min": Metric(
+        "staleness", "Log ratio, minimum", "smallest log ratio of a token, less likely under the trainer", "nats"
+    ),
+    "log_ratio_max": Metric(
+        "staleness", "Log ratio, maximum", "largest log ratio of a token, more likely under the trainer", "nats"
+    ),
+    "capped_share": Metric(
+        "staleness", "Capped", "share of trained tokens whose ratio was capped or clipped", share=True
+    ),
+    "router_disagreement": Metric(
+        "staleness", "Router disagreement",
+        "mixtures of experts: share of tokens and layers whose experts differ between generation and training",
+        share=True,
+    ),
+    "dropped_groups": Metric("staleness", "Dropped groups", "groups that no update could train on in time, so far"),
+    "replay_difference": Metric(
+        "staleness", "Replay difference",
+        "largest difference between log-probabilities of the engine and of the trainer at the last evaluation", "nats",
+    ),
+    "completion_tokens_mean": Metric("lengths", "Length, mean", "mean length of the batch's completions", "tokens"),
+    "completion_tokens_max": Metric("lengths", "Length, longest", "length of the batch's longest completion", "tokens"),
+    "truncation_rate": Metric(
+        "lengths", "Truncated", "share of rollouts that reached their length limit, which counts as failed",
+        above=(WARN_TRUNCATION, UNSTABLE_TRUNCATION), share=True,
+    ),
+    "interruption_rate": Metric(
+        "lengths", "Interrupted", "share of rollouts whose thinking was ended by the phrase", share=True
+    ),
+    "step_s": Metric("speed", "Step", "wall-clock time of the step", "s"),
+    "generator_tokens_per_s": Metric("speed", "Generator", "tokens sampled per second", "tokens/s"),
+    "trainer_tokens_per_s": Metric("speed", "Trainer", "tokens trained per second, without waiting", "tokens/s"),
+    "swap_ms": Metric("speed", "Weight swap", "duration of the generator's last weight swap", "ms"),
+    "scoring_wait_s": Metric("speed", "Wait for scores", "time that the step waited for verifiers", "s"),
+    "device_hours": Metric("speed", "Device-hours", "number of devices times training time, so far", "h"),
+    "flops": Metric("speed", "FLOPs", "floating-point operations of training and generation, so far"),
+    "tokens": Metric("speed", "Tokens", "tokens generated for training, so far", "tokens"),
+    "occupancy": Metric(
+        "occupancy", "Busy slots", "share of the engines' slots that were decoding", below=(LOW,), share=True
+    ),
+    "generator_idle": Metric(
+        "occupancy", "Generator idle", "share of time that the generator waited for weights or prompts", share=True
+    ),
+    "trainer_idle": Metric(
+        "occupancy", "Trainer idle", "share of the step that the trainer waited for the batch", share=True
+    ),
+    "engine_restarts": Metric(
+        "occupancy", "Engine restarts", "engines that died and were restarted, so far", above=(0.0,)
+    ),
+    "resampled": Metric("occupancy", "Resampled", "sequences sampled again because their engine died, so far"),
+    "verifier_timeouts": Metric(
+        "occupancy", "Verifier timeouts", "completions whose verifier was stopped by its timeout, so far", above=(0.0,)
+    ),
+    "reward_failures": Metric(
+        "occupancy", "Reward failures", "completions without a reward because the verifier failed, so far",
+        above=(0.0,),
+    ),
+}  # fmt: skip
+"""Every column except `step`, in display order."""
+
+
+TROUBLE = {
+    "engine_restarts": "engine restarts so far; the notes of the run have the reasons",
+    "verifier_timeouts": "completions so far whose verifier was stopped by its timeout",
+    "reward_failures": "completions so far without a reward, because the reward function or verifier failed",
+}
+"""Messages for counters that are 0 in a healthy run."""
+
+
+def level_of(name: str, value: float) -> str:
+    """Return "caution" or "bad" if a value crosses thresholds of its metric, else ""."""
+    metric = METRICS[name]
+    crossed = [value > bound for bound in metric.above] + [value < bound for bound in metric.below]
+    return ("", "caution", "bad")[min(2, sum(crossed))]
+
+
+def warnings(rows: Sequence[Mapping[str, Any]], config: RunConfig) -> list[str]:
+    """Return warnings about the last rows of a run: truncation, empty slots, restarts, failed rewards."""
+    if not rows:
+        return []
+    filled = [{name: number(row.get(name)) for name in ("step", *METRICS)} for row in rows[-WINDOW:]]
+    recent = [row["truncation_rate"] for row in filled if math.isfinite(row["truncation_rate"])]
+    found = [truncation_warning(math.fsum(recent) / len(recent)) if recent else None]
+    slots = OccupancyWatch(config)
+    found += [slots.warning(row) for row in filled][-1:]
+    found += [f"{filled[-1][name]:.0f} {words}" for name, words in TROUBLE.items() if filled[-1][name] > 0]
+    return [text for text in found if text]
+
+
+def fall(curve: Curve, rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return a warning about a falling curve, with the metrics that moved; None if it does not fall."""
+    symptom = decline(curve)
+    if symptom is None:
+        return None
+    filled = [{name: number(row.get(name)) for name in METRICS} for row in rows]
+    changes = moved(filled)
+    also = f"; metrics that moved: {', '.join(changes)}" if changes else "; no other metric moved clearly"
+    return f"the held-out pass rate of {curve.label} has fallen by {symptom.numbers['fall']:.3f} since its best{also}"

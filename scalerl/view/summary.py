@@ -1,0 +1,125 @@
+"""Writes curve.png and summary.json of a run, and returns its closing lines. Does not import torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scalerl.config import RunConfig
+from scalerl.config.data import generated
+from scalerl.core.files import read_json, write_whole
+from scalerl.core.outputs import why_not
+from scalerl.scaling import CurveError
+from scalerl.types import EvalPoint
+from scalerl.view.outlook import Outlook, points_by_task, run_outlook
+
+
+def summarize(directory: Path, config: RunConfig, points: Sequence[EvalPoint]) -> list[str]:
+    """Write curve.png and summary.json; return closing lines with the outlook of each task and the paths."""
+    note, every = data_note(config), points_by_task(points)
+    suites = {task: own for task, own in every.items() if task in set(config.tasks) - set(config.main_tasks)}
+    tasks = {task: own for task, own in every.items() if task not in suites}
+    lines, found = [note] if note else [], dict[str, Outlook | None]()
+    for task, own in tasks.items():
+        lines += [f"task      {task}"] if len(tasks) > 1 else []
+        try:
+            ahead = run_outlook(own, default_axis(config), label=f"{directory.name} · {task}")
+        except CurveError as error:
+            found[task] = None
+            lines.append(f"forecast  none: {error}")
+        else:
+            found[task] = ahead
+            lines += ahead.lines()
+    lines += [f"suite     {name}: {_suite_line(own[-1])}" for name, own in suites.items()]
+    if any(found.values()):
+        try:
+            write_summary(directory, found, note, {name: own[-1] for name, own in suites.items()})
+            lines.append(f"picture   {directory / 'curve.png'}")
+        except OSError as error:  # the run is complete even without the figure
+            lines.append(f"picture   none: {why_not(directory / 'curve.png', error)}")
+    return [*lines, f"run       {directory}"]
+
+
+def _suite_line(point: EvalPoint) -> str:
+    """Return the last point of an evaluation suite as text; suites have no forecast."""
+    return (
+        f"mean@{point.samples_per_prompt} {point.pass_rate:.3f} ± {point.stderr:.3f} at step {point.step} "
+        f"({point.prompts} prompts)"
+    )
+
+
+def write_summary(
+    directory: Path, found: Mapping[str, Outlook | None], note: str, suites: Mapping[str, EvalPoint] | None = None
+) -> None:
+    """Write curve.png and summary.json with all tasks of a run.
+
+    Args:
+        directory: Directory of the run.
+        found: Outlooks of the tasks; None for a task without a forecast.
+        note: Note about the data.
+        suites: Last points of evaluation suites; None keeps those of an earlier summary.
+    """
+    from scalerl.view.figures import save_curves
+
+    save_curves(directory / "curve.png", [ahead.fit for ahead in found.values() if ahead], note)
+    values = {task: ahead.to_dict() if ahead else None for task, ahead in found.items()}
+    content: dict[str, Any] = (
+        {"tasks": values} if len(values) > 1 else next(found for found in values.values() if found)
+    )
+    path = directory / "summary.json"
+    if suites is None:
+        kept = _suites_before(path)
+    else:
+        kept = {"suites": {name: point.to_dict() for name, point in suites.items()}} if suites else {}
+    write_whole(path, json.dumps({**content, **kept}, indent=1) + "\n")
+
+
+def _suites_before(path: Path) -> dict[str, Any]:
+    """Return the suites of an earlier summary; empty if there is no readable summary."""
+    try:
+        before = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return {"suites": before["suites"]} if isinstance(before, dict) and "suites" in before else {}
+
+
+def refresh(directory: Path, config: RunConfig, ahead: Outlook, note: str) -> Path:
+    """Update the files of a run directory after a new fit of one task; return the path of the figure.
+
+    If the run has several tasks, only the figure of this task is written.
+    """
+    from scalerl.view.figures import save_curves
+
+    task = ahead.fit.curve.label
+    if len(config.tasks) == 1 or config.main_tasks == [task]:
+        write_summary(directory, {task: ahead}, note)
+        return directory / "curve.png"
+    path = directory / f"curve-{task}.png"
+    save_curves(path, [ahead.fit], note)
+    return path
+
+
+def default_axis(config: RunConfig) -> str:
+    """Return the default compute axis of a fit: device-hours on GPUs, counted FLOPs on CPU."""
+    return "device_hours" if config.hardware.device == "cuda" else "flops"
+
+
+def data_note(config: RunConfig) -> str:
+    """Return a note about the data and about changes during the run; empty if there is none."""
+    return "; ".join(part for part in (_noise_note(config), _rates_note(config)) if part)
+
+
+def _rates_note(config: RunConfig) -> str:
+    rates = [f"{rate.learning_rate:g} after step {rate.after_step}" for rate in config.recipe.optimizer.later_rates]
+    return f"the learning rate was set to {', then '.join(rates)}" if rates else ""
+
+
+def _noise_note(config: RunConfig) -> str:
+    noise = {task.curve: f"{task.label_noise:.0%}" for task in generated(config.data) if task.label_noise}
+    if not noise:
+        return ""
+    alike = len(noise) == len(config.main_tasks) and len(set(noise.values())) == 1
+    amount = next(iter(noise.values())) if alike else ", ".join(f"{share} ({kind})" for kind, share in noise.items())
+    return f"{amount} of the reference answers are wrong on purpose, which caps the pass rate"

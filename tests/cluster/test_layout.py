@@ -1,0 +1,261 @@
+"""Errors and output of a dry run and of `scalerl plan`."""
+
+import json
+import re
+
+import pytest
+from commands import call
+from doc_pages import json_keys
+
+from scalerl.cluster.layout import check, lay_out, lines
+from scalerl.cluster.plan import Given, best_split, lengths_of, speeds_of, splits
+from scalerl.cluster.speed import GPUS, Assumptions
+from scalerl.config import HuggingFaceModel, RunConfig, read_config
+from scalerl.config.base import replace
+from scalerl.config.data import PromptFile
+from scalerl.config.placement import Placement
+from scalerl.config.recipe import PipelineRL
+from scalerl.config.run import Hardware, Learner, Rollouts, Scoring
+from scalerl.core.errors import ConfigError
+from scalerl.models.sizes import sizes_of
+
+PAPER = RunConfig(
+    model=HuggingFaceModel(path="meta-llama/Llama-3.1-8B"),
+    data=(PromptFile(path="p.jsonl", task="math"),),
+    learner=Learner(micro_batch_tokens=32_768, gradient_checkpointing=True, accumulate="sharded"),
+    hardware=Hardware(device="cuda"),
+    placement=Placement(backend="ray", engine="vllm", trainer_ranks=16, generators=64, gpus=80),
+)
+
+
+def with_placement(**changes):
+    return replace(PAPER, placement=replace(PAPER.placement, **changes))
+
+
+def test_the_dry_run_counts_scorers_and_their_cores():
+    config = replace(with_placement(scorers=4), scoring=Scoring(workers=8))
+    assert "scorers: 4 actors of 8 cores each" in lines(config, lay_out(config))
+
+
+def test_scorers_without_ray_are_an_error():
+    with pytest.raises(ValueError, match="scorers: got 2 with backend 'local'; allowed: backend = 'ray'"):
+        Placement(scorers=2)
+
+
+def refused(config):
+    with pytest.raises(ConfigError) as error:
+        check(config, lay_out(config))
+    return str(error.value)
+
+
+def test_8b_fits_on_the_80_gpus_of_the_paper():
+    layout = lay_out(PAPER)
+    check(PAPER, layout)
+    assert layout.gpus == 80 and layout.slots_of_an_engine == 12 and not layout.sharing
+    # weights 2 x 8.03e9; 12 slots x (14,048 + 2,048) tokens x 131,072 bytes
+    assert layout.at_limit.weights == pytest.approx(16.06e9, rel=1e-3)
+    assert layout.at_limit.cache == 12 * 16_096 * 131_072
+    printed = "\n".join(lines(PAPER, layout))
+    assert (
+        "16 trainer ranks (FSDP2) and 64 vLLM generators: 80 GPUs" in printed
+        and "table of well-known models" in printed
+    )
+
+
+def test_tensor_parallelism_must_divide_both_kinds_of_heads():
+    # divides the 32 heads but not the 8 key-value heads
+    config = with_placement(tensor_parallel=16, generators=4)
+    assert "tensor_parallel: got 16" in refused(config) and "a divisor of both, 1, 2, 4, 8" in refused(config)
+
+
+def test_too_many_gpus_are_an_error_and_servers_by_address_need_none():
+    assert "80 GPUs in total; allowed: placement.gpus = 79" in refused(with_placement(gpus=79))
+    served = with_placement(gpus=16, generators=1, servers=tuple(f"http://10.0.0.{i}:8000" for i in range(64)))
+    assert lay_out(served).gpus == 16
+    check(served, lay_out(served))
+
+
+def test_the_error_for_a_too_large_trainer_names_enough_ranks():
+    text = refused(with_placement(trainer_ranks=2))
+    (ranks,) = re.findall(r"Set placement\.trainer_ranks to (\d+) or more", text)
+    enough = with_placement(trainer_ranks=int(ranks))
+    check(enough, lay_out(enough))
+    assert int(ranks) > 2
+    assert "trainer_ranks: got" in refused(with_placement(trainer_ranks=int(ranks) - 1))
+
+
+def test_the_error_for_too_many_slots_names_a_number_that_fits():
+    config = replace(PAPER, rollouts=Rollouts(slots=64 * 200, expected_tokens=5000))
+    text = refused(config)
+    (most,) = re.findall(r"Set rollouts\.slots to (\d+) or fewer", text)
+    fitting = replace(config, rollouts=replace(config.rollouts, slots=int(most)))
+    check(fitting, lay_out(fitting))
+    assert "rollouts.slots: got" in refused(replace(config, rollouts=replace(config.rollouts, slots=int(most) + 64)))
+
+
+def test_the_error_for_too_large_weights_suggests_tensor_parallelism():
+    scout = replace(
+        PAPER,
+        model=HuggingFaceModel(path="meta-llama/Llama-4-Scout-17B-16E"),
+        placement=replace(PAPER.placement, trainer_ranks=128, generators=64, gpus=0),
+        learner=Learner(micro_batch_tokens=16_384, gradient_checkpointing=True, accumulate="sharded"),
+    )
+    assert "leave no room for a sequence" in refused(scout) and "Raise tensor_parallel" in refused(scout)
+
+
+def test_a_trainer_and_a_torch_generator_share_one_gpu_and_must_fit_together():
+    config = replace(
+        PAPER,
+        model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"),
+        placement=Placement(gpu_gb=24, gpus=1),
+        rollouts=Rollouts(slots=64),
+    )
+    assert lay_out(config).gpus == 1 and "share one GPU" in refused(config)
+    larger = replace(config, placement=Placement(gpu_gb=2000, gpus=1))
+    check(larger, lay_out(larger))
+
+
+def test_memory_is_checked_only_for_gpus():
+    config = replace(with_placement(trainer_ranks=1, generators=1, gpu_gb=1, gpus=0), hardware=Hardware(device="cpu"))
+    check(config, lay_out(config))
+    assert "in the memory of this machine" in lines(config, lay_out(config))[1]
+
+
+# ------------------------------------------------------------------------------------------------------------ splits
+
+
+def test_splits_use_all_gpus_and_whole_nodes_of_trainers():
+    assert splits(4, 1, 8) == [(1, 3), (2, 2), (3, 1)]
+    assert splits(8, 4, 8) == [(4, 1)]
+    assert splits(32, 8, 8) == [(8, 3), (16, 2), (24, 1)]
+    with pytest.raises(ConfigError, match="--gpus: got 4 with generators of 8 GPUs; allowed: at least 9"):
+        splits(4, 8, 8)
+
+
+def test_the_best_split_has_the_most_useful_tokens_and_keeps_both_sides_busy():
+    found = sizes_of(PAPER)
+    given = Given(found, Assumptions(GPUS["H100"]), generator_rates=((12, 1000.0), (24, 1000.0)), trainer_rate=16_000.0,
+                  trainer_rate_ranks=16, transfer_s=0.0, updates=8)  # fmt: skip
+    recipe = replace(PAPER.recipe, prompts_per_step=12, off_policy=PipelineRL(max_lag=2))
+    config = replace(PAPER, recipe=recipe, rollouts=Rollouts(slots=192, expected_tokens=5000))
+    outcomes = best_split(config, given, lengths_of(config, None), 16)
+    assert [one.trainer_ranks + one.generators for one in outcomes] == [16] * len(outcomes) and len(outcomes) > 2
+    useful = [one.figures.useful_tokens_per_s for one in outcomes]
+    assert useful == sorted(useful, reverse=True)
+    assert abs(outcomes[0].trainer_ranks - 8) <= 1  # a rank trains 1,000 tokens/s and a generator samples as many
+    too_large = replace(config, model=HuggingFaceModel(path="meta-llama/Llama-4-Scout-17B-16E"))
+    with pytest.raises(ConfigError, match="no split of them into trainers and generators fits the model"):
+        best_split(too_large, Given(sizes_of(too_large), given.assumed), lengths_of(config, None), 8)
+
+
+# ----------------------------------------------------------------------------------------------------------- transfers
+
+
+@pytest.mark.parametrize(
+    ("placement", "weights", "expected"),
+    [
+        # 8.03e9 parameters in BF16 are 16.06 GB. vLLM servers that the run starts read files: one write at 2 GB/s, and
+        # one read by each of the 8 nodes with engines (16 ranks fill two nodes, 64 engines the next eight)
+        ({}, "auto", (8.03, 8 * 8.03)),
+        ({"generators": 3, "trainer_ranks": 1}, "auto", (8.03, 8.03)),
+        # one broadcast at 40 GB/s, to any number of servers
+        ({"servers": ("http://a:1", "http://a:2", "http://b:1")}, "nccl", (0.4015, 0.4015)),
+        ({"servers": ("http://a:1", "http://a:2", "http://b:1")}, "auto", (8.03, 2 * 8.03)),
+        # a copy to host memory at 25 GB/s, then one over the network to each of the two nodes, and to the GPU
+        ({"engine": "torch", "generators": 9, "trainer_ranks": 1}, "auto", (0.6424, 2 * 0.4015 + 0.6424)),
+        ({"engine": "torch", "generators": 1, "trainer_ranks": 1, "backend": "local"}, "auto", (0.6424, 0.6424)),
+    ],
+    ids=["paper", "one-node", "nccl", "servers", "object-store", "shared-memory"],
+)
+def test_a_plan_times_the_channel_that_the_run_uses_and_every_node_that_reads(placement, weights, expected):
+    generators = 1 if "servers" in placement else 64
+    config = replace(
+        PAPER,
+        placement=replace(PAPER.placement, **{"generators": generators, **placement}),
+        rollouts=Rollouts(weights=weights),
+    )
+    speeds, notes = speeds_of(config, Given(sizes_of(config), Assumptions(GPUS["H100"])))
+    assert (speeds.transfer_s, speeds.swap_s) == pytest.approx(expected, rel=1e-3)
+    assert f"assumed: {config.weights} to engines on" in notes[2]
+
+
+# --------------------------------------------------------------------------------------------------------------- CLI
+
+
+KNOWN = ["--generator-tokens-per-s", "20000", "--trainer-tokens-per-s", "30000", "--updates", "10"]
+
+
+def test_plan_prints_its_results_as_text_and_as_documented_json(capsys):
+    code, out, _ = call(capsys, "plan", *KNOWN)
+    assert code == 0 and "throughput: " in out and "staleness: " in out and "tokens/s as given" in out
+    code, out, _ = call(capsys, "plan", *KNOWN, "--json")
+    found = json.loads(out)
+    keys = json_keys()
+    parts = {name: set(found[name]) for name in ("model", "lengths")}
+    assert set(found) | parts["model"] | parts["lengths"] == keys["plan"] and set(found["best"]) == keys["Outcome"]
+    assert found["best"] == found["outcomes"][0] and found["best"]["staleness_max"] <= 8
+    # the trainer is faster than the engine: 20,000 tokens/s with full slots
+    assert found["best"]["tokens_per_s"] == pytest.approx(20_000, rel=0.05)
+
+
+def test_dry_run_prints_the_placement_and_plan_raises_the_same_errors(capsys, tmp_path):
+    code, out, _ = call(capsys, "train", "--dry-run")
+    assert code == 0 and "# model: 133,120 parameters" in out and "# placement: one trainer process" in out
+    words = ["--model", "Qwen/Qwen3-8B", "--data", "p.jsonl", "--device", "cuda", "--placement.gpu_gb", "24"]
+    for verb in (["train", "--dry-run"], ["plan"]):
+        code, _, error = call(capsys, *verb, *words)
+        assert code == 2 and "share one GPU and need" in error and "docs/cluster.md" in error
+
+
+VLLM = ["--placement.engine", "vllm"]
+NCCL = [*VLLM, "--placement.servers", "['http://a:1']", "--rollouts.weights", "nccl"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        # 768 slots x 2 caches x 16,096 tokens x 114,688 bytes, and weights of 1.2 GB with an FP32 head of 0.6 GB
+        ([], r"generator \(2837.3 GB, 768 slots .*set hardware.device = 'cpu' \(auto is planned as GPUs\)"),
+        ([*VLLM, "--recipe.top_p", "0.9"], "top_p: got 0.9 with placement.engine 'vllm'; allowed: 1"),
+        ([*NCCL, "--recipe.off_policy.kind", "ppo-off-policy"], "got 'nccl' with ppo-off-policy of 8 batches; allowed"),
+        ([*VLLM, "--placement.gpus_per_generator", "2"], "got 2 with tensor_parallel 1; allowed: 0 or 1"),
+    ],
+    ids=["memory", "top_p", "round", "gpus"],
+)
+def test_the_dry_run_refuses_what_the_start_or_the_first_evaluation_would(capsys, words, message):
+    code, _, error = call(capsys, "train", "--dry-run", "--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", *words)
+    assert code == 2 and re.search(message, error) and "Traceback" not in error
+
+
+def test_on_policy_rounds_and_pipelines_may_use_nccl():
+    for kind in (["--recipe.off_policy.kind", "ppo-off-policy", "--recipe.off_policy.batches", "1"], []):
+        assert read_config(None, [*NCCL, *kind]).weights == "nccl"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give --from RUN (a run directory), or both --generator-tokens-per-s"),
+        ([*KNOWN, "--gpu", "H10"], "--gpu: got 'H10' (did you mean 'H100'?)"),
+        ([*KNOWN[2:], "--generator-tokens-per-s", "x:3"], "got 'x:3'; allowed: tokens/s, or RUNNING:TOKENS_PER_S"),
+        ([*KNOWN[2:], "--generator-tokens-per-s", "4:3", "4:5"], "two rates for one number of running sequences"),
+        ([*KNOWN, "--decode-share", "1.5"], "--decode-share: got 1.5; allowed: above 0, at most 1"),
+        ([*KNOWN, "--gpus", "0"], "--gpus: got 0; allowed: a number above 0"),
+        ([*KNOWN, "--transfer-s", "-1"], "--transfer-s: got -1"),
+        (["--from", "nowhere"], "nowhere/config.toml: no such file"),
+        ([*KNOWN, "--recipe.off_policy.max_lags", "3"], "unknown option --recipe.off_policy.max_lags"),
+        (["none.toml", *KNOWN], "none.toml: no such file"),
+    ],
+)
+def test_every_mistake_gives_a_one_line_error(capsys, words, message):
+    code, _, error = call(capsys, "plan", *words)
+    assert code == 2 and message in error and error.startswith("scalerl: ") and "Traceback" not in error
+
+
+def test_whole_gradients_on_every_rank_are_counted_and_the_remedy_is_named():
+    local = replace(PAPER, learner=replace(PAPER.learner, accumulate="local"))
+    # 4 more bytes per parameter (8.03e9) on each GPU
+    more = lay_out(local).trainer.total - lay_out(PAPER).trainer.total
+    assert more == pytest.approx(4 * 8.03e9, rel=1e-3)
+    small = replace(local, placement=replace(local.placement, gpu_gb=60))
+    assert "learner.accumulate = sharded" in refused(small)

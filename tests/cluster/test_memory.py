@@ -1,0 +1,182 @@
+"""Sizes and bytes of models, compared with published counts, transformers' models, and hand calculations."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from tiny_models import tiny_model
+
+from scalerl.cluster.memory import (
+    activation_bytes,
+    adapter_params,
+    cache_bytes_per_token,
+    generator_memory,
+    logits_bytes,
+    slots_that_fit,
+    trainer_memory,
+)
+from scalerl.config.base import replace
+from scalerl.config.model import HuggingFaceModel, Lora
+from scalerl.config.placement import ModelNumbers
+from scalerl.config.presets import LAB
+from scalerl.core.errors import ConfigError
+from scalerl.models.lora import LoraPolicy
+from scalerl.models.policy import Policy
+from scalerl.models.sizes import KNOWN, of_config, of_model, sizes_of
+
+VALUES = {
+    "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
+    "intermediate_size": 16, "vocab_size": 10, "tie_word_embeddings": True,
+}  # fmt: skip
+SMALL = of_config(VALUES.get)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("Qwen/Qwen3-0.6B", 596_049_920),
+        ("Qwen/Qwen3-8B", 8_190_735_360),
+        ("meta-llama/Llama-3.1-8B", 8_030_261_248),
+        ("Qwen/Qwen3-30B-A3B", 30_532_122_624),
+        ("meta-llama/Llama-4-Scout-17B-16E", 107_770_000_000),  # 109B with the image encoder
+    ],
+)
+def test_parameter_counts_of_well_known_models_match_published_ones(name, published):
+    assert KNOWN[name].params == pytest.approx(published, rel=1e-3)
+
+
+def test_active_parameters_of_mixtures_match_their_names():
+    """3B of Qwen3-30B-A3B and 17B of Scout, embedding included."""
+    for name, active in (("Qwen/Qwen3-30B-A3B", 3.3e9), ("meta-llama/Llama-4-Scout-17B-16E", 17.17e9)):
+        sizes = KNOWN[name]
+        assert sizes.matmul_params + sizes.head_params == pytest.approx(active, rel=0.02)
+
+
+GATED = ["qwen3", "llama", "qwen3-untied", "qwen3-moe", "qwen3-moe-untied", "gemma3-mixed", "seed-oss", "mixtral",
+         "deepseek-v2", "deepseek-v3", "mistral4", "youtu"]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", GATED)
+def test_a_config_json_gives_the_sizes_of_the_loaded_model(family, tmp_path):
+    model = tiny_model(family)
+    model.config.save_pretrained(tmp_path)
+    found, counted = of_config(json.loads((tmp_path / "config.json").read_text()).get), of_model(model)
+    assert found.params == counted.params == sum(p.numel() for p in model.parameters() if p.ndim >= 2)
+    assert [a.width for a in found.attention] == [a.width for a in counted.attention]
+    assert dataclasses.replace(found, attention=counted.attention) == counted  # windows are not read
+    assert Policy(model).cache_bytes == 4 * found.cache_width
+
+
+def test_the_config_of_scout_gives_its_row_of_the_table():
+    from transformers import Llama4Config
+
+    assert of_config(Llama4Config().text_config.to_dict().get) == KNOWN["meta-llama/Llama-4-Scout-17B-16E"]
+
+
+def test_layers_and_heads_by_hand():
+    # attention 2 x 8 x 4 x (2 + 1) = 192, MLP 3 x 8 x 16 = 384, embedding 10 x 8 = 80
+    assert SMALL.layer_params == 192 + 384 == 576
+    assert SMALL.params == 2 * 576 + 80 == SMALL.matmul_params
+    untied = of_config({**VALUES, "tie_word_embeddings": False}.get)
+    assert untied.params == SMALL.params + 80 and untied.matmul_params == SMALL.params
+
+
+def test_the_cache_of_llama_8b_is_128_kib_per_token():
+    assert cache_bytes_per_token(KNOWN["meta-llama/Llama-3.1-8B"]) == 128 * 1024
+    assert cache_bytes_per_token(KNOWN["meta-llama/Llama-3.1-8B"], tensor_parallel=4) == 32 * 1024
+
+
+def test_a_single_trainer_holds_20_bytes_per_parameter_and_each_of_four_ranks_4():
+    alone = trainer_memory(SMALL, 1, tokens=1, checkpointing=True)
+    assert alone.weights + alone.masters + alone.gradients + alone.optimizer == 20 * SMALL.params
+    four = trainer_memory(SMALL, 4, tokens=1, checkpointing=True)
+    assert four.weights + four.masters + four.gradients + four.optimizer == 16 * SMALL.params / 4
+    whole = trainer_memory(SMALL, 4, tokens=1, checkpointing=True, whole_gradient=True)
+    assert whole.gradients - four.gradients == 4 * SMALL.params
+    # two layers and the tied head in BF16, one layer's gradient in FP32
+    assert alone.gathered == 0 and four.gathered == 2 * (2 * 576 + 80) + 4 * 576
+
+
+def test_the_memory_of_a_single_trainer_matches_torch():
+    """Masters, gradients and moments of AdamW over FP32 masters of BF16 weights, counted in a real optimizer."""
+    model = torch.nn.Linear(16, 32, bias=False, dtype=torch.bfloat16)
+    master = torch.nn.Parameter(model.weight.detach().float())
+    optimizer = torch.optim.AdamW([master])
+    master.grad, model.weight.grad = torch.zeros_like(master), torch.zeros_like(model.weight)
+    optimizer.step()
+    moments = [t for t in optimizer.state[master].values() if t.ndim]
+    held = [model.weight, model.weight.grad, master, master.grad, *moments]
+    assert sum(t.numel() * t.element_size() for t in held) == 20 * 16 * 32
+
+
+def test_activations_by_hand():
+    # 2 bytes x 5 tokens x (6 x 8 + 2 x 8 + 2 x 4 + 4 x 16) = 1360 per layer; its input is 2 x 5 x 8 = 80
+    assert activation_bytes(SMALL, 5, checkpointing=False) == 2 * 1360
+    assert activation_bytes(SMALL, 5, checkpointing=True) == 1360 + 2 * 80
+
+
+def test_logits_are_three_blocks_of_64_mib_until_a_block_of_256_columns_is_larger():
+    fixed = 2 * SMALL.head_params
+    assert logits_bytes(SMALL, 100) == 3 * 2**26 + 4 * 2 * 100 * 8 + fixed
+    assert logits_bytes(SMALL, 2**17) == 4 * 3 * 256 * 2**17 + 4 * 2 * 2**17 * 8 + fixed
+
+
+def test_slots_fill_the_memory_that_the_weights_leave():
+    llama = KNOWN["meta-llama/Llama-3.1-8B"]
+    # 0.9 x 80e9 - 16.06e9 = 55.94e9; 16,384 tokens x 131,072 = 2.147e9: 26 sequences
+    assert slots_that_fit(llama, 16_384, 80e9) == 26
+    held = generator_memory(llama, 26 * 16_384)
+    assert held.total < 0.9 * 80e9 < held.total + 16_384 * 131_072
+    assert slots_that_fit(llama, 16_384, 17e9) == 0
+
+
+def test_configured_numbers_have_priority_and_an_unknown_model_is_an_error(tmp_path):
+    numbers = ModelNumbers(
+        hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=16,
+        vocab_size=10, tie_word_embeddings=True,
+    )  # fmt: skip
+    assert of_config(vars(numbers).get) == SMALL
+    config = replace(LAB, model=HuggingFaceModel(path="nobody/nothing"), data=_file())
+    with pytest.raises(ConfigError, match=r"model\.path: got 'nobody/nothing'.*placement\.model_numbers"):
+        sizes_of(config)
+    given = replace(config, placement=replace(config.placement, model_numbers=numbers))
+    assert sizes_of(given).sizes == SMALL and "model_numbers" in sizes_of(given).source
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 8}')
+    broken = replace(config, model=HuggingFaceModel(path=str(tmp_path)))
+    with pytest.raises(ConfigError, match=r"config\.json: not a supported decoder configuration.*num_hidden_layers"):
+        sizes_of(broken)
+
+
+def test_impossible_model_numbers_are_an_error():
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 3, "vocab_size": 10}
+    for wrong, message in (
+        ({"num_key_value_heads": 2, "intermediate_size": 4}, "num_key_value_heads: got 2"),
+        ({"num_key_value_heads": 3}, "intermediate_size: got 0"),
+        ({"num_key_value_heads": 3, "num_experts": 4}, "num_experts: got 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ModelNumbers(**sizes, **wrong)
+
+
+def _file():
+    from scalerl.config.data import PromptFile
+
+    return (PromptFile(path="prompts.jsonl", task="math"),)
+
+
+def test_bytes_of_a_trainer_with_adapters_by_hand():
+    # width 8, 2 heads of 4: q and o 8 + 8; one key-value head of 4: k and v 8 + 4; MLP of 16: three of 8 + 16
+    assert adapter_params(SMALL, Lora(rank=3)) == 3 * 2 * (2 * 16 + 2 * 12 + 3 * 24)
+    assert adapter_params(SMALL, Lora(rank=3, targets=("v_proj", "layers.1.mlp.up_proj"))) == 3 * 2 * (12 + 24)
+    whole, found = trainer_memory(SMALL, 1, 50, False), trainer_memory(SMALL, 1, 50, False, adapters=100)
+    assert found.weights == 2 * (SMALL.params + 100) and found.activations == whole.activations
+    assert (found.masters, found.gradients, found.optimizer) == (400, 600, 800)
+    assert whole.logits - found.logits == 2 * 8 * 10  # no gradient of the head
+
+
+def test_adapter_entries_match_those_of_the_model():
+    pytest.importorskip("peft")
+    model = tiny_model("qwen3")
+    sizes, policy = of_model(model), LoraPolicy(Policy(model), Lora(rank=5), seed=0)
+    assert adapter_params(sizes, Lora(rank=5)) == sum(p.numel() for _, p in policy.trained())

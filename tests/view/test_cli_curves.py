@@ -1,0 +1,219 @@
+"""The curve commands: text, documented JSON, several runs at once, user errors in one line with exit code 2."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import call
+from doc_pages import json_keys
+from simulated import curve, write
+
+
+def answer(capsys, *words):
+    code, out, error = call(capsys, *words, "--json")
+    assert code == 0, error
+    return json.loads(out)
+
+
+@pytest.fixture
+def points(tmp_path):
+    return write(tmp_path / "one.jsonl", curve())
+
+
+@pytest.fixture
+def sides(tmp_path):
+    ours = [write(tmp_path / f"ours-{i}.jsonl", curve(seed=i, efficiency=2.6)) for i in range(2)]
+    return ours, [write(tmp_path / f"theirs-{i}.jsonl", curve(seed=9 + i, efficiency=1.5)) for i in range(2)]
+
+
+def test_the_keys_of_every_command_are_as_documented(capsys, points, sides):
+    keys = json_keys()
+    run = keys["Run"]
+    fitted = answer(capsys, "fit", points)
+    assert set(fitted) == run | keys["fit"] and set(fitted["advice"]) == keys["Advice"]
+    assert all(set(fitted[name]) == keys["Estimate"] for name in ("asymptote", "efficiency", "midpoint", "initial"))
+    ahead = answer(capsys, "forecast", points, "--target", 0.6)
+    assert set(ahead) == run | keys["forecast"] and set(ahead["forecast"]) == keys["Forecast"]
+    assert set(ahead["forecast"]["at"][0]) == keys["Estimate"] | {"compute"}
+    assert set(ahead["forecast"]["target"]) == set(ahead["forecast"]["done"]) == keys["Reach"]
+    tested = answer(capsys, "backtest", points)
+    assert set(tested) == run | keys["backtest"] and set(tested["splits"][0]) == keys["Split"]
+    assert set(tested["splits"][0]["forecast"]) == set(tested["splits"][0]["baselines"]["power law"]) == keys["Error"]
+    found = answer(capsys, "compare", *sides[0], "--versus", *sides[1])
+    assert set(found) == keys["compare"] and set(found["first"][0]) == run - {"source"}
+    page = answer(capsys, "report", *sides[0], "--versus", *sides[1], "-o", points.with_name("page.html"))
+    assert set(page) == keys["report"] and set(page["comparison"]) == keys["compare"]
+    assert set(page["runs"][3]) == (run - {"source"}) | keys["fit"] | keys["Page run"]
+    assert [each["side"] for each in page["runs"]] == [0, 0, 1, 1]
+
+
+def test_page_uses_least_squares_and_rejects_a_method_without_intervals(capsys, points):
+    out = points.with_name("page.html")
+    (run,) = answer(capsys, "report", points, "--method", "least-squares", "-o", out)["runs"]
+    assert run["asymptote"] == answer(capsys, "fit", points, "--method", "least-squares")["asymptote"]
+    assert len(run["splits"]) == 3 and out.exists()
+    code, _, error = call(capsys, "report", points, "--method", "paper", "-o", points.with_name("none.html"))
+    assert code == 2 and "got 'paper'" in error and "no intervals for the page" in error
+    assert not points.with_name("none.html").exists()
+
+
+def test_the_page_says_why_a_least_squares_fit_of_a_first_part_has_no_backtest(tmp_path, capsys):
+    # up to 0.6 of C_mid the points determine A, up to 0.3 of it they do not
+    points = write(tmp_path / "young.jsonl", curve(last=1500.0))
+    (found,) = answer(capsys, "report", points, "--method", "least-squares", "-o", tmp_path / "page.html")["runs"]
+    assert found["asymptote"]["sd"] is not None
+    assert "least-squares fit of the first 50% of the run has no uncertainty" in (tmp_path / "page.html").read_text()
+
+
+def test_several_runs_print_an_array_in_order(capsys, sides):
+    found = answer(capsys, "fit", *sides[1], *sides[0])
+    assert [Path(each["source"]).stem for each in found] == ["theirs-0", "theirs-1", "ours-0", "ours-1"]
+    assert found[0]["efficiency"]["high"] < 2 < found[2]["efficiency"]["low"]
+    _, out, _ = call(capsys, "fit", *sides[0])
+    assert out.count("advice ") == 2 and "ours-1.jsonl\n" in out
+
+
+def test_amounts_of_compute_can_be_given_separately(capsys, points):
+    together = answer(capsys, "forecast", points, "--at", "2x", "3x")
+    assert answer(capsys, "forecast", points, "--at", "2x", "--at", "3x") == together
+    assert len(together["forecast"]["at"]) == 2
+
+
+def test_a_forecast_is_given_at_the_requested_compute(capsys, points):
+    found = answer(capsys, "forecast", points, "--at", "2e4", "3x")
+    assert [at["compute"] for at in found["forecast"]["at"]] == [20_000, 48_000]
+    code, out, _ = call(capsys, "forecast", points, "--target", 0.5)
+    assert code == 0 and "the target is reached, in device-hours" in out and "last value" in out
+
+
+def test_a_comparison_names_the_side_that_is_better(capsys, sides):
+    code, out, _ = call(capsys, "compare", *sides[0], "--versus", *sides[1])
+    assert code == 0 and out.startswith("The ceilings are the same within ±0.02, and the first is more efficient")
+    found = answer(capsys, "compare", *sides[1], "--versus", *sides[0], "--level", 0.4)
+    assert found["winner"] == "second" and found["level"] == 0.4 and len(found["second"]) == 2
+
+
+def test_a_backtest_scores_each_fraction(capsys, points):
+    found = answer(capsys, "backtest", points, "--fractions", 0.5)
+    assert [(s["shown"], s["held_out"]) for s in found["splits"]] == [(21, 20)]
+    assert found["splits"][0]["forecast"]["rmse"] < 0.02
+    code, out, _ = call(capsys, "backtest", points)
+    assert code == 0 and "first 70% (29 points) predicting 12:" in out
+
+
+@pytest.mark.parametrize("trouble", ["the place", "plotly"])
+def test_the_verdict_is_printed_if_the_page_cannot_be_written(capsys, monkeypatch, tmp_path, points, trouble):
+    place = tmp_path / "page.html"
+    if trouble == "the place":
+        place = tmp_path / "no/where.html"
+    else:
+        monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    code, out, error = call(capsys, "report", points, "--method", "least-squares", "-o", place)
+    assert code == 1 and "one" in out and "page  " not in out and error.count("\n") == 1
+    assert ("cannot be written to" if trouble == "the place" else "needs the plotly package") in error
+    found = call(capsys, "report", points, "--method", "least-squares", "-o", place, "--json")[1]
+    assert json.loads(found)["page"] is None and len(json.loads(found)["runs"]) == 1
+
+
+def test_excluded_points_are_not_fitted_but_the_one_before_training_is(capsys, points):
+    # of 41 points at multiples of 400, those from 400 to 1600 are left out
+    assert answer(capsys, "fit", points, "--exclude-below", 1601)["points"] == 37
+    split = answer(capsys, "backtest", points, "--exclude-below", 1601, "--fractions", 0.5)["splits"][0]
+    assert split["shown"] == 17
+
+
+def test_the_papers_method_reports_no_uncertainty(capsys, points):
+    found = answer(capsys, "fit", points, "--method", "paper")
+    assert found["asymptote"]["mean"] == pytest.approx(0.61) and found["asymptote"]["sd"] is None
+    assert found["advice"] is None and found["identified"] is False
+    _, out, _ = call(capsys, "fit", points, "--method", "paper")
+    assert "(no uncertainty given)" in out and "nan" not in out and "advice    none: this fit has no uncertainty" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fit", "{points}", "--method", "mcmc"], "method must be one of posterior, least-squares, paper; got 'mcmc'"),
+        (["fit", "{points}", "{short}"], "short.jsonl: a fit needs at least 5 points; got 3"),
+        (["fit", "{points}", "--task", "math"], "task 'math' was given, but"),
+        (["forecast", "{points}", "--compute", "flops"], "has no compute column 'flops'"),
+        (["forecast", "{points}", "--at", "soon"], "multiple of the last point such as '4x'; got 'soon'"),
+        (["forecast", "{points}", "--target", "60"], "target must lie within the metric's bounds [0, 1]; got 60"),
+        (["compare", "{points}", "--versus", "{points}", "--method", "paper"], "comparisons need posterior fits"),
+        (["compare", "{points}", "--versus", "nowhere"], "nowhere: no such file"),
+        (["backtest", "{points}", "--fractions", "1.5"], "fractions must lie between 0 and 1; got 1.5"),
+        (
+            ["backtest", "{points}", "--exclude-below", "15000"],
+            "a fit needs at least 5 points; got 4 after leaving out",
+        ),
+        (["report", "{points}", "{steps}"], "different compute axes (device_hours, step); name one with --compute"),
+        (["report", "{short}"], "short.jsonl: a fit needs at least 5 points"),
+    ],
+)
+def test_user_errors_are_one_line_with_exit_code_2(capsys, tmp_path, points, words, message):
+    short = write(tmp_path / "short.jsonl", curve(points=3))
+    steps = tmp_path / "steps.csv"
+    steps.write_text("step,pass_rate\n" + "".join(f"{i * 10},{0.2 + 0.02 * i}\n" for i in range(9)))
+    places = {"points": points, "short": short, "steps": steps, "tmp": tmp_path}
+    code, out, error = call(capsys, *(word.format(**places) for word in words))
+    assert code == 2 and message in error and error.count("\n") == 1 and not out
+
+
+def test_a_closed_pipe_is_not_an_error(points):
+    words = [sys.executable, "-m", "scalerl.cli", "fit", *[str(points)] * 60, "--json"]
+    done = subprocess.run(["bash", "-c", '"$@" | head -1', "-", *words], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[\n" and done.stderr == ""
+
+
+def test_the_commands_load_no_torch(tmp_path, points):
+    commands = [
+        ["fit", points], ["forecast", points], ["compare", points, "--versus", points], ["backtest", points],
+        ["report", points, "-o", tmp_path / "page.html"],
+    ]  # fmt: skip
+    code = (
+        "import sys, json; from scalerl.cli import main\n"
+        "assert all(main(words) == 0 for words in json.loads(sys.argv[1]))\n"
+        "found = {'torch', 'transformers', 'pandas'} & set(sys.modules); assert not found, found"
+    )
+    pytest.importorskip("plotly")
+    words = json.dumps([[str(word) for word in command] for command in commands])
+    subprocess.run([sys.executable, "-c", code, words], check=True, capture_output=True)
+
+
+def test_the_figure_of_a_run_is_updated_by_the_default_method_only(capsys, tmp_path, points):
+    from scalerl.config import LAB, to_toml
+
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text(to_toml(LAB))
+    rows = [json.loads(line) for line in points.read_text().splitlines()]
+    (run / "points.jsonl").write_text("".join(json.dumps({**row, "flops": row["device_hours"]}) + "\n" for row in rows))
+    code, out, _ = call(capsys, "fit", run, "--method", "least-squares")
+    assert code == 0 and "FLOPs" in out and not (run / "curve.png").exists()
+    code, out, _ = call(capsys, "fit", run)
+    assert code == 0 and out.endswith(f"picture   {run / 'curve.png'}\n") and (run / "curve.png").exists()
+
+
+def test_runs_get_their_shortest_unique_names(tmp_path):
+    from scalerl.view.sources import read_sources
+
+    made = curve()
+    a = write(tmp_path / "a/run/points.jsonl", made)
+    b = write(tmp_path / "b/run/points.jsonl", made)
+    c = write(tmp_path / "c/curve.jsonl", made)
+    assert [s.name for s in read_sources([a.parent, c])] == ["run", "curve"]
+    assert [s.name for s in read_sources([a, b.parent, c])] == ["a/run", "b/run", "c/curve"]
+
+
+def test_a_reward_in_minus_one_to_one_needs_bounds(capsys, tmp_path):
+    source = curve()
+    path = tmp_path / "rewards.jsonl"
+    rows = [{"step": c, "metric": 2 * r - 1} for c, r in zip(source.compute, source.metric, strict=True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, error = call(capsys, "fit", path)
+    assert code == 2 and "metric must lie in [0, 1]" in error and "--bounds -1 1" in error
+    fitted = answer(capsys, "fit", path, "--bounds", -1, 1)
+    half = answer(capsys, "fit", write(tmp_path / "rates.jsonl", source))
+    assert fitted["asymptote"]["mean"] == pytest.approx(2 * half["asymptote"]["mean"] - 1, abs=0.005)

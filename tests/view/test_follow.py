@@ -1,0 +1,235 @@
+"""Following files, buckets of series, and searching rollouts."""
+
+import json
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from watched import METRICS as ROW
+from watched import add_points, add_rollouts, add_steps, rollout, write_run
+
+from scalerl.core.rows import RowFile
+from scalerl.view.fits import Worker
+from scalerl.view.metrics import GROUPS, METRICS, level_of, warnings
+from scalerl.view.rollouts import RolloutIndex, Search
+from scalerl.view.run import WatchedRun
+from scalerl.view.series import Columns, bucketed
+from scalerl.view.state import STATES
+from scalerl.view.watcher import Watcher
+
+
+def steps(file):
+    return [line.row["step"] for line in file.new_lines()]
+
+
+def write(path, numbers, mode="w"):
+    with path.open(mode) as file:
+        file.writelines(json.dumps({"step": number}) + "\n" for number in numbers)
+
+
+def test_only_new_complete_rows_are_read(tmp_path, monkeypatch):
+    path = tmp_path / "rows.jsonl"
+    file = RowFile(path)
+    assert steps(file) == []
+    write(path, [1, 2])
+    assert steps(file) == [1, 2] and steps(file) == []
+    with path.open("a") as out:
+        out.write('{"st')
+    assert steps(file) == []
+    with path.open("a") as out:
+        out.write('ep": 3}\nno JSON\n')
+    assert steps(file) == [3] and file.broken == 1 and file.restarts == 0
+    monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("a file that has not changed is not opened"))
+    assert steps(file) == []
+
+
+@pytest.mark.parametrize("then", [[1], [1, 7], [1, 7, 8, 9], [4, 5, 6]])
+def test_a_file_that_was_cut_back_is_reread_even_if_it_is_longer_now(tmp_path, then):
+    path = tmp_path / "rows.jsonl"
+    write(path, [1, 2, 3])
+    file = RowFile(path)
+    assert steps(file) == [1, 2, 3]
+    write(path, then)
+    os.utime(path, ns=(1, 1))  # the clock of the file system may be coarse
+    assert steps(file) == then and file.restarts == 1
+    write(path, [10], "a")
+    assert steps(file) == [10] and file.restarts == 1
+
+
+def test_offsets_lead_to_rows_after_a_line_that_is_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr("scalerl.core.rows.LONGEST", 16)
+    path = tmp_path / "rows.jsonl"
+    write(path, ["x" * 100])
+    write(path, range(30), "a")
+    file = RowFile(path)
+    lines = list(file.new_lines())
+    assert [file.row(line.offset, line.size)["step"] for line in lines] == list(range(30))
+    assert file.broken == 8  # 113 bytes
+
+
+def test_a_skipped_file_is_followed_from_its_last_complete_row(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    write(path, [1, 2])
+    with path.open("a") as out:
+        out.write('{"step"')
+    file = RowFile(path)
+    assert [row["step"] for row in file.tail()] == [1, 2]
+    with path.open("a") as out:
+        out.write(": 3}\n")
+    assert steps(file) == [3] and file.restarts == 0
+
+
+def test_buckets_keep_minimum_mean_and_maximum():
+    value_N = np.zeros(1000)
+    value_N[437], value_N[438] = 9.0, -3.0
+    found = bucketed(np.arange(1.0, 1001.0), value_N, 100)
+    assert {len(one) for one in found.values()} == {100}
+    assert max(found["high"]) == 9.0 and min(found["low"]) == -3.0
+    assert found["mean"][43] == 0.6 and found["x"][43] == 435.5  # steps 431 to 440: (9 - 3) / 10
+    assert bucketed(np.array([1.0, 2.0]), np.array([np.nan, 5.0]), 9) == {
+        "x": [2.0], "low": [5.0], "mean": [5.0], "high": [5.0],
+    }  # fmt: skip
+
+
+def test_columns_grow_and_a_window_has_a_neighbor_on_each_side():
+    columns = Columns(("step", "loss"))
+    for step in range(1, 1001):
+        columns.add({"step": step, "loss": None if step == 5 else step / 2, "other": 1})
+    assert len(columns) == 1000 and np.isnan(columns.column("loss")[4]) and columns.column("loss")[-1] == 500
+    assert columns.column("step")[columns.between(10, 12)].tolist() == [9, 10, 11, 12, 13]
+
+
+def test_every_documented_metric_has_a_meaning():
+    text = (Path(__file__).parents[2] / "docs/metrics.md").read_text().partition("\n## `points.jsonl`")[0]
+    cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    documented = [name for cell in cells for name in cell.replace("`", "").replace(",", " ").split()]
+    assert len(documented) > 30 and set(documented) == {"step", *METRICS} == {
+        "step",
+        *ROW,
+        "device_hours",
+        "flops",
+        "tokens",
+    }
+    assert {metric.group for metric in METRICS.values()} == set(GROUPS)
+
+
+def test_values_beyond_the_thresholds_give_warnings(tmp_path):
+    levels = [level_of("truncation_rate", value) for value in (0.05, 0.06, 0.11)]
+    assert levels == ["", "caution", "bad"] and level_of("occupancy", 0.69) == "caution" == level_of(
+        "reward_failures", 1
+    )
+    run = WatchedRun(write_run(tmp_path / "run", rows=30), "run")
+    run.poll(0.0)
+    assert run.warnings() == []
+    add_steps(run.path, range(31, 61), truncation_rate=0.12, occupancy=0.4, reward_failures=2, engine_restarts=1)
+    run.poll(10.0)
+    text = "\n".join(run.warnings())
+    assert "12% of the rollouts are truncated" in text and "only 40% of the" in text and "2 completions so far" in text
+    assert "1 engine restarts" in text and warnings([], run.state.config) == []
+
+
+def test_a_falling_run_gives_a_warning_with_the_metrics_that_moved(tmp_path):
+    run = WatchedRun(write_run(tmp_path / "run", rows=240, points=20), "run")
+    run.poll(0.0)
+    assert run.warnings() == []
+    add_steps(run.path, range(241, 301), staleness_mean=40.0)
+    for number in range(20, 26):
+        add_points(run.path, [number], pass_rate=0.3)
+    run.poll(10.0)
+    assert any("has fallen by 0.2" in text and "staleness from 3.2 to" in text for text in run.warnings())
+
+
+def test_a_run_resumed_from_a_checkpoint_has_only_its_new_rows(tmp_path):
+    run = WatchedRun(write_run(tmp_path / "run", rows=100, points=10), "run")
+    run.poll(0.0)
+    assert len(run.history()) == 100 and run.state.step == 100
+    (run.path / "metrics.jsonl").unlink()
+    (run.path / "points.jsonl").unlink()
+    add_steps(run.path, range(1, 41), loss=7.0)
+    add_points(run.path, range(4))
+    assert run.poll(5.0) and run.state.step == 40 and len(run.points("arithmetic")) == 4
+    assert len(run.history()) == 40 and run.series("loss", 0, 99, 10)["mean"] == [7.0] * 10
+
+
+def test_rollouts_are_found_by_their_columns(tmp_path):
+    run = write_run(tmp_path / "run")
+    add_rollouts(run, [rollout(step, sample) for step in (10, 20) for sample in range(4)])
+    index = RolloutIndex(run)
+
+    def found(**asked):
+        return [(row["step"], row["sample"]) for row in index.find(Search.of({"kind": "training", **asked}))["rows"]]
+
+    assert found() == [(20, 0), (20, 1), (20, 2), (20, 3), (10, 0), (10, 1), (10, 2), (10, 3)]
+    assert found(step="10", passed="true") == [(10, 0), (10, 2)] == found(step="10", least_reward="0.5")
+    assert found(truncated="true") == [(20, 3), (10, 3)] == found(least_tokens="7", most_tokens="7")
+    assert found(text="GOT '1', exp") == [(20, 1), (10, 1)] and found(interrupted="false") == []
+    assert [row["sample"] for row in index.group("training", 5)] == [0, 1, 2, 3]
+    add_rollouts(run, [rollout(30, 0)])
+    assert found(start="8") == [(10, 3)] and index.find(Search())["all"] == 0
+    assert index.find(Search(kind="training"))["steps"] == [30, 20, 10]
+    with pytest.raises(IndexError):
+        index.row("training", 99)
+    for wrong in ({"kind": "all"}, {"step": "ten"}, {"passed": "perhaps"}):
+        with pytest.raises(ValueError):
+            Search.of(wrong)
+
+
+def test_a_watcher_finds_new_runs_fits_new_evaluations_and_reports_only_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr("scalerl.view.watcher.SEARCH_S", 0.0)
+    write_run(tmp_path / "runs/one", rows=10, points=4)
+    watcher = Watcher([tmp_path / "runs"])
+    before = watcher.changes_since(-1)
+    assert [run["name"] for run in before["runs"]] == ["one"]
+    write_run(tmp_path / "runs/two", rows=5, points=12)
+    watcher.poll()
+    until = time.monotonic() + 20
+    while (
+        not (found := watcher.changes_since(before["version"])["runs"]) or not found[-1]["tasks"]["arithmetic"]["fit"]
+    ):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert found[-1]["name"] == "two" and found[-1]["tasks"]["arithmetic"]["fit"]["evaluations"] == 12
+    fit = next(run for run in watcher.runs.values() if run.name == "two").fits["arithmetic"]
+    assert len(fit.traces) == 6 and fit.to_dict()["twice"][0] == pytest.approx(
+        fit.outlook.forecast.at[0].mean, abs=1e-5
+    )
+    last = watcher.changes_since(-1)["version"]
+    watcher.poll()
+    assert watcher.changes_since(last)["runs"] == []
+    watcher.close()
+
+
+def test_a_removed_run_and_unexpected_rows_do_not_stop_other_runs(tmp_path, monkeypatch):
+    gone = write_run(tmp_path / "runs/gone", rows=3, points=2)
+    odd = write_run(tmp_path / "runs/odd", rows=3)
+    whole = write_run(tmp_path / "runs/whole", rows=3)
+    watcher = Watcher([tmp_path / "runs"])
+    shutil.rmtree(gone)
+    with (odd / "metrics.jsonl").open("a") as file:
+        file.write('{"step": "four", "step_s": [], "loss": {}}\n{"no": "step"}\n')
+    add_points(odd, [1], pass_rate="high", step=None)
+    add_steps(whole, [4])
+    for run in watcher.runs.values():
+        run._looked = 0.0
+    watcher.poll()
+    found = {run["name"]: run for run in watcher.changes_since(-1)["runs"]}
+    assert found["whole"]["step"] == 4 and found["gone"]["state"] == "unreadable"
+    monkeypatch.setattr("scalerl.view.watcher.SEARCH_S", 0.0)
+    watcher.poll()
+    assert sorted(run.name for run in watcher.runs.values()) == ["odd", "whole"]
+    assert watcher.changes_since(-1)["known"] == list(watcher.runs)
+    assert found["odd"]["state"] in STATES
+    json.dumps([run.metrics(10) for run in watcher.runs.values()], allow_nan=False)
+    watcher.close()
+
+
+def test_a_failed_fit_is_reported_and_does_not_stop_others():
+    worker, done = Worker(), threading.Event()
+    worker.ask("broken", lambda: 1 / 0)
+    worker.ask("next", done.set)
+    assert done.wait(20) and worker.failures == ["ZeroDivisionError: division by zero"]
+    worker.close()

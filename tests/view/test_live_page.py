@@ -1,0 +1,268 @@
+"""The live page in a real browser: updates, layout at any width, keyboard control, and escaping of texts."""
+
+import os
+import shutil
+from contextlib import ExitStack
+
+import pytest
+from browser import CHROMIUM, contrast, luminance, opened_page
+from serving import served
+from simulated_study import LEAVE_ONE_OUT, write_study
+from watched import HOSTILE, add_points, add_rollouts, add_steps, rollout, write_run
+
+from scalerl.scaling import Curve, fit, forecast
+from scalerl.training.status import Heartbeat
+from scalerl.view.metrics import METRICS
+
+pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
+pytest.importorskip("plotly", reason="the live page needs the extra `watch`")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+
+NAME = HOSTILE.replace("/", "⁄")
+"""A name that a directory may have."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    root = tmp_path_factory.mktemp("live")
+    write_run(root / "runs/one", rows=300, points=31)
+    add_rollouts(root / "runs/one", [rollout(step, sample) for step in (10, 20) for sample in range(4)])
+    hostile = {"prompt": HOSTILE, "completion": f"a⟦{HOSTILE}⟧", "answer": HOSTILE, "reason": HOSTILE, "task": HOSTILE}
+    detail = {"text": [HOSTILE], "staleness": [0], "log_ratio": [None], "left_out": 0}
+    rows = [rollout(30, 1, token_detail=None, **hostile), rollout(30, 3, token_detail=detail, **hostile)]
+    add_rollouts(root / "runs/one", rows, "rollouts.jsonl")
+    trouble = write_run(root / "runs" / NAME, rows=100, points=11, steps=500)
+    add_steps(trouble, range(101, 131), truncation_rate=0.13)
+    write_run(root / "runs/two", rows=60, points=7, seed=7)
+    write_study(root / "studies/loo", {name: LEAVE_ONE_OUT[name] for name in ("scalerl", "dapo")}, seeds=1)
+    with ExitStack() as beating:
+        for run in (root / "runs/one", trouble, root / "runs/two"):
+            beating.enter_context(Heartbeat(run, phase="training"))
+        yield root
+
+
+@pytest.fixture(scope="module")
+def live(place):
+    with served(cwd=place) as address, opened_page(address) as page:
+        page.address = address
+        page.tab.wait_for_selector("table.runs tbody tr")
+        yield page
+
+
+@pytest.fixture
+def tab(live):
+    """The list of runs in a wide window with a light theme, with all runs fitted."""
+    live.tab.emulate_media(color_scheme="light")
+    live.tab.set_viewport_size({"width": 1400, "height": 900})
+    live.tab.goto(live.address + "#/")
+    live.until("!document.body.textContent.includes('fitting …')")
+    live.until("document.querySelectorAll('table.runs tbody tr').length >= 3")
+    yield live.tab
+    live.check_quiet(live.address)
+    assert live.tab.title() != "broken"
+
+
+def row(tab, name):
+    return tab.locator("table.runs tbody tr").filter(has=tab.get_by_role("link", name=name, exact=True))
+
+
+def open_run(tab, name):
+    tab.get_by_role("link", name=name, exact=True).first.click()
+    tab.wait_for_selector(".tile")
+    tab.wait_for_selector("#curve-0 .main-svg")
+
+
+def test_the_list_has_state_step_pass_rate_forecast_and_advice(live, tab, place):
+    for run in (place / "runs").iterdir():
+        os.utime(run / "metrics.jsonl")  # as if they had just been written
+    live.until("document.querySelector('main .muted').textContent.includes(' runs: 3 training')")
+    text = row(tab, "one").inner_text()
+    assert "training" in text and "300/400" in text and "0.581" in text and "± 0.006" in text
+    ahead = forecast(fit(Curve.read(place / "runs/one")), at=["2x"]).at[0]
+    assert f"{ahead.mean:.3f}" in text and f"{ahead.low:.3f} to {ahead.high:.3f}" in text and "continue" in text
+    assert "1 warning" in row(tab, NAME).inner_text()
+
+
+def test_a_new_step_and_a_new_point_are_seen_without_a_reload(live, tab, place):
+    run = place / "runs/two"
+    add_steps(run, [61])
+    live.until("document.body.textContent.includes('61/400')")
+    open_run(tab, "two")
+    add_points(run, [7], pass_rate=0.777)
+    live.until("document.body.textContent.includes('0.777')")
+    live.until("document.getElementById('curve-0').data.some((trace) => trace.y.at(-1) === 0.777)")
+    layers = tab.locator("#curve-0 .main-svg").evaluate_all("all => all.map(one => getComputedStyle(one).position)")
+    assert layers and set(layers) == {"absolute"}  # plotly's styles still apply: its layers and buttons overlap
+
+
+def test_a_run_shows_its_curve_its_forecast_and_every_metric_with_its_meaning(tab):
+    open_run(tab, NAME)
+    text = tab.locator("main").inner_text()
+    assert "step 130 of 500" in text and "1.5 s per step" in text and "9 min left" in text
+    assert "13% of the rollouts are truncated: above 10% training usually becomes unstable" in text
+    assert "with 90% probability" in text and "advice" in text.lower()
+    shown = [metric for name, metric in METRICS.items() if name != "router_disagreement"]
+    assert tab.locator(".tile").count() == len(shown) > 30
+    assert all(metric.meaning in text for metric in shown)
+    assert tab.locator(".tile.bad .label").all_inner_texts() == ["Truncated"]
+    assert tab.locator("main section h2").first.inner_text() == "Learning"
+    kinds = tab.evaluate("document.getElementById('curve-0').data.length")
+    assert kinds == 6  # band, fit, forecast, points and ceiling
+
+
+def test_zooming_into_a_metric_loads_the_visible_steps_at_full_resolution(live, tab, place):
+    add_steps(write_run(place / "runs/long", steps=9999), range(1, 2001))
+    live.until("[...document.querySelectorAll('table.runs a')].some((link) => link.textContent === 'long')")
+    tab.get_by_role("link", name="long", exact=True).click()
+    tab.locator(".tile[data-large=loss]").click()
+    tab.wait_for_selector("dialog[open] .main-svg")
+    shown = "document.querySelector('dialog .plot').data.at(-1).x"
+    assert tab.evaluate(f"{shown}.length") == 400  # of 2,000 steps
+    zoom = "{'xaxis.range[0]': 100, 'xaxis.range[1]': 200}"  # the event of a pointer drag
+    tab.evaluate(f"Plotly.relayout(document.querySelector('dialog .plot'), {zoom})")
+    live.until(f"{shown}.length === 103 && {shown}[0] === 99 && {shown}.at(-1) === 201")
+    shutil.rmtree(place / "runs/long")
+    tab.keyboard.press("Escape")
+    tab.goto(live.address + "#/")
+    live.until("document.querySelectorAll('table.runs tbody tr').length === 3")
+
+
+def test_a_metric_opens_by_keyboard_and_escape_returns_to_it(tab):
+    open_run(tab, "one")
+    tab.locator(".tile[data-large=pass_rate]").focus()
+    tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("ArrowLeft")
+    assert tab.evaluate("document.activeElement.dataset.large") == "reward"
+    tab.keyboard.press("Home")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("dialog[open] .main-svg")
+    assert "share of the batch's rollouts" in tab.locator("dialog").inner_text().lower()
+    tab.keyboard.press("Escape")
+    assert tab.locator("dialog[open]").count() == 0
+    assert tab.evaluate("document.activeElement.dataset.large") == "pass_rate"
+
+
+def test_arrow_keys_move_through_the_list_with_visible_focus(tab):
+    tab.locator("table.runs a").first.focus()
+    tab.keyboard.press("ArrowDown")
+    assert tab.evaluate("document.activeElement.textContent") == "one"
+    tab.keyboard.press("ArrowDown")
+    assert tab.evaluate("document.activeElement.textContent") == "two"
+    outline = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector(".tile")
+    assert tab.evaluate("document.activeElement.id") == "main"  # the new page has the focus
+
+
+def test_rollouts_are_searched_and_shown_token_by_token_with_their_group(live, tab):
+    open_run(tab, "one")
+    tab.get_by_role("link", name="Browse rollouts").click()
+    tab.get_by_label("From", exact=True).select_option("training")
+    live.until("document.querySelectorAll('ul.found li').length === 8")
+    tab.get_by_label("Step", exact=True).select_option("10")
+    tab.get_by_label("Verdict").select_option("failed")
+    live.until("document.querySelectorAll('ul.found li').length === 2")
+    tab.locator("ul.found a").first.focus()
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector(".rollout")
+    assert tab.locator(".rollout").count() == 4 and "Group: 2 of 4 passed" in tab.locator("#reading").inner_text()
+    first = tab.locator(".rollout").first
+    assert "got '1', expected '1'" in first.inner_text() and "staleness 3" in first.inner_text()
+    assert first.locator("mark.injected").inner_text() == "</think>"
+    assert [span.get_attribute("class") for span in first.locator(".text > *").all()] == [
+        "age5", "age4", "injected", "age4",
+    ]  # fmt: skip
+    assert first.locator(".text > *").nth(1).get_attribute("title") == "token 2: staleness 2, log ratio -0.400"
+    tab.get_by_label("Color tokens by").select_option("log ratio")
+    tab.wait_for_selector(".rollout .less4")
+    assert first.locator(".text > *").nth(3).get_attribute("class").startswith("more")
+    tab.get_by_label("Text", exact=True).fill("no such words")
+    tab.keyboard.press("Enter")
+    live.until("document.querySelectorAll('ul.found li').length === 0")
+
+
+def test_hostile_names_and_texts_stay_text(tab):
+    open_run(tab, NAME)
+    assert tab.locator("h1").inner_text() == NAME
+    tab.goto(tab.url.split("#")[0] + "#/")
+    open_run(tab, "one")
+    tab.get_by_role("link", name="Browse rollouts").click()
+    tab.wait_for_selector("ul.found li")
+    for number in range(2):
+        tab.locator("ul.found a").nth(number).click()
+        tab.wait_for_selector(f".rollout.this[data-key='{number}']")
+        assert HOSTILE in tab.locator(".rollout.this .text").inner_text()
+        assert tab.locator(".text.prompt").inner_text() == HOSTILE == tab.locator(".answer").inner_text()
+    assert tab.locator("main img, main script").count() == 0
+
+
+def test_runs_and_their_configurations_are_compared(live, tab):
+    for name in ("one", NAME):
+        row(tab, name).get_by_role("checkbox").check()
+    tab.get_by_role("link", name="Compare 2 runs").click()
+    tab.wait_for_selector("#curves .main-svg")
+    tab.wait_for_selector("#metrics .main-svg")
+    assert tab.evaluate("new Set(document.getElementById('curves').data.map((trace) => trace.legendgroup)).size") == 2
+    assert tab.locator("td.value").all_inner_texts() == ["500", "400"] or tab.locator("td.value").count() == 2
+    tab.get_by_label("Metric", exact=True).select_option("learning: Entropy")
+    live.until("document.getElementById('metrics').layout.yaxis.title.text === 'Entropy (nats)'")
+    assert tab.get_by_label("Metric", exact=True).input_value() == "entropy"
+    assert tab.locator("main img").count() == 0
+
+
+def test_a_study_shows_its_verdicts_and_its_runs(tab):
+    tab.get_by_role("link", name="loo", exact=True).click()
+    tab.wait_for_selector("ul.verdicts li")
+    text = tab.locator("main").inner_text()
+    assert "Of the one arm compared with scalerl" in text and "lowers the ceiling" in text
+    assert "1 of 1 seeds done" in text and "loo/dapo/seed-0" in text
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1400])
+def test_every_page_is_readable_at_any_width_in_light_and_dark(live, tab, width, scheme):
+    texts = [("main", "color"), (".muted", "color"), ("nav a", "color")]
+    addresses = {
+        "list": "#/",
+        "run": row(tab, "one").locator("a").get_attribute("href"),
+        "study": tab.get_by_role("link", name="loo", exact=True).get_attribute("href"),
+    }
+    addresses["rollouts"] = addresses["run"] + "/rollouts?kind=training&row=1"
+    waits = {"list": "table.runs", "run": ".tile", "study": "ul.verdicts li", "rollouts": ".rollout"}
+    for name, address in addresses.items():
+        live.tab.goto(live.address + address)
+        live.tab.wait_for_selector(waits[name])
+        if name == "run":
+            live.tab.wait_for_selector("#curve-0 .main-svg")
+        live.check_readable(width, scheme, texts)
+        for badge in live.tab.locator(".badge, .flag, mark.injected").all()[:12]:
+            colors = badge.evaluate("n => [getComputedStyle(n).color, getComputedStyle(n).backgroundColor]")
+            assert contrast(*map(luminance, colors)) >= 4.5, name
+    for tint in ("age5", "more5", "less5"):  # text on the strongest colors
+        behind = live.tab.evaluate(
+            """(name) => {
+                const node = document.createElement("span");
+                node.className = name;
+                document.querySelector(".rollout .text").append(node);
+                const paint = document.createElement("canvas").getContext("2d");
+                for (const own of [node.parentNode, node]) {
+                    paint.fillStyle = getComputedStyle(own).backgroundColor;
+                    paint.fillRect(0, 0, 1, 1);
+                }
+                return `rgb(${[...paint.getImageData(0, 0, 1, 1).data].slice(0, 3).join(", ")})`;
+            }""",
+            tint,
+        )
+        assert contrast(luminance(behind), luminance(live.style(".rollout .text", "color"))) >= 4.5, tint
+
+
+@pytest.mark.slow
+def test_the_page_reports_a_lost_connection(live, place):
+    tab = live.tab.context.browser.new_page()
+    with served(place / "runs") as address:
+        tab.goto(address)
+        tab.get_by_text("live", exact=True).wait_for()
+    tab.get_by_text("connection lost, retrying").wait_for()
+    tab.close()

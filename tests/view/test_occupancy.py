@@ -1,0 +1,57 @@
+"""The warning about empty slots: its conditions, and its remedies."""
+
+import math
+
+from scalerl.config import LAB
+from scalerl.config.base import replace
+from scalerl.config.recipe import PipelineRL, PpoOffPolicy
+from scalerl.view.occupancy import WINDOW, OccupancyWatch
+
+
+def config(off_policy, slots=256):
+    recipe = replace(LAB.recipe, off_policy=off_policy)
+    return replace(LAB, recipe=recipe, rollouts=replace(LAB.rollouts, slots=slots))
+
+
+def warning_of(configuration, occupancy, mean=30.0, longest=60, steps=60):
+    watch = OccupancyWatch(configuration)
+    rows = [
+        {"step": s, "occupancy": occupancy, "completion_tokens_mean": mean, "completion_tokens_max": longest}
+        for s in range(1, steps + 1)
+    ]
+    return [(row["step"], text) for row in rows if (text := watch.warning(row))]
+
+
+def test_the_warning_is_given_once_after_the_ramp_and_a_full_window():
+    (only,) = warning_of(config(PipelineRL()), 0.5)
+    assert only[0] == 9 + WINDOW and only[1].startswith("only 50% of the 256 slots were busy over the last 20 steps")
+
+
+def test_no_warning_at_the_limit_or_before_a_full_window():
+    assert warning_of(config(PipelineRL()), 0.7) == [] == warning_of(config(PipelineRL()), 0.1, steps=9 + WINDOW - 1)
+
+
+def test_for_long_tails_under_wait_the_number_of_slots_follows_from_the_lengths():
+    # (8 + 1) * 30 / 600 * 256 = 115.2 slots can be kept busy
+    (only,) = warning_of(config(PipelineRL()), 0.4, mean=30, longest=600)
+    assert "updates wait for long sequences (600 tokens, mean 30)" in only[1]
+    assert "set rollouts.slots to 115 or fewer, or recipe.off_policy.stale to mask" in only[1]
+
+
+def test_without_long_tails_the_warning_names_training():
+    for off_policy in (PipelineRL(), PipelineRL(stale="mask")):
+        (only,) = warning_of(config(off_policy), 0.4, mean=30, longest=60)
+        assert "generation is ahead of training" in only[1] and "rollouts.slots below 256" in only[1]
+
+
+def test_rounds_and_on_policy_runs_get_their_own_warning():
+    (rounds,) = warning_of(config(PpoOffPolicy(batches=8)), 0.4)
+    (on_policy,) = warning_of(config(PipelineRL(max_lag=0)), 0.4)
+    assert "recipe.off_policy.kind to pipeline" in rounds[1] and "max_lag above 0" in on_policy[1]
+
+
+def test_a_step_without_occupancy_is_left_out_of_the_mean():
+    watch = OccupancyWatch(config(PipelineRL(max_lag=0)))
+    for step, occupancy in ((2, 0.5), (3, math.nan), (4, 0.7)):
+        watch.warning({"step": step, "occupancy": occupancy, "completion_tokens_mean": 1, "completion_tokens_max": 1})
+    assert watch.mean() == 0.6

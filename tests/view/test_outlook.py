@@ -1,0 +1,137 @@
+"""The outlook of a run in text and figures, with and without a fit."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from scalerl.config import LAB
+from scalerl.config.base import replace
+from scalerl.config.data import ArithmeticTask, ProgramsTask
+from scalerl.scaling import Curve, CurveError, fit
+from scalerl.types import EvalPoint
+from scalerl.view.figures import plot_curve
+from scalerl.view.outlook import outlook, run_outlook
+from scalerl.view.summary import data_note, default_axis, refresh, summarize
+
+BOTH = (ArithmeticTask(), ProgramsTask())
+
+
+def level(compute, r0=0.2, ceiling=0.8, midpoint=4e11, slope=1.6):
+    return r0 + (ceiling - r0) / (1 + (midpoint / np.maximum(compute, 1.0)) ** slope)
+
+
+@pytest.fixture
+def points():
+    rng = np.random.default_rng(0)
+    compute = np.linspace(0, 4e12, 30)
+    rates = level(compute) + 0.004 * rng.standard_normal(30)
+    return [
+        EvalPoint(10 * i, c / 1e15, c, int(c / 1e6), "arithmetic", float(r), 0.01, 512, 4)
+        for i, (c, r) in enumerate(zip(compute, rates, strict=True))
+    ]
+
+
+def test_the_text_contains_the_law_the_forecast_and_the_advice(points):
+    ahead = run_outlook(points, "flops")
+    text = "\n".join(ahead.lines())
+    assert "30 evaluations to 4e+12 FLOPs" in text and "NOT identified" not in text
+    twice, four = ahead.forecast.at
+    assert f"at 2x     {twice.mean:.3f}" in text and f"at 4x     {four.mean:.3f}" in text and "advice" in text
+    assert abs(ahead.fit.asymptote.mean - 0.8) < 0.02 and twice.low < level(8e12) < twice.high
+
+
+def test_four_evaluations_are_too_few_and_five_are_not(points):
+    with pytest.raises(CurveError, match="too few evaluations for a forecast: got 4; at least 5"):
+        run_outlook(points[:4], "flops")
+    assert run_outlook(points[:5], "flops").forecast.at[0].compute == pytest.approx(2 * points[4].flops)
+
+
+def test_an_unidentified_ceiling_is_marked_in_text_and_figure(points):
+    from matplotlib.figure import Figure
+
+    early = outlook(Curve([p.flops for p in points[:6]], [p.pass_rate for p in points[:6]], axis="flops"))
+    assert "NOT identified yet" in "\n".join(early.lines())
+    axes = plot_curve(Figure().subplots(), early.fit)
+    assert any("not identified yet" in text.get_text() for text in axes.texts)
+
+
+def test_the_figure_shows_every_point_the_ceiling_and_the_forecast(points):
+    from matplotlib.figure import Figure
+
+    curve = Curve([p.flops for p in points], [p.pass_rate for p in points], axis="flops", label="a run")
+    axes = Figure().subplots()
+    assert plot_curve(axes, fit(curve), note="a note") is axes
+    drawn = next(line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata()) == 29)
+    np.testing.assert_array_equal(drawn.get_ydata(), curve.metric[1:])  # without the one before RL
+    texts = [text.get_text() for text in axes.texts]
+    assert any(t.startswith("2×: ") for t in texts) and any(t.startswith("ceiling A = ") for t in texts)
+    assert "before RL" in texts and "a note" in texts and axes.get_xlim()[1] >= 4 * 4e12
+
+
+def test_a_finished_run_writes_a_figure_and_a_summary(points, tmp_path):
+    lines = summarize(tmp_path, LAB, points)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG" and summary["asymptote"]["low"] < 0.8
+    assert lines[0].startswith("12%") and lines[-1] == f"run       {tmp_path}"
+    assert summary["forecast"]["at"][1]["compute"] == pytest.approx(1.6e13)
+
+
+def of_programs(points, rate=None):
+    low = [dataclasses.replace(p, task="programs", pass_rate=p.pass_rate / 2 if rate is None else rate) for p in points]
+    return [point for pair in zip(points, low, strict=True) for point in pair]
+
+
+def test_a_run_of_several_tasks_has_an_outlook_for_each(points, tmp_path):
+    mixed = replace(LAB, data=BOTH)
+    lines = summarize(tmp_path, mixed, of_programs(points))
+    tasks = json.loads((tmp_path / "summary.json").read_text())["tasks"]
+    alone = run_outlook(points, "flops").to_dict()
+    assert list(tasks) == ["arithmetic", "programs"] and tasks["arithmetic"]["asymptote"] == alone["asymptote"]
+    assert tasks["programs"]["asymptote"]["mean"] == pytest.approx(0.4, abs=0.05)
+    assert [line for line in lines if line.startswith("task ")] == ["task      arithmetic", "task      programs"]
+    assert sum(line.startswith("advice") for line in lines) == 2 and sum("curve.png" in line for line in lines) == 1
+
+
+def test_a_task_without_a_forecast_does_not_hide_the_other(points, tmp_path):
+    both = of_programs(points)
+    few = [point for point in both if point.task != "programs" or point.step < 40]
+    lines = summarize(tmp_path, replace(LAB, data=BOTH), few)
+    tasks = json.loads((tmp_path / "summary.json").read_text())["tasks"]
+    assert tasks["programs"] is None and tasks["arithmetic"]["points"] == 30 and (tmp_path / "curve.png").exists()
+    assert any(line.startswith("forecast  none: too few evaluations for a forecast: got 4") for line in lines)
+
+
+def test_a_new_fit_of_one_task_keeps_the_summary_of_both(points, tmp_path):
+    mixed = replace(LAB, data=BOTH)
+    summarize(tmp_path, mixed, of_programs(points))
+    before = (tmp_path / "summary.json").read_bytes()
+    picture = refresh(tmp_path, mixed, run_outlook(points[:20], "flops"), "")
+    assert picture == tmp_path / "curve-arithmetic.png" and picture.exists()
+    assert (tmp_path / "summary.json").read_bytes() == before
+    assert refresh(tmp_path, LAB, run_outlook(points[:20], "flops"), "") == tmp_path / "curve.png"
+    assert json.loads((tmp_path / "summary.json").read_text())["points"] == 20
+
+
+def test_a_run_without_progress_gets_a_warning(points, tmp_path):
+    flat = [dataclasses.replace(point, pass_rate=0.25) for point in points]
+    lines = summarize(tmp_path, LAB, flat)
+    assert any(line.startswith("warning   every metric value is 0.25: there is no climb yet") for line in lines)
+    assert (tmp_path / "curve.png").exists()
+
+
+def test_the_axis_is_device_hours_on_gpus_and_counted_flops_on_cpu():
+    gpu = replace(LAB, hardware=replace(LAB.hardware, device="cuda"))
+    assert default_axis(gpu) == "device_hours" and default_axis(LAB) == "flops"
+
+
+def test_label_noise_is_reported_with_the_curve():
+    assert data_note(LAB) == "12% of the reference answers are wrong on purpose, which caps the pass rate"
+    assert data_note(replace(LAB, data=(ArithmeticTask(label_noise=0.0),))) == ""
+    mixed = replace(LAB, data=BOTH)
+    assert data_note(mixed) == data_note(LAB)
+    uneven = replace(LAB, data=(ArithmeticTask(), ProgramsTask(label_noise=0.3)))
+    assert data_note(uneven).startswith("12% (arithmetic), 30% (programs) of the reference answers")
+    clean = replace(LAB, data=(ArithmeticTask(), ProgramsTask(label_noise=0.0)))
+    assert data_note(clean).startswith("12% (arithmetic) of the reference answers")

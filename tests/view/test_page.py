@@ -1,0 +1,201 @@
+"""The page in a browser: figures, sorting, narrow and wide windows in light and dark, no network."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from browser import contrast, luminance, opened_page
+from simulated import curve, write
+
+from scalerl.core.errors import ConfigError
+from scalerl.scaling import Curve
+from scalerl.view.analysis import analyze
+from scalerl.view.page_figures import FIGURES
+from scalerl.view.sources import read_sources
+
+pytest.importorskip("plotly", reason="the page needs the extra `report`")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Two recipes with two runs each; one name with HTML, one run with problems in its data."""
+    root = tmp_path_factory.mktemp("page")
+    ours = [write(root / f"ours {i}.jsonl", curve(seed=i, asymptote=0.60 + 0.01 * i)) for i in range(2)]
+    theirs = [
+        write(root / "<b>theirs & co.jsonl", curve(seed=5, asymptote=0.52, efficiency=1.4)),
+        write(root / "theirs-short.jsonl", curve(seed=6, points=7, asymptote=0.53, efficiency=1.4)),
+    ]
+    return ours, theirs
+
+
+@pytest.fixture(scope="module")
+def studied(files):
+    return analyze(*(read_sources(side) for side in files))
+
+
+@pytest.fixture(scope="module")
+def page_file(studied, tmp_path_factory):
+    from scalerl.view.page import page
+
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(page(studied), encoding="utf-8")
+    return path
+
+
+def test_the_text_has_every_run_recipe_and_number_without_javascript(page_file, studied):
+    text = page_file.read_text().split("<script>")[0]
+    assert "The first has the higher ceiling, by 0.0" in text
+    assert all(f"<dt>{term}" in text for term in ("A, the ceiling", "B, the steepness", "C<sub>mid</sub>"))
+    assert "&lt;b&gt;theirs &amp; co" in text and "<b>theirs" not in text
+    assert "too few points: 7 points" in text and "No backtest: the first 0.3 of the run holds 2" in text
+    ceiling = studied.runs[0].outlook.fit.asymptote
+    assert f"{ceiling.mean:.3f}<small>{ceiling.low:.3f} to {ceiling.high:.3f}</small>" in text
+
+
+def test_the_page_needs_no_network(page_file):
+    text = page_file.read_text()
+    head = text.split("<style>")[0]
+    assert "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'" in head
+    assert not re.search(r"<(?:script|img|iframe)[^>]* src=|<link|@import|@font-face", text.split("<script>")[0])
+
+
+def test_a_name_cannot_end_the_script_with_the_figures(tmp_path):
+    from scalerl.view.page import page
+
+    text = page(analyze(read_sources([write(tmp_path / "<!--<script>.jsonl", curve(points=13))])))
+    drawn = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, flags=re.DOTALL)
+    assert drawn and "<" not in drawn[1] and set(json.loads(drawn[1])) <= set(FIGURES)
+
+
+def test_the_curves_have_every_point_and_the_forecast_at_four_times(studied):
+    traces = FIGURES["curves"](studied).data
+    points = [trace for trace in traces if trace["mode"] == "markers" and len(trace["x"]) == 41]
+    assert len(points) == 3
+    np.testing.assert_allclose(points[1]["y"], studied.runs[1].curve.metric, atol=1e-5)
+    forecast = next(trace for trace in traces if trace.get("line", {}).get("dash") == "dash")
+    assert forecast["x"][0] == 16_000 and forecast["x"][-1] == 64_000
+    assert forecast["y"][-1] == pytest.approx(studied.runs[0].outlook.forecast.at[1].mean, abs=1e-5)
+    ceiling = next(trace for trace in traces if len(trace["x"]) == 1)
+    found = studied.runs[0].outlook.fit.asymptote
+    log_range = FIGURES["curves"](studied).choices["Compute axis"]["logarithmic"]["layout"]["xaxis"]["range"]
+    every = [trace["x"][0] for trace in traces if len(trace["x"]) == 1]
+    assert len(set(every)) == 4 and min(every) > 64_000 and max(every) < 10 ** log_range[1]  # all inside the range
+    assert ceiling["y"][0] + ceiling["error_y"]["array"][0] == pytest.approx(found.high, abs=1e-4)
+
+
+def test_runs_of_a_recipe_share_its_color_and_single_runs_have_different_ones(studied, files):
+    def colors(found):
+        return [t["marker"]["color"] for t in FIGURES["curves"](found).data if t["mode"] == "markers" and "mode" in t][
+            ::2
+        ]
+
+    assert colors(studied) == ["@s0", "@s0", "@s1", "@s1"]
+    assert colors(analyze(read_sources(files[0]))) == ["@s0", "@s1"]
+
+
+def test_without_a_second_side_there_is_no_comparison_and_no_recipe_column(files):
+    from scalerl.view.page import page
+
+    text = page(analyze(read_sources(files[0][:1]))).split("<script>")[0]
+    assert "Run report" in text and "The first" not in text and ">Recipe<" not in text
+
+
+def test_only_runs_that_are_long_enough_can_be_chosen_for_a_backtest(studied, files):
+    assert "theirs-short" not in FIGURES["backtests"](studied).choices["Run"]
+    assert FIGURES["backtests"](analyze(read_sources(files[1][1:]))) is None
+
+
+def test_a_run_that_only_falls_has_a_page(tmp_path):
+    from scalerl.view.page import page
+
+    falling = Curve(np.linspace(0, 100, 12), 0.3 - 0.002 * np.linspace(0, 100, 12), axis="device_hours")
+    found = analyze(read_sources([write(tmp_path / "falling.jsonl", falling)]))
+    assert len(found.runs[0].slope.compute) == 0 and list(found.runs[0].slope.span) == [pytest.approx(100 / 11), 100]
+    assert "11 points at or above A, or at or below R0, have no F" in page(found)
+
+
+def test_without_plotly_the_error_names_the_package(studied, monkeypatch):
+    from scalerl.view.page import page
+
+    monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
+    with pytest.raises(ConfigError, match=r"pip install 'scalerl\[report\]'"):
+        page(studied)
+
+
+@pytest.fixture(scope="module")
+def opened(page_file):
+    with opened_page(page_file) as page:
+        yield page
+
+
+def test_the_figures_draw_without_console_messages(opened):
+    shown = opened.tab.eval_on_selector_all(
+        ".plot", "nodes => nodes.map(node => [node.id, node.querySelectorAll('path').length, node.clientHeight])"
+    )
+    assert [name for name, _, _ in shown] == [f"plot-{name}" for name in FIGURES if name != "suites"]
+    assert all(paths > 5 and height > 200 for _, paths, height in shown), shown
+    opened.check_quiet()
+
+
+def test_the_axes_match_the_data(opened):
+    ticks = "nodes => nodes.map(node => Number(node.textContent))"
+    drawn = opened.tab.eval_on_selector_all("#plot-curves .ytick text", ticks)
+    assert min(drawn) >= 0.1 and 0.55 <= max(drawn) <= 0.85
+    contours = opened.tab.eval_on_selector_all("#plot-posterior .contourlevel path", "nodes => nodes.length")
+    assert contours >= 2 * 4
+
+
+def test_a_heading_sorts_by_number_in_both_directions(opened):
+    column = next(i for i, name in enumerate(opened.tab.locator("thead button").all_inner_texts()) if "Ceiling" in name)
+    heading = opened.tab.locator("thead button").nth(column)
+    heading.click()
+    rising = [float(value) for value in opened.column(column)]
+    assert rising == sorted(rising) and rising[0] < 0.55 < 0.59 < rising[-1]
+    assert opened.tab.locator("thead th").nth(column).get_attribute("aria-sort") == "ascending"
+    heading.focus()
+    opened.tab.keyboard.press("Enter")  # also by keyboard
+    assert [float(value) for value in opened.column(column)] == rising[::-1]
+    opened.tab.locator("thead button").first.click()
+    assert opened.column(0) == sorted(opened.column(0)) and opened.tab.locator("th[aria-sort]").count() == 1
+
+
+def test_the_compute_axis_and_the_run_of_the_backtest_can_be_chosen(opened):
+    kind = "document.getElementById('plot-curves')._fullLayout.xaxis.type"
+    assert opened.tab.evaluate(kind) == "log"
+    opened.tab.get_by_label("Compute axis").select_option("linear")
+    opened.tab.wait_for_function(f"{kind} === 'linear'")
+    last = "() => document.getElementById('plot-backtests').data.at(-1).y.at(-1)"
+    before = opened.tab.evaluate(last)
+    opened.tab.get_by_label("Run", exact=True).select_option("<b>theirs & co")
+    assert before > 0.55
+    opened.tab.wait_for_function("document.getElementById('plot-backtests').data.at(-1).y.at(-1) < 0.55")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1400])
+def test_the_page_is_readable_at_any_width_in_light_and_dark(opened, width, scheme):
+    texts = [("body", "color"), (".muted", "color"), ("td small", "color"), ("#plot-curves .xtitle", "fill")]
+    opened.check_readable(width, scheme, texts)
+    widths = opened.tab.eval_on_selector_all(
+        ".plot .main-svg", "nodes => nodes.map(n => n.getBoundingClientRect().right)"
+    )
+    assert max(widths) <= width
+    warning = [luminance(opened.style(".warnings", name)) for name in ("color", "backgroundColor")]
+    assert contrast(*warning) >= 4.5
+    ticks = opened.tab.eval_on_selector_all(
+        "#plot-curves .ytick text", "nodes => nodes.map(n => Number(n.textContent))"
+    )
+    assert max(ticks) <= 0.85  # after a redraw, an axis keeps the range of its data
+    assert opened.complaints == []
+
+
+def test_every_control_has_an_accessible_name(opened):
+    for role in ("img", "region", "button", "combobox"):
+        found = opened.tab.get_by_role(role).all()
+        assert found
+    unnamed = opened.tab.eval_on_selector_all(
+        "figure, .plot, .scroll",
+        "nodes => nodes.filter(n => !document.getElementById(n.getAttribute('aria-labelledby')))",
+    )
+    assert unnamed == [] and opened.tab.locator("html").get_attribute("lang") == "en"

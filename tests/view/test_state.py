@@ -1,0 +1,155 @@
+"""The state of a run, from its files."""
+
+import json
+import os
+import time
+
+import pytest
+from watched import add_points, add_steps, write_run
+
+from scalerl.core.errors import ConfigError
+from scalerl.core.rows import RowFile
+from scalerl.training.status import Heartbeat, read_status
+from scalerl.view.state import duration, find, run_state
+
+
+def age(path, seconds):
+    """Set the age of every file of a run directory."""
+    files = [file for file in path.iterdir() if file.is_file()]
+    assert files
+    for file in files:
+        os.utime(file, (time.time() - seconds,) * 2)
+
+
+def test_a_run_that_writes_rows_is_training_with_its_speed_and_the_time_left(tmp_path):
+    run = write_run(tmp_path / "run", rows=100, points=11, steps=400)
+    with Heartbeat(run, every_s=0.05, phase="training"):
+        found = run_state(run)
+    assert (found.state, found.step, found.steps, found.step_s, found.left_s) == ("training", 100, 400, 1.5, 450.0)
+    (point,) = found.main_points.values()
+    assert (round(point.pass_rate, 3), round(point.stderr, 3)) == (0.451, 0.006)
+
+
+@pytest.mark.parametrize(("silent_s", "state"), [(10, "training"), (59, "waiting"), (61, "dead")])
+def test_a_run_without_rows_waits_and_is_dead_without_a_heartbeat_for_a_minute(tmp_path, silent_s, state):
+    run = write_run(tmp_path / "run", rows=30)
+    with Heartbeat(run, phase="training"):
+        age(run, silent_s)
+        found = run_state(run)
+    assert found.state == state and (found.detail or state == "training")
+
+
+@pytest.mark.parametrize("phase", ["starting", "warm start", "evaluating", "saving"])
+def test_a_phase_is_shown_immediately_until_training_continues(tmp_path, phase):
+    run = write_run(tmp_path / "run", rows=30)
+
+    def until(state, detail):
+        end = time.monotonic() + 10
+        while ((found := run_state(run)).state, found.detail) != (state, detail):
+            assert time.monotonic() < end, found
+        return found
+
+    with Heartbeat(run, every_s=60, phase="training") as beating:
+        age(run, 55)
+        assert run_state(run).detail == "nothing written for 55 s: a slow batch"
+        beating.phase(phase, "update 50 of 700")
+        found = until(phase, "update 50 of 700")
+        assert (found.step, found.steps, found.step_s, found.left_s) == (30, 400, 1.5, 555.0)
+        os.utime(run / "metrics.jsonl")
+        beating.phase("training")
+        until("training", "")
+
+
+def test_a_run_of_an_older_version_has_no_phase(tmp_path):
+    run = write_run(tmp_path / "run")
+    with Heartbeat(run, phase="training"):
+        assert run_state(run).detail == "the first batch is not complete yet"
+        old = json.loads((run / "status.json").read_text())
+        del old["phase"]
+        (run / "status.json").write_text(json.dumps(old))
+        assert (run_state(run).state, run_state(run).detail) == ("waiting", "no step has finished yet")
+
+
+def test_the_state_tells_how_a_run_ended(tmp_path):
+    run = write_run(tmp_path / "run", rows=30)
+    with Heartbeat(run) as beating:
+        beating.ended("stopped", "stopped at step 30")
+    assert (run_state(run).state, run_state(run).detail) == ("stopped", "stopped at step 30")
+    with pytest.raises(ValueError), Heartbeat(run):
+        raise ValueError("no gradient")
+    age(run, 9999)
+    assert (run_state(run).state, run_state(run).detail) == ("failed", "no gradient")
+    with pytest.raises(KeyboardInterrupt), Heartbeat(run):
+        raise KeyboardInterrupt
+    assert run_state(run).state == "stopped"
+
+
+def test_a_heartbeat_renews_its_file_and_survives_a_removed_directory(tmp_path):
+    run = write_run(tmp_path / "run")
+    with Heartbeat(run, every_s=0.01):
+        first = read_status(run).beat
+        until = time.monotonic() + 10
+        while read_status(run).beat == first:
+            assert time.monotonic() < until
+        run.rename(tmp_path / "away")
+    assert read_status(run) is None and read_status(tmp_path / "away").state == "running"
+
+
+@pytest.mark.parametrize(
+    ("rows", "silent_s", "state"), [(0, 5, "waiting"), (30, 5, "training"), (30, 500, "dead"), (400, 500, "finished")]
+)
+def test_without_status_the_state_follows_from_the_age_of_the_rows(tmp_path, rows, silent_s, state):
+    run = write_run(tmp_path / "run", rows=rows)
+    age(run, silent_s)
+    assert run_state(run).state == state
+
+
+def test_a_broken_configuration_and_broken_files_give_a_state_and_no_error(tmp_path):
+    run = write_run(tmp_path / "run", rows=3)
+    (run / "status.json").write_text("{")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('oh\n[1]\n{"step": 4')
+    found = run_state(run)
+    assert (found.state, found.step) == ("training", 3)
+    (run / "config.toml").write_text("steps = 'many'")
+    os.utime(run / "config.toml", (1, 1))
+    found = run_state(run)
+    assert found.state == "unreadable" and "steps" in found.detail and found.step == 3
+
+
+def test_suites_do_not_count_as_the_pass_rate_of_a_run(tmp_path):
+    run = write_run(tmp_path / "run", rows=3)
+    add_points(run, [1], task="arithmetic")
+    add_points(run, [1], task="aime")
+    found = run_state(run)
+    assert set(found.points) == {"arithmetic", "aime"} and set(found.main_points) == set(found.config.main_tasks)
+
+
+def test_only_the_end_of_a_file_is_read_without_incomplete_rows(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1000)) + '{"step": 10')
+    assert [row["step"] for row in RowFile(file).tail(size=40)] == [998, 999]  # 15 bytes a row, 12 of the half one
+    assert len(RowFile(file).tail()) == 1000 and RowFile(tmp_path / "none").tail() == []
+
+
+def test_runs_and_studies_are_found_below_a_directory(tmp_path):
+    one, two = write_run(tmp_path / "runs/one"), write_run(tmp_path / "runs/two")
+    inner = write_run(tmp_path / "studies/loo/scalerl/seed-0")
+    (tmp_path / "studies/loo/study.toml").write_text("")
+    (tmp_path / "runs/notes").mkdir()
+    assert find([tmp_path / "runs"]) == ([one, two], [])
+    assert find([tmp_path / "runs/two", tmp_path / "studies"]) == ([two, inner], [tmp_path / "studies/loo"])
+    with pytest.raises(ConfigError, match="nowhere: no such directory"):
+        find([tmp_path / "nowhere"])
+
+
+def test_durations_are_formatted():
+    assert [duration(s) for s in (4, 89, 90, 5399, 5400, 86_400, 200_000, float("nan"))] == [
+        "4 s", "89 s", "2 min", "90 min", "1.5 h", "24.0 h", "2.3 days", "-",
+    ]  # fmt: skip
+
+
+def test_added_rows_are_read(tmp_path):
+    run = write_run(tmp_path / "run", rows=2)
+    add_steps(run, [3])
+    assert run_state(run).step == 3

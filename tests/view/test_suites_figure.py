@@ -1,0 +1,84 @@
+"""The figure of evaluation suites on the page of a run: a curve for each suite, with its standard error."""
+
+import json
+
+import pytest
+from browser import opened_page
+from simulated import curve
+
+from scalerl.config import read_config, to_toml
+from scalerl.view.analysis import analyze
+from scalerl.view.page_figures import FIGURES
+from scalerl.view.sources import read_sources
+
+pytest.importorskip("plotly", reason="the page needs the extra `report`")
+
+SUITES = {"aime-24": (0.10, 0.02), "<b>own": (0.30, 0.01)}
+"""Name -> (level at the start, standard error); one name contains HTML."""
+
+
+def run_directory(path, seed=0):
+    """Write a run of 13 evaluations, of which every third includes two suites; return its path."""
+    path.mkdir(parents=True)
+    (path / "own.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
+    (path / "run.toml").write_text(
+        f'suites = ["aime-24", {{path = "{path}/own.jsonl", name = "<b>own"}}]\n[model]\nkind = "hf"\npath = "m"\n'
+        f'[data]\nkind = "file"\npath = "{path}/own.jsonl"\nname = "main"\n'
+    )
+    (path / "config.toml").write_text(to_toml(read_config(path / "run.toml", [])))
+    made, rows = curve(seed=seed, points=13), []
+    for step, (compute, level) in enumerate(zip(made.compute, made.metric, strict=True)):
+        shared = {"step": step, "device_hours": compute, "flops": 1e15 * compute, "tokens": 1000 * step}
+        rows.append({**shared, "task": "main", "pass_rate": level, "stderr": 0.005})
+        for name, (start, error) in SUITES.items():
+            rows.append({**shared, "task": name, "pass_rate": start + 0.01 * step, "stderr": error})
+    (path / "points.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return run_directory(tmp_path_factory.mktemp("suites") / "run")
+
+
+def test_each_suite_has_its_points_and_standard_errors_on_the_axis_of_the_held_out_curve(run):
+    found = analyze(read_sources([run], axis="device_hours"))
+    assert found.runs[0].curve.label == "main"
+    figure = FIGURES["suites"](found)
+    assert [trace["name"] for trace in figure.data] == ["aime-24", "&lt;b&gt;own"]
+    for trace, (start, error) in zip(figure.data, SUITES.values(), strict=True):
+        assert trace["x"] == FIGURES["curves"](found).data[4]["x"] and len(trace["x"]) == 13
+        assert trace["y"] == pytest.approx([start + 0.01 * step for step in range(13)])
+        assert trace["error_y"]["array"] == pytest.approx([error] * 13)
+    assert len({trace["line"]["color"] for trace in figure.data}) == 2
+
+
+def test_suites_of_several_runs_keep_their_color_and_name_their_run(run, tmp_path):
+    found = analyze(read_sources([run, run_directory(tmp_path / "other", seed=1)], axis="flops"))
+    traces = FIGURES["suites"](found).data
+    assert [trace["name"] for trace in traces] == [
+        "aime-24, run", "&lt;b&gt;own, run", "aime-24, other", "&lt;b&gt;own, other",
+    ]  # fmt: skip
+    assert [trace["line"]["color"] for trace in traces] == ["@s0", "@s1", "@s0", "@s1"]
+    assert [trace["line"]["dash"] for trace in traces] == ["solid", "solid", "dash", "dash"]
+    assert traces[0]["x"][-1] == pytest.approx(1.6e19)
+
+
+def test_a_run_without_suites_has_no_such_figure(run, tmp_path):
+    points = [line for line in (run / "points.jsonl").read_text().splitlines() if '"main"' in line]
+    (tmp_path / "alone.jsonl").write_text("\n".join(points) + "\n")
+    assert FIGURES["suites"](analyze(read_sources([tmp_path / "alone.jsonl"]))) is None
+
+
+def test_the_page_draws_the_suites_under_the_held_out_curve(run, tmp_path):
+    from scalerl.view.page import page
+
+    (tmp_path / "page.html").write_text(page(analyze(read_sources([run], axis="device_hours"))), encoding="utf-8")
+    with opened_page(tmp_path / "page.html") as opened:
+        names = opened.tab.eval_on_selector_all(".plot", "nodes => nodes.map(node => node.id)")
+        assert names[:2] == ["plot-curves", "plot-suites"]
+        legend = opened.tab.locator("#plot-suites .legendtext").all_text_contents()
+        assert legend == ["aime-24", "<b>own"]
+        drawn = opened.tab.eval_on_selector_all("#plot-suites .errorbars path.yerror", "nodes => nodes.length")
+        assert drawn == 2 * 13
+        opened.check_quiet()

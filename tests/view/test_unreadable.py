@@ -1,0 +1,265 @@
+"""Runs that cannot be read, or hold rows from elsewhere: each is one row, and the other runs are shown as usual."""
+
+import http.client
+import json
+import os
+import re
+import shutil
+import tempfile
+import tracemalloc
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from robustness.campaign import within
+from serving import first_event, get, served
+from watched import add_points, add_rollouts, point, rollout, write_run
+
+from scalerl.cli import ls
+from scalerl.cli.main import main
+from scalerl.core.rows import RowFile
+from scalerl.view.rollouts import Search
+from scalerl.view.run import LIFE_S, WatchedRun
+from scalerl.view.watcher import Watcher
+
+DEEP = "[" * 100_000
+LONG = "9" * 400
+
+
+@pytest.fixture
+def place():
+    """A directory that every user can reach, with a good run; pytest's own directories are private."""
+    root = Path(tempfile.mkdtemp())
+    root.chmod(0o755)
+    write_run(root / "good", rows=30, points=12)
+    write_run(root / "bad", rows=30, points=12)
+    yield root
+    shutil.rmtree(root)
+
+
+@contextmanager
+def as_stranger():
+    """Run a block as a user whom permissions bind: they do not bind root."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+def listed(capsys, *paths):
+    """Return the lines of `scalerl ls` by the first word."""
+    assert main(["ls", *map(str, paths)]) == 0
+    return {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[1:]}
+
+
+def looked(watcher):
+    """Return the runs of the page by name after a poll in which every run is looked at."""
+    for run in watcher.runs.values():
+        run._looked -= LIFE_S
+    watcher._searched -= 9
+    watcher.poll()
+    found = watcher.changes_since(-1)
+    json.dumps(found, allow_nan=False)
+    assert not found["problems"]
+    return {run["name"]: run for run in found["runs"]}
+
+
+def private(name):
+    return lambda run: (run / name).chmod(0)
+
+
+def pipe(name):
+    def change(run):
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (private("."), "permission denied"), (private("config.toml"), "permission denied"),
+        (private("metrics.jsonl"), "permission denied"), (private("points.jsonl"), "permission denied"),
+        (pipe("config.toml"), "pipe"), (pipe("metrics.jsonl"), "pipe"), (pipe("points.jsonl"), "pipe"),
+    ],
+)  # fmt: skip
+def test_a_run_that_cannot_be_read_is_one_row_with_the_reason(place, capsys, change, reason):
+    listed(capsys, place / "good")  # imports what a stranger may not read
+    change(place / "bad")
+    with as_stranger(), within(60, "a run that cannot be read"):
+        lines = listed(capsys, place)
+        assert lines["good"].split()[2] == "30/400" and "unreadable" in lines["bad"] and reason in lines["bad"]
+        shown = " ".join(ls.followed(place / "bad", 5, every_s=0.0))
+        assert "unreadable" in shown and reason in " ".join(shown.split())
+        watcher = Watcher([place])
+        try:
+            runs = looked(watcher)
+        finally:
+            watcher.close()
+    assert runs["good"]["step"] == 30 and runs["bad"]["state"] == "unreadable" and reason in runs["bad"]["detail"]
+
+
+def test_a_run_of_a_study_and_a_folder_that_cannot_be_read_are_rows(place, capsys):
+    listed(capsys, place / "good")
+    (place / "study" / "loo").mkdir(parents=True)
+    (place / "study" / "study.toml").write_text("")
+    shutil.move(place / "bad", place / "study" / "loo" / "seed-0")
+    (place / "study" / "loo").chmod(0)
+    with as_stranger():
+        assert "permission denied" in listed(capsys, place)["loo"]
+    place.chmod(0o711)
+    with as_stranger():
+        assert "permission denied" in listed(capsys, place)[place.name]
+
+
+def test_a_run_that_becomes_unreadable_says_so_and_keeps_its_data(place, capsys):
+    listed(capsys, place)
+    watcher = Watcher([place])
+    try:
+        assert looked(watcher)["bad"]["state"] == "training"
+        for name in (".", "metrics.jsonl"):
+            add_points(place / "bad", [12])
+            add_points(place / "good", [12])
+            with (place / "bad" / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps({"step": 31}) + "\n")
+            (place / "bad" / name).chmod(0)
+            with as_stranger():
+                runs = looked(watcher)
+            assert (runs["bad"]["state"], runs["bad"]["step"]) == ("unreadable", 30), name
+            assert "permission denied" in runs["bad"]["detail"] and runs["good"]["step"] == 30
+            (place / "bad" / name).chmod(0o755)
+            runs = looked(watcher)
+            assert (runs["bad"]["state"], runs["bad"]["step"]) == ("training", 31), name
+            assert runs["bad"]["points"] == runs["good"]["points"]
+            shutil.copy(place / "good" / "metrics.jsonl", place / "bad" / "metrics.jsonl")
+            assert looked(watcher)["bad"]["step"] == 30
+    finally:
+        watcher.close()
+
+
+ROWS = [
+    DEEP, '{"a": ' * 200 + "1" + "}" * 200, f'{{"step": {LONG}}}', '{"step": NaN}', '{"step": Infinity}',
+    '{"step": 1e999}', '{"step": -Infinity}', '{"step": "4"}', '{"step": [1]}', '{"step": null}', "[]", "7", "\xe9", "",
+    '{"step": 1, "step": 2}', '"\\ud800"', '{"step": 31, "entropy": NaN, "loss": 1e999, "step_s": -Infinity}',
+    f'{{"step": 32, "entropy": "{LONG}", "loss": [], "step_s": {"9" * 99}, "truncation_rate": {{}}}}',
+    f'{{"step": {"9" * 99}, "step_s": {"9" * 99}}}', '{"step": 33, "step_s": 1e308, "occupancy": 1e308}',
+]  # fmt: skip
+"""Lines that no run writes; those without the step of a healthy row are not counted as steps."""
+
+VALUES = [
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e999",
+    LONG,
+    "9" * 99,
+    "1e308",
+    "-1",
+    "null",
+    '"x"',
+    "[1]",
+    "{}",
+    "true",
+    DEEP,
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[:30])
+def test_rows_that_no_run_writes_do_not_stop_a_page_or_a_command(place, capsys, row):
+    bad = place / "bad"
+    for name in ("metrics.jsonl", "points.jsonl", "rollouts.jsonl"):
+        with (bad / name).open("ab") as file:
+            file.write(row.encode("latin-1") + b"\n")
+    for name in ("status.json", "summary.json"):
+        (bad / name).write_bytes(row.encode("latin-1"))
+    everything(place, capsys)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: value[:20])
+def test_points_that_no_run_writes_do_not_stop_a_page_or_a_command(place, capsys, value):
+    with (place / "bad" / "points.jsonl").open("a") as file:
+        for column in ("step", "device_hours", "flops", "task", "pass_rate", "stderr", "prompts"):
+            file.write(json.dumps(point(12, **{column: "@"})).replace('"@"', value) + "\n")
+    everything(place, capsys)
+
+
+def everything(place, capsys):
+    """Read the runs with every reader of a growing run, and check that the good run is as usual."""
+    with within(60, "a run with such a row"):
+        assert listed(capsys, place)["good"].split()[2] == "30/400"
+        status = {"state": "finished", "message": "", "host": "a", "pid": 1, "started": 0, "beat": 0}
+        (place / "bad" / "status.json").write_text(json.dumps(status))  # so that `scalerl tail` ends
+        assert main(["tail", str(place / "bad"), "--rows", "100"]) == 0
+        watcher = Watcher([place])
+        try:
+            runs = looked(watcher)
+            assert runs["good"]["step"] == 30 and runs["good"]["points"] == 12 and not runs["good"]["warnings"]
+            run = next(run for run in watcher.runs.values() if run.name == "bad")
+            answers = [run.metrics(20), run.rollouts.find(Search()), *(run.curve(task) for task in run.tasks)]
+            json.dumps([*answers, run.config_fields()], allow_nan=False)
+        finally:
+            watcher.close()
+
+
+def test_a_pipe_as_status_json_is_a_run_without_status(place, capsys):
+    pipe("status.json")(place / "bad")
+    with within(60, "a pipe as status.json"):
+        assert listed(capsys, place)["bad"].split()[1:3] == ["training", "30/400"]
+
+
+def test_values_that_are_no_numbers_in_a_rollout_are_unknown(place):
+    add_rollouts(place / "bad", [rollout(10, 0, reward=float("nan"), versions=[float("inf")]), rollout(10, 1)])
+    run = WatchedRun(place / "bad", "bad")
+    found = run.rollouts.find(Search(kind="training"))
+    assert [row["reward"] for row in found["rows"]] == [None, -1.0]
+    assert run.rollouts.group("training", 0)[0]["versions"] == [None]
+    json.dumps(found, allow_nan=False)
+
+
+def test_the_server_refuses_rows_that_are_no_numbers_and_closes_streams_quietly(place):
+    with served(place) as address:  # which checks that the server printed no error
+        run = f"/api/runs/{first_event(address)['runs'][0]['id']}"
+        for row in ("inf", "-inf", "nan", "1e999", "x"):
+            assert get(address, f"{run}/group?kind=training&row={row}")[0] == 400, row
+        assert get(address, f"{run}/group?kind=training&row=1e300")[0] == 404
+        port = int(re.search(r":(\d+)", address)[1])
+        streams = [http.client.HTTPConnection("127.0.0.1", port, timeout=20) for _ in range(200)]
+        for stream in streams:
+            stream.request("GET", "/api/stream")
+            assert stream.getresponse().readline().startswith(b"data: ")
+        for stream in streams[:150]:
+            stream.close()
+    for stream in streams:
+        stream.close()
+
+
+def test_a_long_run_needs_little_memory_and_a_small_figure(tmp_path):
+    """An evaluation is kept as a record of about 700 bytes, and a figure has at most 4,000 points."""
+    run = write_run(tmp_path / "run")
+    add_points(run, range(20_000))
+    watched = WatchedRun(run, "run")
+    tracemalloc.start()
+    watched.poll(0.0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(watched.points("arithmetic")) == 20_000 and peak < 20_000 * 800, peak / 20_000
+    assert 1000 < len(watched.curve("arithmetic")["x"]) <= 4000
+
+
+def test_an_unreadable_file_is_read_on_where_it_ended(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"step": 1}\n')
+    file = RowFile(path)
+    assert [line.row["step"] for line in file.new_lines()] == [1]
+    path.rename(tmp_path / "kept")
+    os.mkfifo(path)
+    assert list(file.new_lines()) == [] and "pipe" in file.problem and file.restarts == 0
+    (tmp_path / "kept").replace(path)
+    with path.open("a") as out:
+        out.write('{"step": 2}\n')
+    assert [line.row["step"] for line in file.new_lines()] == [2] and not file.problem

@@ -1,0 +1,133 @@
+"""The server of the live page: access control, answers and errors."""
+
+import re
+
+import pytest
+from serving import ask, first_event, get, served
+from simulated_study import LEAVE_ONE_OUT, write_study
+from watched import add_rollouts, rollout, write_run
+
+from scalerl.cli import main
+
+pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
+
+from scalerl.view.guard import Guard, is_loopback, same
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    root = tmp_path_factory.mktemp("watch")
+    write_run(root / "runs/mine", rows=300, points=31)
+    add_rollouts(root / "runs/mine", [rollout(10, sample) for sample in range(4)])
+    write_study(root / "studies/loo", {name: LEAVE_ONE_OUT[name] for name in ("scalerl", "dapo")}, seeds=1)
+    return root
+
+
+@pytest.fixture(scope="module")
+def address(place):
+    with served(cwd=place) as found:
+        yield found
+
+
+def test_the_runs_and_studies_of_a_directory_are_served_by_default(address):
+    found = first_event(address)
+    assert {run["name"] for run in found["runs"]} == {"mine", "loo/scalerl/seed-0", "loo/dapo/seed-0"}
+    mine = next(run for run in found["runs"] if run["name"] == "mine")
+    assert (mine["step"], mine["steps"], mine["points"], mine["study"]) == (300, 400, 31, "")
+    assert mine["tasks"]["arithmetic"]["pass_rate"] == pytest.approx(0.581, abs=5e-4)
+    assert [study["name"] for study in found["studies"]] == ["loo"]
+
+
+def test_the_server_returns_metrics_series_curve_configuration_and_rollouts_of_a_run(address):
+    run = f"/api/runs/{next(run['id'] for run in first_event(address)['runs'] if run['name'] == 'mine')}"
+    metrics = {one["name"]: one for one in ask(address, f"{run}/metrics")["metrics"]}
+    assert metrics["entropy"]["unit"] == "nats" and len(metrics["entropy"]["x"]) == 120
+    assert "router_disagreement" not in metrics  # the model is dense
+    assert ask(address, f"{run}/series?name=tokens&from=10&to=12")["mean"] == [50_000.0 * step for step in range(9, 14)]
+    curve = ask(address, f"{run}/curve?task=arithmetic")
+    assert curve["axis"] == "flops" and curve["step"] == list(range(0, 310, 10)) and curve["y"][0] == 0.2
+    assert ask(address, f"{run}/config")["fields"]["steps"] == "400"
+    assert [row["sample"] for row in ask(address, f"{run}/rollouts?kind=training&passed=false")["rows"]] == [1, 3]
+    assert len(ask(address, f"{run}/group?kind=training&row=2")["rows"]) == 4
+    for wrong, status in (
+        ("/series?name=__class__", 400), ("/series?name=loss&from=x", 400), ("/rollouts?step=x", 400),
+        ("/group?kind=../../etc&row=0", 400), ("/group?kind=training&row=99", 404), ("/nothing", 404),
+    ):  # fmt: skip
+        assert get(address, run + wrong)[0] == status, wrong
+    assert get(address, "/api/runs/none/metrics")[0] == 404
+
+
+def test_only_files_of_the_page_are_served(address):
+    assert get(address, "/assets/app.js")[0] == get(address, "/assets/theme.js")[0] == 200
+    for path in ("/assets/../server.py", "/assets/..%2fserver.py", "/assets/%2e%2e/guard.py", "/runs/mine/config.toml"):
+        assert get(address, path)[0] == 404, path
+
+
+def test_a_page_of_another_site_is_rejected(address):
+    port = re.search(r":(\d+)", address)[1]
+    for name in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "192.168.0.9", ""):
+        assert get(address, "/api/stream", Host=name or " ")[0] == 421, name
+    assert get(address, "/", Host=f"localhost:{port}")[0] == get(address, "/", Host=f"[::1]:{port}")[0] == 200
+    assert get(address, "/", method="POST")[0] == 405
+    status, headers, _ = get(address)
+    policy = headers["content-security-policy"]
+    assert status == 200 and "default-src 'none'" in policy and "script-src 'self';" in policy
+    assert headers["x-content-type-options"] == "nosniff" and "access-control-allow-origin" not in headers
+
+
+def test_scripts_of_the_page_do_not_write_html():
+    """The security policy forbids inline scripts, and texts become text nodes."""
+    from importlib.resources import files
+
+    scripts = [file for file in (files("scalerl.view") / "assets").iterdir() if file.name.endswith(".js")]
+    assert len(scripts) > 4
+    for script in scripts:
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function", script.read_text()
+        )
+
+
+def test_beyond_loopback_a_token_is_required_once(place):
+    with served(place / "runs", "--host", "0.0.0.0") as address:
+        token = re.search(r"token=(\S+)", address)[1]
+        local = re.sub(r"//[^:]+:", "//127.0.0.1:", address)
+        assert len(token) >= 32
+        for path in ("/", "/api/stream", "/assets/app.js", "/?token=wrong", f"/?token={token[:-1]}"):
+            assert get(local, path)[0] == 403, path
+        status, headers, _ = get(local, f"/?token={token}")
+        assert status == 303 and headers["location"] == "/" and "HttpOnly; SameSite=Strict" in headers["set-cookie"]
+        cookie = headers["set-cookie"].partition(";")[0]
+        assert get(local, "/", Cookie=cookie)[0] == 200
+        assert get(local, "/", Cookie=cookie[:-1])[0] == 403
+        assert get(local, "/", Cookie=cookie, Host="evil.example")[0] == 421
+
+
+def test_only_loopback_hosts_are_local_and_only_equal_secrets_match():
+    assert all(is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"))
+    assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "node-3"))
+    assert same("ä", "ä") and not same("a", "b") and not same("", "b")
+    guard = Guard(None, "0.0.0.0", 1, "secret")
+    assert guard.answers_to("10.0.0.7:1") and not guard.answers_to("evil.example:1") and not guard.answers_to("")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "nowhere: no such directory; name runs, studies, or a directory that contains them"),
+        (["--host", "203.0.113.7", "."], "give another port (0: a free port), or an address of this machine"),
+        (["--port", "99999", "."], "give another port (0: a free port), or an address of this machine"),
+    ],
+)
+def test_errors_at_the_start_are_one_sentence(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["watch", *words]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, monkeypatch, capsys):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "scalerl.view.server", raising=False)
+    assert main(["watch", str(tmp_path)]) == 2
+    assert "pip install 'scalerl[watch]'" in capsys.readouterr().err
