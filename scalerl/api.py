@@ -163,7 +163,7 @@ class Run:
 
         Each is its row (docs/metrics.md) with arrays over its P prompt tokens and T completion tokens: `prompt_tokens`
         [P], `tokens` [T], `logps` [T] (nats, at `recipe.temperature`, by the weights of `versions`), `versions` [T],
-        and `sampled` [T], which is false for inserted tokens. Rows of earlier versions of scalerl are left out.
+        and `sampled` [T], which is false for inserted tokens.
 
         Raises:
             ConfigError: A record is missing or damaged.
@@ -172,14 +172,14 @@ class Run:
         from scalerl.training.rollout_rows import unpacked
         from scalerl.training.run_dir import RECORDS
 
-        rows = [row for row in read_rows(self.path / "rollouts/samples.jsonl") if "record" in row]
+        rows = read_rows(self.path / "rollouts/samples.jsonl")
         try:
             with (self.path / RECORDS).open("rb") as file:
                 for row in rows:
                     offset, size = row.pop("record")
                     file.seek(offset)
                     row |= unpacked(file.read(size))
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(
                 f"{self.path / RECORDS}: a record cannot be read ({error}); restore the file as the run wrote it"
             ) from None

@@ -197,10 +197,7 @@ class EvalPoint:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> EvalPoint | None:
-        """Return the point of a row, with NaN for an unknown pass rate or standard error; None for any other row.
-
-        Columns of other versions of this package are ignored.
-        """
+        """Return the point of a row, with NaN for an unknown pass rate or standard error; None for any other row."""
         values = {name: row[name] for name in _POINT if name in row}
         values |= {name: math.nan for name in ("pass_rate", "stderr") if values.get(name) is None}
         if not all(isinstance(value, _POINT[name]) for name, value in values.items()):

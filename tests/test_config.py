@@ -59,12 +59,6 @@ def test_a_user_model_and_data_start_from_the_papers_sizes():
     assert config.recipe == PRESETS["scalerl"].recipe and config.evaluation.prompts == 1000
 
 
-def test_rollouts_generators_of_an_old_file_is_read_as_placement_generators(tmp_path):
-    (tmp_path / "old.toml").write_text("[rollouts]\ngenerators = 2\nslots = 32\n")
-    config = read_config(tmp_path / "old.toml", [])
-    assert (config.placement.generators, config.rollouts.slots) == (2, 32)
-
-
 def test_the_schedule_is_eager_if_engines_do_not_step_together():
     assert read_config(None, []).schedule == "deterministic"
     assert read_config(None, ["--placement.backend", "ray"]).schedule == "eager"
@@ -128,10 +122,6 @@ def assert_reads_back(config, tmp_path):
             "active_experts: got 3; allowed: a divisor of 4 x width = 256",
         ),
         (["--data.kind", "program"], r"data.kind: got 'program' \(did you mean 'programs'\?\)"),
-        (
-            ["--data.kind", "mixed", "--data.share", "1"],
-            r"kind 'mixed' is both lab tasks; got share = 1; allowed: share",
-        ),
         (["--data.share", "-1"], "data.*share: got -1; input should be greater than or equal to 0"),
         (["--data.share", "0.3"], "data.share: got 0.3 with one task"),
         (["--data.share", "0"], "data.share: got 0; allowed: shares that sum to more than 0"),

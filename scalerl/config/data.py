@@ -314,33 +314,8 @@ def suite_tables(suites: Any) -> list[dict[str, Any]]:
 
 
 def as_list(data: Any) -> Any:
-    """Return a `data` table as a list of one task; a list is returned unchanged.
-
-    `kind = "mixed"` of earlier versions means both lab tasks: `share` of the prompts are programs.
-    """
-    if isinstance(data, list | tuple):
-        return data
-    if not isinstance(data, dict) or data.get("kind") != "mixed":
-        return [data]
-    unknown = sorted(set(data) - {"kind", "share", "arithmetic", "programs"})
-    share = data.get("share", 0.5)
-    if unknown or isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
-        got = f"the fields {', '.join(unknown)}" if unknown else f"share = {share!r}"
-        raise ValueError(
-            f"kind 'mixed' is both lab tasks; got {got}; allowed: share (of programs, between 0 and 1), arithmetic and "
-            "programs, or one [[data]] table for each task"
-        )
-    return [
-        {**_table(data, "arithmetic"), "kind": "arithmetic", "share": 1 - share},
-        {**_table(data, "programs"), "kind": "programs", "share": share},
-    ]
-
-
-def _table(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    table = values.get(name, {})
-    if not isinstance(table, Mapping):
-        raise ValueError(f"{name}: got {short(table)}; allowed: a table")
-    return table
+    """Return a `data` table as a list of one task; a list is returned unchanged."""
+    return data if isinstance(data, list | tuple) else [data]
 
 
 def check_tasks(tasks: Sequence[TaskData]) -> None:

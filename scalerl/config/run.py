@@ -6,7 +6,6 @@ The resolved configuration is saved as config.toml in the run directory; trainin
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -61,8 +60,6 @@ EXPECTED_LENGTH = 0.4
 
 
 def _check_lag(value: Any) -> Any:
-    if value == -1 and not isinstance(value, bool):  # the value in earlier versions
-        return "measure"
     known = value in ("auto", "follow", "measure")
     if known or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**9):
         return value
@@ -176,17 +173,6 @@ class RunConfig(Part):
     (docs/watching.md)."""
     notify: Notify = Notify()
     """Notifications about the end of the run, a falling metric or an identified ceiling."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _moved(cls, values: Any) -> Any:
-        """Read `rollouts.generators` of earlier versions as `placement.generators`."""
-        rollouts = values.get("rollouts") if isinstance(values, dict) else None
-        placement = values.get("placement", {}) if isinstance(values, dict) else None
-        if not isinstance(rollouts, dict) or "generators" not in rollouts or not isinstance(placement, Mapping | Part):
-            return values
-        rest = {name: value for name, value in rollouts.items() if name != "generators"}
-        return {**values, "rollouts": rest, "placement": {**dict(placement), "generators": rollouts["generators"]}}
 
     @model_validator(mode="before")
     @classmethod

@@ -21,9 +21,9 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[T], values: Any) -> T:
-    """Build a record from the output of `to_plain`; fields missing in an older version take their defaults."""
+    """Build a record from the output of `to_plain`."""
     hints = _hints(cls)  # type: ignore[arg-type]
-    return cls(**{name: _revive(hint, values[name]) for name, hint in hints.items() if name in values})
+    return cls(**{name: _revive(hint, values[name]) for name, hint in hints.items()})
 
 
 def _revive(hint: Any, value: Any) -> Any:

@@ -21,8 +21,8 @@ from torch import Tensor
 from scalerl.core.files import as_umask, next_directory, read_json, sync
 from scalerl.training.manifest import forget_stamps, seal, stamp_later
 
-FORMAT = 2
-"""Format of the trainer's part; increase it when older checkpoints can no longer be resumed."""
+FORMAT = 3
+"""Format of the trainer's part; increase it with every change, because other formats are refused."""
 
 WRITTEN = ".written"
 """Empty file that marks a run which has had a checkpoint."""

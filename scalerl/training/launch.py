@@ -49,7 +49,6 @@ from scalerl.training.progress import Display, Progress
 from scalerl.training.recovery import recorded
 from scalerl.training.resumed import (
     check_unchanged,
-    hours_of,
     overrule,
     sound_checkpoint,
     with_options,
@@ -321,7 +320,7 @@ def _restore(session: Session, checkpoint: Path) -> None:
     session.progress = overrule(from_plain(Progress, state["progress"]), display=session.display)
     session.learner.load(checkpoint, session.progress.step)
     session.curriculum.load_state(state["curriculum"])
-    session.clock = Stopwatch(3600.0 * hours_of(state) / session.devices.held)
+    session.clock = Stopwatch(3600.0 * float(state["device_hours"]) / session.devices.held)
     _tell(session.directory.rewind(state), session.display)
     session.points = session.directory.points()
     sampling = load_plain(checkpoint, "generator")["sampling_version"]

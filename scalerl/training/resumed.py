@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scalerl.cluster.devices import counted, devices
 from scalerl.config import RunConfig, parse_config, read_config, to_toml
 from scalerl.config.base import replace
 from scalerl.config.recipe import LaterRate
@@ -33,7 +32,7 @@ def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[
     faults: dict[int, str] = {}
     for step in reversed(store.steps()):
         try:
-            sealed = check_files(store.path(step))
+            check_files(store.path(step))
             run.check_rows(load_plain(store.path(step), "trainer"))
         except Damaged as error:
             faults[step] = str(error)
@@ -42,11 +41,6 @@ def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[
             note(f"the checkpoint of step {newer} cannot be used: {fault}; it is kept as {store.set_aside(newer)}")
         if faults:
             note(f"going back to the checkpoint of step {step}; the steps since then are trained again")
-        if not sealed:
-            note(
-                f"the checkpoint of step {step} was written by an earlier version, without checksums; damage may go "
-                "unnoticed"
-            )
         return store.path(step)
     if not faults and not _trained(run.path, store):
         return None
@@ -59,13 +53,13 @@ def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[
 
 
 def _trained(path: Path, store: CheckpointStore) -> bool:
-    """Return whether a run must have had a checkpoint, by its marker or by files that only a finished run has.
+    """Return whether a run must have had a checkpoint, by its marker.
 
     The checkpoint directory is created before the first row, so rows without it mean that it was removed.
     """
-    if not store.directory.exists() and any(file.stat().st_size for file in path.glob("*.jsonl")):
-        return True
-    return store.had_some or (path / "model").exists() or (path / "summary.json").exists()
+    if not store.directory.exists():
+        return any(file.stat().st_size for file in path.glob("*.jsonl"))
+    return store.had_some
 
 
 def _from_export(path: Path) -> str:
@@ -81,14 +75,6 @@ def overrule(progress: Progress, display: Display) -> Progress:
         progress.overruled = (*progress.overruled, progress.stopped_by)
         progress.stopped_by = ""
     return progress
-
-
-def hours_of(state: Mapping[str, Any]) -> float:
-    """Return the device-hours in the trainer's part of a checkpoint."""
-    if "device_hours" in state:
-        return float(state["device_hours"])
-    before = parse_config(state["config"], "the checkpoint")  # earlier versions saved seconds
-    return counted(devices(before)).held * float(state["training_s"]) / 3600.0
 
 
 LEARNING_RATE = "recipe.optimizer.learning_rate"
@@ -137,7 +123,7 @@ def with_options(
 
 
 def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
-    """Refuse a checkpoint of an incompatible version or another configuration, except for fields in FREE.
+    """Refuse a checkpoint of another format or another configuration, except for fields in FREE.
 
     Args:
         config: Configuration in the run directory.
@@ -150,7 +136,8 @@ def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
     state = load_plain(checkpoint, "trainer")
     if state.get("format") != FORMAT:
         raise ConfigError(
-            f"{path}: its checkpoints were written by an earlier version of scalerl and cannot be resumed by this one. "
+            f"{path}: its checkpoints have the format {state.get('format')!r}; this version of scalerl resumes format "
+            f"{FORMAT}. "
             f"`scalerl fit {path}` still reads its curve; to train it again: scalerl train {path}/config.toml; to "
             f"start a new run from its exported weights: scalerl train --model {path}/model"
         )

@@ -54,8 +54,7 @@ def warm_start_directory(model: TinyModel, data: Sequence[TaskData]) -> Path:
     for task in generated_tasks(data):
         taught.setdefault(task.kind, []).append(generated.GENERATED[task.kind].taught(task))
     taught = {kind: own[0] if len(own) == 1 else own for kind, own in taught.items()}
-    settings = taught["arithmetic"] if list(taught) == ["arithmetic"] else taught  # keeps the keys of older caches
-    key = json.dumps([_RECIPE_VERSION, model.model_dump(exclude=unused), settings], sort_keys=True)
+    key = json.dumps([_RECIPE_VERSION, model.model_dump(exclude=unused), taught], sort_keys=True)
     return cache_root() / f"warm-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}"
 
 

@@ -109,7 +109,7 @@ class WatchedRun:
         if problem:
             self._life = ("unreadable", problem)
         elif self._config is not None:
-            self._life = sign_of_life(self.path, list(self._rows), self._config, now)
+            self._life = sign_of_life(self.path, list(self._rows), now)
         return self._life != before
 
     def _read_points(self) -> bool:

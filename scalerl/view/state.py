@@ -27,10 +27,6 @@ from scalerl.types import EvalPoint
 DEAD_AFTER_S = 12 * BEAT_S
 """Seconds without a sign of life after which a run counts as dead."""
 
-SILENT_S = 120.0
-"""Seconds without new rows after which a run of an older version, without status.json, counts as dead; at least the
-duration of ten steps."""
-
 RECENT_STEPS = 50
 """Number of recent steps for the median duration."""
 
@@ -99,7 +95,7 @@ def run_state(path: Path, now: float | None = None) -> RunState:
     except ConfigError as error:
         return state_of(path, rows, points, None, ("unreadable", str(error)))
     problem = metrics.problem or evaluations.problem
-    life = ("unreadable", problem) if problem else sign_of_life(path, rows, config, now)
+    life = ("unreadable", problem) if problem else sign_of_life(path, rows, now)
     return state_of(path, rows, points, config, life)
 
 
@@ -128,13 +124,12 @@ def state_of(
     return RunState(path, path.name, state, detail, step, steps, step_s, left_s, rows[-1] if rows else {}, last, config)
 
 
-def sign_of_life(path: Path, rows: Sequence[Mapping[str, Any]], config: RunConfig, now: float) -> tuple[str, str]:
+def sign_of_life(path: Path, rows: Sequence[Mapping[str, Any]], now: float) -> tuple[str, str]:
     """Return state and detail of a run, from its status.json and the age of its files.
 
     Args:
         path: Run directory.
         rows: The last rows of metrics.jsonl.
-        config: Configuration of the run.
         now: Current time, seconds since 1970.
     """
     status = read_status(path)
@@ -142,32 +137,20 @@ def sign_of_life(path: Path, rows: Sequence[Mapping[str, Any]], config: RunConfi
     quiet_s, step_s = now - written, pace(rows)
     slow_s = max(30.0, 5 * step_s if math.isfinite(step_s) else 0.0)
     if status is None:
-        return _without_status(rows, config, quiet_s, step_s)
+        return "dead", "no readable status.json"
     if status.state != "running":
         return status.state if status.state in STATES else "dead", status.message
     # the modification time follows the clock of the file system, which may differ from that of the run's machine
     silent_s = now - modified(path / "status.json")
     if silent_s > DEAD_AFTER_S:
         return "dead", f"no sign of life for {duration(silent_s)} ({_place(status)})"
-    phase = status.phase if status.phase in PHASES else ""  # empty in runs of older versions
-    if phase not in ("", "training"):
-        return phase, status.message
+    if status.phase != "training" and status.phase in PHASES:
+        return status.phase, status.message
     if not rows:
-        return "waiting", "the first batch is not complete yet" if phase else "no step has finished yet"
+        return "waiting", "the first batch is not complete yet"
     if quiet_s > slow_s:
-        causes = "a slow batch" if phase else "an evaluation, a checkpoint or a slow batch"
-        return "waiting", f"nothing written for {duration(quiet_s)}: {causes}"
+        return "waiting", f"nothing written for {duration(quiet_s)}: a slow batch"
     return "training", ""
-
-
-def _without_status(
-    rows: Sequence[Mapping[str, Any]], config: RunConfig, quiet_s: float, step_s: float
-) -> tuple[str, str]:
-    if rows and int(rows[-1]["step"]) >= config.steps:
-        return "finished", ""
-    if quiet_s < max(SILENT_S, 10 * step_s if math.isfinite(step_s) else 0.0):
-        return ("training", "") if rows else ("waiting", "no step has finished yet")
-    return "dead", f"nothing written for {duration(quiet_s)}"
 
 
 def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:

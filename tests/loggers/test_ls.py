@@ -39,7 +39,7 @@ def test_ls_lists_every_run_with_state_step_pass_rate_forecast_and_advice(runs, 
     assert main(["ls", str(runs)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:3] for line in lines[2:]] == [
-        ["broken\\x1b[31m", "unreadable", "config.toml:"], ["failed", "failed", "7/100"], ["new", "waiting", "0/100"],
+        ["broken\\x1b[31m", "unreadable", "config.toml:"], ["failed", "failed", "7/100"], ["new", "dead", "0/100"],
     ]  # fmt: skip
     name, state, step, rate, ahead, advice = lines[1].split()
     assert (name, state, step, rate) == ("a-finished-..-characters", "finished", "100/100", "0.412")

@@ -104,15 +104,6 @@ def test_an_option_without_a_task_lists_the_tasks(tmp_path):
         read(tmp_path, TWO, "--data.points", "4")
 
 
-def test_the_kind_mixed_of_earlier_versions_is_both_lab_tasks(tmp_path):
-    old = '[data]\nkind = "mixed"\nshare = 0.25\n[data.arithmetic]\noperations = [1, 3]\n'
-    config = read(tmp_path, old, "--rollouts.lag_ticks", "-1")
-    assert config.tasks == ["arithmetic", "programs"] and [task.share for task in config.data] == [0.75, 0.25]
-    assert config.data[0].operations == (1, 3) and config.rollouts.lag_ticks == "measure"
-    with pytest.raises(ConfigError, match=r"kind 'mixed' is both lab tasks; got share = 2; allowed: share"):
-        read_config(None, ["--data.kind", "mixed", "--data.share", "2"])
-
-
 def test_a_task_with_too_few_prompts_is_reported(tmp_path):
     config = read(tmp_path, TWO, "--data.programs.prompts", "1", "--recipe.prompts_per_step", "16")
     with pytest.raises(ConfigError, match=r"programs: evaluation\.prompts: got 5 of 6 prompts, which leaves 1"):

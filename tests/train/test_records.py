@@ -69,7 +69,6 @@ def test_a_run_without_its_records_is_a_one_line_error(tmp_path):
     run = RunDirectory.create(tmp_path / "run", RunConfig())
     rollout = Rollout(*(np.zeros(2, kind) for kind in (np.int32, np.float32, np.int32, np.bool_)), False, False)
     run.add_samples([{"step": 1}], [packed((1,), rollout)])
-    run.append("rollouts/samples.jsonl", [{"step": 0}])  # as an earlier version wrote it
     (sample,) = scalerl.load(run.path).samples()
     assert sample["step"] == 1 and sample["tokens"].tolist() == [0, 0]
     (run.path / "rollouts/samples.bin").unlink()

@@ -139,15 +139,6 @@ def test_the_digest_of_rows_is_incremental(tmp_path):
     run.check_rows({"cursors": cursors, "row_digests": second})
 
 
-def test_for_a_checkpoint_of_an_earlier_version_only_sizes_are_checked(tmp_path):
-    run, state = counted(tmp_path / "run")
-    (run.path / "metrics.jsonl").write_text("x" * 27)
-    run.check_rows({"cursors": state["cursors"]})
-    (run.path / "metrics.jsonl").write_text("x")
-    with pytest.raises(Damaged, match=r"metrics.jsonl has 1 bytes, and the checkpoint counts 27"):
-        run.check_rows({"cursors": state["cursors"]})
-
-
 def test_an_unreadable_points_file_is_named(tmp_path):
     run, _ = counted(tmp_path / "run")
     (run.path / "points.jsonl").write_text("{\n")

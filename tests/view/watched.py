@@ -5,6 +5,7 @@ import math
 
 from scalerl.config import PRESETS, to_toml
 from scalerl.config.base import replace
+from scalerl.training.status import Heartbeat
 
 LAB = PRESETS["lab"]
 METRICS = {
@@ -26,6 +27,8 @@ def write_run(path, rows=0, points=0, steps=400, **changes):
     (path / "config.toml").write_text(to_toml(replace(LAB, steps=steps, **changes)), encoding="utf-8")
     add_steps(path, range(1, rows + 1))
     add_points(path, range(points))
+    with Heartbeat(path, phase="training") as beating:  # no process runs; the state follows from the files' ages
+        beating.ended("finished" if rows >= steps else "running", "")
     return path
 
 

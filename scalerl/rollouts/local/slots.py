@@ -172,6 +172,5 @@ class SlotTable:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         for name, array in self.arrays.items():
-            if name in state["arrays"] or name != "experts":  # states of earlier versions have no experts
-                array[...] = np.asarray(state["arrays"][name])
+            array[...] = np.asarray(state["arrays"][name])
         self.requests = [None if r is None else Request(tuple(r[0]), tuple(r[1]), r[2]) for r in state["requests"]]
