@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scalerl.cluster.devices import counted, devices
 from scalerl.config import RunConfig, parse_config, read_config, to_toml
 from scalerl.config.base import replace
 from scalerl.config.recipe import LaterRate
@@ -33,8 +32,10 @@ def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[
     faults: dict[int, str] = {}
     for step in reversed(store.steps()):
         try:
-            sealed = check_files(store.path(step))
-            run.check_rows(load_plain(store.path(step), "trainer"))
+            check_files(store.path(step))
+            state = load_plain(store.path(step), "trainer")
+            _check_format(state, run.path)
+            run.check_rows(state)
         except Damaged as error:
             faults[step] = str(error)
             continue
@@ -42,11 +43,6 @@ def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[
             note(f"the checkpoint of step {newer} cannot be used: {fault}; it is kept as {store.set_aside(newer)}")
         if faults:
             note(f"going back to the checkpoint of step {step}; the steps since then are trained again")
-        if not sealed:
-            note(
-                f"the checkpoint of step {step} was written by an earlier version, without checksums; damage may go "
-                "unnoticed"
-            )
         return store.path(step)
     if not faults and not _trained(run.path, store):
         return None
@@ -56,6 +52,15 @@ def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[
         "rows, so nothing was changed. Restore the files from a copy, or start a new run: "
         f"scalerl train {run.path}/config.toml{_from_export(run.path)}. `scalerl fit {run.path}` still reads its curve"
     )
+
+
+def _check_format(state: Mapping[str, Any], path: Path) -> None:
+    if state.get("format") != FORMAT:
+        raise ConfigError(
+            f"{path}: its checkpoints were written by another version of scalerl and cannot be resumed by this one. "
+            f"`scalerl fit {path}` still reads its curve; to train it again: scalerl train {path}/config.toml; to "
+            f"start a new run from its exported weights: scalerl train --model {path}/model"
+        )
 
 
 def _trained(path: Path, store: CheckpointStore) -> bool:
@@ -81,14 +86,6 @@ def overrule(progress: Progress, display: Display) -> Progress:
         progress.overruled = (*progress.overruled, progress.stopped_by)
         progress.stopped_by = ""
     return progress
-
-
-def hours_of(state: Mapping[str, Any]) -> float:
-    """Return the device-hours in the trainer's part of a checkpoint."""
-    if "device_hours" in state:
-        return float(state["device_hours"])
-    before = parse_config(state["config"], "the checkpoint")  # earlier versions saved seconds
-    return counted(devices(before)).held * float(state["training_s"]) / 3600.0
 
 
 LEARNING_RATE = "recipe.optimizer.learning_rate"
@@ -137,7 +134,7 @@ def with_options(
 
 
 def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
-    """Refuse a checkpoint of an incompatible version or another configuration, except for fields in FREE.
+    """Refuse a checkpoint of another configuration, except for fields in FREE.
 
     Args:
         config: Configuration in the run directory.
@@ -148,12 +145,6 @@ def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
         ConfigError: The checkpoint cannot be resumed with this configuration.
     """
     state = load_plain(checkpoint, "trainer")
-    if state.get("format") != FORMAT:
-        raise ConfigError(
-            f"{path}: its checkpoints were written by an earlier version of scalerl and cannot be resumed by this one. "
-            f"`scalerl fit {path}` still reads its curve; to train it again: scalerl train {path}/config.toml; to "
-            f"start a new run from its exported weights: scalerl train --model {path}/model"
-        )
     before = parse_config(state["config"], f"{checkpoint}/trainer.json")
     free: dict[str, Any] = {name: getattr(before, name) for name in FREE}
     step, optimizer = int(state["progress"]["step"]), config.recipe.optimizer

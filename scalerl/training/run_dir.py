@@ -6,7 +6,6 @@ checkpoint counts, so that the files of a resumed run equal those of an uninterr
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -21,7 +20,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.files import sync, take_hold, write_whole
 from scalerl.core.outputs import check_new_directory
 from scalerl.core.rows import RowFile
-from scalerl.training.manifest import Damaged, digest
+from scalerl.training.manifest import Damaged, digest, new_digest
 from scalerl.types import EvalPoint
 
 RECORDS = "rollouts/samples.bin"
@@ -148,10 +147,10 @@ class RunDirectory:
         return {name: (self.path / name).stat().st_size if name in there else 0 for name in ROW_FILES}
 
     def row_digests(self, cursors: Mapping[str, int]) -> dict[str, str]:
-        """Return the SHA-256 of the rows that a checkpoint counts, by file; only new rows are read."""
+        """Return the XXH3 digest of the rows that a checkpoint counts, by file; only new rows are read."""
         for name, size in cursors.items():
             if size:
-                done, running = self._digests.get(name, (0, hashlib.sha256()))
+                done, running = self._digests.get(name, (0, new_digest()))
                 with (self.path / name).open("rb") as file:
                     file.seek(done)
                     running.update(file.read(size - done))
@@ -162,7 +161,7 @@ class RunDirectory:
         """Check that the rows which a checkpoint counts exist. Samples of texts may be missing; they are not results.
 
         Args:
-            state: Trainer's part of the checkpoint. Those of earlier versions have no digests; only sizes are checked.
+            state: Trainer's part of the checkpoint.
 
         Raises:
             Damaged: A file is shorter, or its beginning has other contents.
@@ -194,7 +193,7 @@ class RunDirectory:
         found = path.stat().st_size if path.exists() else 0
         if found < size:
             return f"{name} has {found} bytes, and the checkpoint counts {size}: rows are missing"
-        if expected and digest(path, size, "sha256") != expected:
+        if expected and digest(path, size) != expected:
             return f"the first {size} bytes of {name} are not the rows that the checkpoint counts"
         return ""
 

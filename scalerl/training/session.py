@@ -321,7 +321,6 @@ class Session:
                 "arithmetic": arithmetic(self.config.hardware.device),
                 "cursors": (cursors := self.directory.cursors()),
                 "row_digests": self.directory.row_digests(cursors),
-                "sealed": True,  # the checkpoint has a manifest, unless it was removed
             }
             save_state(path, "trainer", state)
             self.pipeline.snapshot(self.progress.step, path)

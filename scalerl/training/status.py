@@ -56,7 +56,7 @@ class Status:
     beat: float
     """Time of the last write, seconds since 1970."""
     phase: str = ""
-    """Current phase of a running run, a key of `PHASES`; empty in files of older versions."""
+    """Current phase of a running run, a key of `PHASES`."""
 
 
 class Heartbeat:
@@ -138,7 +138,7 @@ def read_status(directory: Path) -> Status | None:
             int(found["pid"]),
             float(found["started"]),
             float(found["beat"]),
-            str(found.get("phase", "")),
+            str(found["phase"]),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None

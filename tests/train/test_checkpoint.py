@@ -1,8 +1,6 @@
-import hashlib
 import json
 import os
 import shutil
-from concurrent.futures import wait
 
 import numpy as np
 import pytest
@@ -12,8 +10,8 @@ import xxhash
 from scalerl.config import LAB
 from scalerl.core.errors import ConfigError
 from scalerl.training import manifest
-from scalerl.training.checkpoint import CheckpointStore, load_state, save_state
-from scalerl.training.manifest import Damaged, check_files, digest, digest_ahead
+from scalerl.training.checkpoint import FORMAT, CheckpointStore, load_state, save_state
+from scalerl.training.manifest import Damaged, check_files, digest
 from scalerl.training.resumed import sound_checkpoint
 from scalerl.training.run_dir import RunDirectory
 
@@ -82,7 +80,7 @@ def two(tmp_path):
     store = CheckpointStore.create(tmp_path / "checkpoints", keep=2)
     for step in (10, 20):
         path = store.begin(step)
-        save_state(path, "trainer", {"step": step, "cursors": {}, "sealed": True})
+        save_state(path, "trainer", {"format": FORMAT, "step": step, "cursors": {}})
         save_state(path, "generator", {"tokens": np.arange(step), "sampling_version": step})
         (path / "learner").mkdir()
         (path / "learner/__0_0.distcp").write_bytes(b"shard" * step)  # of several ranks
@@ -119,28 +117,8 @@ def test_a_manifest_lists_every_file_with_its_digest(two):
     assert listed["files"]["learner/__0_0.distcp"] == {"bytes": 100, "xxh3_128": expected}
     trainer = (two.path(20) / "trainer.json").read_bytes()
     assert listed["files"]["trainer.json"]["xxh3_128"] == xxhash.xxh3_128_hexdigest(trainer)
-    assert not list(two.path(20).rglob("*.digest")) and check_files(two.path(20))
-
-
-def of_format_1(path):
-    """Give a checkpoint the manifest of an earlier version."""
-    listed = json.loads((path / "manifest.json").read_text())
-    for name, entry in listed["files"].items():
-        del entry["xxh3_128"]
-        entry["sha256"] = hashlib.sha256((path / name).read_bytes()).hexdigest()
-    (path / "manifest.json").write_text(json.dumps({**listed, "format": 1}))
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_a_manifest_with_sha256_is_still_checked(two, ahead, monkeypatch):
-    monkeypatch.setattr(manifest, "LARGE", 1)
-    of_format_1(two.path(20))
-    assert check_files(two.path(20))
-    flip(two.path(20) / "generator.safetensors")
-    if ahead:
-        digest_ahead(two.directory.parent)
-    with pytest.raises(Damaged, match=r"^generator.safetensors has other contents than were written \(sha256 "):
-        check_files(two.path(20))
+    assert not list(two.path(20).rglob("*.digest"))
+    check_files(two.path(20))
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -150,7 +128,7 @@ def test_damage_in_any_part_is_detected(two, name, kind):
     harm(two.path(20) / name)
     with pytest.raises(Damaged, match=f"^{expected.format(name=name)}$"):
         check_files(two.path(20))
-    assert check_files(two.path(10))
+    check_files(two.path(10))
 
 
 @pytest.mark.parametrize(
@@ -158,61 +136,13 @@ def test_damage_in_any_part_is_detected(two, name, kind):
     [
         (lambda path: path.unlink(), "manifest.json is missing"),
         (lambda path: path.write_text("{"), "manifest.json cannot be read"),
-        (lambda path: path.write_text("[]"), "manifest.json holds list and not an object"),
+        (lambda path: path.write_text("[]"), "manifest.json does not list the files"),
         (lambda path: path.write_text('{"files": {"trainer.json": 3}}'), "manifest.json does not list the files"),
     ],
 )
 def test_a_damaged_manifest_is_detected(two, harm, message):
     harm(two.path(20) / "manifest.json")
     with pytest.raises(Damaged, match=message):
-        check_files(two.path(20))
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("name", NAMES)
-def test_damage_is_also_detected_in_files_that_were_digested_ahead(two, name, when, monkeypatch):
-    monkeypatch.setattr(manifest, "LARGE", 1)
-    run = two.directory.parent
-    if when == "before":
-        flip(two.path(20) / name)
-    manifest._ahead.clear()
-    digest_ahead(run)
-    begun = dict(manifest._ahead)
-    assert {path.relative_to(two.path(20)).as_posix() for path in begun} == {*NAMES}
-    assert all(wait([future], 10).done for _, future in begun.values())
-    if when == "after":
-        os.utime(two.path(20) / name, (0, 0))
-        flip(two.path(20) / name)
-    with pytest.raises(Damaged, match=f"^{name} has other contents"):
-        check_files(two.path(20))
-    assert check_files(two.path(10))
-
-
-def test_a_digest_from_ahead_is_used_instead_of_a_second_one(two, monkeypatch):
-    monkeypatch.setattr(manifest, "LARGE", 1)
-    digest_ahead(two.directory.parent)
-    assert all(wait([future], 10).done for _, future in dict(manifest._ahead).values())
-    monkeypatch.setattr(manifest, "digest", lambda path, **kind: pytest.fail(f"{path} was read again"))
-    assert check_files(two.path(20))
-    digest_ahead(two.directory / "nothing here")
-
-
-def earlier_version(path):
-    """Turn a checkpoint into one of a version without manifests."""
-    (path / "manifest.json").unlink()
-    trainer = json.loads((path / "trainer.json").read_text())
-    del trainer["sealed"]
-    (path / "trainer.json").write_text(json.dumps(trainer))
-
-
-def test_a_checkpoint_of_an_earlier_version_is_read_if_its_format_is_valid(two):
-    earlier_version(two.path(20))
-    assert check_files(two.path(20)) is False
-    os.truncate(two.path(20) / "generator.safetensors", 100)
-    with pytest.raises(Damaged, match=r"generator.safetensors cannot be read"):
-        check_files(two.path(20))
-    (two.path(20) / "generator.json").unlink()
-    with pytest.raises(Damaged, match=r"generator.json is missing"):
         check_files(two.path(20))
 
 
@@ -235,20 +165,11 @@ def test_the_newest_undamaged_checkpoint_is_resumed_and_damaged_ones_are_renamed
 def test_missing_rows_that_a_checkpoint_counts_are_damage(two):
     run, notes = run_of(two), []
     for step, size in ((10, 3), (20, 4)):
-        save_state(two.begin(step), "trainer", {"cursors": {"metrics.jsonl": size}})
+        save_state(two.begin(step), "trainer", {"format": FORMAT, "cursors": {"metrics.jsonl": size}})
         save_state(two.begin(step), "generator", {})
         two.commit(step)
     assert sound_checkpoint(run, two, notes.append) == two.path(10)
     assert "metrics.jsonl has 3 bytes, and the checkpoint counts 4: rows are missing" in notes[0]
-
-
-def test_a_checkpoint_without_manifest_is_used_with_a_note(two):
-    earlier_version(two.path(20))
-    notes = []
-    assert sound_checkpoint(run_of(two), two, notes.append) == two.path(20)
-    assert notes == [
-        "the checkpoint of step 20 was written by an earlier version, without checksums; damage may go unnoticed"
-    ]
 
 
 def test_without_an_undamaged_checkpoint_nothing_is_changed(two):
@@ -265,7 +186,7 @@ def test_without_an_undamaged_checkpoint_nothing_is_changed(two):
     assert two.steps() == [10, 20] and (run.path / "metrics.jsonl").read_text() == "{}\n"
 
 
-@pytest.mark.parametrize("how", ["their directories", "all of checkpoints/", "of an earlier version"])
+@pytest.mark.parametrize("how", ["their directories", "all of checkpoints/", "the marker too"])
 def test_a_run_whose_checkpoints_were_removed_does_not_start_over(two, how):
     run, store = run_of(two), two
     for step in (10, 20):
@@ -273,7 +194,7 @@ def test_a_run_whose_checkpoints_were_removed_does_not_start_over(two, how):
     if how == "all of checkpoints/":
         shutil.rmtree(two.directory)
         store = CheckpointStore(two.directory, keep=2)
-    if how == "of an earlier version":
+    if how == "the marker too":
         (two.directory / ".written").unlink()
         (run.path / "summary.json").touch()
     with pytest.raises(ConfigError, match=r"none of them can be used \(they were removed\)\. Starting over"):
@@ -296,7 +217,8 @@ def test_a_kill_during_the_replacement_of_a_checkpoint_leaves_one(two, moment):
     else:
         shutil.copytree(final, replaced)
     again = CheckpointStore(two.directory, keep=2)
-    assert again.steps() == [10, 20] and check_files(again.latest()) and not list(two.directory.glob(".r*"))
+    assert again.steps() == [10, 20] and not list(two.directory.glob(".r*"))
+    check_files(again.latest())
 
 
 def test_a_digest_of_the_first_bytes(tmp_path, monkeypatch):
@@ -305,5 +227,4 @@ def test_a_digest_of_the_first_bytes(tmp_path, monkeypatch):
     (tmp_path / "f").write_bytes(data)
     for size in (0, 1, 7, 50, 100):
         assert digest(tmp_path / "f", size) == xxhash.xxh3_128_hexdigest(data[:size])
-        assert digest(tmp_path / "f", size, "sha256") == hashlib.sha256(data[:size]).hexdigest()
     assert digest(tmp_path / "f") == digest(tmp_path / "f", 200) == xxhash.xxh3_128_hexdigest(data)

@@ -111,16 +111,18 @@ def test_a_run_directory_of_an_incompatible_version_is_refused(two_engines, tmp_
     import json
     import shutil
 
+    from scalerl.training.manifest import seal
+
     path = tmp_path / "old"
     shutil.copytree(two_engines, path)
     for file in path.glob("checkpoints/*/trainer.json"):
         state = json.loads(file.read_text())
-        del state["format"], state["sealed"], state["row_digests"]
-        file.write_text(json.dumps(state))
+        file.write_text(json.dumps({**state, "format": 2}))
         (file.parent / "manifest.json").unlink()
+        seal(file.parent, state["progress"]["step"])
     before = (path / "metrics.jsonl").read_bytes()
     process = runs.start(["resume", str(path)])
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 2 and "Traceback" not in text, text
-    assert "written by an earlier version of scalerl" in text and f"scalerl train {path}/config.toml" in text
+    assert "written by another version of scalerl" in text and f"scalerl train {path}/config.toml" in text
     assert (path / "metrics.jsonl").read_bytes() == before

@@ -5,11 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from scalerl.cluster.devices import Devices, counted, devices
-from scalerl.config import LAB, to_toml
+from scalerl.config import LAB
 from scalerl.config.base import replace
 from scalerl.config.placement import Placement
 from scalerl.config.run import Hardware
-from scalerl.training.resumed import hours_of
 from scalerl.training.session import Session
 from scalerl.training.stopwatch import Stopwatch
 
@@ -45,10 +44,3 @@ def test_generation_during_a_checkpoint_counts_the_devices_of_the_engines():
     run.clock.add(Session._generated_s(run))
     # an hour of ten devices, and ten minutes of six
     assert Session.device_hours.fget(run) == pytest.approx(10 + 1)
-
-
-def test_a_new_placement_does_not_change_the_device_hours_before_it():
-    assert hours_of({"device_hours": 21.5}) == 21.5
-    # earlier versions kept the seconds of the run, which then held 7 devices
-    config = to_toml(on_gpus(backend="ray", trainer_ranks=4, generators=3))
-    assert hours_of({"config": config, "training_s": 1800.0}) == pytest.approx(3.5)
