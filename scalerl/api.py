@@ -75,7 +75,6 @@ def resume(
     """
     from scalerl.config.base import replace
     from scalerl.config.trust import check_trust
-    from scalerl.training.manifest import digest_ahead
     from scalerl.training.run_dir import saved_config
 
     config = saved_config(Path(path))
@@ -88,7 +87,6 @@ def resume(
 
         return resume_run(Path(path), steps, display, stop, _named(fields))
 
-    digest_ahead(Path(path))
     return _complete(config, again, progress)
 
 

@@ -108,7 +108,6 @@ def resume(words: list[str]) -> int:
     """Run `scalerl resume`; return the exit code."""
     from scalerl.config.base import given, replace
     from scalerl.config.trust import check_trust, code_of
-    from scalerl.training.manifest import digest_ahead
     from scalerl.training.run_dir import saved_config
 
     parser = Parser(
@@ -131,11 +130,7 @@ def resume(words: list[str]) -> int:
 
         return resume_run(arguments.directory, arguments.steps, display, stop, options)
 
-    def begin() -> int:
-        digest_ahead(arguments.directory)
-        return _run(config, restart)
-
-    return witnessed(code_of(config), begin, arguments.directory)
+    return witnessed(code_of(config), lambda: _run(config, restart), arguments.directory)
 
 
 def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:

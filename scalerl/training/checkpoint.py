@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scalerl.core.files import as_umask, next_directory, read_json, sync
-from scalerl.training.manifest import forget_stamps, seal, stamp_later
+from scalerl.training.manifest import seal, stamp
 
 FORMAT = 3
-"""Format of the trainer's part; increase it with every change, because other formats are refused."""
+"""Format of the trainer's part; increase it when older checkpoints can no longer be resumed."""
 
 WRITTEN = ".written"
 """Empty file that marks a run which has had a checkpoint."""
@@ -61,7 +61,7 @@ def save_state(directory: Path, name: str, state: Mapping[str, Any]) -> None:
     as_umask(directory / f"{name}.safetensors")
     for suffix in ("json", "safetensors"):
         sync(directory / f"{name}.{suffix}")
-        stamp_later(directory / f"{name}.{suffix}")
+        stamp(directory / f"{name}.{suffix}")
 
 
 def load_state(directory: Path, name: str) -> Any:
@@ -98,7 +98,6 @@ class CheckpointStore:
             final = directory / replaced.name.removeprefix(".replaced_")
             shutil.rmtree(replaced) if final.exists() else replaced.rename(final)
         for leftover in directory.glob(".step_*"):
-            forget_stamps(leftover)
             shutil.rmtree(leftover)
 
     @classmethod

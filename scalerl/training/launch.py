@@ -43,7 +43,6 @@ from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state,
 from scalerl.training.learner.base import Learner
 from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, single_learner
-from scalerl.training.manifest import finish_stamps
 from scalerl.training.pinned import pinned
 from scalerl.training.progress import Display, Progress
 from scalerl.training.recovery import recorded
@@ -320,7 +319,7 @@ def _restore(session: Session, checkpoint: Path) -> None:
     session.progress = overrule(from_plain(Progress, state["progress"]), display=session.display)
     session.learner.load(checkpoint, session.progress.step)
     session.curriculum.load_state(state["curriculum"])
-    session.clock = Stopwatch(3600.0 * float(state["device_hours"]) / session.devices.held)
+    session.clock = Stopwatch(3600.0 * state["device_hours"] / session.devices.held)
     _tell(session.directory.rewind(state), session.display)
     session.points = session.directory.points()
     sampling = load_plain(checkpoint, "generator")["sampling_version"]
@@ -344,4 +343,3 @@ class LoadState:
     def save(self, path: Path, name: str, state: dict[str, Any]) -> None:
         """Write a part of a checkpoint with its digests, which another process adds to the manifest."""
         save_state(path, name, state)
-        finish_stamps(path)

@@ -33,7 +33,9 @@ def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[
     for step in reversed(store.steps()):
         try:
             check_files(store.path(step))
-            run.check_rows(load_plain(store.path(step), "trainer"))
+            state = load_plain(store.path(step), "trainer")
+            _check_format(state, run.path)
+            run.check_rows(state)
         except Damaged as error:
             faults[step] = str(error)
             continue
@@ -52,14 +54,23 @@ def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[
     )
 
 
+def _check_format(state: Mapping[str, Any], path: Path) -> None:
+    if state.get("format") != FORMAT:
+        raise ConfigError(
+            f"{path}: its checkpoints were written by another version of scalerl and cannot be resumed by this one. "
+            f"`scalerl fit {path}` still reads its curve; to train it again: scalerl train {path}/config.toml; to "
+            f"start a new run from its exported weights: scalerl train --model {path}/model"
+        )
+
+
 def _trained(path: Path, store: CheckpointStore) -> bool:
-    """Return whether a run must have had a checkpoint, by its marker.
+    """Return whether a run must have had a checkpoint, by its marker or by files that only a finished run has.
 
     The checkpoint directory is created before the first row, so rows without it mean that it was removed.
     """
-    if not store.directory.exists():
-        return any(file.stat().st_size for file in path.glob("*.jsonl"))
-    return store.had_some
+    if not store.directory.exists() and any(file.stat().st_size for file in path.glob("*.jsonl")):
+        return True
+    return store.had_some or (path / "model").exists() or (path / "summary.json").exists()
 
 
 def _from_export(path: Path) -> str:
@@ -123,7 +134,7 @@ def with_options(
 
 
 def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
-    """Refuse a checkpoint of another format or another configuration, except for fields in FREE.
+    """Refuse a checkpoint of another configuration, except for fields in FREE.
 
     Args:
         config: Configuration in the run directory.
@@ -134,13 +145,6 @@ def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
         ConfigError: The checkpoint cannot be resumed with this configuration.
     """
     state = load_plain(checkpoint, "trainer")
-    if state.get("format") != FORMAT:
-        raise ConfigError(
-            f"{path}: its checkpoints have the format {state.get('format')!r}; this version of scalerl resumes format "
-            f"{FORMAT}. "
-            f"`scalerl fit {path}` still reads its curve; to train it again: scalerl train {path}/config.toml; to "
-            f"start a new run from its exported weights: scalerl train --model {path}/model"
-        )
     before = parse_config(state["config"], f"{checkpoint}/trainer.json")
     free: dict[str, Any] = {name: getattr(before, name) for name in FREE}
     step, optimizer = int(state["progress"]["step"]), config.recipe.optimizer

@@ -147,7 +147,7 @@ class RunDirectory:
         return {name: (self.path / name).stat().st_size if name in there else 0 for name in ROW_FILES}
 
     def row_digests(self, cursors: Mapping[str, int]) -> dict[str, str]:
-        """Return the XXH3 digests of the rows that a checkpoint counts, by file; only new rows are read."""
+        """Return the XXH3 digest of the rows that a checkpoint counts, by file; only new rows are read."""
         for name, size in cursors.items():
             if size:
                 done, running = self._digests.get(name, (0, new_digest()))
@@ -166,7 +166,7 @@ class RunDirectory:
         Raises:
             Damaged: A file is shorter, or its beginning has other contents.
         """
-        for name, size in state["cursors"].items():
+        for name, size in state.get("cursors", {}).items():
             if name not in SAMPLES and (fault := self._row_fault(name, size, state)):
                 raise Damaged(fault)
 

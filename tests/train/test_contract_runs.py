@@ -8,8 +8,6 @@ import time
 import pytest
 import runs
 
-from scalerl.training.manifest import seal
-
 TWO = ["--placement.generators", "2", "--rollouts.slots", "32"]
 
 
@@ -109,18 +107,22 @@ def test_an_evaluation_within_a_frozen_round_uses_the_newest_weights(lab_model, 
 
 
 @pytest.mark.slow
-def test_checkpoints_of_another_format_are_refused(two_engines, tmp_path):
+def test_a_run_directory_of_an_incompatible_version_is_refused(two_engines, tmp_path):
     import json
     import shutil
+
+    from scalerl.training.manifest import seal
 
     path = tmp_path / "old"
     shutil.copytree(two_engines, path)
     for file in path.glob("checkpoints/*/trainer.json"):
-        file.write_text(json.dumps({**json.loads(file.read_text()), "format": 2}))
-        seal(file.parent, int(file.parent.name.removeprefix("step_")))
+        state = json.loads(file.read_text())
+        file.write_text(json.dumps({**state, "format": 2}))
+        (file.parent / "manifest.json").unlink()
+        seal(file.parent, state["progress"]["step"])
     before = (path / "metrics.jsonl").read_bytes()
     process = runs.start(["resume", str(path)])
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 2 and "Traceback" not in text, text
-    assert "format 2" in text and f"scalerl train {path}/config.toml" in text
+    assert "written by another version of scalerl" in text and f"scalerl train {path}/config.toml" in text
     assert (path / "metrics.jsonl").read_bytes() == before
