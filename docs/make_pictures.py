@@ -6,7 +6,9 @@ It measures nothing itself.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,20 +16,11 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from scalerl.scaling import Curve, compare, fit, sigmoid
-from scalerl.view.figures import (
-    BLUE,
-    GRAY,
-    INK,
-    ORANGE,
-    SERIES,
-    plot_backtest,
-    plot_comparison,
-    plot_curve,
-    plot_posterior,
-    plot_slopes,
-)
-from scalerl.view.quantities import first_parts, slope_at
+from scalerl.scaling import Curve, fit, sigmoid
+from scalerl.view.analysis import Analysis, analyze
+from scalerl.view.figures import BLUE, GRAY, INK, ORANGE, plot_curve
+from scalerl.view.page import page
+from scalerl.view.sources import Source
 
 LAST = 16_000.0
 """Compute of a whole run, in device-hours."""
@@ -97,7 +90,7 @@ def meaning(path: Path) -> None:
     axes[0].plot([2542, 2542], [0.14, 0.405], color=GRAY, lw=1, ls=":")
     axes[0].plot(2542, 0.405, "o", color=BLUE)
     axes[0].annotate("half of the climb,\nat C_mid", (2542, 0.405), xytext=(12, -24), textcoords="offset points")
-    for efficiency, color in zip((1.0, 2.0, 4.0), SERIES[1:], strict=False):
+    for efficiency, color in zip((1.0, 2.0, 4.0), (ORANGE, "#2f8f6b", "#a3477f"), strict=True):
         level = sigmoid(compute, 0.61, efficiency, 2542.0, 0.2)
         axes[1].plot(compute, level, color=color, lw=2, label=f"B = {efficiency:.0f}")
     axes[1].legend(frameon=False)
@@ -118,31 +111,48 @@ def belief(path: Path) -> None:
 
 def together(path: Path) -> None:
     """Draw how the posterior of A and B narrows."""
-    figure, axes = new_figure(1, 1, (6, 4.4))
     moments = (3000.0, 5000.0, LAST)
-    plot_posterior(axes, [fit(run(last)) for last in moments], [f"at {last:,.0f} device-hours" for last in moments])
-    figure.savefig(path)
+    found = analyze([source(f"at {last:,.0f} device-hours", run(last)) for last in moments])
+    screenshot(path, found, "posterior", width=700)
 
 
 def comparison(path: Path) -> None:
     """Draw two recipes of one ceiling, one of them steeper."""
-    figure, axes = new_figure(1, 3, (16, 4.4))
-    sides = [[run(seed=10 * side + i, efficiency=b) for i in range(3)] for side, b in enumerate((2.6, 1.5))]
-    found = compare(*sides)
-    plot_comparison(axes[0], found, "asymptote", names=("quick", "slow"))
-    plot_comparison(axes[1], found, "efficiency", names=("quick", "slow"))
-    slopes = [
-        slope_at(side[0], found.common_asymptote, name) for side, name in zip(sides, ("quick", "slow"), strict=True)
-    ]
-    plot_slopes(axes[2], slopes)
-    figure.savefig(path)
+    quick, slow = (
+        [source(f"{name} {i}", run(seed=10 * side + i, efficiency=b)) for i in range(3)]
+        for side, (name, b) in enumerate((("quick", 2.6), ("slow", 1.5)))
+    )
+    screenshot(path, analyze(quick, slow), "ceilings", "steepness", "slopes", width=1500)
 
 
 def tested(path: Path) -> None:
     """Draw a backtest."""
-    figure, axes = new_figure(1, 1, (8, 4.4))
-    plot_backtest(axes, run(), first_parts(run(), (0.3, 0.5, 0.7)))
-    figure.savefig(path)
+    screenshot(path, analyze([source("run", run())]), "backtests", width=900)
+
+
+def source(name: str, curve: Curve) -> Source:
+    """Return a simulated run as a source of a page."""
+    return Source(Path(name), name, curve, None, "")
+
+
+def screenshot(path: Path, found: Analysis, *names: str, width: int) -> None:
+    """Draw figures of the page about runs side by side, without their captions; needs playwright and chromium."""
+    from playwright.sync_api import sync_playwright
+
+    hidden = "".join(f":not(:has(#plot-{name}))" for name in names)
+    style = (
+        f"figure{hidden}, figcaption p, .choices {{display: none}} .figures figure {{grid-column: auto}}"
+        f".figures {{display: grid; grid-template-columns: repeat({len(names)}, 1fr); width: {width}px}}"
+    )
+    with tempfile.TemporaryDirectory() as directory, sync_playwright() as driver:
+        file = Path(directory) / "page.html"
+        file.write_text(page(found).replace("</style>", f"{style}</style>", 1), encoding="utf-8")
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": width + 100, "height": 900}, color_scheme="light")
+        tab.goto(file.as_uri())
+        tab.wait_for_timeout(3000)
+        tab.locator(".figures").screenshot(path=path)
+        browser.close()
 
 
 def symptoms(path: Path) -> None:

@@ -269,7 +269,7 @@ def _tell(found: StudyResult, page: Path) -> bool:
     from scalerl.scaling import CurveError
     from scalerl.study.page import study_page
     from scalerl.study.tables import print_results
-    from scalerl.view.html import write_page
+    from scalerl.view.page import write_page
 
     page_line, written = f"page      {page}", False
     try:  # before printing, because with `| head` the process may end while it prints

@@ -39,7 +39,7 @@ def watch(arguments: argparse.Namespace) -> int:
         from scalerl.view.server import serve
     except ImportError as error:
         raise ConfigError(f"the live page needs {error.name}: pip install 'scalerl[watch]'") from error
-    from scalerl.view.html import plotly_script
+    from scalerl.view.page import plotly_script
     from scalerl.view.state import find
     from scalerl.view.watcher import Watcher
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from scalerl.config import RunConfig
 from scalerl.scaling import CurveError, Estimate
 from scalerl.types import EvalPoint
+from scalerl.view.figures import picture
 from scalerl.view.outlook import HORIZON, Outlook, points_by_task, run_outlook
 from scalerl.view.summary import data_note, default_axis
 
@@ -98,7 +97,7 @@ class Evaluation:
                     self._picture = b""
                 else:
                     began = time.thread_time()
-                    self._picture = _drawn(outlooks, data_note(self._config))
+                    self._picture = picture([ahead.fit for ahead in outlooks.values()], data_note(self._config))
                     self._pace.drawn(time.thread_time() - began)
             return self._picture
 
@@ -114,12 +113,3 @@ def finite(row: Mapping[str, Any], but: Sequence[str] = ()) -> dict[str, float]:
 
 def _named(name: str, estimate: Estimate) -> dict[str, float]:
     return {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
-
-
-def _drawn(outlooks: Mapping[str, Outlook], note: str) -> bytes:
-    from scalerl.view.figures import save_curves
-
-    with tempfile.TemporaryDirectory(prefix="scalerl-") as directory:
-        path = Path(directory) / "curve.png"
-        save_curves(path, [ahead.fit for ahead in outlooks.values()], note)
-        return path.read_bytes()

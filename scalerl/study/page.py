@@ -7,25 +7,14 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from scalerl.scaling import Curve, Estimate
+from scalerl.scaling import Curve
 from scalerl.scaling.compare import MARGIN
 from scalerl.scaling.curve import UNITS
 from scalerl.study.page_figures import FIGURES
 from scalerl.study.results import ArmResult, StudyResult
 from scalerl.study.verdicts import EFFECTS, NO_DIFFERENCE
-from scalerl.view.drawing import number_html
-from scalerl.view.html import (
-    TERMS,
-    Cell,
-    PageContent,
-    html_page,
-    interval_cell,
-    power_cell,
-    swatch,
-    text_cell,
-    warnings,
-)
-from scalerl.view.html import table as sortable
+from scalerl.view.page import UNKNOWN, Cell, html_page, interval_cell, power_cell, swatch, table, text_cell, warnings
+from scalerl.view.page_figures import number_html
 
 GROUPS = {
     "What raises or lowers the ceiling": ("raises", "lowers"),
@@ -47,10 +36,7 @@ STUDY_TERMS = {
         "needs more."
     ),
 }
-"""Terms of a page about a study, in addition to `TERMS`."""
-
-WIDE = frozenset({"curves", "slopes", "ceilings"})
-"""Figures as wide as the page."""
+"""Terms of a page about a study, in addition to those of every page."""
 
 
 def study_page(found: StudyResult) -> str:
@@ -61,18 +47,15 @@ def study_page(found: StudyResult) -> str:
     """
     unit = UNITS.get(found.axis, found.axis)
     asked = f"{html.escape(found.about)} " if found.about else ""
+    arms = [found.arm(found.reference), *found.ranked()]
     return html_page(
-        PageContent(
-            title=f"Study: {html.escape(found.name)}",
-            subtitle=f"{asked}Every arm compared with {html.escape(found.reference)}; compute in {unit}.",
-            verdicts=_verdicts(found),
-            terms=TERMS | STUDY_TERMS,
-            table_title="Arms side by side",
-            table=_table(found),
-            figures={name: figure for name, make in FIGURES.items() if (figure := make(found)) is not None},
-            wide=WIDE,
-            more=_raw(found),
-        )
+        title=f"Study: {html.escape(found.name)}",
+        subtitle=f"{asked}Every arm compared with {html.escape(found.reference)}; compute in {unit}.",
+        verdicts=_verdicts(found),
+        terms=STUDY_TERMS,
+        table=table(list(COLUMNS), [[cell(arm) for cell in COLUMNS.values()] for arm in arms]),
+        figures={name: figure for name, make in FIGURES.items() if (figure := make(found)) is not None},
+        more=_raw(found),
     )
 
 
@@ -129,24 +112,14 @@ def _verdict(arm: ArmResult) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- table
 
-UNKNOWN = Cell("–", "")
-
 
 def _arm(arm: ArmResult) -> Cell:
     return Cell(f"{swatch(EFFECTS[arm.effect].color)}{html.escape(arm.name)}", arm.name)
 
 
-def _estimate(found: Estimate | None, pattern: str) -> Cell:
-    """Return a cell with a number and its interval."""
-    if found is None:
-        return UNKNOWN
-    mean, low, high = (format(value, pattern) for value in (found.mean, found.low, found.high))
-    return interval_cell(mean, f"{low} to {high}", found.mean)
-
-
 def _against(quantity: str, pattern: str) -> Callable[[ArmResult], Cell]:
     """Return a column with a quantity of the comparison with the reference."""
-    return lambda arm: _estimate(getattr(arm.comparison, quantity, None), pattern)
+    return lambda arm: interval_cell(getattr(arm.comparison, quantity, None), pattern)
 
 
 def _mean(name: str, show: Callable[[float], str]) -> Callable[[ArmResult], Cell]:
@@ -168,11 +141,11 @@ def _seeds(arm: ArmResult) -> Cell:
 COLUMNS: dict[str, Callable[[ArmResult], Cell]] = {
     "Arm": _arm,
     "Effect": lambda arm: text_cell(EFFECTS[arm.effect].words),
-    "Ceiling A": lambda arm: _estimate(arm.asymptote, ".3f"),
+    "Ceiling A": lambda arm: interval_cell(arm.asymptote, ".3f"),
     "Difference in A": _against("asymptote_difference", "+.3f"),
-    "B at the common A": lambda arm: _estimate(arm.efficiency, ".2f"),
+    "B at the common A": lambda arm: interval_cell(arm.efficiency, ".2f"),
     "Ratio of B": _against("efficiency_ratio", ".2f"),
-    "Midpoint C<sub>mid</sub>": lambda arm: UNKNOWN if arm.midpoint is None else power_cell(arm.midpoint),
+    "Midpoint C<sub>mid</sub>": lambda arm: power_cell(arm.midpoint),
     "Ratio of compute": _against("compute_ratio", ".2f"),
     "Truncated": _mean("truncation_rate", "{:.1%}".format),
     "Staleness": _mean("staleness_mean", "{:.2f}".format),
@@ -183,11 +156,6 @@ COLUMNS: dict[str, Callable[[ArmResult], Cell]] = {
     "Seeds done": _seeds,
 }
 """Columns of the table, by heading."""
-
-
-def _table(found: StudyResult) -> str:
-    arms = [found.arm(found.reference), *found.ranked()]
-    return sortable(list(COLUMNS), [[cell(arm) for cell in COLUMNS.values()] for arm in arms])
 
 
 # -------------------------------------------------------------------------------------------------------- raw points

@@ -17,10 +17,24 @@ from scalerl.scaling.compare import MARGIN
 from scalerl.scaling.curve import UNITS
 from scalerl.study.results import ArmResult, StudyResult
 from scalerl.study.verdicts import EFFECTS
-from scalerl.view.drawing import Figure, Json, compute_axes, cut, plain, rounded, whiskers
+from scalerl.view.analysis import common_unit, slope_at
 from scalerl.view.figures import metric_name
-from scalerl.view.page_figures import STRAIGHT, slope_layout, slope_line, slope_points, without_level
-from scalerl.view.quantities import Slope, common_unit, slope_at
+from scalerl.view.page_figures import (
+    STRAIGHT,
+    Figure,
+    Json,
+    compute_axes,
+    evaluations,
+    grid_to,
+    intervals,
+    line,
+    name_axis,
+    plain,
+    slope_layout,
+    straight,
+    titled,
+    without_level,
+)
 
 REFERENCE, CHOSEN, OTHERS = EFFECTS["reference"].color, "@s1", "@muted/0.4"
 """Colors of the reference, of the arm that the reader chose, and of all others."""
@@ -78,7 +92,7 @@ def ratios(found: StudyResult) -> Figure | None:
         "divided by the value of the reference. Right of 1 the arm is steeper, or needs more compute. If the ceilings "
         "differ, do not rely on B."
     )
-    return Figure("Which arm is more efficient?", caption, [], {}, {"Ratio": options})
+    return Figure("Which arm is more efficient?", caption, [], {}, choices={"Ratio": options})
 
 
 RATIOS = {"steepness B": "efficiency_ratio", "compute for the same level": "compute_ratio"}
@@ -92,26 +106,20 @@ def curves(found: StudyResult) -> Figure | None:
         return None
     last = max(fit.last_compute for arm in fitted for fit in arm.fits)
     first = min(float(curve.compute[curve.compute > 0][0]) for curve in _curves(found))
-    grid = np.unique(np.concatenate([np.linspace(0, AHEAD * last, 81), np.geomspace(first / 2, AHEAD * last, 80)]))
-    means = {arm.name: _mean(arm, grid) for arm in fitted}
-    data = [_line(arm, grid, means[arm.name], OTHERS, 1.2) for arm in fitted if arm.name != found.reference]
-    reference = found.arm(found.reference)
-    if reference.fits:
-        data += _highlighted(reference, grid, means[reference.name], REFERENCE)
+    grid = grid_to(first, last, AHEAD * last)
+    data = [_mean_line(arm, grid, OTHERS, 1.2) for arm in fitted if arm.name != found.reference]
+    if found.arm(found.reference).fits:
+        data += _highlighted(found.arm(found.reference), grid, REFERENCE)
     options: dict[str, Json] = {
-        arm.name: {"data": _highlighted(arm, grid, means[arm.name], CHOSEN)} for arm in found.ranked() if arm.fits
-    }
-    unit = UNITS.get(found.axis, found.axis)
-    layout = {
-        "xaxis": {"title": {"text": f"training compute ({unit})"}},
-        "yaxis": {"title": {"text": metric_name(_curves(found)[0])}},
+        arm.name: {"data": _highlighted(arm, grid, CHOSEN)} for arm in found.ranked() if arm.fits
     }
     caption = (
         "Dots are held-out evaluations, with a shape for each seed. Lines are the mean of an arm's fits, dashed where "
         "they are a forecast. All other arms are gray: point at a line to see its name."
     )
+    layout = titled(f"training compute ({UNITS.get(found.axis, found.axis)})", metric_name(_curves(found)[0]))
     choices = {CHOICE: options, "Compute axis": compute_axes(0.6 * first, 1.05 * AHEAD * last)}
-    return Figure("Curves", caption, data, layout, {name: each for name, each in choices.items() if each})
+    return Figure("Curves", caption, data, layout, True, {name: each for name, each in choices.items() if each})
 
 
 def slopes(found: StudyResult) -> Figure | None:
@@ -123,21 +131,24 @@ def slopes(found: StudyResult) -> Figure | None:
     every = [slope for listed in by_arm.values() for slope in listed]
     unit = common_unit(every)
     data: list[Json] = [
-        {**slope_line(_together(by_arm[name]), unit, OTHERS), "showlegend": False, "name": name}
-        for name in by_arm if name != found.reference
-    ]  # fmt: skip
+        {**straight(runs, unit, (OTHERS, "solid"))[0], "showlegend": False}
+        for name, runs in by_arm.items()
+        if name != found.reference
+    ]
     if found.reference in by_arm:
-        data += _straight(by_arm[found.reference], unit, REFERENCE)
+        data += straight(by_arm[found.reference], unit, (REFERENCE, "solid"), 2.5)
     options: dict[str, Json] = {
-        arm.name: {"data": _straight(by_arm[arm.name], unit, CHOSEN)} for arm in found.ranked() if arm.name in by_arm
+        arm.name: {"data": straight(by_arm[arm.name], unit, (CHOSEN, "solid"), 2.5)}
+        for arm in found.ranked()
+        if arm.name in by_arm
     }
     caption = (
         f"Each run is fitted again with its ceiling fixed at the common A = {ceiling:.3f}. {STRAIGHT}"
         f"{without_level(every)} A line is the mean of an arm over its seeds. If an arm's own ceiling differs from the "
         f"common one, its slope is biased."
     )
-    unit_name = UNITS.get(found.axis, found.axis)
-    return Figure("Steepness B at one ceiling", caption, data, slope_layout(every, unit, unit_name), {CHOICE: options})
+    layout = slope_layout(every, unit, UNITS.get(found.axis, found.axis))
+    return Figure("Steepness B at one ceiling", caption, data, layout, True, {CHOICE: options})
 
 
 def ceilings(found: StudyResult) -> Figure | None:
@@ -147,31 +158,27 @@ def ceilings(found: StudyResult) -> Figure | None:
         return None
     data: list[Json] = []
     for place, arm in enumerate(arms):
-        color, name = EFFECTS[arm.effect].color, html.escape(arm.name)
+        assert arm.asymptote is not None
+        color = EFFECTS[arm.effect].color
         runs = [(run.key.seed, run.fit) for run in arm.runs if run.fit is not None]
-        estimates = [arm.asymptote, *(fit.asymptote for _, fit in runs)] if arm.asymptote else []
-        known = [True, *(fit.identified for _, fit in runs)]
-        below = [0.0, *(0.22 + 0.5 * (i + 1) / (len(runs) + 1) for i in range(len(runs)))]
-        labels = [f"<b>{name}</b>", *(f"{name}, seed {seed}" for seed, _ in runs)]
-        for i, estimate in enumerate(estimates):
-            data.append({
-                "mode": "markers", "showlegend": False,
-                "x": [rounded(estimate.mean)], "y": [rounded(-place - below[i])],
-                "marker": {"color": color, "size": 6 if i else 10, "symbol": "circle" if known[i] else "circle-open"},
-                "error_x": {**whiskers(estimate), "color": color, "thickness": 1 if i else 3, "width": 0},
-                "hovertemplate": f"{estimate}<extra>{labels[i]}</extra>",
-            })  # fmt: skip
-    seeds = max(len(arm.runs) for arm in arms)
+        below = [-place - 0.22 - 0.5 * (i + 1) / (len(runs) + 1) for i in range(len(runs))]
+        names = [f"{arm.name}, seed {seed}" for seed, _ in runs]
+        seeds = intervals([fit.asymptote for _, fit in runs], below, names, color)
+        seeds["marker"]["symbol"] = ["circle" if fit.identified else "circle-open" for _, fit in runs]
+        data += [intervals([arm.asymptote], [-place], [arm.name], color, bold=True), seeds]
+    known = [arm.asymptote for arm in arms if arm.asymptote is not None]
+    low, high = min(e.low for e in known), max(e.high for e in known)
+    pad = 0.25 * (high - low)  # shows every arm's interval, but cuts very wide ones of single runs
     layout = {
-        "xaxis": {"title": {"text": "ceiling A"}, "range": plain(_around(arms))},
-        "yaxis": {**_names(arms), "range": [-len(arms) + 0.1, 0.5]},
-        "height": 120 + len(arms) * (18 + 7 * seeds),
+        "xaxis": {"title": {"text": "ceiling A"}, "range": plain([low - pad, high + pad])},
+        "yaxis": {**name_axis([arm.name for arm in arms]), "range": [-len(arms) + 0.1, 0.5]},
+        "height": 120 + len(arms) * (18 + 7 * max(len(arm.runs) for arm in arms)),
     }
     caption = (
         "Thick lines are the arms and include the scatter between seeds; thin lines below them are their runs. Lines "
         "are 90% intervals and may extend beyond the figure. An open circle is a ceiling that is not identified yet."
     )
-    return Figure("Ceiling A, by arm and seed", caption, data, layout)
+    return Figure("Ceiling A, by arm and seed", caption, data, layout, True)
 
 
 FIGURES: dict[str, Callable[[StudyResult], Figure | None]] = {
@@ -204,24 +211,11 @@ def _forest(arms: Sequence[ArmResult], estimates: Sequence[Estimate]) -> tuple[l
     data: list[Json] = []
     for name, effect in EFFECTS.items():
         rows = [i for i, arm in enumerate(arms) if arm.effect == name]
-        if not rows:
-            continue
-        color, shown = effect.color, [estimates[i] for i in rows]
-        data.append({
-            "mode": "markers", "name": effect.words, "x": plain([e.mean for e in shown]), "y": [-i for i in rows],
-            "marker": {"color": color, "size": 10}, "showlegend": True,
-            "error_x": {**whiskers(*shown), "color": color, "thickness": 2.5, "width": 0},
-            "text": [f"<b>{html.escape(arms[i].name)}</b><br>{html.escape(str(estimates[i]))}" for i in rows],
-            "hovertemplate": "%{text}<extra></extra>",
-        })  # fmt: skip
-    height = 175 + ROW * len(arms)
-    return data, {"yaxis": {**_names(arms), "range": [-len(arms) + 0.4, 0.6]}, "height": height}
-
-
-def _names(arms: Sequence[ArmResult]) -> Json:
-    """Return an axis with a row for each arm."""
-    names = [html.escape(cut(arm.name)) for arm in arms]
-    return {"tickvals": [-i for i in range(len(arms))], "ticktext": names, "showgrid": False}
+        if rows:
+            shown, names = [estimates[i] for i in rows], [arms[i].name for i in rows]
+            trace = intervals(shown, [-i for i in rows], names, effect.color, bold=True)
+            data.append({**trace, "name": effect.words, "showlegend": True})
+    return data, {"yaxis": name_axis([arm.name for arm in arms]), "height": 175 + ROW * len(arms)}
 
 
 def _equal_line(value: float) -> Json:
@@ -237,13 +231,6 @@ def _span(estimates: Sequence[Estimate], least: float) -> tuple[float, float]:
     low, high = min(e.low for e in estimates), max(e.high for e in estimates)
     pad = 0.06 * (high - low)
     return max(min(low - pad, -1.3 * least), -most), min(max(high + pad, 1.3 * least), most)
-
-
-def _around(arms: Sequence[ArmResult]) -> tuple[float, float]:
-    """Return a range for ceilings that shows every arm's interval, but cuts very wide ones of single runs."""
-    known = [arm.asymptote for arm in arms if arm.asymptote is not None]
-    low, high = min(e.low for e in known), max(e.high for e in known)
-    return low - 0.25 * (high - low), high + 0.25 * (high - low)
 
 
 def _ratio_ticks(low: float, high: float) -> list[float]:
@@ -263,54 +250,26 @@ MOST_TICKS = 8
 """Largest number of labels on an axis."""
 
 
-def _mean(arm: ArmResult, grid_M: np.ndarray) -> np.ndarray:
-    """Return the mean of the curves of an arm's runs, shape (M,)."""
-    return np.asarray(np.mean([fit.predict(grid_M).mean for fit in arm.fits], axis=0))
-
-
-def _line(arm: ArmResult, grid_M: np.ndarray, mean_M: np.ndarray, color: str, width: float) -> Json:
-    """Return an arm's mean curve up to its last compute."""
-    seen_M = grid_M <= max(fit.last_compute for fit in arm.fits)
-    return {
-        "mode": "lines", "name": html.escape(arm.name), "showlegend": False, "x": plain(grid_M[seen_M]),
-        "y": plain(mean_M[seen_M]), "line": {"color": color, "width": width},
-        "hovertemplate": "%{y:.3f}<extra>" + html.escape(arm.name) + "</extra>",
-    }  # fmt: skip
-
-
-def _highlighted(arm: ArmResult, grid_M: np.ndarray, mean_M: np.ndarray, color: str) -> list[Json]:
-    """Return an arm's mean curve with its forecast, and the points of every seed."""
+def _mean_line(arm: ArmResult, grid_M: np.ndarray, color: str, width: float, *, ahead: bool = False) -> Json:
+    """Return the mean curve of an arm's runs up to its last compute, or its forecast."""
+    last = max(fit.last_compute for fit in arm.fits)
+    part_M = grid_M[grid_M >= last] if ahead else grid_M[grid_M <= last]
+    mean_M = np.mean([fit.predict(part_M).mean for fit in arm.fits], axis=0)
     name = html.escape(arm.name)
-    ahead_M = grid_M >= max(fit.last_compute for fit in arm.fits)
-    group: Json = {"legendgroup": name, "name": name, "showlegend": False}
-    forecast = {"mode": "lines", "hoverinfo": "skip", "line": {"color": color, "width": 2, "dash": "dash"}}
-    traces: list[Json] = [
-        {**group, **forecast, "x": plain(grid_M[ahead_M]), "y": plain(mean_M[ahead_M])},
-        {**_line(arm, grid_M, mean_M, color, 2.5), **group, "showlegend": True},
-    ]
-    for symbol, run in enumerate(arm.runs):
-        if run.curve is not None:
-            traces.append({
-                **group, "mode": "markers", "x": plain(run.curve.compute), "y": plain(run.curve.metric),
-                "marker": {"color": f"{color}/0.7", "size": 6, "symbol": symbol % 8},
-                "hovertemplate": f"%{{x:.4g}}<br>%{{y:.3f}}<extra>{name}, seed {run.key.seed}</extra>",
-            })  # fmt: skip
-    return traces
+    trace = line(part_M, mean_M, color, width, "dash" if ahead else "solid")
+    return {**trace, "name": name, "legendgroup": name, "hovertemplate": f"%{{y:.3f}}<extra>{name}</extra>"}
 
 
-def _together(slopes: Sequence[Slope]) -> Slope:
-    """Return the line of an arm: its slope is the geometric mean of B over its runs."""
-    spans = np.stack([slope.span for slope in slopes])
-    efficiency = float(np.exp(np.mean([np.log(slope.efficiency) for slope in slopes])))
-    return replace(slopes[0], efficiency=efficiency, span=np.array([spans[:, 0].min(), spans[:, 1].max()]))
-
-
-def _straight(slopes: Sequence[Slope], unit: float, color: str) -> list[Json]:
-    """Return an arm's line and the points of its seeds."""
-    mean = _together(slopes)
-    group: Json = {"legendgroup": mean.label, "name": f"{html.escape(mean.label)}: B = {mean.efficiency:.2f}"}
+def _highlighted(arm: ArmResult, grid_M: np.ndarray, color: str) -> list[Json]:
+    """Return an arm's mean curve with its forecast, and the points of every seed."""
+    group: Json = {"legendgroup": html.escape(arm.name), "showlegend": False}
     points = [
-        {**slope_points(slope, unit, color, mean.label, symbol), **group, "showlegend": False}
-        for symbol, slope in enumerate(slopes)
+        {
+            **evaluations(replace(run.curve, stderr=None), f"{color}/0.7", f"{arm.name}, seed {run.key.seed}", at % 8),
+            **group,
+        }
+        for at, run in enumerate(arm.runs)
+        if run.curve is not None
     ]
-    return [{**slope_line(mean, unit, color), **group, "showlegend": True}, *points]
+    mean = {**_mean_line(arm, grid_M, color, 2.5), "showlegend": True}
+    return [_mean_line(arm, grid_M, color, 2, ahead=True), mean, *points]

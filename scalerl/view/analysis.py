@@ -1,29 +1,183 @@
-"""Computes everything that a page about runs shows: fits, forecasts, backtests, and the comparison."""
+"""Computes everything that a page about runs shows: fits, forecasts, backtests, and the comparison.
+
+Axes in names: N points, D draws, G cells along one axis of a grid, S runs of a side.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalerl.scaling import Backtest, Comparison, Curve, CurveError, Fit, backtest, compare
+from scalerl.scaling import Backtest, Comparison, Curve, CurveError, Draws, Estimate, Fit, backtest, compare, fit
+from scalerl.scaling.compare import ASSUMED_SEED_SD, common_ceiling, log_efficiency, side_mean, summarize_ratio
+from scalerl.scaling.estimate import summarize
+from scalerl.scaling.law import Array
+from scalerl.scaling.posterior import held_at
 from scalerl.view.outlook import Outlook, outlook
-from scalerl.view.quantities import (
-    QUANTITIES,
-    Density,
-    Side,
-    Slope,
-    common_asymptote,
-    first_parts,
-    joint_density,
-    slope_at,
-)
 from scalerl.view.sources import Source, naming
 
 FRACTIONS = (0.3, 0.5, 0.7)
 """Shares of a run's compute at which a backtest splits it."""
+
+MASSES = (0.5, 0.9)
+"""Shares of the posterior that its contours contain."""
+
+GRID = 60
+"""Cells along each axis of the figure of the posterior."""
+
+COLORS = 8
+"""Number of colors of the pages, "@s0" to "@s7"."""
+
+DASHES = ("solid", "dash", "dot", "dashdot")
+"""Dashes of the runs of one recipe, which share its color."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slope:
+    """One run as a straight line: log F against log C, of slope B (arXiv 2510.13786, figure 7).
+
+    F(R) = C_mid^B / ((A - R0) / (R - R0) - 1), which is C^B if R follows the law. Points at or above A, or at or
+    below R0, have no F and are left out.
+    """
+
+    label: str
+
+    ceiling: float
+    """A, fixed for the fit."""
+
+    efficiency: float
+    """B with A fixed."""
+
+    midpoint: float
+    """C_mid with A fixed, unit of the compute axis."""
+
+    initial: float
+    """R0 with A fixed."""
+
+    span: Array
+    """Smallest and largest compute above 0 of all points, shape (2,); a run may have no point with an F."""
+
+    compute: Array
+    """Compute of the points that have an F, shape (N,)."""
+
+    share: Array
+    """(R - R0) / (A - R0) of these points, shape (N,), in (0, 1)."""
+
+    dropped: int
+    """Number of points after compute 0 without an F."""
+
+    def level(self, unit: float = 1.0) -> Array:
+        """Return F of each point, shape (N,), with compute in multiples of `unit`."""
+        return np.asarray((self.midpoint / unit) ** self.efficiency / (1 / self.share - 1))
+
+    def line(self, compute: Array, unit: float = 1.0) -> Array:
+        """Return C^B, with compute in multiples of `unit`; any shape."""
+        return np.asarray((np.asarray(compute) / unit) ** self.efficiency)
+
+
+def slope_at(curve: Curve, ceiling: float, label: str = "") -> Slope:
+    """Fit a curve with its ceiling fixed, and transform its points to a straight line."""
+    held, draws = held_at(curve, ceiling)
+    initial = float(draws.initial.mean())
+    after_N = curve.compute > 0
+    share_N = (curve.metric[after_N] - initial) / (held - initial)
+    usable_N = (share_N > 0) & (share_N < 1)
+    return Slope(
+        label=label or curve.label,
+        ceiling=held,
+        efficiency=float(np.exp(np.log(draws.efficiency).mean())),
+        midpoint=float(np.exp(np.log(draws.midpoint).mean())),
+        initial=initial,
+        span=curve.compute[after_N][[0, -1]],
+        compute=curve.compute[after_N][usable_N],
+        share=share_N[usable_N],
+        dropped=int((~usable_N).sum()),
+    )
+
+
+def common_unit(slopes: Sequence[Slope]) -> float:
+    """Return a unit of compute in which all lines pass near each other: the geometric mean of the midpoints."""
+    return float(np.exp(np.mean([np.log(slope.midpoint) for slope in slopes])))
+
+
+def height_range(slopes: Sequence[Slope], unit: float) -> tuple[float, float]:
+    """Return the range of F in a figure; it follows the lines, because F of points near the ceiling can be any value.
+
+    Args:
+        slopes: Slopes of one figure.
+        unit: Unit of compute, in the unit of the axis.
+    """
+    heights = [slope.line(slope.span, unit) for slope in slopes]
+    return float(np.min(heights)) / 4, float(np.max(heights)) * 6
+
+
+class Density(NamedTuple):
+    """Joint posterior of A and B on a grid."""
+
+    asymptote: Array
+    """Values of A, shape (G,)."""
+
+    efficiency: Array
+    """Values of B, shape (G,), evenly spaced in the logarithm."""
+
+    mass: Array
+    """Share of the posterior with a higher density, shape (G, G), rows B, columns A; a contour at 0.9 contains 90%."""
+
+
+def joint_density(draws: Draws, bounds: tuple[float, float]) -> Density | None:
+    """Return the joint posterior of A and ln B, smoothed; None if the draws have no spread (the paper's procedure)."""
+    from scipy.stats import gaussian_kde
+
+    both_2D = np.stack([draws.asymptote, np.log(draws.efficiency)])
+    if both_2D.shape[1] < 3 or np.linalg.matrix_rank(np.cov(both_2D)) < 2:
+        return None
+    kernel = gaussian_kde(both_2D)
+    (least_a, least_b), (most_a, most_b) = np.quantile(both_2D, [0.002, 0.998], axis=1)
+    pad_a, pad_b = 0.25 * (most_a - least_a), 0.25 * (most_b - least_b)
+    a_G = np.linspace(max(least_a - pad_a, bounds[0]), min(most_a + pad_a, bounds[1]), GRID)
+    log_b_G = np.linspace(least_b - pad_b, most_b + pad_b, GRID)
+    density_GG = kernel(np.stack([x.ravel() for x in np.meshgrid(a_G, log_b_G)])).reshape(GRID, GRID)
+    order = np.argsort(density_GG, axis=None)[::-1]
+    mass = np.empty(GRID * GRID)
+    mass[order] = np.cumsum(density_GG.ravel()[order])
+    mass_GG = (mass / mass[order[-1]]).reshape(GRID, GRID)
+    # crop to the part inside the contours, with a margin of one cell
+    rows, columns = (np.flatnonzero((mass_GG <= MASSES[-1]).any(axis=axis)) for axis in (1, 0))
+    kept = [slice(max(inside[0] - 1, 0), inside[-1] + 2) for inside in (rows, columns)]
+    return Density(a_G[kept[1]], np.exp(log_b_G[kept[0]]), mass_GG[kept[0], kept[1]])
+
+
+class Side(NamedTuple):
+    """One quantity of a recipe in a comparison, and of each of its runs."""
+
+    recipe: Estimate
+    """Estimate from all runs, including the scatter between seeds."""
+
+    runs: tuple[Estimate, ...]
+    """Estimate from each run, shape (S,)."""
+
+
+def sides_of(found: Comparison) -> dict[str, tuple[Side, Side]]:
+    """Return the ceiling A of both recipes, and B at the common ceiling, by the name of the attribute of a fit."""
+    rng = np.random.default_rng(0)
+
+    def ceiling(fits: tuple[Fit, ...]) -> Side:
+        draws = [rng.permutation(f.draws.asymptote) for f in fits]
+        recipe_D = side_mean(draws, np.full(len(draws[0]), found.seed_sd), rng)
+        return Side(summarize(recipe_D), tuple(f.asymptote for f in fits))
+
+    def steepness(fits: tuple[Fit, ...]) -> Side:
+        log_SD = [log_efficiency(f.curve, found.common_asymptote, found.seed_sd, rng) for f in fits]
+        return Side(summarize_ratio(np.mean(log_SD, axis=0)), tuple(summarize_ratio(log_D) for log_D in log_SD))
+
+    first, second = found.sides
+    return {
+        "asymptote": (ceiling(first), ceiling(second)),
+        "efficiency": (steepness(first), steepness(second)),
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +189,9 @@ class RunAnalysis:
 
     side: int
     """The recipe: 0, or 1 for the runs after `--versus`."""
+
+    style: tuple[str, str]
+    """Color and dash on the page: one color for each run, or one color for each recipe and one dash for each run."""
 
     curve: Curve
     """Points of the run, including those left out of the fit."""
@@ -129,28 +286,33 @@ def analyze(
                 )
     fits = [ahead.fit for ahead in outlooks]
     comparison = compare(fits[: len(first)], fits[len(first) :]) if second else None
-    ceiling = comparison.common_asymptote if comparison else common_asymptote(fits)
-    runs = [
-        _run(source, int(i >= len(first)), ahead, ceiling, exclude_below)
-        for i, (source, ahead) in enumerate(zip(sources, outlooks, strict=True))
-    ]
-    rng = np.random.default_rng(0)
-    sides = {name: make(comparison, rng) for name, make in QUANTITIES.items()} if comparison else {}
-    return Analysis(tuple(runs), ceiling, comparison, sides)
+    low, high = fits[0].curve.bounds
+    ceiling = comparison.common_asymptote if comparison else common_ceiling(fits, ASSUMED_SEED_SD * (high - low))
+    runs = []
+    for number, (source, ahead) in enumerate(zip(sources, outlooks, strict=True)):
+        side = int(number >= len(first))
+        place = number - len(first) if side else number
+        style = (f"@s{side}", DASHES[place % len(DASHES)]) if second else (f"@s{number % COLORS}", DASHES[0])
+        runs.append(_run(source, side, style, ahead, ceiling, exclude_below))
+    return Analysis(tuple(runs), ceiling, comparison, sides_of(comparison) if comparison else {})
 
 
-def _run(source: Source, side: int, ahead: Outlook, ceiling: float, exclude_below: float) -> RunAnalysis:
+def _run(
+    source: Source, side: int, style: tuple[str, str], ahead: Outlook, ceiling: float, exclude_below: float
+) -> RunAnalysis:
     window, method = source.curve.between(exclude_below), ahead.fit.method
     scores: Backtest | None = None
     parts: tuple[Fit, ...] = ()
     untested = ""
     try:
-        scores, parts = backtest(window, FRACTIONS, method), first_parts(window, FRACTIONS, method)
+        scores = backtest(window, FRACTIONS, method)
+        parts = tuple(fit(window.between(most=share * window.last_compute), method) for share in FRACTIONS)
     except CurveError as error:  # a run too short for a backtest is still shown
         untested = str(error)
     return RunAnalysis(
         name=source.name,
         side=side,
+        style=style,
         curve=source.curve,
         outlook=ahead,
         slope=slope_at(ahead.fit.curve, ceiling, source.name),

@@ -10,9 +10,8 @@ from typing import Any
 
 from scalerl.scaling import CurveError, Estimate
 from scalerl.types import EvalPoint
-from scalerl.view.drawing import Json
 from scalerl.view.outlook import Outlook, run_outlook
-from scalerl.view.page_figures import curve_traces
+from scalerl.view.page_figures import Json, curve_traces
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from scalerl.config import RunConfig
 from scalerl.view.display import RunDisplay
-from scalerl.view.figures import plot_curve
+from scalerl.view.figures import picture
 
 EVERY_S = 0.5
 """Shortest interval between two updates of the table, seconds."""
@@ -44,7 +44,8 @@ class NotebookDisplay(RunDisplay):
     def _show_points(self) -> None:
         self._draw()
         if self._outlooks:
-            self._picture.update(self._html(self._curves()))
+            fits = [ahead.fit for ahead in self._outlooks.values()]
+            self._picture.update(self._html(picture(fits, form="svg").decode()))
 
     def _draw(self) -> None:
         self._drawn_at = time.monotonic()
@@ -52,14 +53,3 @@ class NotebookDisplay(RunDisplay):
         text = Console(file=io.StringIO(), width=110, record=True, force_jupyter=False)
         text.print(self._render())
         self._table.update(self._html(f"<pre>{html.escape(text.export_text())}</pre>"))
-
-    def _curves(self) -> str:
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(7 * len(self._outlooks), 4))
-        all_axes = figure.subplots(1, len(self._outlooks), squeeze=False)[0]
-        for axes, ahead in zip(all_axes, self._outlooks.values(), strict=True):
-            plot_curve(axes, ahead.fit)
-        drawn = io.StringIO()
-        figure.savefig(drawn, format="svg", bbox_inches="tight")
-        return drawn.getvalue()

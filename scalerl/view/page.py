@@ -1,54 +1,217 @@
-"""The page about runs: turns an analysis into HTML, with verdicts, a table and figures."""
+"""Pages as self-contained HTML documents: the skeleton that all pages share, and the page about runs.
+
+The figures are drawn by plotly.js from the `plotly` package, which includes the script. Unlike Bokeh it needs no
+server, unlike Vega no compiler of 33 MB, and its SVG keeps text as text. It adds 5 MB to a page.
+"""
 
 from __future__ import annotations
 
 import html
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import NamedTuple
 
-from scalerl.scaling import Estimate
+import scalerl
+from scalerl.core.errors import ConfigError
+from scalerl.core.files import write_whole
+from scalerl.scaling import CurveError, Estimate
+from scalerl.scaling.estimate import one_power
 from scalerl.view.analysis import Analysis, RunAnalysis
-from scalerl.view.html import (
-    TERMS,
-    Cell,
-    PageContent,
-    html_page,
-    interval_cell,
-    power_cell,
-    swatch,
-    text_cell,
-    warnings,
-)
-from scalerl.view.html import table as sortable
-from scalerl.view.page_figures import FIGURES, style_of
+from scalerl.view.page_figures import FIGURES, Figure
 
-WIDE = frozenset({"curves", "suites", "backtests"})
-"""Figures as wide as the page."""
+TERMS = {
+    "A, the ceiling": "the level that the run would reach with unlimited compute.",
+    "B, the steepness": "how steep the climb is: the larger B, the less compute the climb takes from start to end.",
+    "C<sub>mid</sub>, the midpoint": "the compute at which half of the climb is complete.",
+    "90% interval": "contains the true value in nine of ten cases.",
+}
+"""Terms that every page explains."""
 
-IDENTIFIED = "whether the ceiling is known. If not, A is a range and not a result."
+
+class Cell(NamedTuple):
+    """A cell of the table: its HTML, and the key it is sorted by; an empty key comes last."""
+
+    html: str
+    key: str | float
+
+
+UNKNOWN = Cell("–", "")
+
+
+def html_page(
+    *,
+    title: str,
+    subtitle: str,
+    verdicts: str,
+    terms: Mapping[str, str],
+    table: str,
+    figures: Mapping[str, Figure],
+    more: str = "",
+) -> str:
+    """Return a page as one HTML document that needs no network. All text is HTML: escape untrusted text.
+
+    Args:
+        title: Title of the page.
+        subtitle: Line below the title.
+        verdicts: The first section.
+        terms: How to read the numbers.
+        table: From `table`.
+        figures: Figures by name; the name is used in element ids.
+        more: Sections after the figures.
+
+    Raises:
+        ConfigError: The `plotly` package is not installed.
+    """
+    drawings = {
+        name: {"data": figure.data, "layout": figure.layout, "choices": figure.choices}
+        for name, figure in figures.items()
+    }
+    return Template(_asset("page.html")).substitute(
+        version=scalerl.__version__,
+        title=title,
+        subtitle=subtitle,
+        css=_asset("page.css"),
+        js=_asset("theme.js") + _asset("page.js"),
+        verdicts=verdicts,
+        terms="\n".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in {**TERMS, **terms}.items()),
+        table=table,
+        figures="\n".join(_figure(name, figure) for name, figure in figures.items()),
+        more=more,
+        plotly=plotly_script(),
+        # inside a script element "<" could end it
+        json=json.dumps(drawings, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+    )
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page to a file atomically.
+
+    Raises:
+        CurveError: The path cannot be written.
+    """
+    try:
+        write_whole(path, page)
+    except OSError as error:
+        raise CurveError(
+            f"the page cannot be written to {path}: {error.strerror}; give another path with -o"
+        ) from error
+
+
+def plotly_script() -> str:
+    """Return plotly.js.
+
+    Raises:
+        ConfigError: The `plotly` package is not installed.
+    """
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise ConfigError("the page needs the plotly package: pip install 'scalerl[report]'") from error
+    return str(get_plotlyjs())
+
+
+def _asset(name: str) -> str:
+    return (files("scalerl.view") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _figure(name: str, figure: Figure) -> str:
+    selects = "".join(
+        _select(name, number, choice, options) for number, (choice, options) in enumerate(figure.choices.items())
+    )
+    chosen = f'<p class="choices">{selects}</p>' if selects else ""
+    width = ' class="wide"' if figure.wide else ""
+    return (
+        f'<figure{width} aria-labelledby="title-{name}">'
+        f'<figcaption><h3 id="title-{name}">{figure.title}</h3><p>{html.escape(figure.caption)}</p></figcaption>'
+        f'{chosen}<div class="plot" id="plot-{name}" role="img" aria-labelledby="title-{name}"></div></figure>'
+    )
+
+
+def _select(name: str, number: int, choice: str, options: Mapping[str, object]) -> str:
+    listed = "".join(f"<option>{html.escape(option)}</option>" for option in options)
+    quoted, own = html.escape(choice), f"choose-{name}-{number}"
+    select = f'<select id="{own}" data-figure="{name}" data-choice="{quoted}">{listed}</select>'
+    return f'<span><label for="{own}">{quoted}</label> {select}</span>'
+
+
+# ------------------------------------------------------------------------------------------------------------- parts
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """Return a table that is sorted by a click on a heading; the first column is the row header."""
+    head = "".join(f'<th scope="col"><button type="button">{name}</button></th>' for name in columns)
+    body = "\n".join(_row(cells) for cells in rows)
+    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+
+
+def _row(cells: Sequence[Cell]) -> str:
+    def attribute(cell: Cell) -> str:
+        key = cell.key if isinstance(cell.key, str) or math.isfinite(cell.key) else ""
+        return f'data-key="{html.escape(str(key))}"'
+
+    first, *rest = cells
+    others = "".join(f"<td {attribute(cell)}>{cell.html}</td>" for cell in rest)
+    return f'<tr><th scope="row" {attribute(first)}>{first.html}</th>{others}</tr>'
+
+
+def text_cell(words: str) -> Cell:
+    """Return a cell with text."""
+    return Cell(f'<span class="words">{html.escape(words)}</span>', words)
+
+
+def interval_cell(found: Estimate | None, pattern: str) -> Cell:
+    """Return a cell with a number and its interval below it."""
+    if found is None:
+        return UNKNOWN
+    mean, low, high = (format(value, pattern) for value in (found.mean, found.low, found.high))
+    return Cell(f"{mean}<small>{low} to {high}</small>", found.mean)
+
+
+def power_cell(found: Estimate | None) -> Cell:
+    """Return a cell with an amount of compute and its interval, both with the same power of ten."""
+    if found is None:
+        return UNKNOWN
+    power, shown = one_power(found)
+    mean, low, high = (f"{value:.2f}" if power else f"{value:.4g}" for value in shown)
+    times = f" × 10<sup>{power}</sup>" if power else ""
+    return Cell(f"{mean}{times}<small>{low} to {high}</small>", found.mean)
+
+
+def swatch(color: str) -> str:
+    """Return a dot in a color such as "@s0"."""
+    return f'<span class="swatch" style="background: var(--{color[1:]})" aria-hidden="true"></span>'
+
+
+def warnings(notes: Sequence[str], about: str) -> str:
+    """Return a list of warnings as HTML; both arguments are plain text."""
+    items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    label = f"Notes about {html.escape(about)}"
+    return f'<ul class="warnings" aria-label="{label}">{items}</ul>' if notes else ""
+
+
+# ------------------------------------------------------------------------------------------------------- page of runs
 
 
 def page(analysis: Analysis) -> str:
-    """Return the page as one HTML document that needs no network.
+    """Return the page about runs as one HTML document that needs no network.
 
     Raises:
         ConfigError: The `plotly` package is not installed.
     """
     count = len(analysis.runs)
-    cards = "\n".join(_card(analysis, number) for number in range(count))
-    axis = html.escape(analysis.axis)
-    title = "Comparison of two recipes" if analysis.comparison else ("Run report" if count == 1 else f"{count} runs")
+    cards = "\n".join(map(_card, analysis.runs))
+    columns = {name: cell for name, cell in COLUMNS.items() if name != "Recipe" or analysis.comparison}
     return html_page(
-        PageContent(
-            title=title,
-            subtitle=f"Held-out results against compute ({axis}), and forecasts at more compute.",
-            verdicts=f'{_comparison(analysis)}\n<div class="cards">\n{cards}\n</div>',
-            terms={**TERMS, "Identified": IDENTIFIED},
-            table_title="Runs side by side",
-            table=_table(analysis),
-            figures={name: figure for name, make in FIGURES.items() if (figure := make(analysis)) is not None},
-            wide=WIDE,
-        )
+        title="Comparison of two recipes" if analysis.comparison else "Run report" if count == 1 else f"{count} runs",
+        subtitle=f"Held-out results against compute ({html.escape(analysis.axis)}), and forecasts at more compute.",
+        verdicts=f'{_comparison(analysis)}\n<div class="cards">\n{cards}\n</div>',
+        terms={"Identified": "whether the ceiling is known. If not, A is a range and not a result."},
+        table=table(list(columns), [[cell(run) for cell in columns.values()] for run in analysis.runs]),
+        figures={name: figure for name, make in FIGURES.items() if (figure := make(analysis)) is not None},
     )
 
 
@@ -74,15 +237,15 @@ def _comparison(analysis: Analysis) -> str:
     return f'<div class="card verdict">{sentence}{sides}{advice}<p class="muted">{html.escape(numbers)}</p></div>'
 
 
-def _card(analysis: Analysis, number: int) -> str:
-    run = analysis.runs[number]
-    found, ahead = run.outlook.fit, run.outlook.forecast
-    level = _level_format(run)
-    now = ahead.now.mean
-    twice, four = (f"{level(at.mean)} ({level(at.low)} to {level(at.high)})" for at in ahead.at)
-    ceiling = f"{level(found.asymptote.mean)} ({level(found.asymptote.low)} to {level(found.asymptote.high)})"
+def _card(run: RunAnalysis) -> str:
+    found, ahead, advice = run.outlook.fit, run.outlook.forecast, run.outlook.advice
+    assert advice is not None  # `analyze` refuses fits without uncertainty
+    level = _pattern(run)
+    twice, four, ceiling = (
+        f"{at.mean:{level}} ({at.low:{level}} to {at.high:{level}})" for at in (*ahead.at, found.asymptote)
+    )
     lines = [
-        f"The level is {level(now)} now (last evaluation {level(float(run.curve.metric[-1]))}). The forecast is "
+        f"The level is {ahead.now.mean:{level}} now (last evaluation {run.curve.metric[-1]:{level}}). The forecast is "
         f"{twice} at twice the compute and {four} at four times.",
         f"The ceiling A is {ceiling}." if found.identified else
         f"The ceiling A is not identified yet: {ceiling} is a range and not a result, because "
@@ -98,62 +261,32 @@ def _card(analysis: Analysis, number: int) -> str:
         )
     else:
         lines.append(f"No backtest: {html.escape(run.untested)}.")
-    word, rest = _advice(run)
     return (
-        f'<article class="card"><h3>{swatch(style_of(analysis, number)[0])}{html.escape(run.name)}</h3>'
-        f'<p><span class="word">{word}</span> {rest}</p>'
+        f'<article class="card"><h3>{swatch(run.style[0])}{html.escape(run.name)}</h3>'
+        f'<p><span class="word">{advice.action.capitalize()}.</span> '
+        f"{html.escape(advice.reason[0].upper() + advice.reason[1:])}</p>"
         + "".join(f"<p>{line}</p>" for line in lines)
         + warnings(run.notes, run.name)
         + "</article>"
     )
 
 
-def _advice(run: RunAnalysis) -> tuple[str, str]:
-    """Return the advice as a word and a sentence."""
-    advice = run.outlook.advice
-    if advice is None:
-        return "No advice.", html.escape(run.outlook.fit.reason)
-    return advice.action.capitalize() + ".", html.escape(advice.reason[0].upper() + advice.reason[1:])
-
-
-def _level_format(run: RunAnalysis) -> Callable[[float], str]:
-    """Return a formatter of levels: three decimals for a pass rate, the same relative precision for other metrics."""
+def _pattern(run: RunAnalysis) -> str:
+    """Return the format of levels: three decimals for a pass rate, the same relative precision for other metrics."""
     low, high = run.curve.bounds
-    decimals = max(0, 3 - round(math.log10(high - low)))
-    return lambda value: f"{value:.{decimals}f}"
-
-
-def _level(run: RunAnalysis, estimate: Estimate) -> Cell:
-    """Return a cell for a value of the metric."""
-    level = _level_format(run)
-    return interval_cell(level(estimate.mean), f"{level(estimate.low)} to {level(estimate.high)}", estimate.mean)
-
-
-def _steepness(run: RunAnalysis) -> Cell:
-    b = run.outlook.fit.efficiency
-    return interval_cell(f"{b.mean:.2f}", f"{b.low:.2f} to {b.high:.2f}", b.mean)
-
-
-def _last(run: RunAnalysis) -> Cell:
-    value = float(run.curve.metric[-1])
-    return Cell(f"{value:.3f}", value)
+    return f".{max(0, 3 - round(math.log10(high - low)))}f"
 
 
 COLUMNS: dict[str, Callable[[RunAnalysis], Cell]] = {
     "Run": lambda run: text_cell(run.name),
     "Recipe": lambda run: text_cell(("first", "second")[run.side]),
-    "Last value": _last,
-    "Ceiling A": lambda run: _level(run, run.outlook.fit.asymptote),
-    "Steepness B": _steepness,
+    "Last value": lambda run: Cell(f"{run.curve.metric[-1]:.3f}", float(run.curve.metric[-1])),
+    "Ceiling A": lambda run: interval_cell(run.outlook.fit.asymptote, _pattern(run)),
+    "Steepness B": lambda run: interval_cell(run.outlook.fit.efficiency, ".2f"),
     "Midpoint C<sub>mid</sub>": lambda run: power_cell(run.outlook.fit.midpoint),
-    "At 2×": lambda run: _level(run, run.outlook.forecast.at[0]),
-    "At 4×": lambda run: _level(run, run.outlook.forecast.at[1]),
+    "At 2×": lambda run: interval_cell(run.outlook.forecast.at[0], _pattern(run)),
+    "At 4×": lambda run: interval_cell(run.outlook.forecast.at[1], _pattern(run)),
     "Identified": lambda run: text_cell("yes" if run.outlook.fit.identified else "not yet"),
     "Advice": lambda run: text_cell(run.outlook.advice.action if run.outlook.advice else "none"),
 }
 """Columns of the table, by heading."""
-
-
-def _table(analysis: Analysis) -> str:
-    columns = {name: cell for name, cell in COLUMNS.items() if name != "Recipe" or analysis.comparison}
-    return sortable(list(columns), [[cell(run) for cell in columns.values()] for run in analysis.runs])

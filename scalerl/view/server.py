@@ -20,8 +20,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from scalerl.view.guard import Guard
-from scalerl.view.html import plotly_script
 from scalerl.view.metrics import METRICS
+from scalerl.view.page import plotly_script
 from scalerl.view.rollouts import FILES, Search
 from scalerl.view.run import WatchedRun
 from scalerl.view.watcher import POLL_S, Watcher

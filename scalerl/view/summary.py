@@ -9,10 +9,11 @@ from typing import Any
 
 from scalerl.config import RunConfig
 from scalerl.config.data import generated
-from scalerl.core.files import read_json, write_whole
+from scalerl.core.files import read_json, whole, write_whole
 from scalerl.core.outputs import why_not
-from scalerl.scaling import CurveError
+from scalerl.scaling import CurveError, Fit
 from scalerl.types import EvalPoint
+from scalerl.view.figures import picture
 from scalerl.view.outlook import Outlook, points_by_task, run_outlook
 
 
@@ -61,8 +62,6 @@ def write_summary(
         note: Note about the data.
         suites: Last points of evaluation suites; None keeps those of an earlier summary.
     """
-    from scalerl.view.figures import save_curves
-
     save_curves(directory / "curve.png", [ahead.fit for ahead in found.values() if ahead], note)
     values = {task: ahead.to_dict() if ahead else None for task, ahead in found.items()}
     content: dict[str, Any] = (
@@ -74,6 +73,12 @@ def write_summary(
     else:
         kept = {"suites": {name: point.to_dict() for name, point in suites.items()}} if suites else {}
     write_whole(path, json.dumps({**content, **kept}, indent=1) + "\n")
+
+
+def save_curves(path: Path, fits: Sequence[Fit], note: str) -> None:
+    """Write the picture of fitted curves as a PNG."""
+    with whole(path) as temporary:
+        temporary.write_bytes(picture(fits, note))
 
 
 def _suites_before(path: Path) -> dict[str, Any]:
@@ -90,8 +95,6 @@ def refresh(directory: Path, config: RunConfig, ahead: Outlook, note: str) -> Pa
 
     If the run has several tasks, only the figure of this task is written.
     """
-    from scalerl.view.figures import save_curves
-
     task = ahead.fit.curve.label
     if len(config.tasks) == 1 or config.main_tasks == [task]:
         write_summary(directory, {task: ahead}, note)
