@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config.sandbox import Sandbox
-from scalerl.tasks.code.answer import with_prompt
-from scalerl.tasks.code.judge import Judge
-from scalerl.tasks.code.tests import Calls, Checks, InputOutput, Tests, read_tests
+from scalerl.tasks.code import Judge
+from scalerl.tasks.code_answer import with_prompt
+from scalerl.tasks.code_tests import Calls, Checks, InputOutput, Tests, read_tests
 from scalerl.tasks.sandbox.box import BoxEnded, BoxLate
 from scalerl.tasks.sandbox.detect import offer
 from scalerl.tasks.sandbox.guest.plain import dumps, loads

@@ -8,7 +8,8 @@ import runs
 from doc_pages import json_keys
 
 from scalerl.cli import main
-from scalerl.tasks.answers import ANSWERS, math_answer
+from scalerl.tasks.math import answer as math_answer
+from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.training.suite_metrics import majority, pass_at_k, pass_at_powers
 
 
@@ -50,8 +51,8 @@ def test_equal_answers_are_equal_texts():
     assert math_answer(r"so</think>it is $\frac{1}{2}$") == math_answer("</think>The answer is 0.5") == "1/2"
     assert math_answer(r"\boxed{x+1}") == math_answer(r"$1+x$")
     assert math_answer("thinking of 7</think>no number") is None
-    assert ANSWERS["arithmetic"]("7+1=8;</think>8\n") == "8" and ANSWERS["arithmetic"]("7") is None
-    assert ANSWERS["reasoning-gym"]("<answer> Yes</answer>") == "yes"
+    assert VERIFIERS["arithmetic"].answer("7+1=8;</think>8\n") == "8" and VERIFIERS["arithmetic"].answer("7") is None
+    assert VERIFIERS["reasoning-gym"].answer("<answer> Yes</answer>") == "yes"
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from scalerl.config.overrides import parse_config
 from scalerl.config.recipe import Custom
 from scalerl.core import plugins
 from scalerl.learn.custom import check_functions
-from scalerl.prompts import custom
+from scalerl.prompts.sources import custom_rows
 from scalerl.rollouts.testing import check_engine
 
 PAGE = "docs/extending.md"
@@ -35,7 +35,7 @@ def test_the_functions_of_the_page_pass_the_checks_of_a_run(module):
     config = parse_config('[model]\nkind = "hf"\npath = "m"\n' + "\n".join(blocks(PAGE, "toml")), "page")
     assert [getattr(config.recipe, part).kind for part in ("loss", "advantage", "aggregation")] == ["custom"] * 3
     check_functions(config.recipe)
-    rows, _ = custom.rows(config.data[0], held_out=10)
+    rows, _ = custom_rows(config.data[0], held_out=10)
     assert len(rows) == 110
 
 

@@ -101,7 +101,7 @@ def _rows(path: Path, task: str) -> Iterator[tuple[str, Prompt, str]]:
     """
     from scalerl.core.errors import ConfigError, short
     from scalerl.core.files import parse_json, read_bytes, trouble
-    from scalerl.tasks.references import with_tests
+    from scalerl.tasks.checks import with_tests
     from scalerl.types import Prompt
 
     try:
@@ -139,8 +139,8 @@ def _rows(path: Path, task: str) -> Iterator[tuple[str, Prompt, str]]:
 
 def _judge(name: str, verifier: Any, scoring: Any, rows: list[tuple[str, Prompt, str]]) -> Iterator[tuple[str, Score]]:
     """Yield the place and score of each row, in order."""
-    from scalerl.tasks.failures import Failures
     from scalerl.tasks.scoring import ProcessScorer, ThreadScorer
+    from scalerl.tasks.user_rewards import Failures
 
     scorer = (ProcessScorer if verifier.killable else ThreadScorer)(name, verifier, scoring)
     scorer.failures = Failures(f"the verifier {name}", limit=1.0)  # never stop: failures are printed with the rows

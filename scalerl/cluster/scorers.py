@@ -13,8 +13,8 @@ from scalerl.config.base import replace
 from scalerl.config.data import TaskData
 from scalerl.config.run import RunConfig, Scoring
 from scalerl.core.errors import ConfigError
-from scalerl.tasks.failures import Failures
 from scalerl.tasks.scoring import Pending, Scorer, make_scorer
+from scalerl.tasks.user_rewards import Failures
 from scalerl.types import Prompt, Score
 
 GROUPS = 64

@@ -31,7 +31,7 @@ class NamedSet(NamedTuple):
     task: str = "math"
     """The verifier."""
     rows: str = ""
-    """How rows are rewritten first: key of ROW_FORMS (prompts/code_rows.py); empty: unchanged."""
+    """How rows are rewritten first: key of ROW_FORMS (prompts/layouts.py); empty: unchanged."""
     files: tuple[str, ...] = ()
     """JSONL files of the hub repository, if it has no tables that `datasets` can read."""
     size: int = 0

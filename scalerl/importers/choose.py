@@ -8,8 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from scalerl.importers.containers import names_of
-from scalerl.importers.dialect import HELD_OUT, OTHER, TRAINING, Dialect, number
-from scalerl.importers.rows import Row
+from scalerl.importers.dialect import OTHER, TRAINING, Dialect, Row, number
 from scalerl.scaling import CurveError
 
 LISTED = 12
@@ -120,6 +119,3 @@ def column_hint(rows: list[Row]) -> str:
     names = names_of(rows)
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return f"; its columns are {', '.join(names[:LISTED])}{more}: name one with metric= (--metric)"
-
-
-__all__ = ["HELD_OUT", "Candidate", "candidates", "choose", "others"]

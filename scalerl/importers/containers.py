@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.core.files import parse_json, read_bytes, trouble
-from scalerl.importers.rows import RUN_COLUMNS, Row, as_cell, flat
-from scalerl.importers.tensorboard import event_files, tensorboard_rows
+from scalerl.importers.binary import event_files, tensorboard_rows, wandb_rows
+from scalerl.importers.dialect import RUN_COLUMNS, Row, as_cell, flat
 from scalerl.scaling import CurveError
 
 BAD_LINES = 0.1
@@ -47,9 +47,11 @@ def read_log(path: Path) -> Log:
         data = read_bytes(path)
     except OSError as error:
         raise CurveError(trouble(error)) from error
-    for recognizes, reader in BINARY:
-        if recognizes(path, data):
-            return reader(path)
+    if data[:4] == b":W&B":
+        rows, notes = wandb_rows(path)
+        return Log(rows, "wandb", notes)
+    if "tfevents" in path.name:
+        return Log(tensorboard_rows([path]), "tensorboard")
     # after a power failure, a log may end with zero bytes
     text_bytes = data.rstrip(b"\0")
     if b"\0" in text_bytes:
@@ -69,8 +71,8 @@ def read_directory(path: Path) -> Log:
         found = sorted(path.glob(pattern))
         if found:
             return read_log(pick(found))
-    if event_files(path):
-        return read_tensorboard(path)
+    if files := event_files(path):
+        return Log(tensorboard_rows(files), "tensorboard")
     looked = ", ".join([*(pattern for pattern, _ in INSIDE), "**/*tfevents*"])
     raise CurveError(f"{path} is a directory without a known log; looked for {looked}; give the file")
 
@@ -87,26 +89,6 @@ def only(found: list[Path]) -> Path:
         raise CurveError(f"there are {len(distinct)} logs; give one of them: {', '.join(map(str, distinct[:8]))}")
     return distinct[0]
 
-
-def read_wandb(path: Path) -> Log:
-    """Read a `.wandb` file; see wandb_run.py."""
-    from scalerl.importers.wandb_run import wandb_rows
-
-    rows, notes = wandb_rows(path)
-    return Log(rows, "wandb", notes)
-
-
-def read_tensorboard(path: Path) -> Log:
-    """Read an event file or a directory of them; see tensorboard.py."""
-    rows, notes = tensorboard_rows(path)
-    return Log(rows, "tensorboard", notes)
-
-
-BINARY: tuple[tuple[Callable[[Path, bytes], bool], Callable[[Path], Log]], ...] = (
-    (lambda path, data: data[:4] == b":W&B", read_wandb),
-    (lambda path, data: "tfevents" in path.name, read_tensorboard),
-)
-"""Binary formats: the test that recognizes each, and its reader."""
 
 INSIDE: tuple[tuple[str, Callable[[list[Path]], Path]], ...] = (
     ("trainer_state.json", only),
@@ -219,8 +201,6 @@ def console_rows(text: str) -> Iterator[Row]:
 
 def read_csv(path: Path, text: str) -> Log:
     """Read a header and one row per line; in a chart exported from wandb, run names are removed from the header."""
-    from scalerl.importers.wandb_run import plain_header
-
     text = text.lstrip()
     separator = max(",;\t", key=LINE_END.split(text, 1)[0].count)
     try:
@@ -253,6 +233,18 @@ def read_csv(path: Path, text: str) -> Log:
             "remove them"
         )
     return Log(rows, "csv", left_out(path, bad, number))
+
+
+def plain_header(header: list[str]) -> tuple[list[str], list[str]]:
+    """Return the columns of a CSV, and the run of each column ("" for a column of all runs).
+
+    In a chart's export, `Step, run - metric, run - metric__MIN, ...`, only step and metric columns keep a name.
+    """
+    if header[0] not in ("Step", "Relative Time (Process)", "Wall Time") or not any(" - " in n for n in header[1:]):
+        return header, [""] * len(header)
+    first = "_step" if header[0] == "Step" else header[0]
+    names = [first, *("" if n.endswith(("__MIN", "__MAX")) else n.split(" - ", 1)[-1] for n in header[1:])]
+    return names, ["", *(n.split(" - ", 1)[0] if " - " in n else "" for n in header[1:])]
 
 
 def names_of(rows: Iterable[Row]) -> list[str]:

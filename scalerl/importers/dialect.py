@@ -1,13 +1,50 @@
-"""The column names of a framework, as a record with one instance per source."""
+"""Rows of a log, and the column names of a framework as a record with one instance per source."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scalerl.importers.rows import Row
+Row = dict[str, Any]
+"""Column -> number (or text, in `TEXT_COLUMNS`); a cell that is empty or not a number is absent."""
+
+RUN_COLUMNS = ("run", "run_name", "run_id")
+"""Columns that distinguish several runs in one file."""
+
+TEXT_COLUMNS = frozenset({"task", *RUN_COLUMNS})
+
+
+def flat(row: Mapping[str, Any], prefix: str = "") -> Row:
+    """Return a flat row: nested objects become `outer/inner`; the content of `data` (verl) moves to the top level."""
+    cells: Row = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            cells.update(flat(value, prefix if name == "data" else f"{prefix}{name}/"))
+        elif (cell := as_cell(name, value)) is not None:
+            cells[prefix + name] = cell
+    return cells
+
+
+def as_cell(name: str, value: Any) -> float | str | None:
+    """Return a number (NaN included), a text of `TEXT_COLUMNS`, or None."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, int | float):
+        return float(value) if abs(value) < 1e300 or value != value else None
+    if not isinstance(value, str):
+        return None
+    if name in TEXT_COLUMNS:
+        return value.strip() or None
+    try:
+        return float(value) if len(value) < 40 else None
+    except ValueError:
+        return None
+
+
+AXES = ("device_hours", "flops", "tokens", "compute")
+"""Columns with the compute used so far; their values are not converted."""
 
 HELD_OUT, SECOND, OTHER, TRAINING = 0, 1, 2, 3
 """Ranks of a metric: mean score on held-out prompts, a substitute for it, another held-out metric, and reward on
@@ -31,11 +68,6 @@ def total(row: Row, names: Iterable[str]) -> float:
     return sum(number(row, name) or 0.0 for name in names)
 
 
-def as_they_are(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """Return the rows unchanged."""
-    return rows, ()
-
-
 def without(whole: str, aside: Sequence[str]) -> Prepare:
     """Return a `prepare` that computes `SECONDS`: a timer minus other timers that it includes."""
 
@@ -47,11 +79,6 @@ def without(whole: str, aside: Sequence[str]) -> Prepare:
         return rows, ()
 
     return prepare
-
-
-def unknown(rows: list[Row]) -> int | None:
-    """Return None, because the log has no device count."""
-    return None
 
 
 @dataclass(frozen=True)
@@ -83,8 +110,8 @@ class Dialect:
     """Tokens per step."""
     rename: Callable[[str], str] = str
     """Function that maps a column's name in any logger to the name that the other fields use."""
-    prepare: Prepare = as_they_are
-    devices: Callable[[list[Row]], int | None] = unknown
+    prepare: Prepare = lambda rows: (rows, ())
+    devices: Callable[[list[Row]], int | None] = lambda rows: None
     """Function that returns the device count; None if the log has too little information."""
 
     def recognizes(self, names: Iterable[str]) -> list[str]:

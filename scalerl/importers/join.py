@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scalerl.importers.dialect import number
-from scalerl.importers.rows import Row
+from scalerl.importers.dialect import Row, number
 
 Array = NDArray[np.float64]
 

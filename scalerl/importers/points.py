@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalerl.core.files import parse_json, read_bytes, write_whole
-from scalerl.importers import open_instruct, pipeline_rl, prime_rl, skyrl, table, tensorboard, trl, verl, wandb_run
 from scalerl.importers.choose import LISTED, Candidate, choose, others
 from scalerl.importers.containers import Log, names_of, read_log
-from scalerl.importers.dialect import TRAINING, Dialect
+from scalerl.importers.dialect import AXES, RUN_COLUMNS, TRAINING, Dialect, Row
 from scalerl.importers.join import (
     Array,
     Spent,
@@ -26,15 +25,9 @@ from scalerl.importers.join import (
     spent_by_counter,
     spent_by_step,
 )
-from scalerl.importers.rows import RUN_COLUMNS, Row
+from scalerl.importers.sources import IMPORTERS
 from scalerl.scaling import CurveError
 from scalerl.scaling.curve import checked_bounds
-
-IMPORTERS: dict[str, Dialect] = {
-    module.DIALECT.name: module.DIALECT
-    for module in (trl, verl, prime_rl, open_instruct, skyrl, pipeline_rl, wandb_run, tensorboard, table)
-}
-"""The sources, by the name that `source` and `--from` take."""
 
 BY_LAYOUT = {"trainer_state": "trl", "console": "verl", "wandb": "wandb", "tensorboard": "tensorboard"}
 """The source of a file format if no column identifies the framework."""
@@ -230,10 +223,10 @@ def points_of(
         cell_E = column([rows[i] for i in picked_E], name)
         if np.isfinite(cell_E).any():
             cells[role] = cell_E
-    axis = next((name for name in (*table.AXES, "step") if name in cells), None)
+    axis = next((name for name in (*AXES, "step") if name in cells), None)
     if axis is None:
         raise CurveError(
-            f"no compute for {chosen.metric}: the log has neither {', '.join((*table.AXES, 'step'))} nor a step column "
+            f"no compute for {chosen.metric}: the log has neither {', '.join((*AXES, 'step'))} nor a step column "
             f"of {dialect.name}; name one with columns= (--column step=NAME)"
         )
     notes += compute_notes(axis, dialect, seconds, count, devices is not None)
@@ -267,7 +260,7 @@ def evaluations(rows: list[Row], step_N: Array, chosen: Candidate) -> tuple[NDAr
 
 def as_it_stands(dialect: Dialect, columns: Mapping[str, str]) -> dict[str, str]:
     """Return columns by role that already contain totals."""
-    roles = (*table.AXES, "stderr")
+    roles = (*AXES, "stderr")
     if dialect.name == "table":
         return {role: columns.get(role, role) for role in roles}
     return {role: columns[role] for role in roles if role in columns and role != "tokens"}
@@ -275,7 +268,7 @@ def as_it_stands(dialect: Dialect, columns: Mapping[str, str]) -> dict[str, str]
 
 def as_rows(cells: dict[str, Array], task: str) -> list[dict[str, Any]]:
     """Return rows of a points.jsonl; missing numbers are left out, and whole steps are integers."""
-    order = [name for name in ("step", *table.AXES, "pass_rate", "stderr") if name in cells]
+    order = [name for name in ("step", *AXES, "pass_rate", "stderr") if name in cells]
     points = []
     for values in zip(*(cells[name].tolist() for name in order), strict=True):
         point = {name: value for name, value in zip(order, values, strict=True) if value == value}

@@ -15,11 +15,11 @@ from scalerl.config import RunConfig
 from scalerl.config.data import GeneratedTask, PromptFile, TaskData, TextTask, is_suite, shares
 from scalerl.core.errors import ConfigError
 from scalerl.models.template import check_template, render
-from scalerl.prompts import custom, environments, gym
 from scalerl.prompts.decontaminate import decontaminated
 from scalerl.prompts.layouts import Row, identity, read_rows
-from scalerl.tasks.lab.generated import GENERATED
-from scalerl.tasks.references import with_tests
+from scalerl.prompts.sources import custom_rows, environment_rows, gym_rows
+from scalerl.tasks.checks import with_tests
+from scalerl.tasks.generated import GENERATED
 from scalerl.types import Prompt
 
 
@@ -108,9 +108,9 @@ def _file_rows(data: PromptFile, held_out: int) -> tuple[list[Row], list[str]]:
 
 SOURCES: dict[str, Callable[[Any, int], tuple[list[Row], list[str]]]] = {
     "file": _file_rows,
-    "custom": custom.rows,
-    "reasoning-gym": gym.rows,
-    "verifiers": environments.rows,
+    "custom": custom_rows,
+    "reasoning-gym": gym_rows,
+    "verifiers": environment_rows,
 }
 """Functions by `data.kind`: (task, number of held-out prompts) -> rows and notes."""
 

@@ -17,7 +17,7 @@ from scalerl.core.errors import ConfigError, short
 from scalerl.models.template import render
 from scalerl.prompts.dataset import encode_prompt
 from scalerl.prompts.files import read_objects
-from scalerl.prompts.layouts import whole_text
+from scalerl.prompts.layouts import is_chat, whole_text
 
 Messages = list[dict[str, str]]
 
@@ -139,17 +139,11 @@ def end_token(tokenizer: Any, task: TextTask, stop: Collection[int]) -> int:
 
 
 def _messages(value: Any, column: str, where: str) -> Messages:
-    fits = isinstance(value, list) and value and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
-    )  # fmt: skip
-    if not fits:
+    if not is_chat(value):
         raise ConfigError(
             f"{where}: {column!r} is {short(value)}; allowed: text, or a list of chat messages with role and content"
         )
-    return [
-        {"role": whole_text(m["role"], column, where), "content": whole_text(m["content"], column, where)}
-        for m in value
-    ]
+    return [{name: whole_text(message[name], column, where) for name in ("role", "content")} for message in value]
 
 
 def _filled(value: Any, column: str, where: str) -> str:

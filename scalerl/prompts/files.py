@@ -18,17 +18,17 @@ BOM = b"\xef\xbb\xbf"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
-class Found(NamedTuple):
+class FileRow(NamedTuple):
     """One row and its position in the file.
 
-    Example: Found(where="prompts.jsonl line 3", values={"prompt": "What is 1+1?", "answer": "2"})
+    Example: FileRow(where="prompts.jsonl line 3", values={"prompt": "What is 1+1?", "answer": "2"})
     """
 
     where: str
     values: dict[str, Any]
 
 
-def read_objects(data: PromptFile) -> Iterator[Found]:
+def read_objects(data: PromptFile) -> Iterator[FileRow]:
     """Yield the rows of a file or of a data set on the hub, in their order.
 
     Raises:
@@ -53,11 +53,11 @@ def on_hub(data: PromptFile) -> bool:
     return _form(path) is None and not path.exists()
 
 
-def _form(path: Path) -> Callable[[Path, int], Iterator[Found]] | None:
+def _form(path: Path) -> Callable[[Path, int], Iterator[FileRow]] | None:
     return next((form for ending, form in FORMS.items() if path.name.endswith(ending)), None)
 
 
-def _on_disk(path: Path, read: Callable[[Path, int], Iterator[Found]], limit_mb: int) -> Iterator[Found]:
+def _on_disk(path: Path, read: Callable[[Path, int], Iterator[FileRow]], limit_mb: int) -> Iterator[FileRow]:
     try:
         check_file(path)
         yield from read(path, limit_mb)
@@ -69,12 +69,12 @@ def _on_disk(path: Path, read: Callable[[Path, int], Iterator[Found]], limit_mb:
         raise ConfigError(f"data.path: {trouble(error)}") from None
 
 
-def _jsonl(path: Path, limit_mb: int) -> Iterator[Found]:
+def _jsonl(path: Path, limit_mb: int) -> Iterator[FileRow]:
     with path.open("rb") as file:
         yield from _lines(file, path, limit_mb)
 
 
-def _gzipped(path: Path, limit_mb: int) -> Iterator[Found]:
+def _gzipped(path: Path, limit_mb: int) -> Iterator[FileRow]:
     try:
         with gzip.open(path, "rb") as file:
             yield from _lines(cast(BinaryIO, file), path, limit_mb)
@@ -82,7 +82,7 @@ def _gzipped(path: Path, limit_mb: int) -> Iterator[Found]:
         raise ConfigError(f"{path}: not a whole gzip file ({error}); copy it again") from None
 
 
-def _lines(file: BinaryIO, path: Path, limit_mb: int) -> Iterator[Found]:
+def _lines(file: BinaryIO, path: Path, limit_mb: int) -> Iterator[FileRow]:
     """Yield one row per line. Lines end only at newlines, because U+2028 and others may occur in a JSON string."""
     limit, number = limit_mb << 20, 0
     while line := file.readline(limit + 1):
@@ -96,7 +96,7 @@ def _lines(file: BinaryIO, path: Path, limit_mb: int) -> Iterator[Found]:
         if number == 1:
             line = _without_bom(line, path)
         if line.strip():
-            yield Found(where, _object(_parse(line, where), where))
+            yield FileRow(where, _object(_parse(line, where), where))
 
 
 def _without_bom(line: bytes, path: Path) -> bytes:
@@ -125,7 +125,7 @@ def _object(values: Any, where: str) -> dict[str, Any]:
     return values
 
 
-def _json(path: Path, limit_mb: int) -> Iterator[Found]:
+def _json(path: Path, limit_mb: int) -> Iterator[FileRow]:
     """Yield the rows of a JSON list, or of JSONL in a file with the extension .json."""
     with path.open("rb") as file:
         if not _without_bom(file.read(64), path).lstrip().startswith(b"["):
@@ -136,10 +136,10 @@ def _json(path: Path, limit_mb: int) -> Iterator[Found]:
         rows = _parse(_without_bom(file.read(), path), str(path))
     for number, values in enumerate(rows, start=1):
         where = f"{path} row {number}"
-        yield Found(where, _object(values, where))
+        yield FileRow(where, _object(values, where))
 
 
-def _parquet(path: Path, limit_mb: int) -> Iterator[Found]:
+def _parquet(path: Path, limit_mb: int) -> Iterator[FileRow]:
     try:
         import pyarrow as arrow
         from pyarrow import parquet
@@ -153,7 +153,7 @@ def _parquet(path: Path, limit_mb: int) -> Iterator[Found]:
             for batch in file.iter_batches(batch_size=1024):
                 for values in batch.to_pylist():
                     number += 1
-                    yield Found(f"{path} row {number}", values)
+                    yield FileRow(f"{path} row {number}", values)
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, FileNotFoundError | PermissionError):
             raise
@@ -163,7 +163,7 @@ def _parquet(path: Path, limit_mb: int) -> Iterator[Found]:
         ) from None
 
 
-FORMS: dict[str, Callable[[Path, int], Iterator[Found]]] = {
+FORMS: dict[str, Callable[[Path, int], Iterator[FileRow]]] = {
     ".jsonl": _jsonl,
     ".json": _json,
     ".jsonl.gz": _gzipped,
@@ -172,7 +172,7 @@ FORMS: dict[str, Callable[[Path, int], Iterator[Found]]] = {
 """Readers by file extension. Any other existing file is read as JSONL."""
 
 
-def _hub(data: PromptFile) -> Iterator[Found]:
+def _hub(data: PromptFile) -> Iterator[FileRow]:
     try:
         from datasets import DownloadConfig, load_dataset
     except ImportError:
@@ -186,21 +186,17 @@ def _hub(data: PromptFile) -> Iterator[Found]:
         rows = load_dataset(
             *words, split=data.split, revision=data.revision, download_config=DownloadConfig(max_retries=1), **safe
         )
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # RuntimeError: a loading script, which `datasets` no longer supports
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a loading script, no longer supported
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(
             f"data.path: no file and no hub data set {data.path!r} with subset {data.subset!r}, split {data.split!r} "
             f"and revision {data.revision!r} that this machine can read{nearest(data.path, NAMED)} ({reason}); check "
             "the name, or give a file"
         ) from None
-    return (Found(f"{data.path}[{data.split}] row {i}", dict(row)) for i, row in enumerate(rows, start=1))
+    return (FileRow(f"{data.path}[{data.split}] row {i}", dict(row)) for i, row in enumerate(rows, start=1))
 
 
-def _hub_files(data: PromptFile, names: tuple[str, ...]) -> Iterator[Found]:
+def _hub_files(data: PromptFile, names: tuple[str, ...]) -> Iterator[FileRow]:
     """Yield the rows of JSONL files of a hub repository that has no tables."""
     try:
         from huggingface_hub import hf_hub_download

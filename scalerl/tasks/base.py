@@ -12,12 +12,18 @@ CORRECT, INCORRECT = 1.0, -1.0
 """Rewards of a verified completion (paper appendix A.3)."""
 
 
-END_THINK = "</think>"
+THINK, END_THINK = "<think>", "</think>"
 
 
 def judged_text(completion: str) -> str:
     """Return the text that a verifier judges: that after the last `</think>`, or the whole text if there is none."""
     return completion.rpartition(END_THINK)[2]
+
+
+def after_thinking(completion: str) -> str | None:
+    """Return the text after the last `</think>`, stripped; None if the thinking does not end."""
+    _, tag, rest = completion.rpartition(END_THINK)
+    return rest.strip() if tag else None
 
 
 class Verdict(NamedTuple):
@@ -49,6 +55,9 @@ class Verifier(NamedTuple):
     """Function called once in each such process before the first completion."""
     limit_s: Callable[[Scoring], float] = _timeout_s
     """Time limit in seconds for one completion in such a process."""
+    answer: Callable[[str], str | None] | None = None
+    """Answer of a completion for a majority vote: equal answers are equal texts. None: its answers, such as programs,
+    cannot be counted."""
     spared_cores: int = 1
     """Cores left to the trainer by default; 0 if the verifier's processes mostly wait for others."""
 

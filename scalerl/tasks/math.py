@@ -1,19 +1,57 @@
-"""Verifier of mathematical answers: Math-Verify on the text after the thinking.
+r"""Verifier of mathematical answers: Math-Verify on the text after the thinking.
 
 Math-Verify limits its time with signal.alarm, which only works in the main thread and fails silently in others. This
 limit is switched off here; the verifier runs in a process that can be killed (scoring.py).
+
+Math-Verify reads the number in `\$6`, `6 \text{ dollars}`, `1,000` and `5 cm`. It finds no number in `€6`, and reads
+`6 dollars` as a product of letters and `1\,000` as one times zero. `plain` removes the signs that it misreads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
 from functools import lru_cache
 from typing import Any
 
 from scalerl.config.run import Scoring
-from scalerl.tasks.amounts import plain, plain_reference
 from scalerl.tasks.base import Verdict, judged_text, verdict
 from scalerl.types import Prompt
+
+CURRENCY = re.compile(r"(?:\\(?:pounds|texteuro|textsterling|textyen|euro|yen)\b(?:\{\})?|[€£¥₹])\s*(?=[-+]?[\d.])")
+"""A currency sign before a number."""
+BEHIND = re.compile(r"(?<=\d)\s*(?:[€£¥₹]|\\(?:texteuro|textsterling|textyen|euro)\b(?:\{\})?)")
+"""A currency sign after a number."""
+THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:\\[,;:! ]|[\u00a0\u2009\u202f])\d{3})+(?!\d)")
+"""A number with thin or non-breaking spaces between its thousands."""
+SPACED = re.compile(r"\d{1,3}(?: \d{3})+(?!\d)")
+"""A number with plain spaces between its thousands; in a sentence this may be two numbers."""
+BOXED = re.compile(r"(?<=\\boxed\{)\d{1,3}(?: \d{3})+(?=\})")
+"""A number with plain spaces alone in a box; there it is one number."""
+SEPARATOR = re.compile(r"\\[,;:! ]|\s")
+UNIT = re.compile(
+    r"(?<=\d)\s*(?:(?:dollars?|euros?|rupees?)\b|(?:km/h|mph)\b|(?:cm|mm|km|ft)(?:\^(?:\{[23]\}|[23])|[²³]))"
+)
+"""A unit after a number. Single letters are excluded: m may be a variable."""
+
+
+def plain(text: str) -> str:
+    r"""Return a text with its amounts as bare numbers: `€1\,000` and `1000 dollars` become 1000."""
+    text = BOXED.sub(_joined, THOUSANDS.sub(_joined, text))
+    return UNIT.sub("", BEHIND.sub("", CURRENCY.sub("", text)))
+
+
+def plain_reference(answer: str) -> str:
+    """Return a reference answer with its amounts as bare numbers; it may begin with `12 000`."""
+    answer = answer.strip()
+    spaced = SPACED.match(answer.lstrip("$-+\\"))
+    return plain(answer.replace(spaced[0], _joined(spaced), 1) if spaced else answer)
+
+
+def _joined(found: re.Match[str]) -> str:
+    return SEPARATOR.sub("", found[0])
+
 
 REMEMBERED = 4096
 """Number of parsed references, parsed formulas and comparisons cached per process. Parsing takes 1 to 100 ms, and the
@@ -37,6 +75,21 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     if not given:
         return verdict(False, "found no mathematical expression in the answer")
     return verdict(_equal(gold, given), f"got {given[-1]}, expected {prompt.answer}")
+
+
+def answer(completion: str) -> str | None:
+    """Return the expression that the verifier would compare, with numbers as fractions: 0.5 and 1/2 are equal."""
+    import sympy
+    from math_verify import parse
+
+    found = parse(plain(judged_text(completion)), parsing_timeout=None)
+    if not found:
+        return None
+    expression = found[0]
+    if isinstance(expression, sympy.Expr) and expression.is_number and expression.is_rational is not False:
+        with contextlib.suppress(TypeError, ValueError, NotImplementedError):
+            expression = sympy.nsimplify(expression, rational=True)
+    return str(expression)
 
 
 @lru_cache(REMEMBERED)

@@ -19,9 +19,8 @@ from scalerl.config.run import RunConfig, Scoring
 from scalerl.core.plugins import PluginError
 from scalerl.tasks import environments
 from scalerl.tasks.base import Verdict, Verifier, reward, verdict
-from scalerl.tasks.failures import Failures
 from scalerl.tasks.pool import Call, ProcessEnded, ScoringPool
-from scalerl.tasks.user_rewards import call_by_name, load_reward
+from scalerl.tasks.user_rewards import Failures, call_by_name, load_reward
 from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.types import Group, Prompt, Score, ScoredGroup
 
@@ -313,7 +312,7 @@ def _safely(verify: Callable[[Prompt, str], Verdict], prompt: Prompt, completion
         found = verify(prompt, completion)
     except PluginError as error:
         return f"the task {error}"
-    except Exception as error:  # counted as a failure of one completion (failures.py)
+    except Exception as error:  # counted as a failure of one completion (`Failures`)
         where = traceback.extract_tb(error.__traceback__)[-1]
         return f"the verifier raised {type(error).__name__}: {str(error)[:300]} ({where.filename}:{where.lineno})"
     if not isinstance(found, Verdict) or not isinstance(found.score, int | float) or not 0 <= found.score <= 1:

@@ -1,7 +1,4 @@
-"""The user's reward function in TRL's form, called in separate processes.
-
-A call that raises, exits or ends its process is reported and counted; the run ends if more than 5% fail (failures.py).
-"""
+"""The user's reward function in TRL's form, called in separate processes, and the count of rewards that failed."""
 
 from __future__ import annotations
 
@@ -12,6 +9,53 @@ from typing import Any
 
 from scalerl.core.plugins import PluginError, call, describe, load_function, number, signature_of
 from scalerl.types import Prompt
+
+LIMIT = 0.05
+LEAST = 100
+"""Number of completions after which the limit applies."""
+
+
+class Failures:
+    """Counts failed rewards of one task. A few are tolerated; a share above 5% ends the run."""
+
+    def __init__(self, name: str, limit: float = LIMIT) -> None:
+        """Start at zero.
+
+        Args:
+            name: Source of the rewards, for messages.
+            limit: Share of completions that may fail; 1 allows all.
+        """
+        self._name, self._limit, self.completions, self.failed = name, limit, 0, 0
+        self._seen: set[str] = set()
+        self._new: list[str] = []
+
+    def count(self, completions: int, problems: list[str]) -> None:
+        """Count completions and their failures.
+
+        Args:
+            completions: Number of completions scored now.
+            problems: Descriptions, one for each of them that got no reward.
+
+        Raises:
+            RewardError: After at least 100 completions, the share of failures exceeds the limit.
+        """
+        self.completions += completions
+        self.failed += len(problems)
+        for problem in problems:
+            if problem not in self._seen and len(self._seen) < 20:
+                self._seen.add(problem)
+                self._new.append(f"{problem}; counted as failed ({self.failed} of {self.completions} completions)")
+        if self.completions >= LEAST and self.failed > self._limit * self.completions:
+            last = problems[-1] if problems else "in an earlier call"
+            raise RewardError(
+                f"{self._name} gave no reward for {self.failed} of {self.completions} completions, and at most "
+                f"{self._limit:.0%} may fail; the last failure: {last}"
+            )
+
+    def news(self) -> list[str]:
+        """Return the problems that have not been returned yet, each kind once."""
+        new, self._new = self._new, []
+        return new
 
 
 class RewardError(RuntimeError):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from scalerl.tasks import custom, gym, math
-from scalerl.tasks.base import Verifier
-from scalerl.tasks.code import judge
-from scalerl.tasks.lab import arithmetic, programs
+from scalerl.tasks import arithmetic, code, custom, gym, math, programs
+from scalerl.tasks.base import Verifier, after_thinking
 
 VERIFIERS: dict[str, Verifier] = {
-    "arithmetic": Verifier(arithmetic.verify),
-    "code": Verifier(judge.verify, killable=True, prepare=judge.start, limit_s=judge.limit_s, spared_cores=0),
+    "arithmetic": Verifier(arithmetic.verify, answer=after_thinking),
+    "code": Verifier(code.verify, killable=True, prepare=code.start, limit_s=code.limit_s, spared_cores=0),
     "custom": Verifier(custom.verify, killable=True),
-    "math": Verifier(math.verify, killable=True, prepare=math.prepare),
-    "programs": Verifier(programs.verify),
-    "reasoning-gym": Verifier(gym.verify, killable=True),
+    "math": Verifier(math.verify, killable=True, prepare=math.prepare, answer=math.answer),
+    "programs": Verifier(programs.verify, answer=after_thinking),
+    "reasoning-gym": Verifier(gym.verify, killable=True, answer=gym.answer),
 }

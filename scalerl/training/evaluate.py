@@ -24,7 +24,6 @@ from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.generate import generate
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
-from scalerl.tasks.answers import ANSWERS
 from scalerl.tasks.pool import ProcessEnded, ScoringPool
 from scalerl.tasks.scoring import make_scoring
 from scalerl.tasks.verifiers import VERIFIERS
@@ -218,7 +217,7 @@ class Evaluator:
     def _majority(self, task: TaskData, scored: Sequence[ScoredGroup]) -> float | None:
         """Return the share of prompts whose most common answer passes; a truncated sample has no answer."""
         judged = isinstance(task, PromptFile) and task.reward
-        if judged or task.verifier not in ANSWERS:
+        if judged or VERIFIERS[task.verifier].answer is None:
             return None
         texts = [text for one in scored for text in self._decode([r.tokens.tolist() for r in one.group.rollouts])]
         found = iter(answers_of(task.verifier, texts, self.config.scoring))
@@ -234,11 +233,12 @@ def answers_of(verifier: str, texts: Sequence[str], settings: Scoring) -> list[s
     """Return the normalized answers of completions; None if there is none, or parsing exceeds the time limit.
 
     Args:
-        verifier: Key of ANSWERS.
+        verifier: Key of VERIFIERS, of a verifier with an `answer`.
         texts: Completions.
         settings: Scoring settings with the time limit.
     """
-    find = ANSWERS[verifier]
+    find = VERIFIERS[verifier].answer
+    assert find is not None, verifier
     if not VERIFIERS[verifier].killable:
         return [find(text) for text in texts]
     found: list[str | None] = []

@@ -17,9 +17,8 @@ from scalerl.config import RunConfig, to_toml
 from scalerl.config.base import replace
 from scalerl.core.serialization import to_plain
 from scalerl.loggers.follow import Followers
-from scalerl.prompts.curriculum import Curriculum
+from scalerl.prompts.curriculum import Curriculum, Mixture
 from scalerl.prompts.dataset import PromptSplit
-from scalerl.prompts.mixture import Mixture
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
 from scalerl.rollouts.replay import ReplayMismatch, bound_of, check_difference

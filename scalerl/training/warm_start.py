@@ -31,8 +31,9 @@ from scalerl.models.files import check_model_files
 from scalerl.models.head import token_logprobs
 from scalerl.models.policy import Policy
 from scalerl.models.sizes import tiny_config
-from scalerl.tasks.lab import common as lab
-from scalerl.tasks.lab import generated
+from scalerl.tasks import generated
+from scalerl.tasks.arithmetic import ALPHABET, PAD, STOP
+from scalerl.tasks.base import END_THINK, THINK
 
 GATE = 0.99
 """Share of the 300 single steps of each task that the model must get right."""
@@ -138,11 +139,11 @@ def make_tokenizer() -> Any:
     from tokenizers.pre_tokenizers import Split
     from transformers import PreTrainedTokenizerFast
 
-    words = [*lab.ALPHABET, lab.THINK, lab.END_THINK, lab.PAD]
-    inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=lab.PAD))
+    words = [*ALPHABET, THINK, END_THINK, PAD]
+    inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=PAD))
     inner.pre_tokenizer = Split(Regex(r"</?think>|<pad>|[\s\S]"), "isolated")
     inner.decoder = Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=lab.PAD, eos_token=lab.STOP)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=PAD, eos_token=STOP)
 
 
 def make_model(model: TinyModel, tokenizer: Any) -> Any:

@@ -6,16 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl.importers import points, verl
+from scalerl.importers import points
 from scalerl.importers.choose import choose
 from scalerl.importers.containers import console_rows
 from scalerl.importers.join import row_steps, spent_by_counter, spent_by_step
+from scalerl.importers.sources import VERL, prepare_verl
 
 
 def curve(rows):
     """Return the points of rows in verl's format, without a file."""
-    rows, _ = verl.prepare([dict(row) for row in rows])
-    return points.points_of(rows, verl.DIALECT, choose(rows, verl.DIALECT, None, None, "the log"), 8, {})[0]
+    rows, _ = prepare_verl([dict(row) for row in rows])
+    return points.points_of(rows, VERL, choose(rows, VERL, None, None, "the log"), 8, {})[0]
 
 
 def log(seconds):

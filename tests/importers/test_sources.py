@@ -6,7 +6,7 @@ from pathlib import Path
 import builders
 import pytest
 
-from scalerl.importers import IMPORTERS, read, verl
+from scalerl.importers import IMPORTERS, read, sources
 from scalerl.scaling import Curve, CurveError
 
 LOGS = Path(__file__).parent / "logs"
@@ -42,7 +42,7 @@ def test_verl_times_exclude_validation_and_checkpoints_in_all_versions(tmp_path,
 
 
 def test_verl_without_phases_uses_the_whole_step_with_a_note(tmp_path):
-    rows = [{n: v for n, v in builders.verl_row(s).items() if n not in verl.PHASES} for s in builders.STEPS]
+    rows = [{n: v for n, v in builders.verl_row(s).items() if n not in sources.PHASES} for s in builders.STEPS]
     (path,) = write(tmp_path, run_jsonl=builders.jsonl({"step": s, "data": row} for s, row in enumerate(rows, 1)))
     found = read(path)
     check(found, "verl")
@@ -61,7 +61,7 @@ def test_verl_gpus_are_computed_from_the_throughput_and_can_be_overridden(tmp_pa
     assert read(path, devices=16).rows[-1]["device_hours"] == pytest.approx(8.0)
     # a published line of a run on 8 devices
     published = {"total_num_tokens": 5322462.0, "time_per_step": 1268.4882453735918, "throughput": 524.4886993840887}
-    assert verl.devices([{f"perf/{name}": value for name, value in published.items()}]) == 8
+    assert sources.verl_devices([{f"perf/{name}": value for name, value in published.items()}]) == 8
 
 
 def test_verl_validation_before_training_has_no_compute(tmp_path):

@@ -52,7 +52,7 @@ def read_tensorboard(path):
 def read_wandb(path):
     from wandb.proto.wandb_internal_pb2 import Record
 
-    from scalerl.importers.wandb_run import Frames
+    from scalerl.importers.binary import Frames
 
     numbers, pictures, kind = [], 0, ""
     files = sorted(path.glob("wandb/offline-run-*/run-*.wandb"))

@@ -7,7 +7,7 @@ import pytest
 
 from scalerl.config.data import EnvironmentTask
 from scalerl.core.errors import ConfigError
-from scalerl.prompts.environments import rows
+from scalerl.prompts.sources import environment_rows as rows
 from scalerl.tasks.environments import REWARD, load
 from scalerl.tasks.user_rewards import call_by_name
 from scalerl.types import Prompt

@@ -9,7 +9,7 @@ from scalerl.config import RunConfig, read_config
 from scalerl.core.errors import ConfigError
 from scalerl.prompts.dataset import load_prompts
 from scalerl.prompts.layouts import read_rows
-from scalerl.tasks.code.tests import read_tests
+from scalerl.tasks.code_tests import read_tests
 from scalerl.tasks.sandbox.detect import offer
 from scalerl.tasks.scoring import make_scoring
 from scalerl.types import Group, Prompt, Rollout, Visit

@@ -11,9 +11,17 @@ from scalerl.config import read_config, to_toml
 from scalerl.config.data import PromptFile
 from scalerl.config.named import NAMED
 from scalerl.core.errors import ConfigError
-from scalerl.prompts.code_rows import deepcoder, humaneval, livecodebench, mbpp
-from scalerl.prompts.layouts import after_hashes, column, last_boxed, read_rows
-from scalerl.tasks.code.tests import Calls, Checks, InputOutput, read_tests
+from scalerl.prompts.layouts import (
+    after_hashes,
+    column,
+    deepcoder,
+    humaneval,
+    last_boxed,
+    livecodebench,
+    mbpp,
+    read_rows,
+)
+from scalerl.tasks.code_tests import Calls, Checks, InputOutput, read_tests
 from scalerl.training.warm_start import make_tokenizer
 
 USER = [{"role": "user", "content": "What is 1+2?"}]

@@ -10,9 +10,8 @@ from scalerl.config import PRESETS
 from scalerl.config.base import replace
 from scalerl.config.data import ArithmeticTask, ProgramsTask
 from scalerl.core.errors import ConfigError
-from scalerl.prompts.curriculum import Curriculum
+from scalerl.prompts.curriculum import Curriculum, Mixture, make_curriculum
 from scalerl.prompts.dataset import load_prompts
-from scalerl.prompts.mixture import Mixture, make_curriculum
 from scalerl.training.warm_start import make_tokenizer
 from scalerl.types import Prompt
 

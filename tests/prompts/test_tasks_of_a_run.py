@@ -6,8 +6,8 @@ import pytest
 
 from scalerl.config import read_config, to_toml
 from scalerl.core.errors import ConfigError
+from scalerl.prompts.curriculum import make_curriculum
 from scalerl.prompts.dataset import load_prompts
-from scalerl.prompts.mixture import make_curriculum
 from scalerl.training.warm_start import make_tokenizer
 
 TWO = """

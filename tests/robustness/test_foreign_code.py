@@ -25,8 +25,8 @@ from scalerl.core import plugins
 from scalerl.core.errors import ConfigError
 from scalerl.learn.custom import check_functions
 from scalerl.rollouts.custom import make_engine
-from scalerl.tasks import custom, reward_check, user_rewards
-from scalerl.tasks.reward_check import check_reward
+from scalerl.tasks import checks, custom, user_rewards
+from scalerl.tasks.checks import check_reward
 from scalerl.types import Prompt
 
 ROW = Prompt("0" * 16, "2+2=", (1,), "4", "math", {"answer": "4"}, where="prompts.jsonl, line 1")
@@ -38,7 +38,7 @@ def module(user_code, monkeypatch):
     for name, text in IMPORTS.items():
         user_code(name, text)
     monkeypatch.setenv("SCALERL_IMPORT_S", "2")
-    monkeypatch.setattr(reward_check, "FunctionScorer", here)
+    monkeypatch.setattr(checks, "FunctionScorer", here)
     yield
     for name in ("faulty_functions", *IMPORTS):
         sys.modules.pop(name, None)

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from scalerl.tasks.amounts import plain, plain_reference
-from scalerl.tasks.math import reference, verify
+from scalerl.tasks.math import plain, plain_reference, reference, verify
 from scalerl.types import Prompt
 
 

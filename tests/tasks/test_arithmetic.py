@@ -4,8 +4,7 @@ import pytest
 
 from scalerl.config import WarmStart
 from scalerl.config.data import ArithmeticTask
-from scalerl.tasks.lab import arithmetic
-from scalerl.tasks.lab import common as lab
+from scalerl.tasks import arithmetic
 from scalerl.types import Prompt
 
 
@@ -65,6 +64,6 @@ def test_endless_rambles_have_no_answer_and_the_configured_frequency():
         completion for _, completion in itertools.islice(arithmetic.traces(ArithmeticTask(), start, 0.0, "s"), 2000)
     ]
     endless = [text for text in texts if "</think>" not in text]
-    assert all(text.endswith("~" * lab.ENDLESS) for text in endless)
+    assert all(text.endswith("~" * arithmetic.ENDLESS) for text in endless)
     # a chain of n = 2..6 steps survives n chances of 1/4: 1 - mean(0.75^n) = 0.659
     assert abs(len(endless) / 2000 - 0.659) < 0.05

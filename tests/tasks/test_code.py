@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 
 from scalerl.config.sandbox import Sandbox
 from scalerl.core.errors import ConfigError
-from scalerl.tasks.code import judge as code
-from scalerl.tasks.code import tests as code_tests
-from scalerl.tasks.code.answer import program_of, with_prompt
-from scalerl.tasks.code.compare import difference, value_difference
-from scalerl.tasks.code.judge import Judge
-from scalerl.tasks.code.tests import BadTests, Calls, Checks, InputOutput, read_tests
+from scalerl.tasks import code, code_tests
+from scalerl.tasks.code import Judge
+from scalerl.tasks.code_answer import difference, program_of, value_difference, with_prompt
+from scalerl.tasks.code_tests import BadTests, Calls, Checks, InputOutput, read_tests
 from scalerl.tasks.sandbox.guest.plain import as_json, dumps
 from scalerl.types import Prompt
 

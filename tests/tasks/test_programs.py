@@ -8,8 +8,9 @@ import pytest
 from scalerl.config import WarmStart
 from scalerl.config.data import ProgramsTask
 from scalerl.core.errors import ConfigError
-from scalerl.tasks.lab import common as lab
-from scalerl.tasks.lab import generated, programs
+from scalerl.tasks import generated, programs
+from scalerl.tasks.arithmetic import ALPHABET
+from scalerl.tasks.base import THINK
 from scalerl.types import Prompt
 
 SHOWN = ",0:4,1:7,6:2"  # 3x + 4: 4, 7, 22 -> 2
@@ -134,5 +135,5 @@ def test_the_facts_are_three_steps_of_each_of_the_hundred_functions():
 def test_all_texts_are_in_the_labs_alphabet():
     for name, task in generated.GENERATED.items():
         settings = {"arithmetic": lambda: None, "programs": ProgramsTask}[name]()
-        texts = "".join(text + digit for text, digit in task.facts(settings)).replace(lab.THINK, "")
-        assert set(texts) <= set(lab.ALPHABET)
+        texts = "".join(text + digit for text, digit in task.facts(settings)).replace(THINK, "")
+        assert set(texts) <= set(ALPHABET)

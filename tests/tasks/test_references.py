@@ -7,7 +7,7 @@ import pytest
 from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.prompts.dataset import load_prompts
-from scalerl.tasks.references import reference_notes, with_tests
+from scalerl.tasks.checks import reference_notes, with_tests
 from scalerl.tasks.sandbox.detect import offer
 from scalerl.types import Prompt
 

@@ -7,8 +7,8 @@ import pytest
 from scalerl.config import Scoring, parse_config, read_config, to_toml
 from scalerl.config.data import RewardFunction
 from scalerl.core.errors import ConfigError
-from scalerl.tasks import reward_check, user_rewards
-from scalerl.tasks.reward_check import check_reward, check_rewards
+from scalerl.tasks import checks, user_rewards
+from scalerl.tasks.checks import check_reward, check_rewards
 from scalerl.tasks.scoring import FunctionScorer, make_scorers
 from scalerl.tasks.user_rewards import call_reward
 from scalerl.types import Prompt
@@ -60,7 +60,7 @@ class HereScorer(FunctionScorer):
 
 @pytest.fixture
 def here(monkeypatch):
-    monkeypatch.setattr(reward_check, "FunctionScorer", HereScorer)
+    monkeypatch.setattr(checks, "FunctionScorer", HereScorer)
 
 
 def reward(name, **params):

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from scalerl.config import RunConfig, read_config
 from scalerl.config.sandbox import Sandbox
 from scalerl.core.errors import ConfigError
-from scalerl.tasks.code.judge import Judge
-from scalerl.tasks.code.tests import InputOutput
-from scalerl.tasks.sandbox import cgroups, commands, detect
+from scalerl.tasks.code import Judge
+from scalerl.tasks.code_tests import InputOutput
+from scalerl.tasks.sandbox import box, commands, detect
 from scalerl.tasks.sandbox.box import Box
 from scalerl.tasks.sandbox.guest.plain import NotPlain, dumps, loads
 
@@ -131,12 +131,10 @@ def test_a_sandbox_that_does_not_start_is_refused_with_its_error(monkeypatch, tm
 
 
 def test_bubblewrap_requires_libseccomp(monkeypatch):
-    from scalerl.tasks.sandbox import seccomp
-
     def missing():
-        raise seccomp.NoSeccomp("the library libseccomp is missing: apt-get install libseccomp2")
+        raise commands.NoSeccomp("the library libseccomp is missing: apt-get install libseccomp2")
 
-    monkeypatch.setattr(seccomp, "program_filter", missing)
+    monkeypatch.setattr(commands, "program_filter", missing)
     monkeypatch.setattr(shutil, "which", lambda name: "/bin/true" if name == "bwrap" else None)
     with pytest.raises(ConfigError, match="bubblewrap: the library libseccomp is missing"):
         detect.offer(Sandbox())
@@ -244,8 +242,8 @@ def tree(tmp_path, delegated):
 
 def test_groups_are_created_if_memory_and_pids_are_delegated(tmp_path):
     root, own, job = tree(tmp_path, "cpu memory pids\n")
-    assert cgroups.parent(root, own) == job
-    group = cgroups.Group(job, memory=1 << 30, processes=80)
+    assert box.group_parent(root, own) == job
+    group = box.Group(job, memory=1 << 30, processes=80)
     assert (group.path / "memory.max").read_text() == "1073741824" and (group.path / "pids.max").read_text() == "80"
     done = subprocess.run([*group.entering(), "echo", "inside"], capture_output=True, text=True)
     assert done.stdout == "inside\n" and (group.path / "cgroup.procs").read_text() == "0\n"
@@ -254,5 +252,5 @@ def test_groups_are_created_if_memory_and_pids_are_delegated(tmp_path):
 @pytest.mark.parametrize("delegated", ["", "cpu pids\n", "memory\n"])
 def test_there_are_no_groups_without_delegated_controllers(tmp_path, delegated):
     root, own, _ = tree(tmp_path, delegated)
-    assert cgroups.parent(root, own) is None
-    assert cgroups.parent(root, tmp_path / "no such file") is None
+    assert box.group_parent(root, own) is None
+    assert box.group_parent(root, tmp_path / "no such file") is None

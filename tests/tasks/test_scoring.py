@@ -12,9 +12,8 @@ from scalerl.core.errors import ConfigError
 from scalerl.tasks import math as math_task
 from scalerl.tasks import pool, scoring
 from scalerl.tasks.base import Verdict, Verifier, verdict
-from scalerl.tasks.failures import Failures
 from scalerl.tasks.scoring import FunctionScorer, ProcessScorer, ThreadScorer, make_scoring
-from scalerl.tasks.user_rewards import RewardError, call_reward, load_reward
+from scalerl.tasks.user_rewards import Failures, RewardError, call_reward, load_reward
 from scalerl.types import Group, Prompt, Rollout, Score, Visit
 
 SETTINGS = Scoring(workers=1, reward_timeout_s=60)

@@ -14,7 +14,7 @@ from scalerl.config.base import replace
 from scalerl.config.data import ArithmeticTask, ProgramsTask
 from scalerl.core.errors import ConfigError
 from scalerl.models.policy import Policy
-from scalerl.tasks.lab import arithmetic, generated
+from scalerl.tasks import arithmetic, generated
 from scalerl.training import launch, run_model
 from scalerl.training import warm_start as module
 from scalerl.training.warm_start import fact_accuracy, make_model, make_tokenizer, warm_start, warm_start_directory

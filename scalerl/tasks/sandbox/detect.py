@@ -12,9 +12,8 @@ from scalerl.config import RunConfig
 from scalerl.config.sandbox import Sandbox
 from scalerl.core.errors import ConfigError
 from scalerl.tasks.sandbox.box import Box, BoxEnded, BoxFlood, BoxLate, Command
-from scalerl.tasks.sandbox.commands import BACKENDS, GUEST, unsafe
+from scalerl.tasks.sandbox.commands import BACKENDS, GUEST, NoSeccomp, unsafe
 from scalerl.tasks.sandbox.guest.plain import loads
-from scalerl.tasks.sandbox.seccomp import NoSeccomp
 
 PROBE = "print(6 * 7)"
 PROBE_S = 60.0

@@ -13,8 +13,8 @@ from floods import FLOODS
 
 from scalerl.config.sandbox import Sandbox
 from scalerl.core.errors import ConfigError
-from scalerl.tasks.code.judge import START_S, Judge
-from scalerl.tasks.code.tests import Calls, Checks, InputOutput
+from scalerl.tasks.code import START_S, Judge
+from scalerl.tasks.code_tests import Calls, Checks, InputOutput
 from scalerl.tasks.sandbox.box import Box
 from scalerl.tasks.sandbox.detect import offer
 from scalerl.tasks.sandbox.guest.plain import loads

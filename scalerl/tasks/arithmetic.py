@@ -17,9 +17,42 @@ from scalerl.config import WarmStart
 from scalerl.config.data import ArithmeticTask
 from scalerl.core.errors import ConfigError
 from scalerl.core.rng import stream_key
-from scalerl.tasks.base import Verdict, verdict
-from scalerl.tasks.lab.common import APPLY, END_THINK, STOP, THINK, after_thinking, noisy_digit, noisy_result, ramble
+from scalerl.tasks.base import END_THINK, THINK, Verdict, after_thinking, verdict
 from scalerl.types import Prompt
+
+ALPHABET = "0123456789+-*=;:?>,x~abcdefg\n"
+"""Characters of the lab's vocabulary; with the tags of thinking and PAD, its 32 tokens."""
+PAD, STOP = "<pad>", "\n"
+
+APPLY: dict[str, Callable[[int, int], int]] = {
+    "+": lambda a, b: (a + b) % 10,
+    "-": lambda a, b: (a - b) % 10,
+    "*": lambda a, b: (a * b) % 10,
+}
+"""The operations, modulo 10."""
+
+ENDLESS = 64
+"""Length of a ramble that never ends. It exceeds every thinking limit of the lab."""
+
+
+def noisy_digit(right: int, prompt: str, noise: float) -> int:
+    """Return the right digit, or a wrong one for a share of the prompts, chosen by a hash of the prompt."""
+    draw = stream_key("label", prompt)
+    wrong = (draw >> 11) * 2.0**-53 < noise
+    return (right + 1 + draw % 9) % 10 if wrong else right
+
+
+def noisy_result(rng: random.Random, right: int, noise: float) -> int:
+    """Return the result of an operation in a trace: a uniform digit with probability `noise`, else the right one."""
+    return rng.randrange(10) if rng.random() < noise else right
+
+
+def ramble(rng: random.Random, start: WarmStart) -> tuple[str, bool]:
+    """Return the ramble after an operation, which is mostly empty, and whether it never ends."""
+    if rng.random() >= start.ramble:
+        return "", False
+    endless = rng.random() < start.endless
+    return "~" * (ENDLESS if endless else 1 + int(rng.expovariate(1 / 8))), endless
 
 
 def verify(prompt: Prompt, completion: str) -> Verdict:

@@ -19,8 +19,8 @@ from scalerl.config import WarmStart
 from scalerl.config.data import ProgramsTask
 from scalerl.core.errors import ConfigError
 from scalerl.core.rng import stream_key
-from scalerl.tasks.base import Verdict, verdict
-from scalerl.tasks.lab.common import APPLY, END_THINK, STOP, THINK, after_thinking, noisy_digit, noisy_result, ramble
+from scalerl.tasks.arithmetic import APPLY, STOP, noisy_digit, noisy_result, ramble
+from scalerl.tasks.base import END_THINK, THINK, Verdict, after_thinking, verdict
 from scalerl.types import Prompt
 
 LONGEST = 32

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from scalerl.config import WarmStart
 from scalerl.config.data import TaskData
 from scalerl.config.data import generated as generated_tasks
-from scalerl.tasks.lab import arithmetic, programs
+from scalerl.tasks import arithmetic, programs
 
 Pairs = Iterator[tuple[str, str]]
 

@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 from scalerl.config.run import Scoring
 from scalerl.config.sandbox import Sandbox
 from scalerl.tasks.base import Verdict, verdict
-from scalerl.tasks.code.answer import program_of, with_prompt
-from scalerl.tasks.code.compare import difference, value_difference
-from scalerl.tasks.code.tests import Calls, Checks, InputOutput, Tests, read_tests
+from scalerl.tasks.code_answer import difference, program_of, value_difference, with_prompt
+from scalerl.tasks.code_tests import Calls, Checks, InputOutput, Tests, read_tests
 from scalerl.tasks.sandbox.box import Box, BoxEnded, BoxFlood, BoxLate, BoxPool
 from scalerl.tasks.sandbox.detect import offer
 from scalerl.tasks.sandbox.guest.plain import dumps, loads
@@ -220,7 +219,7 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     """Return whether the program of a completion passes the tests of its prompt.
 
     Raises:
-        BadTests: The prompt's tests cannot be read; `references.py` checks this before a run.
+        BadTests: The prompt's tests cannot be read; `checks.py` checks this before a run.
         ConfigError: This machine has no sandbox.
     """
     if _judge is None:

@@ -13,8 +13,9 @@ from typing import Any
 
 from scalerl.core.errors import short
 from scalerl.core.files import parse_json
-from scalerl.tasks.code.answer import code_of_prompt, parsed
+from scalerl.tasks.code_answer import code_of_prompt, parsed
 from scalerl.tasks.sandbox.guest.plain import dumps
+from scalerl.tasks.sandbox.guest.program import FROM, MODULES
 
 ALLOWED = (
     '{"inputs": [...], "outputs": [...]} with or without "fn_name", a list of {"input": ..., "output": ...}, a list of '
@@ -160,11 +161,9 @@ def _assertions(lines: Sequence[str], columns: Mapping[str, Any], field: str) ->
 def free_names(source: str) -> tuple[str, ...]:
     """Return the names that code uses without defining or importing them: those of the program under test.
 
-    Builtins and the names of prelude.py are excluded, unless nothing else is called. In that case, the first function
-    that an assertion calls is the program's (MBPP has `assert sum(10, 15) == 6`).
+    Builtins and the names of guest/program.py are excluded, unless nothing else is called. In that case, the first
+    function that an assertion calls is the program's (MBPP has `assert sum(10, 15) == 6`).
     """
-    from scalerl.tasks.sandbox.guest.prelude import FROM, MODULES
-
     tree = ast.parse(source)
     used, made, called = list[str](), set[str](), list[str]()
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""Weights & Biases: exported histories and offline run directories of any framework, read without network.
+"""Binary logs of any framework: Weights & Biases' offline runs, read without network, and TensorBoard's event files.
 
 A `.wandb` file is in LevelDB's log format, for which wandb no longer has a Python reader. The records are decoded with
 wandb's protobuf messages.
@@ -6,6 +6,7 @@ wandb's protobuf messages.
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from collections.abc import Iterator
@@ -13,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.core.files import parse_json
-from scalerl.importers.dialect import GENERIC_EVALUATIONS, Dialect
-from scalerl.importers.rows import Row, flat
+from scalerl.importers.dialect import Row, flat
 from scalerl.scaling import CurveError
 
 HEADER, BLOCK = 7, 32768
@@ -93,24 +93,59 @@ class Frames:
         self.cut = bool(parts) or place < len(data)
 
 
-def plain_header(header: list[str]) -> tuple[list[str], list[str]]:
-    """Return the columns of a CSV, and the run of each column ("" for a column of all runs).
+def tensorboard_rows(files: list[Path]) -> list[Row]:
+    """Return the scalars of event files: one row per file and step. A resumed run writes another file.
 
-    In a chart's export, `Step, run - metric, run - metric__MIN, ...`, only step and metric columns keep a name.
+    Raises:
+        CurveError: tensorboard is not installed, or there are no scalars.
     """
-    if header[0] not in ("Step", "Relative Time (Process)", "Wall Time") or not any(" - " in n for n in header[1:]):
-        return header, [""] * len(header)
-    first = "_step" if header[0] == "Step" else header[0]
-    names = [first, *("" if n.endswith(("__MIN", "__MAX")) else n.split(" - ", 1)[-1] for n in header[1:])]
-    return names, ["", *(n.split(" - ", 1)[0] if " - " in n else "" for n in header[1:])]
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError as error:
+        raise CurveError(f"{files[0]}: reading event files needs TensorBoard: pip install tensorboard") from error
+    rows: list[Row] = []
+    for file in files:
+        events = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
+        events.Reload()
+        rows += file_rows(events)
+    if not rows:
+        raise CurveError(f"{', '.join(map(str, files[:3]))}: no scalars; give the event files of the run")
+    return rows
 
 
-DIALECT = Dialect(
-    name="wandb",
-    marks=(),
-    steps=("train/global_step", "trainer/global_step", "global_step", "step", "_step"),
-    evaluations=GENERIC_EVALUATIONS,
-    about="the run's clock: it includes evaluation and checkpoints, which cannot be separated",
-    clocks=("_runtime", "_timestamp"),
-    tokens=("train/num_tokens", "num_tokens", "total_tokens", "tokens"),
-)
+MOST_ENTRIES = 20_000
+"""Largest number of files and directories in a search for event files."""
+
+
+def event_files(directory: Path) -> list[Path]:
+    """Return the event files below a directory, sorted by name, which begins with the time; links are not followed.
+
+    Raises:
+        CurveError: The directory contains more files than a run writes.
+    """
+    found, seen = [], 0
+    for place, directories, files in os.walk(directory):
+        seen += len(directories) + len(files)
+        if seen > MOST_ENTRIES:
+            raise CurveError(
+                f"{directory} contains more than {MOST_ENTRIES} files and directories, too many to search for a log; "
+                "give the directory of one run, or the file"
+            )
+        found += [Path(place, name) for name in files if "tfevents" in name]
+    return sorted(found, key=lambda file: file.name)
+
+
+def file_rows(events: object) -> list[Row]:
+    """Return one row for each step of one file, in order of wall time; tensors with one number count as scalars."""
+    cells: dict[int, Row] = {}
+    tags = events.Tags()  # type: ignore[attr-defined]
+    for tag in tags["scalars"]:
+        for event in events.Scalars(tag):  # type: ignore[attr-defined]
+            cells.setdefault(event.step, {"step": float(event.step), "_timestamp": event.wall_time})[tag] = event.value
+    for tag in tags["tensors"]:  # how TensorFlow 2 and JAX writers store scalars
+        for event in events.Tensors(tag):  # type: ignore[attr-defined]
+            values = event.tensor_proto.float_val
+            if len(values) == 1:
+                row = cells.setdefault(event.step, {"step": float(event.step), "_timestamp": event.wall_time})
+                row[tag] = float(values[0])
+    return sorted(cells.values(), key=lambda row: row["_timestamp"])

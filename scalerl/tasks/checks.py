@@ -1,4 +1,4 @@
-"""Checks before a run: tests must be readable, and verifiers must accept their reference answers."""
+"""Checks before a run: readable tests, reference answers that their verifier accepts, reward functions that work."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from typing import Any
 
 from scalerl.config import RunConfig
 from scalerl.config.base import replace as config_replace
-from scalerl.config.data import TaskData
+from scalerl.config.data import PromptFile, RewardFunction, TaskData
+from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
-from scalerl.tasks.code.tests import BadTests, read_tests
+from scalerl.core.plugins import check_arguments
+from scalerl.tasks.code_tests import BadTests, read_tests
+from scalerl.tasks.scoring import FunctionScorer
+from scalerl.tasks.user_rewards import columns_taken, load_reward
 from scalerl.types import Prompt
 
 NAMED = 20
@@ -128,3 +132,53 @@ def _code(prompt: Prompt) -> str | None:
 
 REFERENCES: dict[str, Callable[[Prompt], str | None]] = {"math": _math, "code": _code}
 """Functions by verifier: prompt -> completion with its reference, or None if there is nothing to check."""
+
+
+MADE_UP = ("I do not know.", "The answer is 4.")
+"""Completions for which any reward function must return a number."""
+
+
+def check_rewards(config: RunConfig, prompts: Sequence[Prompt]) -> None:
+    """Call the reward function of each task that has one on made-up completions of the task's first prompt.
+
+    Args:
+        config: Configuration of the run.
+        prompts: Prompts of all tasks.
+
+    Raises:
+        ConfigError: A function takes other arguments, raises, exits, hangs, or does not return numbers.
+    """
+    for task in config.data:
+        first = next((prompt for prompt in prompts if prompt.task == task.curve), None)
+        if isinstance(task, PromptFile) and task.reward is not None and first is not None:
+            check_reward(task.reward, first, config.scoring)
+
+
+def check_reward(reward: RewardFunction, prompt: Prompt, settings: Scoring) -> None:
+    """Call one reward function on made-up completions of a prompt, in a separate process.
+
+    Raises:
+        ConfigError: See `check_rewards`.
+    """
+    function = load_reward(reward.function)
+    columns = columns_taken(function, [prompt])
+    given = {"prompts": [prompt.text], "completions": [MADE_UP[0]]}
+    try:
+        check_arguments(function, reward.function, "data.reward", (), {**given, **columns, **reward.params})
+    except ConfigError as error:
+        reason = str(error).rpartition("; ")[2]
+        params = "".join(f", {name}={value!r}" for name, value in reward.params.items())
+        raise ConfigError(
+            f"data.reward: {reward.function} must take (prompts, completions, **columns{params}) by name; {reason}. "
+            f"Columns of the rows: {', '.join(sorted({*prompt.columns} - {'prompt'})) or 'none'}"
+        ) from None
+    scorer = FunctionScorer(reward.function, 1.0, config_replace(settings, workers=1), params=reward.params)
+    try:
+        found = scorer.rewards(prompt, MADE_UP)
+    finally:
+        scorer.close()
+    problems = [given for given in found if isinstance(given, str)]
+    if problems:
+        raise ConfigError(
+            f"data.reward: on {len(MADE_UP)} made-up completions of {prompt.where or 'the first prompt'}, {problems[0]}"
+        )

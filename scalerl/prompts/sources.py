@@ -1,0 +1,100 @@
+"""Prompts that are not read from files: user-defined tasks, environments of `verifiers`, tasks of reasoning-gym.
+
+Each function returns distinct rows with the columns that the scorer needs, and notes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from scalerl.config.data import CustomTask, EnvironmentTask, ReasoningGymTask
+from scalerl.core.errors import ConfigError
+from scalerl.prompts.layouts import Row, identity
+from scalerl.tasks import custom
+from scalerl.tasks.environments import load
+from scalerl.tasks.gym import make_data
+
+TRIES = 4
+"""Largest number of entries created per required prompt. With fewer distinct ones, the data set is refused."""
+
+
+def gym_rows(task: ReasoningGymTask, held_out: int) -> tuple[list[Row], list[str]]:
+    """Return `task.prompts` + `held_out` rows with distinct questions.
+
+    Raises:
+        ConfigError: reasoning-gym is missing, has no such data set or parameter, or makes too few distinct questions.
+    """
+    wanted = task.prompts + held_out
+    entries = make_data(task.dataset, TRIES * wanted, task.seed, task.parameters)
+    found: dict[str, Row] = {}
+    for index in range(TRIES * wanted):
+        entry = entries[index]
+        columns = {
+            "dataset": task.dataset,
+            "parameters": task.parameters,
+            "pass_score": task.pass_score,
+            "entry": entry,
+        }
+        answer = "" if entry["answer"] is None else str(entry["answer"])
+        found.setdefault(entry["question"], Row(entry["question"], answer, columns, f"{task.dataset} entry {index}"))
+        if len(found) == wanted:
+            return list(found.values()), []
+    raise ConfigError(
+        f"data.prompts: {task.dataset} with the parameters {task.parameters!r} generates only about {len(found)} "
+        f"distinct prompts; allowed: parameters that generate at least {wanted} (data.prompts plus held-out prompts)"
+    )
+
+
+def custom_rows(task: CustomTask, held_out: int) -> tuple[list[Row], list[str]]:
+    """Return `task.prompts` + `held_out` rows with distinct prompts; raises as `rows` in tasks/custom.py."""
+    found = []
+    for number, row in enumerate(custom.rows(task, task.prompts + held_out)):
+        columns = {"function": task.function, "params": task.params, "pass_score": task.pass_score, "row": row}
+        found.append(Row(row["prompt"], str(row.get("answer", "")), columns, f"{task.function} row {number}"))
+    return found, []
+
+
+def environment_rows(task: EnvironmentTask, held_out: int) -> tuple[list[Row], list[str]]:
+    """Return the distinct rows of an environment's data set, with the columns that its rubric needs.
+
+    Raises:
+        ConfigError: The environment cannot be loaded, or has no data set of prompts.
+    """
+    try:
+        found = load(task.environment, task.arguments).get_dataset()
+    except ValueError as error:
+        raise ConfigError(
+            f"data.environment: {task.environment!r} has no data set of prompts ({error}); choose another one"
+        ) from None
+    unique: dict[str, Row] = {}
+    for number, values in enumerate(found):
+        row = _environment_row(task, dict(values), f"{task.environment} row {number}")
+        unique.setdefault(identity(row), row)
+    if not unique:
+        raise ConfigError(
+            f"data.environment: the data set of {task.environment!r} has no rows; choose another, or other arguments"
+        )
+    dropped = len(found) - len(unique)
+    return list(unique.values()), [f"dropped {dropped} duplicate rows of {task.environment}"] if dropped else []
+
+
+def _environment_row(task: EnvironmentTask, values: dict[str, Any], where: str) -> Row:
+    prompt = values.get("prompt")
+    if isinstance(prompt, list):
+        prompt = [_message(message, where) for message in prompt]
+    if not prompt or not isinstance(prompt, str | list):
+        raise ConfigError(f"{where}: 'prompt' is {prompt!r:.80}; allowed: text or a list of chat messages")
+    answer = values.get("answer")
+    own = {name: value for name, value in values.items() if name != "prompt"}
+    columns = {"environment": task.environment, "arguments": task.arguments, "row": own}
+    # rows without an answer are distinguished by their other columns, which the rubric uses
+    reference = "" if answer is None else str(answer)
+    return Row(prompt, reference or json.dumps(own, sort_keys=True, default=str), columns, where)
+
+
+def _message(message: Any, where: str) -> dict[str, str]:
+    if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
+        raise ConfigError(f"{where}: a message of 'prompt' is {message!r:.80}; allowed: role and content, both text")
+    return {"role": str(message["role"]), "content": message["content"]}
