@@ -151,7 +151,8 @@ WORDS = [
     options("score in no sandbox", "score", "x", "--task", "code", "--sandbox", "none", expect="bubblewrap"),
     *(options(f"score: {fault}", "score", "s.jsonl", "--task", "math", arrange=write("s.jsonl", text), expect=expect)
       for fault, text, expect in (
-          ("blank lines", "\n\n", "no rows"), ("a list", "[1]\n", "line 1"), ("no answer", '{"completion": "a"}', "answer"),
+          ("blank lines", "\n\n", "no rows"), ("a list", "[1]\n", "line 1"),
+          ("no answer", '{"completion": "a"}', "answer"),
           ("completion a number", '{"completion": 5, "answer": "5"}', "completion"))),
 ]  # fmt: skip
 
