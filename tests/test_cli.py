@@ -10,6 +10,7 @@ import sys
 import pytest
 import runs
 from commands import call
+from safetensors import SafetensorError
 from tiny_models import tiny_model
 
 from scalerl import cli
@@ -17,6 +18,13 @@ from scalerl.config.recipe import RECIPES
 from scalerl.core.signals import STOPPING
 
 POINTS = [(0, 0.20), (100, 0.31), (200, 0.42), (400, 0.51), (800, 0.56), (1600, 0.585), (3200, 0.595)]
+
+
+def raising(error):
+    def function(*args, **options):
+        raise error
+
+    return function
 
 
 def complain(capsys, *words):
@@ -78,11 +86,6 @@ def test_a_removed_directory_is_one_line(words, tmp_path):
     assert done.returncode in (1, 2) and done.stderr.startswith("scalerl: ") and done.stderr.count("\n") == 1
 
 
-def test_the_help_of_train_lists_every_field(capsys):
-    code, out, _ = call(capsys, "train", "--help")
-    assert code == 0 and "recipe.loss.max_ratio" in out and "checkpoint.every" in out and "--run-dir" in out
-
-
 def test_a_dry_run_prints_the_configuration_and_the_derived_sizes_and_starts_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, _ = call(capsys, "train", "--dry-run", "--steps", 9)
@@ -116,37 +119,10 @@ def test_fit_prints_the_law_the_forecast_and_the_advice(capsys, points):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "empty"),
-        ('{"flops": 1, "pass_rate": 0.5}\n', "point"),
-        ("\x00\x01", ""),
-        ('{"flops": 1}\n' * 6, "pass_rate"),
-    ],
-)
-def test_fit_of_a_file_that_is_not_a_curve_is_an_error(capsys, tmp_path, content, message):
-    path = tmp_path / "points.jsonl"
-    path.write_text(content)
-    assert message in complain(capsys, "fit", path)
-
-
-def test_fit_without_a_file_or_column_is_an_error_with_the_known_ones(capsys, tmp_path, points):
-    complain(capsys, "fit", tmp_path / "nothing")
-    assert "flops" in complain(capsys, "fit", points, "--compute", "device_hours")
-
-
-@pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train", "--loss", "x"], "unknown option --loss (did you mean --recipe.loss?)"),
-        (["train", "missing.toml"], "missing.toml: no such file"),
-        (["train", "--run-dir"], "--run-dir: a value is needed"),
-        (
-            ["train", "--hardware.device", "cuda"],
-            "hardware.device: got 'cuda', but torch sees no GPU here; allowed: cpu, auto",
-        ),
+        (["train", "--hardware.device", "cuda"], "hardware.device"),
         (["train", "--model", "no/such/dir", "--data", "p.jsonl"], "model.path"),
-        (["resume", "nowhere"], "nowhere: no run here (no config.toml)"),
     ],
 )
 def test_user_errors_are_reported_before_anything_is_written(capsys, tmp_path, monkeypatch, words, message):
@@ -240,10 +216,7 @@ def test_a_user_reward_function_trains(workplace):
 def test_a_reward_function_that_fails_too_often_ends_the_run_with_its_line_and_a_checkpoint(workplace):
     code, text = run(*OWN, "--reward", "my_rewards:fails_later")
     assert code == 1 and "Traceback" not in text, text
-    assert (
-        "reward function my_rewards:fails_later raised ValueError: the judge is out" in text
-        and "my_rewards.py:" in text
-    )
+    assert "the judge is out" in text and "my_rewards.py:" in text
     steps = len(runs.rows(workplace / "run", "metrics.jsonl"))
     # failures are tolerated for 100 completions
     assert steps >= 2 and (workplace / f"run/checkpoints/step_{steps:06d}").exists()
@@ -254,37 +227,15 @@ def test_a_reward_function_that_fails_too_often_ends_the_run_with_its_line_and_a
     assert [p["step"] for p in runs.rows(workplace / "run", "points.jsonl")] == [0, 2, 4, 6, 8, 10]
 
 
-def test_a_reward_function_that_exits_is_an_error_before_a_directory_is_made(workplace):
-    code, text = run(*OWN, "--reward", "my_rewards:leaves")
-    assert code == 2 and "Traceback" not in text and not (workplace / "run").exists(), text
-    assert "made-up completions of prompts.jsonl" in text and "my_rewards:leaves raised SystemExit: 0" in text
-
-
 @pytest.mark.slow
 def test_a_nonfinite_gradient_stops_the_run_and_saves_the_batch(workplace):
-    words = [
-        "--recipe.optimizer.learning_rate",
-        "1e30",
-        "--recipe.optimizer.warmup_steps",
-        "0",
-        "--checkpoint.every",
-        "1",
-        "--evaluation.every",
-        "10",  # an evaluation would find the weights first
-    ]
-    code, text = run(*OWN, "--reward", "my_rewards:length", *words)
+    diverges = ["--recipe.optimizer.learning_rate", "1e30", "--recipe.optimizer.warmup_steps", "0"]
+    early = ["--checkpoint.every", "1", "--evaluation.every", "10"]  # an evaluation would find the weights first
+    code, text = run(*OWN, "--reward", "my_rewards:length", *diverges, *early)
     assert code == 1 and "Traceback" not in text, text
     assert "The batch is saved in" in text and "the last good checkpoint is" in text
     saved = list((workplace / "run/bad_batch").glob("*.safetensors"))
     assert len(saved) == 1 and list((workplace / "run/checkpoints").glob("step_*"))
-
-
-@pytest.mark.slow
-def test_weights_that_diverge_are_reported_at_the_next_evaluation_in_one_line(workplace):
-    words = ["--recipe.optimizer.learning_rate", "1e30", "--recipe.optimizer.warmup_steps", "0"]
-    code, text = run(*OWN, "--reward", "my_rewards:length", *words, "--evaluation.every", "1")
-    assert code == 1 and "Traceback" not in text, text
-    assert "not finite" in text and "The usual remedy is a lower learning rate: scalerl resume" in text
 
 
 @pytest.mark.slow
@@ -297,41 +248,16 @@ def test_a_run_with_all_prompts_retired_finishes_with_its_forecast(workplace):
     assert runs.rows(workplace / "run", "points.jsonl")[-1]["step"] == steps and "\nadvice  " in text
 
 
-def test_a_directory_that_holds_the_users_model_is_refused_as_run_directory(workplace):
-    before = {path.name: path.read_bytes() for path in (workplace / "model").iterdir()}
-    code, text = run(*[w if w != "run" else "." for w in OWN], "--task", "math")
-    assert code == 2 and "--run-dir: . is not empty (it contains model, my_rewards.py, prompts.jsonl)" in text, text
-    assert {path.name: path.read_bytes() for path in (workplace / "model").iterdir()} == before
-    assert not (workplace / "config.toml").exists()
-
-
-@pytest.mark.slow
-def test_a_second_run_in_the_same_directory_is_an_error_and_changes_nothing(workplace):
-    code, text = run(*OWN, "--task", "math", "--steps", "2")
-    assert code == 0, text
-    before = (workplace / "run/metrics.jsonl").read_bytes()
-    code, text = run(*OWN, "--task", "math")
-    assert (
-        code == 2 and "already holds a run; continue it with `scalerl resume run`" in text and "Traceback" not in text
-    )
-    assert (workplace / "run/metrics.jsonl").read_bytes() == before
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--data", "empty.jsonl"], "empty.jsonl: the file is empty"),
-        (["--model", "bare"], "found no tokenizer at bare/tokenizer.json"),
-        (["--model", "narrow"], "the tokenizer in narrow has ids up to 31, but the model has 16 embeddings"),
-        (["--recipe.length.thinking_tokens", "[400, 600]"], "positions; this model has 512"),
-        (["--evaluation.prompts", "60"], "which leaves 0 for training; allowed: at most 56"),
-        (["--reward", "my_rewards:nothing"], "my_rewards has no function 'nothing'"),
-        (["--data.max_prompt_tokens", "3"], "60 prompts are longer than data.max_prompt_tokens = 3"),
+        (["--model", "narrow"], "16 embeddings"),
+        (["--recipe.length.thinking_tokens", "[400, 600]"], "512"),
+        (["--evaluation.prompts", "60"], "at most 56"),
+        (["--data.max_prompt_tokens", "3"], "data.max_prompt_tokens"),
     ],
 )
 def test_errors_in_data_and_model_are_reported_before_a_directory_is_made(capsys, workplace, words, message):
-    (workplace / "empty.jsonl").write_text("")
-    shutil.copytree("model", "bare", ignore=shutil.ignore_patterns("tokenizer*"))
     tiny_model("llama", vocab_size=16).save_pretrained("narrow")
     for file in (workplace / "model").glob("tokenizer*"):
         shutil.copy(file, "narrow")
@@ -339,31 +265,21 @@ def test_errors_in_data_and_model_are_reported_before_a_directory_is_made(capsys
     assert not (workplace / "run").exists()
 
 
-def test_a_full_disk_is_reported_in_one_line(capsys, monkeypatch, points):
-    def full(*args, **options):
-        raise OSError(28, "No space left on device", "run/metrics.jsonl")
-
-    monkeypatch.setattr("scalerl.scaling.Curve.read", full)
-    code, _, error = call(capsys, "fit", points)
-    assert code == 1 and "run/metrics.jsonl: no space left on the disk" in error and "Traceback" not in error
-
-
-def test_a_full_disk_is_reported_in_one_line_from_safetensors_too(capsys, monkeypatch, points):
-    from safetensors import SafetensorError
-
-    def full(*args, **options):
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr("scalerl.scaling.Curve.read", full)
-    code, _, error = call(capsys, "fit", points)
-    assert code == 1 and error == "scalerl: no space left on the disk; free some, then `scalerl resume` the run\n"
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device", "run/metrics.jsonl"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_is_reported_in_one_line(capsys, monkeypatch, points, error):
+    monkeypatch.setattr("scalerl.scaling.Curve.read", raising(error))
+    code, _, out = call(capsys, "fit", points)
+    assert code == 1 and "no space left on the disk" in out and out.count("\n") == 1
 
 
 def test_an_error_of_the_program_itself_is_not_hidden(monkeypatch, points):
-    def broken(*args, **options):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("scalerl.scaling.Curve.read", broken)
+    monkeypatch.setattr("scalerl.scaling.Curve.read", raising(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         cli.main(["fit", str(points)])
 

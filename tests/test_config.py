@@ -102,93 +102,54 @@ def assert_reads_back(config, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "expected"),
     [
-        (["--loss.max_ratio", "4"], r"unknown option --loss.max_ratio \(did you mean --recipe.loss.max_ratio\?\)"),
-        (["--recipe.lss", "x"], r"unknown option --recipe.lss \(did you mean recipe.loss\?\)"),
-        (["--recipe.loss.max_ratio"], "--recipe.loss.max_ratio: a value is needed"),
-        (["--steps", "soon"], "command line: steps: got 'soon'; input should be a valid integer"),
-        (["--preset", "labb"], r"preset: got 'labb' \(did you mean 'lab'\?\); allowed: lab, quick, long-tail, scalerl"),
-        (
-            ["--data", "p.jsonl"],
-            "data.kind: got 'file' with model.kind 'tiny', which has the lab's vocabulary; give --model",
-        ),
-        (
-            ["--model.experts", "4", "--model.active_experts", "6"],
-            "model: active_experts: got 6; allowed: 1 to experts = 4",
-        ),
-        (
-            ["--model.experts", "4", "--model.active_experts", "3"],
-            "active_experts: got 3; allowed: a divisor of 4 x width = 256",
-        ),
-        (["--data.kind", "program"], r"data.kind: got 'program' \(did you mean 'programs'\?\)"),
-        (["--data.share", "-1"], "data.*share: got -1; input should be greater than or equal to 0"),
-        (["--data.share", "0.3"], "data.share: got 0.3 with one task"),
-        (["--data.share", "0"], "data.share: got 0; allowed: shares that sum to more than 0"),
-        (["--data.held_out", "0"], "data.held_out: got 0 for the task 'arithmetic'; allowed: at least 1"),
-        (
-            ["--rollouts.lag_ticks", "-2"],
-            "rollouts.lag_ticks: got -2; allowed: auto, follow, measure, or a number of decode steps of at least 0",
-        ),
-        (
-            ["--rollouts.lag_ticks", "soon"],
-            "rollouts.lag_ticks: got 'soon'; allowed: auto, follow, measure, or a number",
-        ),
-        (
-            ["--placement.generators", "4", "--rollouts.slots", "3"],
-            "rollouts.slots: got 3 for 4 generators; allowed: at least one slot for each generator",
-        ),
-        (
-            ["--placement.backend", "ray", "--rollouts.schedule", "deterministic"],
-            "rollouts.schedule: got 'deterministic' with engines on Ray or of vLLM.*allowed: auto, eager",
-        ),
-        (
-            ["--placement.servers", "['http://a:1']"],
-            "placement.*servers: got 1 addresses with engine 'torch'; allowed: engine = 'vllm'",
-        ),
-        (
-            ["--placement.engine", "vllm", "--placement.servers", "['a:1']"],
-            "placement.*servers: got 'a:1'; allowed: addresses such as http://10.0.0.5:8000",
-        ),
-        (
-            ["--placement.tensor_parallel", "2"],
-            "placement.*tensor_parallel: got 2 with engine 'torch', which uses one GPU; allowed: 1, or engine = 'vllm'",
-        ),
-        (["stray"], "got 'stray'; allowed: one TOML file, then options"),
-        (
-            ["--recipe.length.thinking_tokens", "60", "80"],
-            r"got '80'; .* \(a list is one value: --recipe.length.thinking_tokens '\[60, 80\]'\)",
-        ),
-        (
-            ["--hardware.device", "tpu"],
-            r"hardware.device: got 'tpu' \(did you mean 'cpu'\?\); allowed: auto, cpu, cuda",
-        ),
+        ("--loss.max_ratio 4", "--recipe.loss.max_ratio"),
+        ("--recipe.lss x", "recipe.loss"),
+        ("--recipe.loss.max_ratio", "value is needed"),
+        ("--steps soon", "command line: steps"),
+        ("--preset labb", "'lab'"),
+        ("--data p.jsonl", "give --model"),
+        ("--model.experts 4 --model.active_experts 6", "1 to experts = 4"),
+        ("--model.experts 4 --model.active_experts 3", "divisor"),
+        ("--data.kind program", "'programs'"),
+        ("--data.share -1", "data.*share"),
+        ("--data.share 0.3", "one task"),
+        ("--data.share 0", "more than 0"),
+        ("--data.held_out 0", "data.held_out: got 0"),
+        ("--rollouts.lag_ticks -2", "rollouts.lag_ticks: got -2"),
+        ("--rollouts.lag_ticks soon", "rollouts.lag_ticks: got 'soon'"),
+        ("--placement.generators 4 --rollouts.slots 3", "rollouts.slots: got 3"),
+        ("--placement.backend ray --rollouts.schedule deterministic", "rollouts.schedule"),
+        ("--placement.servers ['http://a:1']", "engine = 'vllm'"),
+        ("--placement.engine vllm --placement.servers ['a:1']", "got 'a:1'"),
+        ("--placement.tensor_parallel 2", "tensor_parallel: got 2"),
+        ("stray", "got 'stray'"),
+        ("--recipe.length.thinking_tokens 60 80", r"'\[60, 80\]'"),
+        ("--hardware.device tpu", "'cpu'"),
     ],
 )
-def test_a_mistyped_option_is_an_error_with_the_nearest_name(words, message):
-    with pytest.raises(ConfigError, match=message):
-        read_config(None, words)
+def test_a_mistyped_option_is_an_error_with_the_nearest_name(words, expected):
+    with pytest.raises(ConfigError, match=expected):
+        read_config(None, words.split())
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("text", "words", "expected"),
     [
-        (b"steps = \n", "my.toml: not valid TOML: "),
-        (b"\xff\xfe", "my.toml: not valid TOML: "),
-        (b"stepps = 3\n", r"my.toml: unknown key 'stepps' \(did you mean 'steps'\?\)"),
-        (b"[recipe.loss]\nmax_ratio = 0\n", "my.toml: recipe.loss.max_ratio: got 0"),
-        (b"[recipe]\nloss = 3\n", "my.toml: recipe.loss: got 3"),
+        ("steps = \n", [], "not valid TOML"),
+        ("stepps = 3\n", [], "'steps'"),
+        ("[recipe.loss]\nmax_ratio = 0\n", [], "recipe.loss.max_ratio: got 0"),
+        ("[recipe]\nloss = 3\n", [], "recipe.loss: got 3"),
+        (TWO_TASKS, ["--data.points", "3"], "arithmetic, lines"),
+        ("data = []\n", [], "no task"),
+        ("data = 3\n", [], "data"),
+        ('[[data]]\nkind = "arithmetic"\n' * 2, [], "'arithmetic'"),
     ],
 )
-def test_a_bad_file_is_an_error_with_its_name_and_place(tmp_path, content, message):
-    (tmp_path / "my.toml").write_bytes(content)
-    with pytest.raises(ConfigError, match=message):
-        read_config(tmp_path / "my.toml", [])
-
-
-def test_a_missing_file_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match=r"missing.toml: no such file"):
-        read_config(tmp_path / "missing.toml", [])
+def test_an_invalid_file_is_an_error_with_its_name_and_place(tmp_path, text, words, expected):
+    with pytest.raises(ConfigError, match=f"^(.*given.toml|command line)?.*{expected}"):
+        written(tmp_path, text, *words)
 
 
 def test_several_tasks_have_a_table_each(tmp_path):
@@ -205,25 +166,6 @@ def test_several_tasks_have_a_table_each(tmp_path):
 def test_several_user_files_start_from_the_papers_sizes(tmp_path):
     config = written(tmp_path, TWO_FILES, "--model", "m")
     assert config.tasks == ["math", "hard"] and config.recipe == PRESETS["scalerl"].recipe
-
-
-@pytest.mark.parametrize(
-    ("text", "words", "message"),
-    [
-        (TWO_TASKS, ["--data.points", "3"], "has the tasks arithmetic, lines; got the option data.points; allowed: "),
-        ("data = []\n", [], "data: got no task; allowed: "),
-        ("data = 3\n", [], "given.toml: data"),
-        ("[[data]]\n[[data]]\n", [], "data"),
-        (
-            '[[data]]\nkind = "arithmetic"\n[[data]]\nkind = "arithmetic"\noperations = [1, 2]\n',
-            [],
-            "data: got two tasks with the name 'arithmetic'; give each task a different `name`",
-        ),
-    ],
-)
-def test_invalid_lists_of_tables_are_refused(tmp_path, text, words, message):
-    with pytest.raises(ConfigError, match=message):
-        written(tmp_path, text, *words)
 
 
 def test_every_field_is_documented():

@@ -43,17 +43,6 @@ def test_each_truncation_warning_is_given_once():
     assert out.getvalue().count("if the share exceeds") == 1 and out.getvalue().count("usually becomes") == 1
 
 
-def test_the_live_table_shows_the_main_metrics():
-    shown, out = display(terminal=True)
-    shown.step(ROW)
-    shown.point(points(6))
-    shown.stop()
-    text = out.getvalue()
-    for words in ("9/480", "0.310 (batch)", "0.0%, interrupted 2.0%", "1.4 updates, max 3", "41,234 tok/s, 1% idle",
-                  "35,678 tok/s, 4% idle", "13/16, busy slots", "forecast 2x"):  # fmt: skip
-        assert words in text, words
-
-
 def test_the_live_table_fits_80_columns_also_with_large_numbers():
     shown, _ = display(terminal=True)
     large = {"step": 12_345, "generator_tokens_per_s": 123_456.0, "trainer_tokens_per_s": 1_234_567.0, "epoch": 123}
@@ -125,10 +114,3 @@ def test_a_decline_is_reported_once_with_the_metrics_that_moved():
     assert text.count("the held-out metric of t has fallen by") == 1
     assert "metrics that moved: entropy from 0.305 to 0.05" in text
     assert "staleness from" not in text and "truncation from" not in text
-
-
-def test_a_rising_run_gets_no_warning():
-    shown, out = display(terminal=False)
-    for count in range(5, 8):
-        shown.point(points(count))
-    assert "fallen" not in out.getvalue() and "forecast 2x" in out.getvalue()

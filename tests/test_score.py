@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from scalerl.cli import main
 
 
@@ -49,27 +47,3 @@ def test_programs_are_scored_in_the_configured_sandbox(tmp_path, capsys):
     code, out, _ = scored(tmp_path, capsys, rows, *words)
     assert code == 0 and "WITHOUT a sandbox" in out.splitlines()[0]
     assert out.splitlines()[-1] == "1 of 2 passed (50.0%), mean score 0.500"
-
-
-GOOD = {"completion": "</think>2", "answer": "2"}
-
-
-@pytest.mark.parametrize(
-    ("rows", "task", "message"),
-    [
-        ([GOOD, "{broken"], "arithmetic", "rows.jsonl line 2: not valid JSON"),
-        ([GOOD, {"answer": "2"}], "arithmetic", "rows.jsonl line 2: 'completion' is missing or not text"),
-        ([GOOD, {"completion": "2"}], "math", "rows.jsonl line 2: 'answer' is None; allowed: the reference answer"),
-        ([{"completion": "2", "tests": "{"}], "code", "rows.jsonl line 1: 'tests': neither JSON"),
-        ([""], "math", "rows.jsonl: the file has no rows"),
-        ([GOOD], "mathematics", "--task: got 'mathematics'; allowed: arithmetic, code, "),
-    ],
-)
-def test_bad_rows_are_reported_with_file_and_line_before_scoring(tmp_path, capsys, rows, task, message):
-    code, out, err = scored(tmp_path, capsys, rows, "--task", task)
-    assert code == 2 and out == "" and message in err
-
-
-def test_a_missing_file_is_reported(tmp_path, capsys):
-    assert main(["score", str(tmp_path / "none.jsonl"), "--task", "math"]) == 2
-    assert "none.jsonl: no such file" in capsys.readouterr().err

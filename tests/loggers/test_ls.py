@@ -56,16 +56,6 @@ def test_the_columns_of_ls_have_room_for_the_longest_entries():
     assert line.index("0.123-") == ls.line_of(("run", "state", "step", "pass rate", "at 2x compute", "")).index("at 2x")
 
 
-def test_ls_without_runs_prints_instructions(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["ls"]) == 2
-    assert "scalerl ls DIR" in capsys.readouterr().err
-    assert main(["ls", str(tmp_path)]) == 2
-    assert "no run here" in capsys.readouterr().err
-    assert main(["tail", str(tmp_path)]) == 2
-    assert "no run here" in capsys.readouterr().err
-
-
 def test_tail_of_an_ended_run_prints_its_last_rows_and_its_state(runs, capsys):
     assert main(["tail", str(runs / "failed"), "--rows", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()

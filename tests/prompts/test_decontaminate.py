@@ -66,7 +66,5 @@ def test_a_suite_file_without_a_known_prompt_column_is_refused(tmp_path):
         (tmp_path / "suite.jsonl").write_text(json.dumps({"id": 1, column: text(7)}) + "\n")
         assert len(load_prompts(config, make_tokenizer()).training) == 8
     (tmp_path / "suite.jsonl").write_text(json.dumps({"id": 1, "body": text(7)}) + "\n")
-    with pytest.raises(
-        ConfigError, match=r"suite\.jsonl line 1 has no prompt; allowed: a column prompt, .*here: id, body"
-    ):
+    with pytest.raises(ConfigError, match="line 1 has no prompt"):
         load_prompts(config, make_tokenizer())

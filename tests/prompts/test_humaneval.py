@@ -128,11 +128,3 @@ def test_humaneval_as_the_path_of_a_table_is_the_same_set(hub):
         "humaneval", "openai/openai_humaneval", "test", "code", "humaneval",
     )  # fmt: skip
     assert [row.columns["entry_point"] for row in read_rows(task)] == ["largest_gap", "shout"]
-
-
-def test_a_row_without_its_check_is_reported(tmp_path, hub):
-    table = tmp_path / "hub/openai/openai_humaneval/openai_humaneval/test-00000-of-00001.parquet"
-    datasets.Dataset.from_list([ROWS[0], {**ROWS[1], "test": ""}]).to_parquet(table)
-    config = read_config(None, ["--model", "m", "--data", "humaneval"])
-    with pytest.raises(ConfigError, match=r"openai_humaneval\[test\] row 2: the column 'test' is empty or missing"):
-        list(read_rows(config.data[0]))

@@ -9,11 +9,9 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import runs
 
 SECONDS = 20.0
 """Time limit in seconds for refusing a malformed input."""
@@ -38,8 +36,6 @@ class Case:
     """Text that the message must contain."""
     allowed: tuple[int, ...] = (1, 2)
     """Allowed exit codes. (0,) is for unusual but valid input."""
-    environment: dict[str, str] = field(default_factory=dict)
-    """Environment variables of the command in addition to those of the test."""
 
 
 def write(name: str, content: str | bytes) -> Callable[[Path], object]:
@@ -66,21 +62,8 @@ def contents(here: Path) -> dict[str, str]:
     return found
 
 
-def check(case: Case, here: Path, monkeypatch: object) -> None:
-    """Run a case in the directory `here` and assert the rule."""
-    case.arrange(here)
-    before = contents(here)
-    monkeypatch.chdir(here)  # type: ignore[attr-defined]
-    process = runs.start(list(case.words), **case.environment)
-    try:
-        text, _ = process.communicate(timeout=SECONDS)
-    finally:
-        process.kill()
-    _assert_rule(case, process.returncode, text, before, contents(here))
-
-
 def check_here(case: Case, here: Path, monkeypatch: Any, run: Callable[[Sequence[str]], int] | None = None) -> None:
-    """Assert the rule like `check`, but in this process. A case takes milliseconds.
+    """Run a case in this process and in the directory `here`, and assert the rule.
 
     Args:
         case: A case whose command ends before it starts a process.
@@ -93,8 +76,6 @@ def check_here(case: Case, here: Path, monkeypatch: Any, run: Callable[[Sequence
     case.arrange(here)
     before = contents(here)
     monkeypatch.chdir(here)
-    for name, value in case.environment.items():
-        monkeypatch.setenv(name, value)
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), within(SECONDS, case.name):
         try:

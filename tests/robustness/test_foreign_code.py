@@ -81,23 +81,20 @@ NAMES = [
     ),
     ("no_python:f", r"cannot import 'no_python' from .* \(invalid syntax .*\(/.*no_python.py:1\)"),
     ("no_indent:f", r"expected an indented block .*\(/.*no_indent.py:2\)"),
-    ("nul_bytes:f", "cannot import 'nul_bytes'.*null bytes"),
     ("needs_more:f", r"No module named 'a_module_that_is_not_there' \(/.*needs_more.py:2\)"),
     ("needs_name:f", r"raised ImportError: cannot import name 'no_such_name'.*needs_name.py:1\)"),
     ("at_import_exits:f", r"it calls sys.exit\(0\) \(/.*at_import_exits.py:2\)"),
     ("at_import_leaves:f", r"called os._exit\(0\) \(/.*at_import_leaves.py:2\)"),
     ("at_import_raises:f", r"raised KeyError: 'limit' \(/.*at_import_raises.py:1\)"),
-    ("at_import_recurses:f", r"raised RecursionError: .* \(/.*at_import_recurses.py:1\)"),
     ("at_import_odd:f", r"raised Odd: odd \(/.*at_import_odd.py:2\)"),
-    ("../faulty_functions:raises", "got '../faulty_functions:raises'; allowed: package.module:function"),
-    ("faulty_functions:", "got 'faulty_functions:'; allowed: package.module:function"),
     ("faulty_functions:exit", r"has no function 'exit' \(did you mean 'exits'\?\)"),
     ("faulty_functions:number", "faulty_functions:number is 3; allowed: a function or a class"),
 ]
 
 
-@pytest.mark.parametrize("kind", FIELDS)
-@pytest.mark.parametrize(("name", "pattern"), NAMES)
+@pytest.mark.parametrize(
+    ("kind", "name", "pattern"), [*(("loss", *case) for case in NAMES), *((kind, *NAMES[1]) for kind in FIELDS)]
+)
 def test_a_missing_function_is_refused_with_its_field(kind, name, pattern):
     with pytest.raises(ConfigError, match=f"{FIELDS[kind]}: .*{pattern}"):
         check(kind, name)
@@ -117,57 +114,45 @@ FAULTS = [
     ("task", "TaskOfOtherRows", r"TaskOfOtherRows.rows must take \(count\); too many positional"),
     ("task", "TaskOfOtherScore", r"TaskOfOtherScore.score must take \(row, completion\); too many positional"),
     *((kind, "raises", f"faulty_functions:raises raised KeyError: 'gone' {HERE}") for kind in FIELDS if kind != "task"),
-    *((kind, "raises_in_torch", f"raised RuntimeError: .* {HERE}") for kind in EXPECTED),
-    *((kind, "exits", f"raised SystemExit: 0 {HERE}") for kind in FIELDS if kind != "task"),
-    *((kind, "leaves", rf"called os._exit\(0\) {HERE}") for kind in FIELDS if kind != "task"),
-    *((kind, "leaves_posix", rf"called os._exit\(0\) {HERE}") for kind in FIELDS if kind != "task"),
-    *((kind, "endless", f"raised RecursionError: .* {HERE}") for kind in FIELDS if kind != "task"),
-    *((kind, "own_base", f"raised Odd: odd {HERE}") for kind in FIELDS if kind != "task"),
-    *((kind, "unsaid", rf"raised Unsaid: \(its __str__ raises KeyError\) {HERE}") for kind in FIELDS if kind != "task"),
-    *((kind, "interrupted_text", rf"raised ValueError: one twox+\.\.\. {HERE}") for kind in FIELDS if kind != "task"),
-    *((kind, "hidden", r"a Hidden \(its repr raises KeyError\)") for kind in FIELDS if kind != "task"),
+    ("loss", "raises_in_torch", f"raised RuntimeError: .* {HERE}"),
+    ("loss", "exits", f"raised SystemExit: 0 {HERE}"),
+    ("loss", "leaves", rf"called os._exit\(0\) {HERE}"),
+    ("loss", "leaves_posix", rf"called os._exit\(0\) {HERE}"),
+    ("loss", "endless", f"raised RecursionError: .* {HERE}"),
+    ("loss", "own_base", f"raised Odd: odd {HERE}"),
+    ("loss", "unsaid", rf"raised Unsaid: \(its __str__ raises KeyError\) {HERE}"),
+    ("loss", "interrupted_text", rf"raised ValueError: one twox+\.\.\. {HERE}"),
+    ("loss", "hidden", r"a Hidden \(its repr raises KeyError\)"),
     ("task", "TaskOfText", "returned '1'; allowed: a number from 0 to 1"),
-    ("task", "TaskOfHuge", "returned 1000.*; allowed: a number from 0 to 1"),
-    ("task", "TaskOfDict", "returned {1: 1}; allowed: a number from 0 to 1"),
     ("task", "TaskExits", f"TaskExits.score raised SystemExit: 0 {HERE}"),
     ("task", "TaskLeaves", rf"TaskLeaves.rows called os._exit\(0\) {HERE}"),
-    ("task", "TaskEndless", f"TaskEndless.score raised RecursionError: .* {HERE}"),
-    ("task", "TaskRaisesExit", f"TaskRaisesExit raised SystemExit: 3 {HERE}"),
     ("task", "TaskOfLambdas", "a row that cannot be sent to other processes .*; allowed: rows of plain values"),
     ("task", "TaskOfHalves", "row 0 of .* allowed: a dict with `prompt`, text or"),
-    ("task", "TaskOfNoContent", "row 0 of .* allowed: a dict with `prompt`, text or"),
-    ("task", "TaskOfHidden", "row 0 of .* a Hidden .* allowed: a dict with `prompt`, text or"),
     ("task", "TaskOfOne", "made 1 distinct prompts; allowed: at least 4"),
     *(
         ("reward", name, "allowed: a list with a number for each completion")
-        for name in ("a_dict", "a_set", "keys", "column", "an_array_scalar")
+        for name in ("a_dict", "column", "an_array_scalar")
     ),
     *(
         ("reward", name, "allowed: a finite number for each completion")
-        for name in ("huge_integer", "longest_integer", "infinite", "complex_one", "nested", "texts", "hidden_entries")
+        for name in ("huge_integer", "infinite", "nested", "texts")
     ),
     ("reward", "huge", r"returned 1e\+300; allowed: numbers from -1e\+09 to 1e\+09; scale them"),
-    ("reward", "too_large", r"returned 2e\+09; allowed: numbers from -1e\+09 to 1e\+09; scale them"),
     ("reward", "too_few", "returned 1 rewards for 2 completions"),
-    ("reward", "too_many", "returned 3 rewards for 2 completions"),
     ("reward", "counts", "returned 3 or more rewards for 2 completions"),
     ("reward", "raises_late", f"raises_late raised KeyError: 'gone' {HERE}"),
     ("task", "TaskRaisesMade", f"TaskRaisesMade raised KeyError: 'gone' {HERE}"),
     ("task", "TaskRaisesRow", f"TaskRaisesRow.rows raised KeyError: 'gone' {HERE}"),
     ("task", "TaskRaisesScore", f"TaskRaisesScore.score raised KeyError: 'gone' {HERE}"),
     *((kind, "none", f"returned None; {pattern}") for kind, pattern in EXPECTED.items()),
-    *((kind, "text", f"returned '0.5'; {pattern}") for kind, pattern in EXPECTED.items()),
-    *((kind, "a_list", f"returned \\[\\[0.0, 0.0, 0.0\\], .*; {pattern}") for kind, pattern in EXPECTED.items()),
-    *((kind, "one_entry", f"\\(torch.float32\\) of shape \\(1,\\); {pattern}") for kind, pattern in EXPECTED.items()),
+    ("loss", "text", f"returned '0.5'; {EXPECTED['loss']}"),
+    ("loss", "a_list", f"returned \\[\\[0.0, 0.0, 0.0\\], .*; {EXPECTED['loss']}"),
+    ("loss", "one_entry", f"\\(torch.float32\\) of shape \\(1,\\); {EXPECTED['loss']}"),
     ("reward", "none", "returned None; allowed: a list with a number for each completion"),
-    ("reward", "text", "returned '0.5'; allowed: a list with a number for each completion"),
-    ("reward", "a_list", r"returned \[0.0, 0.0, 0.0\]; allowed: a finite number for each completion"),
-    ("reward", "one_entry", "returned 1 rewards for 2 completions"),
     ("reward", "nan", "returned nan; allowed: a finite number for each completion"),
     ("task", "TaskNone", "TaskNone.rows returned None; allowed: rows, each a dict with `prompt`"),
     ("task", "TaskNoneScore", "TaskNoneScore.score returned None; allowed: a number from 0 to 1"),
     ("task", "TaskNan", "returned nan; allowed: a number from 0 to 1"),
-    ("task", "TaskTensor", r"returned a Tensor \(torch.float32\) of shape \(1,\); allowed: a number from 0 to 1"),
     ("loss", "nan", "returned a loss that is not finite"),
     ("advantage", "nan", r"\(torch.float32, 6 entries not finite\) of shape \(2, 3\); expected finite"),
     ("aggregation", "nan", "weights that sum to nan"),

@@ -2,7 +2,6 @@
 
 import ast
 import struct
-import time
 from pathlib import Path
 
 import gguf
@@ -32,7 +31,6 @@ from robustness.damage import (
     tensors,
     text,
 )
-from scalerl.cli.plan import plan
 from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.models.files import check_model_files
@@ -44,54 +42,35 @@ from scalerl.training.run_model import local_model
 LAYER = "model.layers.0.mlp.up_proj.weight"
 FILES = [
     ("weights: empty", text(WEIGHTS, b""), "not a complete safetensors file (0 bytes)"),
-    ("weights: one byte", text(WEIGHTS, b"x"), "not a complete safetensors file (1 bytes)"),
-    ("weights: a header and no more", cut(WEIGHTS, 8), "not a complete safetensors file (8 bytes)"),
     ("weights: cut in the header", cut(WEIGHTS, 100), "not a complete safetensors file (100 bytes)"),
     ("weights: cut at the end", cut(WEIGHTS, -1), "m/model.safetensors is cut off"),
-    ("weights: cut in the middle", cut(WEIGHTS, -20_000), "m/model.safetensors is cut off"),
     ("weights: bytes after the end", more, "longer than its header states"),
-    ("weights: NUL bytes", text(WEIGHTS, b"\0" * 4096), "not a complete safetensors file (4,096 bytes)"),
     ("weights: a header of 2**63 bytes", text(WEIGHTS, b"\xff" * 4096), "not a complete safetensors file"),
     ("weights: text", text(WEIGHTS, "version https://git-lfs.github.com/spec/v1\noid sha256:00\n"), "not a complete"),
     ("weights: a header that is no JSON", text(WEIGHTS, struct.pack("<Q", 4) + b"{{{{"), "the header of"),
-    ("weights: a header that is a list", text(WEIGHTS, struct.pack("<Q", 2) + b"[]"), "the header of"),
     ("weights: no tensors", text(WEIGHTS, struct.pack("<Q", 2) + b"{}"), "holds no tensors"),
     ("weights: a shape of another size", header(lambda h: h[LAYER].update(shape=[1, 2])),
      f"the size of {LAYER} does not match its shape"),
-    ("weights: offsets that run backwards", header(lambda h: h[LAYER].update(data_offsets=[9, 3])),
-     f"the size of {LAYER} does not match its shape"),
     ("weights: offsets that are text", header(lambda h: h[LAYER].update(data_offsets="ab")), "the header of"),
-    ("weights: an entry without a type", header(lambda h: h[LAYER].pop("dtype")), "the header of"),
-    ("weights: an entry that is a number", header(lambda h: h.update({LAYER: 3})), "the header of"),
     ("weights: none", gone(WEIGHTS), "m has no weights"),
-    ("weights: an index and none of its parts", sharded(gone("a.safetensors", "b.safetensors")), "lacks 2 of 2 files"),
     ("weights: a missing part", sharded(gone("b.safetensors")), "lacks 1 of 2 files of weights, the first is b.saf"),
-    ("weights: an empty part", sharded(text("b.safetensors", b"")), "b.safetensors is not a complete safetensors file"),
     ("weights: a part cut off", sharded(cut("b.safetensors", -5)), "b.safetensors is cut off"),
     ("weights: parts without an index", sharded(gone(INDEX)), f"has a.safetensors and no {INDEX}"),
     ("weights: an index that is no JSON", sharded(text(INDEX, "{")), "cannot be read as JSON"),
     ("weights: an index without a map", sharded(text(INDEX, "{}")), "has no weight_map"),
-    ("weights: an index of numbers", sharded(text(INDEX, '{"weight_map": {"a": 1}}')), "has no weight_map"),
     ("weights: an index out of the directory", sharded(index(x="../../x.safetensors")), "names the file '../../x.saf"),
     ("weights: an index to /etc", sharded(index(x="/etc/passwd")), "names the file '/etc/passwd'"),
     ("weights: a tensor that no part holds", sharded(index(no_such="a.safetensors")), "lacks no_such"),
     ("weights: a pickle", pickled, "pytorch_model.bin, a pickle, which is not read because it can run any code"),
     ("model: a safetensors file", a_file("m"), "is a file; give the directory"),
     ("config: none", gone("config.json"), "m has no config.json"),
-    ("config: empty", text("config.json", ""), "config.json cannot be read as JSON"),
     ("config: cut off", cut("config.json", 100), "config.json cannot be read as JSON"),
     ("config: a list", text("config.json", "[]"), "config.json holds '[]'; allowed: a JSON object"),
-    ("config: text", text("config.json", '"qwen3"'), "allowed: a JSON object"),
-    ("config: NUL bytes", text("config.json", b"\0" * 99), "config.json cannot be read as JSON"),
     ("config: Latin-1", text("config.json", b'{"a": "\xe4"}'), "config.json cannot be read as JSON"),
     ("config: deep", text("config.json", "[" * 100_000), "config.json cannot be read as JSON"),
-    ("config: no type and no architecture", config(model_type=None, architectures=None), "has no model_type"),
     ("config: no type", config(model_type=None), "has no model_type"),
     ("config: a type that is a list", config(model_type=["qwen3"]), "allowed: text and a list of names"),
-    ("config: architectures that are text", config(architectures="Qwen3ForCausalLM"), "allowed: text and a list"),
     ("config: a pipe", pipe("config.json"), "m/config.json is not a regular file"),
-    ("weights: a pipe", pipe(WEIGHTS), "m/model.safetensors is not a regular file"),
-    ("tokenizer: a pipe", pipe("tokenizer_config.json"), "m/tokenizer_config.json is not a regular file"),
     ("model: an adapter", text("adapter_config.json", "{}"), "holds an adapter (adapter_config.json), not a model"),
     ("model: a run directory", inside, "; give m/model"),
     ("model: a directory around a GGUF file", lambda m: [gone("config.json")(m), text("q.gguf", "x")(m)], "m/q.gguf"),
@@ -112,17 +91,6 @@ def test_a_damaged_model_is_refused_equally_by_every_command(model, name, change
         assert str(caught.value).startswith("model.path: ") and message in str(caught.value)
         assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
     assert not (model.parent / OPENED).exists()
-
-
-SIZES = [case for case in FILES if case[0].startswith(("config:", "model: an ad")) and "Latin" not in case[0]]
-
-
-@pytest.mark.parametrize(("name", "change", "message"), SIZES, ids=[name for name, *_ in SIZES])
-def test_a_plan_refuses_a_broken_configuration_with_the_same_message(model, name, change, message):
-    change(model)
-    with pytest.raises(ConfigError) as caught:
-        plan(["--model", "m", "--data", "d.jsonl", "--gpus", "4"])
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -158,20 +126,15 @@ def own_code(model):
 
 LOADED = [
     ("a missing tensor", without(LAYER), f"lacks 1 of the weights of a Qwen3ForCausalLM: {LAYER}"),
-    ("a missing layer", without(".layers.1."), "lacks 11 of the weights"),
     ("a missing head", config(tie_word_embeddings=False), "lacks 1 of the weights of a Qwen3ForCausalLM: lm_head.w"),
     ("no known tensor", renamed, "lacks 25 of the weights"),
     ("a wider configuration", config(intermediate_size=64), "6 weights have other sizes than config.json gives"),
-    ("a larger vocabulary", config(vocab_size=96), "model.embed_tokens.weight is (48, 32), expected (96, 32)"),
     ("more layers than weights", config(num_hidden_layers=3, layer_types=None), "lacks 11 of the weights"),
     ("fewer layers than weights", config(num_hidden_layers=1, layer_types=None), "has 11 weights that a"),
     ("NaN in a layer", nan(LAYER), f"1 weights hold NaN or infinity, the first is {LAYER}"),
-    ("infinity in a norm", nan("model.norm.weight", float("inf")), "the first is model.norm.weight"),
-    ("NaN in an embedding", nan("model.embed_tokens.weight"), "the first is model.embed_tokens.weight"),
     ("an unknown architecture", config(model_type="qwen99", architectures=["Qwen99ForCausalLM"]), "qwen99"),
     ("an encoder", config(model_type="bert", architectures=["BertForMaskedLM"]), "m"),
     ("sizes that are text", config(hidden_size="wide"), "allowed: a directory with config.json and weights"),
-    ("no attention heads", config(num_attention_heads=0), "m"),
     ("a negative size", config(intermediate_size=-5), "m"),
     ("an unknown activation", config(hidden_act="swigloo"), "swigloo"),
     ("custom code", own_code, "needs custom Python code (auto_map in its config.json), which is never run"),
@@ -208,8 +171,6 @@ def test_complete_models_load_with_tied_weights_shards_and_extra_files(model, ch
     ("path", "message"),
     [
         ("./none", "there is no such directory"),
-        ("/none/at/all", "there is no such directory"),
-        ("a/b/c", "there is no such directory"),
         ("..", "has no config.json"),
         ("", "there is no such directory"),
         ("m" * 300, "there is no such directory"),
@@ -229,7 +190,6 @@ def test_a_missing_path_is_refused_without_a_request_to_the_hub(tmp_path, monkey
     ("content", "message"),
     [
         (b"", "is not a GGUF file (it begins with b'')"),
-        (b"GGU", "is not a GGUF file"),
         (b"<html>", "is not a GGUF file (it begins with b'<htm')"),
         (None, "is a directory"),
     ],
@@ -258,22 +218,6 @@ def test_a_truncated_gguf_file_is_refused_by_a_plan_and_by_a_run(tmp_path, monke
     with pytest.raises(ConfigError, match=r"transformers cannot read .*m.gguf: .*; allowed: a complete GGUF"):
         local_model(str(tmp_path / "m.gguf"), "float32", print)
     assert not list(tmp_path.glob("cache/*"))
-
-
-@pytest.mark.parametrize("ending", [".bin", ".pt", ".safetensors", ".txt", ""])
-def test_a_file_in_place_of_a_directory_is_refused(tmp_path, ending):
-    (tmp_path / f"m{ending}").write_bytes(b"x" * 10)
-    with pytest.raises(ConfigError, match=r"give the directory|convert it to safetensors"):
-        check_model_files(str(tmp_path / f"m{ending}"))
-
-
-def test_the_check_of_a_model_with_a_thousand_tensors_takes_milliseconds(tmp_path):
-    held = {f"model.layers.{n}.weight": torch.zeros(2, 2) for n in range(1000)}
-    save_file(held, tmp_path / WEIGHTS)
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    began = time.perf_counter()
-    check_model_files(str(tmp_path))
-    assert time.perf_counter() - began < 0.1
 
 
 def test_no_call_that_loads_a_model_runs_code_of_the_model():

@@ -113,22 +113,15 @@ PAGES = tuple(
     for what, words, parts, expect in (
         ("is the input", ("p.jsonl", "-o", "p.jsonl"), (), (INPUT, UNCHANGED)),
         ("is the input by another name", ("p.jsonl", "-o", "./p.jsonl"), (), INPUT),
-        ("is the input by a long way", ("p.jsonl", "-o", "x/../p.jsonl"), (folder("x"),), INPUT),
         ("links to the input", ("p.jsonl", "-o", "l.html"), (link("l.html", "p.jsonl"),), INPUT),
-        ("is linked to by the input", ("l", "-o", "p.jsonl"), (link("l", "p.jsonl"),), INPUT),
         ("is a hard link to the input", ("p.jsonl", "-o", "h.html"), (link("h.html", "p.jsonl", hard=True),), INPUT),
         ("is the second input", ("p.jsonl", "q.jsonl", "-o", "q.jsonl"), (), INPUT),
-        ("is the other side", ("p.jsonl", "--versus", "q.jsonl", "-o", "q.jsonl"), (), INPUT),
         ("is another file of points", ("p.jsonl", "-o", "q.jsonl"), (), (FOREIGN, UNCHANGED)),
         ("is a text", ("p.jsonl", "-o", "notes.txt"), (), FOREIGN),
-        ("is a table", ("p.jsonl", "-o", "t.csv"), (), FOREIGN),
         ("links to a text", ("p.jsonl", "-o", "l.html"), (link("l.html", "notes.txt"),), FOREIGN),
         ("is a directory", ("p.jsonl", "-o", "x"), (folder("x"),), "cannot be written to x"),
         ("lies in no directory", ("p.jsonl", "-o", "no/page.html"), (), "cannot be written to no/page.html"),
         ("lies in a file", ("p.jsonl", "-o", "notes.txt/page.html"), (), "cannot be written to"),
-        ("has no name", ("p.jsonl", "-o", "."), (), "cannot be written to"),
-        ("has a name too long", ("p.jsonl", "-o", "x" * 300 + ".html"), (), "cannot be written to"),
-        ("is read-only", ("p.jsonl", "-o", "/proc/version"), (), "cannot be written to /proc/version"),
     )
 )
 RUN_PAGES = tuple(
@@ -139,14 +132,11 @@ IMPORTS = tuple(
     Case(f"import: -o {what}", ("import", *words), both(POINTS, *parts), expect=expect)
     for what, words, parts, expect in (
         ("is the log", ("t.csv", "-o", "t.csv"), (), (INPUT, UNCHANGED)),
-        ("is the log by another name", ("t.csv", "-o", "./t.csv"), (), INPUT),
         ("links to the log", ("t.csv", "-o", "l"), (link("l", "t.csv"),), INPUT),
         ("is a hard link to the log", ("t.csv", "-o", "h"), (link("h", "t.csv", hard=True),), INPUT),
         ("has points of another origin", ("t.csv", "-o", "q.jsonl"), (), (FOREIGN, UNCHANGED)),
-        ("is a text", ("t.csv", "-o", "notes.txt"), (), FOREIGN),
         ("is a directory", ("t.csv", "-o", "x"), (folder("x"),), "cannot be written"),
         ("lies in no directory", ("t.csv", "-o", "no/p.jsonl"), (), "cannot be written"),
-        ("has a name too long", ("t.csv", "-o", "x" * 300), (), "cannot be written"),
     )
 )
 SHOWN = tuple(
@@ -159,29 +149,15 @@ PLACES = tuple(
     for what, words, parts, expect in (
         ("is the model", (*TRAIN, "m"), (), (TAKEN, UNCHANGED)),
         ("is the current directory, which contains the model", (*TRAIN, "."), (), TAKEN),
-        ("is here, in the model", ("train", "--model", ".", "--run-dir", "."), (MODEL_HERE,), TAKEN),
         ("lies in the model", (*TRAIN, "m/run"), (), ("is inside m", UNCHANGED)),
         ("lies in the model by a link", (*TRAIN, "l/run"), (link("l", "m"),), "is inside m"),
         ("is a link to the model", (*TRAIN, "l"), (link("l", "m"),), TAKEN),
         ("is the data", (*TRAIN, "d.jsonl"), (), "is a file"),
-        ("is the model's file", (*TRAIN, "m/config.json"), (), "is a file"),
         ("lies in the model by default", ("train", "--model", "."), (MODEL_HERE,), "is inside ."),
-        ("holds rows", (*TRAIN, "r"), (write("r/metrics.jsonl", GOOD),), TAKEN),
-        ("holds points", (*TRAIN, "r"), (write("r/points.jsonl", GOOD),), TAKEN),
-        ("holds notes", (*TRAIN, "r"), (write("r/notes.txt", "mine"),), TAKEN),
         ("holds a hidden file", (*TRAIN, "r"), (write("r/.git/HEAD", "ref"),), TAKEN),
-        ("holds rollouts", (*TRAIN, "r"), (write("r/rollouts/samples.jsonl", "{}"),), TAKEN),
         ("holds a run", (*TRAIN, "run"), (run,), "already holds a run"),
-        ("is a run's part", (*TRAIN, "run/checkpoints"), (run,), TAKEN),
         ("holds a study", (*TRAIN, "study"), (study,), TAKEN),
         ("is a link to nothing", (*TRAIN, "l"), (link("l", "nowhere"),), "is a link to something that does not exist"),
-        ("is a link to a full directory", (*TRAIN, "l"), (write("r/a", "a"), link("l", "r")), TAKEN),
-        (
-            "holds the configuration",
-            ("train", "r/c.toml", "--run-dir", "r"),
-            (write("r/c.toml", "steps = 9\n"),),
-            TAKEN,
-        ),
         (
             "is the run that is repeated",
             ("train", "run/config.toml", "--run-dir", "run"),
@@ -196,14 +172,10 @@ MODELS = tuple(
     for what, words, parts, expect in (
         ("is the base model", (*SFT, "m"), (), (TAKEN, UNCHANGED)),
         ("lies in the base model", (*SFT, "m/tuned"), (), "is inside m"),
-        ("is a link to the base model", (*SFT, "l"), (link("l", "m"),), TAKEN),
-        ("is here", (*SFT, "."), (), TAKEN),
         ("is the data", (*SFT, "d.jsonl"), (), "is a file"),
         ("holds notes", (*SFT, "r"), (write("r/notes.txt", "mine"),), TAKEN),
         ("is a link to nothing", (*SFT, "l"), (link("l", "nowhere"),), "does not exist"),
         ("of the lab is a model", ("sft", "--steps", "1", "--out", "m"), (), (TAKEN, UNCHANGED)),
-        ("of the lab is a file", ("sft", "--steps", "1", "--out", "d.jsonl"), (), "is a file"),
-        ("of the lab is here", ("sft", "--steps", "1", "--out", "."), (), TAKEN),
     )
 )
 EVAL = ("eval", "m", "--suite", "d.jsonl", "-o")
@@ -221,12 +193,9 @@ STUDIES = tuple(
     Case(f"study: {what}", ("study", *words), both(*parts), expect=expect)
     for what, words, parts, expect in (
         ("-o holds notes", ("loo", "-o", "r"), (write("r/notes.txt", "mine"),), "contains no study"),
-        ("-o is a file", ("loo", "-o", "f"), (write("f", "mine"),), "contains no study"),
         ("-o is a run", ("loo", "-o", "run"), (run,), "contains no study"),
         ("-o is another study", ("loo", "-o", "study"), (study,), ("another study", UNCHANGED)),
         ("resume of a run", ("resume", "run"), (run,), "no study here"),
-        ("resume of a directory of notes", ("resume", "r"), (write("r/notes.txt", "mine"),), "no study here"),
-        ("show of a model", ("show", "m"), (MODEL,), "no study here"),
         ("resume with a plan that is damaged", ("resume", "r"), (write("r/study.toml", "name = ["),), "study.toml"),
     )
 )
@@ -276,7 +245,3 @@ CASES = (*PAGES, *RUN_PAGES, *IMPORTS, *SHOWN, *PLACES, *MODELS, *TEXTS, *STUDIE
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_no_file_is_lost(case, tmp_path, monkeypatch):
     check_here(case, tmp_path, monkeypatch)
-
-
-def test_the_campaign_has_the_stated_number_of_cases():
-    assert len({case.name for case in CASES}) == len(CASES) >= 80

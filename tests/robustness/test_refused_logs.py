@@ -1,11 +1,8 @@
 """Damaged curve files and logs of all frameworks: each is refused by the rule of campaign.py, or read with a note."""
 
-import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as some
 from importers import builders
 
 from robustness.campaign import Case, check_here, write
@@ -32,47 +29,26 @@ def with_row(row, at=5):
 
 FITS = [
     fit("an empty file", b"", "empty"),
-    fit("only blank lines", "\n\n", "empty"),
     fit("a file of NUL bytes", b"\0" * 64, "zero bytes"),
-    fit("a byte-order mark", "\ufeff" + POINTS, "", allowed=(0,)),
-    fit("lines that end as on Windows", POINTS.replace("\n", "\r\n"), "", allowed=(0,)),
     fit("UTF-16", POINTS.encode("utf-16"), "not text"),
     fit("Latin-1", POINTS.encode() + b'{"task": "\xe9"}\n', "not text"),
-    fit("a list a line", "[1, 2]\n" * 9, "line 1"),
     fit("a number a line", "1\n" * 9, "line 1"),
-    fit("one document", "[" + ",".join(POINTS.split("\n")[:-1]) + "]", "line 1"),
     fit("nested deeply", with_row(DEEP), "line 6"),
-    fit("an integer of 5,000 digits", with_row(f'{{"flops": {"9" * 5000}, "pass_rate": 0.3}}'), "line 6"),
     fit("an integer of 400 digits", with_row(f'{{"flops": {"9" * 400}, "pass_rate": 0.3}}'), "line 6"),
-    Case("points: --bounds 0 1e308", ("fit", "p.jsonl", "--bounds", "0", "1e308"), write("p.jsonl", POINTS), "bounds"),
     fit("a compute of 1e308", with_row('{"flops": 1e308, "pass_rate": 0.3}'), "flops"),
     fit("objects 101 deep", with_row('{"a": ' * 101 + "1" + "}" * 101), "line 6"),
-    fit("objects 100 deep", with_row(f'{{"flops": 6e12, "pass_rate": 0.3, "a": {"[" * 99 + "]" * 99}}}'), "",
-        allowed=(0,)),
     fit("the same key twice", with_row('{"flops": 1, "flops": 2, "pass_rate": 0.3}'), "twice"),
-    fit("U+2028 inside a text", with_row('{"flops": 5.5e12, "pass_rate": 0.3, "note": "a\u2028b"}'), "", allowed=(0,)),
-    fit("U+0085 inside a text", with_row('{"flops": 5.5e12, "pass_rate": 0.3, "note": "a\x85b"}'), "", allowed=(0,)),
     fit("a line of text", with_row("Traceback"), "line 6"),
     fit("the compute as text", with_row('{"flops": "many", "pass_rate": 0.3}'), "flops"),
-    fit("the compute a list", with_row('{"flops": [1], "pass_rate": 0.3}'), "flops"),
-    fit("the compute an object", with_row('{"flops": {"a": 1}, "pass_rate": 0.3}'), "flops"),
     fit("the compute negative", with_row('{"flops": -1, "pass_rate": 0.3}'), "compute"),
-    fit("the metric a list", with_row('{"flops": 5.5e12, "pass_rate": [0.3]}'), "pass_rate"),
     fit("the metric out of its bounds", with_row('{"flops": 5.5e12, "pass_rate": 7}'), "bounds"),
     fit("no metric at all", '{"flops": 1}\n' * 9, "pass_rate"),
-    fit("no compute at all", '{"pass_rate": 0.3}\n' * 9, "compute"),
     fit("one point", POINTS.split("\n")[0], "point"),
     fit("CSV: good", TABLE, "", "p.csv", (0,)),
-    fit("CSV: a byte-order mark", "\ufeff" + TABLE, "", "p.csv", (0,)),
-    fit("CSV: quoted line ends", TABLE.replace("flops", '"flops"', 1), "", "p.csv", (0,)),
-    fit("CSV: a cell of 200 KiB", TABLE + "1," + "9" * 200_000 + "\n", "p.csv", "p.csv"),
     fit("CSV: a header twice", TABLE.replace("flops,", "flops,flops,", 1), "more than once", "p.csv"),
     fit("CSV: a row too short", TABLE + "1\n", "row 14", "p.csv"),
-    fit("CSV: a row too long", TABLE + "1,2,3\n", "row 14", "p.csv"),
-    fit("CSV: no header", TABLE.split("\n", 1)[1], "p.csv", "p.csv"),
     fit("CSV: only a header", "flops,pass_rate\n", "", "p.csv"),
     fit("CSV: a quote that never ends", TABLE + '"1,2\n', "p.csv", "p.csv"),
-    fit("CSV: semicolons", TABLE.replace(",", ";"), "", "p.csv"),
     fit("CSV: words", TABLE + "many,few\n", "", "p.csv"),
     fit("a Parquet file", b"PAR1", "allowed: .jsonl, .csv", "p.parquet"),
     *(fit(f"cut off at {k}", POINTS[:k], (), allowed=(0, 1, 2)) for k in range(1, len(POINTS), 37)),
@@ -96,30 +72,19 @@ EVENTS = next(LOGS.rglob("*tfevents*"))
 IMPORTS = [
     log("an empty file", b"", "empty"),
     log("a device's name", b"x", "no known format", "null"),
-    log("deep objects", DEEP + "\n", "line 1"),
     log("objects 300 deep", ('{"a": ' * 300 + "1" + "}" * 300 + "\n") * 3, "line 1"),
-    log("an integer of 5,000 digits", f'{{"step": {"9" * 5000}}}\n', "line 1"),
     log("the same key twice", '{"step": 1, "step": 2}\n', "line 1"),
-    log("null a line", "null\n" * 5, "no known format"),
-    log("a list of numbers", "[1, 2, 3]", "no evaluation"),
     log("log_history of text", '{"log_history": ["a", 7]}', "no evaluation", "trainer_state.json"),
-    log("log_history a number", '{"log_history": 5}', (), "trainer_state.json"),
     log("CSV: a cell of 200 KiB", "step,reward\n1," + "9" * 200_000 + "\n", "CSV", "log.csv"),
-    log("CSV: a header twice", "step,eval_reward,eval_reward\n1,2,3\n", "more than once", "log.csv"),
     log("CSV: ragged", "step,reward\n1\n2\n3\n", "cells", "log.csv"),
-    log("CSV: blank header", ",,\n1,2,3\n", (), "log.csv"),
-    log("wandb: only its header", b":W&B\x08\x01\x00", "no history", "run.wandb"),
     log("wandb: rubbish", b":W&B" + bytes(range(256)) * 8, "damaged", "run.wandb"),
     log("TensorBoard: an empty file", b"", "empty", "events.out.tfevents.1"),
     log("TensorBoard: rubbish", bytes(range(256)) * 4, "no scalars", "events.out.tfevents.1"),
     log("--devices nan", BUILT["verl jsonl"], "devices", words=("--devices", "nan")),
-    log("--devices -1", BUILT["verl jsonl"], "devices", words=("--devices", "-1")),
-    log("--bounds nan 1", BUILT["verl jsonl"], "bounds", words=("--bounds", "nan", "1")),
     log("--from nobody", BUILT["verl jsonl"], "allowed: trl", words=("--from", "nobody")),
     log("--column step", BUILT["verl jsonl"], "column", words=("--column", "step")),
     log("--column of no role", BUILT["verl jsonl"], "role", words=("--column", "x=y")),
     log("-o below a file", BUILT["verl jsonl"], "log.jsonl/p", words=("-o", "log.jsonl/p")),
-    log("-o a directory", BUILT["verl jsonl"], "directory", words=("-o", ".")),
     Case("log: all files of the machine", ("import", "/"), expect="too many to search"),
     Case("log: a directory that links to itself", ("import", "."), lambda here: (here / "a").symlink_to(here), "log"),
     *(log(f"TRL: cut off at {k}", TRAINER_STATE[:k], (), "trainer_state.json")
@@ -135,32 +100,4 @@ IMPORTS = [
 
 @pytest.mark.parametrize("case", IMPORTS, ids=lambda case: case.name)
 def test_logs_are_read_with_a_note_or_refused(case, tmp_path, monkeypatch):
-    check_here(case, tmp_path, monkeypatch)
-
-
-VALUES = some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=6) | some.lists(
-    some.integers(), max_size=2
-)  # fmt: skip
-NAMES = some.sampled_from(["training/global_step", "timing_s/step", "val-core/gsm8k/acc/mean@4", "step", "task", "run"])
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(changes=some.lists(some.tuples(some.integers(0, 29), NAMES, VALUES), min_size=1, max_size=6))
-def test_a_log_with_other_values_in_its_rows_is_read_or_refused(changes, tmp_path, monkeypatch):
-    rows = [builders.verl_row(step) for step in builders.STEPS]
-    for at, name, value in changes:
-        rows[at] = {**rows[at], name: value}
-    text = "".join(json.dumps({"step": n, "data": row}) + "\n" for n, row in enumerate(rows, 1))
-    check_here(log("mutated", text, (), allowed=(0, 1, 2)), tmp_path, monkeypatch)
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(changes=some.lists(some.tuples(some.integers(0, 11), some.sampled_from(["flops", "pass_rate", "stderr", "task"]),
-                                      VALUES), min_size=1, max_size=4))  # fmt: skip
-def test_points_with_other_values_are_read_or_refused(changes, tmp_path, monkeypatch):
-    rows = [json.loads(line) for line in POINTS.splitlines()]
-    for at, name, value in changes:
-        rows[at] = {**rows[at], name: value}
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    case = Case("mutated points", ("import", "p.jsonl"), write("p.jsonl", text), (), (0, 1, 2))
     check_here(case, tmp_path, monkeypatch)

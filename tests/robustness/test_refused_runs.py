@@ -11,9 +11,7 @@ from robustness.campaign import Case, check_here, write
 from scalerl.cli.exits import guarded
 from scalerl.cluster.measured import read_run
 from scalerl.config import PRESETS, to_toml
-from scalerl.config.base import replace
 from scalerl.config.data import PromptFile
-from scalerl.core.errors import ConfigError
 from scalerl.prompts.demonstrations import conversation
 from scalerl.prompts.files import read_objects
 
@@ -61,15 +59,10 @@ POINTS_OF = ("fit", "run/points.jsonl")
 RUNS = [
     *run("no points", "points", points=False, verbs=FIT),
     *run("no metrics", "metrics.jsonl", metrics=False, verbs=PLAN),
-    *run("empty points", "empty", points=b"", verbs=FIT),
     *run("empty metrics", "empty", metrics=b"", verbs=PLAN),
-    *run("an empty configuration", "empty", config=b""),
     *run("a configuration of NUL bytes", "TOML", config=b"\0" * 512),
-    *run("a configuration of another version", "novelty", config=CONFIG + "\n[novelty]\na = 1\n"),
     *run("points of NUL bytes", "points.jsonl", points=b"\0" * 512, verbs=FIT),
-    *run("metrics of NUL bytes", "run", metrics=b"\0" * 512, verbs=PLAN),
     *run("metrics in Latin-1", "UTF-8", metrics=b"\xe9\n" * 30, verbs=PLAN),
-    *run("metrics of lists", "steps", metrics="[1]\n" * 30, verbs=PLAN),
     *run("a broken row", "line 9", verbs=PLAN, metrics=lines(METRICS[:8]) + "{]}\n" + lines(METRICS[8:])),
     *run("few steps", "7", metrics=lines(METRICS[:5]), verbs=PLAN),
     *(case for name in METRICS[0] if name != "step" for case in run(
@@ -106,24 +99,12 @@ def test_a_file_instead_of_a_run_and_a_folder_instead_of_a_file_are_refused(tmp_
         check_here(Case(f"run: folders for files ({verb[0]})", (*verb, "run"), folders), here, monkeypatch)
 
 
-VALUES = some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=4) | some.lists(
-    some.integers(), max_size=2
-)  # fmt: skip
-
-
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=some.integers(0, len(CONFIG) - 1), change=some.binary(min_size=1, max_size=3))
 def test_a_configuration_with_other_bytes_in_it_is_read_or_refused(at, change, tmp_path, monkeypatch):
     data = CONFIG.encode()
     case = Case("configuration: other bytes", ("train", "c.toml", "--dry-run"),
                 write("c.toml", data[:at] + change + data[at + len(change) :]), (), (0, 1, 2))  # fmt: skip
-    check_here(case, tmp_path, monkeypatch)
-
-
-@pytest.mark.parametrize("k", range(20))
-def test_a_configuration_cut_anywhere_is_read_or_refused(k, tmp_path, monkeypatch):
-    text = CONFIG[: len(CONFIG) * k // 20]
-    case = Case("configuration: cut", ("train", "c.toml", "--dry-run"), write("c.toml", text), (), (0, 1, 2))
     check_here(case, tmp_path, monkeypatch)
 
 
@@ -147,18 +128,13 @@ SFT = [
     Case(f"sft data: {fault}", ("p.jsonl",), write("p.jsonl", text if isinstance(text, bytes) else json.dumps(text)),
          expect, (2,))
     for fault, text, expect in (
-        ("no completion", {"prompt": "a"}, "completion"), ("a null", {"prompt": "a", "completion": None}, "comp"),
         ("completion a number", {"prompt": "a", "completion": 5}, "completion"),
-        ("completion empty", {"prompt": "a", "completion": ""}, "completion"),
         ("completion of half a pair", {"prompt": "a", "completion": "\ud800"}, "surrogate"),
-        ("prompt of half a pair", {"prompt": "\udc00", "completion": "b"}, "surrogate"),
         ("prompt null", {"prompt": None, "completion": "b"}, "prompt"), ("no columns", {}, "messages"),
-        ("messages null", {"messages": None}, "messages"), ("messages empty", {"messages": []}, "messages"),
-        ("messages of text", {"messages": ["a", "b"]}, "messages"), ("one message", chat("a"), "messages"),
-        ("content null", chat("a", None), "messages"), ("content a list", chat("a", [{"text": "b"}]), "messages"),
-        ("content a number", chat(5, "b"), "messages"), ("content empty", chat("a", ""), "not empty"),
-        ("content of half a pair", chat("a", "\udfff"), "surrogate"), ("a list", [1], "object"),
-        ("deep JSON", b"[" * 100_000, "nested"), ("a key twice", b'{"prompt": "a", "prompt": "b"}', "twice"),
+        ("messages empty", {"messages": []}, "messages"),
+        ("content null", chat("a", None), "messages"), ("content empty", chat("a", ""), "not empty"),
+        ("a list", [1], "object"),
+        ("deep JSON", b"[" * 100_000, "nested"),
     )
 ]  # fmt: skip
 
@@ -190,8 +166,3 @@ def test_errors_of_the_operating_system_become_messages_about_a_path(capsys, mon
 
     with pytest.raises(ConnectionRefusedError):  # an error without a path is not the user's fault, so it propagates
         guarded(unknown)
-
-
-def test_replacing_a_field_of_a_record_gives_the_message_of_a_configuration():
-    with pytest.raises(ConfigError, match="steps: got 0"):
-        replace(PRESETS["lab"], steps=0)

@@ -1,6 +1,5 @@
 import json
 import math
-import re
 
 import numpy as np
 import pytest
@@ -22,11 +21,6 @@ def test_a_finished_run_is_stopped():
     advice = advise(fit(run(last=64_000.0)), budget="2x", min_gain=0.01)
     assert advice.action == "stop"
     assert advice.probability < 0.01 and advice.trend_probability < 0.1
-    assert advice.sentence.startswith(
-        "Stop: training to 1.28e+05 device-hours gains more than 0.01 only with probability 0.0"
-    )
-    # truth: R(64000) - R(32000) = 0.6092 - 0.6069
-    assert re.search(r"changed by 0\.00\d* ± 0\.00\d+ over the last doubling", advice.sentence)
 
 
 def test_an_undecided_run_without_a_known_ceiling_is_trained_further():
@@ -34,8 +28,6 @@ def test_an_undecided_run_without_a_known_ceiling_is_trained_further():
     advice = advise(fit(run(last=4000.0, noise=0.01)), budget="2x", min_gain=0.08)
     assert advice.action == "not known yet"
     assert 4000.0 < advice.train_to < math.inf
-    assert advice.sentence.startswith("Not known yet: by the forecast a gain above 0.08 has probability 0.")
-    assert " the ceiling has standard deviation 0." in advice.sentence and "Train at least to 1." in advice.sentence
 
 
 def level_after_climb(noise, creep=0.0, points=41):
@@ -57,7 +49,6 @@ def test_noise_that_hides_the_gain_prevents_a_stop():
     found = fit(level_after_climb(0.05))
     advice = advise(found, "2x", 0.01)
     assert advice.action == "not known yet" and advice.probability < 0.2 < advice.trend_probability
-    assert "the evaluations scatter too much to exclude a gain of 0.01" in advice.reason
     assert advice.train_to == pytest.approx(16.4)  # the next evaluation
     # a gain that the same points could show
     assert advise(found, "2x", 0.1).action == "stop"
@@ -65,9 +56,7 @@ def test_noise_that_hides_the_gain_prevents_a_stop():
 
 def test_a_run_without_a_climb_is_not_stopped():
     flat = Curve(np.arange(20.0), 0.3 + 0.003 * np.random.default_rng(1).standard_normal(20))
-    advice = advise(fit(flat), "2x", 0.01)
-    assert advice.action == "not known yet"
-    assert "16 of 32 such public runs rose by more than 0.01 later" in advice.reason
+    assert advise(fit(flat), "2x", 0.01).action == "not known yet"
 
 
 def test_little_noise_is_no_evidence_of_a_climb():
@@ -84,14 +73,12 @@ def test_a_stop_needs_two_successive_evaluations():
     metric[-3:] += [0.015, 0.015, -0.01]  # the level seems to rise until the last point
     found = fit(Curve(curve.compute, metric))
     assert doubt_at(found, 2.0, 0.01, 0.2) is None and doubt_at(earlier(found), 2.0, 0.01, 0.2) is not None
-    advice = advise(found, "2x", 0.01)
-    assert advice.action == "not known yet"
-    assert advice.reason.startswith("this holds only since the last evaluation; before it, by the forecast")
+    assert advise(found, "2x", 0.01).action == "not known yet"
 
 
 def test_nine_evaluations_are_too_few_to_stop():
-    found = fit(level_after_climb(0.001, points=9))
-    assert advise(found, "2x", 0.01).reason.startswith("9 evaluations are too few to stop on; at least 10 are needed.")
+    actions = [advise(fit(level_after_climb(0.001, points=points)), "2x", 0.01).action for points in (9, 10)]
+    assert actions == ["not known yet", "stop"]
 
 
 def fallen(last_points):
@@ -104,11 +91,9 @@ def test_go_back_needs_a_fall_at_two_successive_evaluations():
     # means of the last three points: 0.5, 0.4, 0.2 below a best of about 0.502
     advice = advise(fit(fallen([0.2, 0.2, 0.2])), "2x", 0.01)
     assert advice.action == "go back"
-    assert advice.go_back_to <= 40 and advice.sentence.startswith("Go back: the run has fallen by 0.3")
-    assert "10 of 11 public runs that fell as clearly were never above their best again" in advice.sentence
+    assert advice.go_back_to <= 40 and "fallen by 0.3" in advice.sentence
     once = advise(fit(fallen([0.5, 0.1])), "2x", 0.01)
-    assert once.action == "not known yet" and once.reason.startswith("the run has fallen from its best.")
-    assert math.isnan(once.go_back_to)
+    assert once.action == "not known yet" and math.isnan(once.go_back_to)
 
 
 def test_less_noise_needs_less_training_to_identify_the_ceiling():
@@ -127,9 +112,9 @@ def test_a_larger_gain_is_never_more_probable():
 @pytest.mark.parametrize(
     ("budget", "min_gain", "message"),
     [
-        (1000.0, 0.01, r"the budget 1000 is already spent \(last point 1.6e\+04\); give a larger one, such as '2x'"),
-        ("2x", 0.0, "min_gain must be positive; got 0.0"),
-        ("twice", 0.01, "positive number, or a multiple"),
+        (1000.0, 0.01, "already spent"),
+        ("2x", 0.0, "min_gain"),
+        ("twice", 0.01, "multiple"),
     ],
 )
 def test_invalid_budgets_and_gains_are_errors(budget, min_gain, message):

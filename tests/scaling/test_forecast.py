@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -57,12 +55,6 @@ def test_a_forecast_without_an_identified_ceiling_is_marked():
     text = str(forecast(fit(run(last=1500.0))))
     assert "ceiling NOT identified" in text
     assert "at 3000 device-hours:" in text
-
-
-def test_the_forecast_is_json():
-    answer = json.loads(json.dumps(forecast(fit(run()), target=0.9).to_dict()))
-    assert answer["at"][0]["compute"] == 32_000.0
-    assert answer["target"]["high"] is None
 
 
 @settings(max_examples=20, deadline=None)

@@ -77,18 +77,3 @@ def test_the_tables_are_printed_and_written(bench, file, monkeypatch, capsys, tm
     assert figures["table"]["all"]["splits"] == 6 and figures["table"]["collapse"]["splits"] == 3
     assert figures["table"]["all"]["outside"] == 0
     assert {s["run"] for s in figures["splits"]} == {"fell", "flat"}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("run,compute\na,1\n", "lacks the columns value; it needs run, compute and value"),
-        ("run,compute,value\n" + "".join(f"a,{i},0.5\n" for i in range(1, 6)), "no run has the 8 points"),
-    ],
-)
-def test_a_file_that_cannot_be_scored_is_an_error(bench, tmp_path, monkeypatch, text, message):
-    path = tmp_path / "bad.csv"
-    path.write_text(text)
-    monkeypatch.setattr(sys, "argv", ["real_curves.py", str(path)])
-    with pytest.raises(SystemExit, match=message):
-        bench.main()

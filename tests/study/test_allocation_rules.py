@@ -40,23 +40,8 @@ def test_every_rule_finds_the_best_of_two_known_arms(rules):
         assert found.best == 0 and not found.continues_A.any()
 
 
-def test_an_arm_that_has_spent_its_budget_does_not_continue(rules):
-    assert list(rules.decide(ARMS, np.array([True, False, True]), "best").continues_A) == [False, False, True]
-    assert not rules.decide(ARMS, np.full(3, False), "best").continues_A.any()
-
-
 def test_an_arm_that_cannot_be_trained_further_has_no_worth(rules):
     # means 0.5 and 0.475: knowing the second would gain 0.05, but it has spent its budget
     two = draws([[0.5, 0.5, 0.5, 0.5], [0.3, 0.4, 0.5 - 1e-9, 0.7]])
     assert worth_of_all(two) == pytest.approx(0.05)
     assert worth_of_all(rules.hold(two, np.array([True, False]))) == pytest.approx(0.0)
-
-
-def test_above_leader_keeps_an_arm_worse_than_a_third_one_while_the_leader_is_uncertain(rules):
-    assert rules.probability_above(draws([[0.5] * 4, [0.3, 0.4, 0.5 - 1e-9, 0.7]])) == pytest.approx([1, 0.25])
-    rng = np.random.default_rng(0)
-    three = draws(
-        np.array([[0.62], [0.6], [0.5]]) + np.array([[0.1], [0.005], [0.005]]) * rng.standard_normal((3, 4000))
-    )
-    assert rules.RULES["best"].evidence(three, three)[2] == 0
-    assert rules.RULES["above leader"].evidence(three, three)[2] > 0.1

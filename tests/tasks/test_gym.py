@@ -111,26 +111,15 @@ def test_prompts_are_distinct_and_held_out_prompts_are_not_trained(tmp_path):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ('dataset = "chain_summ"', r"no data set 'chain_summ'; similar names: chain_sum, .*It has 1\d\d, listed by"),
-        (
-            'dataset = "chain_sum"\nparameters = {min_term = 2}',
-            r"chain_sum has no parameter 'min_term' \(did you mean 'min_terms'\?\); allowed: .*max_digits",
-        ),
-        ('dataset = "chain_sum"\nparameters = {min_terms = -1}', r"rejects \{'min_terms': -1\}: min_terms must be"),
-        (
-            'dataset = "chain_sum"\nprompts = 5000\nparameters = {max_terms = 2, max_digits = 1}',
-            r"generates only about \d+ distinct prompts; allowed: parameters that generate at least 5010",
-        ),
+        ('dataset = "chain_summ"', "'chain_summ'.* chain_sum"),
+        ('dataset = "chain_sum"\nparameters = {min_term = 2}', "'min_terms'"),
+        ('dataset = "chain_sum"\nparameters = {min_terms = -1}', "-1"),
+        ('dataset = "chain_sum"\nprompts = 5000\nparameters = {max_terms = 2, max_digits = 1}', "at least 5010"),
     ],
 )
 def test_an_unknown_name_or_parameter_suggests_similar_ones(tmp_path, table, message):
     with pytest.raises(ConfigError, match=message):
         load_prompts(config(tmp_path, table), make_tokenizer())
-
-
-def test_a_score_that_can_never_pass_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"pass_score: got 1\.5"):
-        config(tmp_path, 'dataset = "gcd"\npass_score = 1.5')
 
 
 def test_the_scoring_of_a_run_judges_completions_in_processes(tmp_path):

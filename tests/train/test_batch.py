@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,11 +69,6 @@ def test_micro_batches_contain_every_trained_row_once_within_the_budget(completi
 def test_long_and_short_rows_are_in_different_micro_batches():
     batch = training((9, 1, 9, 1), [True] * 4)
     assert [(rows.tolist(), width) for rows, width in batch.micro_batches(20)] == [([0, 2], 10), ([1, 3], 2)]
-
-
-def test_collating_nothing_is_a_programming_error():
-    with pytest.raises(ValueError):
-        collate([])
 
 
 def test_a_prompt_whose_failures_are_all_truncated_is_dropped():

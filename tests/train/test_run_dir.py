@@ -4,7 +4,6 @@ import pytest
 
 from scalerl.config import LAB, read_config
 from scalerl.core.errors import ConfigError
-from scalerl.core.files import next_directory
 from scalerl.core.outputs import check_apart
 from scalerl.training.manifest import Damaged
 from scalerl.training.run_dir import ROW_FILES, RunDirectory, RunMoved, inputs_of
@@ -13,36 +12,10 @@ from scalerl.types import EvalPoint
 POINT = EvalPoint(100, 0.021, 3.1e14, 4200000, "arithmetic", 0.412, 0.006, 1000, 16)
 
 
-def test_a_directory_with_a_run_is_not_changed(tmp_path):
-    RunDirectory.create(tmp_path / "run", LAB)
-    before = (tmp_path / "run/config.toml").read_bytes()
-    with pytest.raises(
-        ConfigError, match=r"already holds a run; continue it with `scalerl resume .*`, or give another --run-dir"
-    ):
-        RunDirectory.create(tmp_path / "run", LAB)
-    assert (tmp_path / "run/config.toml").read_bytes() == before
-
-
-@pytest.mark.parametrize("name", ["model/config.json", "metrics.jsonl", "notes.txt"])
-def test_a_directory_with_other_files_is_not_changed(tmp_path, name):
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text("mine")
-    first = name.partition("/")[0]
-    with pytest.raises(ConfigError, match=rf"is not empty \(it contains {first}\); give a directory that .* is empty"):
-        RunDirectory.create(tmp_path, LAB)
-    assert (tmp_path / name).read_text() == "mine" and [p.name for p in tmp_path.iterdir()] == [first]
-
-
 def test_files_of_a_run_killed_before_it_saved_its_configuration_are_ignored(tmp_path):
     (tmp_path / "rollouts").mkdir()
     (tmp_path / ".lock").touch()
     assert RunDirectory.create(tmp_path, LAB).path == tmp_path
-
-
-def test_a_file_at_the_path_is_named(tmp_path):
-    (tmp_path / "run").write_text("x")
-    with pytest.raises(ConfigError, match="is a file; give a directory"):
-        RunDirectory.create(tmp_path / "run", LAB)
 
 
 def test_two_processes_cannot_train_in_one_directory(tmp_path):
@@ -50,11 +23,6 @@ def test_two_processes_cannot_train_in_one_directory(tmp_path):
     with pytest.raises(ConfigError, match="another process is training in this run directory"):
         RunDirectory.resume(tmp_path / "run")
     assert held.path == tmp_path / "run"
-
-
-def test_resuming_without_a_run_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"no run here \(no config.toml\); start one with `scalerl train --run-dir"):
-        RunDirectory.resume(tmp_path)
 
 
 def test_points_are_read_and_rows_after_a_checkpoint_are_removed(tmp_path):
@@ -67,11 +35,6 @@ def test_points_are_read_and_rows_after_a_checkpoint_are_removed(tmp_path):
     assert (tmp_path / "run/metrics.jsonl").read_text().endswith('"loss": null}\n')
     assert run.rewind({"cursors": cursors}) == []
     assert run.points() == [POINT] and (tmp_path / "run/metrics.jsonl").read_text() == '{"step": 1, "loss": 0.5}\n'
-
-
-def test_an_unused_name_is_found(tmp_path):
-    (tmp_path / "lab-001").mkdir()
-    assert next_directory(tmp_path, "lab").name == "lab-002"
 
 
 def counted(path):
@@ -89,13 +52,6 @@ def test_rows_are_on_disk_before_a_checkpoint_counts_them(tmp_path, monkeypatch)
     monkeypatch.setattr("scalerl.training.run_dir.sync", synced.append)
     assert set(run.cursors()) == set(ROW_FILES)
     assert synced == [run.path / name for name in ROW_FILES]
-
-
-def test_existing_rows_pass_and_later_rows_do_not_matter(tmp_path):
-    run, state = counted(tmp_path / "run")
-    run.append("metrics.jsonl", [{"step": 2}])
-    run.check_rows(state)
-    assert len((run.path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "points.jsonl"])
@@ -123,9 +79,7 @@ def test_truncated_samples_do_not_stop_a_run_and_get_no_nul_bytes(tmp_path, name
     (run.path / name).write_text(whole + '{"half')
     run.check_rows(state)
     (note,) = run.rewind(state)
-    assert (
-        note.startswith(f"{name} has 45 bytes, and the checkpoint counts 99") and "continues with the samples" in note
-    )
+    assert name in note and "99" in note
     assert (run.path / name).read_text() == whole
 
 
@@ -149,9 +103,7 @@ def test_an_unreadable_points_file_is_named(tmp_path):
 def test_a_moved_run_does_not_write_to_the_old_path(tmp_path):
     run, _ = counted(tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "elsewhere")
-    with pytest.raises(
-        RunMoved, match=r"was moved during .* are in .*/elsewhere; continue with: scalerl resume .*elsew"
-    ):
+    with pytest.raises(RunMoved, match="elsewhere"):
         run.append("metrics.jsonl", [{"step": 2}])
     RunDirectory.create(tmp_path / "run", LAB)  # another run in the same place is not written to either
     with pytest.raises(RunMoved, match="elsewhere"):

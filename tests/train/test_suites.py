@@ -45,7 +45,6 @@ def test_a_suite_is_in_the_summary_and_not_in_the_forecast(run):
     last = [p for p in runs.rows(path, "points.jsonl") if p["task"] == "products"][-1]
     line = f"suite     products: mean@3 {last['pass_rate']:.3f} ± {last['stderr']:.3f} at step 6 (9 prompts)"
     assert line in printed and "task      products" not in printed
-    assert "all prompts of products (3 samples each)" in printed
     if (path / "summary.json").exists():  # a run this short may have no forecast
         summary = json.loads((path / "summary.json").read_text())
         assert "tasks" not in summary and summary["suites"]["products"]["pass_rate"] == last["pass_rate"]

@@ -35,9 +35,7 @@ def test_the_vocabulary_has_thirty_two_tokens_and_encodes_text_without_loss():
 
 def test_an_untrained_model_does_not_pass_the_gate_and_nothing_is_saved(tmp_path):
     rows = []
-    with pytest.raises(
-        ConfigError, match=r"last of 3 seeds, the model gets .* of the 300 single steps right; allowed: at least 99%"
-    ):
+    with pytest.raises(ConfigError, match="at least 99%"):
         warm_start(SMALL, TASK, tmp_path / "made", rows.append)
     assert not (tmp_path / "made").exists() and rows[-1]["fact_accuracy"] < 0.5 and rows[0]["step"] == 4
     assert [row["seed"] for row in rows if "seed" in row] == [0, 1000, 2000]
@@ -158,11 +156,6 @@ def test_experts_share_the_width_of_the_dense_mlp():
     assert tuple(experts.down_proj.shape) == (4, 16, 32)
     router = 2 * 4 * 16  # two layers, four scores of 16 numbers each
     assert Policy(mixture).sizes.matmul_params == Policy(dense).sizes.matmul_params + router
-
-
-def test_a_width_that_is_not_divisible_by_the_heads_is_refused():
-    with pytest.raises(ConfigError, match=r"model\.width: got 18; allowed: a multiple of 2 x model\.heads = 4"):
-        make_model(replace(SMALL, width=18), make_tokenizer())
 
 
 def test_a_run_is_listed_during_its_warm_start_and_leaves_no_directory_if_it_fails(tmp_path, monkeypatch):

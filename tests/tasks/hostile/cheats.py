@@ -19,16 +19,9 @@ class Any:
 CALLS = {
     "returns nothing": "def f(x): pass",
     "returns an object that equals all": TRUE_TO_ALL + "def f(x): return Any()",
-    "returns a list of such objects": TRUE_TO_ALL + "def f(x): return [Any()]",
     "returns a number that equals all": """
 class N(int):
     def __eq__(self, o): return True
-def f(x): return N(1)
-""",
-    "returns a float that equals all": """
-class N(float):
-    def __eq__(self, o): return True
-    def __float__(self): return 14.0
 def f(x): return N(1)
 """,
     "returns a text that equals all": """
@@ -38,10 +31,7 @@ class S(str):
 def f(x): return S('x')
 """,
     "returns not a number": "def f(x): return float('nan')",
-    "returns infinity": "def f(x): return float('inf')",
-    "returns true": "def f(x): return True",
     "returns a class": TRUE_TO_ALL + "f = Any",
-    "returns itself": "def f(x): return f",
     "returns a list of itself": """
 def f(x):
     a = []; a.append(a); return a
@@ -53,10 +43,6 @@ def f(x):
     "returns more than may cross": "def f(x): return 'x' * 10 ** 7",
     "raises an assertion": "def f(x): raise AssertionError",
     "raises the end of an iteration": "def f(x): raise StopIteration",
-    "raises a custom error": """
-class E(BaseException): pass
-def f(x): raise E
-""",
     "raises an error that cannot be shown": """
 class E(Exception):
     def __str__(self): raise self
@@ -70,10 +56,7 @@ def f(x): sys.exit(0)
 import os
 def f(x): os._exit(0)
 """,
-    "exits with success at the start": "import sys; sys.exit(0)",
     "exits at once at the start": "import os; os._exit(0)",
-    "quits": "quit()",
-    "interrupts": "raise KeyboardInterrupt",
     "hangs in the call": """
 import time
 def f(x): time.sleep(60)
@@ -84,7 +67,6 @@ import ctypes
 def f(x): ctypes.string_at(0)
 """,
     "defines nothing": "print('passed')",
-    "defines something else": "def g(x): return 2 * x",
     "patches builtins": """
 import builtins
 for n in ('len', 'abs', 'all', 'any', 'isinstance', 'eval', 'type'): setattr(builtins, n, lambda *a: 14)
@@ -106,10 +88,6 @@ import sys
 class M:
     def __getattr__(self, n): return lambda *a, **k: True
 sys.modules['math'] = M()
-def f(x): return 0
-""",
-    "defines its own abs": """
-def abs(x): return 0
 def f(x): return 0
 """,
     "defines its own assert": """
@@ -143,12 +121,6 @@ def f(x):
 import os
 os.write(4, b'V\xff\xff\xff\xff')
 def f(x): return 0
-""",
-    "forges a broken value": r"""
-import os
-def f(x):
-    os.write(4, b'V\0\0\0\5l\xff\xff\xff\xff')
-    return 0
 """,
     "forges deep nesting": r"""
 import os, struct
@@ -195,13 +167,10 @@ def f(x): return Fraction(1, 3)
 OUTPUTS = {
     "writes nothing": "",
     "exits with success": "import sys; sys.exit(0)",
-    "exits at once": "import os; os._exit(0)",
-    "writes that it passed": "print('PASSED'); print('ok'); print(True)",
     "writes not a number": "print('nan')",
     "writes a wide number": "print('\\uff14\\uff12')",
     "writes a number with underscores": "print('4_2')",
     "writes nearly the number": "print(42.0000001)",
-    "writes every number": "print(*range(100))",
     "writes a frame": "import os; os.write(1, b'O\\0\\0\\0\\0')",
     "writes where the harness does": r"""
 import os
@@ -209,10 +178,8 @@ for fd in range(3, 64):
     try: os.write(fd, b'42\n')
     except OSError: pass
 """,
-    "answers, then fails": "print(42); raise SystemExit(3)",
     "answers, then raises": "print(42); 1 / 0",
     "answers, then crashes": "import ctypes; print(42, flush=True); ctypes.string_at(0)",
-    "answers, then dies": "import os; print(42, flush=True); os.kill(os.getpid(), 9)",
     "answers too often": "print(42); print(42)",
     "looks for the answer on disk": """
 import os
@@ -270,18 +237,6 @@ def found():
     o = bytearray(64)
     at = id(o) & ~0xfffff
     yield ctypes.string_at(at, 1 << 20)
-""",
-    "traceback": """
-import sys, traceback
-def found():
-    try: raise ValueError
-    except ValueError as e:
-        for f, _ in traceback.walk_stack(None): yield from f.f_locals.values()
-""",
-    "inspect": """
-import inspect
-def found():
-    for i in inspect.stack(): yield str(i.code_context)
 """,
 }
 """Programs that search for the expected values: `found` yields the objects that they reach, of any type."""

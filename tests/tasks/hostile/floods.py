@@ -2,7 +2,6 @@
 
 FLOODS = {
     "spins": ("while True: pass", "took longer than 1 s"),
-    "sleeps": ("import time; time.sleep(3600)", "took longer than 1 s"),
     "ignores signals": (
         "import signal, time\nfor n in set(signal.Signals) - {9, 19}: signal.signal(n, signal.SIG_IGN)\ntime.sleep(60)",
         "took longer than 1 s",
@@ -21,7 +20,6 @@ FLOODS = {
     "computes a tower": ("print(9 ** 9 ** 9)", "took longer than 1 s"),
     "writes without end": ("while True: print('x' * 100000)", "wrote more than 256 KiB"),
     "complains without end": ("import sys\nwhile True: sys.stderr.write('x' * 100000)", "took longer than 1 s"),
-    "fills the memory": ("x = bytearray(10 ** 10)", "MemoryError"),
     "fills the memory bit by bit": ("x = []\nwhile True: x.append(bytearray(10 ** 7))", "MemoryError"),
     "maps memory": ("import mmap; m = [mmap.mmap(-1, 1 << 28) for _ in range(64)]", "Cannot allocate memory"),
     "starts threads without end": (
@@ -35,13 +33,11 @@ FLOODS = {
         "import sys; sys.setrecursionlimit(10 ** 9)\ndef f(): return max([0], key=lambda _: f())\nf()",
         "status -11",
     ),
-    "crashes Python": ("import ctypes; ctypes.string_at(0)", "status -11"),
     "aborts": ("import os; os.abort()", "status -6"),
     "kills itself": ("import os; os.kill(os.getpid(), 9)", "status -9"),
     "kills everything": ("import os; os.kill(-1, 9)", "ProcessLookupError"),
     "kills the harness": ("import os; os.kill(os.getppid(), 9); print(41)", "expected '42', got '41'"),
     "stops itself": ("import os; os.kill(os.getpid(), 19)", "took longer than 1 s"),
     "is deeply nested": ("x = " + "(" * 100_000 + ")" * 100_000, "does not run"),
-    "has no syntax": ("def f(:", "does not run: SyntaxError"),
     "holds a null byte": ("print(1)\0", "does not run"),
 }

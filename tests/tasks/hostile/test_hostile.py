@@ -72,10 +72,6 @@ def report_of(program, data=b""):
         box.close()
 
 
-def test_there_are_at_least_60_hostile_programs():
-    assert len(ESCAPES) + len(FLOODS) + len(CALLS) + len(OUTPUTS) + len(SPIES) >= 60
-
-
 @pytest.mark.parametrize("name", list(ESCAPES))
 def test_an_escape_attempt_raises(judge, outside, name):
     if "platform.machine" in ESCAPES[name] and os.uname().machine != "x86_64":
@@ -195,7 +191,7 @@ def test_a_program_cannot_find_the_expected_values(judge, name):
         Checks("", f"def check(candidate):\n    wanted = {MARK!r}\n    assert candidate('q') == wanted", ("f",), "f"),
     ):
         found = judge.verdict(spy, tests)
-        if name in ("stack", "traceback") and isinstance(tests, Calls) and tests.arguments == ([MARK],):
+        if name == "stack" and isinstance(tests, Calls) and tests.arguments == ([MARK],):
             assert found.passed, found
         elif not (isinstance(tests, Calls) and tests.arguments == ([MARK],)):
             assert not found.passed, found
@@ -223,7 +219,7 @@ def test_expected_values_never_enter_the_sandbox_of_a_program(judge, monkeypatch
 
 def test_no_process_of_a_program_outlives_it(hurried):
     before = _children()
-    for name in ("sleeps", "ignores signals", "leaves a thread"):
+    for name in ("spins", "ignores signals", "leaves a thread"):
         hurried.verdict(FLOODS[name][0], InputOutput(("",), ("42",)))
     deadline = time.monotonic() + 10
     while len(_children()) > len(before) + 2 and time.monotonic() < deadline:
