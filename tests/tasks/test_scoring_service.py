@@ -155,7 +155,7 @@ def test_a_function_that_exits_is_counted_and_does_not_end_the_run(own_function)
 
 
 def test_a_function_that_calls_os_exit_is_counted_with_the_exit_code(own_function):
-    assert "user_module:f called os._exit(3)" in failed(own_function("    os._exit(3)\n"))
+    assert "user_module:f ended its process 3 times (exit code 3)" in failed(own_function("    os._exit(3)\n"))
 
 
 def test_a_function_that_hangs_is_stopped_at_its_limit(own_function):
