@@ -10,17 +10,16 @@ import pytest
 ROOT = Path(__file__).parents[1] / "scalerl"
 
 LAYERS = {  # package -> other packages that it may import
-    "core": {"types", "boundary"},
+    "core": {"types"},
     "types": set(),
     "config": {"core", "scaling.stop"},
     "scaling": {"core"},
     "importers": {"types", "core", "scaling"},
-    "boundary": set(),
-    "models": {"boundary", "config", "core"},
-    "learn": {"boundary", "config", "core"},
-    "tasks": {"types", "boundary", "config", "core"},
+    "models": {"config", "core"},
+    "learn": {"config", "core"},
+    "tasks": {"types", "config", "core"},
     "prompts": {"types", "config", "core", "tasks", "models.template"},
-    "rollouts": {"types", "config", "core", "models", "boundary", "cluster.devices"},
+    "rollouts": {"types", "config", "core", "models", "cluster.devices"},
     "cluster": {"config", "core", "models.sizes", "rollouts", "tasks", "training.learner", "types"},
     "loggers": {"types", "config", "core", "view", "scaling"},
     "view": {"types", "config", "core", "scaling", "study", "training.status"},

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from scalerl.cli.exits import FAILED, complain, prepare_environment
 from scalerl.cli.terminal import say
 from scalerl.cli.train import check_model
-from scalerl.cli.witness import witnessed
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -56,7 +55,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: The model or a suite does not exist, or an option is not allowed.
     """
-    from scalerl.config.trust import check_trust, code_of
+    from scalerl.config.trust import check_trust
     from scalerl.core.files import output_directory
     from scalerl.core.outputs import check_new_directory
 
@@ -69,7 +68,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
     model = arguments.model
     name = Path(os.path.realpath(model) if os.path.exists(model) else model).name
     with output_directory(arguments.output, Path("evaluations"), name) as where:
-        return witnessed(code_of(config), lambda: _evaluate(arguments, config, tasks, where))
+        return _evaluate(arguments, config, tasks, where)
 
 
 def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[PromptFile], where: Path) -> int:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import errno
 import io
-import math
 import os
 import shutil
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -81,37 +79,28 @@ class StopFlag:
         print(f"\nstopping after this step, {self._kept} (interrupt again to stop immediately)", file=sys.stderr)
 
 
-def watch_signals(once_s: float = 0.0) -> None:
+def watch_signals() -> None:
     """Let the second signal end this process at once, even inside a long call of a C library.
 
     Python runs handlers between two instructions, and a backward pass is one instruction that may take seconds.
-
-    Args:
-        once_s: Signals that follow each other within this time count as one, in seconds.
     """
     global _watching
     source, sink = os.pipe()
     os.set_blocking(sink, False)
     signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
-    threading.Thread(target=_watch, args=(source, once_s), daemon=True).start()
+    threading.Thread(target=_watch, args=(source,), daemon=True).start()
     _watching = True
 
 
-def is_command() -> bool:
-    """Return whether this process was started as a command, and not as a script or notebook that imports scalerl."""
-    return _watching
-
-
-def _watch(source: int, once_s: float) -> None:
+def _watch(source: int) -> None:
     """End the process at the second signal.
 
     Consumes: the numbers of signals. Produces: nothing. Waits for: a signal. Unblocked by: a signal.
     """
-    seen, last = 0, -math.inf
+    seen = 0
     while True:
         number = os.read(source, 1)[0]
-        if number in STOPPING and time.monotonic() - last >= once_s:
-            seen, last = seen + 1, time.monotonic()
+        seen += number in STOPPING
         if seen > 1:
             with suppress(OSError):  # a terminal that hung up
                 shown = SHOW_CURSOR if os.isatty(2) else ""

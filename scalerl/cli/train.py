@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from scalerl.cli.exits import FAILED, StopFlag, complain, prepare_environment
 from scalerl.cli.parsing import Parser
 from scalerl.cli.terminal import say
-from scalerl.cli.witness import witnessed
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -49,7 +48,7 @@ def train(words: list[str]) -> int:
         print(TRAIN_USAGE + _field_help())
         return 0
     from scalerl.config import read_config
-    from scalerl.config.trust import check_trust, code_of
+    from scalerl.config.trust import check_trust
     from scalerl.core.errors import ConfigError
 
     words, run_dir = _take_option(words, "--run-dir")
@@ -72,7 +71,7 @@ def train(words: list[str]) -> int:
         return start(config, path, display, stop)
 
     with output_directory(run_dir, Path("runs"), config.recipe.name) as path:
-        return witnessed(code_of(config), lambda: _run(config, begin), path)
+        return _run(config, begin)
 
 
 def check_model(config: RunConfig, *, weights: bool = True) -> None:
@@ -107,7 +106,7 @@ def _dry_run(config: RunConfig) -> list[str]:
 def resume(words: list[str]) -> int:
     """Run `scalerl resume`; return the exit code."""
     from scalerl.config.base import given, replace
-    from scalerl.config.trust import check_trust, code_of
+    from scalerl.config.trust import check_trust
     from scalerl.training.run_dir import saved_config
 
     parser = Parser(
@@ -130,7 +129,7 @@ def resume(words: list[str]) -> int:
 
         return resume_run(arguments.directory, arguments.steps, display, stop, options)
 
-    return witnessed(code_of(config), lambda: _run(config, restart), arguments.directory)
+    return _run(config, restart)
 
 
 def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:

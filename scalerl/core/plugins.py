@@ -8,61 +8,54 @@ import importlib.util
 import inspect
 import os
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, redirect_stdout
 from functools import cache
 from typing import Any
 
-from scalerl.boundary import TimeLimit, boundary, import_limit_s, message_of, place_of, raised
-from scalerl.core.errors import ConfigError, nearest
+from scalerl.core.errors import ConfigError, nearest, short
 from scalerl.core.signals import unprotect_children
 
 
 class PluginError(RuntimeError):
-    """A user function failed during a run. The message has the file and the line."""
+    """A user function failed. The message has the file and the line."""
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        """Store the message and the traceback; without a traceback, the function returned an unexpected value."""
+        super().__init__(message)
+        self.trace = trace
 
 
 def load_function(name: str, field: str) -> Callable[..., Any]:
-    """Import `package.module:function`, with the current directory on the path, inside a boundary (boundary.py).
+    """Import `package.module:function`, with the current directory on the path. What it prints goes to standard error.
 
     Args:
         name: Import path from the configuration.
         field: Dotted name of the configuration field, for messages.
 
     Raises:
-        ConfigError: The function does not exist, or its module raises, exits or takes longer than
-            `boundary.import_limit_s()`.
+        ConfigError: The function does not exist, or its module raises or exits.
     """
     module_name, colon, function_name = name.partition(":")
     if not colon or not function_name or not all(part.isidentifier() for part in module_name.split(".")):
         raise ConfigError(f"{field}: got {name!r:.200}; allowed: package.module:function")
     try:
-        with boundary(import_limit_s()):
-            module = _import_here(module_name)
-            function = getattr(module, function_name, None)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # user code may raise anything
+        with redirect_stdout(sys.stderr):  # keeps the output of --json valid
+            module = call(_import_here, module_name, module_name)
+    except PluginError as error:
         raise ConfigError(
-            f"{field}: cannot import {module_name!r} from {os.getcwd()} ({_import_problem(error)}); allowed: a module "
-            "in the current directory or on the Python path that can be imported"
+            f"{field}: cannot import {module_name!r} from {os.getcwd()} ({error}); allowed: a module in the current "
+            "directory or on the Python path that can be imported"
         ) from None
+    function = getattr(module, function_name, None)
     if function is None and not hasattr(module, function_name):
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ConfigError(f"{field}: {module_name} has no function {function_name!r}{nearest(function_name, names)}")
     if not callable(function):
         raise ConfigError(f"{field}: {name} is {describe(function)}; allowed: a function or a class")
     return function  # type: ignore[no-any-return]
-
-
-def _import_problem(error: BaseException) -> str:
-    """Return the reason why the import of a module failed."""
-    if isinstance(error, ModuleNotFoundError | SyntaxError):
-        return f"{message_of(error)}{place_of(error)}"
-    if isinstance(error, SystemExit):
-        return f"it calls sys.exit({error}){place_of(error)}"
-    if isinstance(error, TimeLimit):
-        return f"the import {raised(error)}; SCALERL_IMPORT_S=N allows more"
-    return raised(error)
 
 
 loaded = cache(load_function)
@@ -87,11 +80,10 @@ def _import_here(name: str) -> Any:
     held = sys.modules.get(top)
     if found.loader and found.origin and (held is None or (top == name and found.origin != held.__file__)):
         sys.modules[top] = module = importlib.util.module_from_spec(found)
-        try:
+        with ExitStack() as failed:  # as in an import statement
+            failed.callback(sys.modules.pop, top, None)
             found.loader.exec_module(module)
-        except BaseException:  # as in an import statement
-            del sys.modules[top]
-            raise
+            failed.pop_all()
     return importlib.import_module(name)
 
 
@@ -128,28 +120,38 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def call(
-    function: Callable[..., Any], name: str, /, *arguments: Any, limit_s: float | None = None, **named: Any
-) -> Any:
-    """Call a user function inside a boundary (boundary.py) and return its result.
+def call(function: Callable[..., Any], name: str, /, *arguments: Any, **named: Any) -> Any:
+    """Call a user function and return its result.
 
     Args:
         function: User function.
         name: Name of the function, `module:function`, for messages.
         arguments: Positional arguments.
-        limit_s: Time limit in seconds; None: no limit.
         named: Keyword arguments.
 
     Raises:
-        PluginError: The function raised, exited or took too long; the message has the file and the line.
+        PluginError: The function raised or called sys.exit.
+            Example: "my_rewards:length raised KeyError: 'level' (/home/me/my_rewards.py:7)"
     """
     try:
-        with boundary(limit_s):
-            return function(*arguments, **named)
-    except KeyboardInterrupt:
+        return function(*arguments, **named)
+    except (ConfigError, PluginError):
         raise
-    except BaseException as error:  # user code may raise anything
-        raise PluginError(f"{name} {raised(error, name.partition(':')[0])}") from None
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        text = " ".join(traceback.format_exception_only(error)[-1].split())
+        place = _place(error, name.partition(":")[0])
+        raise PluginError(f"{name} raised {text[:300]}{place}", traceback.format_exc()) from None
+
+
+def _place(error: BaseException, module: str) -> str:
+    """Return " (FILE:LINE)": the last line of the user's module, or else of its own files; empty if none ran."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({error.filename}:{error.lineno})"
+    others = (os.path.dirname(os.path.dirname(__file__)), sysconfig.get_path("purelib"), importlib.__file__, "<frozen")
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [place for place in places if place[0] == getattr(sys.modules.get(module), "__file__", None)]
+    own = own or [place for place in places if not place[0].startswith(others)]
+    return f" ({own[-1][0]}:{own[-1][1]})" if own else ""
 
 
 def number(value: Any) -> float | None:
@@ -162,7 +164,7 @@ def number(value: Any) -> float | None:
         return None
     try:
         found = float(value)
-    except Exception:  # the user's __float__ may raise anything; OverflowError for 10**400
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # OverflowError for 10**400
         return None
     return found if abs(found) < float("inf") else None
 
@@ -171,11 +173,7 @@ def describe(value: Any) -> str:
     """Return a description of a value for messages, of at most about 200 characters."""
     shape = getattr(value, "shape", None)
     if shape is None or not isinstance(shape, tuple):
-        try:
-            text = repr(value)
-        except Exception as error:  # the user's __repr__; ValueError for integers over 4,300 digits
-            return f"a {type(value).__name__} (its repr raises {type(error).__name__})"
-        return text if len(text) <= 200 else f"{text[:200]}..."
+        return short(value, 200)
     facts = [str(getattr(value, "dtype", ""))]
     if hasattr(value, "isfinite") and int((~value.isfinite()).sum()):
         facts.append(f"{int((~value.isfinite()).sum())} entries not finite")

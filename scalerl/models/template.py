@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from scalerl.boundary import TimeLimit, time_limit
 from scalerl.core.errors import ConfigError
 
 LIMIT_S = 10.0
@@ -20,6 +22,10 @@ LONGEST = 1_000_000
 
 MEMORY = 2 << 30
 """Bytes that a template may allocate when it is checked."""
+
+
+class TimeLimit(BaseException):
+    """A template exceeded its time limit. Not an Exception, so that the template cannot catch it."""
 
 
 def check_template(tokenizer: Any) -> None:
@@ -58,7 +64,7 @@ def render(tokenizer: Any, messages: list[dict[str, str]], *, answer: bool = Tru
             within `LIMIT_S` (in the main thread), or returns a text that is far longer than its messages.
     """
     try:
-        with time_limit(LIMIT_S):
+        with _time_limit(LIMIT_S):
             text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer))
         if len(text) > LONGEST + 10 * sum(len(message["content"]) for message in messages):
             raise ValueError(f"it makes a text of {len(text)} characters")
@@ -70,6 +76,33 @@ def render(tokenizer: Any, messages: list[dict[str, str]], *, answer: bool = Tru
             f"({reason}); {TEMPLATE_ADVICE}"
         ) from None
     return text
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise `TimeLimit` after a number of seconds. The earlier setting of the process's timer is restored at the end.
+
+    The limit only works in the main thread, and does not interrupt code that never returns to the interpreter.
+
+    Args:
+        seconds: Time limit in seconds.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def end(number: int, frame: Any) -> None:
+        raise TimeLimit(f"took longer than {seconds:g} s")
+
+    began, handler = time.monotonic(), signal.signal(signal.SIGALRM, end)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, left - (time.monotonic() - began)), interval)
 
 
 @contextmanager

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from scalerl.boundary import raised
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
-from scalerl.core.plugins import PluginError
+from scalerl.core.plugins import PluginError, call
 from scalerl.models.policy import Policy
 from scalerl.rollouts.custom import EngineParts, make_engine
 from scalerl.rollouts.engine import POLL_S, Engine, Finished, Request, Sampling
@@ -36,7 +35,7 @@ MakeEngine = Callable[[EngineParts], Engine]
 """Makes the engine under test."""
 
 
-class EngineError(ValueError):
+class EngineError(PluginError):
     """An engine violates the contract; the message gives what it did and what is expected."""
 
 
@@ -285,16 +284,11 @@ def check_engine_plugin(
         return made[-1]
 
     try:
-        check_basics(bench_of(make, policy, load_policy, model_path))
-    except ConfigError:
-        raise
+        call(check_basics, choice.function, bench_of(make, policy, load_policy, model_path))
     except EngineError as error:
         raise ConfigError(f"placement.engine: on made-up prompts, {choice.function}: {error}") from None
     except PluginError as error:
         raise ConfigError(f"placement.engine: on made-up prompts, {error}") from None
-    except Exception as error:  # caused by something that the engine returned
-        problem = raised(error, choice.function.partition(":")[0])
-        raise ConfigError(f"placement.engine: on made-up prompts, {choice.function} {problem}") from None
     if deterministic and not made[0].deterministic:
         raise ConfigError(
             f"placement.engine: {choice.function} is not deterministic; allowed: rollouts.schedule = 'eager', or "

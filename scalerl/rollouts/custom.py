@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from scalerl.config.recipe import Custom
@@ -82,26 +82,7 @@ def make_engine(choice: Custom, parts: EngineParts) -> Engine:
             f"{FIELD}: {choice.function} made {describe(made)}, which lacks {', '.join(missing)}; allowed: an engine "
             "with the methods of docs/engines.md"
         )
-    guarded: Any = Guarded(made, choice.function)
-    return guarded  # type: ignore[no-any-return]
-
-
-class Guarded:
-    """A user's engine whose methods are called inside a boundary (boundary.py)."""
-
-    def __init__(self, engine: Any, name: str) -> None:
-        """Wrap an engine.
-
-        Args:
-            engine: The user's engine.
-            name: Its class or factory, `module:function`, for messages.
-        """
-        self._engine, self._name = engine, name
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute; methods of the contract raise PluginError for any exception of the user's code."""
-        found = call(getattr, self._name, self._engine, name) if name in DECLARED else getattr(self._engine, name)
-        return partial(call, found, f"{self._name}.{name}") if name in METHODS else found
+    return made  # type: ignore[no-any-return]
 
 
 class Swapping:

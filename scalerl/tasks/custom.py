@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any
 
-from scalerl.boundary import message_of
 from scalerl.config.base import is_utf8
 from scalerl.config.data import CustomTask
 from scalerl.core.errors import ConfigError
@@ -19,8 +18,6 @@ from scalerl.core.plugins import PluginError, call, check_arguments, describe, l
 from scalerl.tasks.base import Verdict
 from scalerl.types import Prompt
 
-START_S, MAKE_S = 60.0, 600.0
-"""Time limits in seconds for the first score and for creating the task."""
 ALLOWED = "a number from 0 to 1, True or False, or a pair of that and a reason"
 
 
@@ -48,7 +45,7 @@ def rows(task: CustomTask, count: int) -> list[dict[str, Any]]:
         made = make(task.function, task.params)
         found = _distinct(_rows(made, task.function, 4 * count), count, task.function)
         first = _sent(found[0], task.function)
-        _score(call(made.score, f"{task.function}.score", first, "", limit_s=START_S), task.function)
+        _score(call(made.score, f"{task.function}.score", first, ""), task.function)
     except PluginError as error:
         raise ConfigError(f"data.function: {error}") from None
     return found
@@ -58,10 +55,10 @@ def _sent(row: dict[str, Any], name: str) -> dict[str, Any]:
     """Return a copy of a row as it arrives in the processes that call `score`."""
     try:
         return pickle.loads(pickle.dumps(row))  # type: ignore[no-any-return]
-    except Exception as error:  # pickling calls the user's code, which may raise anything
+    except (pickle.PickleError, TypeError, AttributeError) as error:
         raise PluginError(
-            f"{name}.rows made a row that cannot be sent to other processes ({message_of(error)}); allowed: rows of "
-            "plain values (text, numbers, lists, dicts)"
+            f"{name}.rows made a row that cannot be sent to other processes ({error}); allowed: rows of plain values "
+            "(text, numbers, lists, dicts)"
         ) from None
 
 
@@ -116,7 +113,7 @@ def make(function: str, params: Mapping[str, Any]) -> Any:
     """
     found = load_function(function, "data.function")
     check_arguments(found, function, "data.function", (), params)
-    made = call(found, function, limit_s=MAKE_S, **params)
+    made = call(found, function, **params)
     missing = [name for name in ("rows", "score") if not callable(getattr(made, name, None))]
     if missing:
         raise ConfigError(

@@ -7,6 +7,7 @@ working when an idle process is killed. The subclasses in this module correct th
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -122,6 +123,7 @@ def _stop(pool: Any) -> None:
 
 def _prepare(prepare: Prepare | None, settings: Scoring) -> None:
     """Prepare a process."""
+    sys.stdout = sys.stderr  # a function that prints must not change the output of --json
     os.setpgid(0, 0)  # `timeout` sends SIGTERM to the run's process group, which must not end a verifier
     if prepare is not None:
         prepare(settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -105,7 +105,7 @@ def call_reward(
     ]
     named = {**columns_taken(function, prompts), **(params or {}), "prompts": given_prompts, "completions": answers}
     try:
-        found = call(partial(function, **named), name)  # a column may be called limit_s
+        found = call(function, name, **named)
         rewards = call(_listed, name, found, len(completions) + 1)  # runs the user's generator
     except PluginError as error:
         return [f"reward function {error}"] * len(completions)

@@ -84,7 +84,7 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
         if session is None:
             raise RunFailed(str(error)) from error
         path = session.directory.path
-        text = recorded(error, path) if isinstance(error, ProcessDied) else str(error)
+        text = recorded(error, path) if isinstance(error, ProcessDied | PluginError) else str(error)
         raise RunFailed(f"{text}\nAll saved results are kept; continue with: scalerl resume {path}") from error
     except Exception as error:  # unexpected errors are reported to loggers and notifications too
         if session:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
 from scalerl.rollouts.pipeline import WorkerDied
 from scalerl.training.learner.ranks import LearnerDied
@@ -15,11 +16,11 @@ DIED = (WorkerDied, LearnerDied)
 
 
 ERRORS = "errors.log"
-"""File in a run directory with the tracebacks of processes that failed."""
+"""File in a run directory with the tracebacks of processes and user functions that failed."""
 
 
-def recorded(error: ProcessDied, directory: Path) -> str:
-    """Append the traceback of a process that failed to errors.log, and return the message with the file's path.
+def recorded(error: ProcessDied | PluginError, directory: Path) -> str:
+    """Append the traceback of a failed process or user function to errors.log, and return the message with its path.
 
     Args:
         error: The error; without a traceback nothing is written.

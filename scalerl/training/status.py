@@ -112,21 +112,6 @@ class Heartbeat:
             write_whole(self._path, json.dumps(asdict(replace(self._status, beat=time.time()))) + "\n")
 
 
-def mark_stopped(directory: Path, pid: int, message: str) -> None:
-    """Set the state `stopped` in status.json of a run whose training process has ended without doing so.
-
-    Args:
-        directory: Run directory.
-        pid: Process id of that process. The status of another process is not changed.
-        message: Message about the end of the process.
-    """
-    found = read_status(directory)
-    if found is not None and (found.state, found.pid) == ("running", pid):
-        ended = {**asdict(found), "state": "stopped", "message": message[:LONGEST], "beat": time.time()}
-        with suppress(OSError):
-            write_whole(directory / NAME, json.dumps(ended) + "\n")
-
-
 def read_status(directory: Path) -> Status | None:
     """Return the content of status.json in a run directory; None if it does not exist or cannot be read."""
     try:

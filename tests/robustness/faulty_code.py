@@ -1,7 +1,7 @@
 """Faulty user modules: functions and classes with one fault each, and modules that fail on import."""
 
 MODULE = """
-    import concurrent.futures, io, os, posix, random, signal, sys, threading, time
+    import sys
     import numpy as np
     import torch
 
@@ -47,20 +47,10 @@ MODULE = """
         weights_BT = mask_BT / mask_BT.sum()
         weights_BT[0, 0] = -weights_BT[0, 0]
         return weights_BT
-    def leaves(*given, **named): os._exit(0)
-    def leaves_posix(*given, **named): posix._exit(0)
     def endless(*given, **named): return endless(*given, **named)
-    def own_base(*given, **named): raise Odd("odd")
     def unsaid(*given, **named): raise Unsaid()
-    def interrupted_text(*given, **named): raise ValueError("one\\ntwo" + "x" * 5000)
-    def loops(*given, **named):
-        while True: pass
-    class Odd(BaseException): pass
     class Unsaid(Exception):
         def __str__(self): raise KeyError("no text")
-    class Hidden:
-        def __repr__(self): raise KeyError("no repr")
-    def hidden(*given, **named): return Hidden()
 
     class Engine:
         '''All methods of the contract; the others change one.'''
@@ -70,19 +60,11 @@ MODULE = """
         def occupancy(self): pass
         submit = cancel = advance = swap = state = load_state = occupancy
         def poll(self, timeout_s=0.0): raise KeyError("slot")
-    class EngineLeaves(Engine):
-        def poll(self, timeout_s=0.0): os._exit(0)
-    class EngineExits(Engine):
-        def poll(self, timeout_s=0.0): sys.exit(0)
-    class EngineLoops(Engine):
-        def poll(self, timeout_s=0.0): return self.poll()
 
     class TaskOfText(Task):
         def score(self, row, completion): return "1"
     class TaskExits(Task):
         def score(self, row, completion): sys.exit(0)
-    class TaskLeaves(Task):
-        def rows(self, count): os._exit(0)
     class TaskOfLambdas(Task):
         def rows(self, count): return [{"prompt": str(n), "f": lambda: n} for n in range(count)]
     class TaskOfHalves(Task):
@@ -121,36 +103,6 @@ MODULE = """
     a_tensor = rewarded(torch.tensor([0.5, 1.0]))
     def generated(prompts, completions, **columns): return (float(len(c)) for c in completions)
 
-    def disturb():
-        os.chdir("/")
-        sys.stdout = sys.stderr = io.StringIO()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda *given: None)
-        for seeded in (random.seed, np.random.seed, torch.manual_seed): seeded(1)
-        sys.setrecursionlimit(500)
-        torch.set_default_dtype(torch.float64)
-        torch.set_grad_enabled(False)
-        threading.Thread(target=time.sleep, args=(60,)).start()
-        threading.Thread(target=time.sleep, args=(60,), daemon=False).start()
-        concurrent.futures.ThreadPoolExecutor(1).submit(time.sleep, 60)
-    def disturbs(function):
-        def inner(*given, **named):
-            found = function(*given, **named)
-            disturb()
-            return found
-        return inner
-    disturbing_loss = disturbs(lambda logp_BT, behavior_BT, advantages_B, mask_BT: -logp_BT)
-    disturbing_advantage = disturbs(lambda rewards_PG: rewards_PG * 1.0)
-    disturbing_aggregation = disturbs(lambda mask_BT, prompt_B: mask_BT / mask_BT.sum())
-    disturbing_reward = disturbs(lambda prompts, completions, **columns: [0.0] * len(completions))
-    class Disturbing(Task):
-        def __init__(self): disturb()
-        def score(self, row, completion):
-            disturb()
-            return 0.5
-    class DisturbingEngine(Engine):
-        def __init__(self, parts): disturb()
-
     def writing_loss(logp_BT, behavior_BT, advantages_B, mask_BT):
         loss_BT = -logp_BT * advantages_B[:, None]
         behavior_BT.zero_(); advantages_B.zero_(); mask_BT.zero_()
@@ -162,20 +114,14 @@ MODULE = """
         weights_BT = mask_BT / mask_BT.sum()
         mask_BT.zero_(); prompt_B.zero_()
         return weights_BT
-    def draws(prompts, completions, **columns): return [random.random() for _ in completions]
     number = 3
 """
 IMPORTS = {
     "at_import_exits": "import sys\nsys.exit(0)\n",
-    "at_import_leaves": "import os\nos._exit(0)\n",
     "at_import_raises": "limit = {}['limit']\n",
-    "at_import_loops": "while True:\n    pass\n",
-    "at_import_sleeps": "import time\ntime.sleep(600)\n",
-    "at_import_odd": "class Odd(BaseException): pass\nraise Odd('odd')\n",
     "no_python": "def f(:\n",
     "no_indent": "def f():\nreturn 1\n",
     "needs_more": "\nimport a_module_that_is_not_there\n",
     "needs_name": "from os import no_such_name\n",
-    "at_import_disturbs": "import faulty_functions\nfaulty_functions.disturb()\nfrom faulty_functions import *\n",
 }
 """Modules with one fault each, by name."""

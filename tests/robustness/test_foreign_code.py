@@ -1,17 +1,10 @@
 """All kinds of plug-ins with all faults: each gives one message with the cause, the allowed values and the place."""
 
-import concurrent.futures
-import os
-import random
 import re
-import signal
 import sys
-import textwrap
-import threading
-import time
+from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import runs
 import torch
@@ -37,7 +30,6 @@ def module(user_code, monkeypatch):
     user_code("faulty_functions", MODULE)
     for name, text in IMPORTS.items():
         user_code(name, text)
-    monkeypatch.setenv("SCALERL_IMPORT_S", "2")
     monkeypatch.setattr(checks, "FunctionScorer", here)
     yield
     for name in ("faulty_functions", *IMPORTS):
@@ -75,29 +67,28 @@ FIELDS = {
 }
 NAMES = [
     ("faulty_functions", "got 'faulty_functions'; allowed: package.module:function"),
-    (
-        "no_such_module:f",
-        r"cannot import 'no_such_module' from .* \(No module named .*; allowed: a module in the",
-    ),
-    ("no_python:f", r"cannot import 'no_python' from .* \(invalid syntax .*\(/.*no_python.py:1\)"),
+    ("no_such_module:f", r"cannot import 'no_such_module' .*No module named .*; allowed: a module in the"),
+    ("no_python:f", r"cannot import 'no_python' .*invalid syntax \(/.*no_python.py:1\)"),
     ("no_indent:f", r"expected an indented block .*\(/.*no_indent.py:2\)"),
     ("needs_more:f", r"No module named 'a_module_that_is_not_there' \(/.*needs_more.py:2\)"),
     ("needs_name:f", r"raised ImportError: cannot import name 'no_such_name'.*needs_name.py:1\)"),
-    ("at_import_exits:f", r"it calls sys.exit\(0\) \(/.*at_import_exits.py:2\)"),
-    ("at_import_leaves:f", r"called os._exit\(0\) \(/.*at_import_leaves.py:2\)"),
+    ("at_import_exits:f", r"raised SystemExit: 0 \(/.*at_import_exits.py:2\)"),
     ("at_import_raises:f", r"raised KeyError: 'limit' \(/.*at_import_raises.py:1\)"),
-    ("at_import_odd:f", r"raised Odd: odd \(/.*at_import_odd.py:2\)"),
     ("faulty_functions:exit", r"has no function 'exit' \(did you mean 'exits'\?\)"),
     ("faulty_functions:number", "faulty_functions:number is 3; allowed: a function or a class"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "pattern"), [*(("loss", *case) for case in NAMES), *((kind, *NAMES[1]) for kind in FIELDS)]
-)
-def test_a_missing_function_is_refused_with_its_field(kind, name, pattern):
-    with pytest.raises(ConfigError, match=f"{FIELDS[kind]}: .*{pattern}"):
-        check(kind, name)
+@pytest.mark.parametrize(("name", "pattern"), NAMES)
+def test_a_missing_function_is_refused_with_the_reason(name, pattern):
+    with pytest.raises(ConfigError, match=f"recipe.loss.function: .*{pattern}"):
+        check("loss", name)
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_every_kind_of_plug_in_names_its_field(kind):
+    with pytest.raises(ConfigError, match=f"{FIELDS[kind]}: .*cannot import 'no_such_module'"):
+        check(kind, "no_such_module:f")
 
 
 HERE = r"\(.*faulty_functions.py:\d+\)"
@@ -116,16 +107,10 @@ FAULTS = [
     *((kind, "raises", f"faulty_functions:raises raised KeyError: 'gone' {HERE}") for kind in FIELDS if kind != "task"),
     ("loss", "raises_in_torch", f"raised RuntimeError: .* {HERE}"),
     ("loss", "exits", f"raised SystemExit: 0 {HERE}"),
-    ("loss", "leaves", rf"called os._exit\(0\) {HERE}"),
-    ("loss", "leaves_posix", rf"called os._exit\(0\) {HERE}"),
     ("loss", "endless", f"raised RecursionError: .* {HERE}"),
-    ("loss", "own_base", f"raised Odd: odd {HERE}"),
-    ("loss", "unsaid", rf"raised Unsaid: \(its __str__ raises KeyError\) {HERE}"),
-    ("loss", "interrupted_text", rf"raised ValueError: one twox+\.\.\. {HERE}"),
-    ("loss", "hidden", r"a Hidden \(its repr raises KeyError\)"),
+    ("loss", "unsaid", f"raised .*Unsaid: .* {HERE}"),
     ("task", "TaskOfText", "returned '1'; allowed: a number from 0 to 1"),
     ("task", "TaskExits", f"TaskExits.score raised SystemExit: 0 {HERE}"),
-    ("task", "TaskLeaves", rf"TaskLeaves.rows called os._exit\(0\) {HERE}"),
     ("task", "TaskOfLambdas", "a row that cannot be sent to other processes .*; allowed: rows of plain values"),
     ("task", "TaskOfHalves", "row 0 of .* allowed: a dict with `prompt`, text or"),
     ("task", "TaskOfOne", "made 1 distinct prompts; allowed: at least 4"),
@@ -184,69 +169,6 @@ def test_a_correct_plug_in_passes(kind, name):
     check(kind, f"faulty_functions:{name}")
 
 
-@pytest.mark.parametrize("name", ["at_import_loops", "at_import_sleeps"])
-@pytest.mark.parametrize("seconds", ["0.2"])
-def test_an_import_that_does_not_end_is_refused_after_its_limit(name, seconds, monkeypatch):
-    monkeypatch.setenv("SCALERL_IMPORT_S", seconds)
-    with pytest.raises(
-        ConfigError, match=rf"the import took longer than 0.2 s \(/.*{name}.py:\d\); SCALERL_IMPORT_S=N"
-    ):
-        plugins.load_function(f"{name}:f", "recipe.loss.function")
-
-
-@pytest.mark.parametrize("kind", ["loss", "advantage", "aggregation"])
-def test_a_function_that_does_not_return_on_the_made_up_batch_is_refused(kind, monkeypatch):
-    monkeypatch.setattr("scalerl.learn.custom.START_S", 0.2)
-    with pytest.raises(ConfigError, match=f"faulty_functions:loops took longer than 0.2 s {HERE}"):
-        check(kind, "faulty_functions:loops")
-
-
-@pytest.mark.parametrize(
-    ("name", "pattern"),
-    [
-        ("Engine", f"Engine.poll raised KeyError: 'slot' {HERE}"),
-        ("EngineLeaves", rf"EngineLeaves.poll called os._exit\(0\) {HERE}"),
-        ("EngineExits", f"EngineExits.poll raised SystemExit: 0 {HERE}"),
-        ("EngineLoops", f"EngineLoops.poll raised RecursionError: .* {HERE}"),
-    ],
-)
-def test_a_failing_method_of_an_engine_is_reported_with_its_line(name, pattern):
-    engine = make_engine(Custom(function=f"faulty_functions:{name}"), None)
-    with pytest.raises(plugins.PluginError, match=pattern):
-        engine.poll(0.0)
-
-
-def state():
-    """Return the state of this process that the user's code must not change."""
-    return (
-        os.getcwd(), sys.stdout, sys.stderr, signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM),
-        random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(), sys.getrecursionlimit(),
-        torch.get_default_dtype(), torch.is_grad_enabled(), threading.Thread.start, os._exit,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("loss", "faulty_functions:disturbing_loss"),
-        ("advantage", "faulty_functions:disturbing_advantage"),
-        ("aggregation", "faulty_functions:disturbing_aggregation"),
-        ("reward", "faulty_functions:disturbing_reward"),
-        ("task", "faulty_functions:Disturbing"),
-        ("engine", "faulty_functions:DisturbingEngine"),
-        ("task", "at_import_disturbs:Task"),
-        ("reward", "at_import_disturbs:disturbing_reward"),
-    ],
-)
-def test_user_code_does_not_change_the_process_and_its_threads_do_not_keep_it_alive(kind, name):
-    before, threads = state(), set(threading.enumerate())
-    check(kind, name)
-    assert state() == before
-    started = set(threading.enumerate()) - threads
-    assert len(started) >= 3 and all(thread.daemon for thread in started)
-    assert not started & set(concurrent.futures.thread._threads_queues)
-
-
 @pytest.mark.parametrize("kind", ["loss", "advantage", "aggregation"])
 def test_a_function_that_changes_its_arguments_changes_a_copy(kind):
     from scalerl.learn.advantages import advantages
@@ -264,42 +186,18 @@ def test_a_function_that_changes_its_arguments_changes_a_copy(kind):
     assert all(torch.equal(one, other) for one, other in zip(given, before, strict=True)) and before
 
 
-def test_user_code_has_separate_random_streams_that_continue_between_calls():
-    random.seed(3)
-    expected = random.getstate()
-    drawn = [user_rewards.call_by_name("faulty_functions:draws", [ROW] * 2, ["a", "b"]) for _ in range(3)]
-    assert len({value for pair in drawn for value in pair}) == 6 and random.getstate() == expected
-
-
-def test_a_time_limit_restores_an_earlier_timer():
-    heard = []
-    before = signal.signal(signal.SIGALRM, lambda *given: heard.append(time.monotonic()))
-    old = signal.setitimer(signal.ITIMER_REAL, 0.5)
-    began = time.monotonic()
-    try:
-        with pytest.raises(plugins.PluginError, match=r"took longer than 0\.1 s"):
-            plugins.call(lambda: time.sleep(30), "here", limit_s=0.1)
-        assert not heard
-        time.sleep(0.6)
-        assert len(heard) == 1 and heard[0] - began > 0.4
-    finally:
-        signal.signal(signal.SIGALRM, before)
-        signal.setitimer(signal.ITIMER_REAL, *old)
+def test_what_a_module_prints_at_its_import_goes_to_standard_error(user_code, capsys):
+    user_code("talks", "print('hello')\ndef f(): print('again')")
+    plugins.load_function("talks:f", "recipe.loss.function")
+    assert capsys.readouterr() == ("", "hello\n")
 
 
 LATE = """
-    import os, threading, time
-
     calls = 0
-
-    def leaves(logp_BT, behavior_BT, advantages_B, mask_BT):
+    def exits(logp_BT, behavior_BT, advantages_B, mask_BT):
         global calls
         calls += 1
-        if calls == 1:
-            threading.Thread(target=time.sleep, args=(600,), daemon=False).start()
-        if calls > 3:
-            os.chdir("/")
-            os._exit(0)
+        if calls > 3: raise SystemExit(0)
         return -logp_BT * advantages_B[:, None]
 
     class Engine:
@@ -314,22 +212,17 @@ LATE = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "pattern"),
+    ("part", "name", "pattern"),
     [
-        (
-            ["--recipe.loss", '{kind = "custom", function = "late:leaves"}'],
-            r"late:leaves called os._exit\(0\) \(.*late.py:13",
-        ),
-        (
-            ["--placement.engine", '{kind = "custom", function = "late:Engine"}'],
-            r"late:Engine.poll raised KeyError: 'slot' \(.*late.py:21\)",
-        ),
+        ("recipe.loss", "late:exits", r"late:exits raised SystemExit: 0 \(.*late.py:6\)"),
+        ("placement.engine", "late:Engine", "KeyError: 'slot'"),
     ],
 )
-def test_code_that_ends_a_run_ends_it_with_a_message_and_an_exit_code(lab_model, tmp_path, monkeypatch, words, pattern):
-    (tmp_path / "late.py").write_text(textwrap.dedent(LATE))
-    monkeypatch.chdir(tmp_path)
-    given = [*runs.SMALL, "--model", str(lab_model), "--run-dir", "run", *words]
-    code, text = runs.call("train", *given, timeout=200)
+def test_code_that_ends_a_run_leaves_a_message_and_a_traceback(user_code, lab_model, part, name, pattern):
+    user_code("late", LATE)
+    custom = f'{{kind = "custom", function = "{name}"}}'
+    words = [*runs.SMALL, "--model", str(lab_model), "--run-dir", "run", f"--{part}", custom]
+    code, text = runs.call("train", *words, timeout=200)
     assert code == 1 and re.search(pattern, text), text
     assert "Traceback" not in text and "continue with: scalerl resume" in text
+    assert re.search("late.py.*, line ", Path("run/errors.log").read_text())

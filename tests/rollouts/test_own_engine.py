@@ -129,7 +129,7 @@ def test_the_error_for_a_broken_contract_describes_the_violation(name, message):
         ("RaisesEarly", r"raised OSError: no such server \(.*checked_engines.py:\d+\)"),
         (
             "Raises",
-            r"on made-up prompts, checked_engines:Raises.poll raised KeyError: 'slot' \(.*checked_engines.py:\d+\)",
+            r"on made-up prompts, checked_engines:Raises raised KeyError: 'slot' \(.*checked_engines.py:\d+\)",
         ),
         (
             "OtherLogps",

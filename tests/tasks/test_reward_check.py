@@ -133,7 +133,7 @@ def test_a_reward_function_is_tried_on_made_up_completions(here, name, params, m
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("leaves", "exit"),
+        ("leaves", "exit code 7"),
         ("dies", "signal 9"),
         ("sleeps", "took longer than 3 s"),
     ],
