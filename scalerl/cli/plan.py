@@ -71,7 +71,7 @@ def plan(words: list[str]) -> int:
     if file is None and options.runs:
         file = options.runs[0] / "config.toml"
     from scalerl.cluster.layout import check, lay_out, lines
-    from scalerl.cluster.lengths import read_lengths
+    from scalerl.cluster.measured import read_lengths
     from scalerl.cluster.plan import best_split, lengths_of, simulate, speeds_of
     from scalerl.config import read_config
 

@@ -10,14 +10,14 @@ from urllib.parse import urlsplit
 
 from scalerl.cluster.devices import devices
 from scalerl.cluster.layout import check, lay_out, prompt_tokens, whole_gradient
-from scalerl.cluster.lengths import lognormal
-from scalerl.cluster.measured import Measured, lengths_like
+from scalerl.cluster.measured import Measured, lengths_like, lognormal
 from scalerl.cluster.memory import GB, slots_that_fit
-from scalerl.cluster.simulation import Figures, Simulation, Speeds
+from scalerl.cluster.simulation import Figures, simulate_run
 from scalerl.cluster.speed import (
     GPUS,
     Assumptions,
     Lengths,
+    Speeds,
     StepSeconds,
     Training,
     UpdateSeconds,
@@ -103,11 +103,11 @@ def speeds_of(config: RunConfig, given: Given) -> tuple[Speeds, list[str]]:
         nodes = nodes_with_engines(config)
         sending, swap = transfer_seconds(given.found.sizes, given.assumed, config.weights, nodes)
         source = f"assumed: {config.weights} to engines on {nodes} node{'s' if nodes > 1 else ''}"
+    drift: Sequence[tuple[float, float]] = ((1.0, 1.0),)
     if given.measured is not None:
         swap = given.measured.swap_s
-    if given.measured is not None and not given.generator_rates and not given.trainer_rate:
-        steps, updates = given.measured.replay(config.placement.trainer_ranks)
-    speeds = Speeds(steps, updates, sending, swap, prompt_tokens(config)[0])
+        drift = drift if given.generator_rates or given.trainer_rate else given.measured.drift
+    speeds = Speeds(steps, updates, sending, swap, prompt_tokens(config)[0], drift)
     weights = f"weights: {sending:.3g} s to send and {swap:.3g} s to receive, {source}"
     return speeds, [f"generator: {from_generator}", f"trainer: {from_trainer}", weights]
 
@@ -136,7 +136,7 @@ def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
         return updates_from_rate(rate), f"tokens/s as given, {rate:,.0f} for {ranks} ranks"
     if given.measured is not None:
         rate = given.measured.trainer_tokens_per_s * ranks / given.measured.ranks
-        return given.measured.replay(ranks)[1], f"measured, {rate:,.0f} trained tokens/s"
+        return given.measured.update_seconds(ranks), f"measured, {rate:,.0f} trained tokens/s"
     training = Training(
         ranks,
         config.micro_batch_tokens,
@@ -176,7 +176,8 @@ class Outcome:
 def simulate(config: RunConfig, given: Given, lengths: Lengths) -> Outcome:
     """Simulate one configuration."""
     speeds, _ = speeds_of(config, given)
-    figures = Simulation(config, speeds, lengths).run(given.measured_updates(config.recipe.completions_per_step))
+    updates = given.measured_updates(config.recipe.completions_per_step)
+    figures = simulate_run(config, speeds, lengths, updates)
     eval_s = evaluation_seconds(config, speeds, lengths)
     every = config.evaluation.every
     update_s = 3600.0 / figures.updates_per_h

@@ -24,6 +24,28 @@ UpdateSeconds = Callable[[Lengths], float]
 
 
 @dataclass(frozen=True, slots=True)
+class Speeds:
+    """Durations that a simulation needs. The defaults count decode steps.
+
+    Example: Speeds(step_seconds=steps_from_rates([(64, 2500.0)]), update_seconds=updates_from_rate(40_000.0),
+                    transfer_s=0.4)
+    """
+
+    step_seconds: StepSeconds = lambda running, context: 1.0
+    """Seconds of a decode step of one engine."""
+    update_seconds: UpdateSeconds = lambda lengths: 1.0
+    """Seconds of an update by all trainer ranks."""
+    transfer_s: float = 0.0
+    """Seconds in which the trainer sends new weights, before engines can receive them."""
+    swap_s: float = 0.0
+    """Seconds that a swap stops an engine."""
+    prompt_tokens: float = 0.0
+    """Mean length of a prompt."""
+    drift: Sequence[tuple[float, float]] = ((1.0, 1.0),)
+    """Factors on the seconds of decode steps and of the update, one pair for each update in turn, repeated."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """Data sheet of a GPU.
 
@@ -146,11 +168,6 @@ def steps_from_rates(rates: Sequence[tuple[float, float]]) -> StepSeconds:
     return seconds
 
 
-def steps_from_line(base: float, slope: float) -> StepSeconds:
-    """Return the seconds of a decode step of n sequences as base + slope x n."""
-    return lambda running, context: base + slope * running
-
-
 # ----------------------------------------------------------------------------------------------------------- training
 
 
@@ -204,9 +221,9 @@ def training_roofline(sizes: ModelSizes, assumed: Assumptions, training: Trainin
     return seconds
 
 
-def updates_from_rate(tokens_per_s: float, trained_share: float = 1.0) -> UpdateSeconds:
-    """Return the seconds of an update at a rate of trained tokens per second; `trained_share` of a batch is trained."""
-    return lambda lengths: float(lengths.sum()) * trained_share / tokens_per_s
+def updates_from_rate(tokens_per_s: float) -> UpdateSeconds:
+    """Return the seconds of an update at a rate of completion tokens per second."""
+    return lambda lengths: float(lengths.sum()) / tokens_per_s
 
 
 def transfer_seconds(sizes: ModelSizes, assumed: Assumptions, channel: str, nodes: int) -> tuple[float, float]:
