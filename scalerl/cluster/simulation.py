@@ -207,10 +207,9 @@ def simulate_run(config: RunConfig, speeds: Speeds, lengths: Lengths, updates: i
     ]
     schedule = schedule_of(config, config.lag_ticks)
     coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, config.seed)
-    slots_each, mean = engines[0].slots, float(lengths.mean())
-    step_s = speeds.step_seconds(slots_each, slots_each * (speeds.prompt_tokens + mean / 2))
-    batch = mean * recipe.completions_per_step / slots
-    poll_s = step_s * max(1.0, min(mean, batch) / QUANTA)
+    mean = float(lengths.mean())
+    batch_steps = mean * recipe.completions_per_step / slots
+    poll_s = speeds.mean_step(engines[0].slots, mean) * max(1.0, min(mean, batch_steps) / QUANTA)
     trainer = SimulatedTrainer(coordinator, speeds, clock, recipe.off_policy.samples_with, poll_s)
     trainer.start(first_visits(config))
 
