@@ -18,7 +18,7 @@ from scalerl.rollouts.coordinator import Coordinator
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.slot_engine import SlotEngine
 from scalerl.rollouts.schedule import SCHEDULES
-from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.rollouts.weights import WeightChannel
 from scalerl.rollouts.worker import WorkerParts
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 

@@ -12,10 +12,10 @@ from scripted_worker import LosingChannel, NumberChannel, Scored, ScriptedSpec, 
 
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.core.processes import ProcessDied
-from scalerl.models.layout import WeightLayout
+from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.pipeline import Interrupted, Pipeline, WorkerDied
-from scalerl.rollouts.weights.shared_memory import SharedMemoryChannel
+from scalerl.rollouts.weights import SharedMemoryChannel
 
 
 def train(spec, updates, delay=lambda: 0.0, lag_ticks=-1, shared=False):

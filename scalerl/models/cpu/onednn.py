@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from scalerl.models.cpu.processor import amd
+from scalerl.models.cpu.compiled import amd
 
 
 @cache
