@@ -105,9 +105,8 @@ def by_ray() -> list[tuple[float, float]]:
 
 def by_process(kind: str) -> list[tuple[float, float]]:
     """Return (send, receive) seconds to a child process."""
-    from scalerl.models.layout import WeightLayout
-    from scalerl.rollouts.weights.directory import DirectoryChannel
-    from scalerl.rollouts.weights.shared_memory import SharedMemoryChannel
+    from scalerl.models.weights import WeightLayout
+    from scalerl.rollouts.weights import DirectoryChannel, SharedMemoryChannel
 
     with tempfile.TemporaryDirectory() as scratch:
         shared = SharedMemoryChannel(WeightLayout.of(weights())) if kind == "shared" else None

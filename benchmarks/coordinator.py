@@ -18,35 +18,31 @@ import json
 import os
 import time
 from collections.abc import Callable
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from work import machine
 
-from scalerl.rollouts.activation import AtTick
+from scalerl.cluster.measured import lognormal
+from scalerl.cluster.simulated_engine import Clock, SimulatedEngine, by_key
+from scalerl.cluster.simulation import SimulatedTrainer, simulate_run
+from scalerl.cluster.speed import Speeds
+from scalerl.config.base import replace
+from scalerl.config.presets import LAB
+from scalerl.config.recipe import NoLengthControl, PipelineRL
+from scalerl.config.run import RunConfig
 from scalerl.rollouts.coordinator import Coordinator
-from scalerl.rollouts.engine import Engine
-from scalerl.rollouts.local.scripted import scripted_engine
-from scalerl.rollouts.local.simulated import (
-    CalendarEngine,
-    RuleFigures,
-    SimulatedTrainer,
-    by_key,
-    lognormal_lengths,
-    measure_rule,
-    visit_of,
-    visits_ahead,
-)
-from scalerl.rollouts.schedule import PipelineSchedule
+from scalerl.rollouts.schedule import first_visits, schedule_of
 
-ENGINES, SLOTS, GROUP, MAX_LAG, MEAN = 64, 256, 16, 8, 100.0
+ENGINES, SLOTS, GROUP, MAX_LAG, MEAN = 64, 256, 16, 8, 100
 BATCH = ENGINES * SLOTS // GROUP
 MANY = ((512, 32), (512, 64))
 """Larger clusters: engines, and slots per engine."""
 RULES = ("wait", "mask", "drop")
-MAX_RATIO = 10.0
+MAX_RATIO = 10
 """Longest completion, in multiples of the mean."""
+Wrap = Callable[[SimulatedEngine], Any]
 
 
 def main() -> None:
@@ -55,58 +51,72 @@ def main() -> None:
     parser.add_argument("--rate-groups", type=int, default=30_000, help="groups of each rate run")
     parser.add_argument("--out", type=Path, default=Path("coordinator.json"))
     options = parser.parse_args()
-    lengths = by_key(lognormal_lengths(MEAN, cut=MAX_RATIO))
+
     print(f"{ENGINES} engines of {SLOTS} slots, groups of {GROUP}\n\n| rule | groups/s | share of the coordinator |")
     print("|---|---|---|")
     rates: dict[str, Any] = {}
     for rule in RULES:
-        plain = rate(rule, options.rate_groups, lambda: CalendarEngine(SLOTS, lengths))
-        timed = [Timed(CalendarEngine(SLOTS, lengths)) for _ in range(ENGINES)]
-        whole = rate(rule, options.rate_groups // 3, iter(timed).__next__)
-        share = 1 - sum(engine.seconds for engine in timed) / whole["seconds"]
+        plain, whole = rate(rule, options.rate_groups), rate(rule, options.rate_groups // 3, Timed)
+        share = 1 - whole["engine_seconds"] / whole["seconds"]
         rates[rule] = {**plain, "coordinator_share": share}
         print(f"| {rule} | {plain['groups_per_s']:,.0f} | {share:.0%} |", flush=True)
-    decoded = rate("wait", 2 * BATCH, lambda: scripted_engine(SLOTS, MEAN, round(MAX_RATIO * MEAN)))
-    rates["wait, slot engines of a scripted decoder"] = decoded
-    print(f"\nwith slot engines of a scripted decoder: {decoded['groups_per_s']:,.0f} groups/s", flush=True)
     for engines, slots in MANY:
-        many = rate("wait", options.rate_groups, partial(CalendarEngine, slots, lengths), (engines, slots))
+        many = rate("wait", options.rate_groups, size=(engines, slots))
         rates[f"wait, {engines} engines of {slots} slots"] = many
         print(f"with {engines} engines of {slots} slots: {many['groups_per_s']:,.0f} groups/s", flush=True)
     table = rules_table()
-    sizes = memory(options.groups, lengths)
+    sizes = memory(options.groups)
     figures = {"machine": machine(), "rates": rates, "rules": table, "resident_MiB_after_groups": sizes}
     options.out.write_text(json.dumps(figures, indent=1) + "\n")
 
 
+def config_of(rule: str, slots: int, batch: int, group_size: int, mean: int) -> RunConfig:
+    """Return a configuration of a rule, with batches of a number of completions."""
+    recipe = replace(
+        LAB.recipe,
+        prompts_per_step=batch // group_size,
+        generations_per_prompt=group_size,
+        length=NoLengthControl(max_tokens=MAX_RATIO * mean),
+        off_policy=PipelineRL(max_lag=MAX_LAG, stale=rule),
+    )
+    return replace(LAB, recipe=recipe, rollouts=replace(LAB.rollouts, slots=slots, expected_tokens=mean))
+
+
 def trainer_of(
-    rule: str, make: Callable[[], Engine], group_size: int = GROUP, size: tuple[int, int] = (ENGINES, SLOTS)
+    rule: str, group_size: int = GROUP, size: tuple[int, int] = (ENGINES, SLOTS), wrap: Wrap = lambda engine: engine
 ) -> SimulatedTrainer:
     """Return a trainer over engines with a number of slots each."""
-    batch = size[0] * size[1] // group_size
-    engines = [make() for _ in range(size[0])]
-    coordinator = Coordinator(engines, PipelineSchedule(batch, AtTick(round(1.5 * MEAN)), MAX_LAG, rule), group_size, 0)
-    trainer = SimulatedTrainer(coordinator, visit_of, update_ticks=lambda n: MEAN / 2)
-    trainer.start(visits_ahead(coordinator, rule, MAX_LAG, MAX_RATIO))
+    config, clock = config_of(rule, size[0] * size[1], size[0] * size[1], group_size, MEAN), Clock()
+    length_of = by_key(lognormal(MEAN, 1.0, config.recipe.length))
+    engines = [wrap(SimulatedEngine(size[1], length_of, clock=clock)) for _ in range(size[0])]
+    coordinator = Coordinator(engines, schedule_of(config, config.lag_ticks), group_size, 0)
+    trainer = SimulatedTrainer(coordinator, Speeds(update_seconds=lambda lengths: MEAN / 2), clock)
+    trainer.start(first_visits(config))
     return trainer
 
 
 def rate(
-    rule: str, groups: int, make: Callable[[], Engine], size: tuple[int, int] = (ENGINES, SLOTS)
+    rule: str, groups: int, wrap: Wrap = lambda engine: engine, size: tuple[int, int] = (ENGINES, SLOTS)
 ) -> dict[str, float]:
-    """Return the groups per second of a whole run, and its time in seconds."""
-    trainer = trainer_of(rule, make, size=size)
+    """Return the groups per second of a whole run, its seconds, and those of the engines' calls if they are timed."""
+    trainer = trainer_of(rule, size=size, wrap=wrap)
     began = time.process_time()
     done = sum(len(formed.groups) for formed in trainer.batches(-(-groups * GROUP // (size[0] * size[1]))))
     seconds = time.process_time() - began
     ticks = trainer.coordinator.ticks
-    return {"groups_per_s": done / seconds, "ticks_per_s": ticks / seconds, "seconds": seconds}
+    engine_seconds = sum(getattr(engine, "seconds", 0.0) for engine in trainer.coordinator.engines)
+    return {
+        "groups_per_s": done / seconds,
+        "ticks_per_s": ticks / seconds,
+        "seconds": seconds,
+        "engine_seconds": engine_seconds,
+    }
 
 
 class Timed:
     """An engine that times the calls of a step."""
 
-    def __init__(self, inner: CalendarEngine) -> None:
+    def __init__(self, inner: SimulatedEngine) -> None:
         self._inner, self.seconds = inner, 0.0
         for name in ("occupancy", "submit", "advance", "poll", "cancel"):
             setattr(self, name, self._timed(getattr(inner, name)))
@@ -124,10 +134,10 @@ class Timed:
         return call
 
 
-def memory(groups: int, lengths: Any) -> dict[str, float]:
+def memory(groups: int) -> dict[str, float]:
     """Return the resident size in MiB after a tenth, half and all of the groups."""
     print("\n| groups | resident MiB |\n|---|---|")
-    trainer = trainer_of("wait", lambda: CalendarEngine(SLOTS, lengths), group_size=4)
+    trainer = trainer_of("wait", group_size=4)
     sizes: dict[str, float] = {}
     done = 0
     for formed in trainer.batches(groups):
@@ -147,12 +157,15 @@ def rules_table() -> list[dict[str, Any]]:
     print("\n| slots / batch | rule | occupancy | trained length / population | tokens past k | dropped groups |")
     print("|---|---|---|---|---|---|")
     rows = []
+    lengths = lognormal(40.0, 1.0, NoLengthControl(max_tokens=400))
     for batches in (1, 2, 4):
+        speeds = Speeds(update_seconds=lambda completions, batches=batches: 20.0 / batches)  # type: ignore[misc]
         for rule in RULES:
-            figures: RuleFigures = measure_rule(rule, slots=batches * 256, updates=600)
-            rows.append({"slots_per_batch": batches, "rule": rule, **figures._asdict()})
+            figures = simulate_run(config_of(rule, batches * 256, 256, 16, 40), speeds, lengths, updates=480)
+            trained = figures.trained_tokens_per_s * figures.seconds / figures.updates / 256 / float(lengths.mean())
+            rows.append({"slots_per_batch": batches, "rule": rule, "length": trained, **asdict(figures)})
             shares = f"{figures.stale_share:.1%} | {figures.dropped_share:.1%}"
-            print(f"| {batches} | {rule} | {figures.occupancy:.2f} | {figures.length:.3f} | {shares} |", flush=True)
+            print(f"| {batches} | {rule} | {figures.occupancy:.2f} | {trained:.3f} | {shares} |", flush=True)
     return rows
 
 

@@ -126,7 +126,7 @@ def swap(policy: Any) -> float:
     """Measure the milliseconds of one weight swap, from a flat block as in shared memory."""
     import torch
 
-    from scalerl.models.layout import WeightLayout
+    from scalerl.models.weights import WeightLayout
 
     layout = WeightLayout.of(policy.weights())
     views = layout.views(torch.zeros(layout.total, dtype=torch.uint8))

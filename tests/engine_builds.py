@@ -6,9 +6,10 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from scripted_engine import scripted_engine
+
 from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.local.scripted import scripted_engine
 
 
 @dataclass(frozen=True)

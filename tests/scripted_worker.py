@@ -10,14 +10,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from scripted_engine import STOP, ScriptedDecoder
+
 from scalerl.config.recipe import OffPolicy
 from scalerl.rollouts.activation import AtTick, OnArrival
 from scalerl.rollouts.coordinator import Coordinator
 from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.local.scripted import STOP, ScriptedDecoder
 from scalerl.rollouts.local.slot_engine import SlotEngine
 from scalerl.rollouts.schedule import SCHEDULES
-from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.rollouts.weights import WeightChannel
 from scalerl.rollouts.worker import WorkerParts
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 

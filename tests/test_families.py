@@ -15,7 +15,7 @@ from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
 from scalerl.rollouts.replay import check_current
-from scalerl.rollouts.weights.directory import DirectoryChannel
+from scalerl.rollouts.weights import DirectoryChannel
 from scalerl.training.learner.base import TrainBatch
 from scalerl.training.learner.single import SingleLearner
 from scalerl.training.metrics import TokenMeter

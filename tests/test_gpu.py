@@ -17,7 +17,7 @@ from scalerl.models.policy import Policy, load_policy
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine
-from scalerl.rollouts.weights.directory import DirectoryChannel
+from scalerl.rollouts.weights import DirectoryChannel
 from scalerl.training.learner.rank_processes import RankProcesses
 from scalerl.training.learner.ranks import LearnerGroup, RankSpec
 from scalerl.training.learner.single import SingleLearner

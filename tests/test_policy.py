@@ -3,9 +3,9 @@ import torch
 from tiny_models import ARCHITECTURES, tiny_model
 
 from scalerl.core.errors import ConfigError
-from scalerl.models.layout import WeightLayout
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import Policy, check_head, check_vocabulary, load_policy
+from scalerl.models.weights import WeightLayout
 from scalerl.training.warm_start import make_tokenizer
 
 

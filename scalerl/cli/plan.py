@@ -23,6 +23,11 @@ measured are estimated from a roofline; the output lists them. Every field of th
 MOST = 1e12
 """Largest speed, length or time that is accepted."""
 
+NUMBERS = (
+    "training_share", "decode_share", "gpus", "trainer_tokens_per_s", "mean_tokens", "sigma", "updates", "transfer_s",
+)  # fmt: skip
+"""Options that are numbers above 0; `transfer_s` may be 0."""
+
 
 def plan_parser() -> argparse.ArgumentParser:
     """Return the parser of `scalerl plan`; unknown options are fields of the configuration."""
@@ -70,13 +75,13 @@ def plan(words: list[str]) -> int:
     options, fields = plan_parser().parse_known_args(words[1:] if file else words)
     if file is None and options.runs:
         file = options.runs[0] / "config.toml"
-    from scalerl.cluster.layout import check, lay_out, lines
-    from scalerl.cluster.lengths import read_lengths
+    from scalerl.cluster.layout import check, lay_out, lines, size_line
+    from scalerl.cluster.measured import read_lengths
     from scalerl.cluster.plan import best_split, lengths_of, simulate, speeds_of
     from scalerl.config import read_config
 
     config = read_config(file, fields)
-    config, given = _given(config, options)
+    given = _given(config, options)
     layout = lay_out(config, given.found)
     lengths = (
         read_lengths(options.lengths)
@@ -90,63 +95,50 @@ def plan(words: list[str]) -> int:
         outcomes = [simulate(config, given, lengths)]
     _, notes = speeds_of(config, given)
     assumed = any("roofline" in note or "assumed" in note for note in notes)
-    notes = [*notes, *([f"assumed: {given.assumed.line}"] if assumed else [])]
+    notes += [f"assumed: {given.assumed.line}"] if assumed else []
     if options.json:
         print(json.dumps(_as_json(config, given, lengths, outcomes, notes), indent=1, allow_nan=False))
         return 0
-    about = [_model(given)] if options.gpus else lines(config, layout)
+    about = [size_line(given.found)] if options.gpus else lines(config, layout)
     say(*about, *_in_words(lengths, outcomes, notes, config.evaluation.every, options.gpus))
     return 0
 
 
-def _given(config: RunConfig, options: argparse.Namespace) -> tuple[RunConfig, Given]:
-    """Check the options; return the configuration and the given speeds and lengths."""
+def _given(config: RunConfig, options: argparse.Namespace) -> Given:
+    """Check the options; return the given speeds."""
     from scalerl.cluster.measured import measure
     from scalerl.cluster.plan import Given
     from scalerl.cluster.speed import GPUS, Assumptions
+    from scalerl.config.model import TinyModel
     from scalerl.core.errors import ConfigError, nearest
     from scalerl.models.sizes import sizes_of
 
     if options.gpu not in GPUS:
         raise ConfigError(f"--gpu: got {options.gpu!r}{nearest(options.gpu, GPUS)}; allowed: {', '.join(GPUS)}")
-    for name in ("training_share", "decode_share"):
-        if not 0 < getattr(options, name) <= 1:
+    for name in NUMBERS:
+        value, most = getattr(options, name), 1 if name.endswith("share") else MOST
+        if value is not None and not (0 < value <= most or (value == 0 and name == "transfer_s")):
+            least = "of at least" if name == "transfer_s" else "above"
             raise ConfigError(
-                f"--{name.replace('_', '-')}: got {getattr(options, name):g}; allowed: above 0, at most 1"
+                f"--{name.replace('_', '-')}: got {value:g}; allowed: a number {least} 0 and at most {most:g}"
             )
-    for name in ("gpus", "trainer_tokens_per_s", "mean_tokens", "sigma", "updates"):
-        value = getattr(options, name)
-        if value is not None and not 0 < value <= MOST:
-            raise ConfigError(f"--{name.replace('_', '-')}: got {value:g}; allowed: a number above 0, at most {MOST:g}")
-    if options.transfer_s is not None and not 0 <= options.transfer_s <= MOST:
-        raise ConfigError(f"--transfer-s: got {options.transfer_s:g}; allowed: a number of seconds from 0 to {MOST:g}")
-    measured = measure(options.runs) if options.runs else None
     given = Given(
         found=sizes_of(config),
         assumed=Assumptions(GPUS[options.gpu], options.training_share, options.decode_share),
-        measured=measured,
+        measured=measure(options.runs) if options.runs else None,
         generator_rates=_rates(options.generator_tokens_per_s or [], config.slots / config.placement.engines),
         trainer_rate=options.trainer_tokens_per_s or 0.0,
         trainer_rate_ranks=config.placement.trainer_ranks,
-        transfer_s=-1.0 if options.transfer_s is None else options.transfer_s,
+        transfer_s=options.transfer_s,
         updates=options.updates or 0,
     )
-    _check_known(config, given)
-    return config, given
-
-
-def _check_known(config: RunConfig, given: Given) -> None:
-    """Raise an error if the speed of a CPU would have to be assumed."""
-    from scalerl.config.model import TinyModel
-    from scalerl.core.errors import ConfigError
-
     known = given.measured is not None or (given.generator_rates and given.trainer_rate)
-    if known or not (config.hardware.device == "cpu" or isinstance(config.model, TinyModel)):
-        return
-    raise ConfigError(
-        "plan: speeds of the lab and of CPUs cannot be estimated; give --from RUN (a run directory), or both "
-        "--generator-tokens-per-s and --trainer-tokens-per-s"
-    )
+    if not known and (config.hardware.device == "cpu" or isinstance(config.model, TinyModel)):
+        raise ConfigError(
+            "plan: speeds of the lab and of CPUs cannot be estimated; give --from RUN (a run directory), or both "
+            "--generator-tokens-per-s and --trainer-tokens-per-s"
+        )
+    return given
 
 
 def _rates(words: list[str], full: float) -> tuple[tuple[float, float], ...]:
@@ -186,12 +178,6 @@ def _as_json(config: RunConfig, given: Given, lengths: Any, outcomes: list[Any],
         "best": outcomes[0].to_dict(),
         "outcomes": [outcome.to_dict() for outcome in outcomes],
     }
-
-
-def _model(given: Given) -> str:
-    from scalerl.cluster.layout import size_line
-
-    return size_line(given.found)
 
 
 def _in_words(lengths: Any, outcomes: list[Any], notes: list[str], every: int, gpus: int | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Speeds and lengths of earlier runs, read from metrics.jsonl, for plans of similar runs."""
+"""Speeds of earlier runs, read from metrics.jsonl, and lengths of completions: of runs, of a file, or lognormal."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from scalerl.cluster.lengths import lognormal
-from scalerl.cluster.speed import Lengths, StepSeconds, UpdateSeconds, steps_from_line
+from scalerl.cluster.speed import Lengths, StepSeconds, UpdateSeconds, updates_from_rate
 from scalerl.config.overrides import parse_config
-from scalerl.config.recipe import LengthControl
+from scalerl.config.recipe import Interruption, LengthControl
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import parse_json, read_bytes, trouble
@@ -26,24 +26,37 @@ SPREAD = 0.2
 
 SIGMAS = tuple(round(0.1 * i, 1) for i in range(1, 21))
 
+POPULATION = 1 << 16
+"""Number of lengths that a simulation draws from."""
+
+KEYS = ("completion_tokens", "tokens", "length")
+"""Names under which a JSONL row may hold a length."""
+
+NUMBERS = (
+    "tokens", "trained_tokens", "prompts", "completion_tokens_mean", "completion_tokens_max", "generator_idle",
+    "step_s", "trainer_tokens_per_s", "swap_ms",
+)  # fmt: skip
+"""Columns that must be numbers in every row; `occupancy` and `generator_tokens_per_s` may be null."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Measurements of runs.
 
-    Example: Measured(base_s=0.004, slope_s=3e-5, trainer_seconds_per_token=(5.8e-5, ...), step_ratios=(1.02,
-                      ...), trained_share=0.93, tokens_mean=28.8, tokens_max=68.1, batch=256, swap_s=0.0014, ranks=1)
+    Example: Measured(base_s=0.004, slope_s=3e-5, trainer_tokens_per_s=17200.0, drift=((1.02, 0.97), ...),
+                      trained_share=0.93, tokens_mean=28.8, tokens_max=68.1, batch=256, swap_s=0.0014, ranks=1)
     """
 
     base_s: float
     """Seconds of a decode step without sequences."""
     slope_s: float
     """Seconds that each running sequence of an engine adds; 0 if their number did not vary enough."""
-    trainer_seconds_per_token: tuple[float, ...]
-    """Trainer seconds per trained token, for each step."""
-    step_ratios: tuple[float, ...]
-    """Measured over predicted (base and slope) seconds of the decode steps, for each entry of
-    `trainer_seconds_per_token`."""
+    trainer_tokens_per_s: float
+    """Trained tokens per second of the trainer's time without waiting."""
+    drift: tuple[tuple[float, float], ...]
+    """For each training step: the seconds of its decode steps divided by base + slope x sequences, and its trainer
+    seconds per token divided by their mean. Both sides follow the same step, so that a slow phase of the machine is
+    slow for both."""
     trained_share: float
     """Trained tokens divided by completion tokens."""
     tokens_mean: float
@@ -59,37 +72,17 @@ class Measured:
     @property
     def step_seconds(self) -> StepSeconds:
         """Mean seconds of a decode step of one engine."""
-        return steps_from_line(self.base_s, self.slope_s)
+        return lambda running, context: self.base_s + self.slope_s * running
 
-    def replay(self, ranks: int) -> tuple[StepSeconds, UpdateSeconds]:
-        """Return the measured seconds of decode steps and updates, step by step; after the last step they repeat.
-
-        Both follow the same step, so that a slow phase of the machine is slow for both. The seconds of an update are
-        inversely proportional to the number of ranks.
-        """
-        line, share = self.step_seconds, self.trained_share * self.ranks / ranks
-        trainer, ratios, done = self.trainer_seconds_per_token, self.step_ratios, [0]
-
-        def step_seconds(running: float, context: float) -> float:
-            return line(running, context) * ratios[done[0] % len(ratios)]
-
-        def update_seconds(lengths: Lengths) -> float:  # called once per batch, when it is complete
-            done[0] += 1
-            return float(lengths.sum()) * share * trainer[(done[0] - 1) % len(trainer)]
-
-        return step_seconds, update_seconds
-
-    @property
-    def trainer_tokens_per_s(self) -> float:
-        """Trained tokens per second of the trainer's time without waiting."""
-        return len(self.trainer_seconds_per_token) / math.fsum(self.trainer_seconds_per_token)
+    def update_seconds(self, ranks: int) -> UpdateSeconds:
+        """Return the mean seconds of an update, inversely proportional to the number of ranks."""
+        return updates_from_rate(self.trainer_tokens_per_s * ranks / self.ranks / self.trained_share)
 
 
-@dataclass(frozen=True, slots=True)
-class RunRows:
-    """A run's configuration and the rows used.
+class RunRows(NamedTuple):
+    """A run's configuration and the rows used; `sampled` is the number of tokens since the row before.
 
-    Example: RunRows(config=RunConfig(...), rows=[{"step": 25, ...}, ...])
+    Example: RunRows(config=RunConfig(...), rows=[{"step": 25, "sampled": 7310, ...}, ...])
     """
 
     config: RunConfig
@@ -113,20 +106,12 @@ def read_run(path: Path) -> RunRows:
         raise ConfigError(f"{path}: config.toml or metrics.jsonl is not UTF-8 text; give an undamaged run") from None
     # the last line may be incomplete if the run is training or was killed
     rows = [_row(line, f"{path / 'metrics.jsonl'} line {n}") for n, line in enumerate(lines, 1) if line.endswith("}")]
-    kept = rows[math.ceil(WARM_UP * len(rows)) :]
-    if len(kept) < 5:
+    first = math.ceil(WARM_UP * len(rows))
+    if len(rows) - first < 5:
         raise ConfigError(f"{path}: got {len(rows)} steps; allowed: at least 7, to measure speeds; give a longer run")
     return RunRows(
-        config,
-        [{**row, "before": before["tokens"]} for before, row in zip(rows[-len(kept) - 1 : -1], kept, strict=True)],
+        config, [{**rows[i], "sampled": rows[i]["tokens"] - rows[i - 1]["tokens"]} for i in range(first, len(rows))]
     )
-
-
-NUMBERS = (
-    "tokens", "trained_tokens", "prompts", "completion_tokens_mean", "completion_tokens_max", "generator_idle",
-    "step_s", "trainer_tokens_per_s", "swap_ms",
-)  # fmt: skip
-"""Columns that must be numbers in every row; `occupancy` and `generator_tokens_per_s` may be null."""
 
 
 def _row(line: str, where: str) -> dict[str, Any]:
@@ -143,31 +128,10 @@ def _row(line: str, where: str) -> dict[str, Any]:
     return dict(row)
 
 
-def generator_steps(run: RunRows) -> list[tuple[float, float, float] | None]:
-    """Return (running sequences per engine, seconds per decode step, decode steps) for each row, None if unknown.
-
-    `generator_tokens_per_s` refers to the generator's busy and idle time, `occupancy` to its decode steps. Therefore
-    busy seconds = tokens / rate x (1 - idle), and decode steps = tokens / (occupancy x slots). The time for handling
-    messages is neither busy nor idle in the metrics; here it is distributed over the decode steps.
-    """
-    found: list[tuple[float, float, float] | None] = []
-    slots, engines = run.config.slots, run.config.placement.engines
-    besides = handling(run)
-    for row in run.rows:
-        tokens, occupancy, rate = row["tokens"] - row["before"], row["occupancy"], row["generator_tokens_per_s"]
-        if not occupancy or not rate or tokens <= 0:
-            found.append(None)  # two batches were complete at the same step
-            continue
-        steps = tokens / (occupancy * slots)
-        busy = tokens / rate * (1 - row["generator_idle"]) * besides
-        found.append((occupancy * slots / engines, busy / steps, steps))
-    return found
-
-
 def generator_seconds(run: RunRows) -> tuple[float, float]:
     """Return the generator's busy and idle seconds."""
     lived = [
-        ((row["tokens"] - row["before"]) / row["generator_tokens_per_s"], row["generator_idle"])
+        (row["sampled"] / row["generator_tokens_per_s"], row["generator_idle"])
         for row in run.rows
         if row["generator_tokens_per_s"]
     ]
@@ -175,11 +139,26 @@ def generator_seconds(run: RunRows) -> tuple[float, float]:
     return math.fsum(seconds for seconds, _ in lived) - idle, idle
 
 
-def handling(run: RunRows) -> float:
-    """Return the generator's non-idle seconds divided by its busy seconds in the metrics; at least 1."""
+def generator_steps(run: RunRows) -> list[tuple[float, float, float] | None]:
+    """Return (running sequences per engine, seconds per decode step, decode steps) for each row, None if unknown.
+
+    `generator_tokens_per_s` refers to the generator's busy and idle time, `occupancy` to its decode steps. Therefore
+    busy seconds = tokens / rate x (1 - idle), and decode steps = tokens / (occupancy x slots). The time for handling
+    messages is neither busy nor idle in the metrics; here it is distributed over the decode steps.
+    """
+    slots, engines = run.config.slots, run.config.placement.engines
     busy, idle = generator_seconds(run)
-    wall = math.fsum(row["step_s"] for row in run.rows)
-    return max(1.0, (wall - idle) / busy) if busy > 0 else 1.0
+    handling = max(1.0, (math.fsum(row["step_s"] for row in run.rows) - idle) / busy) if busy > 0 else 1.0
+    found: list[tuple[float, float, float] | None] = []
+    for row in run.rows:
+        tokens, occupancy, rate = row["sampled"], row["occupancy"], row["generator_tokens_per_s"]
+        if not occupancy or not rate or tokens <= 0:
+            found.append(None)  # two batches were complete at the same step
+            continue
+        steps = tokens / (occupancy * slots)
+        seconds = tokens / rate * (1 - row["generator_idle"]) * handling
+        found.append((occupancy * slots / engines, seconds / steps, steps))
+    return found
 
 
 def line_through(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
@@ -205,30 +184,26 @@ def measure(paths: Sequence[Path]) -> Measured:
         ConfigError: A path is not a run, or its metrics have no decode steps.
     """
     runs = [read_run(path) for path in paths]
-    points = [point for run in runs for point in generator_steps(run)]
-    steps = [point for point in points if point is not None]
-    if not steps:
+    pairs = [pair for run in runs for pair in zip(run.rows, generator_steps(run), strict=True)]
+    rows, steps = [row for row, _ in pairs], [point for _, point in pairs if point]
+    trained = [(row, point) for row, point in pairs if row["trained_tokens"]]  # others have no seconds per token
+    if not steps or not trained:
         raise ConfigError(
-            f"{', '.join(map(str, paths))}: no step has an occupancy, so the decode steps are unknown; give another run"
+            f"{', '.join(map(str, paths))}: no step has an occupancy and trained tokens, so the speeds are unknown; "
+            "give another run"
         )
     base, slope = line_through(steps)
-    rows = [row for run in runs for row in run.rows]
-    # steps without trained tokens have no seconds per token
-    trainer, ratios = zip(
-        *[
-            (1.0 / row["trainer_tokens_per_s"], 1.0 if point is None else point[1] / (base + slope * point[0]))
-            for row, point in zip(rows, points, strict=True)
-            if row["trained_tokens"]
-        ],
-        strict=True,
-    )
+    rate = len(trained) / math.fsum(1.0 / row["trainer_tokens_per_s"] for row, _ in trained)
     recipe = runs[0].config.recipe
     completions = [row["prompts"] * recipe.generations_per_prompt * row["completion_tokens_mean"] for row in rows]
     return Measured(
         base_s=base,
         slope_s=slope,
-        trainer_seconds_per_token=trainer,
-        step_ratios=ratios,
+        trainer_tokens_per_s=rate,
+        drift=tuple(
+            (point[1] / (base + slope * point[0]) if point else 1.0, rate / row["trainer_tokens_per_s"])
+            for row, point in trained
+        ),
         trained_share=sum(row["trained_tokens"] for row in rows) / math.fsum(completions),
         tokens_mean=math.fsum(row["completion_tokens_mean"] for row in rows) / len(rows),
         tokens_max=math.fsum(row["completion_tokens_max"] for row in rows) / len(rows),
@@ -236,6 +211,51 @@ def measure(paths: Sequence[Path]) -> Measured:
         swap_s=float(np.median([row["swap_ms"] for row in rows])) / 1e3,
         ranks=runs[0].config.placement.trainer_ranks,
     )
+
+
+# ------------------------------------------------------------------------------------------------------------- lengths
+
+
+def cut(raw: npt.NDArray[np.float64], control: LengthControl, seed: int = 0) -> Lengths:
+    """Apply the recipe's length control to lengths.
+
+    Without interruption, longer completions end at the limit. With interruption, a completion that reaches its thinking
+    limit, uniform over [low, high], continues with an answer of 1 to `answer_tokens` tokens, uniform.
+    """
+    rng = np.random.default_rng(seed)
+    if isinstance(control, Interruption):
+        low, high = control.thinking_tokens
+        limit = rng.integers(low, high + 1, len(raw))
+        answer = rng.integers(1, control.answer_tokens + 1, len(raw))
+        raw = np.where(raw > limit, limit + answer, raw)
+    lengths: Lengths = np.clip(np.rint(raw), 1, control.max_tokens).astype(np.int64)
+    return lengths
+
+
+def lognormal(mean: float, sigma: float, control: LengthControl, count: int = POPULATION) -> Lengths:
+    """Return lognormal lengths whose mean is `mean` after length control.
+
+    Args:
+        mean: Mean length after length control, tokens.
+        sigma: Standard deviation of the logarithm, before length control.
+        control: The recipe's length control.
+        count: Number of lengths.
+
+    Raises:
+        ConfigError: No lognormal distribution has that mean after length control.
+    """
+    shape = np.exp(sigma * np.random.default_rng(1).standard_normal(count))
+    low, high = -10.0, 25.0  # bounds on the logarithm of the scale; the mean increases with it
+    if not float(cut(shape * np.exp(low), control).mean()) <= mean <= float(cut(shape * np.exp(high), control).mean()):
+        most = float(cut(shape * np.exp(high), control).mean())
+        raise ConfigError(
+            f"mean length: got {mean:g} tokens; allowed: 1 to {most:,.0f} with this recipe.length. Give --mean-tokens, "
+            "or change rollouts.expected_tokens"
+        )
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if cut(shape * np.exp(middle), control).mean() < mean else (low, middle)
+    return cut(shape * np.exp(high), control)
 
 
 def lengths_like(mean: float, longest: float, batch: int, control: LengthControl) -> Lengths:
@@ -258,3 +278,33 @@ def _mean_longest(lengths: Lengths, batch: int) -> float:
     ordered = np.sort(lengths)
     share = np.arange(1, len(ordered) + 1) / len(ordered)
     return float((ordered * np.diff(share**batch, prepend=0.0)).sum())
+
+
+def read_lengths(file: Path) -> Lengths:
+    """Read measured lengths: a JSONL file of numbers, or of objects with `completion_tokens`, `tokens` or `length`.
+
+    Raises:
+        ConfigError: The file does not exist, or a line has no length of at least 1.
+    """
+    found: list[int] = []
+    try:
+        for number, line in enumerate(read_bytes(file).decode("utf-8-sig").split("\n"), 1):
+            if not line.strip():
+                continue
+            row = parse_json(line)
+            value = next((row[key] for key in KEYS if key in row), None) if isinstance(row, dict) else row
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= 10**9:
+                raise ConfigError(
+                    f"{file}, line {number}: got {line[:60]!r}; allowed: a number of tokens from 1 to 10^9, "
+                    f"or an object with one of {', '.join(KEYS)}"
+                )
+            found.append(round(value))
+    except OSError as error:
+        raise ConfigError(trouble(error)) from None
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{file}: not a readable file of lengths ({error}); give one JSON value per line") from None
+    if not found:
+        raise ConfigError(f"{file}: the file has no lengths; give a JSONL file with one per line")
+    return np.asarray(found, np.int64)

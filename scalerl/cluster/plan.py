@@ -10,16 +10,15 @@ from urllib.parse import urlsplit
 
 from scalerl.cluster.devices import devices
 from scalerl.cluster.layout import check, lay_out, prompt_tokens, whole_gradient
-from scalerl.cluster.lengths import lognormal
-from scalerl.cluster.measured import Measured, lengths_like
+from scalerl.cluster.measured import Measured, lengths_like, lognormal
 from scalerl.cluster.memory import GB, slots_that_fit
-from scalerl.cluster.simulation import Figures, Simulation, Speeds
+from scalerl.cluster.simulation import Figures, simulate_run
 from scalerl.cluster.speed import (
     GPUS,
     Assumptions,
     Lengths,
+    Speeds,
     StepSeconds,
-    Training,
     UpdateSeconds,
     decode_roofline,
     steps_from_rates,
@@ -64,14 +63,10 @@ class Given:
     trainer_rate: float = 0.0
     """Trained tokens/s of all `trainer_rate_ranks` ranks; 0: not given."""
     trainer_rate_ranks: int = 1
-    transfer_s: float = -1.0
-    """Seconds of one transfer of weights; negative: not given."""
+    transfer_s: float | None = None
+    """Seconds of one transfer of weights."""
     updates: int = 0
     """Updates to measure; 0: automatic."""
-
-    def measured_updates(self, batch: int) -> int:
-        """Return the number of updates to measure with `batch` completions per batch."""
-        return self.updates or max(LEAST_UPDATES, min(UPDATES, COMPLETIONS // batch))
 
 
 def lengths_of(config: RunConfig, measured: Measured | None, mean: float = 0.0, sigma: float = 0.0) -> Lengths:
@@ -95,19 +90,19 @@ def speeds_of(config: RunConfig, given: Given) -> tuple[Speeds, list[str]]:
     steps, from_generator = _generation(config, given)
     updates, from_trainer = _training(config, given)
     # vLLM pauses its sequences while it receives weights; the torch engine copies weights that have arrived
-    sending = swap = given.transfer_s
-    source = "as given"
-    if given.transfer_s < 0 and (given.measured is not None or config.hardware.device == "cpu"):
+    if given.transfer_s is not None:
+        sending, swap, source = given.transfer_s, given.transfer_s, "as given"
+    elif given.measured is not None or config.hardware.device == "cpu":
         sending, swap, source = 0.0, 0.0, "within the measured updates"
-    elif given.transfer_s < 0:
+    else:
         nodes = nodes_with_engines(config)
         sending, swap = transfer_seconds(given.found.sizes, given.assumed, config.weights, nodes)
         source = f"assumed: {config.weights} to engines on {nodes} node{'s' if nodes > 1 else ''}"
+    drift: Sequence[tuple[float, float]] = ((1.0, 1.0),)
     if given.measured is not None:
         swap = given.measured.swap_s
-    if given.measured is not None and not given.generator_rates and not given.trainer_rate:
-        steps, updates = given.measured.replay(config.placement.trainer_ranks)
-    speeds = Speeds(steps, updates, sending, swap, prompt_tokens(config)[0])
+        drift = drift if given.generator_rates or given.trainer_rate else given.measured.drift
+    speeds = Speeds(steps, updates, sending, swap, prompt_tokens(config)[0], drift)
     weights = f"weights: {sending:.3g} s to send and {swap:.3g} s to receive, {source}"
     return speeds, [f"generator: {from_generator}", f"trainer: {from_trainer}", weights]
 
@@ -136,15 +131,10 @@ def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
         return updates_from_rate(rate), f"tokens/s as given, {rate:,.0f} for {ranks} ranks"
     if given.measured is not None:
         rate = given.measured.trainer_tokens_per_s * ranks / given.measured.ranks
-        return given.measured.replay(ranks)[1], f"measured, {rate:,.0f} trained tokens/s"
-    training = Training(
-        ranks,
-        config.micro_batch_tokens,
-        prompt_tokens(config)[0],
-        config.learner.gradient_checkpointing,
-        whole_gradient(config),
-    )
-    return training_roofline(given.found.sizes, given.assumed, training), "a roofline (assumed)"
+        return given.measured.update_seconds(ranks), f"measured, {rate:,.0f} trained tokens/s"
+    micro_batch, checkpointing = config.micro_batch_tokens, config.learner.gradient_checkpointing
+    work = (ranks, micro_batch, prompt_tokens(config)[0], checkpointing, whole_gradient(config))
+    return training_roofline(given.found.sizes, given.assumed, *work), "a roofline (assumed)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +166,8 @@ class Outcome:
 def simulate(config: RunConfig, given: Given, lengths: Lengths) -> Outcome:
     """Simulate one configuration."""
     speeds, _ = speeds_of(config, given)
-    figures = Simulation(config, speeds, lengths).run(given.measured_updates(config.recipe.completions_per_step))
+    automatic = max(LEAST_UPDATES, min(UPDATES, COMPLETIONS // config.recipe.completions_per_step))
+    figures = simulate_run(config, speeds, lengths, given.updates or automatic)
     eval_s = evaluation_seconds(config, speeds, lengths)
     every = config.evaluation.every
     update_s = 3600.0 / figures.updates_per_h
@@ -200,9 +191,8 @@ def evaluation_seconds(config: RunConfig, speeds: Speeds, lengths: Lengths) -> f
     sequences = config.evaluated_sequences
     engines, mean = config.placement.engines, float(lengths.mean())
     n = max(1, min(config.slots // engines, math.ceil(sequences / engines)))
-    step = speeds.step_seconds(n, n * (speeds.prompt_tokens + mean / 2))
     alone = speeds.step_seconds(1, speeds.prompt_tokens + mean)
-    return sequences * mean / (engines * n / step) + float(lengths.max()) * alone
+    return sequences * mean / (engines * n / speeds.mean_step(n, mean)) + float(lengths.max()) * alone
 
 
 # -------------------------------------------------------------------------------------------------------------- splits
@@ -302,10 +292,8 @@ def balance(config: RunConfig, given: Given, lengths: Lengths) -> float:
     batch, engines = config.recipe.completions_per_step, config.placement.engines
     mean = float(lengths.mean())
     n = config.slots / engines
-    step = speeds.step_seconds(n, n * (speeds.prompt_tokens + mean / 2))
-    sample = lengths[: batch * max(1, len(lengths) // batch)]
-    update = speeds.update_seconds(sample[:batch] if len(sample) >= batch else sample) + speeds.transfer_s
-    return batch * mean / (engines * n / step) / update
+    update = speeds.update_seconds(lengths[:batch]) + speeds.transfer_s
+    return batch * mean / (engines * n / speeds.mean_step(n, mean)) / update
 
 
 def balance_line(config: RunConfig, found: Found) -> str:

@@ -12,7 +12,7 @@ from scalerl.cluster.connect import last_line
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
-from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.rollouts.weights import WeightChannel
 from scalerl.training.learner.base import BadGradient
 from scalerl.training.learner.ranks import RAISED_S, LearnerDied, RankSpec, build_rank, perform
 

@@ -1,47 +1,153 @@
-"""Simulates the timing of a run with the real coordinator and schedule, and engines that only count tokens.
+"""Simulates a run in time: the real coordinator and schedule, over engines that only count tokens.
 
 The interplay of generation and training follows the code of real runs. The durations of decode steps, updates and
-transfers (speed.py) and the lengths of completions (lengths.py) are assumptions or measurements.
+transfers and the lengths of completions are assumptions or measurements (speed.py, measured.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from scalerl.cluster.speed import Lengths, StepSeconds, UpdateSeconds
-from scalerl.cluster.timed_engine import Shared, TimedEngine
+from scalerl.cluster.simulated_engine import Clock, SimulatedEngine, by_key
+from scalerl.cluster.speed import Lengths, Speeds
 from scalerl.config.run import RunConfig
 from scalerl.rollouts.coordinator import Coordinator, Formed, Update
-from scalerl.rollouts.local.simulated import Stuck, by_key, visit_of
-from scalerl.rollouts.schedule import groups_beyond, schedule_of
-from scalerl.types import Visit
+from scalerl.rollouts.schedule import first_visits, schedule_of
+from scalerl.types import Prompt, Visit
 
 QUANTA = 40
 """Polls per mean completion or batch, whichever is shorter. A finished sequence is replaced at the next poll."""
 
 
-@dataclass(frozen=True, slots=True)
-class Speeds:
-    """Durations that a simulation needs.
+class Stuck(RuntimeError):
+    """Neither side of a simulation can continue, which is a bug of the schedule."""
 
-    Example: Speeds(step_seconds=steps_from_rates([(64, 2500.0)]), update_seconds=updates_from_rate(40_000.0),
-                    transfer_s=0.4)
+
+class SimulatedTrainer:
+    """Simulates the training of a coordinator's batches, one at a time, and sends it updates with new prompts.
+
+    Example:
+        trainer = SimulatedTrainer(coordinator, Speeds(update_seconds=lambda lengths: 40.0), clock)
+        trainer.start(first=144)
+        for formed in trainer.batches(100): ...
     """
 
-    step_seconds: StepSeconds
-    """Seconds of a decode step of one engine."""
-    update_seconds: UpdateSeconds
-    """Seconds of an update by all trainer ranks."""
-    transfer_s: float = 0.0
-    """Seconds in which the trainer sends new weights, before engines can receive them."""
-    swap_s: float = 0.0
-    """Seconds that a swap stops an engine."""
-    prompt_tokens: float = 0.0
-    """Mean length of a prompt."""
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        speeds: Speeds,
+        clock: Clock,
+        sends_weights: Callable[[int], bool] = lambda version: True,
+        poll_s: float = 1.0,
+    ) -> None:
+        """Make a trainer.
+
+        Args:
+            coordinator: A coordinator over simulated engines.
+            speeds: Durations of updates and transfers.
+            clock: The clock of the engines.
+            sends_weights: Function that returns whether the weights of a version are sent.
+            poll_s: Seconds between two polls of asynchronous engines.
+        """
+        self.coordinator, self.speeds, self.clock = coordinator, speeds, clock
+        self.sends_weights, self.poll_s = sends_weights, poll_s
+        self.drawn = 0
+        """Visits drawn so far."""
+        self.under_way: deque[tuple[float, Update]] = deque()
+        """(arrival time at the engines, update), in order."""
+        self.blocked_s = 0.0
+        """Seconds in which engines in lockstep waited for weights."""
+        self._free_at, self._booked_s = 0.0, 0.0
+        clock.pace = speeds.drift[0][0]
+
+    @property
+    def worked_s(self) -> float:
+        """Seconds of training and sending so far."""
+        return self._booked_s - max(0.0, self._free_at - self.clock.now)
+
+    def start(self, first: int) -> None:
+        """Start with version 0 and the first visits."""
+        self.coordinator.begin(0, self.draw(first))
+
+    def batches(self, count: int) -> Iterator[Formed]:
+        """Train and yield `count` more batches, or fewer if the curriculum is exhausted.
+
+        Raises:
+            Stuck: Neither side can continue.
+        """
+        coordinator = self.coordinator
+        while count > 0 and not (coordinator.schedule.closed and not self.under_way and coordinator.blocked()):
+            for formed in self.step():
+                self.train(formed)
+                count -= 1
+                yield formed
+
+    def step(self) -> list[Formed]:
+        """Advance the time to the next event; return the batches that were completed by then.
+
+        Raises:
+            Stuck: Neither side can continue.
+        """
+        coordinator, clock = self.coordinator, self.clock
+        while self.under_way and self.under_way[0][0] <= clock.now:
+            coordinator.receive(self.under_way.popleft()[1])
+        arrival = self.under_way[0][0] if self.under_way else math.inf
+        blocked = coordinator.blocked()
+        if blocked and math.isinf(arrival):
+            raise Stuck(f"no further event: {coordinator.schedule} after {coordinator.ticks} ticks")
+        if blocked:
+            clock.until = arrival
+            self.blocked_s += arrival - clock.now if coordinator.lockstep else 0.0
+        elif not coordinator.lockstep:
+            clock.until = min(clock.now + self.poll_s, arrival)
+        before = coordinator.ticks, coordinator.schedule.active
+        formed = coordinator.step(self.activated)
+        idle = not formed and before == (coordinator.ticks, coordinator.schedule.active)
+        if idle and coordinator.lockstep and not blocked:
+            raise Stuck(f"a step had no effect: {coordinator.schedule} after {coordinator.ticks} ticks")
+        clock.now = clock.until
+        coordinator.fresh.clear()
+        coordinator.late.clear()
+        return formed
+
+    def train(self, formed: Formed) -> None:
+        """Train a batch when the trainer is free; its update arrives later."""
+        lengths = np.fromiter((len(r) for group in formed.groups.values() for r in group.rollouts), dtype=np.int64)
+        speeds, version = self.speeds, formed.number + 1
+        weights = self.sends_weights(version)
+        took = speeds.update_seconds(lengths) * speeds.drift[formed.number % len(speeds.drift)][1]
+        took += speeds.transfer_s if weights else 0.0
+        self._free_at = max(self._free_at, self.clock.now) + took
+        self._booked_s += took
+        self.clock.pace = speeds.drift[version % len(speeds.drift)][0]
+        wanted = self.coordinator.schedule.per_batch + len(formed.dropped)
+        visits = self.draw(wanted)
+        self.under_way.append((self._free_at, Update(version, weights, visits, closed=len(visits) < wanted)))
+
+    def draw(self, wanted: int) -> tuple[Visit, ...]:
+        """Return the next visits of an endless curriculum."""
+        first, self.drawn = self.drawn, self.drawn + wanted
+        return tuple(map(visit_of, range(first, self.drawn)))
+
+    def activated(self) -> None:
+        """Do nothing; called when a version became active."""
+
+
+_PROMPTS = [Prompt(f"{i:016x}", "", (1,), "", "none") for i in range(1000)]
+
+
+def visit_of(index: int) -> Visit:
+    """Return a visit of an endless curriculum of 1,000 prompts."""
+    return Visit(_PROMPTS[index % len(_PROMPTS)], index // len(_PROMPTS), index)
+
+
+# ---------------------------------------------------------------------------------------------------------- whole runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,240 +187,111 @@ class Figures:
         return self.tokens_per_s * (1.0 - self.dropped_share) * (1.0 - self.stale_share)
 
 
+def simulate_run(config: RunConfig, speeds: Speeds, lengths: Lengths, updates: int) -> Figures:
+    """Simulate a run in its steady state.
+
+    Args:
+        config: Configuration of the run.
+        speeds: Durations.
+        lengths: Lengths that completions are drawn from.
+        updates: Number of updates to measure.
+
+    Raises:
+        Stuck: Neither side can continue.
+    """
+    recipe, count, slots = config.recipe, config.placement.engines, config.slots
+    clock, length_of, lockstep = Clock(), by_key(lengths), config.placement.deterministic
+    engines = [
+        SimulatedEngine(slots // count + (number < slots % count), length_of, speeds, clock, lockstep)
+        for number in range(count)
+    ]
+    schedule = schedule_of(config, config.lag_ticks)
+    coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, config.seed)
+    mean = float(lengths.mean())
+    batch_steps = mean * recipe.completions_per_step / slots
+    poll_s = speeds.mean_step(engines[0].slots, mean) * max(1.0, min(mean, batch_steps) / QUANTA)
+    trainer = SimulatedTrainer(coordinator, speeds, clock, recipe.off_policy.samples_with, poll_s)
+    trainer.start(first_visits(config))
+
+    def counters() -> npt.NDArray[np.float64]:
+        stats, idle_s = coordinator.stats(), trainer.blocked_s + sum(engine.empty_s for engine in engines) / count
+        return np.array([clock.now, stats.tokens, stats.slot_steps, idle_s, trainer.worked_s])
+
+    ahead: list[int] = []
+    while not _steady(config, lengths, ahead):
+        for formed in trainer.step():
+            trainer.train(formed)
+            ahead.append(len(trainer.under_way))
+    before, trained = counters(), _Trained(recipe.off_policy.max_lag)
+    while trained.batches < updates:
+        for formed in trainer.step():
+            trainer.train(formed)
+            trained.add(formed)
+    return _figures((counters() - before).tolist(), trained)
+
+
+def _steady(config: RunConfig, lengths: Lengths, ahead: Sequence[int]) -> bool:
+    """Return whether a run is in its steady state.
+
+    The ramp-up is over: k + 1 updates, and those during the longest completion. And generation has not moved further
+    ahead of training for k + 1 batches. If training is only slightly slower than generation, this takes many updates.
+
+    Args:
+        config: Configuration of the run.
+        lengths: Lengths of completions.
+        ahead: Number of untrained batches at each completion of a batch.
+    """
+    window = config.recipe.off_policy.max_lag + 1
+    slots_batches = config.slots / config.recipe.completions_per_step
+    ramp = window + math.ceil(float(lengths.max() / lengths.mean()) * slots_batches)
+    if len(ahead) < ramp:
+        return False
+    return max(ahead[-window:]) <= max(ahead[:-window], default=0) or len(ahead) >= 8 * ramp
+
+
 @dataclass(slots=True)
-class _Sums:
+class _Trained:
     """Sums over the measured batches."""
 
-    tokens: float = 0.0
-    aged: float = 0.0
-    stale: float = 0.0
+    max_lag: int
+    batches: int = 0
+    tokens: int = 0
+    aged: int = 0
+    """Sum of the tokens' staleness."""
+    stale: int = 0
     oldest: int = 0
     groups: int = 0
     dropped: int = 0
 
+    def add(self, formed: Formed) -> None:
+        self.batches += 1
+        self.groups += len(formed.groups)
+        self.dropped += len(formed.dropped)
+        for group in formed.groups.values():
+            self.oldest = max(self.oldest, formed.number - group.oldest_version)
+            for rollout in group.rollouts:
+                age_T = formed.number - rollout.versions
+                self.tokens += len(age_T)
+                self.aged += int(age_T.sum())
+                self.stale += int((age_T > self.max_lag).sum())
 
-@dataclass(slots=True)
-class _Counters:
-    """Counters at one time; differences of two give an interval."""
 
-    now: float
-    tokens: float
-    slot_steps: float
-    empty_s: float
-    trainer_s: float
-
-
-@dataclass(slots=True)
-class Simulation:
-    """Simulation of one run: a coordinator over timed engines, and a trainer that processes batches in order.
-
-    Example: Simulation(config, speeds, lengths).run(updates=30)
-    """
-
-    config: RunConfig
-    speeds: Speeds
-    lengths: Lengths
-    """Lengths that completions are drawn from."""
-    shared: Shared = field(default_factory=Shared)
-    _engines: list[TimedEngine] = field(default_factory=list)
-    _coordinator: Coordinator = field(init=False)
-    _under_way: deque[tuple[float, Update]] = field(default_factory=deque)
-    """(arrival time at the engines, update), in order."""
-    _trainer_free_at: float = 0.0
-    _trainer_s: float = 0.0
-    _blocked_s: float = 0.0
-    _drawn: int = 0
-
-    def __post_init__(self) -> None:
-        config, recipe = self.config, self.config.recipe
-        count, slots = config.placement.engines, config.slots
-        lockstep = config.placement.deterministic
-        length_of = by_key(self.lengths)
-        for number in range(count):
-            self._engines.append(
-                TimedEngine(
-                    slots // count + (number < slots % count),
-                    length_of,
-                    self.speeds.step_seconds,
-                    self.shared,
-                    lockstep=lockstep,
-                    prompt_tokens=self.speeds.prompt_tokens,
-                    swap_s=0.0 if lockstep else self.speeds.swap_s,
-                )
-            )
-        schedule = schedule_of(config, config.lag_ticks)
-        self._coordinator = Coordinator(self._engines, schedule, recipe.generations_per_prompt, config.seed)
-        self._coordinator.begin(0, self._draw(self._first_visits()))
-
-    def run(self, updates: int) -> Figures:
-        """Simulate the run.
-
-        Args:
-            updates: Number of updates to measure in the steady state.
-
-        Raises:
-            Stuck: Neither side can continue, which is a bug of the schedule.
-        """
-        ahead: list[int] = []
-        while not self._steady(ahead):
-            for formed in self._advance():
-                self._train(formed)
-                self._note(formed, _Sums())
-                ahead.append(len(self._under_way))
-        sums, before, seen = _Sums(), self._counters(), 0
-        while seen < updates:
-            for formed in self._advance():
-                self._train(formed)
-                self._note(formed, sums)
-                seen += 1
-        return self._figures(before, self._counters(), sums, seen)
-
-    def _steady(self, ahead: list[int]) -> bool:
-        """Return whether the run is in its steady state.
-
-        The ramp-up is over, and generation has not moved further ahead of training for k + 1 batches. If training is
-        only slightly slower than generation, this takes many updates.
-
-        Args:
-            ahead: Number of untrained batches at each completion of a batch.
-        """
-        recipe, ramp = self.config.recipe, self._ramp()
-        window = recipe.off_policy.max_lag + 1
-        if len(ahead) < ramp:
-            return False
-        return max(ahead[-window:]) <= max(ahead[:-window], default=0) or len(ahead) >= 8 * ramp
-
-    # ------------------------------------------------------------------------------------------------------- one event
-
-    def _advance(self) -> list[Formed]:
-        """Advance the time to the next event; return the batches completed by then."""
-        coordinator, shared = self._coordinator, self.shared
-        while self._under_way and self._under_way[0][0] <= shared.now:
-            coordinator.receive(self._under_way.popleft()[1])
-        if coordinator.blocked():
-            self._wait()
-            return []
-        ticks, active = coordinator.ticks, coordinator.schedule.active
-        arrival = self._under_way[0][0] if self._under_way else math.inf
-        shared.until = min(shared.now + self._quantum, arrival)
-        formed = coordinator.step()
-        coordinator.fresh.clear()
-        self._forget(coordinator.late)
-        if not coordinator.lockstep:
-            shared.now = shared.until
-            return formed
-        if coordinator.ticks == ticks:
-            if not formed and coordinator.schedule.active == active:
-                raise Stuck(f"a step had no effect: {coordinator.schedule} after {ticks} ticks")
-            return formed
-        swapped = self.speeds.swap_s * (coordinator.schedule.active - active)
-        shared.now += max(engine.step_s for engine in self._engines) + swapped
-        return formed
-
-    def _wait(self) -> None:
-        """Advance the time to the arrival of the next weights."""
-        if not self._under_way:
-            raise Stuck(f"no further event: {self._coordinator.schedule} after {self._coordinator.ticks} ticks")
-        arrival = self._under_way[0][0]
-        self._blocked_s += arrival - self.shared.now
-        self.shared.now = arrival
-        for engine in self._engines:
-            engine.wait_until(arrival)
-
-    @property
-    def _quantum(self) -> float:
-        """Seconds between two polls of asynchronous engines."""
-        slots = max(engine.slots for engine in self._engines)
-        mean = float(self.lengths.mean())
-        step = self.speeds.step_seconds(slots, slots * (self.speeds.prompt_tokens + mean / 2))
-        batch = mean * self.config.recipe.completions_per_step / self.config.slots
-        return step * max(1.0, min(mean, batch) / QUANTA)
-
-    def _train(self, formed: Formed) -> None:
-        lengths = np.fromiter(
-            (len(rollout) for group in formed.groups.values() for rollout in group.rollouts), dtype=np.int64
-        )
-        took = self.speeds.update_seconds(lengths)
-        weights = self.config.recipe.off_policy.samples_with(formed.number + 1)
-        sending = self.speeds.transfer_s if weights else 0.0
-        self._trainer_free_at = max(self._trainer_free_at, self.shared.now) + took + sending
-        self._trainer_s += took + sending
-        visits = self._draw(self.config.recipe.prompts_per_step + len(formed.dropped))
-        self._under_way.append((self._trainer_free_at, Update(formed.number + 1, weights, visits)))
-
-    # --------------------------------------------------------------------------------------------------------- prompts
-
-    def _first_visits(self) -> int:
-        """Return how many prompts a run draws for its first weights; same as Session.initial_visits."""
-        recipe = self.config.recipe
-        visits = recipe.prompts_per_step * (recipe.off_policy.max_lag + 1)
-        if recipe.off_policy.waits:
-            return visits
-        longest = recipe.length.max_tokens / self.config.expected_tokens
-        return visits + groups_beyond(self.config.slots, recipe.generations_per_prompt, longest)
-
-    def _draw(self, wanted: int) -> tuple[Visit, ...]:
-        first, self._drawn = self._drawn, self._drawn + wanted
-        return tuple(map(visit_of, range(first, self._drawn)))
-
-    def _ramp(self) -> int:
-        """Return the updates of the ramp-up: those during the longest completion, and k + 1."""
-        slots_batches = self.config.slots / self.config.recipe.completions_per_step
-        spans = float(self.lengths.max() / self.lengths.mean()) * slots_batches
-        return self.config.recipe.off_policy.max_lag + 1 + math.ceil(spans)
-
-    # --------------------------------------------------------------------------------------------------------- figures
-
-    def _note(self, formed: Formed, sums: _Sums) -> None:
-        max_lag = self.config.recipe.off_policy.max_lag
-        sums.groups += len(formed.groups)
-        sums.dropped += len(formed.dropped)
-        for index in formed.groups:
-            for sample in range(self.config.recipe.generations_per_prompt):
-                for version, count in self.shared.spans.pop((index, sample)):
-                    age = formed.number - version
-                    sums.tokens += count
-                    sums.aged += age * count
-                    sums.oldest = max(sums.oldest, age)
-                    if age > max_lag:
-                        sums.stale += count
-
-    def _forget(self, late: list[int]) -> None:
-        for index in late:
-            for sample in range(self.config.recipe.generations_per_prompt):
-                self.shared.spans.pop((index, sample), None)
-        late.clear()
-
-    def _counters(self) -> _Counters:
-        work = [engine.work for engine in self._engines]
-        now = self.shared.now
-        empty = sum(engine.empty_s for engine in self._engines) / len(work)
-        lockstep = self.config.placement.deterministic
-        busy = self._trainer_s - max(0.0, self._trainer_free_at - now)
-        return _Counters(
-            now,
-            sum(w.tokens for w in work),
-            sum(w.slot_steps for w in work),
-            self._blocked_s if lockstep else empty,
-            busy,
-        )
-
-    def _figures(self, before: _Counters, after: _Counters, sums: _Sums, updates: int) -> Figures:
-        seconds = max(1e-9, after.now - before.now)
-        steps = after.slot_steps - before.slot_steps
-        sampled = (after.tokens - before.tokens) / seconds
-        dropped = sums.dropped / max(1, sums.groups + sums.dropped)
-        return Figures(
-            updates=updates,
-            seconds=seconds,
-            tokens_per_s=sampled,
-            trained_tokens_per_s=sums.tokens / seconds,
-            updates_per_h=3600.0 * sampled * (1.0 - dropped) * updates / sums.tokens if sums.tokens else 0.0,
-            occupancy=(after.tokens - before.tokens) / steps if steps else 0.0,
-            generator_idle=(after.empty_s - before.empty_s) / seconds,
-            trainer_idle=max(0.0, 1.0 - (after.trainer_s - before.trainer_s) / seconds),
-            staleness_mean=sums.aged / sums.tokens if sums.tokens else 0.0,
-            staleness_max=sums.oldest,
-            stale_share=sums.stale / sums.tokens if sums.tokens else 0.0,
-            dropped_share=dropped,
-        )
+def _figures(interval: Sequence[float], trained: _Trained) -> Figures:
+    """Return the figures of an interval: its seconds, sampled tokens, slot-steps, idle seconds, training seconds."""
+    seconds, sampled, slot_steps, idle_s, worked_s = interval
+    rate, tokens = sampled / seconds, max(1, trained.tokens)
+    dropped = trained.dropped / max(1, trained.groups + trained.dropped)
+    return Figures(
+        updates=trained.batches,
+        seconds=seconds,
+        tokens_per_s=rate,
+        trained_tokens_per_s=trained.tokens / seconds,
+        updates_per_h=3600.0 * rate * (1.0 - dropped) * trained.batches / tokens,
+        occupancy=sampled / slot_steps,
+        generator_idle=idle_s / seconds,
+        trainer_idle=max(0.0, 1.0 - worked_s / seconds),
+        staleness_mean=trained.aged / tokens,
+        staleness_max=trained.oldest,
+        stale_share=trained.stale / tokens,
+        dropped_share=dropped,
+    )

@@ -24,6 +24,32 @@ UpdateSeconds = Callable[[Lengths], float]
 
 
 @dataclass(frozen=True, slots=True)
+class Speeds:
+    """Durations that a simulation needs. The defaults count decode steps.
+
+    Example: Speeds(step_seconds=steps_from_rates([(64, 2500.0)]), update_seconds=updates_from_rate(40_000.0),
+                    transfer_s=0.4)
+    """
+
+    step_seconds: StepSeconds = lambda running, context: 1.0
+    """Seconds of a decode step of one engine."""
+    update_seconds: UpdateSeconds = lambda lengths: 1.0
+    """Seconds of an update by all trainer ranks."""
+    transfer_s: float = 0.0
+    """Seconds in which the trainer sends new weights, before engines can receive them."""
+    swap_s: float = 0.0
+    """Seconds that a swap stops an engine."""
+    prompt_tokens: float = 0.0
+    """Mean length of a prompt."""
+    drift: Sequence[tuple[float, float]] = ((1.0, 1.0),)
+    """Factors on the seconds of decode steps and of the update, one pair for each update in turn, repeated."""
+
+    def mean_step(self, running: float, mean: float) -> float:
+        """Return the mean seconds of a decode step of `running` sequences whose lengths are `mean` on average."""
+        return self.step_seconds(running, running * (self.prompt_tokens + mean / 2))
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """Data sheet of a GPU.
 
@@ -146,11 +172,6 @@ def steps_from_rates(rates: Sequence[tuple[float, float]]) -> StepSeconds:
     return seconds
 
 
-def steps_from_line(base: float, slope: float) -> StepSeconds:
-    """Return the seconds of a decode step of n sequences as base + slope x n."""
-    return lambda running, context: base + slope * running
-
-
 # ----------------------------------------------------------------------------------------------------------- training
 
 
@@ -169,44 +190,42 @@ def gather_seconds(
     return sizes.params * (ranks - 1) / ranks * (2.0 * BF16 * micro_batches + scattered) / speed
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
-    """Settings besides the model that determine an update's time.
-
-    Example: Training(ranks=16, micro_batch_tokens=32768, prompt_tokens=256, checkpointing=True)
-    """
-
-    ranks: int
-    micro_batch_tokens: int
-    """Padded tokens of one forward and backward pass of a rank."""
-    prompt_tokens: float
-    """Mean length of a prompt."""
-    checkpointing: bool = False
-    """Whether activations are recomputed in the backward pass."""
-    whole_gradient: bool = False
-    """Whether every rank accumulates the whole gradient, which is reduced once per update."""
-
-
-def training_roofline(sizes: ModelSizes, assumed: Assumptions, training: Training) -> UpdateSeconds:
+def training_roofline(
+    sizes: ModelSizes,
+    assumed: Assumptions,
+    ranks: int,
+    micro_batch_tokens: int,
+    prompt_tokens: float,
+    checkpointing: bool = False,
+    whole_gradient: bool = False,
+) -> UpdateSeconds:
     """Return the seconds of an update: the larger of compute and communication, which overlap.
 
     All ranks run the same number of micro-batches; the last one may be partly empty.
+
+    Args:
+        sizes: The model.
+        assumed: Speeds.
+        ranks: Trainer ranks.
+        micro_batch_tokens: Padded tokens of one forward and backward pass of a rank.
+        prompt_tokens: Mean length of a prompt.
+        checkpointing: Whether activations are recomputed in the backward pass.
+        whole_gradient: Whether every rank accumulates the whole gradient, which is reduced once per update.
     """
-    peak = training.ranks * assumed.training_share * assumed.gpu.flops
+    peak = ranks * assumed.training_share * assumed.gpu.flops
 
     def seconds(lengths: Lengths) -> float:
-        compute = sizes.training_flops(lengths + training.prompt_tokens, lengths, training.checkpointing) / peak
-        tokens = float(lengths.sum()) + training.prompt_tokens * len(lengths)
-        micro_batches = max(1, math.ceil(tokens / training.ranks / training.micro_batch_tokens))
-        talk = gather_seconds(sizes, assumed, training.ranks, micro_batches, training.whole_gradient)
-        return max(compute, talk)
+        compute = sizes.training_flops(lengths + prompt_tokens, lengths, checkpointing) / peak
+        tokens = float(lengths.sum()) + prompt_tokens * len(lengths)
+        micro_batches = max(1, math.ceil(tokens / ranks / micro_batch_tokens))
+        return max(compute, gather_seconds(sizes, assumed, ranks, micro_batches, whole_gradient))
 
     return seconds
 
 
-def updates_from_rate(tokens_per_s: float, trained_share: float = 1.0) -> UpdateSeconds:
-    """Return the seconds of an update at a rate of trained tokens per second; `trained_share` of a batch is trained."""
-    return lambda lengths: float(lengths.sum()) * trained_share / tokens_per_s
+def updates_from_rate(tokens_per_s: float) -> UpdateSeconds:
+    """Return the seconds of an update at a rate of completion tokens per second."""
+    return lambda lengths: float(lengths.sum()) / tokens_per_s
 
 
 def transfer_seconds(sizes: ModelSizes, assumed: Assumptions, channel: str, nodes: int) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from scalerl.cluster.connect import STARTED_S, last_line
 from scalerl.core.errors import ConfigError
-from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.rollouts.weights import WeightChannel
 from scalerl.rollouts.worker import Build, First, serve
 
 

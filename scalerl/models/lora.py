@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from scalerl.config.model import Lora
 from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.files import as_umask
-from scalerl.models.checkpoint_names import plain_model
 from scalerl.models.policy import Policy
+from scalerl.models.weights import plain_model
 
 ADAPTER = "default"
 """The adapter name that peft uses by default."""

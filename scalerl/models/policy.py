@@ -19,9 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import as_umask
-from scalerl.models.family import ATTENTION_KINDS, check_model
 from scalerl.models.head import HeadRule, token_logprobs
-from scalerl.models.loading import load_model
+from scalerl.models.loading import ATTENTION_KINDS, check_model, load_model
 from scalerl.models.packing import Segments
 from scalerl.models.prefix import SharedPrompts, SharedRow
 from scalerl.models.sizes import of_model

@@ -20,7 +20,7 @@ from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.process_engine import EngineProcess
 from scalerl.rollouts.schedule import schedule_of
 from scalerl.rollouts.supervised import Life, Limits, Supervisor, supervise
-from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.rollouts.weights import WeightChannel
 from scalerl.rollouts.worker import WorkerParts
 
 EVALUATION_CACHE = 1 << 28

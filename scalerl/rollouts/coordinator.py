@@ -15,10 +15,9 @@ from typing import Any
 
 from scalerl.core.rng import stream_key
 from scalerl.core.serialization import from_plain, to_plain
-from scalerl.rollouts.engine import POLL_S, Engine, Finished, Request, Work
+from scalerl.rollouts.engine import POLL_S, Engine, Finished, Request, Seconds, Work
 from scalerl.rollouts.generate import generate
 from scalerl.rollouts.schedule import Schedule
-from scalerl.rollouts.seconds import Seconds
 from scalerl.types import GeneratorStats, Group, Rollout, Visit
 
 

@@ -21,7 +21,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.processes import ProcessDied
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.spawned import Launch, SpawnedWorker, WorkerHandle
-from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.rollouts.weights import WeightChannel
 from scalerl.rollouts.worker import Build, First
 from scalerl.types import GeneratorStats, Group, ScoredGroup, Visit
 

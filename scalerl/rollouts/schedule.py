@@ -325,15 +325,14 @@ class RoundSchedule(Schedule):
         self._open = {int(index): bool(done) for index, done in state["open"]}
 
 
-def groups_beyond(slots: int, group_size: int, longest: float) -> int:
-    """Return how many groups may be open in addition to k + 1 batches so that long ones do not hold back the others.
+def first_visits(config: RunConfig) -> int:
+    """Return how many prompts a run draws for its first weights: those of k + 1 batches.
 
-    Args:
-        slots: Sequences decoded together by all engines.
-        group_size: G, rollouts per prompt.
-        longest: Length of the longest completion divided by the mean length.
+    If groups need not wait for longer ones, the prompts that start while the longest completion is sampled are added.
     """
-    return math.ceil(slots / group_size * longest)
+    rule = config.recipe.off_policy
+    visits = config.recipe.prompts_per_step * (rule.max_lag + 1)
+    return visits if rule.waits else visits + _groups_in_flight(config)
 
 
 def most_untrained(config: RunConfig) -> int:
@@ -342,10 +341,13 @@ def most_untrained(config: RunConfig) -> int:
     Without a limit, a fast generator fills the queue until every token is k updates stale. The limit covers the groups
     that fill the slots, one batch in training, and the `rollouts.ahead` batches that may wait.
     """
-    recipe = config.recipe
-    longest = recipe.length.max_tokens / config.expected_tokens
-    in_flight = groups_beyond(config.slots, recipe.generations_per_prompt, longest)
-    return in_flight + (1 + config.rollouts.ahead) * recipe.prompts_per_step
+    return _groups_in_flight(config) + (1 + config.rollouts.ahead) * config.recipe.prompts_per_step
+
+
+def _groups_in_flight(config: RunConfig) -> int:
+    """Return how many groups start while the longest completion is sampled, if it does not hold back the others."""
+    longest = config.recipe.length.max_tokens / config.expected_tokens
+    return math.ceil(config.slots / config.recipe.generations_per_prompt * longest)
 
 
 def _pipeline(rule: PipelineRL, per_batch: int, activation: Activation, most: float = math.inf) -> Schedule:

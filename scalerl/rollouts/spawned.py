@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 from typing import Protocol
 
 from scalerl.core.processes import ChildContext
-from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.rollouts.weights import WeightChannel
 from scalerl.rollouts.worker import Build, First, serve
 
 

@@ -1,12 +1,263 @@
-"""Checks for your plug-ins: `check_engine` tests an engine against the whole contract."""
+"""Checks of the engine contract: run made-up prompts through an engine and verify everything that it returns.
+
+`check_engine` runs all checks, for authors of engines. `check_engine_plugin` runs a quick subset at the start of a run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from scalerl.rollouts.contract import EngineError, bench_of, check_contract
-from scalerl.rollouts.custom import EngineParts
+import numpy as np
+import torch
+
+from scalerl.config.recipe import Custom
+from scalerl.core.errors import ConfigError
+from scalerl.core.plugins import PluginError, call
+from scalerl.models.policy import Policy, load_policy
+from scalerl.rollouts.custom import EngineParts, make_engine
+from scalerl.rollouts.engine import POLL_S, Engine, Finished, Request, Sampling
+from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.rollouts.replay import ReplayMismatch, bound_of, check_current, check_difference, largest_difference
+from scalerl.types import Rollout
+
+TOKENS = 6
+"""Length of every made-up completion: there is no stop token."""
+SLOTS = 2
+"""Fewer slots than requests, so that slots are refilled."""
+WAIT_S = 120.0
+"""Seconds without a finished sequence after which the check fails."""
+
+MakeEngine = Callable[[EngineParts], Engine]
+"""Makes the engine under test."""
+
+
+class EngineError(PluginError):
+    """An engine violates the contract; the message gives what it did and what is expected."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """An engine under test and the policy it is compared with."""
+
+    make: MakeEngine
+    policy: Policy
+    """The policy with the weights of version 1."""
+    load_policy: Callable[[], Policy]
+    """Loads another copy of the model, which an engine may modify."""
+    model_path: str
+    weights: Mapping[int, Mapping[str, Any]]
+    """Weights by version, as `receive` returns them."""
+
+    def engine(self) -> Engine:
+        """Return a new engine that uses version 1."""
+        rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=TOKENS)
+        receive = self.weights.__getitem__
+        parts = EngineParts(self.load_policy, self.model_path, SLOTS, 3, rule, Sampling(), receive)
+        engine = self.make(parts)
+        self.swap(engine, 1)
+        return engine
+
+    @staticmethod
+    def swap(engine: Engine, version: int) -> None:
+        """Swap and wait until the version is in use."""
+        engine.swap(version)
+        until = time.monotonic() + WAIT_S
+        while engine.version != version:
+            expect(
+                not engine.deterministic and time.monotonic() < until,
+                f"after swap({version}) its version is {engine.version!r}; expected {version}",
+            )
+            time.sleep(POLL_S)
+
+    def requests(self, count: int = 5) -> list[Request]:
+        """Return made-up requests of two prompts."""
+        last = self.policy.vocab_size - 1
+        prompts = [(1 % self.policy.vocab_size, 0), (0, last, last // 2)]
+        return [Request((number % 2, number // 2), prompts[number % 2], key=7 + number) for number in range(count)]
+
+
+def expect(holds: bool, message: str) -> None:
+    """Raise an EngineError with a message unless a condition holds."""
+    if not holds:
+        raise EngineError(message)
+
+
+def finish(engine: Engine, polls: int | None = None) -> dict[tuple[int, int], Rollout]:
+    """Poll until the engine is idle, at most `polls` times; return the finished rollouts by id."""
+    found: dict[tuple[int, int], Rollout] = {}
+    until, done = time.monotonic() + WAIT_S, 0
+    while engine.occupancy().busy and (polls is None or done < polls):
+        expect(time.monotonic() < until, f"nothing finished for {WAIT_S:g} s with {engine.occupancy()}")
+        engine.advance()
+        polled = engine.poll(POLL_S)
+        expect(
+            isinstance(polled, list) and all(isinstance(one, Finished) for one in polled),
+            f"poll returned {str(polled)[:200]}; expected a list of Finished",
+        )
+        twice = [one.id for one in polled if one.id in found]
+        expect(not twice, f"poll returned {twice} a second time; expected each sequence once")
+        found |= {one.id: one.rollout for one in polled}
+        done += 1
+        until = time.monotonic() + WAIT_S if polled else until
+    return found
+
+
+def check_rollout(bench: Bench, number: tuple[int, int], rollout: Rollout) -> None:
+    """Check the arrays of one made-up completion: shapes, token ids, log-probabilities."""
+    arrays = {name: np.asarray(getattr(rollout, name)) for name in ("tokens", "logps", "versions", "sampled")}
+    length = arrays["tokens"].shape
+    shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+    expect(
+        len(length) == 1 and length[0] >= 1 and all(array.shape == length for array in arrays.values()),
+        f"rollout {number} has {shapes}; expected arrays of one length, at least 1",
+    )
+    tokens, logps, sampled = arrays["tokens"], arrays["logps"], arrays["sampled"]
+    vocabulary = bench.policy.vocab_size
+    expect(
+        bool(((tokens >= 0) & (tokens < vocabulary)).all()),
+        f"rollout {number} has tokens from {tokens.min()} to {tokens.max()}; expected 0 to {vocabulary - 1}",
+    )
+    expect(
+        bool(np.isfinite(logps).all()) and bool((logps <= 1e-6).all()),
+        f"rollout {number} has log-probabilities from {logps.min():g} to {logps.max():g}; expected at most 0",
+    )
+    expect(bool(sampled.any()), f"rollout {number} has no sampled token; expected at least one")
+    expect(
+        length[0] == TOKENS and bool(rollout.truncated),
+        f"rollout {number} has {length[0]} tokens and truncated = {rollout.truncated}; expected {TOKENS} and True: the "
+        "length limit, without a stop token",
+    )
+
+
+def check_basics(bench: Bench) -> dict[tuple[int, int], Rollout]:
+    """Sample made-up requests with version 1; return the rollouts.
+
+    Raises:
+        EngineError: A sequence is missing or returned twice, its arrays are wrong, or its log-probabilities do not
+            match the weights.
+    """
+    engine = bench.engine()
+    expect(not engine.occupancy().busy, f"a new engine has {engine.occupancy()}; expected nothing running or waiting")
+    requests = bench.requests()
+    engine.submit(requests)
+    found = finish(engine)
+    wanted = {request.id for request in requests}
+    expect(found.keys() == wanted, f"it returned {sorted(found)}; expected one rollout for each of {sorted(wanted)}")
+    for number, rollout in found.items():
+        check_rollout(bench, number, rollout)
+        expect(
+            set(np.asarray(rollout.versions).tolist()) == {1},
+            f"rollout {number} has versions {rollout.versions}; expected 1, the weights in use",
+        )
+    prompts = {request.id: request.prompt for request in requests}
+    pairs = [(prompts[number], rollout) for number, rollout in found.items()]
+    try:
+        check_current(bench.policy, 1, pairs)
+    except ReplayMismatch as error:
+        raise EngineError(str(error)) from None
+    return found
+
+
+def check_repeats(bench: Bench, first: Mapping[tuple[int, int], Rollout]) -> None:
+    """Check that a deterministic engine gives equal tokens for equal requests, in any batch."""
+    engine = bench.engine()
+    if not engine.deterministic:
+        return
+    engine.submit(bench.requests()[:1])
+    ((number, again),) = finish(engine).items()
+    expect(
+        again.tokens.tolist() == first[number].tokens.tolist(),
+        f"alone in the batch, request {number} gave {again.tokens.tolist()}, and with others "
+        f"{first[number].tokens.tolist()}; a deterministic engine gives equal tokens for equal keys",
+    )
+
+
+def check_cancel(bench: Bench) -> None:
+    """Check that canceled sequences, running or waiting, are never returned, and that the others are."""
+    engine = bench.engine()
+    requests = bench.requests()
+    engine.submit(requests)
+    gone = {requests[0].id, requests[-1].id}
+    engine.cancel(gone)
+    found = finish(engine)
+    expect(
+        found.keys() == {request.id for request in requests} - gone,
+        f"after cancel({sorted(gone)}) it returned {sorted(found)}; expected only the others",
+    )
+
+
+def check_swap(bench: Bench) -> None:
+    """Check that a deterministic engine uses new weights from the next token on and keeps the cache of the old ones."""
+    engine = bench.engine()
+    if not engine.deterministic:
+        return
+    requests = bench.requests(SLOTS)
+    engine.submit(requests)
+    finish(engine, polls=2)
+    bench.swap(engine, 2)
+    found = finish(engine)
+    for number, rollout in found.items():
+        expect(
+            rollout.versions.tolist() == [1] * 2 + [2] * (TOKENS - 2),
+            f"after a swap to version 2 at token 2, rollout {number} has versions {rollout.versions.tolist()}; "
+            "expected 1 for the first two tokens and 2 for the others",
+        )
+    changed = bench.load_policy()
+    changed.load_weights(2, bench.weights[2])
+    prompts = {request.id: request.prompt for request in requests}
+    difference = largest_difference(
+        {1: bench.policy, 2: changed}, [(prompts[number], rollout) for number, rollout in found.items()]
+    )
+    try:
+        check_difference(difference, 2, bound_of(bench.policy.head_weight.dtype))
+    except ReplayMismatch as error:
+        raise EngineError(f"after a swap with sequences under way: {error}") from None
+
+
+def check_state(bench: Bench, first: Mapping[tuple[int, int], Rollout]) -> None:
+    """Check that a new engine continues from a saved state with the same tokens, if it declares `exact_resume`."""
+    engine = bench.engine()
+    if not engine.exact_resume:
+        return
+    engine.submit(bench.requests())
+    found = finish(engine, polls=3)
+    again = bench.engine()
+    again.load_state(engine.state())
+    found |= finish(again)
+    for number, rollout in first.items():
+        expect(number in found, f"request {number} was lost by state() and load_state(); expected its rollout")
+        expect(
+            found[number].tokens.tolist() == rollout.tokens.tolist(),
+            f"after load_state request {number} gave {found[number].tokens.tolist()}; expected "
+            f"{rollout.tokens.tolist()}",
+        )
+
+
+def check_contract(bench: Bench) -> None:
+    """Run every check.
+
+    Raises:
+        EngineError: From the first check that fails.
+    """
+    first = check_basics(bench)
+    check_repeats(bench, first)
+    check_cancel(bench)
+    check_swap(bench)
+    check_state(bench, first)
+
+
+def bench_of(
+    make: MakeEngine, policy: Policy, load_policy: Callable[[], Policy], model_path: str, *, versions: int = 1
+) -> Bench:
+    """Return a bench: version 1 has the policy's weights, version 2 the same weights times 0.9."""
+    first = {name: weight.detach().cpu().clone() for name, weight in policy.weights()}
+    weights = {1: first}
+    if versions > 1:
+        weights[2] = {name: weight * 0.9 for name, weight in first.items()}
+    return Bench(make, policy, load_policy, model_path, weights)
 
 
 def check_engine(function: str, model: str, params: Mapping[str, Any] | None = None) -> None:
@@ -32,12 +283,6 @@ def check_engine(function: str, model: str, params: Mapping[str, Any] | None = N
     Example:
         >>> check_engine("my_engine:Counting", "tiny-model", {"every": 100})   # doctest: +SKIP
     """
-    import torch
-
-    from scalerl.config.recipe import Custom
-    from scalerl.models.policy import load_policy
-    from scalerl.rollouts.custom import make_engine
-
     choice = Custom(function=function, params=dict(params or {}))
     with torch.no_grad():
         check_contract(
@@ -51,4 +296,39 @@ def check_engine(function: str, model: str, params: Mapping[str, Any] | None = N
         )
 
 
-__all__ = ["EngineError", "EngineParts", "check_engine"]
+@torch.no_grad()
+def check_engine_plugin(
+    choice: Custom, policy: Policy, load_policy: Callable[[], Policy], model_path: str, *, deterministic: bool
+) -> None:
+    """Try a user's engine on made-up prompts before a run starts.
+
+    Args:
+        choice: The engine's entry in the configuration.
+        policy: The run's policy.
+        load_policy: Function that loads another copy of it, for the engine.
+        model_path: Directory or hub name of the model.
+        deterministic: Whether the run's schedule needs a deterministic engine.
+
+    Raises:
+        ConfigError: The engine cannot be made, raises, or violates the contract.
+    """
+    made: list[Engine] = []
+
+    def make(parts: EngineParts) -> Engine:
+        made.append(make_engine(choice, parts))
+        return made[-1]
+
+    try:
+        call(check_basics, choice.function, bench_of(make, policy, load_policy, model_path))
+    except EngineError as error:
+        raise ConfigError(f"placement.engine: on made-up prompts, {choice.function}: {error}") from None
+    except PluginError as error:
+        raise ConfigError(f"placement.engine: on made-up prompts, {error}") from None
+    if deterministic and not made[0].deterministic:
+        raise ConfigError(
+            f"placement.engine: {choice.function} is not deterministic; allowed: rollouts.schedule = 'eager', or "
+            "an engine with deterministic = True, whose poll is one decode step"
+        )
+
+
+__all__ = ["EngineError", "EngineParts", "check_engine", "check_engine_plugin"]

@@ -19,7 +19,7 @@ from scalerl.core.files import system_error, trouble
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import fault
 from scalerl.rollouts.coordinator import Coordinator, Formed, Update
-from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.rollouts.weights import WeightChannel
 from scalerl.types import Visit
 
 SaveState = Callable[[Path, str, dict[str, Any]], None]

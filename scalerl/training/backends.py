@@ -11,11 +11,10 @@ from typing import Any
 from scalerl.cluster.devices import Table, devices, needs, this_machine
 from scalerl.cluster.layout import lay_out
 from scalerl.config.run import RunConfig
-from scalerl.models.layout import WeightLayout
+from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.build import MakeEngines, local_engines
 from scalerl.rollouts.spawned import Launch, SpawnedWorker
-from scalerl.rollouts.weights import CHANNELS
-from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.rollouts.weights import CHANNELS, WeightChannel
 from scalerl.tasks.scoring import Scorer, make_scorers
 from scalerl.training.learner.rank_processes import RankProcesses
 from scalerl.training.learner.ranks import RankTransport

@@ -25,15 +25,15 @@ from scalerl.learn.custom import check_functions
 from scalerl.loggers.base import Logger
 from scalerl.loggers.build import makers_of
 from scalerl.loggers.follow import Followers
-from scalerl.models.layout import WeightLayout
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import Policy, check_vocabulary, stop_tokens
+from scalerl.models.weights import WeightLayout
 from scalerl.prompts.curriculum import make_curriculum
 from scalerl.prompts.dataset import PromptSplit, load_prompts
 from scalerl.rollouts.build import GeneratorSpec, ModelFacts
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.pipeline import Pipeline
-from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.checks import check_rewards, reference_notes
 from scalerl.tasks.sandbox.detect import sandbox_notes
 from scalerl.tasks.scoring import ScoringService

@@ -13,15 +13,15 @@ from torch import Tensor
 from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
-from scalerl.models.checkpoint_names import checkpoint_weights
 from scalerl.models.files import check_model_files
 from scalerl.models.gguf import converted, gguf_directory, is_gguf
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, load_policy
 from scalerl.models.routing import can_record
-from scalerl.rollouts.contract import check_engine_plugin
+from scalerl.models.weights import checkpoint_weights
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import check_engine
+from scalerl.rollouts.testing import check_engine_plugin
 from scalerl.training.progress import Display
 from scalerl.training.warm_start import is_whole, warm_start, warm_start_directory
 

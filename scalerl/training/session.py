@@ -22,7 +22,7 @@ from scalerl.prompts.dataset import PromptSplit
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
 from scalerl.rollouts.replay import ReplayMismatch, bound_of, check_difference
-from scalerl.rollouts.schedule import groups_beyond
+from scalerl.rollouts.schedule import first_visits
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.bad_update import message, save_batch
 from scalerl.training.checkpoint import FORMAT, CheckpointStore, save_state
@@ -94,17 +94,8 @@ class Session:
     # ------------------------------------------------------------------------------------------------------- prompts
 
     def initial_visits(self) -> tuple[Visit, ...]:
-        """Draw the prompts that may be started with the first weights.
-
-        These are the prompts of k + 1 batches. If groups need not wait for longer ones, the prompts that start while
-        the longest completion is sampled are added.
-        """
-        recipe, config = self.config.recipe, self.config
-        visits = recipe.prompts_per_step * (recipe.off_policy.max_lag + 1)
-        if not recipe.off_policy.waits:
-            longest = recipe.length.max_tokens / config.expected_tokens
-            visits += groups_beyond(config.slots, recipe.generations_per_prompt, longest)
-        return self._draw(visits)
+        """Draw the prompts that may be started with the first weights."""
+        return self._draw(first_visits(self.config))
 
     def _draw(self, n: int) -> tuple[Visit, ...]:
         visits = self.curriculum.draw(n)

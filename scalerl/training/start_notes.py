@@ -36,7 +36,7 @@ def arithmetic(device: str) -> str:
     import torch
 
     from scalerl.models.cpu import compiled
-    from scalerl.models.cpu.processor import cpu
+    from scalerl.models.cpu.compiled import cpu
 
     return f"{cpu()}, torch {torch.__version__}, {'without' if compiled.problem() else 'with'} loops in C"
 

@@ -20,7 +20,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import Attention, ModelSizes
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts, local_engines
 from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.weights.directory import DirectoryChannel
+from scalerl.rollouts.weights import DirectoryChannel
 from scalerl.training.backends import BACKENDS
 from scalerl.training.learner.rank_processes import RankProcesses
 

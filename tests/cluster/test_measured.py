@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from scalerl.cluster.measured import generator_steps, handling, lengths_like, line_through, measure, read_run
+from scalerl.cluster.measured import generator_steps, lengths_like, line_through, measure, read_run
 from scalerl.config import LAB, to_toml
 from scalerl.config.base import replace
 from scalerl.core.errors import ConfigError
@@ -48,25 +48,24 @@ def test_the_seconds_of_a_step_are_recovered(tmp_path):
     assert found.step_seconds(200, 0) == pytest.approx(0.03)
     # 4000 of 16 x 16 x 31.25 = 8000 tokens are trained, at 500 a second
     assert found.trained_share == pytest.approx(0.5) and found.trainer_tokens_per_s == pytest.approx(500)
-    assert found.replay(1)[1](np.asarray([8000])) == pytest.approx(8.0)
-    assert found.replay(4)[1](np.asarray([8000])) == pytest.approx(2.0)
+    assert found.update_seconds(1)(np.asarray([8000])) == pytest.approx(8.0)
+    assert found.update_seconds(4)(np.asarray([8000])) == pytest.approx(2.0)
     assert found.swap_s == 0.002 and found.tokens_mean == 31.25 and found.tokens_max == 60
 
 
-def test_a_replay_follows_the_steps_in_order_on_both_sides(tmp_path):
+def test_the_drift_follows_the_steps_in_order_on_both_sides(tmp_path):
     rows = rows_of([(100, 0.02)] * 6 + [(100, 0.04)] * 4)
     for one in rows[6:]:
         one["trainer_tokens_per_s"] = 250.0
     found = measure([write_run(tmp_path / "run", rows)])  # four of the last eight steps were half as fast
-    steps, updates = found.replay(1)
-    seen = [(steps(100, 0), updates(np.asarray([1000]))) for _ in range(9)]
-    assert [round(s, 6) for s, _ in seen] == [0.02] * 4 + [0.04] * 4 + [0.02]
-    assert [round(u, 6) for _, u in seen] == [1.0] * 4 + [2.0] * 4 + [1.0]
+    assert [step * found.step_seconds(100, 0) for step, _ in found.drift] == pytest.approx([0.02] * 4 + [0.04] * 4)
+    took = found.update_seconds(1)(np.asarray([1000]))
+    assert [update * took for _, update in found.drift] == pytest.approx([1.0] * 4 + [2.0] * 4)
 
 
 def test_other_work_of_the_generator_is_distributed_over_its_steps(tmp_path):
     run = read_run(write_run(tmp_path / "run", rows_of([(100, 0.02)] * 10, handling_s=0.25)))
-    assert handling(run) == pytest.approx(1.25)  # one second of steps, a quarter of messages, one of waiting
+    # one second of steps, a quarter of messages, one of waiting
     assert {round(seconds, 9) for _, seconds, _ in generator_steps(run)} == {0.025}
 
 

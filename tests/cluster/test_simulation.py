@@ -1,92 +1,91 @@
-"""The timing simulation, compared with hand calculations and with the simulation in decode steps."""
+"""The timing simulation, compared with hand calculations."""
 
 import time
+from dataclasses import replace as replace_speeds
 
 import numpy as np
 import pytest
 
-from scalerl.cluster.lengths import cut, lognormal, read_lengths
-from scalerl.cluster.simulation import Simulation, Speeds
-from scalerl.cluster.speed import steps_from_rates, updates_from_rate
-from scalerl.cluster.timed_engine import Shared, TimedEngine
+from scalerl.cluster.measured import cut, lognormal, read_lengths
+from scalerl.cluster.simulated_engine import Clock, SimulatedEngine
+from scalerl.cluster.simulation import simulate_run
+from scalerl.cluster.speed import Speeds, steps_from_rates, updates_from_rate
 from scalerl.config.base import replace
 from scalerl.config.placement import Placement
 from scalerl.config.presets import LAB
 from scalerl.config.recipe import Interruption, NoLengthControl, PipelineRL, PpoOffPolicy
 from scalerl.core.errors import ConfigError
 from scalerl.rollouts.engine import Request
-from scalerl.rollouts.local.simulated import CalendarEngine, by_key, lognormal_lengths, measure_rule
 
 
 def requests(*keys):
     return [Request((0, number), (1,), key) for number, key in enumerate(keys)]
 
 
-def half_a_second(running, context):
-    return 0.5
+def engine_of(slots, **speeds):
+    """Return a clock and an engine whose decode steps take half a second; the key of a request is its length."""
+    clock = Clock()
+    speeds = {"step_seconds": lambda running, context: 0.5, **speeds}
+    return clock, SimulatedEngine(slots, lambda r: r.key, Speeds(**speeds), clock, lockstep=False)
 
 
 def test_an_asynchronous_engine_finishes_sequences_on_time():
-    shared = Shared()
-    engine = TimedEngine(1, lambda r: r.key, half_a_second, shared, lockstep=False)
+    clock, engine = engine_of(1)
     engine.submit(requests(3, 2))
     ends = []
     for until in (1.4, 1.5, 2.4, 2.5, 4.0):
-        shared.until = until
+        clock.until = until
         ends += [(done.id[1], until) for done in engine.poll()]
     assert ends == [(0, 1.5), (1, 2.5)]  # three steps of half a second, then two
     assert engine.empty_s == pytest.approx(1.5) and engine.work.tokens == 5 and engine.work.slot_steps == 5
 
 
-def test_context_and_running_sequences_determine_the_speed():
+def test_in_lockstep_context_and_running_sequences_determine_the_speed():
     seen = []
 
     def step(running, context):
         seen.append((running, context))
         return 1.0
 
-    engine = TimedEngine(2, lambda r: r.key, step, Shared(), lockstep=True, prompt_tokens=10.0)
+    engine = SimulatedEngine(2, lambda r: r.key, Speeds(step, prompt_tokens=10.0))
     engine.submit(requests(1, 3, 2))
-    for _ in range(3):
-        engine.poll()
-    # two prompts; then one with one more token and a new one; then 10 + 2 and 10 + 1
-    assert seen == [(2, 20.0), (2, 21.0), (2, 23.0)]
+    ended = [[done.id[1] for done in engine.poll()] for _ in range(4)]
+    # two prompts; then one with one more token and a new one; then 10 + 2 and 10 + 1; then nothing
+    assert seen == [(2, 20.0), (2, 21.0), (2, 23.0)] and engine.now == 3.0
+    assert ended == [[0], [], [1, 2], []]
 
 
 def test_tokens_have_the_version_in_use():
-    shared = Shared()
-    engine = TimedEngine(1, lambda r: r.key, half_a_second, shared, lockstep=False, swap_s=0.25)
-    engine.submit(requests(3))
-    shared.until = 0.5
+    clock, engine = engine_of(1, swap_s=0.25)
+    engine.submit(requests(3, 1))
+    clock.until = 0.5
     assert engine.poll() == []
     engine.swap(7)
-    shared.until = 1.75  # a pause of a quarter, and two more steps
-    (done,) = engine.poll()
-    assert shared.spans == {(0, 0): ((0, 1.0), (7, 2.0))}
-    assert len(done.rollout) == 3 and done.rollout.versions[0] == 0 and engine.pause_s == 0.25
+    clock.until = 2.25  # a pause of a quarter, two more steps, and one of the next sequence
+    first, second = engine.poll()
+    assert first.rollout.versions.tolist() == [0, 7, 7] and second.rollout.versions.tolist() == [7]
+    assert len(first.rollout) == 3 and engine.now == 2.25 and engine.empty_s == 0
+
+
+def test_versions_of_sequences_longer_than_the_record_are_kept():
+    engine = SimulatedEngine(2, lambda r: r.key)
+    engine.submit(requests(2000, 5000))
+    versions = {}
+    for step in range(5000):
+        if step % 700 == 0:
+            engine.swap(step // 700)
+        versions |= {done.id[1]: done.rollout.versions.tolist() for done in engine.poll()}
+    assert versions == {number: [step // 700 for step in range(count)] for number, count in ((0, 2000), (1, 5000))}
 
 
 def test_a_canceled_sequence_frees_its_slot_and_never_finishes():
-    shared = Shared()
-    engine = TimedEngine(1, lambda r: r.key, half_a_second, shared, lockstep=False)
+    clock, engine = engine_of(1)
     engine.submit(requests(4, 2))
-    shared.until = 0.5
+    clock.until = 0.5
     engine.poll()
     engine.cancel({(0, 0)})
-    shared.until = 1.5
+    clock.until = 1.5
     assert [done.id for done in engine.poll()] == [(0, 1)] and not engine.occupancy().busy
-
-
-def test_in_lockstep_the_engine_finishes_the_same_sequences_as_a_calendar_of_steps():
-    lengths = by_key(lognormal_lengths(20.0))
-    timed = TimedEngine(8, lengths, half_a_second, Shared(), lockstep=True)
-    calendar = CalendarEngine(8, lengths)
-    for engine in (timed, calendar):
-        engine.submit([Request((i, 0), (1,), 977 * i) for i in range(60)])
-    ended = [([d.id for d in timed.poll()], [d.id for d in calendar.poll()]) for _ in range(400)]
-    assert all(sorted(ours) == sorted(theirs) for ours, theirs in ended)
-    assert sum(len(ours) for ours, _ in ended) == 60
-    assert timed.work.tokens == calendar.work.tokens
 
 
 # ------------------------------------------------------------------------------------------------------ whole runs
@@ -115,14 +114,14 @@ def speeds(update_s, transfer_s=0.0):
 
 
 def test_slower_generation_determines_the_speed_of_the_run():
-    figures = Simulation(small(), speeds(0.25), TENS).run(40)
+    figures = simulate_run(small(), speeds(0.25), TENS, 40)
     assert figures.tokens_per_s == pytest.approx(80, rel=0.03) and figures.occupancy == pytest.approx(1, abs=0.02)
     assert figures.updates_per_h == pytest.approx(3600, rel=0.03)
     assert figures.trainer_idle == pytest.approx(0.75, abs=0.02) and figures.generator_idle < 0.03
 
 
 def test_slower_training_determines_the_speed_and_staleness_reaches_the_bound():
-    figures = Simulation(small(k=2), speeds(1.5, transfer_s=0.5), TENS).run(40)
+    figures = simulate_run(small(k=2), speeds(1.5, transfer_s=0.5), TENS, 40)
     assert figures.updates_per_h == pytest.approx(1800, rel=0.02) and figures.trainer_idle < 0.02
     assert figures.tokens_per_s == pytest.approx(40, rel=0.03)
     assert figures.staleness_max == 2 and figures.stale_share == 0
@@ -130,7 +129,7 @@ def test_slower_training_determines_the_speed_and_staleness_reaches_the_bound():
 
 
 def test_on_policy_generation_and_training_alternate():
-    figures = Simulation(small(k=0), speeds(1.0), TENS).run(40)
+    figures = simulate_run(small(k=0), speeds(1.0), TENS, 40)
     assert figures.updates_per_h == pytest.approx(1800, rel=0.05)  # one second each
     assert figures.trainer_idle == pytest.approx(0.5, abs=0.03) and figures.generator_idle == pytest.approx(
         0.5, abs=0.03
@@ -139,43 +138,38 @@ def test_on_policy_generation_and_training_alternate():
 
 
 def test_a_frozen_round_is_generated_and_then_trained():
-    figures = Simulation(small(off_policy=PpoOffPolicy(batches=2)), speeds(1.0), TENS).run(40)
+    figures = simulate_run(small(off_policy=PpoOffPolicy(batches=2)), speeds(1.0), TENS, 40)
     # two batches take two seconds; the first is trained while the second is sampled, then the second: three in all
     assert figures.updates_per_h == pytest.approx(2 * 3600 / 3, rel=0.05) and figures.staleness_max == 1
 
 
-def test_engines_in_lockstep_match_the_simulation_in_decode_steps():
-    population = lognormal_lengths(40.0)
-    batch_ticks = float(population.mean())
-    recipe = replace(LAB.recipe, length=NoLengthControl(max_tokens=400), off_policy=PipelineRL(max_lag=8))
-    for rule in ("wait", "mask"):
-        changed = replace(recipe, off_policy=PipelineRL(max_lag=8, stale=rule))
-        config = replace(LAB, recipe=changed, rollouts=replace(LAB.rollouts, slots=256, expected_tokens=40))
-        one_second = Speeds(lambda running, context: 1.0, lambda lengths: batch_ticks / 2)
-        ours = Simulation(config, one_second, population).run(120)
-        theirs = measure_rule(rule, slots=256, updates=150)
-        assert ours.occupancy == pytest.approx(theirs.occupancy, abs=0.03)
-        assert ours.stale_share == pytest.approx(theirs.stale_share, abs=0.02)
-
-
 @pytest.mark.parametrize("stale", ["wait", "mask", "drop"])
 def test_stale_tokens_are_masked_dropped_or_waited_for(stale):
-    long = lognormal_lengths(10.0, sigma=1.0)
+    long = lognormal(10.0, 1.0, NoLengthControl(max_tokens=100))
     config = replace(
         small(k=2, stale=stale, slots=16), recipe=replace(
             small(k=2, stale=stale).recipe, length=NoLengthControl(max_tokens=100)
         ),
     )  # fmt: skip
-    figures = Simulation(config, speeds(0.05), long).run(60)
+    figures = simulate_run(config, speeds(0.05), long, 60)
     assert (figures.stale_share > 0) == (stale == "mask") and (figures.dropped_share > 0) == (stale == "drop")
     assert (figures.staleness_max <= 2) == (stale != "mask")
+
+
+def test_slow_phases_of_decoding_and_of_training_repeat():
+    # steps alternate between 0.1 and 0.2 s, one batch each: a batch takes 1.5 s on average
+    slow = replace_speeds(speeds(0.25), drift=((1.0, 1.0), (2.0, 1.0)))
+    assert simulate_run(small(), slow, TENS, 40).updates_per_h == pytest.approx(2400, rel=0.05)
+    # on policy, a second of generation and then one or three seconds of training
+    slow = replace_speeds(speeds(1.0), drift=((1.0, 1.0), (1.0, 3.0)))
+    assert simulate_run(small(k=0), slow, TENS, 40).updates_per_h == pytest.approx(1200, rel=0.05)
 
 
 def test_simulating_hundreds_of_engines_takes_seconds():
     config = small(generators=128, slots=128 * 64, k=2)
     config = replace(config, recipe=replace(config.recipe, prompts_per_step=256, generations_per_prompt=16))
     began = time.process_time()
-    figures = Simulation(config, Speeds(steps_from_rates([(64, 2500.0)]), lambda lengths: 0.01), TENS).run(8)
+    figures = simulate_run(config, Speeds(steps_from_rates([(64, 2500.0)]), lambda lengths: 0.01), TENS, 8)
     assert figures.tokens_per_s == pytest.approx(128 * 2500, rel=0.1)
     assert time.process_time() - began < 60
 
@@ -188,7 +182,7 @@ def test_rates_are_converted_to_seconds_per_step():
     assert flat(64, 0) == flat(1, 0) == 0.02  # a step costs nearly the same, full or not
     line = steps_from_rates([(10, 100.0), (30, 200.0)])  # 0.1 s and 0.15 s
     assert [line(n, 0) for n in (1, 10, 20, 30, 50)] == pytest.approx([0.1, 0.1, 0.125, 0.15, 0.2])
-    assert updates_from_rate(50.0, trained_share=0.5)(np.asarray([30, 70])) == 1.0
+    assert updates_from_rate(50.0)(np.asarray([30, 70])) == 2.0
 
 
 def test_lengths_have_the_requested_mean_after_length_control():

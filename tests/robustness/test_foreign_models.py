@@ -39,22 +39,22 @@ from scalerl.models.policy import load_policy
 from scalerl.models.sizes import sizes_of
 from scalerl.training.run_model import local_model
 
+BROKEN = "not a complete safetensors file"
 LAYER = "model.layers.0.mlp.up_proj.weight"
 FILES = [
-    ("weights: empty", text(WEIGHTS, b""), "not a complete safetensors file (0 bytes)"),
-    ("weights: cut in the header", cut(WEIGHTS, 100), "not a complete safetensors file (100 bytes)"),
-    ("weights: cut at the end", cut(WEIGHTS, -1), "m/model.safetensors is cut off"),
-    ("weights: bytes after the end", more, "longer than its header states"),
-    ("weights: a header of 2**63 bytes", text(WEIGHTS, b"\xff" * 4096), "not a complete safetensors file"),
+    ("weights: empty", text(WEIGHTS, b""), BROKEN),
+    ("weights: cut in the header", cut(WEIGHTS, 100), BROKEN),
+    ("weights: cut at the end", cut(WEIGHTS, -1), BROKEN),
+    ("weights: bytes after the end", more, BROKEN),
+    ("weights: a header of 2**63 bytes", text(WEIGHTS, b"\xff" * 4096), BROKEN),
     ("weights: text", text(WEIGHTS, "version https://git-lfs.github.com/spec/v1\noid sha256:00\n"), "not a complete"),
-    ("weights: a header that is no JSON", text(WEIGHTS, struct.pack("<Q", 4) + b"{{{{"), "the header of"),
+    ("weights: a header that is no JSON", text(WEIGHTS, struct.pack("<Q", 4) + b"{{{{"), BROKEN),
     ("weights: no tensors", text(WEIGHTS, struct.pack("<Q", 2) + b"{}"), "holds no tensors"),
-    ("weights: a shape of another size", header(lambda h: h[LAYER].update(shape=[1, 2])),
-     f"the size of {LAYER} does not match its shape"),
-    ("weights: offsets that are text", header(lambda h: h[LAYER].update(data_offsets="ab")), "the header of"),
+    ("weights: a shape of another size", header(lambda h: h[LAYER].update(shape=[1, 2])), BROKEN),
+    ("weights: offsets that are text", header(lambda h: h[LAYER].update(data_offsets="ab")), BROKEN),
     ("weights: none", gone(WEIGHTS), "m has no weights"),
     ("weights: a missing part", sharded(gone("b.safetensors")), "lacks 1 of 2 files of weights, the first is b.saf"),
-    ("weights: a part cut off", sharded(cut("b.safetensors", -5)), "b.safetensors is cut off"),
+    ("weights: a part cut off", sharded(cut("b.safetensors", -5)), BROKEN),
     ("weights: parts without an index", sharded(gone(INDEX)), f"has a.safetensors and no {INDEX}"),
     ("weights: an index that is no JSON", sharded(text(INDEX, "{")), "cannot be read as JSON"),
     ("weights: an index without a map", sharded(text(INDEX, "{}")), "has no weight_map"),
@@ -250,7 +250,7 @@ VERBS = (
     Case(
         "model: dry run", ("train", "--model", "x/y/z", "--data", "p.jsonl", "--dry-run"), broken, expect="no such dir"
     ),
-    Case("model: eval", ("eval", "m", "--suite", "p.jsonl"), broken, expect="not a complete safetensors file"),
+    Case("model: eval", ("eval", "m", "--suite", "p.jsonl"), broken, expect=BROKEN),
     Case(
         "model: sft", ("sft", "m", "--data", "p.jsonl", "--out", "o"), broken, expect="not a complete safetensors file"
     ),

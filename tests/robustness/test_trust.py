@@ -278,7 +278,7 @@ def test_files_are_created_with_the_umask_of_the_user(place, mask):
     from tiny_models import tiny_model
 
     from scalerl.models.policy import Policy
-    from scalerl.rollouts.weights.directory import DirectoryChannel
+    from scalerl.rollouts.weights import DirectoryChannel
     from scalerl.training.checkpoint import save_state
 
     before = os.umask(mask)

@@ -1,19 +1,18 @@
 """Runs of the coordinator with simulated engines and a trainer of random speed, at random sizes."""
 
+import math
 import random
 from dataclasses import dataclass
 from functools import cache
 
+from scalerl.cluster.measured import lognormal
+from scalerl.cluster.simulated_engine import Clock, SimulatedEngine, by_key
+from scalerl.cluster.simulation import SimulatedTrainer
+from scalerl.cluster.speed import Speeds
+from scalerl.config.recipe import NoLengthControl
 from scalerl.rollouts.activation import AtTick, Following, OnArrival
 from scalerl.rollouts.coordinator import Coordinator
-from scalerl.rollouts.local.simulated import (
-    CalendarEngine,
-    SimulatedTrainer,
-    by_key,
-    lognormal_lengths,
-    visit_of,
-    visits_ahead,
-)
+from scalerl.rollouts.engine import Request
 from scalerl.rollouts.schedule import PipelineSchedule, RoundSchedule
 
 PIPELINES = [("pipeline", k, rule) for k in (0, 1, 3, 8) for rule in ("wait", "mask", "drop")]
@@ -25,20 +24,77 @@ ACTIVATIONS = {
     "lag 60": AtTick(60),
     "follows": Following(3),
 }
-LENGTHS = by_key(lognormal_lengths(8.0))
+LENGTHS = by_key(lognormal(8.0, 1.0, NoLengthControl(max_tokens=80)))
 SEED = 5
 UPDATES = 25
 SAVED = (1, 6, 13)
 """Versions at which runs are saved. At 25 only the last group of the curriculum is left, unless some were dropped."""
 
 
-class Forgetful(CalendarEngine):
-    """An engine that cannot save sequences in flight."""
+class ExactEngine(SimulatedEngine):
+    """A simulated engine that saves its sequences in flight."""
 
-    exact_resume = False
+    exact_resume = True
+
+    def state(self):
+        self._note_versions()
+        return {
+            "counts": [self._position, self._tokens, self._first],
+            "running": [[list(one), start] for one, start in self._running.items()],
+            "ends": [[end, list(one)] for end, one in self._ends],
+            "waiting": [[list(r.id), list(r.prompt), r.key] for r in self._waiting],
+            "versions": self._versions[: self._noted - self._first],
+        }
+
+    def load_state(self, state):
+        self._position, self._tokens, self._first = state["counts"]
+        self._running = {tuple(one): start for one, start in state["running"]}
+        self._starts = sum(self._running.values())
+        self._ends = [(end, tuple(one)) for end, one in state["ends"]]
+        self._waiting.extend(Request(tuple(w[0]), tuple(w[1]), w[2]) for w in state["waiting"])
+        self._noted = self._first + len(state["versions"])
+        self._versions[: len(state["versions"])] = state["versions"]
+
+
+class ForgetfulEngine(SimulatedEngine):
+    """An engine that cannot save sequences in flight."""
 
     def state(self):
         raise AssertionError("asked for a state it does not have")
+
+
+class FiniteTrainer(SimulatedTrainer):
+    """A trainer whose curriculum ends, and which can resume."""
+
+    visits = 1 << 60
+    """Number of visits in the curriculum; after them it is closed."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.on_activation = lambda version, drawn: None
+        """Called with a version that became active and the number of visits drawn when it was sent; a run saves its
+        state at this point."""
+        self._drawn_after = {}
+
+    def draw(self, wanted):
+        return super().draw(min(wanted, self.visits - self.drawn))
+
+    def train(self, formed):
+        super().train(formed)
+        self._drawn_after[formed.number + 1] = self.drawn
+
+    def activated(self):
+        version = self.coordinator.schedule.active
+        self.on_activation(version, self._drawn_after.pop(version))
+
+    def resume(self, sampling_version, drawn):
+        """Resume with a coordinator whose state was restored; return the batches that had not been trained."""
+        self.drawn = drawn
+        self.coordinator.begin(sampling_version)
+        again = self.coordinator.untrained()
+        for formed in again:
+            self.train(formed)
+        return again
 
 
 @dataclass(frozen=True)
@@ -67,17 +123,18 @@ def make(schedule, activation, sizes, exact=True):
         plan = PipelineSchedule(sizes.per_batch, when, k, rule)
     else:
         plan = RoundSchedule(sizes.per_batch, when, k)
-    kind_of_engine = CalendarEngine if exact else Forgetful
-    engines = [kind_of_engine(sizes.slots, LENGTHS) for _ in range(sizes.engines)]
+    clock, kind_of_engine = Clock(), ExactEngine if exact else ForgetfulEngine
+    engines = [kind_of_engine(sizes.slots, LENGTHS, clock=clock) for _ in range(sizes.engines)]
     delays = random.Random(f"{sizes} {schedule}")
     times = [delays.choice((0, 1, 5, 30, 200)) * delays.random() for _ in range(4 * UPDATES)]
-    return SimulatedTrainer(
+    trainer = FiniteTrainer(
         Coordinator(engines, plan, sizes.group_size, SEED),
-        visit_of,
-        update_ticks=lambda number: times[number % len(times)],
-        visits=curriculum(schedule, sizes),
-        sends_weights=lambda version: kind == "pipeline" or version % k == 0,
+        Speeds(drift=[(1.0, time) for time in times]),
+        clock,
+        lambda version: kind == "pipeline" or version % k == 0,
     )
+    trainer.visits = curriculum(schedule, sizes)
+    return trainer
 
 
 def curriculum(schedule, sizes):
@@ -86,9 +143,12 @@ def curriculum(schedule, sizes):
 
 
 def start(trainer, schedule):
+    """Start with the visits of k + 1 batches and, unless groups wait, those of ten times the slots."""
     kind, k, rule = schedule
-    lag, rule = (k, rule) if kind == "pipeline" else (k - 1, "wait")
-    trainer.start(visits_ahead(trainer.coordinator, rule, lag, 10.0))
+    coordinator, lag = trainer.coordinator, k if kind == "pipeline" else k - 1
+    slots = sum(engine.slots for engine in coordinator.engines)
+    ahead = 0 if rule in ("wait", "") else math.ceil(10 * slots / coordinator.group_size)
+    trainer.start(coordinator.schedule.per_batch * (lag + 1) + ahead)
 
 
 @cache

@@ -113,7 +113,7 @@ def weights(version: int) -> list[tuple[str, torch.Tensor]]:
 
 def channel_to(*servers: str, **options: Any) -> Any:
     """Return a channel for `weights`, over gloo."""
-    from scalerl.models.layout import WeightLayout
+    from scalerl.models.weights import WeightLayout
     from scalerl.rollouts.vllm.nccl import NcclChannel
 
     return NcclChannel(WeightLayout.of(weights(0)), servers, **options)

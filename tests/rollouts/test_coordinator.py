@@ -13,6 +13,7 @@ from coordinator_runs import (
     SAVED,
     SEED,
     UPDATES,
+    ExactEngine,
     Sizes,
     bits,
     curriculum,
@@ -21,10 +22,10 @@ from coordinator_runs import (
     start,
 )
 
+from scalerl.cluster.simulation import Stuck, visit_of
 from scalerl.rollouts.activation import AtTick, OnArrival
 from scalerl.rollouts.coordinator import Coordinator, Update, sample_key
 from scalerl.rollouts.engine import Finished, Request, Work
-from scalerl.rollouts.local.simulated import CalendarEngine, Stuck, visit_of
 from scalerl.rollouts.schedule import PipelineSchedule
 from scalerl.training.checkpoint import load_state, save_state
 
@@ -197,7 +198,7 @@ def test_the_delays_of_the_trainers_differ():
         trainer = make(("pipeline", 1, "wait"), "lag 3", sizes)
         start(trainer, ("pipeline", 1, "wait"))
         list(trainer.batches(1000))
-        ends.add(trainer.clock)
+        ends.add(trainer.clock.now)
     assert len(ends) == 3
 
 
@@ -260,7 +261,7 @@ def test_after_a_restore_untrained_groups_are_handed_out_for_scoring_again():
     """Lengths of 1, batches of 2, 5 visits: two batches, and a group that is in no batch; nothing was trained."""
     coordinators = []
     for _ in range(2):
-        engine = CalendarEngine(8, lambda request: 1)
+        engine = ExactEngine(8, lambda request: 1)
         coordinators.append(Coordinator([engine], PipelineSchedule(2, AtTick(60), 8), 1, SEED))
     original, copy = coordinators
     original.begin(0, [visit_of(i) for i in range(5)])
@@ -292,7 +293,7 @@ def test_counters_continue_over_two_resumes_without_exact_resume():
 
 def test_the_engine_with_the_most_room_takes_the_next_group():
     """Slots of 4 and 2, each with room for one more request: 5 and 3; groups of 2."""
-    engines = [CalendarEngine(slots, lambda request: 9) for slots in (4, 2)]
+    engines = [ExactEngine(slots, lambda request: 9) for slots in (4, 2)]
     coordinator = Coordinator(engines, PipelineSchedule(4, AtTick(0), 8), 2, SEED)
     coordinator.begin(0, [visit_of(i) for i in range(9)])
     coordinator.step()
@@ -303,7 +304,7 @@ def test_the_engine_with_the_most_room_takes_the_next_group():
 
 
 def test_work_is_the_sum_over_engines():
-    engines = [CalendarEngine(slots, lambda request: 9) for slots in (4, 2)]
+    engines = [ExactEngine(slots, lambda request: 9) for slots in (4, 2)]
     coordinator = Coordinator(engines, PipelineSchedule(4, AtTick(0), 8), 2, SEED)
     coordinator.begin(0, [visit_of(i) for i in range(9)])
     for _ in range(3):
@@ -314,7 +315,7 @@ def test_work_is_the_sum_over_engines():
 
 
 def test_time_spent_at_an_activation_does_not_count_as_generation():
-    coordinator = Coordinator([CalendarEngine(4, lambda request: 3)], PipelineSchedule(2, AtTick(0), 1), 2, SEED)
+    coordinator = Coordinator([ExactEngine(4, lambda request: 3)], PipelineSchedule(2, AtTick(0), 1), 2, SEED)
     coordinator.begin(0, [visit_of(i) for i in range(4)])
     while not coordinator.step():
         pass

@@ -8,10 +8,10 @@ from scalerl.config import parse_config, read_config, to_toml
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
 from scalerl.models.policy import Policy
-from scalerl.rollouts.contract import EngineError, bench_of, check_contract, check_engine_plugin
 from scalerl.rollouts.custom import EngineParts, engine_pair, make_engine
 from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.rollouts.testing import EngineError, bench_of, check_contract, check_engine_plugin
 
 MODULE = """
     from dataclasses import replace

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scripted_engine import STOP
 from scripted_worker import LosingChannel, NumberChannel, Scored, ScriptedSpec, visits, weights
 
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.core.processes import ProcessDied
-from scalerl.models.layout import WeightLayout
+from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.coordinator import Update
-from scalerl.rollouts.local.scripted import STOP
 from scalerl.rollouts.pipeline import Interrupted, Pipeline, WorkerDied
-from scalerl.rollouts.weights.shared_memory import SharedMemoryChannel
+from scalerl.rollouts.weights import SharedMemoryChannel
 
 
 def train(spec, updates, delay=lambda: 0.0, lag_ticks=-1, shared=False):

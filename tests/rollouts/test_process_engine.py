@@ -14,11 +14,11 @@ from engine_builds import Scripted, Torch
 from tiny_models import tiny_model
 
 from scalerl.core.rng import stream_key
-from scalerl.models.layout import WeightLayout
 from scalerl.models.policy import Policy
+from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.engine import Request
 from scalerl.rollouts.process_engine import EngineDied, EngineProcess
-from scalerl.rollouts.weights.shared_memory import SharedMemoryChannel
+from scalerl.rollouts.weights import SharedMemoryChannel
 
 
 @pytest.fixture

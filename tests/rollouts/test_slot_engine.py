@@ -1,6 +1,7 @@
+from scripted_engine import STOP, scripted_engine
+
 from scalerl.core.rng import stream_key
 from scalerl.rollouts.engine import Request
-from scalerl.rollouts.local.scripted import STOP, scripted_engine
 
 
 def requests(n):

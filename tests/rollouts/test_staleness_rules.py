@@ -6,36 +6,57 @@ longest sequence takes as long as ten batches, an average group about four. benc
 
 import pytest
 
-from scalerl.rollouts.local.simulated import lognormal_lengths, measure_rule
+from scalerl.cluster.measured import lognormal
+from scalerl.cluster.simulation import simulate_run
+from scalerl.cluster.speed import Speeds
+from scalerl.config.base import replace
+from scalerl.config.presets import LAB
+from scalerl.config.recipe import NoLengthControl, PipelineRL
+
+CONTROL = NoLengthControl(max_tokens=400)
+LENGTHS = lognormal(40.0, 1.0, CONTROL)
 
 
 @pytest.fixture(scope="module")
 def figures():
-    return {rule: measure_rule(rule, slots=256, updates=200) for rule in ("wait", "mask", "drop")}
+    found = {}
+    for rule in ("wait", "mask", "drop"):
+        off_policy = PipelineRL(max_lag=8, stale=rule)
+        recipe = replace(
+            LAB.recipe, prompts_per_step=16, generations_per_prompt=16, length=CONTROL, off_policy=off_policy
+        )
+        config = replace(LAB, recipe=recipe, rollouts=replace(LAB.rollouts, slots=256, expected_tokens=40))
+        found[rule] = simulate_run(config, Speeds(update_seconds=lambda lengths: 20.0), LENGTHS, updates=160)
+    return found
+
+
+def length(figures):
+    """Return the mean length of the trained completions divided by that of the population."""
+    return figures.trained_tokens_per_s * figures.seconds / (256 * figures.updates) / LENGTHS.mean()
 
 
 def test_the_population_has_the_expected_mean_and_median():
-    """The mean of a lognormal cut at 10 means: 1 - E[excess] with sigma 1 is 0.99; its median exp(-1/2) = 0.607."""
-    lengths = lognormal_lengths(1000.0)
+    """The median of a lognormal is exp(-1/2) = 0.607 of its mean; the cut at 10 means lowers the mean to 0.99."""
+    lengths = lognormal(1000.0, 1.0, NoLengthControl(max_tokens=10_000))
     assert lengths.max() == 10_000 and lengths.min() >= 1
-    assert abs(lengths.mean() / 1000 - 0.99) < 0.01
-    assert abs(float(sorted(lengths)[len(lengths) // 2]) / 1000 - 0.607) < 0.01
+    assert abs(lengths.mean() / 1000 - 1) < 0.001
+    assert abs(float(sorted(lengths)[len(lengths) // 2]) / 1000 - 0.607 / 0.99) < 0.01
 
 
 def test_mask_keeps_the_slots_full_and_trains_every_length(figures):
     assert figures["mask"].occupancy >= 0.93
-    assert abs(figures["mask"].length - 1) <= 0.02
+    assert abs(length(figures["mask"]) - 1) <= 0.02
     assert figures["mask"].dropped_share == 0
     assert 0.03 < figures["mask"].stale_share < 0.15  # the cost: tokens that carry no loss
 
 
 def test_wait_trains_every_length_within_the_bound_and_leaves_slots_empty(figures):
     assert 0.7 < figures["wait"].occupancy < 0.93
-    assert abs(figures["wait"].length - 1) <= 0.02
+    assert abs(length(figures["wait"]) - 1) <= 0.02
     assert figures["wait"].stale_share == figures["wait"].dropped_share == 0
 
 
 def test_drop_keeps_the_slots_full_and_trains_shorter_sequences(figures):
     assert figures["drop"].occupancy >= 0.93
-    assert 0.92 < figures["drop"].length < 0.98
+    assert 0.92 < length(figures["drop"]) < 0.98
     assert figures["drop"].stale_share == 0 and 0.04 < figures["drop"].dropped_share < 0.14

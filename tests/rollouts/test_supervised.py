@@ -6,15 +6,15 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from scripted_engine import STOP, ScriptedDecoder
 
+from scalerl.cluster.simulation import visit_of
 from scalerl.config.recipe import PipelineRL
 from scalerl.rollouts.activation import OnArrival
 from scalerl.rollouts.coordinator import Coordinator, Update
 from scalerl.rollouts.engine import Request, Work
 from scalerl.rollouts.free_running import FreeRunner, Report
 from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.local.scripted import STOP, ScriptedDecoder
-from scalerl.rollouts.local.simulated import visit_of
 from scalerl.rollouts.local.slot_engine import SlotEngine
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.schedule import SCHEDULES

@@ -8,8 +8,8 @@ from transformers import DynamicCache
 
 from scalerl.core.errors import ConfigError
 from scalerl.core.rng import stream_key
-from scalerl.models.layout import WeightLayout
 from scalerl.models.policy import Policy
+from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local import torch_engine as module

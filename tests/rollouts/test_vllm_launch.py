@@ -18,7 +18,7 @@ from scalerl.models.sizes import Attention, ModelSizes
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
 from scalerl.rollouts.vllm.launch import server_engines
 from scalerl.rollouts.vllm.updates import UPDATES
-from scalerl.rollouts.weights.directory import DirectoryChannel
+from scalerl.rollouts.weights import DirectoryChannel
 
 
 def spec_of(address, tmp_path, *words):

@@ -21,7 +21,7 @@ from vllm_setup import drain, requests, wait_for
 from scalerl.config import Rollouts, RunConfig
 from scalerl.config.placement import Placement
 from scalerl.core.errors import ConfigError
-from scalerl.models.layout import WeightLayout
+from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.vllm.nccl import NcclChannel, ServersClient, address_towards
 from scalerl.rollouts.vllm.updates import UPDATES
 from scalerl.training.learner.rank_processes import RankProcesses
@@ -258,7 +258,7 @@ import torch
 from vllm.distributed.weight_transfer.base import VLLMWeightSyncClient
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
-from scalerl.models.layout import WeightLayout
+from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.vllm.nccl import ServersClient, weight_source
 
 tensors = [("a", torch.zeros(2, 3)), ("b", torch.zeros(4, dtype=torch.bfloat16))]

@@ -23,7 +23,7 @@ from scalerl.rollouts.vllm.engine import vllm_engines
 from scalerl.rollouts.vllm.lane import Limits
 from scalerl.rollouts.vllm.server import Server, ServerSpec
 from scalerl.rollouts.vllm.updates import DirectoryUpdates
-from scalerl.rollouts.weights.directory import DirectoryChannel
+from scalerl.rollouts.weights import DirectoryChannel
 from scalerl.types import Prompt, Visit
 
 PYTHON = os.environ.get("SCALERL_VLLM_PYTHON", "")

@@ -11,13 +11,12 @@ from tiny_models import tiny_model
 from transformers import DynamicCache
 
 from scalerl.core.rng import stream_key
-from scalerl.models.layout import WeightLayout
 from scalerl.models.policy import Policy
+from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine
-from scalerl.rollouts.weights import CHANNELS
-from scalerl.rollouts.weights.directory import DirectoryChannel
+from scalerl.rollouts.weights import CHANNELS, DirectoryChannel
 
 SHAPES = {"scalar": (), "one": (1,), "odd": (3, 5, 7), "seventeen": (17,), "empty": (0, 4), "matrix": (33, 31)}
 
@@ -231,7 +230,7 @@ def test_a_file_that_is_still_being_written_is_never_received(tmp_path):
 
 
 def test_a_version_appears_under_its_name_only_when_complete(tmp_path, monkeypatch):
-    from scalerl.rollouts.weights import directory
+    import safetensors.torch
 
     channel, seen = DirectoryChannel(tmp_path), []
 
@@ -242,8 +241,8 @@ def test_a_version_appears_under_its_name_only_when_complete(tmp_path, monkeypat
             channel.receive(6)
         original(tensors, path)
 
-    original = directory.save_file
-    monkeypatch.setattr(directory, "save_file", save)
+    original = safetensors.torch.save_file
+    monkeypatch.setattr(safetensors.torch, "save_file", save)
     channel.send(6, weights(6).items())
     assert seen == [[".version_00000006.safetensors"]]
     assert sorted(os.listdir(tmp_path)) == ["version_00000006.safetensors"]

@@ -20,10 +20,9 @@ from scalerl.config.recipe import SCALERL, AdamW, Reinforce
 from scalerl.config.run import Hardware, Learner, Placement
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
-from scalerl.models.layout import WeightLayout
 from scalerl.models.policy import load_policy
-from scalerl.rollouts.weights.directory import DirectoryChannel
-from scalerl.rollouts.weights.shared_memory import SharedMemoryChannel
+from scalerl.models.weights import WeightLayout
+from scalerl.rollouts.weights import DirectoryChannel, SharedMemoryChannel
 from scalerl.training.learner.base import BadGradient, TrainBatch
 from scalerl.training.learner.rank_processes import RankProcesses
 from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, RankSpec, single_learner

@@ -24,7 +24,7 @@ from scalerl.rollouts.generate import generate
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.replay import check_current
-from scalerl.rollouts.weights.directory import DirectoryChannel
+from scalerl.rollouts.weights import DirectoryChannel
 from scalerl.training.batch import collate
 from scalerl.training.learner.base import TrainBatch
 from scalerl.training.learner.single import SingleLearner

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from scalerl.core.files import cache_root, whole
-from scalerl.models.cpu.processor import cpu
 
 SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = (
@@ -47,6 +46,24 @@ _LONGEST = 200
 
 class _NoCompiler(Exception):
     """No compiler was found."""
+
+
+@cache
+def amd() -> bool:
+    """Return whether this is an AMD processor."""
+    return "AuthenticAMD" in _cpuinfo("vendor_id")
+
+
+def cpu() -> str:
+    """Return a description of the processor: its model name and number, and torch's instruction set."""
+    return " ".join([*_cpuinfo("model"), torch.backends.cpu.get_cpu_capability()])
+
+
+def _cpuinfo(start: str) -> list[str]:
+    """Return the different values of all fields of Linux's /proc/cpuinfo whose name begins with `start`."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    return list(dict.fromkeys(line.split(":", 1)[1].strip() for line in lines if line.startswith(start)))
 
 
 @cache

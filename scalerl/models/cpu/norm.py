@@ -8,6 +8,7 @@ Legend: D size.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -28,7 +29,7 @@ def accelerate_norms(model: nn.Module) -> int:
         if not type(module).__name__.endswith("RMSNorm") or not isinstance(eps, float):
             continue
         if _agrees(module, eps):
-            module.forward = _Forward(module, eps)
+            module.forward = partial(_forward, module, eps)  # a closure could not be pickled
             replaced += 1
     return replaced
 
@@ -46,17 +47,11 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     return compiled.rms_norm(x, weight_D, eps)[0]
 
 
-class _Forward:
-    """The forward of one norm; an object instead of a closure, so that the model can be pickled and copied."""
-
-    def __init__(self, norm: nn.Module, eps: float) -> None:
-        self.norm, self.eps = norm, eps
-
-    def __call__(self, x: Tensor) -> Tensor:
-        weight_D = cast(Tensor, self.norm.weight)
-        if not compiled.serves(x, weight_D):
-            return cast(Tensor, type(self.norm).forward(self.norm, x))
-        return rms_norm(x, weight_D, self.eps)
+def _forward(norm: nn.Module, eps: float, x: Tensor) -> Tensor:
+    weight_D = cast(Tensor, norm.weight)
+    if not compiled.serves(x, weight_D):
+        return cast(Tensor, type(norm).forward(norm, x))
+    return rms_norm(x, weight_D, eps)
 
 
 @torch.no_grad()

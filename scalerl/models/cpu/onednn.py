@@ -9,13 +9,13 @@ Legend: N rows, I inputs, O outputs.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from scalerl.models.cpu.processor import amd
+from scalerl.models.cpu.compiled import amd
 
 
 @cache
@@ -50,18 +50,12 @@ def accelerate(model: nn.Module) -> nn.Module:
     """Make every nn.Linear of a model use `linear` if oneDNN is used, in place; parameters do not change."""
     for module in model.modules():
         if used() and type(module) is nn.Linear:
-            module.forward = _Forward(module)  # type: ignore[method-assign, assignment]
+            module.forward = partial(_forward, module)  # type: ignore[method-assign]  # a closure could not be pickled
     return model
 
 
-class _Forward:
-    """The forward of one layer; an object instead of a closure, so that the model can be pickled and copied."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        self.layer = layer
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.layer.weight, self.layer.bias)
+def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
+    return linear(x, layer.weight, layer.bias)
 
 
 def _product(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:

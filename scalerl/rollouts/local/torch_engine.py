@@ -19,12 +19,12 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from scalerl.core.errors import ConfigError
-from scalerl.models.family import ALLOWED, check_model
+from scalerl.models.head import draw
+from scalerl.models.loading import ALLOWED, check_model
 from scalerl.models.policy import Policy, tolerance
 from scalerl.models.routing import can_record, routing_of
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, Ints, LengthRule
-from scalerl.rollouts.local.sampling import draw
 from scalerl.rollouts.local.slot_engine import Receive, SlotEngine
 from scalerl.rollouts.local.slots import RoutingShape
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from scalerl.core.errors import ConfigError
-from scalerl.models.layout import WeightLayout
+from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.vllm.protocol import (
     FINISH_UPDATE,
     INIT_TRANSFER,

@@ -27,7 +27,7 @@ from scalerl.rollouts.vllm.protocol import (
 )
 
 if TYPE_CHECKING:  # the import loads torch, which a client of a server does not need
-    from scalerl.rollouts.weights.directory import DirectoryChannel
+    from scalerl.rollouts.weights import DirectoryChannel
 
 Call = Callable[..., Awaitable[Any]]
 """(method, path, body, again) -> answer; `again` is true if the request may be repeated."""

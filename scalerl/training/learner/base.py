@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from scalerl.rollouts.replay import Difference
-from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.rollouts.weights import WeightChannel
 from scalerl.types import Rollout
 
 PromptedRollout = tuple[tuple[int, ...], Rollout]

@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 import torch
 
 from scalerl.core.errors import ConfigError
-from scalerl.models.family import ALLOWED
+from scalerl.models.loading import ALLOWED
 from scalerl.models.packing import can_pack, install, observed_windows
 from scalerl.models.policy import Policy, tolerance
 

@@ -19,10 +19,10 @@ from torch.distributed.tensor import DTensor
 
 from scalerl.config.recipe import AdamW, Loss
 from scalerl.core.files import as_umask
-from scalerl.models.checkpoint_names import plain_model
 from scalerl.models.policy import Policy
+from scalerl.models.weights import plain_model
 from scalerl.rollouts.replay import Difference
-from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.rollouts.weights import WeightChannel
 from scalerl.training.learner.base import BadGradient, PromptedRollout, TrainBatch
 from scalerl.training.learner.policy_learner import MOMENTS, PolicyLearner
 from scalerl.training.learner.sharded_checkpoint import read_shards, save_shards, stored_shapes

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from scalerl.config.recipe import AdamW, Loss, Recipe
 from scalerl.core.errors import ConfigError
 from scalerl.learn.losses import LOSSES
-from scalerl.models.checkpoint_names import checkpoint_weights
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, recompute_activations
 from scalerl.models.prefix import SharedRow, first_of_prompt
 from scalerl.models.routing import routing_of
 from scalerl.models.sizes import ModelSizes
+from scalerl.models.weights import checkpoint_weights
 from scalerl.rollouts.replay import Difference, NotFinite, check_current
 from scalerl.training.learner.base import BadGradient, PromptedRollout, StepStats, TrainBatch
 from scalerl.training.learner.checks import Packing, check_update, use_packing

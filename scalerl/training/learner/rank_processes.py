@@ -22,7 +22,7 @@ from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ChildContext, fault
-from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.rollouts.weights import WeightChannel
 from scalerl.training.learner.base import BadGradient, Learner
 from scalerl.training.learner.ranks import RAISED_S, LearnerDied, RankSpec, build_rank, perform
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from scalerl.config.model import HuggingFaceModel
 from scalerl.config.run import RunConfig
 from scalerl.core.processes import ProcessDied
-from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.rollouts.weights import WeightChannel
 from scalerl.training.learner.base import Learner, PromptedRollout, StepStats, TrainBatch
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from torch import Tensor
 from scalerl.config.recipe import AdamW, Loss
 from scalerl.core.errors import ConfigError
 from scalerl.models.policy import Policy
-from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.rollouts.weights import WeightChannel
 from scalerl.training.checkpoint import load_state, save_state
 from scalerl.training.learner.base import BadGradient, TrainBatch
 from scalerl.training.learner.helpers import Helpers
