@@ -290,7 +290,7 @@ def _complete(config: RunConfig, make_session: Callable[..., Any], progress: boo
     import torch
 
     from scalerl.training.complete import complete
-    from scalerl.training.launch import resolve
+    from scalerl.training.resolve import resolve
 
     display = _display(resolve(config), progress)
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 _server: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
 HEAVY = (
-    "scalerl.training.launch", "scalerl.training.loop", "scalerl.training.finish", "scalerl.rollouts.worker",
+    "scalerl.training.launch", "scalerl.training.loop", "scalerl.training.complete", "scalerl.rollouts.worker",
     "scalerl.rollouts.local.torch_engine", "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto", "transformers.models.qwen3.modeling_qwen3",
     "matplotlib.backends.backend_agg", "matplotlib.figure",

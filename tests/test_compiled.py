@@ -18,7 +18,7 @@ from scalerl.models.policy import Policy
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
-from scalerl.training.start_notes import arithmetic, arithmetic_notes
+from scalerl.training.resolve import arithmetic, arithmetic_notes
 
 needs_compiler = pytest.mark.skipif(compiled.problem() is not None, reason=str(compiled.problem()))
 

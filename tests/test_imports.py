@@ -116,7 +116,7 @@ def test_only_the_learner_side_imports_torch():
         "scalerl.rollouts.pipeline",
         "scalerl.rollouts.coordinator",
         "scalerl.prompts.curriculum",
-        "scalerl.training.evaluation",
+        "scalerl.training.progress",
     ):
         code = f"import sys, {module}; assert 'torch' not in sys.modules"
         subprocess.run([sys.executable, "-c", code], check=True)

@@ -76,7 +76,7 @@ def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[Prom
     from scalerl.core.files import safe_name, write_whole
     from scalerl.tasks.user_rewards import RewardError
     from scalerl.training.evaluate import Evaluator
-    from scalerl.training.launch import resolve
+    from scalerl.training.resolve import resolve
 
     config = replace(resolve(config), rollouts=config.rollouts)  # keep 0 slots, so that the cache determines the number
     evaluator = Evaluator(config, lambda text: None if arguments.json else say(text))

@@ -136,7 +136,7 @@ def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
     """Train, print the outcome and return the exit code; a signal stops the run with a checkpoint."""
     prepare_environment()
     from scalerl.training.complete import RunFailed, complete
-    from scalerl.training.launch import resolve
+    from scalerl.training.resolve import resolve
     from scalerl.view.display import RunDisplay
     from scalerl.view.summary import default_axis
 

@@ -67,6 +67,10 @@ class RolloutBatch:
     """The generators' counters when the batch was complete."""
     dropped: tuple[Visit, ...] = ()
     """Visits dropped since the previous batch."""
+    waited_s: float = 0.0
+    """Seconds that the trainer waited for the batch and its scores."""
+    scoring_s: float = 0.0
+    """Part of `waited_s` that was spent waiting for the scores of the complete batch."""
 
 
 class Pipeline:
@@ -105,10 +109,6 @@ class Pipeline:
         self._death: RuntimeError | ConfigError | None = None
         self._mark = 0
         self._busy_at: float | None = None
-        self.waited_s = 0.0
-        """Seconds `take` has waited so far, for batches and their scores."""
-        self.waited_for_scores_s = 0.0
-        """Part of `waited_s` that was spent waiting for the scores of complete batches."""
 
     def start(self, send: SendWeights, version: int = 0, visits: Sequence[Visit] = ()) -> None:
         """Start the process with weights and prompts; return immediately, before the process is ready.
@@ -146,9 +146,8 @@ class Pipeline:
         assert number == now and len(indices) <= n, (number, now, len(indices))
         formed = time.perf_counter()
         groups = tuple(self._result(self._pending.pop(index)) for index in indices)
-        self.waited_for_scores_s += time.perf_counter() - formed
-        self.waited_s += time.perf_counter() - began
-        return RolloutBatch(number, groups, stats, dropped)
+        scored = time.perf_counter()
+        return RolloutBatch(number, groups, stats, dropped, waited_s=scored - began, scoring_s=scored - formed)
 
     def evaluate(
         self, version: int, send: SendWeights, visits: Sequence[Visit], samples: int | Sequence[int]

@@ -1,26 +1,33 @@
-"""Training of a run to its end, with a return to the last checkpoint if a process of a cluster died."""
+"""A run from its start to its end: training, the exported model and summary, and what happens if a process dies."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from scalerl.core.files import move_into
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
+from scalerl.rollouts.pipeline import Interrupted, WorkerDied
 from scalerl.tasks.user_rewards import RewardError
-from scalerl.training.finish import run_to_end
 from scalerl.training.launch import resume
+from scalerl.training.learner.ranks import LearnerDied
+from scalerl.training.loop import train
 from scalerl.training.progress import TrainingFailed
-from scalerl.training.recovery import DIED, Recovery, recorded
-from scalerl.training.run_dir import RunMoved
+from scalerl.training.run_dir import RunMoved, recorded
 from scalerl.training.session import Session
 from scalerl.training.status import Heartbeat
 from scalerl.view.display import RunDisplay
+from scalerl.view.summary import summarize
 
 MakeSession = Callable[[RunDisplay, Callable[[], bool]], Session]
 """(display, function that tells whether a stop was requested) -> a run that is ready to train."""
+
+DIED = (WorkerDied, LearnerDied)
+"""Errors for the end of a process that the run needs. Engines that die are replaced and do not raise these."""
 
 
 class Ended(NamedTuple):
@@ -44,6 +51,9 @@ class RunFailed(RuntimeError):
 def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Callable[[], bool]) -> Ended:
     """Start or resume a run and train it to its end.
 
+    If a process of a run on a cluster dies, the run goes back to its last checkpoint, `placement.restarts` times from
+    each checkpoint, because nodes may be lost and replaced.
+
     Args:
         make_session: Function that starts or resumes the run.
         display: Display of the run.
@@ -54,43 +64,106 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
         RunFailed: Training failed, a reward function failed, a process died, or the run directory was moved. Saved
             files are kept.
     """
-    session, recovery = None, Recovery()
+    session: Session | None = None
+    returns: list[int] = []  # the steps of the checkpoints that the run went back to
     try:
         while True:
             session = make_session(display, stop_requested)
+            path = session.records.directory.path
             display.start()
             try:
-                with Heartbeat(session.directory.path) as beating:
-                    session.phase = beating.phase
-                    closing = run_to_end(session)
-                    state = "finished" if session.finished else "stopped"
-                    beating.ended(state, closing[0])
-                    session.ended(state, closing[0])
-                return Ended(session.directory.path, closing, session.finished)
+                return _trained(session)
             except DIED as error:
-                if stop_requested() or not recovery.allows(session):
+                placement, latest = session.config.placement, max(session.checkpoints.store.steps(), default=0)
+                if stop_requested() or placement.backend != "ray" or returns.count(latest) >= placement.restarts:
                     raise
-                display.note(f"{recorded(error, session.directory.path)}\ngoing back to the last checkpoint")
+                returns.append(latest)
+                display.note(f"{recorded(error, path)}\ngoing back to the last checkpoint")
                 session.close()
-                make_session = partial(resume, session.directory.path, None)
+                make_session = partial(resume, path, None)
     except (TrainingFailed, RewardError, PluginError, RunMoved, OSError, *DIED) as error:
-        if session:
-            session.ended("failed", str(error))
-        moved = session.directory.moved() if session else ""
-        if moved:
+        if session is None and not isinstance(error, OSError):
+            raise RunFailed(str(error)) from error
+        if session is None:
+            raise
+        session.records.ended("failed", str(error))
+        if moved := session.records.directory.moved():
             raise RunFailed(moved) from error
         if isinstance(error, OSError):
             raise
-        if session is None:
-            raise RunFailed(str(error)) from error
-        path = session.directory.path
+        path = session.records.directory.path
         text = recorded(error, path) if isinstance(error, ProcessDied | PluginError) else str(error)
         raise RunFailed(f"{text}\nAll saved results are kept; continue with: scalerl resume {path}") from error
     except Exception as error:  # unexpected errors are reported to loggers and notifications too
         if session:
-            session.ended("failed", f"{type(error).__name__}: {error}")
+            session.records.ended("failed", f"{type(error).__name__}: {error}")
         raise
     finally:
         display.stop()
         if session is not None:
             session.close()
+
+
+def _trained(session: Session) -> Ended:
+    """Train a run to its end, and report it in its status and to its loggers."""
+    path = session.records.directory.path
+    with Heartbeat(path) as beating:
+        session.records.phase = beating.phase
+        closing = run_to_end(session)
+        state = "finished" if session.finished else "stopped"
+        beating.ended(state, closing[0])
+        session.records.ended(state, closing[0])
+    return Ended(path, closing, session.finished)
+
+
+def run_to_end(run: Session) -> list[str]:
+    """Train until the run ends, save its results, and return the closing lines for the user.
+
+    Raises:
+        TrainingFailed, WorkerDied, LearnerDied, RewardError: Raised after everything that can be saved is saved.
+    """
+    path, progress, checkpoints, phase = run.records.directory.path, run.progress, run.checkpoints, run.records.phase
+    stopped = f"stopped at step {{}}; continue with: scalerl resume {path}"
+    try:
+        run.pipeline.wait_ready()
+    except Interrupted:  # no work was done since the checkpoint or the start
+        return [stopped.format(progress.step)]
+    try:
+        run.evaluate_if_due()  # R(0) before the first update, or an evaluation that a failed reward function ended
+        phase("training")
+        run.records.compute.clock.start()
+        train(run)
+    except Interrupted:
+        pass
+    except RewardError:
+        checkpoints.write()  # only the failed step is lost, and a resume repeats it
+        checkpoints.commit(wait=True)
+        raise
+    phase("saving")
+    checkpoints.commit(wait=True)
+    if progress.step not in checkpoints.store.steps():
+        checkpoints.write()
+        checkpoints.commit(wait=True)
+    if not run.finished:
+        return [stopped.format(progress.step)]
+    export_model(run)
+    early = progress.step < run.config.steps
+    reason = "every prompt is solved and retired; " if early and progress.exhausted else ""
+    if progress.stopped_by:
+        reason = f"stopped by the condition {progress.stopped_by!r}; "
+    closing = [f"{reason}trained {progress.step} updates ({progress.skipped_steps} skipped)"]
+    if progress.stopped_by:
+        closing.append(f"to train further anyway: scalerl resume {path}")
+    return closing + summarize(path, run.config, run.records.points)
+
+
+def export_model(run: Session) -> None:
+    """Write the last weights and the tokenizer as a Hugging Face directory, and adapters next to it, atomically."""
+    path = run.records.directory.path
+    temporary = path / ".export.tmp"
+    run.records.directory.check_place()
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
+    run.learner.export(temporary / "model")
+    run.learner.export_adapter(temporary / "adapter")
+    run.evaluations.tokenizer.save_pretrained(temporary / "model")
+    move_into(temporary, path)

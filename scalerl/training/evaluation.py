@@ -1,4 +1,4 @@
-"""Evaluation points: held-out mean@k with its standard error, for each task.
+"""Evaluations of a run: held-out mean@k with its standard error for each task, the check of weights, `stop_when`.
 
 Every evaluation of a run uses the same random numbers for the same sample of the same prompt. The noise between points
 of the curve is therefore smaller than for independent evaluations.
@@ -6,11 +6,105 @@ of the curve is therefore smaller than for independent evaluations.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 
-from scalerl.types import EvalPoint, Prompt, ScoredGroup, Visit
+from scalerl.config import RunConfig
+from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
+from scalerl.rollouts.replay import ReplayMismatch, bound_of, check_difference
+from scalerl.scaling import CurveError, fit
+from scalerl.scaling.stop import reason_to_stop, stop_rule
+from scalerl.training.learner.base import BadGradient, Learner
+from scalerl.training.progress import Compute, Progress, TrainingFailed
+from scalerl.training.records import Records
+from scalerl.training.rollout_rows import DETAILED, LogRatios, evaluation_rows, packed, sample_rows, telling_group
+from scalerl.training.saved import Checkpoints
+from scalerl.types import EvalPoint, FloatArray, Prompt, ScoredGroup, Visit
+from scalerl.view.outlook import curve_of, points_by_task
+from scalerl.view.summary import default_axis
+
+
+@dataclass(slots=True)
+class Evaluations:
+    """Measures the held-out prompts of a run."""
+
+    config: RunConfig
+    held_out: Sequence[Prompt]
+    tokenizer: Any
+    pipeline: Pipeline
+    learner: Learner
+    progress: Progress
+    compute: Compute
+    records: Records
+    checkpoints: Checkpoints
+
+    def run(self, taken: RolloutBatch | None = None) -> None:
+        """Measure each task's held-out pass rate; the time it takes is excluded from the training time.
+
+        A group of `taken` is saved too. Generation continues while the samples are scored and replayed; this time
+        counts as training time of the generators.
+
+        Raises:
+            TrainingFailed: The generator's log-probabilities are not those of the weights, or not finite.
+        """
+        step, visits, records = self.progress.step, held_out_visits(self.held_out), self.records
+        samples = {task.curve: self.config.samples(task) for task in self.config.data}
+        wanted = [samples[visit.prompt.task] for visit in visits]
+        groups, eval_s = self.pipeline.evaluate(step, self.learner.send, visits, wanted)
+        began = time.perf_counter()
+        sample = telling_group(taken.groups) if taken else None
+        log_ratios, of_sample = self._replay(step, groups, sample)
+        generated_s, clock = self.compute.generated_s(), self.compute.clock
+        clock.leave_out(eval_s + time.perf_counter() - began)
+        hours = self.compute.device_hours  # read once, so that the points of all tasks have the same compute
+        clock.add(generated_s)  # after `hours`, because it is compute for later updates
+        saved = self.config.evaluation.saved
+        records.directory.append("rollouts.jsonl", evaluation_rows(self.tokenizer, step, groups, log_ratios, saved))
+        if sample:
+            rows = sample_rows(self.tokenizer, step, sample, of_sample)
+            prompt, rollouts = sample.group.visit.prompt.tokens, sample.group.rollouts[: len(rows)]
+            records.directory.add_samples(rows, [packed(prompt, rollout) for rollout in rollouts])
+        flops, tokens = self.progress.flops, self.progress.generator.tokens
+        records.evaluated(
+            [
+                eval_point(of_task, step=step, device_hours=hours, flops=flops, tokens=tokens, eval_s=eval_s)
+                for of_task in by_task(groups)
+            ]
+        )
+
+    def _replay(
+        self, step: int, groups: Sequence[ScoredGroup], sample: ScoredGroup | None
+    ) -> tuple[LogRatios, Sequence[FloatArray | None]]:
+        """Check that the log-probabilities of a few samples agree with the learner's weights.
+
+        Returns:
+            The log ratios by index of the group, and those of the first rollouts of `sample`.
+        """
+        wanted = self.config.evaluation.replayed
+        if not wanted:
+            return {}, ()
+        numbers = range(len(groups))[:: max(1, len(groups) // wanted)][:wanted]
+        chosen = [(groups[number].group, groups[number].group.rollouts[0]) for number in numbers]
+        chosen += [(sample.group, one) for one in sample.group.rollouts[:DETAILED]] if sample else []
+        try:
+            difference = self.learner.check(step, [(group.visit.prompt.tokens, rollout) for group, rollout in chosen])
+        except BadGradient as error:
+            raise self.checkpoints.failure(error) from None
+        if difference is None:
+            return {}, ()
+        found, self.progress.replay_difference = difference.log_ratios, difference.largest
+        try:
+            check_difference(difference, step, bound_of(getattr(torch, self.config.hardware.dtype)))
+        except ReplayMismatch as error:
+            raise TrainingFailed(f"step {step}: {error}") from None
+        by_group = {n: own_N for n, own_N in zip(numbers, found, strict=False) if own_N is not None}
+        return by_group, found[len(numbers) :]
 
 
 def held_out_visits(prompts: Sequence[Prompt]) -> tuple[Visit, ...]:
@@ -68,3 +162,22 @@ def eval_point(
         mean_tokens=float(np.mean([len(r) for r in rollouts])),
         eval_s=eval_s,
     )
+
+
+def first_to_stop(conditions: Sequence[str], points: Sequence[EvalPoint], config: RunConfig) -> tuple[str, str] | None:
+    """Return the first condition that holds with the reason, or None; with fewer than five evaluations none holds.
+
+    Args:
+        conditions: Conditions of `stop_when`, as written.
+        points: Evaluations of the run so far.
+        config: Configuration, which determines the tasks with a forecast and the compute axis.
+    """
+    found = points_by_task(points)
+    fits = []
+    with suppress(CurveError):  # too few points for a fit
+        fits = [fit(curve_of(found[task], default_axis(config))) for task in config.main_tasks]
+    for condition in conditions:
+        reason = reason_to_stop(stop_rule(condition), fits)
+        if reason is not None:
+            return condition, reason
+    return None

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from scalerl.cluster.connect import cluster_gpus
 from scalerl.cluster.devices import counted
 from scalerl.config import RunConfig
-from scalerl.config.base import replace
-from scalerl.config.hardware import Hardware
-from scalerl.config.placement import Placement
-from scalerl.core.errors import ConfigError
 from scalerl.core.outputs import check_apart
 from scalerl.core.serialization import from_plain
 from scalerl.learn.custom import check_functions
@@ -29,98 +21,52 @@ from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import Policy, check_vocabulary, stop_tokens
 from scalerl.models.weights import WeightLayout
 from scalerl.prompts.curriculum import make_curriculum
-from scalerl.prompts.dataset import PromptSplit, load_prompts
+from scalerl.prompts.dataset import load_prompts
 from scalerl.rollouts.build import GeneratorSpec, ModelFacts
-from scalerl.rollouts.interrupt import LengthRule, length_rule
+from scalerl.rollouts.interrupt import length_rule
 from scalerl.rollouts.pipeline import Pipeline
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.checks import check_rewards, reference_notes
 from scalerl.tasks.sandbox.detect import sandbox_notes
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
-from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, save_state
+from scalerl.training.checkpoint import CheckpointStore, GeneratorFiles, load_plain, load_state
+from scalerl.training.evaluation import Evaluations
 from scalerl.training.learner.base import Learner
 from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, single_learner
-from scalerl.training.pinned import pinned
-from scalerl.training.progress import Display, Progress
-from scalerl.training.recovery import recorded
-from scalerl.training.resumed import (
-    check_unchanged,
-    overrule,
-    sound_checkpoint,
-    with_options,
-)
-from scalerl.training.run_dir import RunDirectory, check_empty, inputs_of
+from scalerl.training.progress import Compute, Progress, Stopwatch
+from scalerl.training.records import Display, Records
+from scalerl.training.resolve import arithmetic_notes, length_notes, nucleus_notes, pinned, resolve
+from scalerl.training.run_dir import RunDirectory, check_empty, inputs_of, recorded
 from scalerl.training.run_model import (
     LoadPolicy,
     check_length,
     check_sampled,
     load_of,
     model_path_of,
-    needs_warm_start,
     revision_of,
     sent_weights,
     with_adapters,
 )
+from scalerl.training.saved import Checkpoints, check_unchanged, overrule, sound_checkpoint, with_options
 from scalerl.training.session import Session
-from scalerl.training.start_notes import arithmetic_notes, length_notes, nucleus_notes
-from scalerl.training.status import Heartbeat
-from scalerl.training.stopwatch import Stopwatch
-
-
-def resolve(config: RunConfig) -> RunConfig:
-    """Replace every `auto` by the value for this machine, so that the saved configuration repeats the run elsewhere."""
-    hardware = resolve_hardware(config.hardware, config.placement)
-    rollouts = replace(config.rollouts, slots=config.slots)
-    if config.lag_follows:
-        rollouts = replace(rollouts, lag_ticks="follow")
-    elif rollouts.lag_ticks == "auto" or not config.lag_is_used:
-        rollouts = replace(rollouts, lag_ticks=replace(config, rollouts=rollouts).lag_ticks)
-    config = replace(config, hardware=hardware, rollouts=rollouts)
-    return replace(config, learner=replace(config.learner, micro_batch_tokens=config.micro_batch_tokens))
-
-
-def resolve_hardware(hardware: Hardware, placement: Placement | None = None) -> Hardware:
-    """Replace every `auto` in the hardware settings by the value for this machine, or for a cluster.
-
-    Args:
-        hardware: The settings.
-        placement: Placement of a run's processes; None: this process computes everything.
-
-    Raises:
-        ConfigError: A GPU is requested, but there is none; or the cluster does not answer.
-    """
-    device, where = hardware.device, "torch sees no GPU here"
-    if device != "cpu":
-        gpus = torch.cuda.is_available()
-        if placement and placement.backend == "ray":  # the trainer and the engines are elsewhere
-            gpus, where = cluster_gpus(placement.ray_address) > 0, "the Ray cluster has no GPU"
-        if device == "cuda" and not gpus:
-            raise ConfigError(f"hardware.device: got 'cuda', but {where}; allowed: cpu, auto")
-        device = "cuda" if gpus else "cpu"
-    dtype = hardware.dtype if hardware.dtype != "auto" else "bfloat16" if device == "cuda" else "float32"
-    half = max(1, (os.cpu_count() or 2) // 2)
-    return replace(
-        hardware,
-        device=device,
-        dtype=dtype,
-        generator_threads=hardware.generator_threads or half,
-        trainer_threads=hardware.trainer_threads or half,
-    )
 
 
 def start(config: RunConfig, path: Path, display: Display, stop_requested: Callable[[], bool]) -> Session:
     """Start a new run: check the configuration and its inputs, then start the generator.
 
     Raises:
-        ConfigError: A check failed. The run directory is created only after all checks have passed.
+        ConfigError: A check failed. Nothing remains in the run directory.
     """
     config = pinned(resolve(config), display.note)
-    check_empty(path)  # before the warm start, which takes minutes
+    check_empty(path)
     check_apart(path, inputs_of(config), "--run-dir")
-    with ExitStack() as undo:
-        return _assemble(config, path, display, stop_requested, undo, checkpoint=None)
+    makers = makers_of(config)
+    directory = RunDirectory.create(path, config)
+    run = _assemble(directory, None, display, stop_requested)
+    _begin(run, makers)
+    return run
 
 
 def resume(
@@ -137,148 +83,90 @@ def resume(
         steps: New total number of steps, to train beyond the old one; None keeps it.
         display: Display of the run.
         stop_requested: Function called while waiting; if it returns true, the run stops.
-        options: Values for the few fields that a resume may change (resumed.py).
+        options: Values for the few fields that a resume may change (saved.py).
 
     Raises:
         ConfigError: There is no run, its configuration was changed, or an option would make it a different run.
     """
-    directory, config = RunDirectory.resume(path)
+    directory = RunDirectory.resume(path)
     try:
-        return _resume(directory, config, steps, options, display, stop_requested)
+        config, store = directory.config, CheckpointStore(path / "checkpoints", directory.config.checkpoint.keep)
+        checkpoint = sound_checkpoint(directory, store, display.note)
+        if checkpoint is not None:
+            check_unchanged(config, checkpoint, path)
+        config = with_options(path, config, options, steps, checkpoint)
+        makers = makers_of(config)
+        if config != directory.config:
+            directory.save_config(config)
+        run = _assemble(directory, checkpoint, display, stop_requested)
+        if checkpoint is None:
+            _begin(run, makers)
+            display.note("no checkpoint yet: starting over from step 0")
+        else:
+            _continue(run, checkpoint, makers)
+            display.note(f"resumed at step {run.progress.step}")
+            display.point(run.records.points)
     except BaseException:
         directory.close()
         raise
-
-
-def _resume(
-    directory: RunDirectory,
-    config: RunConfig,
-    steps: int | None,
-    options: Mapping[str, Any] | Sequence[str],
-    display: Display,
-    stop_requested: Callable[[], bool],
-) -> Session:
-    path = directory.path
-    store = CheckpointStore(path / "checkpoints", config.checkpoint.keep)
-    checkpoint = sound_checkpoint(directory, store, display.note)
-    if checkpoint is not None:
-        check_unchanged(config, checkpoint, path)
-    saved, config = config, with_options(path, config, options, steps, checkpoint)
-    if config != saved:
-        directory.save_config(config)
-    session = _assemble(config, path, display, stop_requested, ExitStack(), checkpoint, directory)
-    if checkpoint is None:
-        display.note("no checkpoint yet: starting over from step 0")
-    else:
-        display.note(f"resumed at step {session.progress.step}")
-        display.point(session.points)
-    return session
+    return run
 
 
 def _assemble(
-    config: RunConfig,
-    path: Path,
-    display: Display,
-    stop_requested: Callable[[], bool],
-    undo: ExitStack,
-    checkpoint: Path | None,
-    directory: RunDirectory | None = None,
+    directory: RunDirectory, checkpoint: Path | None, display: Display, stop_requested: Callable[[], bool]
 ) -> Session:
-    torch.set_num_threads(config.hardware.trainer_threads)
-    check_functions(config.recipe)
-    makers = makers_of(config)
-    backend = BACKENDS[config.placement.backend](config)
-    model_path, directory = _model_of(config, path, display, directory, undo)
-    tokenizer = load_tokenizer(model_path, revision_of(config))
-    prompts = load_prompts(config, tokenizer)
-    scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
-    policy = _policy(config, model_path, tokenizer)
-    rule = length_rule(config.recipe.length, lambda text: tokenizer.encode(text, add_special_tokens=False))
-    check_length(policy, rule, prompts.longest)
-    check_sampled(config, policy, model_path)
-    # before the adapters, which the engines' model does not have
-    model = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.sizes)
-    policy = with_adapters(config, policy)
-    before = "" if checkpoint is None else load_plain(checkpoint, "trainer")["arithmetic"]
-    notes = _notes(config, prompts, rule, resumed=checkpoint is not None)
-    notes += arithmetic_notes(config.hardware, before)
-    directory = _directory(config, path, directory, resumed=checkpoint is not None)
-    undo.pop_all()  # all checks have passed
-    _tell(notes, display)
+    """Check the inputs of a run, then make its objects; the generator is not started yet."""
+    config, path = directory.config, directory.path
+    state = {} if checkpoint is None else load_plain(checkpoint, "trainer")
+    with directory.discarded_on_error():
+        torch.set_num_threads(config.hardware.trainer_threads)
+        check_functions(config.recipe)
+        backend = BACKENDS[config.placement.backend](config)
+        model_path = model_path_of(config, path, display.note)
+        tokenizer = load_tokenizer(model_path, revision_of(config))
+        prompts = load_prompts(config, tokenizer)
+        scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
+        policy = load_of(config, model_path, config.loop_device)
+        check_vocabulary(tokenizer, policy, model_path)
+        rule = length_rule(config.recipe.length, partial(tokenizer.encode, add_special_tokens=False))
+        check_length(policy, rule, prompts.longest)
+        check_sampled(config, policy, model_path)
+        check_rewards(config, prompts.training)
+        notes = [*prompts.notes, *length_notes(rule), *nucleus_notes(config.recipe.top_p), *sandbox_notes(config)]
+        if not state:  # a resumed run has passed this check when it started
+            notes += reference_notes(config, (*prompts.training, *prompts.held_out))
+        notes += arithmetic_notes(config.hardware, state.get("arithmetic", ""))
+        facts = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.sizes)
+        policy = with_adapters(config, policy)  # after the facts, because the engines' model has no adapters
+    for note in notes:
+        display.note(note)
+
+    progress = overrule(from_plain(Progress, state["progress"]), display) if state else Progress()
     spec = GeneratorSpec(
         config=config,
         load_policy=LoadPolicy(config, model_path),
         longest_prompt=prompts.longest,
         rule=rule,
         stop=stop_tokens(policy, tokenizer),
-        files=LoadState(checkpoint),
-        model=model,
+        files=GeneratorFiles(checkpoint),
+        model=facts,
         run=path,
         make_engines=backend.make_engines,
         devices=backend.devices,
     )
     channel = backend.channel(WeightLayout.of(sent_weights(config, policy)), path)
     learner = _learner(config, model_path, policy, channel, backend, path)
-    session = Session(
-        config=config,
-        directory=directory,
-        learner=learner,
-        checkpoints=CheckpointStore.create(path / "checkpoints", config.checkpoint.keep),
-        pipeline=Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch, learner.watch),
-        curriculum=make_curriculum(config, prompts.training),
-        prompts=prompts,
-        scoring=scoring,
-        tokenizer=tokenizer,
-        display=display,
-        stop_requested=stop_requested,
-        devices=counted(backend.devices),
+    pipeline = Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch, learner.watch)
+    curriculum = make_curriculum(config, prompts.training)
+    devices = counted(backend.devices)
+    compute = Compute(Stopwatch(3600.0 * state.get("device_hours", 0.0) / devices.held), devices, pipeline)
+    records = Records(directory, display, pipeline, scoring, curriculum, progress, compute)
+    store = CheckpointStore.create(path / "checkpoints", config.checkpoint.keep)
+    checkpoints = Checkpoints(store, records, pipeline, learner, curriculum, progress, compute)
+    evaluations = Evaluations(
+        config, prompts.held_out, tokenizer, pipeline, learner, progress, compute, records, checkpoints
     )
-    return _begin(session, checkpoint, makers)
-
-
-def _directory(config: RunConfig, path: Path, directory: RunDirectory | None, *, resumed: bool) -> RunDirectory:
-    """Return the run directory with the resolved configuration; a warm start may have created it."""
-    if directory is None:
-        return RunDirectory.create(path, config)
-    if not resumed:
-        directory.save_config(config)
-    return directory
-
-
-def _policy(config: RunConfig, model_path: str, tokenizer: Any) -> Policy:
-    """Load the model, which this process only inspects if others train."""
-    policy = load_of(config, model_path, config.loop_device)
-    check_vocabulary(tokenizer, policy, model_path)
-    return policy
-
-
-def _model_of(
-    config: RunConfig, path: Path, display: Display, directory: RunDirectory | None, undo: ExitStack
-) -> tuple[str, RunDirectory | None]:
-    """Return the path of the model, and the run directory if it exists.
-
-    A warm start takes minutes, so it creates the directory of a new run, where others can follow it. `undo` removes
-    the directory again if the start fails.
-    """
-    if not needs_warm_start(config):
-        return model_path_of(config, display, lambda phase, message: None), directory
-    if directory is None:
-        directory = RunDirectory.create(path, config)
-        undo.callback(directory.discard)
-    with Heartbeat(path, phase="warm start") as beating:
-        return model_path_of(config, display, beating.phase), directory
-
-
-def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, *, resumed: bool) -> list[str]:
-    """Return notes for the user before the first step; references are checked only when a run starts."""
-    check_rewards(config, prompts.training)
-    notes = [*prompts.notes, *length_notes(rule), *nucleus_notes(config.recipe.top_p), *sandbox_notes(config)]
-    return notes if resumed else notes + reference_notes(config, (*prompts.training, *prompts.held_out))
-
-
-def _tell(notes: Sequence[str], display: Display) -> None:
-    for note in notes:
-        display.note(note)
+    return Session(config, pipeline, learner, curriculum, progress, evaluations, records, checkpoints, stop_requested)
 
 
 def _learner(
@@ -300,45 +188,27 @@ def _learner(
         raise LearnerDied(recorded(error, run)) from None
 
 
-def _begin(session: Session, checkpoint: Path | None, makers: Mapping[str, Callable[[], Logger]]) -> Session:
-    """Start the generator, or resume it; then start the loggers."""
-    if checkpoint is None:
-        session.directory.rewind({})
-        session.pipeline.start(session.learner.send, 0, session.initial_visits())
-    else:
-        _restore(session, checkpoint)
-    resumed = None if checkpoint is None else session.progress.step
-    session.followers = Followers(session.config, session.directory.path, makers, session.display.note, resumed)
-    return session
+def _begin(run: Session, makers: Mapping[str, Callable[[], Logger]]) -> None:
+    """Start the generator and the loggers of a run without a checkpoint."""
+    directory = run.records.directory
+    directory.rewind({})
+    run.pipeline.start(run.learner.send, 0, run.initial_visits())
+    run.records.followers = Followers(run.config, directory.path, makers, run.records.display.note)
 
 
-def _restore(session: Session, checkpoint: Path) -> None:
-    """Restore the trainer, and start the generator with the weights that were in use."""
-    state = load_state(checkpoint, "trainer")
-    session.progress = overrule(from_plain(Progress, state["progress"]), display=session.display)
-    session.learner.load(checkpoint, session.progress.step)
-    session.curriculum.load_state(state["curriculum"])
-    session.clock = Stopwatch(3600.0 * state["device_hours"] / session.devices.held)
-    _tell(session.directory.rewind(state), session.display)
-    session.points = session.directory.points()
+def _continue(run: Session, checkpoint: Path, makers: Mapping[str, Callable[[], Logger]]) -> None:
+    """Restore learner, curriculum and rows; start the generator with the weights in use, and the loggers."""
+    directory, display, step = run.records.directory, run.records.display, run.progress.step
+    state = load_plain(checkpoint, "trainer")
+    run.learner.load(checkpoint, step)
+    run.curriculum.load_state(state["curriculum"])
+    for note in directory.rewind(state):
+        display.note(note)
+    run.records.points = directory.points()
     sampling = load_plain(checkpoint, "generator")["sampling_version"]
-    if sampling == session.progress.step:
-        session.pipeline.start(session.learner.send, sampling)
+    if sampling == step:
+        run.pipeline.start(run.learner.send, sampling)
     else:  # within a round of PPO-off-policy, which samples with older weights
         weights = load_state(checkpoint, "round_weights")
-        session.pipeline.start(lambda version, channel: channel.send(version, weights.items()), sampling)
-
-
-@dataclass(frozen=True)
-class LoadState:
-    """Picklable object that reads and writes the generator's part of a checkpoint."""
-
-    checkpoint: Path | None
-
-    def load(self) -> Any:
-        """Return the generator's part of the checkpoint to resume from; None for a new run."""
-        return None if self.checkpoint is None else load_state(self.checkpoint, "generator")
-
-    def save(self, path: Path, name: str, state: dict[str, Any]) -> None:
-        """Write a part of a checkpoint with its digests, which another process adds to the manifest."""
-        save_state(path, name, state)
+        run.pipeline.start(lambda version, channel: channel.send(version, weights.items()), sampling)
+    run.records.followers = Followers(run.config, directory.path, makers, display.note, step)

@@ -71,12 +71,12 @@ def train(run: Session) -> None:
         )
 
         # new weights -> engines, during generation, with the next prompts
-        run.publish()
+        run.publish(taken)
         row = {
             **rollout_row(rollouts, rewards_PG, keep_P),
             **staleness(rollouts, trained_BT, now, recipe.off_policy.max_lag),
         }
-        run.record_step(taken, {**row, **stats.to_dict()}, step_s=time.perf_counter() - began)
+        run.records.step(taken, {**row, **stats.to_dict()}, step_s=time.perf_counter() - began)
 
         # update -> evaluation point, checkpoint
         run.evaluate_if_due(taken)

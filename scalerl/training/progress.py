@@ -1,33 +1,20 @@
-"""Progress of a run, the display that shows it, and the error that ends it."""
+"""Progress of a run: its counters, its device-hours and FLOPs, and the error that ends it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from scalerl.types import EvalPoint, GeneratorStats
+from scalerl.cluster.devices import Devices
+from scalerl.rollouts.pipeline import Pipeline
+from scalerl.types import GeneratorStats
 
 
 class TrainingFailed(RuntimeError):
     """The run had to stop; the message gives the reason and names what is saved."""
-
-
-class Display(Protocol):
-    """Display of a run."""
-
-    def step(self, row: dict[str, Any]) -> None:
-        """Show a training step."""
-        ...
-
-    def point(self, points: Sequence[EvalPoint]) -> None:
-        """Show the curve so far."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Show a line of text."""
-        ...
 
 
 @dataclass(slots=True)
@@ -61,3 +48,67 @@ class Progress:
     def exhausted(self) -> bool:
         """Whether all drawn prompts were trained or dropped, and no more can be drawn."""
         return self.closed and self.trained_groups + self.dropped_groups >= self.drawn_groups
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of training and generation."""
+        return self.training_flops + self.generator.flops
+
+
+class Stopwatch:
+    """Seconds of training; the time of evaluations and checkpoints is excluded."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._before = seconds
+        self._since: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Training seconds so far, including those before a resume."""
+        return self._before + (time.perf_counter() - self._since if self._since is not None else 0.0)
+
+    def start(self) -> None:
+        """Start or continue."""
+        assert self._since is None
+        self._since = time.perf_counter()
+
+    def leave_out(self, seconds: float) -> None:
+        """Exclude elapsed seconds from the training time, if the clock is running."""
+        if self._since is not None:
+            self._before -= seconds
+
+    def add(self, seconds: float) -> None:
+        """Add seconds of work that was done while the clock was paused."""
+        self._before += seconds
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Exclude a block of work from the training time."""
+        running = self._since is not None
+        self._before, self._since = self.seconds, None
+        try:
+            yield
+        finally:
+            if running:
+                self._since = time.perf_counter()
+
+
+@dataclass(slots=True)
+class Compute:
+    """The device-hours of a run.
+
+    Evaluations and checkpoints are excluded, but the generators' work for training during them is included.
+    """
+
+    clock: Stopwatch
+    devices: Devices
+    pipeline: Pipeline
+
+    @property
+    def device_hours(self) -> float:
+        """Held devices x hours of training so far."""
+        return self.devices.held * self.clock.seconds / 3600.0
+
+    def generated_s(self) -> float:
+        """Return the seconds of sampling since the pipeline's mark, weighted by the generators' share of devices."""
+        return self.devices.generating_share * self.pipeline.busy_since_mark()

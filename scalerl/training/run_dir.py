@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from scalerl.config.data import PromptFile
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import sync, take_hold, write_whole
 from scalerl.core.outputs import check_new_directory
+from scalerl.core.plugins import PluginError
+from scalerl.core.processes import ProcessDied
 from scalerl.core.rows import RowFile
 from scalerl.training.manifest import Damaged, digest, new_digest
 from scalerl.types import EvalPoint
@@ -39,14 +42,18 @@ class RunMoved(RuntimeError):
 class RunDirectory:
     """The files of one run, locked by one process at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, config: RunConfig, made: Sequence[Path] | None = None) -> None:
         """Open and lock an existing run directory; `create` and `resume` call this.
+
+        Args:
+            path: The directory.
+            config: Configuration of the run.
+            made: For a new run, the directories that were made for it, innermost first; None: the run exists.
 
         Raises:
             ConfigError: Another process has locked it.
         """
-        self.path = path
-        self._made = False  # whether `create` made the directory
+        self.path, self.config, self._made = path, config, made
         self._lock = take_hold(path)
         self._digests: dict[str, tuple[int, Any]] = {}  # bytes digested of each row file, and their hash
         if self._lock is None:
@@ -60,23 +67,23 @@ class RunDirectory:
             ConfigError: The directory is not empty.
         """
         check_empty(path)
-        made = not path.exists()
-        (path / "rollouts").mkdir(parents=True, exist_ok=True)
-        run = cls(path)
-        run._made = made
+        rollouts = path / "rollouts"
+        made = [place for place in (rollouts, *rollouts.parents) if not place.exists()]
+        rollouts.mkdir(parents=True, exist_ok=True)
+        run = cls(path, config, made)
         run.save_config(config)
         return run
 
     @classmethod
-    def resume(cls, path: Path) -> tuple[RunDirectory, RunConfig]:
-        """Open an existing run and return it with its configuration.
+    def resume(cls, path: Path) -> RunDirectory:
+        """Open an existing run with its configuration.
 
         Raises:
             ConfigError: There is no run.
         """
         config = saved_config(path)
         (path / "rollouts").mkdir(exist_ok=True)
-        return cls(path), config
+        return cls(path, config)
 
     def close(self) -> None:
         """Release the lock."""
@@ -84,18 +91,24 @@ class RunDirectory:
             os.close(self._lock)
             self._lock = None
 
-    def discard(self) -> None:
-        """Remove the files of a run that could not start; a directory that existed before stays."""
-        for name in ("config.toml", "status.json", ".lock"):
-            (self.path / name).unlink(missing_ok=True)
-        self.close()
-        with suppress(OSError):  # it contains other files
-            (self.path / "rollouts").rmdir()
-            if self._made:
-                self.path.rmdir()
+    @contextmanager
+    def discarded_on_error(self) -> Iterator[None]:
+        """Remove the files of a new run if the block fails; directories that existed before stay."""
+        try:
+            yield
+        except BaseException:
+            if self._made is not None:
+                for name in ("config.toml", "status.json", ".lock"):
+                    (self.path / name).unlink(missing_ok=True)
+                with suppress(OSError):  # it contains other files
+                    for place in self._made:
+                        place.rmdir()
+            self.close()
+            raise
 
     def save_config(self, config: RunConfig) -> None:
         """Write config.toml."""
+        self.config = config
         self.write("config.toml", to_toml(config))
 
     def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -227,6 +240,24 @@ class RunDirectory:
         held = Path(f"/proc/self/fd/{self._lock}")
         now = held.readlink().parent if held.exists() else "its new location"
         return f"{self.path} was moved during the run. Its results are in {now}; continue with: scalerl resume {now}"
+
+
+def recorded(error: ProcessDied | PluginError, directory: Path) -> str:
+    """Append the traceback of a failed process or user function to errors.log; return the message with its path.
+
+    Args:
+        error: The error; without a traceback nothing is written.
+        directory: The run directory.
+    """
+    if not error.trace:
+        return str(error)
+    path = directory / "errors.log"
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {error}\n{error.trace.rstrip()}\n\n")
+    except OSError as full:  # a full disk may be the cause
+        return f"{error} (its traceback could not be written to {path}: {full.strerror})"
+    return f"{error} (traceback: {path})"
 
 
 def check_empty(path: Path) -> None:

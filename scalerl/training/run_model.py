@@ -22,45 +22,40 @@ from scalerl.models.weights import checkpoint_weights
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import check_engine
 from scalerl.rollouts.testing import check_engine_plugin
-from scalerl.training.progress import Display
+from scalerl.training.status import Heartbeat
 from scalerl.training.warm_start import is_whole, warm_start, warm_start_directory
 
 
-def needs_warm_start(config: RunConfig) -> bool:
-    """Return whether the run's model must be warm-started first, which takes minutes."""
-    if not isinstance(config.model, TinyModel):
-        return False
-    return not is_whole(warm_start_directory(config.model, config.data))
-
-
-def model_path_of(config: RunConfig, display: Display, phase: Callable[[str, str], None]) -> str:
-    """Return the path of the run's model; the lab's tiny model is warm-started first.
+def model_path_of(config: RunConfig, run: Path, note: Callable[[str], None]) -> str:
+    """Return the path of the run's model; the lab's tiny model is warm-started first, which takes minutes.
 
     Args:
         config: Configuration of the run.
-        display: Display of the run.
-        phase: Function that receives the phase "warm start" and its progress.
+        run: The run directory, whose status has the progress of the warm start.
+        note: Function that gets lines for the user.
 
     Raises:
         ConfigError: Files are missing or damaged, or the warm start did not learn its task.
     """
     if isinstance(config.model, HuggingFaceModel):
-        return local_model(config.model.path, config.hardware.dtype, display.note)
+        return local_model(config.model.path, config.hardware.dtype, note)
     assert isinstance(config.model, TinyModel)
     directory = warm_start_directory(config.model, config.data)
+    if is_whole(directory):
+        return str(directory)
+    note(f"warm start: training a tiny Qwen3 on noisy traces (once; kept in {directory})")
     steps = config.model.warm_start.steps
-    if needs_warm_start(config):
-        display.note(f"warm start: training a tiny Qwen3 on noisy traces (once; kept in {directory})")
+    with Heartbeat(run, phase="warm start") as beating:
+
+        def report(row: dict[str, float]) -> None:
+            note("  warm start " + "  ".join(f"{name} {value:g}" for name, value in row.items()))
+            if "step" in row:
+                beating.phase("warm start", f"update {row['step']:.0f} of {steps} on worked examples")
+
         torch.set_num_threads(config.hardware.trainer_threads + config.hardware.generator_threads)
-
-    def report(row: dict[str, float]) -> None:
-        display.note(_warm_line(row))
-        if "step" in row:
-            phase("warm start", f"update {row['step']:.0f} of {steps} on worked examples")
-
-    path = warm_start(config.model, config.data, directory, report)
-    torch.set_num_threads(config.hardware.trainer_threads)
-    return str(path)
+        warm_start(config.model, config.data, directory, report)
+        torch.set_num_threads(config.hardware.trainer_threads)
+    return str(directory)
 
 
 def local_model(path: str, dtype: str, note: Callable[[str], None]) -> str:
@@ -80,10 +75,6 @@ def local_model(path: str, dtype: str, note: Callable[[str], None]) -> str:
     if Path(path).is_file() and not gguf_directory(Path(path), dtype).exists():
         note(f"converting {path} (once; kept in {gguf_directory(Path(path), dtype)})")
     return str(converted(path, dtype))
-
-
-def _warm_line(row: dict[str, float]) -> str:
-    return "  warm start " + "  ".join(f"{name} {value:g}" for name, value in row.items())
 
 
 def revision_of(config: RunConfig) -> str:

@@ -32,9 +32,9 @@ from scalerl.models.loading import load_tokenizer
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, stop_tokens
 from scalerl.prompts.demonstrations import Demonstration, Demonstrations, load_demonstrations
-from scalerl.training.launch import resolve_hardware
 from scalerl.training.learner.base import BadGradient, TrainBatch
 from scalerl.training.learner.single import SingleLearner
+from scalerl.training.resolve import resolve_hardware
 from scalerl.training.run_model import local_model
 
 EPOCHS = 3.0

@@ -17,8 +17,8 @@ from scalerl.config.run import Hardware
 from scalerl.core.errors import ConfigError
 from scalerl.models.policy import load_policy
 from scalerl.training.backends import BACKENDS
-from scalerl.training.launch import resolve
 from scalerl.training.learner.ranks import LearnerGroup, single_learner
+from scalerl.training.resolve import resolve
 
 ray = pytest.importorskip("ray", reason="needs Ray")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from scalerl.models.head import draw
-from scalerl.training.start_notes import nucleus_notes
+from scalerl.training.resolve import nucleus_notes
 
 LOGITS = torch.tensor([0.1, 0.2, 0.3, 0.4]).log()
 

@@ -12,8 +12,8 @@ from scalerl.core.errors import ConfigError
 from scalerl.training import manifest
 from scalerl.training.checkpoint import FORMAT, CheckpointStore, load_state, save_state
 from scalerl.training.manifest import Damaged, check_files, digest
-from scalerl.training.resumed import sound_checkpoint
 from scalerl.training.run_dir import RunDirectory
+from scalerl.training.saved import sound_checkpoint
 
 
 def test_nested_state_is_restored(tmp_path):

@@ -9,8 +9,7 @@ from scalerl.config import LAB
 from scalerl.config.base import replace
 from scalerl.config.placement import Placement
 from scalerl.config.run import Hardware
-from scalerl.training.session import Session
-from scalerl.training.stopwatch import Stopwatch
+from scalerl.training.progress import Compute, Stopwatch
 
 
 def on_gpus(**placement):
@@ -40,7 +39,7 @@ def test_a_run_on_cpu_holds_one_device():
 
 def test_generation_during_a_checkpoint_counts_the_devices_of_the_engines():
     pipeline = SimpleNamespace(busy_since_mark=lambda: 600.0)
-    run = SimpleNamespace(devices=Devices(held=10, generating=6), clock=Stopwatch(3600.0), pipeline=pipeline)
-    run.clock.add(Session._generated_s(run))
+    compute = Compute(Stopwatch(3600.0), Devices(held=10, generating=6), pipeline)
+    compute.clock.add(compute.generated_s())
     # an hour of ten devices, and ten minutes of six
-    assert Session.device_hours.fget(run) == pytest.approx(10 + 1)
+    assert compute.device_hours == pytest.approx(10 + 1)

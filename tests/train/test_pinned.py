@@ -5,7 +5,7 @@ import pytest
 from huggingface_hub.hf_api import DatasetInfo, ModelInfo
 
 from scalerl.config import parse_config, read_config, to_toml
-from scalerl.training.pinned import pinned
+from scalerl.training.resolve import pinned
 
 COMMITS = {
     ("Qwen/Qwen3-0.6B", "main", "model"): "a" * 40,

@@ -10,7 +10,7 @@ from scalerl.rollouts.pipeline import WorkerDied
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.training import complete
 from scalerl.training.learner.ranks import LearnerDied
-from scalerl.training.recovery import recorded
+from scalerl.training.run_dir import recorded
 
 
 def raised(error):
@@ -62,9 +62,12 @@ def test_an_error_with_a_traceback_survives_pickling(kind):
 def test_a_run_whose_generator_failed_ends_with_one_line_and_instructions(tmp_path, monkeypatch):
     ended = []
     session = SimpleNamespace(
-        directory=SimpleNamespace(path=tmp_path, moved=lambda: ""),
+        records=SimpleNamespace(
+            directory=SimpleNamespace(path=tmp_path, moved=lambda: ""),
+            ended=lambda state, message: ended.append((state, message)),
+        ),
+        checkpoints=SimpleNamespace(store=SimpleNamespace(steps=lambda: [])),
         config=SimpleNamespace(placement=SimpleNamespace(backend="local")),
-        ended=lambda state, message: ended.append((state, message)),
         close=lambda: None,
     )
     display = SimpleNamespace(start=lambda: None, stop=lambda: None, note=lambda text: None)

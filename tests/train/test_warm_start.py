@@ -17,7 +17,14 @@ from scalerl.models.policy import Policy
 from scalerl.tasks import arithmetic, generated
 from scalerl.training import launch, run_model
 from scalerl.training import warm_start as module
-from scalerl.training.warm_start import fact_accuracy, make_model, make_tokenizer, warm_start, warm_start_directory
+from scalerl.training.warm_start import (
+    fact_accuracy,
+    is_whole,
+    make_model,
+    make_tokenizer,
+    warm_start,
+    warm_start_directory,
+)
 from scalerl.view.state import run_state
 
 TASK = (ArithmeticTask(),)
@@ -86,7 +93,7 @@ def test_a_cached_warm_start_that_is_cut_off_is_trained_again(name, tmp_path, mo
     path = warm_start(SMALL, TASK, warm_start_directory(SMALL, TASK), lambda row: None)
     whole = (path / name).read_bytes()
     (path / name).write_bytes(whole[: len(whole) // 2])
-    assert run_model.needs_warm_start(replace(PRESETS["lab"], model=SMALL, data=TASK))
+    assert not is_whole(path)
     warm_start(SMALL, TASK, path, lambda row: None)
     assert (path / name).read_bytes() == whole
 

@@ -1,8 +1,9 @@
-"""State that a resumed run takes over: its checkpoint, configuration and counters."""
+"""The trainer's part of a checkpoint: when it is written, and what a resume takes over from it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,98 @@ from scalerl.config import RunConfig, parse_config, read_config, to_toml
 from scalerl.config.base import replace
 from scalerl.config.recipe import LaterRate
 from scalerl.core.errors import ConfigError
-from scalerl.training.checkpoint import FORMAT, CheckpointStore, load_plain
+from scalerl.core.serialization import to_plain
+from scalerl.prompts.curriculum import Curriculum, Mixture
+from scalerl.rollouts.pipeline import Pipeline
+from scalerl.training.checkpoint import FORMAT, CheckpointStore, load_plain, save_state
+from scalerl.training.learner.base import BadGradient, Learner, TrainBatch
 from scalerl.training.manifest import Damaged, check_files
-from scalerl.training.progress import Display, Progress
+from scalerl.training.progress import Compute, Progress, TrainingFailed
+from scalerl.training.records import Display, Records
+from scalerl.training.resolve import arithmetic
 from scalerl.training.run_dir import RunDirectory
+
+
+@dataclass(slots=True)
+class Checkpoints:
+    """Writes the checkpoints of a run; the trainer and the generator each write a part."""
+
+    store: CheckpointStore
+    records: Records
+    pipeline: Pipeline
+    learner: Learner
+    curriculum: Curriculum | Mixture
+    progress: Progress
+    compute: Compute
+    _begun: set[int] = field(default_factory=set)
+    """Steps whose generator part is not complete yet."""
+
+    def write(self) -> None:
+        """Write the trainer's part of a checkpoint and request the generator's; both are needed to commit it.
+
+        Raises:
+            TrainingFailed: A weight is not finite.
+        """
+        directory, step, clock = self.records.directory, self.progress.step, self.compute.clock
+        with clock.paused():
+            self.pipeline.mark()
+            path = self.store.begin(step)
+            try:
+                self.learner.save(path)
+            except BadGradient as error:
+                raise self.failure(error) from None
+            clock.add(self.compute.generated_s())
+            cursors = directory.cursors()
+            state = {
+                "format": FORMAT,
+                "config": to_toml(directory.config),
+                "progress": to_plain(self.progress),
+                "curriculum": self.curriculum.state(),
+                "device_hours": self.compute.device_hours,
+                "arithmetic": arithmetic(directory.config.hardware.device),
+                "cursors": cursors,
+                "row_digests": directory.row_digests(cursors),
+            }
+            save_state(path, "trainer", state)
+            self.pipeline.snapshot(step, path)
+            self._begun.add(step)
+
+    def commit(self, wait: bool = False) -> None:
+        """Commit the checkpoints whose generator part is complete; with `wait`, wait for all that were started."""
+        done = self.pipeline.snapshots_done(self._begun if wait else ())
+        if not done:
+            return
+        with self.compute.clock.paused():  # digesting and syncing a large checkpoint takes seconds
+            if not wait:  # with `wait` the run is about to end, and its generator may have ended
+                self.pipeline.mark()
+            for step in done:
+                self.store.commit(step)
+                self._begun.discard(step)
+            if not wait:
+                self.compute.clock.add(self.compute.generated_s())
+
+    def failure(self, error: BadGradient, batch: TrainBatch | None = None) -> TrainingFailed:
+        """Return the error that ends a run whose loss, gradient or weights are not finite.
+
+        Args:
+            error: The reason.
+            batch: Batch of the failed update, which is saved; None if the weights are not finite.
+        """
+        run, step = self.records.directory, self.progress.step
+        where = f"step {step}: {error}"
+        if batch:
+            saved = run.path / "bad_batch"
+            save_state(saved, f"step_{step:06d}", {f.name: getattr(batch, f.name) for f in fields(batch)})
+            where = f"step {step + 1}: {error}. The batch is saved in {saved}"
+        self.commit(wait=True)
+        optimizer = run.config.recipe.optimizer
+        lower = optimizer.rate(max(step, optimizer.warmup_steps)) / 2
+        return TrainingFailed(
+            f"{where}; the last good checkpoint is {self.store.latest() or 'none, so a resume starts at step 0'}. The "
+            f"usual remedy is a lower learning rate: scalerl resume {run.path} --recipe.optimizer.learning_rate "
+            f"{lower:.3g}. If it fails again, remove the newest directory in {run.path / 'checkpoints'} first, to "
+            "resume from an earlier step; at step 1, check the model"
+        )
 
 
 def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[str], None]) -> Path | None:

@@ -1,0 +1,117 @@
+"""Records of a run: the rows of its directory, what its display shows, and what its loggers get."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from scalerl.loggers.follow import Followers
+from scalerl.prompts.curriculum import Curriculum, Mixture
+from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
+from scalerl.tasks.scoring import ScoringService
+from scalerl.training.progress import Compute, Progress
+from scalerl.training.run_dir import RunDirectory
+from scalerl.types import EvalPoint, GeneratorStats
+
+
+class Display(Protocol):
+    """Display of a run."""
+
+    def step(self, row: dict[str, Any]) -> None:
+        """Show a training step."""
+        ...
+
+    def point(self, points: Sequence[EvalPoint]) -> None:
+        """Show the curve so far."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Show a line of text."""
+        ...
+
+
+@dataclass(slots=True)
+class Records:
+    """Writes and shows the results of a run."""
+
+    directory: RunDirectory
+    display: Display
+    pipeline: Pipeline
+    scoring: ScoringService
+    curriculum: Curriculum | Mixture
+    progress: Progress
+    compute: Compute
+    followers: Followers | None = None
+    """Loggers and notifications."""
+    phase: Callable[[str], None] = lambda phase: None
+    """Function that reports the current phase of the run, a key of `status.PHASES`."""
+    points: list[EvalPoint] = field(default_factory=list)
+    _before: GeneratorStats = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._before = self.progress.generator
+
+    def step(self, taken: RolloutBatch, row: dict[str, Any], step_s: float) -> None:
+        """Write and show one training step.
+
+        Args:
+            taken: The batch.
+            row: Metrics of the rollouts and of the update.
+            step_s: Duration of the step, seconds.
+        """
+        progress, before, now = self.progress, self._before, taken.stats
+        self._before = now
+        lived = max(1e-9, now.busy_s + now.idle_s - before.busy_s - before.idle_s)
+        tokens, slot_steps = now.tokens - before.tokens, now.slot_steps - before.slot_steps
+        full_row = {
+            "step": progress.step,
+            **row,
+            # if two batches complete at the same tick, the second has no decode steps
+            "occupancy": tokens / slot_steps if slot_steps else math.nan,
+            "generator_tokens_per_s": tokens / lived,
+            "generator_idle": (now.idle_s - before.idle_s) / lived,
+            "trainer_tokens_per_s": row["trained_tokens"] / max(1e-9, step_s - taken.waited_s),
+            "trainer_idle": taken.waited_s / max(1e-9, step_s),
+            "scoring_wait_s": taken.scoring_s,
+            "swap_ms": 1e3 * now.swap_s,
+            "step_s": step_s,
+            "epoch": self.curriculum.epoch,
+            "retired_prompts": len(self.curriculum.retired),
+            "dropped_groups": progress.dropped_groups,
+            "verifier_timeouts": self.scoring.timeouts,
+            "reward_failures": self.scoring.failures,
+            "replay_difference": progress.replay_difference,
+            "engine_restarts": now.restarts,
+            "resampled": now.resampled,
+            "device_hours": self.compute.device_hours,
+            "flops": progress.flops,
+            "tokens": now.tokens,
+        }
+        self.directory.append("metrics.jsonl", [full_row])
+        for note in (*self.pipeline.notes(), *self.scoring.notes()):
+            self.display.note(note)
+        self.display.step(full_row)
+        if self.followers:
+            self.followers.step(full_row)
+
+    def evaluated(self, points: Sequence[EvalPoint]) -> None:
+        """Write and show the points of one evaluation, one for each task."""
+        self.points += points
+        self.directory.add_points(points)
+        self.display.point(self.points)
+        if self.followers:
+            self.followers.evaluated(self.points)
+
+    def ended(self, state: str, message: str) -> None:
+        """Report how the run ended: finished, stopped or failed, with a message; call this before `close`."""
+        if self.followers:
+            self.followers.ended(state, message)
+
+    def close(self) -> None:
+        """End the verifiers and loggers, and unlock the run directory."""
+        self.scoring.close()
+        if self.followers:
+            self.followers.close()
+        self.directory.close()

@@ -1,0 +1,156 @@
+"""What a configuration means here: `auto` values, commits of hub revisions, and notes for the user before a run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from scalerl.cluster.connect import cluster_gpus
+from scalerl.config import HuggingFaceModel, RunConfig
+from scalerl.config.base import replace
+from scalerl.config.data import PromptFile
+from scalerl.config.hardware import Hardware
+from scalerl.config.placement import Placement
+from scalerl.core.errors import ConfigError
+from scalerl.models.gguf import is_gguf
+from scalerl.prompts.files import on_hub
+from scalerl.rollouts.interrupt import LengthRule
+
+TIMEOUT_S = 10.0
+"""Time limit of a request to the hub, seconds."""
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """Replace every `auto` by the value for this machine, so that the saved configuration repeats the run elsewhere."""
+    hardware = resolve_hardware(config.hardware, config.placement)
+    rollouts = replace(config.rollouts, slots=config.slots)
+    if config.lag_follows:
+        rollouts = replace(rollouts, lag_ticks="follow")
+    elif rollouts.lag_ticks == "auto" or not config.lag_is_used:
+        rollouts = replace(rollouts, lag_ticks=replace(config, rollouts=rollouts).lag_ticks)
+    config = replace(config, hardware=hardware, rollouts=rollouts)
+    return replace(config, learner=replace(config.learner, micro_batch_tokens=config.micro_batch_tokens))
+
+
+def resolve_hardware(hardware: Hardware, placement: Placement | None = None) -> Hardware:
+    """Replace every `auto` in the hardware settings by the value for this machine, or for a cluster.
+
+    Args:
+        hardware: The settings.
+        placement: Placement of a run's processes; None: this process computes everything.
+
+    Raises:
+        ConfigError: A GPU is requested, but there is none; or the cluster does not answer.
+    """
+    device, where = hardware.device, "torch sees no GPU here"
+    if device != "cpu":
+        gpus = torch.cuda.is_available()
+        if placement and placement.backend == "ray":  # the trainer and the engines are elsewhere
+            gpus, where = cluster_gpus(placement.ray_address) > 0, "the Ray cluster has no GPU"
+        if device == "cuda" and not gpus:
+            raise ConfigError(f"hardware.device: got 'cuda', but {where}; allowed: cpu, auto")
+        device = "cuda" if gpus else "cpu"
+    dtype = hardware.dtype if hardware.dtype != "auto" else "bfloat16" if device == "cuda" else "float32"
+    half = max(1, (os.cpu_count() or 2) // 2)
+    return replace(
+        hardware,
+        device=device,
+        dtype=dtype,
+        generator_threads=hardware.generator_threads or half,
+        trainer_threads=hardware.trainer_threads or half,
+    )
+
+
+def pinned(config: RunConfig, note: Callable[[str], None]) -> RunConfig:
+    """Return the configuration with the commit of every hub model and hub data set as its `revision`.
+
+    A branch or tag may move, and the saved configuration must repeat the run. If the hub does not answer, the revision
+    is kept, because the model may be in the cache of this machine.
+
+    Args:
+        config: Configuration of a new run.
+        note: Function that gets a line for the user about a revision that could not be resolved.
+    """
+    model = config.model
+    if isinstance(model, HuggingFaceModel) and not Path(model.path).exists() and not is_gguf(model.path):
+        model = replace(model, revision=_commit(model.path, model.revision, "model", note))
+    data = tuple(
+        replace(task, revision=_commit(task.path, task.revision, "dataset", note))
+        if isinstance(task, PromptFile) and on_hub(task)
+        else task
+        for task in config.data
+    )
+    return replace(config, model=model, data=data)
+
+
+def _commit(repository: str, revision: str, kind: str, note: Callable[[str], None]) -> str:
+    """Return the current commit of a branch or tag, or the revision itself if the hub does not give it."""
+    if _COMMIT.fullmatch(revision):
+        return revision
+    from huggingface_hub import HfApi
+
+    try:
+        found = HfApi().repo_info(repository, revision=revision, repo_type=kind, timeout=TIMEOUT_S).sha
+    except Exception as error:  # the type depends on the HTTP library of the installed huggingface_hub
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        note(f"{repository}: the commit of revision {revision!r} could not be looked up and is not recorded ({reason})")
+        return revision
+    return found or revision
+
+
+def nucleus_notes(top_p: float) -> list[str]:
+    """Return notes about nucleus sampling (`recipe.top_p` below 1)."""
+    if top_p >= 1:
+        return []
+    return [
+        f"recipe.top_p is {top_p:g}: log-probabilities do not include the nucleus, so a token's ratio is up to "
+        f"{1 / top_p:.3g} times too large, and tokens outside the nucleus are never sampled; 1 has no such bias "
+        "(docs/recipe.md)"
+    ]
+
+
+def length_notes(rule: LengthRule) -> list[str]:
+    """Return notes about an end-of-thinking tag that is not a single token."""
+    if len(rule.end_tag) <= 1:
+        return []
+    return [
+        f"the end-of-thinking tag is {len(rule.end_tag)} tokens in this vocabulary, with {len(rule.tags)} encodings "
+        "that depend on the surrounding text. If the model writes another encoding, the end of thinking is not "
+        "detected and the phrase is inserted after it. A tag that is a single added token avoids this. For a model "
+        "that does not think, set recipe.length.kind = 'none'"
+    ]
+
+
+def arithmetic(device: str) -> str:
+    """Return what determines the rounding of results on CPU besides the configuration; empty on a GPU."""
+    if device != "cpu":
+        return ""
+    from scalerl.models.cpu import compiled
+    from scalerl.models.cpu.compiled import cpu
+
+    return f"{cpu()}, torch {torch.__version__}, {'without' if compiled.problem() else 'with'} loops in C"
+
+
+def arithmetic_notes(hardware: Hardware, before: str) -> list[str]:
+    """Return notes about slow loops, and about a run that started with other arithmetic.
+
+    Args:
+        hardware: Hardware of the run.
+        before: What `arithmetic` returned when the checkpoint was written; empty for a new run.
+    """
+    if hardware.device != "cpu":
+        return []
+    from scalerl.models.cpu import compiled
+
+    notes, now = [], arithmetic("cpu")
+    if (reason := compiled.problem()) and 1 in (hardware.generator_threads, hardware.trainer_threads):
+        notes.append(f"{reason}, so generation takes about 1.5 times as long; install gcc or clang, or set CC")
+    if before not in ("", now):
+        notes.append(f"this run was computed on {before}; here it is {now}, so its results differ by rounding")
+    return notes
