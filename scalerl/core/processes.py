@@ -27,7 +27,7 @@ class ProcessDied(RuntimeError):
         self.trace = trace
 
 
-def fault(error: Exception) -> tuple[str, str]:
+def fault(error: BaseException) -> tuple[str, str]:
     """Return the exception that ends a child process as one line and a traceback, for the parent.
 
     Example: fault(error) == ("ValueError: no such model: a/b", "Traceback (most recent call last): ...")
@@ -35,7 +35,7 @@ def fault(error: Exception) -> tuple[str, str]:
     if isinstance(error, ProcessDied):  # the message and traceback of a process that this process started
         return str(error), error.trace
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}{': ' if text else ''}{text[:500]}", traceback.format_exc()
+    return f"{type(error).__name__}{': ' if text else ''}{text[:500]}", "".join(traceback.format_exception(error))
 
 
 class _ChildProcess(SpawnProcess):

@@ -145,11 +145,11 @@ def resume(
         ConfigError: There is no run, its configuration was changed, or an option would make it a different run.
     """
     directory, config = RunDirectory.resume(path)
-    try:
-        return _resume(directory, config, steps, options, display, stop_requested)
-    except BaseException:
-        directory.close()
-        raise
+    with ExitStack() as failed:
+        failed.callback(directory.close)
+        session = _resume(directory, config, steps, options, display, stop_requested)
+        failed.pop_all()
+    return session
 
 
 def _resume(

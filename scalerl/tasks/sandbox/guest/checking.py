@@ -6,7 +6,7 @@ import builtins
 import os
 
 from scalerl.tasks.sandbox.guest import jail, plain
-from scalerl.tasks.sandbox.guest.code import error_line, fresh_module
+from scalerl.tasks.sandbox.guest.code import caught, error_line, fresh_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def check(channel: jail.Channel, limits: jail.Limits, setup: str, tests: str, na
     jail.limit(limits, limits.program_s)
     jail.load_filter(limits)
     ask = _asking(channel)
-    try:
+
+    def run() -> None:
         before = compile(setup, "setup.py", "exec", dont_inherit=True)
         code = compile(tests, "tests.py", "exec", dont_inherit=True)
         namespace = fresh_module("tests", before, code).__dict__
@@ -65,7 +66,8 @@ def check(channel: jail.Channel, limits: jail.Limits, setup: str, tests: str, na
         exec(code, namespace)
         if entry:
             namespace["check"](namespace[entry])
-    except BaseException as error:
+
+    if (error := caught(run)) is not None:
         channel.send(b"F", plain.dumps(_where(error, tests)))
         os._exit(0)
     channel.send(b"P", b"")

@@ -8,7 +8,7 @@ import sys
 import time
 
 from scalerl.tasks.sandbox.guest import jail, plain
-from scalerl.tasks.sandbox.guest.code import compiled, error_line, fresh_module
+from scalerl.tasks.sandbox.guest.code import caught, compiled, error_line, fresh_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,24 +44,29 @@ def _run_child(limits: jail.Limits, code: CodeType, source: int, out: int, err: 
     os.closerange(3, 64)
     jail.limit(limits, limits.test_s)
     jail.load_filter(limits)
-    status = 1
-    try:
-        exec(code, fresh_module("__main__", code).__dict__)
-        status = 0
-    except SystemExit as error:
+    error = caught(exec, code, fresh_module("__main__", code).__dict__)
+    if isinstance(error, SystemExit):
         status = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
-    except BaseException as error:  # reported like the interpreter does
-        os.write(2, error_line(error).encode("utf-8", "replace"))
-    try:
-        if "threading" in sys.modules:
-            sys.modules["threading"]._shutdown()
-        if "atexit" in sys.modules:
-            sys.modules["atexit"]._run_exitfuncs()
-        sys.stdout.flush()
-    except BaseException as error:
-        os.write(2, error_line(error).encode("utf-8", "replace"))
-        status = status or 1
+    else:
+        status = _reported(error)
+    status = _reported(caught(_finish)) or status
     os._exit(status & 255)
+
+
+def _reported(error: BaseException | None) -> int:
+    """Write an error to standard error like the interpreter does; return the exit status."""
+    if error is not None:
+        os.write(2, error_line(error).encode("utf-8", "replace"))
+    return int(error is not None)
+
+
+def _finish() -> None:
+    """Do what the interpreter does at its end."""
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
+    if "atexit" in sys.modules:
+        sys.modules["atexit"]._run_exitfuncs()
+    sys.stdout.flush()
 
 
 class Watch:

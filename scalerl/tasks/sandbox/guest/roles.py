@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 from scalerl.tasks.sandbox.guest import jail, plain
-from scalerl.tasks.sandbox.guest.code import compiled, error_line, fresh_module
+from scalerl.tasks.sandbox.guest.code import caught, compiled, error_line, fresh_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,9 +46,7 @@ def serve(channel: jail.Channel, limits: jail.Limits, program: str) -> None:
     jail.load_filter(limits)
     code = compiled(channel, program)
     module = fresh_module("candidate", code)
-    try:
-        exec(code, module.__dict__)
-    except BaseException as error:
+    if (error := caught(exec, code, module.__dict__)) is not None:
         channel.send(b"X", plain.dumps(error_line(error)))
         os._exit(0)
     channel.send(b"R", plain.dumps([name for name in module.__dict__ if isinstance(name, str)]))
@@ -58,12 +56,13 @@ def serve(channel: jail.Channel, limits: jail.Limits, program: str) -> None:
         kept.append(value)
         return len(kept) - 1
 
+    def answer(kind: bytes, payload: bytes) -> None:
+        value = _answer(module, kept, plain.loads(payload, kept.__getitem__))
+        channel.send(b"V", plain.dumps(plain.as_json(value) if kind == b"J" else value, keep))
+
     while True:
         kind, payload = channel.receive()
-        try:
-            value = _answer(module, kept, plain.loads(payload, kept.__getitem__))
-            channel.send(b"V", plain.dumps(plain.as_json(value) if kind == b"J" else value, keep))
-        except BaseException as error:  # sent to the other side, which raises it or fails the test
+        if (error := caught(answer, kind, payload)) is not None:  # the other side raises it or fails the test
             channel.send(b"E", plain.dumps([type(error).__name__, str(error)[:300]]))
 
 
