@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from scalerl.config.sandbox import Sandbox
+from scalerl.config.placement import Sandbox
 from scalerl.tasks.code.answer import with_prompt
 from scalerl.tasks.code.judge import Judge
 from scalerl.tasks.code.tests import Calls, Checks, InputOutput, Tests, read_tests

@@ -16,8 +16,7 @@ from scalerl.cluster.connect import cluster_gpus
 from scalerl.cluster.devices import counted
 from scalerl.config import RunConfig
 from scalerl.config.base import replace
-from scalerl.config.hardware import Hardware
-from scalerl.config.placement import Placement
+from scalerl.config.placement import Hardware, Placement
 from scalerl.core.errors import ConfigError
 from scalerl.core.outputs import check_apart
 from scalerl.core.serialization import from_plain

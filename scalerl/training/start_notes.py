@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scalerl.config.hardware import Hardware
+from scalerl.config.placement import Hardware
 from scalerl.rollouts.interrupt import LengthRule
 
 

@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from scalerl.config.placement import Sandbox
 from scalerl.config.run import Scoring
-from scalerl.config.sandbox import Sandbox
 from scalerl.core.errors import raising
 from scalerl.tasks.base import Verdict, verdict
 from scalerl.tasks.code.answer import program_of, with_prompt

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from scalerl.config.hardware import Hardware
+from scalerl.config.placement import Hardware
 from scalerl.core.errors import outcome
 
 Result = TypeVar("Result")
