@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from scalerl.config.sandbox import Sandbox
+from scalerl.config.placement import Sandbox
 from scalerl.tasks.code import Judge
 from scalerl.tasks.code_answer import with_prompt
 from scalerl.tasks.code_tests import Calls, Checks, InputOutput, Tests, read_tests

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -111,24 +110,20 @@ class Run:
         Raises:
             ConfigError: The directory contains no run.
         """
+        from scalerl.training.run_dir import saved_config
+
         self.path = Path(path)
-        self._config()
+        saved_config(self.path)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, step {self.step} of {self.config.steps})"
 
-    def _config(self) -> RunConfig:
-        from scalerl.config import read_config
-        from scalerl.core.errors import ConfigError
-
-        if not (self.path / "config.toml").exists():
-            raise ConfigError(f"{self.path}: no run here (no config.toml); give a directory that `scalerl.train` wrote")
-        return read_config(self.path / "config.toml", [])
-
     @property
     def config(self) -> RunConfig:
         """The resolved configuration."""
-        return self._config()
+        from scalerl.training.run_dir import saved_config
+
+        return saved_config(self.path)
 
     @property
     def step(self) -> int:
@@ -296,7 +291,7 @@ def _complete(config: RunConfig, make_session: Callable[..., Any], progress: boo
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float32)  # a run makes its tensors in it, whatever a notebook has set
-        with _stop_flag() as stop, _children_without_main():
+        with _stop_flag() as stop:
             ended = complete(make_session, display, stop)
     finally:
         torch.set_num_threads(threads)
@@ -337,22 +332,6 @@ def _stop_flag() -> Iterator[Callable[[], bool]]:
         yield stop
     finally:
         stop.restore()
-
-
-@contextmanager
-def _children_without_main() -> Iterator[None]:
-    """Prevent multiprocessing from importing the caller's script in every process that a run starts.
-
-    Otherwise, a script without `if __name__ == "__main__"` would start another training in each process.
-    """
-    main = sys.modules["__main__"]
-    held: dict[str, Any] = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
-    try:
-        main.__dict__.pop("__file__", None)
-        main.__spec__ = None
-        yield
-    finally:
-        main.__dict__.update(held)
 
 
 def _frame(rows: list[dict[str, Any]]) -> Any:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_models import tiny_model
 
-from scalerl.config.hardware import Hardware
+from scalerl.config.placement import Hardware
 from scalerl.models.cpu import compiled
 from scalerl.models.cpu.norm import rms_norm
 from scalerl.models.policy import Policy

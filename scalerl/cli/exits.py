@@ -164,7 +164,7 @@ def guarded(action: Callable[[], int]) -> int:
 
     from scalerl.config.base import problems
     from scalerl.core.errors import ConfigError
-    from scalerl.core.files import system_error, trouble
+    from scalerl.core.files import disk_errors, system_error, trouble
     from scalerl.scaling import CurveError
 
     signals = StopFlag() if threading.current_thread() is threading.main_thread() else None
@@ -183,7 +183,7 @@ def guarded(action: Callable[[], int]) -> int:
         stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
         complain(_stopped(stopped.number, stopped.when))
         return 128 + stopped.number
-    except Exception as error:  # only errors of the system are reported in one line; all others propagate
+    except disk_errors() as error:
         found = system_error(error)
         if found is None or (found.filename is None and found.errno not in DISK):
             raise  # not about a path that the user gave

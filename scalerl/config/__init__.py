@@ -1,8 +1,8 @@
 """The configuration of a run as frozen values: recipe, data, machine. Does not import torch."""
 
-from scalerl.config.hardware import Hardware
 from scalerl.config.model import HuggingFaceModel, Lora, TinyModel, WarmStart
 from scalerl.config.overrides import field_lines, merge, parse_config, plain_values, read_config, to_toml
+from scalerl.config.placement import Hardware
 from scalerl.config.presets import LAB, PRESETS, QUICK
 from scalerl.config.run import (
     Checkpointing,

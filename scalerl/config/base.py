@@ -1,4 +1,4 @@
-"""The base class of all configuration records: frozen, without unknown keys, documented under each field.
+"""The base class of all configuration records: frozen, without unknown keys, documented by field; types of fields.
 
 A failed validation becomes one readable message with what was got, what is allowed, and the nearest name.
 """
@@ -10,13 +10,57 @@ from functools import cache
 from types import NoneType
 from typing import Annotated, Any, Literal, LiteralString, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from scalerl.core.errors import ConfigError, nearest, short
 
 LISTED = 5
 """Largest number of problems that one message lists; it also counts the others."""
+
+Count = Annotated[int, Field(ge=1, le=10**9)]
+"""At least 1."""
+Natural = Annotated[int, Field(ge=0, le=10**9)]
+"""At least 0."""
+Held = Annotated[int, Field(ge=1, le=10**7)]
+"""Counts of objects in memory, such as prompts."""
+Few = Annotated[int, Field(ge=1, le=10**4)]
+"""Counts of processes, layers, samples per prompt."""
+NoneOrFew = Annotated[int, Field(ge=0, le=10**4)]
+"""The same, or 0."""
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+"""Seeds that torch accepts."""
+Positive = Annotated[float, Field(gt=0)]
+"""Above 0."""
+Share = Annotated[float, Field(ge=0, le=1)]
+"""From 0 to 1."""
+Fraction = Annotated[float, Field(gt=0, le=1)]
+"""Above 0, at most 1."""
+Seconds = Annotated[float, Field(gt=0, le=1e7)]
+"""Time limits in seconds: at most 115 days, because larger values overflow timers of the system."""
+
+
+def checked_conditions(value: Any) -> tuple[str, ...]:
+    """Return the conditions as a tuple; accept a single condition without a list.
+
+    Raises:
+        ValueError: A value is not text, or not a condition; the message lists the allowed forms.
+    """
+    if not isinstance(value, str | list | tuple):
+        raise ValueError(f"got {short(value)}; allowed: a condition as text, or a list of them")
+    conditions = (value,) if isinstance(value, str) else tuple(value)
+    if conditions:
+        # imported here so that reading a configuration does not load numpy
+        from scalerl.scaling.stop import FORMS, stop_rule
+
+        for condition in conditions:
+            if not isinstance(condition, str):
+                raise ValueError(f"got {short(condition)}; allowed: {FORMS}, with other numbers")
+            stop_rule(condition)
+    return conditions
+
+
+StopWhen = Annotated[tuple[str, ...], BeforeValidator(checked_conditions)]
 
 
 class Part(BaseModel):

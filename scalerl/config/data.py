@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from scalerl.config.base import Part
+from scalerl.config.base import Count, Few, Fraction, Held, Part, Seed, Share
 from scalerl.config.named import NAMED, with_named_set
-from scalerl.config.numbers import Count, Few, Fraction, Held, Seed, Share
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import short
 

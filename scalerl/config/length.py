@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from scalerl.config.base import Part
-from scalerl.config.numbers import Count
+from scalerl.config.base import Count, Part
 from scalerl.core.errors import short
 
 

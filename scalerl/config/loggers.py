@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from scalerl.config.base import Part
-from scalerl.config.numbers import Seconds
+from scalerl.config.base import Part, Seconds
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import nearest, short
 

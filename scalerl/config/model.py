@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from scalerl.config.base import Part
-from scalerl.config.numbers import Count, Few, NoneOrFew, Positive, Seed, Share
+from scalerl.config.base import Count, Few, NoneOrFew, Part, Positive, Seed, Share
 
 
 class WarmStart(Part):

@@ -1,4 +1,4 @@
-"""The placement of a run's processes: trainer ranks and generators on one machine, or on a Ray cluster.
+"""Hardware of a run, sandbox of its programs, and placement of its processes on one machine or a Ray cluster.
 
 By default, a run has one trainer process and one generator process on this machine, and does not need Ray.
 """
@@ -7,11 +7,45 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from scalerl.config.base import Part
-from scalerl.config.numbers import Count, Few, Natural, NoneOrFew, Positive, Seconds
+from scalerl.config.base import Count, Few, Natural, NoneOrFew, Part, Positive, Seconds
 from scalerl.config.recipe import Custom, or_custom
+
+
+class Hardware(Part):
+    """Device, data types and threads."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU if torch finds one."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Weights of the forward pass; auto: float32 on CPU, bfloat16 on GPU (the optimizer keeps float32 masters)."""
+    generator_threads: NoneOrFew = 0
+    """CPU threads of the generator process; 0: half of the cores."""
+    trainer_threads: NoneOrFew = 0
+    """CPU threads of the trainer process; 0: half of the cores."""
+    trainer_helpers: Literal["auto"] | NoneOrFew = "auto"
+    """Additional threads, each with `trainer_threads`, that compute micro-batches on CPU while generators wait. Results
+    do not depend on their number. auto: as many as fit on the cores, up to 3; 0: none. Each needs memory for a
+    micro-batch and two gradients."""
+
+
+class Sandbox(Part):
+    """Isolation and limits of programs under test (docs/rewards.md has the threat model)."""
+
+    mode: Literal["auto", "bubblewrap", "gvisor", "unsafe"] = "auto"
+    """auto: bubblewrap, or gVisor (runsc) if bubblewrap does not work; without either, the run does not start. unsafe:
+    plain processes with limits and without isolation, for programs that you trust."""
+    test_s: Seconds = 6.0
+    """Time limit of a program for one test or one call, seconds; LiveCodeBench's default."""
+    program_s: Seconds = 60.0
+    """Time limit of all tests of one program, seconds."""
+    memory_mb: Annotated[int, Field(ge=64, le=10**9)] = 1024
+    """Address space of a program, MiB; at least 64."""
+    output_kb: Count = 4096
+    """Limit of standard output, or of one returned value, KiB."""
+    python: str = ""
+    """Python that runs the programs, with its packages; empty: the current one, with the standard library only."""
 
 
 class ModelNumbers(Part):

@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from scalerl.config.base import Part, replace
+from scalerl.config.base import Few, Fraction, Natural, Part, Positive, replace
 from scalerl.config.length import Interruption, LengthControl, LengthPenalty, NoLengthControl
-from scalerl.config.numbers import Few, Fraction, Natural, Positive
 from scalerl.core.errors import nearest, short
 
 # ------------------------------------------------------------------------------------------------------- user functions

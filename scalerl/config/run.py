@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from scalerl.config.base import Part
+from scalerl.config.base import Count, Few, Held, Natural, NoneOrFew, Part, Seconds, Seed, Share, StopWhen
 from scalerl.config.data import (
     AnyTask,
     ArithmeticTask,
@@ -22,15 +22,11 @@ from scalerl.config.data import (
     is_suite,
     suite_tables,
 )
-from scalerl.config.hardware import Hardware
 from scalerl.config.loggers import Loggers, Notify
 from scalerl.config.model import HuggingFaceModel, Lora, TinyModel
 from scalerl.config.named import NAMED
-from scalerl.config.numbers import Count, Few, Held, Natural, NoneOrFew, Seconds, Seed, Share
-from scalerl.config.placement import Placement
+from scalerl.config.placement import Hardware, Placement, Sandbox
 from scalerl.config.recipe import SCALERL, Recipe
-from scalerl.config.sandbox import Sandbox
-from scalerl.config.stop import StopWhen
 from scalerl.core.errors import short
 
 

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from scalerl.config.base import Part
+from scalerl.config.base import Count, Natural, NoneOrFew, Part, Positive, Seed
 from scalerl.config.model import Lora
-from scalerl.config.numbers import Count, Natural, NoneOrFew, Positive, Seed
 
 
 class Supervised(Part):

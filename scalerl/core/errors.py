@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class ConfigError(ValueError):
@@ -28,3 +32,34 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
         return ""
     close = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def outcome(action: Callable[[], T], future: Future[T] | None = None) -> Future[T]:
+    """Run an action and return a finished future with its result or its exception.
+
+    For threads that pass an exception on, and for loops that one failure must not end.
+
+    Args:
+        action: The action. KeyboardInterrupt is not caught.
+        future: The future to finish; None: a new one.
+    """
+    future = future or Future()
+    try:
+        future.set_result(action())
+    except (Exception, SystemExit) as error:  # the caller reads it from the future
+        future.set_exception(error)
+    return future
+
+
+@contextmanager
+def raising(kind: type[Exception], text: Callable[[Exception], str]) -> Iterator[None]:
+    """Raise `kind(text(error))` in place of an exception of a library that reads data from elsewhere.
+
+    Such parsers raise any exception for a damaged file, for example struct.error. A ConfigError is not converted.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # a parser may raise anything
+        raise kind(text(error)) from None

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -55,6 +56,12 @@ def trouble(error: OSError) -> str:
     shown = path if len(path) <= 120 else f"{path[:100]}... ({len(path)} characters)"
     what = ADVICE.get(error.errno or 0, error.strerror or str(error))
     return f"{shown}: {what}" if shown else what
+
+
+def disk_errors() -> tuple[type[Exception], ...]:
+    """Return the types of errors that may come from the system, for an except clause."""
+    safetensors = sys.modules.get("safetensors")
+    return (OSError, safetensors.SafetensorError) if safetensors else (OSError,)
 
 
 def system_error(error: Exception) -> OSError | None:

@@ -144,13 +144,14 @@ def call(function: Callable[..., Any], name: str, /, *arguments: Any, **named: A
 
 
 def _place(error: BaseException, module: str) -> str:
-    """Return " (FILE:LINE)": the last line of the user's module, or else of its own files; empty if none ran."""
+    """Return " (FILE:LINE)": the last line of the user's module, or else outside of libraries; empty if none ran."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}:{error.lineno})"
-    others = (os.path.dirname(os.path.dirname(__file__)), sysconfig.get_path("purelib"), importlib.__file__, "<frozen")
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    places = [place for place in places if not place[0].startswith((__file__, importlib.__file__, "<frozen"))]
+    others = (os.path.dirname(os.path.dirname(__file__)), sysconfig.get_path("purelib"))
     own = [place for place in places if place[0] == getattr(sys.modules.get(module), "__file__", None)]
-    own = own or [place for place in places if not place[0].startswith(others)]
+    own = own or [place for place in places if not place[0].startswith(others)] or places
     return f" ({own[-1][0]}:{own[-1][1]})" if own else ""
 
 

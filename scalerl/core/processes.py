@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from multiprocessing import parent_process, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnContext, SpawnProcess
+from types import ModuleType
 from typing import Any
 
 from scalerl.core.signals import SAFE_PATH, STOPPING, end_with, protect_children, unprotect_children
@@ -27,7 +29,7 @@ class ProcessDied(RuntimeError):
         self.trace = trace
 
 
-def fault(error: Exception) -> tuple[str, str]:
+def fault(error: BaseException) -> tuple[str, str]:
     """Return the exception that ends a child process as one line and a traceback, for the parent.
 
     Example: fault(error) == ("ValueError: no such model: a/b", "Traceback (most recent call last): ...")
@@ -35,7 +37,7 @@ def fault(error: Exception) -> tuple[str, str]:
     if isinstance(error, ProcessDied):  # the message and traceback of a process that this process started
         return str(error), error.trace
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}{': ' if text else ''}{text[:500]}", traceback.format_exc()
+    return f"{type(error).__name__}{': ' if text else ''}{text[:500]}", "".join(traceback.format_exception(error))
 
 
 class _ChildProcess(SpawnProcess):
@@ -50,7 +52,7 @@ class _ChildProcess(SpawnProcess):
 
         The signals in STOPPING are blocked in the child until it ignores them, so that none interrupts its imports.
         """
-        with _safe_path(), _blocked():
+        with _safe_path(), _blocked(), _hidden_script():
             super().start()
 
     def __reduce__(self) -> Any:
@@ -108,6 +110,20 @@ def _safe_path() -> Iterator[None]:
         finally:
             if not before:
                 unprotect_children()
+
+
+@contextlib.contextmanager
+def _hidden_script() -> Iterator[None]:
+    """Hide the script from multiprocessing inside the block, which would import it in the new process.
+
+    A script without `if __name__ == "__main__"` would then train again there.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,12 +128,11 @@ class _Logged:
         self.worker.put(partial(self._begin, shown, run))
 
     def _begin(self, config: Mapping[str, Any], run: LoggedRun) -> None:
-        try:
+        with ExitStack() as failed:
+            failed.callback(self.worker.give_up)
             self.logger = self._make()
             self._record.put(self.name, id=str(self.logger.start(config, run)))
-        except BaseException:
-            self.worker.give_up()
-            raise
+            failed.pop_all()
 
     def row(self, numbers: Mapping[str, float], step: int) -> None:
         if self._is_new("row", step):

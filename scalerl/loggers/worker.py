@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from scalerl.core.errors import outcome
+
 MOST = 1000
 """Maximum number of waiting jobs; further jobs are dropped and counted."""
 
@@ -92,8 +94,6 @@ class Worker:
             if self._dead:
                 self.failed += 1
                 continue
-            try:
-                job()
-            except (Exception, SystemExit) as error:  # external code; failures are counted, and the first is reported
+            if error := outcome(job).exception():  # external code; failures are counted, and the first is reported
                 self._problem = self._problem or f"{type(error).__name__}: {str(error)[:300]}"
                 self.failed += 1

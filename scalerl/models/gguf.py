@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from scalerl.core.errors import ConfigError
+from scalerl.core.errors import ConfigError, raising
 from scalerl.core.files import as_umask, cache_root
 
 MAGIC = b"GGUF"
@@ -103,18 +103,20 @@ def _read(file: Path, dtype: str) -> tuple[Any, Any]:
 
     logging.disable_progress_bar()
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name, "trust_remote_code": False}
-    try:
+
+    def problem(error: Exception) -> str:
+        reason = str(error).strip().split("\n")[0]
+        return (
+            f"model.path: transformers cannot read {file}: {type(error).__name__}: {reason}; allowed: a complete GGUF "
+            "file of an architecture that transformers knows (Llama, Qwen, Mistral, Gemma and others), or the model's "
+            "own directory with config.json and safetensors"
+        )
+
+    with raising(ConfigError, problem):
         read, info = AutoModelForCausalLM.from_pretrained(
             **where, dtype=getattr(torch, dtype), output_loading_info=True
         )
         tokenizer = AutoTokenizer.from_pretrained(**where)
-    except Exception as error:  # a damaged file makes the readers raise any exception, for example struct.error
-        reason = str(error).strip().split("\n")[0]
-        raise ConfigError(
-            f"model.path: transformers cannot read {file}: {type(error).__name__}: {reason}; allowed: a complete GGUF "
-            "file of an architecture that transformers knows (Llama, Qwen, Mistral, Gemma and others), or the model's "
-            "own directory with config.json and safetensors"
-        ) from None
     if info["missing_keys"]:  # transformers would fill them with random numbers
         missing = sorted(info["missing_keys"])
         raise ConfigError(
@@ -155,7 +157,11 @@ def sizes(path: str) -> dict[str, Any]:
         from gguf import GGUFReader
     except ImportError:
         raise ConfigError(f"model.path: reading {path} needs gguf: pip install 'scalerl[gguf]'") from None
-    try:
+
+    def problem(error: Exception) -> str:
+        return f"model.path: {path} cannot be read ({type(error).__name__}: {error}); give a complete GGUF file"
+
+    with raising(ConfigError, problem):
         reader = GGUFReader(path)
         fields = reader.fields
         family = str(fields["general.architecture"].contents())
@@ -163,8 +169,4 @@ def sizes(path: str) -> dict[str, Any]:
                  if f"{family}.{gguf_name}" in fields}  # fmt: skip
         found["vocab_size"] = len(fields["tokenizer.ggml.tokens"].data)
         found["tie_word_embeddings"] = not any(tensor.name == "output.weight" for tensor in reader.tensors)
-    except Exception as error:  # a damaged file makes the reader raise any exception
-        raise ConfigError(
-            f"model.path: {path} cannot be read ({type(error).__name__}: {error}); give a complete GGUF file"
-        ) from None
     return found

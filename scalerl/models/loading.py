@@ -8,12 +8,13 @@ model is checked by its configuration and by the attributes that transformers se
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from scalerl.core.errors import ConfigError
+from scalerl.core.errors import ConfigError, raising
 from scalerl.models.files import check_model_files
 
 IN_LAYERS = re.compile(r"\.(layers|h|blocks)\.\d+\.")
@@ -49,20 +50,17 @@ def load_model(path: str, revision: str, dtype: str) -> Any:
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # else it prints a table of missing weights; `_check_loaded` reports them
     try:
-        check_config(AutoConfig.from_pretrained(path, **where))
-        check_model_files(path)
-        model, info = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=getattr(torch, dtype),
-            use_safetensors=True,  # never a pickle
-            ignore_mismatched_sizes=True,  # `_check_loaded` reports them
-            output_loading_info=True,
-            **where,
-        )
-    except ConfigError:
-        raise
-    except Exception as error:  # a damaged model makes transformers and its parsers raise any exception
-        raise ConfigError(_not_loaded(path, error)) from None
+        with raising(ConfigError, partial(_not_loaded, path)):
+            check_config(AutoConfig.from_pretrained(path, **where))
+            check_model_files(path)
+            model, info = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=getattr(torch, dtype),
+                use_safetensors=True,  # never a pickle
+                ignore_mismatched_sizes=True,  # `_check_loaded` reports them
+                output_loading_info=True,
+                **where,
+            )
     finally:
         logging.set_verbosity(level)
     _check_loaded(path, model, info)
@@ -122,12 +120,14 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
 
     where = Path(path) / "tokenizer.json" if Path(path).is_dir() else path
     advice = f"model.path: found no tokenizer at {where}; save one there with tokenizer.save_pretrained(...)"
-    try:
+
+    def problem(error: Exception) -> str:
+        reason = "it needs custom Python code, which is never run here" if "trust_remote_code" in str(error) else ""
+        return f"{advice} ({reason or str(error).strip().split(chr(10))[0][:300]})"
+
+    with raising(ConfigError, problem):
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
         words = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
-    except Exception as error:  # a damaged file makes transformers and its parsers raise any exception
-        reason = "it needs custom Python code, which is never run here" if "trust_remote_code" in str(error) else ""
-        raise ConfigError(f"{advice} ({reason or str(error).strip().split(chr(10))[0][:300]})") from None
     # without tokenizer files, transformers returns an empty tokenizer of the architecture's class
     if not words:
         raise ConfigError(f"{advice} (the tokenizer loaded from there has no vocabulary)")

@@ -6,13 +6,12 @@ import os
 import resource
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from scalerl.core.errors import ConfigError
+from scalerl.core.errors import ConfigError, raising
 
 LIMIT_S = 10.0
 """Time limit in seconds for rendering one prompt. jinja2's sandbox limits neither time nor memory."""
@@ -63,46 +62,48 @@ def render(tokenizer: Any, messages: list[dict[str, str]], *, answer: bool = Tru
         ConfigError: The template, a program by the model's authors that runs in jinja2's sandbox, fails, does not end
             within `LIMIT_S` (in the main thread), or returns a text that is far longer than its messages.
     """
-    try:
+
+    def problem(error: Exception) -> str:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        roles = ", ".join(message["role"] for message in messages)
+        return (
+            f"data.chat_template: the chat template of the model's tokenizer fails on messages of the roles {roles} "
+            f"({reason}); {TEMPLATE_ADVICE}"
+        )
+
+    with raising(ConfigError, problem):
         with _time_limit(LIMIT_S):
             text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer))
         if len(text) > LONGEST + 10 * sum(len(message["content"]) for message in messages):
             raise ValueError(f"it makes a text of {len(text)} characters")
-    except (Exception, TimeLimit) as error:  # the template may raise TemplateError, UndefinedError, TypeError, ...
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        roles = ", ".join(message["role"] for message in messages)
-        raise ConfigError(
-            f"data.chat_template: the chat template of the model's tokenizer fails on messages of the roles {roles} "
-            f"({reason}); {TEMPLATE_ADVICE}"
-        ) from None
     return text
 
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeLimit` after a number of seconds. The earlier setting of the process's timer is restored at the end.
+    """Raise TimeoutError after a number of seconds.
 
     The limit only works in the main thread, and does not interrupt code that never returns to the interpreter.
 
     Args:
         seconds: Time limit in seconds.
     """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def end(number: int, frame: Any) -> None:
         raise TimeLimit(f"took longer than {seconds:g} s")
 
-    began, handler = time.monotonic(), signal.signal(signal.SIGALRM, end)
-    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    handler = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
+    except TimeLimit as error:
+        raise TimeoutError(str(error)) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
-        if left:
-            signal.setitimer(signal.ITIMER_REAL, max(0.001, left - (time.monotonic() - began)), interval)
 
 
 @contextmanager

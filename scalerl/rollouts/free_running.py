@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scalerl.core.errors import outcome
 from scalerl.core.processes import fault
 from scalerl.rollouts.engine import POLL_S, Engine, Finished, Work
 from scalerl.rollouts.process_engine import EngineDied
@@ -91,10 +92,9 @@ class FreeRunner:
         Consumes: queued calls. Produces: finished sequences. Waits for: a call, if there is nothing to sample.
         Unblocked by: a call, or `kill`.
         """
-        try:
-            while self._step():
-                pass
-        except Exception as error:  # an engine may die here: the next report raises
+        while (step := outcome(self._step)).exception() is None and step.result():
+            pass
+        if error := step.exception():  # the next report raises
             with self._condition:
                 self._death = fault(error)
                 self._condition.notify_all()

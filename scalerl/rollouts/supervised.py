@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Protocol
 
-from scalerl.core.errors import ConfigError
+from scalerl.core.errors import ConfigError, outcome
 from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request, Work
 from scalerl.rollouts.free_running import Report
 from scalerl.rollouts.process_engine import EngineDied
@@ -140,13 +140,7 @@ class Supervisor:
         """Start the engines in a daemon thread, because a start that hangs must not keep the process alive."""
         future: Future[Life] = Future()
 
-        def make() -> None:
-            try:
-                future.set_result(self._make())
-            except BaseException as error:
-                future.set_exception(error)
-
-        Thread(target=make, name=f"begin {self.name}", daemon=True).start()
+        Thread(target=outcome, args=(self._make, future), name=f"begin {self.name}", daemon=True).start()
         return future
 
     def _born(self, wait_s: float) -> bool:

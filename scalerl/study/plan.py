@@ -19,8 +19,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from scalerl.config import PRESETS, RunConfig, merge, plain_values, read_config, to_toml
-from scalerl.config.base import Part, build, replace
-from scalerl.config.numbers import Seed
+from scalerl.config.base import Part, Seed, build, replace
 from scalerl.config.overrides import read_toml
 from scalerl.config.recipe import Recipe
 from scalerl.core.errors import ConfigError, nearest, short

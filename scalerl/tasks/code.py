@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from scalerl.config.placement import Sandbox
 from scalerl.config.run import Scoring
-from scalerl.config.sandbox import Sandbox
+from scalerl.core.errors import raising
 from scalerl.tasks.base import Verdict, verdict
 from scalerl.tasks.code_answer import difference, program_of, value_difference, with_prompt
 from scalerl.tasks.code_tests import Calls, Checks, InputOutput, Tests, read_tests
@@ -146,12 +148,11 @@ class Judge:
     def _serving(self, program: str, ends: float) -> Box:
         """Return a sandbox in which the program has run and serves calls."""
         box = self._pool.take()
-        try:
+        with ExitStack() as failed:
+            failed.callback(box.close)
             box.begin("serve", self._soon(ends), program=program)
             self._refused(*box.receive(self._soon(ends, START_S)), b"R")
-        except BaseException:
-            box.close()
-            raise
+            failed.pop_all()
         return box
 
     def _refused(self, kind: bytes, payload: bytes, wanted: bytes) -> None:
@@ -180,10 +181,8 @@ def _of_program(payload: bytes, read: Callable[..., T], *words: Any) -> T:
     Raises:
         Failed: `read` raised anything; the program's data is the cause.
     """
-    try:
+    with raising(Failed, lambda error: f"sent an invalid value ({type(error).__name__}: {error})"):
         return read(loads(payload), *words)
-    except Exception as error:  # counted as a failed program
-        raise Failed(f"sent an invalid value ({type(error).__name__}: {error})") from None
 
 
 # ------------------------------------------------------------------------------------------------------- the verifier

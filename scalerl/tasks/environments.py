@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from scalerl.core.errors import ConfigError
+from scalerl.core.plugins import PluginError, call
 
 REWARD = "scalerl.tasks.environments:rewards"
 """Import path of the reward function, in the form of `data.reward`."""
@@ -35,11 +36,11 @@ def load(environment: str, arguments: Mapping[str, Any]) -> Any:
             "0.1.x; pip install 'verifiers>=0.1.9,<0.2'"
         )
     try:
-        found = verifiers.load_environment(environment, **arguments)
-    except Exception as error:  # the environment's code may raise anything
+        found = call(verifiers.load_environment, environment, environment, **arguments)
+    except PluginError as error:
         raise ConfigError(
-            f"data.environment: cannot load {environment!r} with the arguments {dict(arguments)!r} "
-            f"({type(error).__name__}: {error}); is the environment's package installed?"
+            f"data.environment: cannot load {environment!r} with the arguments {dict(arguments)!r} ({error}); is the "
+            "environment's package installed?"
         ) from None
     if getattr(found, "max_turns", None) != 1:
         raise ConfigError(

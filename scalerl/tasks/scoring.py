@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from typing import Any, Protocol
 
 from scalerl.config.data import EnvironmentTask, PromptFile, TaskData
 from scalerl.config.run import RunConfig, Scoring
-from scalerl.core.plugins import PluginError
+from scalerl.core.errors import ConfigError
+from scalerl.core.plugins import PluginError, call
 from scalerl.tasks import environments
 from scalerl.tasks.base import Verdict, Verifier, reward, verdict
 from scalerl.tasks.pool import Call, ProcessEnded, ScoringPool
@@ -309,12 +309,9 @@ def _verify(name: str, prompt: Prompt, completion: str) -> Verdict | str:
 def _safely(verify: Callable[[Prompt, str], Verdict], prompt: Prompt, completion: str) -> Verdict | str:
     """Return the verdict, or a description of the verifier's failure."""
     try:
-        found = verify(prompt, completion)
-    except PluginError as error:
-        return f"the task {error}"
-    except Exception as error:  # counted as a failure of one completion (`Failures`)
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        return f"the verifier raised {type(error).__name__}: {str(error)[:300]} ({where.filename}:{where.lineno})"
+        found = call(verify, "the verifier", prompt, completion)
+    except (PluginError, ConfigError) as error:  # counted as a failure of one completion (failures.py)
+        return str(error)
     if not isinstance(found, Verdict) or not isinstance(found.score, int | float) or not 0 <= found.score <= 1:
         return f"the verifier returned {str(found)[:100]}; allowed: a verdict with a score from 0 to 1"
     return found

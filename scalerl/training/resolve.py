@@ -13,8 +13,7 @@ from scalerl.cluster.connect import cluster_gpus
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
 from scalerl.config.data import PromptFile
-from scalerl.config.hardware import Hardware
-from scalerl.config.placement import Placement
+from scalerl.config.placement import Hardware, Placement
 from scalerl.core.errors import ConfigError
 from scalerl.models.gguf import is_gguf
 from scalerl.prompts.files import on_hub

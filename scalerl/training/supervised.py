@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from scalerl.config.hardware import Hardware
+from scalerl.config.placement import Hardware
 from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.config.supervised import Supervised
 from scalerl.core.errors import ConfigError

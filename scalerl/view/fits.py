@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scalerl.core.errors import outcome
 from scalerl.scaling import CurveError, Estimate
 from scalerl.types import EvalPoint
 from scalerl.view.outlook import Outlook, run_outlook
@@ -101,9 +102,7 @@ class Worker:
                     return
                 key = next(iter(self._waiting))
                 job = self._waiting.pop(key)
-            try:
-                job()
-            except Exception as error:  # a failed fit of one run must not end the fits of all others
+            if error := outcome(job).exception():  # a failed fit of one run must not end the fits of all others
                 self.failures.append(f"{type(error).__name__}: {error}")
 
 

@@ -91,7 +91,7 @@ class WatchedRun:
         self.version += changed
         return changed
 
-    def failed(self, error: Exception) -> bool:
+    def failed(self, error: BaseException) -> bool:
         """Give the run the state `unreadable` after an unexpected error; return whether the state changed."""
         before, self._life = self._life, ("unreadable", f"{type(error).__name__}: {error}")
         return self._life != before

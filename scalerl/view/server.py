@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from scalerl.core.errors import outcome
 from scalerl.view.guard import Guard
 from scalerl.view.metrics import METRICS
 from scalerl.view.page import plotly_script
@@ -78,9 +79,8 @@ class Pages:
 
     async def _poll(self) -> None:
         while True:
-            try:
-                await run_in_threadpool(self.watcher.poll)
-            except Exception as error:  # the page shows it and does not freeze
+            polled = await run_in_threadpool(outcome, self.watcher.poll)
+            if error := polled.exception():  # the page shows it and does not freeze
                 self.watcher.problem = f"{type(error).__name__}: {error}"
                 self.watcher.version += 1
             await asyncio.sleep(POLL_S)

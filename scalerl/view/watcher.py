@@ -6,9 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from scalerl.core.errors import outcome
 from scalerl.view.fits import TaskFit, Worker, fitted
 from scalerl.view.run import WatchedRun, id_of
 from scalerl.view.sources import names_of
@@ -56,17 +58,19 @@ class Watcher:
             self._search()
         now = time.time()
         for run in list(self.runs.values()):
-            try:
-                with self.lock:
-                    changed = run.poll(now)
-                    self._ask_for_fits(run)
-            except Exception as error:  # unexpected rows of one run must not stop the page for all others
-                changed = run.failed(error)
-            if changed:
+            looked = outcome(partial(self._look_at, run, now))
+            error = looked.exception()  # unexpected rows of one run must not stop the page for all others
+            if run.failed(error) if error else looked.result():
                 self._changed(run.id)
         for study in list(self.studies.values()):
             if study.due([run for run in self.runs.values() if run.study == study.id]):
                 self._worker.ask(study.id, lambda study=study: self._judge(study))  # type: ignore[misc]
+
+    def _look_at(self, run: WatchedRun, now: float) -> bool:
+        with self.lock:
+            changed = run.poll(now)
+            self._ask_for_fits(run)
+        return changed
 
     def changes_since(self, version: int) -> dict[str, Any]:
         """Return the summaries of runs and studies that changed after a version; -1: of all."""

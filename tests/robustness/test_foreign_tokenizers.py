@@ -118,7 +118,7 @@ def test_the_end_token_of_a_template_without_end_is_refused_too(model, monkeypat
     monkeypatch.setattr("scalerl.models.template.LIMIT_S", 0.3)
     tokenizer = load_tokenizer(str(model))
     tokenizer.chat_template = ENDLESS["nested loops"]
-    with pytest.raises(ConfigError, match=r"TimeLimit: took longer than 0\.3 s"):
+    with pytest.raises(ConfigError, match=r"TimeoutError: took longer than 0\.3 s"):
         end_token(tokenizer, TextTask(kind="sft"), {1})
 
 

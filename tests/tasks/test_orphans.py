@@ -10,7 +10,7 @@ import runs
 
 BUSY = """
 import sys, time
-from scalerl.config.sandbox import Sandbox
+from scalerl.config.placement import Sandbox
 from scalerl.tasks.sandbox.box import Box
 from scalerl.tasks.sandbox.detect import offer
 box = Box(offer(Sandbox(mode=sys.argv[1])).command)

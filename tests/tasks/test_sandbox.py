@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalerl.config import RunConfig, read_config
-from scalerl.config.sandbox import Sandbox
+from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
 from scalerl.tasks.code import Judge
 from scalerl.tasks.code_tests import InputOutput

@@ -130,18 +130,17 @@ class Connection:
         self._loop.close()
 
     def _start(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> asyncio.Task[None]:
-        task = self._loop.create_task(self._guarded(work, *arguments))
+        task = self._loop.create_task(work(*arguments))
         self._tasks.add(task)  # the event loop holds only weak references to tasks
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._task_ended)
         return task
 
-    async def _guarded(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-        try:
-            await work(*arguments)
-        except Exception as error:  # a worker may die here: the caller's thread raises the error
-            self._die(error)
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._die(error)  # the caller's thread raises the error
 
-    def _die(self, error: Exception) -> None:
+    def _die(self, error: BaseException) -> None:
         if self._death is not None:
             return
         what = self._obituary() or (str(error) if isinstance(error, (EngineDied, BadAnswer)) else repr(error))

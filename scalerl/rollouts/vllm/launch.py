@@ -6,6 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
 from scalerl.rollouts.build import EngineSpec, supervised_engines
 from scalerl.rollouts.engine import Engine, Sampling
@@ -55,7 +56,8 @@ def server_life(
     else:
         server = Server(_server_spec(spec, needs, environment or {}))
         server.wait_ready()
-    try:
+    with ExitStack() as failed:
+        failed.callback(_end, server)
         engines = vllm_engines(
             server,
             slots=(spec.slots, spec.slots),
@@ -65,9 +67,7 @@ def server_life(
             updates=updates,
             sizes=model.sizes,
         )
-    except BaseException:
-        _end(server)
-        raise
+        failed.pop_all()
     for line in engines[0].notes:
         note(line)
 

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from scalerl.config.sandbox import Sandbox
+from scalerl.config.placement import Sandbox
 from scalerl.tasks.sandbox.box import RULES, Command, group_parent
 
 KERNEL_SURFACE = (

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, replace
 
 from scalerl.config import RunConfig
-from scalerl.config.sandbox import Sandbox
+from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
 from scalerl.tasks.sandbox.box import Box, BoxEnded, BoxFlood, BoxLate, Command
 from scalerl.tasks.sandbox.commands import BACKENDS, GUEST, NoSeccomp, unsafe

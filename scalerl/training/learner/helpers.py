@@ -15,7 +15,8 @@ from typing import Generic, TypeVar
 
 import torch
 
-from scalerl.config.hardware import Hardware
+from scalerl.config.placement import Hardware
+from scalerl.core.errors import outcome
 
 Result = TypeVar("Result")
 
@@ -106,10 +107,7 @@ class _Shared(Generic[Result]):
             if self._none_left():
                 return False
             number, self._taken = self._taken, self._taken + 1
-        try:
-            self.results[number].set_result(self._tasks[number]())
-        except BaseException as error:  # raised again by `result`, in the calling thread
-            self.results[number].set_exception(error)
+        outcome(self._tasks[number], self.results[number])  # `result` raises an exception in the calling thread
         return True
 
     def give_out(self) -> None:

@@ -11,7 +11,7 @@ from cheats import CALLS, OUTPUTS, SPIES, UNREADABLE
 from escapes import ESCAPES
 from floods import FLOODS
 
-from scalerl.config.sandbox import Sandbox
+from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
 from scalerl.tasks.code import START_S, Judge
 from scalerl.tasks.code_tests import Calls, Checks, InputOutput
