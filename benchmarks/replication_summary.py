@@ -1,8 +1,8 @@
-"""Writes the summary of docs/replication.md from the tables of that page.
+"""Writes the summary of docs/replication.md from the tables of that page and of results/replication/tables.txt.
 
     python benchmarks/replication_summary.py        # then: make format
 
-The tables of the page are those of `benchmarks/replication.py`. Verdicts follow from the intervals (`judged`), except
+The tables are those of `benchmarks/replication.py`. Verdicts follow from the intervals (`judged`), except
 for claims that are not about a difference in A.
 """
 
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 PAGE = Path(__file__).parents[1] / "docs" / "replication.md"
+TABLES = Path(__file__).parent / "results" / "replication" / "tables.txt"
+"""Tables that the page does not show."""
 
 MARGIN = 0.02
 """The paper's margin for a difference in A."""
@@ -189,10 +191,10 @@ def interval(cell: str) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def tables(page: str) -> dict[str, Table]:
-    """Return the tables of a page: of a study under its name, of `foresight` and of device-hours (`hours`)."""
+def tables(text: str) -> dict[str, Table]:
+    """Return the tables of a text: of a study under its name, of `foresight` and of device-hours (`hours`)."""
     found, study = {}, ""
-    for line, table in re.findall(r"-o studies/(\S+)\n|((?:^\|.*\n)+)", page, flags=re.MULTILINE):
+    for line, table in re.findall(r"-o studies/(\S+)\n|((?:^\|.*\n)+)", text, flags=re.MULTILINE):
         study = line or study
         if not table:
             continue
@@ -228,7 +230,7 @@ def verdict(claim: Claim, cells: dict[str, Table]) -> str:
 
 def summary(page: str) -> str:
     """Return the summary of a page, a Markdown table."""
-    cells = tables(page)
+    cells = tables(page + TABLES.read_text(encoding="utf-8"))
     text = " ".join(page.split())
     levels = re.search(r"from the whole run, differ by ([\d.]+) in the median, by at most ([\d.]+) in 90%", text)
     assert levels, f"no sentence on the levels at the end in {PAGE}"
