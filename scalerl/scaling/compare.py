@@ -17,8 +17,9 @@ import numpy as np
 
 from scalerl.scaling.advise import compute_to_identify
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.estimate import Estimate, or_none, short, summarize
-from scalerl.scaling.fit import Fit, fit
+from scalerl.scaling.estimate import Estimate, as_json, short, summarize
+from scalerl.scaling.fit import fit
+from scalerl.scaling.forecast import Fit
 from scalerl.scaling.law import Array
 from scalerl.scaling.posterior import held_at
 from scalerl.scaling.readers import CurveError
@@ -123,17 +124,9 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of JSON values, with the fits of each side."""
-        plain = ("verdict", "winner", "common_asymptote", "level", "seed_sd", "seed_source", "sentence", "advice")
-        estimates = ("asymptote_difference", "efficiency_ratio", "compute_ratio")
-        return {
-            **{name: getattr(self, name) for name in plain},
-            **{name: getattr(self, name).to_dict() for name in estimates},
-            "probability_higher": or_none(self.probability_higher),
-            "probability_more_efficient": or_none(self.probability_more_efficient),
-            "probability_less_compute": or_none(self.probability_less_compute),
-            "first": [f.to_dict() for f in self.sides[0]],
-            "second": [f.to_dict() for f in self.sides[1]],
-        }
+        first, second = ([f.to_dict() for f in side] for side in self.sides)
+        numbers = {name: as_json(value) for name, value in vars(self).items() if name != "sides"}
+        return {**numbers, "first": first, "second": second}
 
 
 def compare(first: Runs, second: Runs, level: float | None = None, siblings: Sequence[Runs] = ()) -> Comparison:
@@ -316,10 +309,11 @@ def log_compute_needed(f: Fit, level: float, seed_D: Array, rng: np.random.Gener
     low, high = f.curve.bounds
     if not low < level < high:
         raise CurveError(f"level must lie within the metric's bounds ({low:g}, {high:g}); got {level:g}")
-    order = rng.permutation(len(seed_D))
-    draws = type(f.draws)(*(values[order] for values in f.draws))
-    ends_D = ceilings(f)[order]
-    stays_D = order >= len(ends_D) * (1.0 - (f.futures.stays if f.futures else 0.0))
+    order_D = rng.permutation(len(seed_D))
+    draws, ends_D = f.draws.select(order_D), ceilings(f)[order_D]
+    # the draws of a run that stays are the last ones before the permutation (`Futures.draws`)
+    num_rising = len(ends_D) * (1.0 - (f.futures.stays if f.futures else 0.0))
+    stays_D = order_D >= num_rising
     # a seed scales the whole climb
     share_D = np.clip((level - draws.initial) / np.maximum(draws.asymptote - draws.initial, 1e-9), 0, 1)
     target_D = level + share_D * seed_D * rng.standard_normal(len(seed_D))

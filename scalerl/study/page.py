@@ -11,8 +11,7 @@ from scalerl.scaling import Curve, Estimate
 from scalerl.scaling.compare import MARGIN
 from scalerl.scaling.curve import UNITS
 from scalerl.study.page_figures import FIGURES
-from scalerl.study.results import ArmResult, StudyResult
-from scalerl.study.verdicts import EFFECTS, NO_DIFFERENCE
+from scalerl.study.results import EFFECTS, NO_DIFFERENCE, ArmResult, StudyResult
 from scalerl.view.drawing import number_html
 from scalerl.view.html import (
     TERMS,

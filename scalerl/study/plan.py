@@ -248,8 +248,6 @@ def read_plan(file: Path) -> Plan:
         ConfigError: The file is unreadable, a key is unknown, or an arm does not give a valid configuration.
     """
     values = _toml(file)
-    if "candidate" in values and "reference" not in values:  # the key in earlier versions
-        values["reference"] = values.pop("candidate")
     known = ("name", "about", "base", "reference", "seeds", "changes", "arms")
     for key in values:
         if key not in known:

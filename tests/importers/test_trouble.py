@@ -41,7 +41,7 @@ def refusal(path, **choices):
         ('{"step": 1, "timing_s/step": 60.0, "critic/score/mean": 0.3}\n', "training reward critic/score/mean"),
         ('{"foo": 1}\n{"foo": 2}\n', "its columns are foo"),
         ("[]", "no evaluation"),
-        ("a,b\n1\n2\n3\n", "do not have 2 cells like the header"),
+        ("a,b\n1\n2\n3\n", "2 cells like the header"),
         ('{"x": 1, "val-core/a/acc/mean@4": NaN}\n', "no evaluation"),
         ('{"x": 1, "val-core/a/acc/mean@4": 0.5}\n', "no compute for"),
         ('{"x": 1, "val-core/a/acc/mean@4": Infinity}\n', "no evaluation"),

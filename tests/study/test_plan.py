@@ -157,8 +157,3 @@ def test_a_plan_file_defines_arms_by_their_changes(tmp_path):
     assert (made.name, made.reference, made.seeds) == ("caps", "five", (4,))
     assert made.config(made.arm("eight"), 4).recipe.loss == Cispo(max_ratio=8.0)
     assert made.config(made.arm("eight"), 4).steps == 200 and made.arm("eight").about == "wide"
-
-
-def test_the_key_candidate_of_earlier_versions_is_read_as_reference(tmp_path):
-    (tmp_path / "old.toml").write_text("candidate = 'b'\n[arms.a]\n[arms.b]\nrecipe.off_policy.max_lag = 4\n")
-    assert read_plan(tmp_path / "old.toml").reference == "b"
