@@ -36,7 +36,9 @@ SEEDS_TO_ESTIMATE = 3
 PRIOR_SEEDS = 3.0
 """Weight of the assumed scatter in the estimate, in degrees of freedom."""
 
-LATER = "same ceiling, steeper but later"
+HIGHER, EFFICIENT = "higher ceiling", "same ceiling and more efficient"
+LATER, UNDECIDED = "same ceiling, steeper but later", "not distinguishable yet"
+"""The verdicts."""
 
 LEVEL = 0.05
 """Two sides differ if zero lies outside the central 1 - LEVEL of the posterior of their difference."""
@@ -160,9 +162,7 @@ def compare(first: Runs, second: Runs, level: float | None = None, siblings: Seq
     log_c_D = [np.mean([log_compute_needed(f, at, seed_D, rng) for f in side], axis=0) for side in sides]
     cost_D = log_c_D[0] - log_c_D[1]
     verdict, winner = judge(difference_D, ratio_D, cost_D, MARGIN * width)
-    sentence = in_words(verdict, winner, difference_D, ratio_D, MARGIN * width)
-    if verdict == LATER:
-        sentence = steeper_but_later(ratio_D, cost_D, at, MARGIN * width)
+    sentence = in_words(verdict, difference_D, ratio_D, cost_D, at, MARGIN * width)
     return Comparison(
         verdict=verdict,
         winner=winner,
@@ -326,12 +326,12 @@ def log_compute_needed(f: Fit, level: float, seed_D: Array, rng: np.random.Gener
 def judge(difference_D: Array, ratio_D: Array, cost_D: Array, margin: float) -> tuple[str, str | None]:
     """Return the verdict and the winner: ceilings first, efficiency only if they are the same within the margin."""
     if surely_not_zero(difference_D):
-        return "higher ceiling", "first" if difference_D.mean() > 0 else "second"
+        return HIGHER, "first" if difference_D.mean() > 0 else "second"
     if (np.abs(difference_D) < margin).mean() > 0.5 and surely_not_zero(ratio_D):
         if surely_not_zero(cost_D) and ratio_D.mean() * cost_D.mean() > 0:
             return LATER, None
-        return "same ceiling and more efficient", "first" if ratio_D.mean() > 0 else "second"
-    return "not distinguishable yet", None
+        return EFFICIENT, "first" if ratio_D.mean() > 0 else "second"
+    return UNDECIDED, None
 
 
 def surely_not_zero(values_D: Array) -> bool:
@@ -340,32 +340,28 @@ def surely_not_zero(values_D: Array) -> bool:
     return min(above, 1 - above) < LEVEL / 2
 
 
-def in_words(verdict: str, winner: str | None, difference_D: Array, ratio_D: Array, margin: float) -> str:
+def in_words(verdict: str, difference_D: Array, ratio_D: Array, cost_D: Array, level: float, margin: float) -> str:
     """Return the verdict as one sentence."""
-    if winner is None:
-        same = float((np.abs(difference_D) < margin).mean())
+    same = float((np.abs(difference_D) < margin).mean())
+    if verdict == UNDECIDED:
         return (
             f"Not distinguishable yet: the ceilings are within ±{margin:g} of each other with probability {same:.2f}, "
             f"and neither is significantly higher or more efficient."
         )
-    sign = 1.0 if winner == "first" else -1.0
-    if verdict == "higher ceiling":
-        return f"The {winner} has the higher ceiling, by {summarize(sign * difference_D)}."
-    return (
-        f"The ceilings are the same within ±{margin:g}, and the {winner} is more efficient: its B is larger by a "
-        f"factor of {summarize_ratio(sign * ratio_D)}."
-    )
-
-
-def steeper_but_later(ratio_D: Array, cost_D: Array, level: float, margin: float) -> str:
-    """Return the sentence for the verdict that the steeper side needs more compute so far."""
-    steeper, other = ("first", "second") if ratio_D.mean() > 0 else ("second", "first")
-    sign = 1.0 if steeper == "first" else -1.0
-    return (
-        f"The ceilings are the same within ±{margin:g}. The {steeper} is steeper but later: its B is larger by a "
-        f"factor of {summarize_ratio(sign * ratio_D)}, but for the level {level:.3f} it needs "
-        f"{summarize_ratio(sign * cost_D)} times the compute of the {other}."
-    )
+    if verdict == HIGHER:
+        first = difference_D.mean() > 0
+        higher = summarize(difference_D if first else -difference_D)
+        return f"The {'first' if first else 'second'} has the higher ceiling, by {higher}."
+    first = ratio_D.mean() > 0
+    side, other = ("first", "second") if first else ("second", "first")
+    sign = 1.0 if first else -1.0
+    factor = f"its B is larger by a factor of {summarize_ratio(sign * ratio_D)}"
+    if verdict == LATER:
+        return (
+            f"The ceilings are the same within ±{margin:g}. The {side} is steeper but later: {factor}, but for the "
+            f"level {level:.3f} it needs {summarize_ratio(sign * cost_D)} times the compute of the {other}."
+        )
+    return f"The ceilings are the same within ±{margin:g}, and the {side} is more efficient: {factor}."
 
 
 def what_would_help(sides: Sides, difference_D: Array, seed_sd: float, margin: float) -> str:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from scalerl.config.data import generated
 from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.files import take_hold, write_whole
 from scalerl.core.rows import read_points, read_rows
+from scalerl.core.serialization import flat
 from scalerl.study.plan import Plan, RunKey, plan_toml, read_plan, unnamed
 from scalerl.view.summary import default_axis
 
@@ -166,21 +168,11 @@ def check_same(old: Plan, new: Plan, path: Path) -> None:
 
 
 def changes(old: Plan, new: Plan) -> list[str]:
-    """Return the differences between two plans, as text."""
-    found = [
-        f"{name} is {getattr(old, name)!r} there and {getattr(new, name)!r} here"
-        for name in ("name", "reference", "seeds")
-        if getattr(old, name) != getattr(new, name)
-    ]
-    there, here = ({arm.name: arm for arm in plan.arms} for plan in (old, new))
-    found += [f"arm {name!r} is only there" for name in there if name not in here]
-    found += [f"arm {name!r} is only here" for name in here if name not in there]
-    both = [name for name in there if name in here]
-    found += [f"arm {name!r} changes other fields" for name in both if there[name].changes != here[name].changes]
-    lines = [set(plan_toml(plan).partition("[base]")[2].splitlines()) for plan in (old, new)]
-    found += [f"base: {line!r} is only here" for line in sorted(lines[1] - lines[0])[:3]]
-    found += [f"base: {line!r} is only there" for line in sorted(lines[0] - lines[1])[:3]]
-    return found or ["the texts of the plans differ"]
+    """Return the first differences between two plans, as text."""
+    there, here = (flat(tomllib.loads(plan_toml(plan))) for plan in (old, new))
+    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    found = [f"{name} is {there.get(name, 'absent')} there and {here.get(name, 'absent')} here" for name in names]
+    return found[:8] or ["the arms are in another order"]
 
 
 class Held(NamedTuple):

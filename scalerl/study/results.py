@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scalerl.scaling import Comparison, Curve, Estimate, Fit
-from scalerl.scaling.compare import LATER, LEVEL
+from scalerl.scaling.compare import EFFICIENT, HIGHER, LATER, LEVEL
 from scalerl.scaling.estimate import as_json
 from scalerl.study.plan import RunKey
 
@@ -52,8 +52,8 @@ def effect_of(against: Comparison | None) -> str:
     if against.verdict == LATER:
         return "later"
     kinds = {
-        "higher ceiling": ("raises", "lowers"),
-        "same ceiling and more efficient": ("more_efficient", "less_efficient"),
+        HIGHER: ("raises", "lowers"),
+        EFFICIENT: ("more_efficient", "less_efficient"),
     }
     if against.verdict not in kinds:
         # a shift along the compute axis changes neither A nor B, but it changes the cost for the user

@@ -182,10 +182,10 @@ def test_a_run_of_a_killed_study_is_awaited_and_not_started_twice(tmp_path):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (plan("a", "c"), "arm 'b' is only there; arm 'c' is only here"),
-        (plan("a", "b", seeds=(0,)), r"seeds is \(0, 1\) there and \(0,\) here"),
-        (plan("a", "b", base=replace(BASE, steps=80)), "base: 'steps = 80' is only here; base: 'steps = 40' is only"),
-        (plan("b", "a"), "reference is 'a' there and 'b' here"),
+        (plan("a", "c"), "arms.b.* there and absent here; arms.c.* is absent there"),
+        (plan("a", "b", seeds=(0,)), r"seeds is \[0, 1\] there and \[0\] here"),
+        (plan("a", "b", base=replace(BASE, steps=80)), "base.steps is 40 there and 80 here"),
+        (plan("b", "a"), "reference is a there and b here"),
     ],
 )
 def test_a_directory_with_another_plan_is_an_error_that_lists_the_changes(tmp_path, other, message):
