@@ -14,9 +14,17 @@ from typing import NamedTuple
 import numpy as np
 
 from scalerl.scaling import Fit
-from scalerl.study.allocate import LEAST, TOLERANCE, arm_draws
-from scalerl.study.best_arm import ArmDraws, leader, relative_probability_best, worth_of_all, worth_of_each
-from scalerl.study.fitted_arms import fitted_arm
+from scalerl.study.allocate import (
+    LEAST,
+    TOLERANCE,
+    ArmDraws,
+    arm_draws,
+    fitted_arm,
+    leader,
+    relative_probability_best,
+    worth_of_all,
+    worth_of_each,
+)
 
 Array = np.ndarray
 

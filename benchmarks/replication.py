@@ -33,9 +33,8 @@ import work
 from scalerl.core.rows import read_rows
 from scalerl.scaling import Curve, Estimate, fit
 from scalerl.scaling.backtest import split_at
-from scalerl.study.analysis import study_results
+from scalerl.study.analysis import LAST_POINTS, study_results
 from scalerl.study.directory import StudyDirectory
-from scalerl.study.lr_sweep import LAST_POINTS
 from scalerl.study.plan import RunKey, plan_toml
 from scalerl.study.results import METRICS, ArmResult
 

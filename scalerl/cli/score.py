@@ -12,10 +12,7 @@ from scalerl.cli.exits import prepare_environment
 from scalerl.cli.terminal import say
 
 if TYPE_CHECKING:
-    from scalerl.types import Prompt, Score
-
-AT_A_TIME = 256
-"""Rows scored at a time, so that memory does not grow with the file."""
+    from scalerl.types import Prompt
 
 
 def add_score_parser(commands: Any) -> None:
@@ -40,20 +37,24 @@ def run_score(arguments: argparse.Namespace) -> int:
         ConfigError: The verifier is unknown, a row is invalid, or there is no sandbox for programs.
     """
     prepare_environment()
+    from scalerl.tasks.scoring import judge_all, verifier_scorer
+    from scalerl.tasks.user_rewards import Failures
     from scalerl.tasks.verifiers import VERIFIERS
 
     scoring = _settings(arguments)
-    verifier = _known(arguments.task, VERIFIERS)
+    _check(arguments.task, VERIFIERS)
     rows = list(_rows(arguments.file, arguments.task))
     _announce(arguments, scoring)
     passed, total, count = 0, 0.0, 0
-    for number, (where, score) in enumerate(_judge(arguments.task, verifier, scoring, rows), start=1):
+    scorer = verifier_scorer(arguments.task, scoring)
+    scorer.failures = Failures(arguments.task, limit=1.0)  # never stop: failures are printed with the rows
+    for number, (prompt, score) in enumerate(judge_all(scorer, rows), start=1):
         value = (score.reward + 1) / 2
         passed, total, count = passed + score.passed, total + value, number
         if arguments.json:
             print(json.dumps({"passed": score.passed, "score": value, "reason": score.reason}), flush=True)
         else:
-            say(f"{'pass' if score.passed else 'FAIL'}  {value:.2f}  {where}  {score.reason}")
+            say(f"{'pass' if score.passed else 'FAIL'}  {value:.2f}  {prompt.where}  {score.reason}")
     if not arguments.json:
         say(f"{passed} of {count} passed ({passed / count:.1%}), mean score {total / count:.3f}")
     return 0
@@ -73,13 +74,12 @@ def _settings(arguments: argparse.Namespace) -> Any:
     return build(Scoring, given, "scalerl score")
 
 
-def _known(name: str, verifiers: Any) -> Any:
+def _check(name: str, verifiers: Any) -> None:
     from scalerl.core.errors import ConfigError
 
     allowed = sorted({*verifiers} - {"custom"})  # it would run the code that a row names; rows are data
     if name not in allowed:
         raise ConfigError(f"--task: got {name!r}; allowed: {', '.join(allowed)}")
-    return verifiers[name]
 
 
 def _announce(arguments: argparse.Namespace, scoring: Any) -> None:
@@ -93,8 +93,8 @@ def _announce(arguments: argparse.Namespace, scoring: Any) -> None:
         say(line)
 
 
-def _rows(path: Path, task: str) -> Iterator[tuple[str, Prompt, str]]:
-    """Yield the place (file and line), prompt and completion of each row.
+def _rows(path: Path, task: str) -> Iterator[tuple[Prompt, str]]:
+    """Yield the prompt, with file and line, and the completion of each row.
 
     Raises:
         ConfigError: The file does not exist, or a row is invalid; the message names file, line and field.
@@ -132,24 +132,6 @@ def _rows(path: Path, task: str) -> Iterator[tuple[str, Prompt, str]]:
         prompt = row.get("prompt", "")
         asked = Prompt(f"{number:016x}", prompt if isinstance(prompt, str) else json.dumps(prompt), (),
                        str(row.get("answer", "")), task, row, where)  # fmt: skip
-        yield where, with_tests([asked], "tests")[0] if task == "code" else asked, row["completion"]
+        yield with_tests([asked], "tests")[0] if task == "code" else asked, row["completion"]
     if not count:
         raise ConfigError(f"{path}: the file has no rows; allowed: one JSON object per line")
-
-
-def _judge(name: str, verifier: Any, scoring: Any, rows: list[tuple[str, Prompt, str]]) -> Iterator[tuple[str, Score]]:
-    """Yield the place and score of each row, in order."""
-    from scalerl.tasks.scoring import ProcessScorer, ThreadScorer
-    from scalerl.tasks.user_rewards import Failures
-
-    scorer = (ProcessScorer if verifier.killable else ThreadScorer)(name, verifier, scoring)
-    scorer.failures = Failures(f"the verifier {name}", limit=1.0)  # never stop: failures are printed with the rows
-    try:
-        for start in range(0, len(rows), AT_A_TIME):
-            some = rows[start : start + AT_A_TIME]
-            under_way = [(where, scorer.submit(prompt, [completion])) for where, prompt, completion in some]
-            for where, pending in under_way:
-                (score,) = pending.finish(pending.futures)
-                yield where, score
-    finally:
-        scorer.close()

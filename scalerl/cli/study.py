@@ -18,11 +18,10 @@ from scalerl.core.errors import ConfigError, nearest, short
 if TYPE_CHECKING:
     from scalerl.cli.exits import StopFlag
     from scalerl.config import RunConfig
-    from scalerl.study.directory import StudyDirectory
+    from scalerl.study.directory import Held, StudyDirectory
+    from scalerl.study.execute import Workers
     from scalerl.study.plan import Plan, RunKey
     from scalerl.study.results import StudyResult
-    from scalerl.study.reuse import Held
-    from scalerl.study.workers import Workers
 
 USAGE = """scalerl study PLAN [BASE.toml] [options] [--any.field VALUE ...]
        scalerl study resume DIR [--jobs N]
@@ -76,8 +75,8 @@ def _check_trust(plan: Plan, source: str, trusted: bool, typed: Sequence[str]) -
 
 def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
     """Print the arms, sizes and reused runs of a plan."""
+    from scalerl.study.directory import equal_runs
     from scalerl.study.display import describe, time_needed
-    from scalerl.study.reuse import equal_runs
 
     held = equal_runs(plan, others)
     say(*describe(plan), *(f"  {key}: {_held(plan, key, run)}" for key, run in held.items()))
@@ -164,7 +163,7 @@ def _plan(options: argparse.Namespace, fields: Sequence[str]) -> Plan:
     if options.budget is not None:
         plan = given("--budget", lambda: replace(plan, base=replace(plan.base, steps=options.budget)))
     if options.rates is not None:
-        from scalerl.study.lr_sweep import best_rates
+        from scalerl.study.analysis import best_rates
 
         plan = with_rates(plan, best_rates(options.rates))
     return check(select(plan, options.only) if options.only else plan)
@@ -201,9 +200,9 @@ def _execute(
     others: Sequence[StudyDirectory] = (),
 ) -> int:
     """Execute the unfinished runs of a study, then write and print its results."""
+    from scalerl.study.directory import take_over
     from scalerl.study.display import StudyDisplay
     from scalerl.study.execute import ALLOCATIONS, Execution, execute
-    from scalerl.study.reuse import take_over
 
     study.hold()
     for line in take_over(study, others):
@@ -226,7 +225,7 @@ def _execute(
 
 
 def _workers(options: argparse.Namespace, plan: Plan) -> Workers:
-    from scalerl.study.workers import LocalWorkers
+    from scalerl.study.execute import LocalWorkers
 
     if options.jobs < 0:
         raise ConfigError(f"--jobs: got {options.jobs}; allowed: 1 or more, or 0 for the default")

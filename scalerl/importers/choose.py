@@ -61,19 +61,18 @@ def choose(rows: list[Row], dialect: Dialect, metric: str | None, task: str | No
     Raises:
         CurveError: There is none, or there are several; the message lists them.
     """
-    if metric is not None:
-        return named(rows, dialect, metric, task, source)
-    found = candidates(rows, dialect)
-    evaluations = [c for c in found if c.rank < TRAINING]
-    if not evaluations:
-        training = f"; it has the training reward {found[0].metric}: name it with metric= (--metric)" if found else ""
-        raise CurveError(
-            f"{source} has no evaluation metric of {dialect.name}{training or column_hint(rows)}. A curve needs "
-            "scores on held-out prompts"
-        )
-    of_task = [c for c in evaluations if task in (None, c.task)]
+    known = candidates(rows, dialect)
+    if metric is None:
+        found = [c for c in known if c.rank < TRAINING]
+    else:
+        counts = Counter(str(row.get("task", "")) for row in rows if number(row, metric) is not None)
+        found = [c for c in known if c.metric == metric]
+        found = found or [Candidate(metric, name, OTHER, count) for name, count in counts.items()]
+    if not found:
+        raise CurveError(f"{source} has no {absent(rows, dialect, metric, known)}")
+    of_task = [c for c in found if task in (None, c.task)]
     if not of_task:
-        tasks = ", ".join(sorted({c.task for c in evaluations if c.task})) or "one task without a name"
+        tasks = ", ".join(sorted({c.task for c in found if c.task})) or "one task without a name"
         raise CurveError(f"{source} has no task {task!r}; it has {tasks}")
     best = [c for c in of_task if c.rank == of_task[0].rank]
     if len(best) > 1:
@@ -82,24 +81,15 @@ def choose(rows: list[Row], dialect: Dialect, metric: str | None, task: str | No
     return best[0]
 
 
-def named(rows: list[Row], dialect: Dialect, metric: str, task: str | None, source: str) -> Candidate:
-    """Return the candidate with the given metric name, for one task."""
-    found = [c for c in candidates(rows, dialect) if c.metric == metric]
-    if not found:
-        counts = Counter(str(row.get("task", "")) for row in rows if number(row, metric) is not None)
-        found = [Candidate(metric, name, OTHER, count) for name, count in counts.items()]
-    if not found:
-        known = [c.metric for c in candidates(rows, dialect)]
-        near = difflib.get_close_matches(metric, known or names_of(rows), n=LISTED, cutoff=0.3) or known[:LISTED]
-        raise CurveError(
-            f"{source} has no metric {metric!r}" + (f"; it has {', '.join(near)}" if near else column_hint(rows))
-        )
-    of_task = [c for c in found if task in (None, c.task)]
-    if not of_task:
-        raise CurveError(f"{source} has no task {task!r} for {metric}; it has {listed(found)}")
-    if len(of_task) > 1:
-        raise CurveError(f"{source} has {metric} for several tasks; choose by task= (--task): {listed(of_task)}")
-    return of_task[0]
+def absent(rows: list[Row], dialect: Dialect, metric: str | None, known: list[Candidate]) -> str:
+    """Return what is absent from a log and what it has instead, for an error message."""
+    names = [c.metric for c in known]
+    if metric is None:
+        training = f"; it has the training reward {names[0]}: name it with metric= (--metric)" if names else ""
+        hint = training or column_hint(rows)
+        return f"evaluation metric of {dialect.name}{hint}. A curve needs scores on held-out prompts"
+    near = difflib.get_close_matches(metric, names or names_of(rows), n=LISTED, cutoff=0.3) or names[:LISTED]
+    return f"metric {metric!r}" + (f"; it has {', '.join(near)}" if near else column_hint(rows))
 
 
 def others(rows: list[Row], dialect: Dialect, chosen: Candidate) -> list[str]:

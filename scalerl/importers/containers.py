@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from typing import Any
 from scalerl.core.files import parse_json, read_bytes, trouble
 from scalerl.importers.binary import event_files, tensorboard_rows, wandb_rows
 from scalerl.importers.dialect import RUN_COLUMNS, Row, as_cell, flat
-from scalerl.scaling import CurveError
+from scalerl.scaling.readers import CurveError, csv_rows, json_objects
 
 BAD_LINES = 0.1
 """Largest share of unreadable lines; a file with more is an error."""
@@ -105,12 +103,12 @@ def read_text(path: Path, text: str) -> Log:
     """Read JSON, JSONL, console lines or CSV; the content determines the format."""
     start = text.lstrip()[:1]
     if start in ("{", "["):
-        whole = read_json(path, text)
-        return whole if whole is not None else read_jsonl(path, text)
-    rows = list(console_rows(text))
-    if rows:
-        return Log(rows, "console")
-    return read_csv(path, text)
+        if (document := read_json(path, text)) is not None:
+            return document
+        rows, notes = json_objects(path, text, BAD_LINES)
+        return Log([flat(row) for row in rows], "jsonl", notes)
+    console = list(console_rows(text))
+    return Log(console, "console") if console else read_csv(path, text)
 
 
 def read_json(path: Path, text: str) -> Log | None:
@@ -135,36 +133,6 @@ def log_of(path: Path, document: list[Any], container: str) -> Log:
     rows = [flat(row) for row in document if isinstance(row, dict)]
     other = len(document) - len(rows)
     return Log(rows, container, (f"{other} entries of {path.name} are not objects and were left out",) if other else ())
-
-
-def read_jsonl(path: Path, text: str) -> Log:
-    """Read one object per line; other lines are left out with a note, or raise an error if there are many."""
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    rows, bad = [], []
-    for number, line in lines:
-        try:
-            row = parse_json(line)
-        except ValueError:
-            row = None
-        if isinstance(row, dict):
-            rows.append(flat(row))
-        else:
-            bad.append(number)
-    if not rows or (bad != [lines[-1][0]] and len(bad) > BAD_LINES * len(lines)):
-        raise CurveError(
-            f"{path}: {len(bad)} of {len(lines)} lines are not JSON objects, the first is line {bad[0]}; give a file "
-            "with one JSON object per line"
-        )
-    return Log(rows, "jsonl", left_out(path, bad, lines[-1][0]))
-
-
-def left_out(path: Path, bad: list[int], last: int) -> tuple[str, ...]:
-    """Return the note about lines that could not be read."""
-    if bad == [last]:
-        return (f"the last line of {path.name} is incomplete (was the run killed?) and was left out",)
-    if bad:
-        return (f"{len(bad)} unreadable lines of {path.name} were left out, the first is line {bad[0]}",)
-    return ()
 
 
 LINE_END = re.compile(r"\r\n|\n|\r")
@@ -201,38 +169,23 @@ def console_rows(text: str) -> Iterator[Row]:
 
 def read_csv(path: Path, text: str) -> Log:
     """Read a header and one row per line; in a chart exported from wandb, run names are removed from the header."""
-    text = text.lstrip()
-    separator = max(",;\t", key=LINE_END.split(text, 1)[0].count)
-    try:
-        reader = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))
-    except csv.Error as error:
-        raise CurveError(f"{path} is not a CSV file: {error}") from error
-    header = [name.strip() for name in reader[0]]
-    if len(header) < 2:
+    first = LINE_END.split(text.lstrip(), 1)[0]
+    separator = max(",;\t", key=first.count)
+    if separator not in first:
         raise CurveError(
             f"{path} has no known format: it is not JSON, has no `step:N - ...` lines of verl, and its first line is "
-            f"not a CSV header with two columns or more: {header[0][:60] if header else ''!r}"
+            f"not a CSV header with two columns or more: {first[:60]!r}"
         )
+    header, lines, notes = csv_rows(path, text, BAD_LINES, separator)
     header, owners = plain_header(header)
-    columns = [column for column in zip(header, owners, strict=True) if column[0]]
-    if twice := sorted({name for name, owner in columns if columns.count((name, owner)) > 1}):
-        raise CurveError(f"{path}: the header has {twice[0][:60]!r} more than once; give every column a different name")
     runs = sorted(set(owners) - {""})
-    rows, bad, number = [], [], 1
-    for number, cells in enumerate(reader[1:], 2):
-        if len(cells) == len(header):
-            named = [column for column in zip(header, cells, owners, strict=True) if column[0]]
-            for run in runs or [""]:  # a chart of several runs has a row for each of them at every step
-                row = flat({name: cell for name, cell, owner in named if owner in ("", run)})
-                rows.append({**row, RUN_COLUMNS[0]: run} if len(runs) > 1 else row)
-        elif cells:
-            bad.append(number)
-    if not rows or (bad != [number] and len(bad) > BAD_LINES * number):
-        raise CurveError(
-            f"{path}: {len(bad)} of {number - 1} rows do not have {len(header)} cells like the header; correct or "
-            "remove them"
-        )
-    return Log(rows, "csv", left_out(path, bad, number))
+    rows = []
+    for cells in lines:
+        named = [column for column in zip(header, cells, owners, strict=True) if column[0]]
+        for run in runs or [""]:  # a chart of several runs has a row for each of them at every step
+            row = flat({name: cell for name, cell, owner in named if owner in ("", run)})
+            rows.append({**row, RUN_COLUMNS[0]: run} if len(runs) > 1 else row)
+    return Log(rows, "csv", notes)
 
 
 def plain_header(header: list[str]) -> tuple[list[str], list[str]]:

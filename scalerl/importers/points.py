@@ -167,13 +167,7 @@ def with_columns(dialect: Dialect, columns: Mapping[str, str], rows: list[Row], 
             raise CurveError(
                 f"{name} has no column {column_name!r} (for {role}); it has {', '.join(sorted(there)[:20])}"
             )
-    fields = {
-        "step": "steps",
-        "seconds": "seconds",
-        "clock": "clocks",
-        "tokens": "tokens",
-        "step_tokens": "step_tokens",
-    }
+    fields = dict(step="steps", seconds="seconds", clock="clocks", tokens="tokens", step_tokens="step_tokens")
     given: dict[str, Any] = {fields[role]: (name,) for role, name in columns.items() if role in fields}
     if "clock" in columns and "seconds" not in columns:
         given["seconds"] = ()

@@ -20,6 +20,7 @@ from scalerl.config.named import NAMED
 from scalerl.core.errors import ConfigError, short
 from scalerl.core.files import parse_json
 from scalerl.prompts.files import read_objects
+from scalerl.tasks.base import in_braces
 from scalerl.tasks.code_tests import BadTests, from_text, livecodebench_cases
 
 
@@ -229,14 +230,10 @@ def last_boxed(text: str) -> str | None:
     start = text.rfind("\\boxed")
     if start < 0:
         return None
-    rest, depth = text[start + len("\\boxed") :].lstrip(), 0
+    rest = text[start + len("\\boxed") :].lstrip()
     if not rest.startswith("{"):  # "\boxed 2", in some rows of MATH
         return rest.split("$")[0].split()[0] if rest.split() else None
-    for end, character in enumerate(rest):
-        depth += (character == "{") - (character == "}")
-        if not depth:
-            return rest[1:end]
-    return None
+    return in_braces(rest)
 
 
 ANSWER_FORMS: dict[str, Callable[[str], str | None]] = {

@@ -10,14 +10,12 @@ from scalerl.scaling.backtest import Backtest, backtest
 from scalerl.scaling.baselines import BASELINES
 from scalerl.scaling.compare import Comparison, compare
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.draws import Draws
 from scalerl.scaling.estimate import Estimate, EstimateAt
-from scalerl.scaling.fit import METHODS, Band, Fit, fit
-from scalerl.scaling.forecast import Forecast, Reach, forecast
+from scalerl.scaling.fit import METHODS, fit
+from scalerl.scaling.forecast import Band, Fit, Forecast, Reach, forecast
 from scalerl.scaling.health import Symptom, health
-from scalerl.scaling.law import sigmoid
-from scalerl.scaling.least_squares import Search
-from scalerl.scaling.paper import PUBLISHED_GRID, PaperGrid
+from scalerl.scaling.law import Draws, sigmoid
+from scalerl.scaling.least_squares import PUBLISHED_GRID, PaperGrid, Search
 from scalerl.scaling.posterior import Prior
 from scalerl.scaling.readers import CurveError
 

@@ -5,18 +5,18 @@ Axes in names: D draws, P draws picked from them, N points of a planned curve, K
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalerl.scaling.estimate import Estimate, or_none, short, summarize
-from scalerl.scaling.evidence import NO_RETURN, Chance, chance_of_gain, clear_fall, climbed, doubt
-from scalerl.scaling.fit import IDENTIFIED_SD, Fit
-from scalerl.scaling.forecast import amount
+from scalerl.scaling.estimate import Estimate, as_json, short, summarize
+from scalerl.scaling.fit import IDENTIFIED_SD
+from scalerl.scaling.forecast import Fit, amount
 from scalerl.scaling.futures import has_fallen
 from scalerl.scaling.law import Array, climb, log_compute
 from scalerl.scaling.readers import CurveError
+from scalerl.scaling.stop import NO_RETURN, Chance, chance_of_gain, clear_fall, climbed, doubt
 
 SURE = 0.8
 """Probability of a gain above which the advice is to continue, even if the ceiling is not identified."""
@@ -72,8 +72,7 @@ class Advice:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of JSON values."""
-        rest = {"gain": self.gain.to_dict(), "train_to": or_none(self.train_to), "go_back_to": or_none(self.go_back_to)}
-        return {**asdict(self), **rest, "sentence": self.sentence}
+        return {**as_json(self), "sentence": self.sentence}
 
 
 class Decision(NamedTuple):

@@ -6,13 +6,14 @@ Axes in names: M held-out points.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from scalerl.scaling.baselines import BASELINES, Predictor
 from scalerl.scaling.curve import Curve
+from scalerl.scaling.estimate import as_json
 from scalerl.scaling.fit import MIN_POINTS, fit
 from scalerl.scaling.law import Array
 from scalerl.scaling.readers import CurveError
@@ -74,7 +75,7 @@ class Backtest:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of JSON values."""
-        return asdict(self)
+        return as_json(self)  # type: ignore[no-any-return]
 
 
 def backtest(curve: Curve, fractions: Sequence[float] = (0.3, 0.5, 0.7), method: str = "posterior") -> Backtest:

@@ -17,8 +17,9 @@ import numpy as np
 
 from scalerl.scaling.advise import compute_to_identify
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.estimate import Estimate, or_none, short, summarize
-from scalerl.scaling.fit import Fit, fit
+from scalerl.scaling.estimate import Estimate, as_json, short, summarize
+from scalerl.scaling.fit import fit
+from scalerl.scaling.forecast import Fit
 from scalerl.scaling.law import Array
 from scalerl.scaling.posterior import held_at
 from scalerl.scaling.readers import CurveError
@@ -35,7 +36,9 @@ SEEDS_TO_ESTIMATE = 3
 PRIOR_SEEDS = 3.0
 """Weight of the assumed scatter in the estimate, in degrees of freedom."""
 
-LATER = "same ceiling, steeper but later"
+HIGHER, EFFICIENT = "higher ceiling", "same ceiling and more efficient"
+LATER, UNDECIDED = "same ceiling, steeper but later", "not distinguishable yet"
+"""The verdicts."""
 
 LEVEL = 0.05
 """Two sides differ if zero lies outside the central 1 - LEVEL of the posterior of their difference."""
@@ -123,17 +126,9 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of JSON values, with the fits of each side."""
-        plain = ("verdict", "winner", "common_asymptote", "level", "seed_sd", "seed_source", "sentence", "advice")
-        estimates = ("asymptote_difference", "efficiency_ratio", "compute_ratio")
-        return {
-            **{name: getattr(self, name) for name in plain},
-            **{name: getattr(self, name).to_dict() for name in estimates},
-            "probability_higher": or_none(self.probability_higher),
-            "probability_more_efficient": or_none(self.probability_more_efficient),
-            "probability_less_compute": or_none(self.probability_less_compute),
-            "first": [f.to_dict() for f in self.sides[0]],
-            "second": [f.to_dict() for f in self.sides[1]],
-        }
+        first, second = ([f.to_dict() for f in side] for side in self.sides)
+        numbers = {name: as_json(value) for name, value in vars(self).items() if name != "sides"}
+        return {**numbers, "first": first, "second": second}
 
 
 def compare(first: Runs, second: Runs, level: float | None = None, siblings: Sequence[Runs] = ()) -> Comparison:
@@ -167,9 +162,7 @@ def compare(first: Runs, second: Runs, level: float | None = None, siblings: Seq
     log_c_D = [np.mean([log_compute_needed(f, at, seed_D, rng) for f in side], axis=0) for side in sides]
     cost_D = log_c_D[0] - log_c_D[1]
     verdict, winner = judge(difference_D, ratio_D, cost_D, MARGIN * width)
-    sentence = in_words(verdict, winner, difference_D, ratio_D, MARGIN * width)
-    if verdict == LATER:
-        sentence = steeper_but_later(ratio_D, cost_D, at, MARGIN * width)
+    sentence = in_words(verdict, difference_D, ratio_D, cost_D, at, MARGIN * width)
     return Comparison(
         verdict=verdict,
         winner=winner,
@@ -316,10 +309,11 @@ def log_compute_needed(f: Fit, level: float, seed_D: Array, rng: np.random.Gener
     low, high = f.curve.bounds
     if not low < level < high:
         raise CurveError(f"level must lie within the metric's bounds ({low:g}, {high:g}); got {level:g}")
-    order = rng.permutation(len(seed_D))
-    draws = type(f.draws)(*(values[order] for values in f.draws))
-    ends_D = ceilings(f)[order]
-    stays_D = order >= len(ends_D) * (1.0 - (f.futures.stays if f.futures else 0.0))
+    order_D = rng.permutation(len(seed_D))
+    draws, ends_D = f.draws.select(order_D), ceilings(f)[order_D]
+    # the draws of a run that stays are the last ones before the permutation (`Futures.draws`)
+    num_rising = len(ends_D) * (1.0 - (f.futures.stays if f.futures else 0.0))
+    stays_D = order_D >= num_rising
     # a seed scales the whole climb
     share_D = np.clip((level - draws.initial) / np.maximum(draws.asymptote - draws.initial, 1e-9), 0, 1)
     target_D = level + share_D * seed_D * rng.standard_normal(len(seed_D))
@@ -332,12 +326,12 @@ def log_compute_needed(f: Fit, level: float, seed_D: Array, rng: np.random.Gener
 def judge(difference_D: Array, ratio_D: Array, cost_D: Array, margin: float) -> tuple[str, str | None]:
     """Return the verdict and the winner: ceilings first, efficiency only if they are the same within the margin."""
     if surely_not_zero(difference_D):
-        return "higher ceiling", "first" if difference_D.mean() > 0 else "second"
+        return HIGHER, "first" if difference_D.mean() > 0 else "second"
     if (np.abs(difference_D) < margin).mean() > 0.5 and surely_not_zero(ratio_D):
         if surely_not_zero(cost_D) and ratio_D.mean() * cost_D.mean() > 0:
             return LATER, None
-        return "same ceiling and more efficient", "first" if ratio_D.mean() > 0 else "second"
-    return "not distinguishable yet", None
+        return EFFICIENT, "first" if ratio_D.mean() > 0 else "second"
+    return UNDECIDED, None
 
 
 def surely_not_zero(values_D: Array) -> bool:
@@ -346,32 +340,28 @@ def surely_not_zero(values_D: Array) -> bool:
     return min(above, 1 - above) < LEVEL / 2
 
 
-def in_words(verdict: str, winner: str | None, difference_D: Array, ratio_D: Array, margin: float) -> str:
+def in_words(verdict: str, difference_D: Array, ratio_D: Array, cost_D: Array, level: float, margin: float) -> str:
     """Return the verdict as one sentence."""
-    if winner is None:
-        same = float((np.abs(difference_D) < margin).mean())
+    same = float((np.abs(difference_D) < margin).mean())
+    if verdict == UNDECIDED:
         return (
             f"Not distinguishable yet: the ceilings are within ±{margin:g} of each other with probability {same:.2f}, "
             f"and neither is significantly higher or more efficient."
         )
-    sign = 1.0 if winner == "first" else -1.0
-    if verdict == "higher ceiling":
-        return f"The {winner} has the higher ceiling, by {summarize(sign * difference_D)}."
-    return (
-        f"The ceilings are the same within ±{margin:g}, and the {winner} is more efficient: its B is larger by a "
-        f"factor of {summarize_ratio(sign * ratio_D)}."
-    )
-
-
-def steeper_but_later(ratio_D: Array, cost_D: Array, level: float, margin: float) -> str:
-    """Return the sentence for the verdict that the steeper side needs more compute so far."""
-    steeper, other = ("first", "second") if ratio_D.mean() > 0 else ("second", "first")
-    sign = 1.0 if steeper == "first" else -1.0
-    return (
-        f"The ceilings are the same within ±{margin:g}. The {steeper} is steeper but later: its B is larger by a "
-        f"factor of {summarize_ratio(sign * ratio_D)}, but for the level {level:.3f} it needs "
-        f"{summarize_ratio(sign * cost_D)} times the compute of the {other}."
-    )
+    if verdict == HIGHER:
+        first = difference_D.mean() > 0
+        higher = summarize(difference_D if first else -difference_D)
+        return f"The {'first' if first else 'second'} has the higher ceiling, by {higher}."
+    first = ratio_D.mean() > 0
+    side, other = ("first", "second") if first else ("second", "first")
+    sign = 1.0 if first else -1.0
+    factor = f"its B is larger by a factor of {summarize_ratio(sign * ratio_D)}"
+    if verdict == LATER:
+        return (
+            f"The ceilings are the same within ±{margin:g}. The {side} is steeper but later: {factor}, but for the "
+            f"level {level:.3f} it needs {summarize_ratio(sign * cost_D)} times the compute of the {other}."
+        )
+    return f"The ceilings are the same within ±{margin:g}, and the {side} is more efficient: {factor}."
 
 
 def what_would_help(sides: Sides, difference_D: Array, seed_sd: float, margin: float) -> str:

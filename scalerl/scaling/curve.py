@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalerl.scaling.law import Array
-from scalerl.scaling.readers import CurveError, Table, read_table, table_of_frame, table_of_rows
+from scalerl.scaling.readers import CurveError, Table, read_table, table_of_rows
 
 AXES = ("device_hours", "flops", "tokens", "step", "compute")
 """Compute columns, in the order in which they are tried if none is named."""
@@ -165,11 +165,6 @@ class Curve:
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], **choices: Any) -> Curve:
         """Return the curve of rows (dicts), such as the lines of a points.jsonl; keyword arguments as in `read`."""
         return cls.from_table(table_of_rows(rows), source="the rows", **choices)
-
-    @classmethod
-    def from_frame(cls, frame: Any, **choices: Any) -> Curve:
-        """Return the curve of a data frame, or of a dict of arrays; keyword arguments as in `read`."""
-        return cls.from_table(table_of_frame(frame), source="the data frame", **choices)
 
     @classmethod
     def from_table(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,17 @@ TAILS = ((1.0 - LEVEL) / 2.0, (1.0 + LEVEL) / 2.0)
 """Quantiles at the ends of an interval."""
 
 
-def or_none(value: float) -> float | None:
-    """Return the number, or None if JSON cannot express it (infinite or NaN)."""
-    return float(value) if math.isfinite(value) else None
+def as_json(value: Any) -> Any:
+    """Return a record as JSON values: a dict of its fields; numbers that JSON lacks (infinite, NaN) become None."""
+    if is_dataclass(value):
+        return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {key: as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ class Estimate:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of JSON values; infinite and NaN become None."""
-        return {name: or_none(value) for name, value in asdict(self).items()}
+        return as_json(self)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,23 @@
-"""Fits a curve by one of three methods, and the record of a fit.
+"""Fits a curve by one of three methods, and judges whether its ceiling is identified.
 
-Axes in names: N points, M amounts of compute, D draws.
+Axes in names: N points, D draws, P parameters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from scalerl.scaling.curve import Curve, thinned
-from scalerl.scaling.draws import Draws
-from scalerl.scaling.estimate import TAILS, Estimate, summarize
-from scalerl.scaling.fit_result import FitResult, Parameters
-from scalerl.scaling.futures import Futures, futures
+from scalerl.scaling.estimate import TAILS, summarize
+from scalerl.scaling.forecast import Fit, FitResult
+from scalerl.scaling.futures import futures
 from scalerl.scaling.health import departure_symptoms, shape_symptoms
-from scalerl.scaling.law import Array, sigmoid
-from scalerl.scaling.least_squares import Search, least_squares_result
-from scalerl.scaling.noise import evaluations, local_noise
-from scalerl.scaling.paper import PaperGrid, paper_result
+from scalerl.scaling.least_squares import PaperGrid, Search, least_squares_result, paper_result
+from scalerl.scaling.noise import local_noise
 from scalerl.scaling.posterior import Prior, least_midpoint, posterior
 from scalerl.scaling.readers import CurveError
 
@@ -58,173 +53,6 @@ PARAMETERS = {
 """Names of the parameters in text."""
 
 
-class Band(NamedTuple):
-    """A curve with its 90% band; every field has shape (M,)."""
-
-    compute: Array
-    mean: Array
-    low: Array
-    high: Array
-    sd: Array
-
-
-@dataclass(frozen=True, eq=False)
-class Fit:
-    """The law fitted to one curve. `identified` and `warnings` show how far to trust it."""
-
-    curve: Curve
-    """The points that were fitted, after exclusion and averaging."""
-
-    last_compute: float
-    """Compute of the run's last point, before any averaging; "2x" means twice this."""
-
-    method: str
-    """Key of `METHODS`."""
-
-    asymptote: Estimate
-    """A, the ceiling, in the metric's unit."""
-
-    efficiency: Estimate
-    """B, the steepness in ln C; > 0, no unit."""
-
-    midpoint: Estimate
-    """C_mid, the compute at which half of the climb is complete; unit of the compute axis."""
-
-    initial: Estimate
-    """R0, the level before training, in the metric's unit."""
-
-    identified: bool
-    """Whether the ceiling is known; if False, `asymptote` is a range and not a result."""
-
-    reason: str
-    """Reason why `identified` is True or False, as one sentence."""
-
-    warnings: tuple[str, ...]
-    """Symptoms of the curve, repairs, and limits that were reached."""
-
-    noise_sd: float
-    """Standard deviation of one point around the curve, in the metric's unit."""
-
-    autocorrelation: float
-    """Correlation of the noise of neighboring points, in (-1, 1)."""
-
-    covariance: Array
-    """Covariance of (A, ln C_mid, ln B, R0), shape (4, 4); NaN if the method gives none."""
-
-    draws: Draws
-    """Draws of the parameters, from which everything else is computed; one draw if there is no uncertainty."""
-
-    center: Parameters | None
-    """The optimum of a least-squares method; None for the posterior, whose answer is the mean over the draws."""
-
-    at_bound: tuple[str, ...]
-    """Parameters that reached a limit."""
-
-    departures: dict[str, float]
-    """Probability of each family of curves in the draws: {"law": 1.0}, or with late start, second rise and creep."""
-
-    futures: Futures | None = None
-    """Draws of both futures (the law and a flat run) and the probability of a fall; None if the method has only the
-    law."""
-
-    @cached_property
-    def residual_sum_of_squares(self) -> float:
-        """Residual sum of squares around `predict(curve.compute).mean`."""
-        residual_N = self.curve.metric - self.mean(self.curve.compute)
-        return float(residual_N @ residual_N)
-
-    def levels(self, compute: ArrayLike) -> Array:
-        """Return the level of each draw of each future at each compute, shape (M, D)."""
-        compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
-        if self.futures is not None:
-            return self.futures.levels(compute_M)
-        return self.draws.levels(compute_M, self.curve.bounds[1])
-
-    def mean(self, compute: ArrayLike) -> Array:
-        """Return the mean of the curve at each compute, shape (M,); for least squares, the curve of the optimum."""
-        compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
-        if self.center is not None:
-            return sigmoid(compute_M, *self.center)
-        if self.futures is not None:
-            return self.futures.mean(compute_M)
-        return np.asarray(self.levels(compute_M).mean(axis=1))
-
-    def evaluations(self, compute: ArrayLike) -> Array:
-        """Return draws of single noisy evaluations, shape (M, D), within the metric's bounds."""
-        compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
-        if self.futures is not None:
-            futures = self.futures.for_intervals
-            levels_MD = futures.with_rare_events(futures.levels(compute_M), compute_M)
-            return futures.with_noise(levels_MD, compute_M)
-        levels_MD = self.levels(compute_M)
-        sd_MD = np.broadcast_to(self.draws.noise_sd, levels_MD.shape)
-        return evaluations(levels_MD, sd_MD, *self.curve.bounds, np.random.default_rng(1))
-
-    def gain(self, compute: float) -> Array:
-        """Return the gain of each draw from the last point to a compute, shape (D,); falls are left out."""
-        if self.futures is not None:
-            return self.futures.gain(compute)
-        levels_2D = self.draws.levels(np.array([self.last_compute, compute]), self.curve.bounds[1])
-        return np.asarray(levels_2D[1] - levels_2D[0])
-
-    def predict(self, compute: ArrayLike, *, noise: bool = False) -> Band:
-        """Return the mean and 90% band of the curve, or of single noisy evaluations, at any compute.
-
-        Beyond the last point, the band includes the probability that the run falls later, at the rate of public runs.
-        Mean and standard deviation do not include it.
-
-        Args:
-            compute: Amounts of compute, shape (M,), >= 0, in the unit of the curve's axis.
-            noise: Whether the band is for a single evaluation (wider) instead of the curve.
-        """
-        compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
-        levels_MD = self.levels(compute_M)
-        mean_M = self.mean(compute_M)
-        if levels_MD.shape[1] == 1:
-            unknown_M = np.full(len(compute_M), np.nan)
-            return Band(compute_M, mean_M, unknown_M, unknown_M, unknown_M)
-        wide_MD = levels_MD
-        if self.futures is not None:
-            futures = self.futures.for_intervals
-            wide_MD = futures.with_rare_events(futures.levels(compute_M), compute_M)
-        if noise:
-            wide_MD = levels_MD = self.evaluations(compute_M)
-        low_M, high_M = np.quantile(wide_MD, TAILS, axis=1)
-        return Band(compute_M, mean_M, low_M, high_M, levels_MD.std(axis=1))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a dict of JSON values, without the draws."""
-        names = ("asymptote", "efficiency", "midpoint", "initial")
-        estimates = {name: getattr(self, name).to_dict() for name in names}
-        futures = None if self.futures is None else self.futures.to_dict()
-        plain = ("method", "identified", "reason", "noise_sd", "autocorrelation", "residual_sum_of_squares")
-        return {
-            **estimates,
-            **{name: getattr(self, name) for name in plain},
-            "warnings": list(self.warnings),
-            "at_bound": list(self.at_bound),
-            "departures": self.departures,
-            "futures": futures,
-            "axis": self.curve.axis,
-            "label": self.curve.label,
-            "points": len(self.curve),
-            "last_compute": self.last_compute,
-        }
-
-    def __str__(self) -> str:
-        title = f"{self.curve.label}: " if self.curve.label else ""
-        lines = [
-            f"{title}{self.method} fit of {len(self.curve)} points to {self.last_compute:.4g} {self.curve.unit}",
-            f"  ceiling    A      {self.asymptote}",
-            f"  steepness  B      {self.efficiency}",
-            f"  midpoint   C_mid  {self.midpoint}",
-            f"  level      R0     {self.initial}",
-            f"  noise      {self.noise_sd:.2g} per point, autocorrelation {self.autocorrelation:.2f}",
-            f"  ceiling {'identified' if self.identified else 'NOT identified'}: {self.reason}",
-        ]
-        return "\n".join(lines + [f"  warning: {warning}" for warning in self.warnings])
-
-
 Settings = Prior | Search | PaperGrid
 
 
@@ -254,7 +82,6 @@ def posterior_result(curve: Curve, r0: float | None, prior: Prior) -> FitResult:
         efficiency=summarize(draws.efficiency),
         midpoint=summarize(draws.midpoint),
         initial=summarize(draws.initial),
-        center=None,
         covariance=np.cov(parameters_PD),
         draws=draws,
         at_bound=tuple(name for name, (piled_D, share) in piles.items() if piled_D.mean() > share),
@@ -319,7 +146,7 @@ def fit(
     bumps = tuple(f"{PARAMETERS[name]} reaches the limit of its allowed range" for name in found.at_bound)
     return Fit(
         curve=window, last_compute=whole.last_compute, method=method, identified=identified, reason=reason,
-        **found._asdict(),
+        **vars(found),
         warnings=(*(str(symptom) for symptom in symptoms), *bumps, *window.notes),
     )  # fmt: skip
 

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.draws import Draws, every, joined, plain_draws
 from scalerl.scaling.health import fallen_by, rolling_mean
-from scalerl.scaling.law import Array
+from scalerl.scaling.law import Array, Draws, every, joined, plain_draws
 from scalerl.scaling.level import LevelPosterior, level_posterior
 from scalerl.scaling.noise import binomial, evaluations, least_noise, local_noise, relative_noise
 from scalerl.scaling.posterior import Posterior
@@ -184,14 +183,17 @@ class Futures:
             return np.asarray((rng.permutation(num_draws) + 0.5) / num_draws)
 
         doublings_M1 = np.log2(np.maximum(compute_M / self.last, 1.0))[:, None]
+        falling_D, start_D, depth_D = even_D() < rate(self.fall), even_D(), even_D()
         # the fall is at least FALLEN, and at most to the lower bound
-        falls_MD = falls & (even_D() < rate(self.fall)) & (doublings_M1 > even_D())
-        changed_MD = levels_MD - falls_MD * (FALLEN * (high - low) + even_D() * np.maximum(levels_MD[0] - low, 0.0))
+        fall_D = FALLEN * (high - low) + depth_D * np.maximum(levels_MD[0] - low, 0.0)
+        has_begun_MD = (doublings_M1 > start_D) & falling_D
+        changed_MD = levels_MD - has_begun_MD * fall_D if falls else levels_MD.copy()
         if not self.fallen:
+            rising_D = even_D() < TAKE_OFF_DOUBLINGS * self.take_off_rate()
+            start_D, height_D = TAKE_OFF_DOUBLINGS * even_D(), even_D()
+            progress_MD = np.clip(TAKE_OFF_SPEED * (doublings_M1 - start_D), 0.0, 1.0)
             # to any level up to the metric's bound, as in the prior of A
-            chosen_D = even_D() < TAKE_OFF_DOUBLINGS * self.take_off_rate()
-            since_MD = doublings_M1 - TAKE_OFF_DOUBLINGS * even_D()
-            changed_MD += np.clip(TAKE_OFF_SPEED * since_MD, 0.0, 1.0) * chosen_D * even_D() * (high - levels_MD[0])
+            changed_MD += progress_MD * rising_D * height_D * (high - levels_MD[0])
         return np.asarray(np.clip(changed_MD, low, high))
 
     def take_off_rate(self) -> Array:

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.draws import Draws
-from scalerl.scaling.law import Array
+from scalerl.scaling.law import Array, Draws
 from scalerl.scaling.noise import local_noise
 from scalerl.scaling.posterior import Prior, posterior
 

@@ -1,27 +1,39 @@
-"""Fits the law by ordinary least squares, with standard errors that assume independent noise.
+"""Fits the law without a prior: by ordinary least squares, and by the procedure of the paper.
 
-Variable projection finds starting points: at each cell of a grid over (ln C_mid, ln B), the best (A, R0) is a 2x2
-linear problem. A trust-region search in all parameters starts from the best cells. For the autocorrelated noise of real
-runs the standard errors are too small: in simulation, nominal 90% intervals contained the truth in 60% of the cases.
-Use the posterior for decisions, and this method to compare with other software.
+Least squares: variable projection finds starting points: at each cell of a grid over (ln C_mid, ln B), the best (A, R0)
+is a 2x2 linear problem. A trust-region search in all parameters starts from the best cells. For the autocorrelated
+noise of real runs the standard errors are too small: in simulation, nominal 90% intervals contained the truth in 60% of
+the cases. Use the posterior for decisions, and this method to compare with other software. Standard errors assume that
+the law is nearly linear in its parameters within them. If the curve of the optimum is not within the 90% band that
+follows from them, this does not hold, and the result has no uncertainty.
 
-Standard errors assume that the law is nearly linear in its parameters within them. If the curve of the optimum is not
-within the 90% band that follows from them, this does not hold, and the result has no uncertainty.
+The paper's procedure (arXiv 2510.13786, appendix A.5) reproduces its numbers and gives no uncertainty. A and C_mid lie
+on a grid, and B is fitted for each pair. R0 is fixed at the score before training. The result is the pair with the
+smallest sum of squares.
 
-Axes in names: N points, G grid cells, D draws, P parameters in the order (A, ln C_mid, ln B, R0).
+Axes in names: N points, G grid cells, D draws, P parameters in the order (A, ln C_mid, ln B, R0); in the paper's
+procedure A asymptotes, M midpoints, B trial efficiencies.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.draws import Draws, plain_draws
 from scalerl.scaling.estimate import LEVEL, TAILS, Estimate
-from scalerl.scaling.fit_result import FitResult, Parameters, lag_one, without_uncertainty
-from scalerl.scaling.law import Array, climb, log_compute
+from scalerl.scaling.forecast import FitResult, without_uncertainty
+from scalerl.scaling.law import Array, Draws, climb, log_compute, plain_draws
+from scalerl.scaling.readers import CurveError
+
+
+def lag_one(residual_N: Array) -> float:
+    """Return the autocorrelation of residuals between neighboring points, in [-1, 1]; 0 if all residuals are zero."""
+    total = float(residual_N @ residual_N)
+    return float(residual_N[1:] @ residual_N[:-1]) / total if total > 0 else 0.0
+
 
 STARTS = 4
 """Number of grid cells from which the search starts; one is enough if the noise is small."""
@@ -149,12 +161,13 @@ def result_at(
 
     autocorrelation = lag_one(law_at(log_compute(curve.compute), theta_P) - curve.metric)
     noise_sd = float(np.sqrt(rss / dof))
-    center = Parameters(asymptote, float(np.exp(log_efficiency)), float(np.exp(log_midpoint)), initial)
+    center = (asymptote, float(np.exp(log_efficiency)), float(np.exp(log_midpoint)), initial)
     draws = draws_around(curve, theta_P, covariance_PP, dof)
     result = without_uncertainty(center, at_bound, noise_sd, autocorrelation)
     if not band_holds(curve, theta_P, draws):
         return result
-    return result._replace(
+    return replace(
+        result,
         asymptote=plain(asymptote, float(sd_P[0])),
         midpoint=positive(log_midpoint, float(sd_P[1])),
         efficiency=positive(log_efficiency, float(sd_P[2])),
@@ -193,3 +206,95 @@ def draws_around(curve: Curve, theta_P: Array, covariance_PP: Array, dof: int, n
         autocorrelation=np.zeros(num_draws),
         noise_sd=np.sqrt(rss / chi_D),
     )
+
+
+SCAN = 0.1
+"""Step of the scan in ln B."""
+
+TRIAL_EFFICIENCIES = np.exp(np.arange(np.log(0.05), np.log(20.0), SCAN))
+"""Values of B that are tried before the refinement."""
+
+
+@dataclass(frozen=True)
+class PaperGrid:
+    """Grid of A and C_mid. The published table uses different ranges for different runs."""
+
+    asymptotes: Sequence[float] | None = None
+    """Values of A; None: 200 steps over the metric's range (0.005 for a pass rate, the paper's step)."""
+
+    midpoints: Sequence[float] | None = None
+    """Values of C_mid, in the curve's compute unit; None: steps of a hundredth of the last compute, up to 2.5 times it.
+
+    This is the paper's range (40,000 for runs of 16,000). The range acts as a prior.
+    """
+
+
+PUBLISHED_GRID = PaperGrid(
+    asymptotes=tuple(np.round(np.arange(0.450, 0.8001, 0.005), 3)), midpoints=tuple(np.linspace(100, 40_000, 100))
+)
+"""The ranges printed in the paper, in GPU-hours. Its small runs use linspace(100, 4000, 100)."""
+
+
+def paper_result(curve: Curve, r0: float | None, grid: PaperGrid) -> FitResult:
+    """Fit by the paper's procedure; return the best grid point and its B.
+
+    Args:
+        curve: Curve with at least five points.
+        r0: Value at which R0 is fixed; None: the first point of the curve.
+        grid: Values of A and C_mid to try.
+
+    Raises:
+        CurveError: No asymptote of the grid lies above R0.
+    """
+    initial = float(curve.metric[0]) if r0 is None else r0
+    low, high = curve.bounds
+    asymptote_A = (
+        low + (high - low) * np.arange(1, 201) / 200 if grid.asymptotes is None else np.asarray(grid.asymptotes, float)
+    )
+    last = curve.last_compute
+    midpoint_M = last * np.arange(1, 251) / 100 if grid.midpoints is None else np.asarray(grid.midpoints, float)
+    asymptote_A = asymptote_A[asymptote_A > initial]
+    if not len(asymptote_A):
+        raise CurveError(
+            f"no asymptote of the grid lies above R0 = {initial:.4g}; give larger values in PaperGrid(asymptotes=...)"
+        )
+    after_N = curve.compute > 0
+    log_c_N, rise_N = log_compute(curve.compute[after_N]), curve.metric[after_N] - initial
+    index_A, index_M, efficiency = best_point(log_c_N, rise_N, asymptote_A - initial, np.log(midpoint_M))
+    asymptote, midpoint = float(asymptote_A[index_A]), float(midpoint_M[index_M])
+    edges = {"asymptote": index_A in (0, len(asymptote_A) - 1), "midpoint": index_M in (0, len(midpoint_M) - 1)}
+    residual_N = rise_N - (asymptote - initial) * climb(log_c_N, np.log(midpoint), efficiency)
+    noise_sd = float(np.sqrt((residual_N**2).mean()))
+    at_bound = tuple(name for name, at_edge in edges.items() if at_edge)
+    return without_uncertainty((asymptote, efficiency, midpoint, initial), at_bound, noise_sd, lag_one(residual_N))
+
+
+def best_point(log_c_N: Array, rise_N: Array, gain_A: Array, log_midpoint_M: Array) -> tuple[int, int, float]:
+    """Return the indices of A and C_mid, and the value of B, with the smallest sum of squares.
+
+    With g = A - R0 the sum is |rise|^2 - 2 g (u . rise) + g^2 (u . u): two sums over the points are enough for every A.
+    """
+    u_MBN = climb(log_c_N, log_midpoint_M[:, None, None], TRIAL_EFFICIENCIES[:, None])
+    cross_MB, square_MB = u_MBN @ rise_N, (u_MBN**2).sum(axis=2)
+    cost_AMB = gain_A[:, None, None] ** 2 * square_MB - 2 * gain_A[:, None, None] * cross_MB
+    # the scan of B is coarse, so the best pairs are refined before one is chosen
+    cost_AM = cost_AMB.min(axis=2)
+    pairs = np.argsort(cost_AM, axis=None)[:400]
+    index_A, index_M = np.unravel_index(pairs, cost_AM.shape)
+    log_b = np.log(TRIAL_EFFICIENCIES)[cost_AMB[index_A, index_M].argmin(axis=1)]
+    log_b, cost = refine(log_c_N, rise_N, gain_A[index_A], log_midpoint_M[index_M], log_b)
+    best = int(cost.argmin())
+    return int(index_A[best]), int(index_M[best]), float(np.exp(log_b[best]))
+
+
+def refine(log_c_N: Array, rise_N: Array, gain_A: Array, log_midpoint_M: Array, log_b: Array) -> tuple[Array, Array]:
+    """Return ln B of each pair by Gauss-Newton, with steps limited to the step of the scan, and the sum of squares."""
+    distance_N = log_c_N - log_midpoint_M[:, None]
+    for _ in range(25):
+        u_N = climb(log_c_N, log_midpoint_M[:, None], np.exp(log_b)[:, None])
+        slope_N = gain_A[:, None] * u_N * (1 - u_N) * distance_N * np.exp(log_b)[:, None]
+        residual_N = rise_N - gain_A[:, None] * u_N
+        step = (slope_N * residual_N).sum(axis=1) / np.maximum((slope_N**2).sum(axis=1), 1e-300)
+        log_b = np.clip(log_b + np.clip(step, -SCAN, SCAN), -4.0, 4.0)
+    u_N = climb(log_c_N, log_midpoint_M[:, None], np.exp(log_b)[:, None])
+    return log_b, ((rise_N - gain_A[:, None] * u_N) ** 2).sum(axis=1)

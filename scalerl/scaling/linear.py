@@ -11,6 +11,7 @@ Axes in names: N points, K columns. The Gram matrix has K + 1 rows and columns, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations_with_replacement
 from typing import NamedTuple
 
 import numpy as np
@@ -39,21 +40,30 @@ class Solved(NamedTuple):
 
 
 def gram(columns: Sequence[Array], phi: Array) -> list[list[Array]]:
-    """Return the products of all pairs of columns, shapes (..., N) or (N,), whitened by phi; leading axes broadcast."""
+    """Return the products of all pairs of columns, whitened by phi.
+
+    Args:
+        columns: Arrays of shape (N,) (plain) or (..., N); leading axes broadcast.
+        phi: Autocorrelation of the noise, with the same leading axes.
+    """
     rows: list[list[Array]] = [[np.zeros(())] * len(columns) for _ in columns]
-    single = [k for k, x in enumerate(columns) if x.ndim == 1]
-    # products with all columns without other axes at once: one matrix product is several times faster
-    singles_NS = np.stack([columns[k] for k in single], axis=1)
-    block_N2S = np.concatenate([singles_NS, neighbors(singles_NS)], axis=1)
-    for k, x in enumerate(columns):
-        sums = (x.reshape(-1, len(block_N2S)) @ block_N2S).reshape(*x.shape[:-1], 2 * len(single))
-        for s, j in enumerate(single):
-            rows[k][j] = rows[j][k] = whitened(x, columns[j], sums[..., s], sums[..., len(single) + s], phi)
-        for j, z in enumerate(columns[: k + 1]):
-            if k not in single and j not in single:
-                lagged = dot(x[..., 1:], z[..., :-1])
-                lagged = 2 * lagged if j == k else lagged + dot(x[..., :-1], z[..., 1:])
-                rows[k][j] = rows[j][k] = whitened(x, z, dot(x, z), lagged, phi)
+    plain = [k for k, x_N in enumerate(columns) if x_N.ndim == 1]
+    many = [k for k, x_N in enumerate(columns) if x_N.ndim > 1]
+    # any column times a plain one: one matrix product for all plain columns is several times faster
+    plain_NS = np.stack([columns[j] for j in plain], axis=1)
+    plain_and_neighbors_N2S = np.concatenate([plain_NS, neighbors(plain_NS)], axis=1)
+    for k, x_N in enumerate(columns):
+        flat_N = x_N.reshape(-1, x_N.shape[-1])
+        sums_2S = (flat_N @ plain_and_neighbors_N2S).reshape(*x_N.shape[:-1], 2 * len(plain))
+        for s, j in enumerate(plain):
+            total, lagged = sums_2S[..., s], sums_2S[..., len(plain) + s]
+            rows[k][j] = rows[j][k] = whitened(x_N, columns[j], total, lagged, phi)
+    # two columns with leading axes, pair by pair
+    for k, j in combinations_with_replacement(many, 2):
+        x_N, z_N = columns[j], columns[k]
+        lagged = dot(x_N[..., 1:], z_N[..., :-1])
+        lagged = 2 * lagged if j == k else lagged + dot(x_N[..., :-1], z_N[..., 1:])
+        rows[k][j] = rows[j][k] = whitened(x_N, z_N, dot(x_N, z_N), lagged, phi)
     return rows
 
 

@@ -18,9 +18,8 @@ import numpy as np
 from scalerl.scaling import linear
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.curve_families import CREEP_REACH, DEPARTURES, LAW, CurveFamily
-from scalerl.scaling.draws import Draws, every, joined, plain_draws
 from scalerl.scaling.grid import Cells, pick, systematic, zoom
-from scalerl.scaling.law import Array, climb, log_compute
+from scalerl.scaling.law import Array, Draws, climb, every, joined, log_compute, plain_draws
 from scalerl.scaling.level import log_scale, steady_level
 from scalerl.scaling.noise import least_noise, relative_noise
 from scalerl.scaling.readers import CurveError

@@ -1,4 +1,4 @@
-"""Reads files and tables into columns: JSONL, run directories, CSV, rows, data frames.
+"""Reads files and tables into columns: JSONL, run directories, CSV, rows.
 
 A table is `{"column": [value, ...]}`, with None for missing cells.
 """
@@ -10,8 +10,6 @@ import io
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from scalerl.core.files import parse_json, read_bytes, trouble
 
@@ -52,46 +50,80 @@ def read_table(path: str | Path) -> tuple[Table, tuple[str, ...]]:
     return reader(path, text)
 
 
-def read_jsonl(path: Path, text: str) -> tuple[Table, tuple[str, ...]]:
-    """Read one JSON object per line; an incomplete last line is left out with a note, other bad lines are errors."""
+def json_objects(path: Path, text: str, most_bad: float = 0.0) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """Return the objects of JSON lines, and a note about lines that were left out; see `left_out`."""
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    rows: list[Mapping[str, Any]] = []
-    notes: tuple[str, ...] = ()
+    rows: list[dict[str, Any]] = []
+    bad: dict[int, str] = {}
     for number, line in lines:
         try:
             row = parse_json(line)
         except ValueError as error:
-            if number == lines[-1][0] and not text.endswith("\n") and rows:
-                notes = (f"line {number} of {path.name} is incomplete (was the run killed?) and was left out",)
-                break
-            raise CurveError(f"{path}, line {number} is not JSON ({error}): {line[:60]!r}") from error
-        if not isinstance(row, dict):
-            raise CurveError(f"{path}, line {number}: each line must be a JSON object, got {line[:60]!r}")
-        rows.append(row)
+            bad[number] = str(error)
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            bad[number] = f"{line:.60}"
+    last = lines[-1][0] if most_bad or not text.endswith("\n") else None
+    return rows, left_out(path, bad, len(rows), last, most_bad, "JSON objects")
+
+
+def csv_rows(
+    path: Path, text: str, most_bad: float = 0.0, separator: str = ","
+) -> tuple[list[str], list[list[str]], tuple[str, ...]]:
+    """Return the header and the rows of a CSV file, and a note about rows that were left out; see `left_out`."""
+    try:
+        header, *lines = csv.reader(io.StringIO(text.lstrip(), newline=""), delimiter=separator)
+    except csv.Error as error:  # such as a cell of over 128 KiB
+        raise CurveError(f"{path} is not a CSV file of numbers ({error}); give one row for each evaluation") from error
+    header = [name.strip() for name in header]
+    if twice := [name for name in header if name and header.count(name) > 1]:
+        raise CurveError(f"{path}: the header has {twice[0]!r:.60} more than once; give every column a different name")
+    rows = [line for line in lines if len(line) == len(header)]
+    bad = {n: f"{len(line)} cells" for n, line in enumerate(lines, 2) if line and len(line) != len(header)}
+    last = len(lines) + 1 if most_bad or not text.endswith("\n") else None
+    notes = left_out(path, bad, len(rows), last, most_bad, f"rows of {len(header)} cells like the header")
+    return header, rows, notes
+
+
+def left_out(
+    path: Path, bad: Mapping[int, str], good: int, last: int | None, most_bad: float, wanted: str
+) -> tuple[str, ...]:
+    """Return the note about lines that cannot be read.
+
+    Args:
+        path: The file, for messages.
+        bad: Numbers of these lines, with the problem of each.
+        good: Number of the other lines.
+        last: Number of the last line, which may be incomplete; None: it is complete.
+        most_bad: Largest share of lines that may be left out.
+        wanted: What the lines should be.
+
+    Raises:
+        CurveError: No line can be read, or more than the share `most_bad` cannot.
+    """
+    if bad and (not good or ([*bad] != [last] and len(bad) > most_bad * (good + len(bad)))):
+        raise CurveError(
+            f"{path}: {len(bad)} of {good + len(bad)} lines are not {wanted}, the first is line {min(bad)} "
+            f"({bad[min(bad)]}); correct or remove them"
+        )
+    if [*bad] == [last]:
+        return (f"the last line of {path.name} is incomplete (was the run killed?) and was left out",)
+    return (f"{len(bad)} unreadable lines of {path.name} were left out, the first is line {min(bad)}",) if bad else ()
+
+
+def read_jsonl(path: Path, text: str) -> tuple[Table, tuple[str, ...]]:
+    """Read one JSON object per line."""
+    rows, notes = json_objects(path, text)
     return table_of_rows(rows), notes
 
 
 def read_csv(path: Path, text: str) -> tuple[Table, tuple[str, ...]]:
-    """Read a header line and one row per line; an incomplete last row is left out with a note."""
-    try:
-        header, *rows = csv.reader(io.StringIO(text.lstrip(), newline=""))
-    except csv.Error as error:  # such as a cell of over 128 KiB
-        raise CurveError(f"{path} is not a CSV file of numbers ({error}); give one row for each evaluation") from error
-    header = [name.strip() for name in header]
-    if twice := sorted({name for name in header if header.count(name) > 1}):
-        raise CurveError(f"{path}: the header has {twice[0][:60]!r} more than once; give every column a different name")
-    notes: tuple[str, ...] = ()
-    rows = [row for row in rows if row]
-    if rows and len(rows[-1]) < len(header) and not text.endswith("\n"):
-        rows.pop()
-        notes = (f"the last line of {path.name} is incomplete (was the run killed?) and was left out",)
-    for number, row in enumerate(rows, 2):
-        if len(row) != len(header):
-            raise CurveError(
-                f"{path}, row {number} has {len(row)} cells, the header has {len(header)}: {str(row)[:70]}"
-            )
-    cells = [[cell.strip() or None for cell in column] for column in zip(*rows, strict=True)]
-    return dict(zip(header, cells or [[] for _ in header], strict=True)), notes
+    """Read a header line and one row per line."""
+    header, rows, notes = csv_rows(path, text)
+    cells = [[row[i].strip() or None for row in rows] for i in range(len(header))]
+    return dict(zip(header, cells, strict=True)), notes
 
 
 READERS: dict[str, Callable[[Path, str], tuple[Table, tuple[str, ...]]]] = {
@@ -106,18 +138,3 @@ def table_of_rows(rows: Iterable[Mapping[str, Any]]) -> Table:
     rows = list(rows)
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
-
-
-def table_of_frame(frame: Any) -> Table:
-    """Return the columns of a data frame: an object with `.columns` and `frame[name]`, or a mapping of arrays.
-
-    This includes pandas, polars and pyarrow tables; none of them is imported.
-    """
-    names = getattr(frame, "columns", None)
-    if names is not None and not all(isinstance(name, str) for name in names):
-        names = getattr(frame, "column_names", None)  # pyarrow has the names here and the data in .columns
-    if names is None and isinstance(frame, Mapping):
-        names = list(frame)
-    if names is None:
-        raise CurveError(f"a {type(frame).__name__} has no columns; give a data frame or a dict of arrays")
-    return {str(name): np.asarray(frame[name]).tolist() for name in names}

@@ -4,6 +4,10 @@ An arm continues while the posterior gives it a chance to be the best. The prese
 behind continues if its ceiling is not known yet. The decision depends on the curves only, not on earlier decisions, so
 an arm that was stopped can continue later if the other arms turn out worse.
 
+`recipe_AD` is the posterior of a recipe's ceiling and includes the scatter between seeds. `trained_AD` is the posterior
+of the mean ceiling of the arm's runs. More training of these runs narrows `trained_AD` to a point; the scatter between
+seeds in `recipe_AD` stays.
+
 Axes in names: A arms, D draws, S runs (seeds) of an arm.
 """
 
@@ -11,24 +15,186 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalerl.scaling.compare import MARGIN, Runs, listed, seed_scatter
-from scalerl.scaling.estimate import Estimate, or_none, short, summarize
-from scalerl.study.best_arm import (
-    ArmDraws,
-    draws_of_arm,
-    leader,
-    probability_best,
-    relative_probability_best,
-    shortfall,
-    worth_of_all,
-    worth_of_each,
-)
-from scalerl.study.fitted_arms import FittedArm, checked_arms, fitted_arm
+from scalerl.scaling.compare import MARGIN, Runs, check_alike, listed, run_weights, seed_scatter, shuffled, side_mean
+from scalerl.scaling.curve import Curve
+from scalerl.scaling.estimate import Estimate, as_json, short, summarize
+from scalerl.scaling.fit import fit
+from scalerl.scaling.forecast import Fit
+from scalerl.scaling.health import Symptom, decline
+from scalerl.scaling.law import Array
+from scalerl.scaling.readers import CurveError
+
+COLLAPSE_SD = 5.0
+"""Size from which a decline counts as a collapse, in standard deviations of the noise before it."""
+
+
+class FittedArm(NamedTuple):
+    """One arm with the fits of its runs."""
+
+    arm: str
+    spent_S: tuple[float, ...]
+    """Compute of each run so far."""
+    fits: tuple[Fit, ...]
+    """Fits of the runs that could be fitted and have not collapsed."""
+    unfitted: str
+    """Reason why a run could not be fitted; empty if all could."""
+    fallen: tuple[Symptom, ...]
+    """Decline of each run that has collapsed."""
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether at least half of the runs have collapsed."""
+        return 2 * len(self.fallen) >= len(self.spent_S)
+
+    @property
+    def spent(self) -> float:
+        """Compute of all runs."""
+        return sum(self.spent_S)
+
+    @property
+    def left_out(self) -> str:
+        """The runs that the verdict does not use, as the end of a sentence."""
+        too_short = len(self.spent_S) - len(self.fits) - len(self.fallen)
+        counts = {"collapsed": len(self.fallen), "too short to fit": too_short}
+        parts = [f"{count} {what}" for what, count in counts.items() if count]
+        return f"; runs left out: {', '.join(parts)}" if parts else ""
+
+    @property
+    def problem(self) -> str:
+        """Reason why the arm could not be judged."""
+        if self.collapsed:
+            return f"{len(self.fallen)} of its {len(self.spent_S)} runs have collapsed: {self.fallen[0].message}"
+        return f"too early to judge: {self.unfitted}"
+
+
+def checked_arms(arms: Mapping[str, Runs]) -> list[Curve]:
+    """Return the curves of all arms; raise an error if the arms cannot be compared."""
+    if len(arms) < 2:
+        raise CurveError(
+            f"an allocation needs at least two arms; got {len(arms)} ({', '.join(arms) or 'none'}). Add an arm, or use "
+            f"advise() for a single run"
+        )
+    curves = []
+    for name, runs in arms.items():
+        if not listed(runs):
+            raise CurveError(
+                f"every arm needs at least one run; got none for {name!r}. Give it a curve or leave the arm out"
+            )
+        for run in listed(runs):
+            if isinstance(run, Fit) and run.method != "posterior":
+                raise CurveError(
+                    f"an allocation needs posterior fits; got method {run.method!r} in arm {name!r}. Fit its runs with "
+                    "the method posterior"
+                )
+            curves.append(run.curve if isinstance(run, Fit) else run)
+    check_alike(curves)
+    return curves
+
+
+def fitted_arm(arm: str, runs: list[Curve | Fit]) -> FittedArm:
+    """Fit the runs of one arm; runs that cannot be fitted are listed with the reason."""
+    fits, fallen, unfitted = [], [], ""
+    for run in runs:
+        try:
+            fitted = run if isinstance(run, Fit) else fit(run)
+        except CurveError as error:  # too few points; the arm continues
+            unfitted = str(error)
+            continue
+        if np.ptp(fitted.curve.metric) == 0:
+            unfitted = f"every metric value is {fitted.curve.metric[0]:g}"
+            continue
+        symptom = collapse(fitted.curve)
+        if symptom is None:
+            fits.append(fitted)
+        else:
+            fallen.append(symptom)
+    return FittedArm(arm, tuple(run.last_compute for run in runs), tuple(fits), unfitted, tuple(fallen))
+
+
+def collapse(curve: Curve) -> Symptom | None:
+    """Return a decline that autocorrelated noise does not explain; None if there is none.
+
+    The noise is estimated from a fit of the part before the decline; a fit of the whole would count the decline as
+    noise.
+    """
+    symptom = decline(curve)
+    if symptom is None:
+        return None
+    try:
+        before = fit(curve.between(most=symptom.numbers["best_at"]))
+    except CurveError:  # this part is too short for a fit, so only the size of the decline counts
+        return symptom
+    return symptom if symptom.numbers["fall"] >= COLLAPSE_SD * before.noise_sd else None
+
+
+class ArmDraws(NamedTuple):
+    """Joint draws of the ceilings of all arms that can be judged; the values in one column belong together."""
+
+    trained_AD: Array
+    """Mean ceiling of an arm's runs, in the metric's unit."""
+
+    recipe_AD: Array
+    """Ceiling of the recipe, which also includes the scatter between seeds."""
+
+
+def draws_of_arm(ceiling_SD: list[Array], seed_D: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return an arm's rows of `trained_AD` and `recipe_AD`, each of shape (D,).
+
+    Args:
+        ceiling_SD: Draws of the ceiling of each run.
+        seed_D: Draws of the standard deviation between seeds.
+        rng: Random generator that shuffles the draws of each run, so that runs are independent.
+    """
+    mixed_SD = [shuffled(ceiling_D, rng) for ceiling_D in ceiling_SD]
+    trained_D = (run_weights(mixed_SD, seed_D) * np.stack(mixed_SD)).sum(axis=0)
+    return trained_D, side_mean(mixed_SD, seed_D, rng)
+
+
+def leader(draws: ArmDraws) -> int:
+    """Return the arm with the highest mean; choosing it now minimizes the expected regret."""
+    return int(draws.trained_AD.mean(axis=1).argmax())
+
+
+def probability_best(draws: ArmDraws) -> Array:
+    """Return the probability that each arm has the highest ceiling, shape (A,), summing to one."""
+    count_A = np.bincount(draws.recipe_AD.argmax(axis=0), minlength=len(draws.recipe_AD))
+    return np.asarray(count_A / draws.recipe_AD.shape[1])
+
+
+def relative_probability_best(draws: ArmDraws) -> Array:
+    """Return the probability of being the best divided by that of the likeliest arm, shape (A,), in [0, 1].
+
+    The probability itself shrinks as similar arms are added. With a limit on it, all of twenty similar arms would stop.
+    """
+    probability_A = probability_best(draws)
+    return np.asarray(probability_A / probability_A.max())
+
+
+def shortfall(draws: ArmDraws) -> Array:
+    """Return the expected distance of each arm below the best, shape (A,), including the scatter between seeds."""
+    return np.asarray((draws.recipe_AD.max(axis=0) - draws.recipe_AD).mean(axis=1))
+
+
+def worth_of_all(draws: ArmDraws) -> float:
+    """Return the expected gain in the chosen arm's ceiling if all runs were trained until their ceilings are known.
+
+    This is the expected value of perfect information about the runs (Raiffa and Schlaifer, Applied Statistical Decision
+    Theory, 1961). It is an upper bound on the gain from more training of these runs, in the metric's unit.
+    """
+    return float(draws.trained_AD.max(axis=0).mean() - draws.trained_AD.mean(axis=1).max())
+
+
+def worth_of_each(draws: ArmDraws) -> Array:
+    """Return for each arm the gain of `worth_of_all` if only its ceiling were known, shape (A,)."""
+    mean_A = draws.trained_AD.mean(axis=1)
+    others_A = np.array([np.delete(mean_A, i).max(initial=-np.inf) for i in range(len(mean_A))])
+    return np.asarray(np.maximum(draws.trained_AD, others_A[:, None]).mean(axis=1) - mean_A.max())
+
 
 LEAST = 0.05
 """An arm continues while its probability of being the best is at least this share of the likeliest arm's.
@@ -77,13 +243,6 @@ class Verdict:
         judged = "" if self.reach is None else f"{self.reach}, best with probability {self.probability_best:.2f}; "
         return f"{self.arm}: {'continue' if self.go_on else 'stop'} ({judged}{self.reason})"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return a dict of JSON values; NaN becomes None."""
-        numbers = {
-            name: or_none(getattr(self, name)) for name in ("probability_best", "evidence", "shortfall", "worth")
-        }
-        return {**asdict(self), **numbers, "reach": None if self.reach is None else self.reach.to_dict()}
-
 
 @dataclass(frozen=True)
 class Allocation:
@@ -117,10 +276,8 @@ class Allocation:
         return "\n".join([self.reason, *(f"  {verdict}" for verdict in self.verdicts.values())])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dict of JSON values for a line of allocation.jsonl; `rule` and `target` are constant."""
-        numbers = {name: or_none(getattr(self, name)) for name in ("worth", "seed_sd")}
-        verdicts = {name: verdict.to_dict() for name, verdict in self.verdicts.items()}
-        return {**asdict(self), **numbers, "verdicts": verdicts, "rule": "best", "target": None}
+        """Return a dict of JSON values, a line of allocation.jsonl."""
+        return as_json(self)  # type: ignore[no-any-return]
 
 
 def allocate(arms: Mapping[str, Runs]) -> Allocation:

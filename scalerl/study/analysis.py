@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from scalerl.core.rows import read_rows
+from scalerl.core.errors import ConfigError
+from scalerl.core.rows import read_points, read_rows
 from scalerl.scaling import Curve, CurveError, Estimate, Fit, compare, fit
 from scalerl.scaling.compare import (
     common_ceiling,
@@ -24,13 +25,13 @@ from scalerl.scaling.compare import (
     summarize_ratio,
 )
 from scalerl.scaling.estimate import summarize
+from scalerl.scaling.health import decline
 from scalerl.scaling.law import Array
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.execute import STOPPED
-from scalerl.study.notes import notes
-from scalerl.study.plan import Arm, RunKey
-from scalerl.study.results import METRICS, ArmResult, RunResult, StudyResult, failed, reasons
-from scalerl.study.verdicts import effect_of, sentence_of
+from scalerl.study.plan import Arm, RunKey, rates_by_loss, rates_note
+from scalerl.study.results import METRICS, ArmResult, RunResult, StudyResult, effect_of, failed, reasons, sentence_of
+from scalerl.view.summary import data_note
 
 
 def study_results(study: StudyDirectory, axis: str | None = None, task: str | None = None) -> StudyResult:
@@ -153,3 +154,94 @@ def _metrics(path: Path) -> dict[str, float]:
         if values:
             found[name] = statistics.fmean(values)
     return found | {name: float(listed[-1][name]) for name in spent}
+
+
+# --------------------------------------------------------------------------------------------------------------- notes
+
+LAST_POINTS = 3
+"""Number of evaluations at the end of a run whose mean a sweep compares."""
+
+
+def best_rates(path: Path) -> dict[str, float]:
+    """Return for each loss the learning rate with the highest mean of the last evaluations in a `rates` study.
+
+    Raises:
+        ConfigError: The study does not exist, or one of its runs is not finished.
+    """
+    return {kind: max(ends, key=ends.__getitem__) for kind, ends in _ends(StudyDirectory.open(path)).items()}
+
+
+def sweep_note(study: StudyDirectory) -> str:
+    """Return a note with the best rate of each loss; empty if the study sweeps no rates or is not finished."""
+    if max(map(len, rates_by_loss(study.plan).values())) < 2:
+        return ""
+    try:
+        ends = _ends(study)
+    except ConfigError:  # not finished
+        return ""
+    found = []
+    for kind, by_rate in ends.items():
+        best = max(by_rate, key=by_rate.__getitem__)
+        edge = " (at the edge of the sweep: the best may lie beyond)" if best in (min(by_rate), max(by_rate)) else ""
+        found.append(f"{kind} {best:g}{edge}, {by_rate[best]:.3f}")
+    return f"learning rates that ended highest, by the mean of the last {LAST_POINTS} evaluations: {'; '.join(found)}"
+
+
+def _ends(study: StudyDirectory) -> dict[str, dict[float, float]]:
+    """Return the mean over seeds and the last evaluations, by loss and learning rate."""
+    ends: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for key in study.runs():
+        config = study.config(key)
+        if study.step(key) < config.steps:
+            raise ConfigError(
+                f"--rates: {study.run(key)} is not finished; resume it with: scalerl study resume {study.path}"
+            )
+        points = [point.pass_rate for point in read_points(study.run(key))][-LAST_POINTS:]
+        ends[config.recipe.loss.kind][config.recipe.optimizer.learning_rate].append(statistics.fmean(points))
+    return {kind: {rate: statistics.fmean(found) for rate, found in by_rate.items()} for kind, by_rate in ends.items()}
+
+
+CHANCE = 0.05
+"""Level of the comparisons; a plan of twenty arms without any effect has one false alarm on average."""
+
+SURE = 0.5
+"""Probability above which a run counts as departing from the law."""
+
+
+def notes(study: StudyDirectory, arms: Sequence[ArmResult]) -> Iterator[str]:
+    """Yield the notes of a study, the most serious first."""
+    yield from filter(None, map(_fallen, arms))
+    yield from filter(None, map(_departed, arms))
+    yield from filter(None, (data_note(study.plan.base), rates_note(study.plan), sweep_note(study)))
+    seeds, comparisons = len(study.plan.seeds), len(arms) - 1
+    yield (
+        f"{_count(seeds, 'seed')} per arm; {_count(comparisons, 'comparison')} at the {CHANCE:.0%} level: "
+        f"{comparisons * CHANCE:.1f} false alarms are expected if nothing differs"
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _fallen(arm: ArmResult) -> str:
+    """Note on an arm whose runs declined: the law does not describe it, and the verdicts do not show this."""
+    falls = [symptom.numbers["fall"] for run in arm.runs if run.curve and (symptom := decline(run.curve))]
+    if not falls:
+        return ""
+    return (
+        f"{arm.name}: {len(falls)} of {len(arm.runs)} runs fell from their best, by up to {max(falls):.3f}; the law "
+        f"only rises, so the numbers do not describe this arm; look for the cause"
+    )
+
+
+def _departed(arm: ArmResult) -> str:
+    """Note on an arm whose runs depart from the law: its estimated ceiling tends to be too high."""
+    found = [kind for fit in arm.fits for kind, p in fit.departures.items() if kind != "law" and p > SURE]
+    if not found:
+        return ""
+    kinds = " or ".join(dict.fromkeys(found))
+    return (
+        f"{arm.name}: {len(found)} of {len(arm.runs)} runs depart from the law ({kinds}); such a ceiling is "
+        f"less certain than its interval suggests; train further before you rely on it"
+    )

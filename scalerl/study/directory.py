@@ -9,21 +9,30 @@
 
 A row of the journal:
     {"arm": "dapo", "seed": 0, "target": 240, "code": 0, "seconds": 61.2, "step": 240, "said": "trained 240 updates"}
+
+A run is determined by its configuration, which includes the seed. A finished run of another study with the same
+configuration would give the same result, and one with fewer steps is the first part of it: `take_over` copies such
+runs.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from scalerl.config import RunConfig, read_config
+from scalerl.config.base import replace
 from scalerl.config.data import generated
 from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.files import take_hold, write_whole
 from scalerl.core.rows import read_points, read_rows
-from scalerl.study.plan import Plan, RunKey, plan_toml, read_plan
+from scalerl.core.serialization import flat
+from scalerl.study.plan import Plan, RunKey, plan_toml, read_plan, unnamed
 from scalerl.view.summary import default_axis
 
 RUN_AXES = ("device_hours", "flops", "tokens", "step")
@@ -159,18 +168,79 @@ def check_same(old: Plan, new: Plan, path: Path) -> None:
 
 
 def changes(old: Plan, new: Plan) -> list[str]:
-    """Return the differences between two plans, as text."""
-    found = [
-        f"{name} is {getattr(old, name)!r} there and {getattr(new, name)!r} here"
-        for name in ("name", "reference", "seeds")
-        if getattr(old, name) != getattr(new, name)
+    """Return the first differences between two plans, as text."""
+    there, here = (flat(tomllib.loads(plan_toml(plan))) for plan in (old, new))
+    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    found = [f"{name} is {there.get(name, 'absent')} there and {here.get(name, 'absent')} here" for name in names]
+    return found[:8] or ["the arms are in another order"]
+
+
+class Held(NamedTuple):
+    """A run of another study that equals a run of this plan, or its first part."""
+
+    path: Path
+    steps: int
+    """Number of steps of that run."""
+
+
+def equal_runs(plan: Plan, others: Sequence[StudyDirectory]) -> dict[RunKey, Held]:
+    """Return the runs of a plan that exist in other studies, complete or in part; the longest if there are several.
+
+    Runs are equal if their configurations are equal except for the arm's name. A run with fewer steps is the first part
+    if it ended at one of this plan's evaluations. Runs that are unfinished, in progress or trained beyond their plan
+    are not used.
+    """
+    held = [
+        (_unending(config), Held(other.run(key), config.steps))
+        for other in others
+        for key in other.runs()
+        if other.step(key) == (config := other.config(key)).steps and not other.held(key)
     ]
-    there, here = ({arm.name: arm for arm in plan.arms} for plan in (old, new))
-    found += [f"arm {name!r} is only there" for name in there if name not in here]
-    found += [f"arm {name!r} is only here" for name in here if name not in there]
-    both = [name for name in there if name in here]
-    found += [f"arm {name!r} changes other fields" for name in both if there[name].changes != here[name].changes]
-    lines = [set(plan_toml(plan).partition("[base]")[2].splitlines()) for plan in (old, new)]
-    found += [f"base: {line!r} is only here" for line in sorted(lines[1] - lines[0])[:3]]
-    found += [f"base: {line!r} is only there" for line in sorted(lines[0] - lines[1])[:3]]
-    return found or ["the texts of the plans differ"]
+    found = {}
+    for key in plan.runs():
+        config = plan.run_config(key)
+        wanted = _unending(config)
+        ends = [run for same, run in held if same == wanted and _on_the_way(run.steps, config)]
+        if ends:
+            found[key] = max(ends, key=lambda run: run.steps)
+    return found
+
+
+def _unending(config: RunConfig) -> RunConfig:
+    return replace(unnamed(config), steps=1)
+
+
+def _on_the_way(steps: int, config: RunConfig) -> bool:
+    return steps == config.steps or (steps < config.steps and steps % config.evaluation.every == 0)
+
+
+def take_over(study: StudyDirectory, others: Sequence[StudyDirectory]) -> list[str]:
+    """Copy equal runs of other studies, or their first parts, into this study; return a line of text for each.
+
+    A run that this study already has is kept. The copy is renamed at the end, so an interruption leaves no incomplete
+    run. Checkpoints are hard-linked if possible, because they may be large and never change.
+    """
+    reused = []
+    for key, (place, steps) in equal_runs(study.plan, others).items():
+        run = study.run(key)
+        if run.exists():
+            continue
+        half = run.with_name(f".{run.name}.copy")
+        shutil.rmtree(half, ignore_errors=True)
+        shutil.copytree(place, half, copy_function=_copy, ignore=shutil.ignore_patterns(".lock"))
+        whole = steps == study.config(key).steps
+        line = f"{key}: taken over from {place}{'' if whole else f', to be resumed from step {steps}'}"
+        study.file(key, "log").write_text(f"{line}\n", encoding="utf-8")
+        half.rename(run)
+        reused.append(line)
+    return reused
+
+
+def _copy(source: str, target: str) -> None:
+    if "checkpoints" in Path(source).parts[-3:]:
+        try:
+            os.link(source, target)
+            return
+        except OSError:  # another file system, or one without hard links
+            pass
+    shutil.copy2(source, target)

@@ -1,12 +1,14 @@
 """Executes a study: starts its runs as processes, in order, and records how each process ended.
 
-`ALLOCATIONS` has the policies by which a study spends its budget. If the study is killed, the runs in progress lose
-at most their steps since the last checkpoint.
+`LocalWorkers` runs the processes on this machine, `cluster.jobs` on Ray. `ALLOCATIONS` has the policies by which a
+study spends its budget. If the study is killed, the runs in progress lose at most their steps since the last
+checkpoint.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from collections import deque
@@ -18,11 +20,54 @@ from typing import NamedTuple, Protocol
 from scalerl.config import RunConfig, to_toml
 from scalerl.config.base import replace
 from scalerl.core.files import write_whole
+from scalerl.core.signals import environment_of_run
 from scalerl.scaling import Curve, CurveError
 from scalerl.study.allocate import allocate
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import RunKey
-from scalerl.study.workers import Job, Workers
+
+
+class Job(Protocol):
+    """A process that was started, such as a `subprocess.Popen`."""
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while it runs."""
+
+    def terminate(self) -> None:
+        """Request a stop with a checkpoint, without waiting for it."""
+
+
+class Workers(Protocol):
+    """A place to run processes."""
+
+    count: int
+    """Number of processes that can run in parallel."""
+
+    def start(self, command: Sequence[str], log: Path) -> Job:
+        """Start a process whose output is appended to a log."""
+
+
+class LocalWorkers:
+    """Processes on this machine."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def start(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+        """Start a child process in a separate session, which Ctrl-C does not reach.
+
+        It gets SIGTERM when this process ends.
+        """
+        with log.open("ab") as out:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=environment_of_run(),
+            )
+
 
 POLL_S = 0.2
 """Seconds between two polls of the processes."""

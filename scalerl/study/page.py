@@ -11,8 +11,7 @@ from scalerl.scaling import Curve
 from scalerl.scaling.compare import MARGIN
 from scalerl.scaling.curve import UNITS
 from scalerl.study.page_figures import FIGURES
-from scalerl.study.results import ArmResult, StudyResult
-from scalerl.study.verdicts import EFFECTS, NO_DIFFERENCE
+from scalerl.study.results import EFFECTS, NO_DIFFERENCE, ArmResult, StudyResult
 from scalerl.view.page import UNKNOWN, Cell, html_page, interval_cell, power_cell, swatch, table, text_cell, warnings
 from scalerl.view.page_figures import number_html
 

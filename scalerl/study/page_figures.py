@@ -15,8 +15,7 @@ import numpy as np
 from scalerl.scaling import Curve, Estimate
 from scalerl.scaling.compare import MARGIN
 from scalerl.scaling.curve import UNITS
-from scalerl.study.results import ArmResult, StudyResult
-from scalerl.study.verdicts import EFFECTS
+from scalerl.study.results import EFFECTS, ArmResult, StudyResult
 from scalerl.view.analysis import common_unit, slope_at
 from scalerl.view.figures import metric_name
 from scalerl.view.page_figures import (

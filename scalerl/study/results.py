@@ -1,4 +1,4 @@
-"""The results of a study as records that convert to JSON: its runs, its arms, and the whole study."""
+"""The results of a study as records that convert to JSON: its runs, its arms with their verdicts, the whole."""
 
 from __future__ import annotations
 
@@ -6,11 +6,111 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from scalerl.scaling import Comparison, Curve, Estimate, Fit
+from scalerl.scaling.compare import EFFICIENT, HIGHER, LATER, LEVEL
+from scalerl.scaling.estimate import as_json
 from scalerl.study.plan import RunKey
-from scalerl.study.verdicts import EFFECTS
+
+
+class Effect(NamedTuple):
+    """An effect of an arm relative to the reference."""
+
+    words: str
+    short: str
+    """Text for a narrow column."""
+    color: str
+    """Color on the pages, a name as in `report.drawing`."""
+
+
+EFFECTS = {
+    "raises": Effect("raises the ceiling", "higher ceiling", "@s2"),
+    "lowers": Effect("lowers the ceiling", "lower ceiling", "@s7"),
+    "more_efficient": Effect("same ceiling, more efficient", "more efficient", "@s5"),
+    "less_efficient": Effect("same ceiling, less efficient", "less efficient", "@s1"),
+    "later": Effect(
+        "same ceiling; steeper but needs more compute, or flatter but needs less", "B and compute disagree", "@s6"
+    ),
+    "less_compute": Effect(
+        "needs less compute for the same level so far; A and B not distinguished", "less compute so far", "@s5"
+    ),
+    "more_compute": Effect(
+        "needs more compute for the same level so far; A and B not distinguished", "more compute so far", "@s1"
+    ),
+    "none": Effect("no difference that this much compute can show", "no difference seen", "@muted"),
+    "unknown": Effect("not measured yet", "not measured", "@muted"),
+    "reference": Effect("the reference", "the reference", "@s0"),
+}
+"""Effects by name, sorted by importance."""
+
+
+def effect_of(against: Comparison | None) -> str:
+    """Return the effect of an arm (the first side), compared with the reference (the second); a key of `EFFECTS`."""
+    if against is None:
+        return "unknown"
+    if against.verdict == LATER:
+        return "later"
+    kinds = {
+        HIGHER: ("raises", "lowers"),
+        EFFICIENT: ("more_efficient", "less_efficient"),
+    }
+    if against.verdict not in kinds:
+        # a shift along the compute axis changes neither A nor B, but it changes the cost for the user
+        probability = against.probability_less_compute
+        sure = min(probability, 1 - probability) < LEVEL / 2
+        return ("less_compute" if probability > 0.5 else "more_compute") if sure else "none"
+    better, worse = kinds[against.verdict]
+    return better if against.winner == "first" else worse
+
+
+def sentence_of(name: str, reference: str, effect: str, against: Comparison | None, problems: str) -> str:
+    """Return an arm's verdict as a sentence with its numbers.
+
+    Args:
+        name: Name of the arm.
+        reference: Name of the reference.
+        effect: Result of `effect_of`.
+        against: Comparison of the arm with the reference; None if there is none.
+        problems: Reasons why the arm has no fit; empty if it has one.
+    """
+    if effect == "reference":
+        return f"{name} is the reference."
+    if against is None:
+        reasons = problems or f"{reference} has no fit yet"
+        return f"{name}: not measured yet ({reasons})."
+    difference, ratio = f"A differs by {_signed(against.asymptote_difference)}", against.efficiency_ratio
+    if effect in ("raises", "lowers"):
+        return f"{name} {EFFECTS[effect].words}: {difference} from {reference}."
+    needed, level = f"{_times(against.compute_ratio)} the compute", f"for the level {against.level:.3f}"
+    efficiency = f"its B is {_times(ratio)} that of {reference}, and it needs {needed} {level}"
+    if effect == "later":
+        which = "steeper but needs more compute" if ratio.mean > 1 else "flatter but needs less compute"
+        return f"{name}: same ceiling, {which}: {efficiency}."
+    if effect in ("less_compute", "more_compute"):
+        amount = "less" if effect == "less_compute" else "more"
+        return (
+            f"{name} needs {amount} compute so far: {needed} of {reference} {level}; "
+            f"{difference}, and its B is {_times(ratio)} that of {reference}."
+        )
+    if effect == "none":
+        return f"{name}{NO_DIFFERENCE}: {difference}, {efficiency}."
+    return f"{name}: {EFFECTS[effect].words}: {efficiency}."
+
+
+NO_DIFFERENCE = " makes no difference that this much compute can show"
+"""Text that a list omits from its sentences, because the heading already contains it."""
+
+
+def _signed(estimate: Estimate) -> str:
+    return f"{estimate.mean:+.3f} ({estimate.low:+.3f} to {estimate.high:+.3f})"
+
+
+def _times(estimate: Estimate) -> str:
+    values = (estimate.mean, estimate.low, estimate.high)
+    mean, low, high = (f"{value:.2f}" if 0.01 <= value < 100 else f"{value:.1g}" for value in values)
+    return f"{mean} times ({low} to {high})"
+
 
 METRICS = {
     "truncation_rate": "share of rollouts truncated",
@@ -169,15 +269,13 @@ AGAINST = ("asymptote_difference", "efficiency_ratio", "compute_ratio")
 
 
 def _arm_dict(arm: ArmResult) -> dict[str, Any]:
-    estimates = {name: getattr(arm, name) for name in ("asymptote", "efficiency", "midpoint")}
-    against = arm.comparison
     return {
         "name": arm.name,
         "about": arm.about,
         "effect": arm.effect,
         "sentence": arm.sentence,
-        **{name: found.to_dict() if found else None for name, found in estimates.items()},
-        **{name: getattr(against, name).to_dict() if against else None for name in AGAINST},
+        **{name: as_json(getattr(arm, name)) for name in ("asymptote", "efficiency", "midpoint")},
+        **{name: as_json(getattr(arm.comparison, name, None)) for name in AGAINST},
         "excluded": arm.excluded,
         "metrics": {name: arm.metric(name) for name in (*METRICS, "device_hours", "flops", "tokens")},
         "runs": [

@@ -12,8 +12,7 @@ from rich.text import Text
 from scalerl.scaling import Estimate
 from scalerl.scaling.curve import UNITS
 from scalerl.scaling.estimate import one_power
-from scalerl.study.results import ArmResult, StudyResult
-from scalerl.study.verdicts import EFFECTS
+from scalerl.study.results import EFFECTS, ArmResult, StudyResult
 from scalerl.view.display import tell
 
 ROOM = 150

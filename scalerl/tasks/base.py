@@ -26,6 +26,16 @@ def after_thinking(completion: str) -> str | None:
     return rest.strip() if tag else None
 
 
+def in_braces(text: str) -> str | None:
+    r"""Return the content of the braces with which a text begins: "{\frac{1}{2}} ..." -> "\frac{1}{2}"."""
+    depth = 0
+    for end, character in enumerate(text):
+        depth += (character == "{") - (character == "}")
+        if not depth:
+            return text[1:end]
+    return None
+
+
 class Verdict(NamedTuple):
     """A verifier's judgment of one completion.
 

@@ -15,7 +15,7 @@ from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import check_arguments
 from scalerl.tasks.code_tests import BadTests, read_tests
-from scalerl.tasks.scoring import FunctionScorer
+from scalerl.tasks.scoring import FunctionScorer, judge_all, verifier_scorer
 from scalerl.tasks.user_rewards import columns_taken, load_reward
 from scalerl.types import Prompt
 
@@ -23,8 +23,6 @@ NAMED = 20
 """Maximum number of rows named in a message."""
 DOLLAR = re.compile(r"(?<!\\)\$")
 """The delimiter of a formula; an escaped dollar sign is currency."""
-WIDTH = 256
-"""Number of references judged at a time."""
 
 
 def with_tests(prompts: Sequence[Prompt], column: str) -> list[Prompt]:
@@ -93,26 +91,12 @@ def _more(count: int) -> list[str]:
 
 
 def _failing(config: RunConfig, task: TaskData, answers: Sequence[tuple[Prompt, str]]) -> list[str]:
-    from scalerl.tasks.scoring import ProcessScorer
-    from scalerl.tasks.verifiers import VERIFIERS
-
     if not answers:
         return []
     workers = config.scoring.workers or os.cpu_count() or 1  # nothing else runs yet
     scoring = config_replace(config.scoring, workers=workers)
-    scorer = ProcessScorer(task.verifier, VERIFIERS[task.verifier], scoring)
-    failed = []
-    try:
-        for start in range(0, len(answers), WIDTH):
-            some = answers[start : start + WIDTH]
-            under_way = [(prompt, scorer.submit(prompt, [text])) for prompt, text in some]
-            for prompt, pending in under_way:
-                (score,) = pending.finish(pending.futures)
-                if not score.passed:
-                    failed.append(f"{prompt.where} ({score.reason})")
-    finally:
-        scorer.close()
-    return failed
+    judged = judge_all(verifier_scorer(task.verifier, scoring), answers)
+    return [f"{prompt.where} ({score.reason})" for prompt, score in judged if not score.passed]
 
 
 def _math(prompt: Prompt) -> str | None:

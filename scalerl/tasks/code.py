@@ -8,9 +8,8 @@ pass through this process as plain data.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import lru_cache
 from typing import Any, TypeVar
 
 from scalerl.config.placement import Sandbox
@@ -28,6 +27,8 @@ START_S = 4.0
 """Seconds that a sandbox may take to start on a busy machine, in addition to the program's limit."""
 SPARE_S = 0.5
 """Seconds added to each deadline for the transfer of frames."""
+REMEMBERED = 16
+"""Number of prompts whose tests are kept."""
 T = TypeVar("T")
 MOST_QUESTIONS = 100_000
 """Maximum number of calls that the tests of one program may make."""
@@ -224,7 +225,7 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     if _judge is None:
         start(Scoring())
     assert _judge is not None
-    tests = _tests_of(_ByIdentity(prompt))
+    tests = _tests_of(prompt)
     if isinstance(tests, Checks) and tests.continues:
         program = with_prompt(completion, prompt.columns.get("prompt"), tests.entry)
     else:
@@ -234,19 +235,15 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     return _judge.verdict(program, tests)
 
 
-class _ByIdentity:
-    """A prompt as a key of the cache: the completions of one prompt share its tests."""
-
-    def __init__(self, prompt: Prompt) -> None:
-        self.prompt = prompt
-
-    def __hash__(self) -> int:
-        return hash(self.prompt.id)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByIdentity) and self.prompt.columns == other.prompt.columns
+_tests: dict[str, tuple[Mapping[str, Any], Tests]] = {}
 
 
-@lru_cache(maxsize=16)
-def _tests_of(key: _ByIdentity) -> Tests:
-    return read_tests(key.prompt.columns)
+def _tests_of(prompt: Prompt) -> Tests:
+    """Return the tests of a prompt, which its completions share."""
+    columns, tests = _tests.get(prompt.id, (None, None))
+    if tests is None or columns != prompt.columns:
+        if len(_tests) >= REMEMBERED:
+            _tests.clear()
+        tests = read_tests(prompt.columns)
+        _tests[prompt.id] = prompt.columns, tests
+    return tests

@@ -25,18 +25,13 @@ def load(environment: str, arguments: Mapping[str, Any]) -> Any:
         ConfigError: The package or the environment is missing, refuses its arguments, or has more than one turn.
     """
     try:
-        import verifiers
-    except ImportError:
+        from verifiers import load_environment
+    except ImportError as error:  # not installed, or a version without this function
         raise ConfigError(
-            "data.kind: 'verifiers' needs a package that is not installed: pip install 'verifiers>=0.1.9,<0.2'"
+            f"data.kind: 'verifiers' needs that package in version 0.1.x ({error}): pip install 'verifiers>=0.1.9,<0.2'"
         ) from None
-    if not hasattr(verifiers, "load_environment"):
-        raise ConfigError(
-            f"data.kind: got verifiers {verifiers.__version__}, which has no load_environment; allowed: verifiers "
-            "0.1.x; pip install 'verifiers>=0.1.9,<0.2'"
-        )
     try:
-        found = call(verifiers.load_environment, environment, environment, **arguments)
+        found = call(load_environment, environment, environment, **arguments)
     except PluginError as error:
         raise ConfigError(
             f"data.environment: cannot load {environment!r} with the arguments {dict(arguments)!r} ({error}); is the "

@@ -15,12 +15,11 @@ from functools import lru_cache
 from typing import Any
 
 from scalerl.core.errors import ConfigError, nearest
-from scalerl.tasks.base import Verdict, judged_text
+from scalerl.tasks.base import Verdict, in_braces, judged_text
 from scalerl.types import Prompt
 
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 LABELED = re.compile(r"^[ \t*#]*(?:final )?answer[ \t*]*:[ \t*]*(\S.*?)[ \t*]*$", re.IGNORECASE | re.MULTILINE)
-BOXED = "\\boxed{"
 
 
 def verify(prompt: Prompt, completion: str) -> Verdict:
@@ -56,13 +55,9 @@ def final_answer(completion: str) -> str:
     for found in (TAGGED.findall(text), LABELED.findall(text)):
         if found:
             return str(found[-1]).strip()
-    start = text.rfind(BOXED)
-    depth = 0
-    for end, character in enumerate(text[start:] if start >= 0 else ""):
-        depth += (character == "{") - (character == "}")
-        if not depth and character == "}":
-            return text[start + len(BOXED) : start + end].strip()
-    return text.strip()
+    start = text.rfind("\\boxed{")
+    inside = in_braces(text[start + len("\\boxed") :]) if start >= 0 else None
+    return (text if inside is None else inside).strip()
 
 
 def answer(completion: str) -> str | None:

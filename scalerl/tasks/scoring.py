@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -154,9 +154,28 @@ def make_scorer(task: TaskData, settings: Scoring) -> Scorer:
         )
     if isinstance(task, EnvironmentTask):
         return FunctionScorer(environments.REWARD, task.pass_reward, settings, task.truncated_reward)
-    verifier = VERIFIERS[task.verifier]
-    kind = ProcessScorer if verifier.killable else ThreadScorer
-    return kind(task.verifier, verifier, settings)
+    return verifier_scorer(task.verifier, settings)
+
+
+def verifier_scorer(name: str, settings: Scoring) -> ThreadScorer | ProcessScorer:
+    """Return the scorer of a verifier in `VERIFIERS`."""
+    verifier = VERIFIERS[name]
+    return (ProcessScorer if verifier.killable else ThreadScorer)(name, verifier, settings)
+
+
+AT_A_TIME = 256
+"""Number of completions that `judge_all` submits at a time."""
+
+
+def judge_all(scorer: Scorer, answers: Sequence[tuple[Prompt, str]]) -> Iterator[tuple[Prompt, Score]]:
+    """Yield each prompt with the score of its completion, in order, and close the scorer at the end."""
+    try:
+        for start in range(0, len(answers), AT_A_TIME):
+            some = answers[start : start + AT_A_TIME]
+            for prompt, pending in [(prompt, scorer.submit(prompt, [text])) for prompt, text in some]:
+                yield prompt, pending.finish(pending.futures)[0]
+    finally:
+        scorer.close()
 
 
 def make_scoring(config: RunConfig, decode: Decode) -> ScoringService:

@@ -109,16 +109,14 @@ def call_reward(
         rewards = call(_listed, name, found, len(completions) + 1)  # runs the user's generator
     except PluginError as error:
         return [f"reward function {error}"] * len(completions)
+    if rewards is not None and len(rewards) == len(completions):
+        return [_finite(reward, name) for reward in rewards]
     if rewards is None:
-        problem = (
-            f"reward function {name} returned {describe(found)}; allowed: a list with a number for each completion"
-        )
-        return [problem] * len(completions)
-    if len(rewards) != len(completions):
+        problem = f"{describe(found)}; allowed: a list with a number for each completion"
+    else:
         count = len(found) if isinstance(found, Sized) else f"{len(rewards)} or more"
-        problem = f"reward function {name} returned {count} rewards for {len(completions)} completions"
-        return [problem] * len(completions)
-    return [_finite(reward, name) for reward in rewards]
+        problem = f"{count} rewards for {len(completions)} completions"
+    return [f"reward function {name} returned {problem}"] * len(completions)
 
 
 RESERVED = ("prompt", "prompts", "completions")

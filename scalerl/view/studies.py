@@ -12,8 +12,7 @@ from scalerl.scaling import CurveError
 from scalerl.study.analysis import study_results
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.page import GROUPS, summary
-from scalerl.study.results import ArmResult, StudyResult
-from scalerl.study.verdicts import EFFECTS
+from scalerl.study.results import EFFECTS, ArmResult, StudyResult
 from scalerl.view.run import WatchedRun, id_of
 
 REST = 20.0

@@ -46,7 +46,7 @@ FITS = [
     fit("one point", POINTS.split("\n")[0], "point"),
     fit("CSV: good", TABLE, "", "p.csv", (0,)),
     fit("CSV: a header twice", TABLE.replace("flops,", "flops,flops,", 1), "more than once", "p.csv"),
-    fit("CSV: a row too short", TABLE + "1\n", "row 14", "p.csv"),
+    fit("CSV: a row too short", TABLE + "1\n", "line 14", "p.csv"),
     fit("CSV: only a header", "flops,pass_rate\n", "", "p.csv"),
     fit("CSV: a quote that never ends", TABLE + '"1,2\n', "p.csv", "p.csv"),
     fit("CSV: words", TABLE + "many,few\n", "", "p.csv"),

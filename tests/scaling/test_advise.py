@@ -6,7 +6,7 @@ import pytest
 from scaling_runs import run
 
 from scalerl.scaling import Curve, CurveError, advise, fit, sigmoid
-from scalerl.scaling.evidence import climbed, doubt_at, earlier
+from scalerl.scaling.stop import climbed, doubt_at, earlier
 
 
 def test_a_run_in_full_climb_is_continued():

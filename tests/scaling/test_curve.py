@@ -38,24 +38,13 @@ def test_one_compute_column_and_the_pass_rate_are_enough():
     assert (curve.axis, curve.metric.tolist(), curve.stderr) == ("tokens", [0.1, 0.3], None)
 
 
-def test_a_file_a_run_directory_a_csv_and_a_frame_give_the_same_curve(tmp_path):
+def test_a_file_a_run_directory_and_a_csv_give_the_same_curve(tmp_path):
     (tmp_path / "points.jsonl").write_text(jsonl(ROWS))
     (tmp_path / "points.csv").write_text("device_hours,pass_rate\n0.0,0.1\n0.02,0.41\n0.04,0.52\n")
-    frame = {"device_hours": np.array([0.0, 0.02, 0.04]), "pass_rate": np.array([0.10, 0.41, 0.52])}
     curves = [Curve.read(tmp_path), Curve.read(tmp_path / "points.jsonl"), Curve.read(tmp_path / "points.csv")]
-    for curve in (*curves, Curve.from_frame(frame)):
+    for curve in curves:
         assert curve.compute.tolist() == [0.0, 0.02, 0.04]
         assert curve.metric.tolist() == [0.10, 0.41, 0.52]
-
-
-def test_anything_with_columns_is_a_data_frame():
-    class Frame:
-        columns = ("compute", "metric")
-
-        def __getitem__(self, name):
-            return {"compute": (1, 2), "metric": (0.1, 0.2)}[name]
-
-    assert Curve.from_frame(Frame()).compute.tolist() == [1.0, 2.0]
 
 
 def test_an_incomplete_last_line_is_left_out_with_a_note(tmp_path):
@@ -63,7 +52,7 @@ def test_an_incomplete_last_line_is_left_out_with_a_note(tmp_path):
     path.write_text(jsonl(ROWS) + '{"step": 300, "device_h')
     curve = Curve.read(path)
     assert len(curve) == 3
-    assert curve.notes == ("line 4 of points.jsonl is incomplete (was the run killed?) and was left out",)
+    assert curve.notes == ("the last line of points.jsonl is incomplete (was the run killed?) and was left out",)
 
 
 def test_an_incomplete_last_row_of_a_csv_is_left_out_with_a_note(tmp_path):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from scalerl.scaling.draws import Draws, every, joined, plain_draws
+from scalerl.scaling.law import Draws, every, joined, plain_draws
 
 ONE = np.ones(1)
 

@@ -6,8 +6,7 @@ from study_arms import arm, collapsed, run, stretched
 
 from scalerl.scaling import Curve, CurveError, fit
 from scalerl.scaling.health import decline
-from scalerl.study.allocate import allocate
-from scalerl.study.fitted_arms import collapse
+from scalerl.study.allocate import allocate, collapse
 
 
 def misleading(fraction=0.25, seeds=3):

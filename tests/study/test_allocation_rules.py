@@ -5,8 +5,7 @@ import pytest
 from study_arms import arm
 
 from scalerl.scaling import fit
-from scalerl.study.allocate import allocate
-from scalerl.study.best_arm import ArmDraws, worth_of_all
+from scalerl.study.allocate import ArmDraws, allocate, worth_of_all
 
 
 @pytest.fixture

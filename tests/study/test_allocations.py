@@ -7,9 +7,9 @@ from simulated_study import Truth, point_row, write_study
 
 from scalerl.config import QUICK
 from scalerl.core.errors import ConfigError
+from scalerl.study.analysis import best_rates, sweep_note
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.execute import ALLOCATIONS, by_forecast, everyone
-from scalerl.study.lr_sweep import best_rates, sweep_note
 from scalerl.study.plans import PLANS
 
 HALF = 80

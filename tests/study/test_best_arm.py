@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from scalerl.study.allocate import LEAST
-from scalerl.study.best_arm import (
+from scalerl.study.allocate import (
+    LEAST,
     ArmDraws,
     draws_of_arm,
     leader,

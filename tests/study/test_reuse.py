@@ -10,9 +10,8 @@ from scalerl import cli
 from scalerl.config import to_toml
 from scalerl.config.base import replace
 from scalerl.core.files import take_hold
-from scalerl.study.directory import StudyDirectory
+from scalerl.study.directory import Held, StudyDirectory, equal_runs, take_over
 from scalerl.study.plan import Arm, RunKey
-from scalerl.study.reuse import Held, equal_runs, take_over
 
 
 @pytest.fixture

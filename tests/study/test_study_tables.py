@@ -11,9 +11,8 @@ from simulated_study import KNOWN, Truth, write_study
 
 from scalerl.study.analysis import study_results
 from scalerl.study.plan import RunKey
-from scalerl.study.results import reasons
+from scalerl.study.results import EFFECTS, reasons
 from scalerl.study.tables import print_results
-from scalerl.study.verdicts import EFFECTS
 
 
 @pytest.fixture(scope="module")
