@@ -9,7 +9,7 @@ from scalerl.study.directory import StudyDirectory
 from scalerl.study.lr_sweep import sweep_note
 from scalerl.study.plan import rates_note
 from scalerl.study.results import ArmResult
-from scalerl.view.summary import data_note
+from scalerl.view.outlook import data_note
 
 CHANCE = 0.05
 """Level of the comparisons; a plan of twenty arms without any effect has one false alarm on average."""

@@ -15,7 +15,7 @@ class Effect(NamedTuple):
     short: str
     """Text for a narrow column."""
     color: str
-    """Color on the pages, a name as in `report.drawing`."""
+    """Color on the pages, a name as in `view.page_figures`."""
 
 
 EFFECTS = {

@@ -9,8 +9,7 @@ from scalerl.config import RunConfig
 from scalerl.scaling import CurveError, fit
 from scalerl.scaling.stop import reason_to_stop, stop_rule
 from scalerl.types import EvalPoint
-from scalerl.view.outlook import curve_of, points_by_task
-from scalerl.view.summary import default_axis
+from scalerl.view.outlook import curve_of, default_axis, points_by_task
 
 
 def first_to_stop(conditions: Sequence[str], points: Sequence[EvalPoint], config: RunConfig) -> tuple[str, str] | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.core.rows import RowFile
-from scalerl.view.series import number
+from scalerl.view.warnings import number
 
 FILES = {"evaluation": "rollouts.jsonl", "training": "rollouts/samples.jsonl"}
 """Files with rollouts, by their names on the page."""
