@@ -18,7 +18,7 @@ from typing import Any
 
 from scalerl.config.loggers import Notify
 from scalerl.core.signals import SAFE_PATH
-from scalerl.loggers.record import Record
+from scalerl.loggers.worker import Record
 from scalerl.view.run import RunView
 from scalerl.view.warnings import FALLING, news
 

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scalerl.view.metrics import METRICS
 from scalerl.view.page import plotly_script
-from scalerl.view.rollouts import FILES, Search
+from scalerl.view.rollouts import FILES
 from scalerl.view.run import FollowedRun
 from scalerl.view.watcher import POLL_S, Watcher
 
@@ -250,7 +250,7 @@ OF_RUN: dict[str, Callable[[FollowedRun, Mapping[str, str]], dict[str, Any]]] = 
     "metrics": lambda run, asked: {"metrics": run.metrics(SPARK)},
     "series": _series,
     "config": lambda run, asked: {"fields": run.config_fields()},
-    "rollouts": lambda run, asked: run.rollouts.find(Search.of(asked)),
+    "rollouts": lambda run, asked: run.rollouts.find(asked),
     "group": _group,
 }
 """Data of a run by the last part of the address; a ValueError is a wrong query."""

@@ -15,9 +15,8 @@ from logged_runs import Remembers, calls, play, point, row
 from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.loggers import follow
-from scalerl.loggers.build import makers_of
-from scalerl.loggers.evaluation import PICTURE_SHARE, Pictures, evaluation_numbers, finite
-from scalerl.loggers.follow import Followers
+from scalerl.loggers.base import makers_of
+from scalerl.loggers.follow import PICTURE_SHARE, Followers, Pictures, evaluation_numbers, finite
 from scalerl.loggers.worker import Worker
 from scalerl.view.run import RunView
 
@@ -198,7 +197,7 @@ def test_an_unusable_logger_is_refused_at_the_start(logger, problem):
 
 
 def test_a_missing_package_is_one_sentence_with_the_command_to_install_it(monkeypatch):
-    monkeypatch.setattr("scalerl.loggers.build.find_spec", lambda name: None)
+    monkeypatch.setattr("scalerl.loggers.base.find_spec", lambda name: None)
     with pytest.raises(ConfigError) as error:
         makers_of(config_of("mlflow"))
     assert str(error.value) == "loggers: 'mlflow' needs a package that is not installed: pip install 'scalerl[mlflow]'"
@@ -279,7 +278,7 @@ def test_pictures_are_limited_to_their_share_of_the_time_and_drawn_once(monkeypa
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "thread_time", lambda: spent[0])
-    monkeypatch.setattr("scalerl.loggers.evaluation.picture", picture)
+    monkeypatch.setattr("scalerl.loggers.follow.picture", picture)
     points = [point(10 * n) for n in range(8)]
     views = [RunView(config_of(), (), points[:end]) for end in (4, 6, 7, 8)]
     pictures = Pictures()

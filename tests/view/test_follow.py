@@ -14,7 +14,7 @@ from watched import add_points, add_rollouts, add_steps, rollout, write_run
 
 from scalerl.core.rows import RowFile
 from scalerl.view.metrics import GROUPS, METRICS, Columns, bucketed, level_of
-from scalerl.view.rollouts import RolloutIndex, Search
+from scalerl.view.rollouts import RolloutIndex
 from scalerl.view.run import FollowedRun
 from scalerl.view.state import STATES
 from scalerl.view.warnings import warnings
@@ -160,7 +160,7 @@ def test_rollouts_are_found_by_their_columns(tmp_path):
     index = RolloutIndex(run)
 
     def found(**asked):
-        return [(row["step"], row["sample"]) for row in index.find(Search.of({"kind": "training", **asked}))["rows"]]
+        return [(row["step"], row["sample"]) for row in index.find({"kind": "training", **asked})["rows"]]
 
     assert found() == [(20, 0), (20, 1), (20, 2), (20, 3), (10, 0), (10, 1), (10, 2), (10, 3)]
     assert found(step="10", passed="true") == [(10, 0), (10, 2)] == found(step="10", least_reward="0.5")
@@ -168,13 +168,13 @@ def test_rollouts_are_found_by_their_columns(tmp_path):
     assert found(text="GOT '1', exp") == [(20, 1), (10, 1)] and found(interrupted="false") == []
     assert [row["sample"] for row in index.group("training", 5)] == [0, 1, 2, 3]
     add_rollouts(run, [rollout(30, 0)])
-    assert found(start="8") == [(10, 3)] and index.find(Search())["all"] == 0
-    assert index.find(Search(kind="training"))["steps"] == [30, 20, 10]
+    assert found(start="8") == [(10, 3)] and index.find({})["all"] == 0
+    assert index.find({"kind": "training"})["steps"] == [30, 20, 10]
     with pytest.raises(IndexError):
         index.row("training", 99)
     for wrong in ({"kind": "all"}, {"step": "ten"}, {"passed": "perhaps"}):
         with pytest.raises(ValueError):
-            Search.of(wrong)
+            index.find(wrong)
 
 
 def test_a_watcher_finds_new_runs_fits_new_evaluations_and_reports_only_changes(tmp_path, monkeypatch):

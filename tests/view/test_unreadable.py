@@ -18,7 +18,6 @@ from watched import add_points, add_rollouts, point, rollout, write_run
 from scalerl.cli import ls
 from scalerl.cli.main import main
 from scalerl.core.rows import RowFile
-from scalerl.view.rollouts import Search
 from scalerl.view.run import LIFE_S, FollowedRun
 from scalerl.view.watcher import Watcher
 
@@ -200,7 +199,7 @@ def everything(place, capsys):
             runs = looked(watcher)
             assert runs["good"]["step"] == 30 and runs["good"]["points"] == 12 and not runs["good"]["warnings"]
             run = next(run for run in watcher.runs.values() if run.name == "bad")
-            answers = [run.metrics(20), run.rollouts.find(Search()), *(run.curve(task) for task in run.tasks)]
+            answers = [run.metrics(20), run.rollouts.find({}), *(run.curve(task) for task in run.tasks)]
             json.dumps([*answers, run.config_fields()], allow_nan=False)
         finally:
             watcher.close()
@@ -215,7 +214,7 @@ def test_a_pipe_as_status_json_is_a_run_without_status(place, capsys):
 def test_values_that_are_no_numbers_in_a_rollout_are_unknown(place):
     add_rollouts(place / "bad", [rollout(10, 0, reward=float("nan"), versions=[float("inf")]), rollout(10, 1)])
     run = FollowedRun(place / "bad", "bad")
-    found = run.rollouts.find(Search(kind="training"))
+    found = run.rollouts.find({"kind": "training"})
     assert [row["reward"] for row in found["rows"]] == [None, -1.0]
     assert run.rollouts.group("training", 0)[0]["versions"] == [None]
     json.dumps(found, allow_nan=False)
