@@ -19,13 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from scalerl.config import read_config
-from scalerl.loggers import evaluation, follow
-from scalerl.loggers.build import makers_of
+from scalerl.loggers import follow
+from scalerl.loggers.base import makers_of
 from scalerl.loggers.follow import Followers
 from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint
-from scalerl.view.outlook import run_outlook
-from scalerl.view.summary import default_axis
+from scalerl.view.outlook import default_axis, run_outlook
 
 COLUMNS, CHANGING = 39, 27
 """Columns of a row of metrics.jsonl, and how many of them change from row to row in a run of the lab (26.4)."""
@@ -94,8 +93,8 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.32, help="step time of the lab on this machine, seconds")
     arguments = parser.parse_args()
     os.environ.setdefault("WANDB_MODE", "offline")
-    share, follow.FINISH_S = evaluation.PICTURE_SHARE, 120.0
-    evaluation.PICTURE_SHARE = 1e-9  # only the first and the last are drawn
+    share, follow.FINISH_S = follow.PICTURE_SHARE, 120.0
+    follow.PICTURE_SHARE = 1e-9  # only the first and the last are drawn
     for name in arguments.loggers:
         measure(name, arguments.steps, arguments.step_s)
     print(f"pictures: at most {share:.1%} of the time of a run in addition")

@@ -19,8 +19,8 @@ import numpy as np
 from scalerl.scaling import Curve, fit, sigmoid
 from scalerl.view.analysis import Analysis, analyze
 from scalerl.view.figures import BLUE, GRAY, INK, ORANGE, plot_curve
+from scalerl.view.outlook import Source
 from scalerl.view.page import page
-from scalerl.view.sources import Source
 
 LAST = 16_000.0
 """Compute of a whole run, in device-hours."""

@@ -189,7 +189,7 @@ class Run:
             CurveError: There are no evaluations yet, or no such task.
         """
         from scalerl.scaling import Curve
-        from scalerl.view.summary import default_axis
+        from scalerl.view.outlook import default_axis
 
         return Curve.read(self.path, axis=compute or default_axis(self.config), task=task)
 
@@ -250,7 +250,7 @@ class Run:
             The axes.
         """
         from scalerl.view.figures import plot_curve
-        from scalerl.view.summary import data_note
+        from scalerl.view.outlook import data_note
 
         if axes is None:
             from matplotlib import pyplot
@@ -306,14 +306,11 @@ def _display(config: RunConfig, progress: bool) -> Any:
 
     from rich.console import Console
 
-    from scalerl.view.display import RunDisplay
-    from scalerl.view.notebook import NotebookDisplay, in_notebook
-    from scalerl.view.summary import default_axis
+    from scalerl.view.display import NotebookDisplay, RunDisplay, in_notebook
 
-    axis = default_axis(config)
     if not progress:
-        return RunDisplay(config, axis, Console(file=StringIO()))
-    display = NotebookDisplay(config, axis) if in_notebook() else RunDisplay(config, axis)
+        return RunDisplay(config, Console(file=StringIO()))
+    display = NotebookDisplay(config) if in_notebook() else RunDisplay(config)
     for line in config.derived_sizes():
         display.note(line)
     return display

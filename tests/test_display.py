@@ -6,8 +6,10 @@ import pytest
 from rich.console import Console
 
 from scalerl.config import LAB
+from scalerl.config.base import replace
 from scalerl.types import EvalPoint
-from scalerl.view.display import RunDisplay, truncation_warning
+from scalerl.view.display import RunDisplay
+from scalerl.view.warnings import truncation
 
 ROW = {
     "step": 9, "pass_rate": 0.31, "prompts": 16, "kept_prompts": 13, "retired_prompts": 2, "epoch": 1,
@@ -25,20 +27,20 @@ def points(count, task="t"):
 
 def display(terminal):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=140)
-    shown = RunDisplay(LAB, "flops", console)
+    shown = RunDisplay(LAB, console)
     shown.start()
     return shown, console.file
 
 
 @pytest.mark.parametrize(("rate", "words"), [(0.05, None), (0.051, "if the share exceeds 10%"), (0.101, "unstable")])
 def test_truncation_warnings_start_at_5_and_10_percent(rate, words):
-    output = truncation_warning(rate)
-    assert output is None if words is None else words in output
+    output = truncation([{"truncation_rate": rate}])
+    assert output == {} if words is None else words in "".join(output.values())
 
 
 def test_each_truncation_warning_is_given_once():
     shown, out = display(terminal=False)
-    for rate in (0.06, 0.07, 0.12, 0.13):
+    for rate in (0.06, 0.07, *[0.15] * 20):  # a mean over 20 steps
         shown.step({**ROW, "truncation_rate": rate})
     assert out.getvalue().count("if the share exceeds") == 1 and out.getvalue().count("usually becomes") == 1
 
@@ -46,7 +48,7 @@ def test_each_truncation_warning_is_given_once():
 def test_the_live_table_fits_80_columns_also_with_large_numbers():
     shown, _ = display(terminal=True)
     large = {"step": 12_345, "generator_tokens_per_s": 123_456.0, "trainer_tokens_per_s": 1_234_567.0, "epoch": 123}
-    shown._steps = 123_456
+    shown._view.config = replace(LAB, steps=123_456)
     shown.step({**ROW, **large, "retired_prompts": 123_456, "kept_prompts": 512, "prompts": 512, "trainer_idle": 1.0})
     shown.point(points(6, task="a-task-with-a-name-of-many-characters"))
     console = Console(file=io.StringIO(), width=80)
@@ -94,7 +96,7 @@ def test_without_a_terminal_a_step_is_one_line():
 
 def test_a_line_in_a_log_file_is_not_wrapped():
     console = Console(file=io.StringIO(), force_terminal=False, width=40)
-    RunDisplay(LAB, "flops", console).note("one two three four five six seven eight nine ten eleven twelve")
+    RunDisplay(LAB, console).note("one two three four five six seven eight nine ten eleven twelve")
     assert console.file.getvalue().count("\n") == 1
 
 

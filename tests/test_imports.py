@@ -100,7 +100,7 @@ def test_no_module_imports_itself_through_others():
         "scalerl.cluster.plan",
         "scalerl.view.state",
         "scalerl.loggers.follow",
-        "scalerl.loggers.build",
+        "scalerl.loggers.base",
         "scalerl.types",
     ],
 )

@@ -79,13 +79,13 @@ def test_names_in_a_configuration_cannot_forge_the_question_about_code(monkeypat
 @pytest.mark.parametrize("terminal", [False, True])
 def test_the_display_of_a_run_shows_notes_and_names_safely(terminal):
     out = io.StringIO()
-    display = RunDisplay(LAB, "flops", Console(file=out, force_terminal=terminal, color_system=None, width=300))
+    display = RunDisplay(LAB, Console(file=out, force_terminal=terminal, color_system=None, width=300))
     display.note(HOSTILE)
     check(out.getvalue().replace("\x1b[", "") if terminal else out.getvalue())
 
 
 def test_names_in_the_display_of_a_run_are_one_line():
-    display = RunDisplay(LAB, "flops", Console(file=io.StringIO(), width=400))
+    display = RunDisplay(LAB, Console(file=io.StringIO(), width=400))
     display.point([*points("a"), *points(HOSTILE)])
     check(display.console.file.getvalue())
     display.console.print(display._render())

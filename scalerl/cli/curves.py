@@ -16,8 +16,7 @@ from scalerl.cli.terminal import say
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
     from scalerl.scaling import Fit
-    from scalerl.view.outlook import Outlook
-    from scalerl.view.sources import Source
+    from scalerl.view.outlook import Outlook, Source
 
 
 class Subcommand(NamedTuple):
@@ -73,7 +72,7 @@ def add_versus(parser: argparse.ArgumentParser, *, required: bool) -> None:
 def fitted(source: Source, arguments: argparse.Namespace) -> Fit:
     """Fit one source with the given options."""
     from scalerl.scaling import fit
-    from scalerl.view.sources import naming
+    from scalerl.view.outlook import naming
 
     with naming(source):
         return fit(source.curve, arguments.method, exclude_below=arguments.exclude_below)
@@ -81,8 +80,7 @@ def fitted(source: Source, arguments: argparse.Namespace) -> Fit:
 
 def run_fit(arguments: argparse.Namespace) -> int:
     """Print the fit, forecast and advice for each curve; update the figure of a run directory."""
-    from scalerl.view.outlook import outlook
-    from scalerl.view.sources import naming
+    from scalerl.view.outlook import naming, outlook
 
     answers = []
     for source in _sources(arguments.paths, arguments):
@@ -134,7 +132,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
 def run_backtest(arguments: argparse.Namespace) -> int:
     """Print how well fits of the first parts of each run forecast the rest."""
     from scalerl.scaling import backtest
-    from scalerl.view.sources import naming
+    from scalerl.view.outlook import naming
 
     answers = []
     for source in _sources(arguments.paths, arguments):
@@ -176,7 +174,7 @@ SUBCOMMANDS: dict[str, Subcommand] = {
 
 
 def _sources(paths: Sequence[Path], arguments: argparse.Namespace) -> list[Source]:
-    from scalerl.view.sources import read_sources
+    from scalerl.view.outlook import read_sources
 
     return read_sources(paths, arguments.compute, arguments.task, arguments.bounds)
 

@@ -15,7 +15,7 @@ from scalerl.cli.parsing import add_directories, directories
 from scalerl.core.printable import printable
 
 if TYPE_CHECKING:
-    from scalerl.view.state import RunState
+    from scalerl.view.run import FollowedRun
 
 WIDTH = 80
 NAME_WIDTH = 24
@@ -58,7 +58,8 @@ def ls(arguments: argparse.Namespace) -> int:
         ConfigError: A path does not exist, or there is no run.
     """
     from scalerl.core.errors import ConfigError
-    from scalerl.view.state import find, run_state
+    from scalerl.view.run import FollowedRun
+    from scalerl.view.state import find
 
     paths = directories(arguments.paths, "ls")
     runs = find(paths)[0]
@@ -66,7 +67,7 @@ def ls(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{', '.join(map(str, paths))}: no run here; give run directories (with a config.toml)")
     print(line_of(("run", "state", "step", "pass rate", "at 2x compute", "advice")))
     for run in runs:
-        found = run_state(run)
+        found = FollowedRun(run)
         in_study = os.path.exists(run.parent.parent / "study.toml")  # STUDY/ARM/seed-0
         name = f"{run.parent.name}/{run.name}" if in_study else run.name
         print(unreadable(name, found) if found.state == "unreadable" else line_of((name, *cells(found))), flush=True)
@@ -84,38 +85,28 @@ def line_of(columns: Sequence[str]) -> str:
     return printable(line).rstrip()[:WIDTH]
 
 
-def unreadable(name: str, found: RunState) -> str:
+def unreadable(name: str, found: FollowedRun) -> str:
     """Return the line of a run that cannot be read, with the reason."""
     reason = found.detail.removeprefix(f"{found.path}/").removeprefix(f"{found.path}: ")
     return printable(f"{shortened(name):<{NAME_WIDTH}} {found.state} {reason}")[:WIDTH]
 
 
-def cells(found: RunState) -> tuple[str, str, str, str, str]:
-    """Return the columns of a run after its name, for its first task."""
-    rate, ahead, advice = "-", "-", "-"
-    task = next(iter(found.main_points), "")
-    if task:
-        rate = f"{found.main_points[task].pass_rate:.3f}"
-        ahead, advice = forecast_cells(found, task)
-    return found.state.replace(" ", "-"), f"{found.step}/{found.steps}", rate, ahead, advice
-
-
-def forecast_cells(found: RunState, task: str) -> tuple[str, str]:
-    """Return the forecast at twice the compute with its interval, and the advice in a word; dashes without a fit."""
-    from scalerl.core.rows import read_points
+def cells(found: FollowedRun) -> tuple[str, str, str, str, str]:
+    """Return the columns of a run after its name, for its first task; dashes without evaluations or a forecast."""
     from scalerl.scaling import CurveError
-    from scalerl.view.outlook import points_by_task, run_outlook
-    from scalerl.view.summary import default_axis
 
-    if found.config is None:
-        return "-", "-"
+    state, step = found.state.replace(" ", "-"), f"{found.step}/{found.steps}"
+    task = next(iter(found.tasks), "")
+    if not task:
+        return state, step, "-", "-", "-"
+    rate = f"{found.points[task][-1].pass_rate:.3f}"
     try:
-        ahead = run_outlook(points_by_task(read_points(found.path))[task], default_axis(found.config))
-    except (CurveError, KeyError, OSError):  # KeyError, OSError: the file has changed since
-        return "-", "-"
+        ahead = found.outlook(task)
+    except CurveError:
+        return state, step, rate, "-", "-"
     twice = ahead.forecast.at[0]
     action = ahead.advice.action if ahead.advice else "-"
-    return f"{twice.low:.3f}-{twice.high:.3f}", ADVICE.get(action, action)
+    return state, step, rate, f"{twice.low:.3f}-{twice.high:.3f}", ADVICE.get(action, action)
 
 
 ADVICE = {"not known yet": "unknown"}
@@ -160,19 +151,19 @@ def followed(path: Path, rows: int, every_s: float = EVERY_S) -> Iterator[str]:
         every_s: Interval in seconds at which the files are read.
     """
     from scalerl.core.rows import RowFile
-    from scalerl.view.state import run_state
+    from scalerl.view.run import FollowedRun
 
     files = RowFile(path / "metrics.jsonl"), RowFile(path / "points.jsonl")
-    state = run_state(path)
-    phase = state.state
-    yield f"{shortened(str(path), 40)}: {phase}, step {state.step}/{state.steps}"
+    run = FollowedRun(path)
+    phase = run.state
+    yield f"{shortened(str(path), 40)}: {phase}, step {run.step}/{run.steps}"
     shown: int | None = rows
     restarts = [0, 0]
     while True:
-        state = run_state(path)
-        gone = state.state in GONE  # read before the rows, so that the last rows are not missed
-        before, phase = phase, (f"{state.state}: {state.detail}" if state.detail else state.state)
-        if not state.row and not gone and phase != before:  # for example the updates of a warm start
+        run.poll()
+        gone = run.state in GONE  # read before the rows, so that the last rows are not missed
+        before, phase = phase, (f"{run.state}: {run.detail}" if run.detail else run.state)
+        if not run.rows and not gone and phase != before:  # for example the updates of a warm start
             yield from textwrap.wrap(printable(phase), WIDTH)
         lines = ((n, line.row) for n, file in enumerate(files) for line in file.new_lines())
         new = [(row["step"], n, row) for n, row in lines if isinstance(row.get("step"), int)]
@@ -181,15 +172,15 @@ def followed(path: Path, rows: int, every_s: float = EVERY_S) -> Iterator[str]:
             yield "the run resumed from an earlier checkpoint; its last rows:"
         new.sort(key=lambda found: found[:2])
         for _, n, row in new if shown is None else new[len(new) - min(shown, len(new)) :]:
-            yield evaluation_line(row) if n else step_line(row, state.steps)
+            yield evaluation_line(row) if n else step_line(row, run.steps)
         shown = None
         if gone:
             break
         time.sleep(every_s)
-    yield from ending(run_state(path))
+    yield from ending(FollowedRun(path))
 
 
-def ending(found: RunState) -> list[str]:
+def ending(found: FollowedRun) -> list[str]:
     """Return lines of at most 80 columns that describe how a run ended and how to resume it."""
     detail = f": {found.detail}" if found.detail else ""
     lines = textwrap.wrap(printable(f"{found.state} at step {found.step}/{found.steps}{detail}"), WIDTH)

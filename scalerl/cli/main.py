@@ -114,8 +114,7 @@ def _study(words: list[str]) -> int:
 
 
 def _recipes(arguments: argparse.Namespace) -> int:
-    from scalerl.view.recipes import leave_one_out_table, recipe_table
+    from scalerl.view.recipes import print_recipes
 
-    recipe_table(everything=arguments.all)
-    leave_one_out_table()
+    print_recipes(everything=arguments.all)
     return 0

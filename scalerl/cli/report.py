@@ -34,8 +34,8 @@ def run_report(arguments: argparse.Namespace) -> int:
     from scalerl.core.outputs import check_output
     from scalerl.scaling import CurveError
     from scalerl.view.analysis import analyze
+    from scalerl.view.outlook import read_sources
     from scalerl.view.page import page, write_page
-    from scalerl.view.sources import read_sources
 
     count = len(arguments.paths)
     paths = [*arguments.paths, *(arguments.versus or [])]

@@ -138,10 +138,9 @@ def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
     from scalerl.training.complete import RunFailed, complete
     from scalerl.training.resolve import resolve
     from scalerl.view.display import RunDisplay
-    from scalerl.view.summary import default_axis
 
     config, stop = resolve(config), StopFlag()
-    display = RunDisplay(config, default_axis(config))
+    display = RunDisplay(config)
     for line in config.derived_sizes():
         display.note(line)
     try:

@@ -1,11 +1,19 @@
-"""The interface of loggers. A custom class with these methods is a logger (docs/watching.md)."""
+"""The interface of loggers, and those of a configuration. A custom class with its methods is a logger."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+from scalerl.config import RunConfig
+from scalerl.config.recipe import Custom
+from scalerl.core import plugins
+from scalerl.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +77,72 @@ class Logger(Protocol):
             state: State of the run: finished, stopped (it can be resumed) or failed.
         """
         ...
+
+
+METHODS = ("start", "log", "figure", "finish")
+
+
+class Kind(NamedTuple):
+    """Module and package of a tracker's logger.
+
+    Example: Kind("scalerl.loggers.mlflow", "MLflow", package="mlflow", extra="mlflow")
+    """
+
+    module: str
+    name: str
+    package: str
+    extra: str
+
+
+LOGGERS = {
+    "tensorboard": Kind("scalerl.loggers.tensorboard", "TensorBoard", "tensorboard", "logs"),
+    "wandb": Kind("scalerl.loggers.wandb", "Wandb", "wandb", "logs"),
+    "trackio": Kind("scalerl.loggers.trackio", "Trackio", "trackio", "trackio"),
+    "mlflow": Kind("scalerl.loggers.mlflow", "MLflow", "mlflow", "mlflow"),
+}
+
+
+def makers_of(config: RunConfig) -> dict[str, Callable[[], Logger]]:
+    """Return functions that create the loggers of a configuration, by name.
+
+    The functions import the libraries, in the threads of the loggers, because some imports take seconds. Custom loggers
+    are created and checked immediately.
+
+    Raises:
+        ConfigError: A package is missing, or a custom logger cannot be created.
+    """
+    found: dict[str, Callable[[], Logger]] = {}
+    for choice in config.loggers:
+        if isinstance(choice, Custom):
+            name = choice.function if choice.function not in found else f"{choice.function}-{len(found)}"
+            logger = _custom(choice)
+            found[name] = lambda logger=logger: logger  # type: ignore[misc]
+            continue
+        kind = LOGGERS[choice.kind]
+        if find_spec(kind.package) is None:
+            raise ConfigError(
+                f"loggers: {choice.kind!r} needs a package that is not installed: pip install 'scalerl[{kind.extra}]'"
+            )
+        found[choice.kind] = partial(_make, kind, choice.model_dump(exclude={"kind"}))
+    return found
+
+
+def _make(kind: Kind, values: dict[str, Any]) -> Logger:
+    made: Logger = getattr(importlib.import_module(kind.module), kind.name)(**values)
+    return made
+
+
+def _custom(choice: Custom) -> Logger:
+    made = plugins.load_function(choice.function, "loggers.function")
+    plugins.check_arguments(made, choice.function, "loggers.params", (), choice.params)
+    try:
+        logger: Logger = plugins.call(made, choice.function, **choice.params)
+    except plugins.PluginError as error:
+        raise ConfigError(f"loggers: {error}") from None
+    absent = [name for name in METHODS if not callable(getattr(logger, name, None))]
+    if absent:
+        raise ConfigError(
+            f"loggers: {choice.function} returned {plugins.describe(logger)} without a method {absent[0]}; allowed: an "
+            f"object with {', '.join(METHODS)} (docs/watching.md)"
+        )
+    return logger

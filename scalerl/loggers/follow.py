@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,15 +14,20 @@ from typing import Any
 
 from scalerl.config import RunConfig, plain_values
 from scalerl.loggers.base import LoggedRun, Logger
-from scalerl.loggers.evaluation import Evaluation, Pace, finite
 from scalerl.loggers.notify import NAME as NOTIFY
 from scalerl.loggers.notify import Notifier
-from scalerl.loggers.record import Record
-from scalerl.loggers.worker import Worker
+from scalerl.loggers.worker import Record, Worker
 from scalerl.types import EvalPoint
+from scalerl.view.figures import picture
+from scalerl.view.outlook import HORIZON, data_note
+from scalerl.view.run import RunView
 
 FINISH_S = 30.0
 """Time limit of a logger for sending pending data at the end of a run, seconds."""
+
+
+PICTURE_SHARE = 0.005
+"""Largest share of a run's time for pictures; a picture takes 0.3 s of a core, in the trainer's process."""
 
 
 class Followers:
@@ -44,9 +51,9 @@ class Followers:
             resumed_step: Number of updates in the resumed checkpoint; None for a new run.
         """
         self._config, self._path, self._note = config, path, note
-        self._ended, self._pace = ("stopped", ""), Pace()
-        record = Record(path)
-        self._logged = [_Logged(name, make, record) for name, make in makers.items()]
+        self._ended, self._rows = ("stopped", ""), RunView(config).rows
+        record, pictures = Record(path), Pictures()
+        self._logged = [_Logged(name, make, record, pictures) for name, make in makers.items()]
         for logged in self._logged:
             logged.start(config, path, resumed_step)
         notified = bool(config.notify.command or config.notify.webhook)
@@ -59,12 +66,13 @@ class Followers:
 
     def step(self, row: Mapping[str, Any]) -> None:
         """Log a training step, a row of metrics.jsonl."""
+        self._rows.append(row)
         if self._logged:
             numbers, step = finite(row), int(row["step"])
             for logged in self._logged:
                 logged.worker.put(partial(logged.row, numbers, step))
         if self._messages and self._notifier:
-            self._messages.put(partial(self._notifier.row, row))
+            self._messages.put(partial(self._notifier.row, int(row["step"])))
         self._tell()
 
     def evaluated(self, points: Sequence[EvalPoint]) -> None:
@@ -74,7 +82,7 @@ class Followers:
             points: Evaluations of the run so far.
         """
         if self._workers and points:
-            evaluation = Evaluation(tuple(points), self._config, self._pace)
+            evaluation = RunView(self._config, self._rows, points)
             for logged in self._logged:
                 logged.worker.put(partial(logged.evaluation, evaluation))
             if self._messages and self._notifier:
@@ -117,8 +125,9 @@ class _Logged:
 
     logger: Logger
 
-    def __init__(self, name: str, make: Callable[[], Logger], record: Record) -> None:
-        self._undrawn: Evaluation | None = None
+    def __init__(self, name: str, make: Callable[[], Logger], record: Record, pictures: Pictures) -> None:
+        self._undrawn: RunView | None = None
+        self._pictures = pictures
         self.name, self.worker, self._make, self._record = name, Worker(f"logger {name}"), make, record
 
     def start(self, config: RunConfig, path: Path, resumed_step: int | None) -> None:
@@ -138,24 +147,25 @@ class _Logged:
         if self._is_new("row", step):
             self.logger.log(numbers, step)
 
-    def evaluation(self, evaluation: Evaluation) -> None:
-        if not self._is_new("evaluation", evaluation.step):
+    def evaluation(self, view: RunView) -> None:
+        if not self._is_new("evaluation", view.evaluated_at):
             return
-        self.logger.log(evaluation.metrics(), evaluation.step)
-        self._undrawn = None if self._figure(evaluation, evaluation.picture(), evaluation.step) else evaluation
+        self.logger.log(evaluation_numbers(view), view.evaluated_at)
+        self._undrawn = None if self._figure(view, view.evaluated_at) else view
 
     def finish(self, state: str) -> None:
         if self._undrawn is not None:
-            last = max(int(self._record.get(self.name, "row", 0)), self._undrawn.step)  # steps never decrease
-            self._figure(self._undrawn, self._undrawn.picture(last=True), last)
+            last = max(int(self._record.get(self.name, "row", 0)), self._undrawn.evaluated_at)  # steps never decrease
+            self._figure(self._undrawn, last, last=True)
         self.logger.finish(state)
 
-    def _figure(self, evaluation: Evaluation, picture: bytes, step: int) -> bool:
-        if not picture:
+    def _figure(self, view: RunView, step: int, *, last: bool = False) -> bool:
+        drawn = self._pictures.of(view, last=last)
+        if not drawn:
             return False
         with tempfile.TemporaryDirectory(prefix="scalerl-") as directory:
-            png = Path(directory) / f"step_{evaluation.step:06d}.png"
-            png.write_bytes(picture)
+            png = Path(directory) / f"step_{view.evaluated_at:06d}.png"
+            png.write_bytes(drawn)
             self.logger.figure("curve", png, step)
         return True
 
@@ -169,3 +179,56 @@ class _Logged:
             return False
         self._record.put(self.name, **{key: step})
         return True
+
+
+class Pictures:
+    """Draws the curves of a run as PNG, each evaluation once for all loggers, within a share of the run's time."""
+
+    def __init__(self) -> None:
+        """Allow the first picture immediately."""
+        self._lock = threading.Lock()
+        self._next = -math.inf
+        self._drawn: tuple[RunView | None, bytes] = (None, b"")
+
+    def of(self, view: RunView, *, last: bool = False) -> bytes:
+        """Return a picture; empty without a forecast, or if pictures have exceeded their share of the time.
+
+        Args:
+            view: The run at an evaluation.
+            last: Whether this is the last picture of the run, which is always drawn.
+        """
+        fits = [ahead.fit for ahead in view.outlooks().values()]
+        with self._lock:
+            known = self._drawn[0] is view and (self._drawn[1] or not last)
+            if not known and fits and (last or time.monotonic() >= self._next):
+                began = time.thread_time()
+                assert view.config is not None
+                self._drawn = (view, picture(fits, data_note(view.config)))
+                self._next = time.monotonic() + (time.thread_time() - began) / PICTURE_SHARE
+            elif not known:
+                self._drawn = (view, b"")
+            return self._drawn[1]
+
+
+def evaluation_numbers(view: RunView) -> dict[str, float]:
+    """Return the numbers of the last evaluation and of the forecast, by the names of docs/metrics.md."""
+    found: dict[str, Any] = {}
+    for task, points in view.points.items():
+        if points[-1].step == view.evaluated_at:
+            found |= {f"eval/{task}/{key}": value for key, value in points[-1].to_dict().items()}
+    for task, ahead in view.outlooks().items():
+        estimates = dict(zip(HORIZON, ahead.forecast.at, strict=True)) | {"ceiling": ahead.fit.asymptote}
+        for name, estimate in estimates.items():
+            key = f"forecast/{task}/{name}"
+            found |= {key: estimate.mean, f"{key}_low": estimate.low, f"{key}_high": estimate.high}
+        found[f"forecast/{task}/identified"] = float(ahead.fit.identified)
+    return finite(found, but=("step",))
+
+
+def finite(row: Mapping[str, Any], but: Sequence[str] = ()) -> dict[str, float]:
+    """Return the finite numbers of a row, without names whose part after the last slash is in `but`."""
+    return {
+        name: float(value)
+        for name, value in row.items()
+        if isinstance(value, int | float) and math.isfinite(value) and name.rpartition("/")[2] not in but
+    }

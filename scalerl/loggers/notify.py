@@ -18,11 +18,9 @@ from typing import Any
 
 from scalerl.config.loggers import Notify
 from scalerl.core.signals import SAFE_PATH
-from scalerl.loggers.evaluation import Evaluation
-from scalerl.loggers.record import Record
-from scalerl.scaling import CurveError
-from scalerl.view.falling import FallWatch
-from scalerl.view.outlook import curve_of
+from scalerl.loggers.worker import Record
+from scalerl.view.run import RunView
+from scalerl.view.warnings import FALLING, news
 
 NAME = "notify"
 """Name of the notifications in loggers.json and in messages."""
@@ -38,34 +36,29 @@ class Notifier:
     def __init__(self, settings: Notify, run: Path, record: Record) -> None:
         """Prepare for a run; the record contains the messages sent before it was resumed."""
         self._settings, self._run, self._record = settings, run, record
-        self._falls = FallWatch(record.get(NAME, "falling", []))
+        self._falling = {FALLING + task for task in record.get(NAME, "falling", [])}
         self._identified = set(record.get(NAME, "identified", []))
-        self._last: Evaluation | None = None
+        self._last: RunView | None = None
         self._step = 0
 
-    def row(self, row: Mapping[str, Any]) -> None:
-        """Add a row of metrics."""
-        self._step = int(row["step"])
-        self._falls.add(row)
+    def row(self, step: int) -> None:
+        """Set the number of updates so far."""
+        self._step = step
 
-    def evaluated(self, evaluation: Evaluation) -> None:
+    def evaluated(self, view: RunView) -> None:
         """Send a message about a falling metric and about an identified ceiling, each once per task."""
-        self._last, self._step = evaluation, max(self._step, evaluation.step)
-        if evaluation.step <= self._record.get(NAME, "evaluation", -1):
+        self._last, self._step = view, max(self._step, view.evaluated_at)
+        if view.evaluated_at <= self._record.get(NAME, "evaluation", -1):
             return
-        told = []
-        for task, ahead in evaluation.outlooks().items():
-            with suppress(CurveError):
-                falling = self._falls.warning(curve_of(evaluation.by_task[task], evaluation.axis))
-                if falling is not None:
-                    told.append(("falling", task, falling))
+        falls = {key: text for key, text in view.warnings().items() if key.startswith(FALLING)}
+        told = [("falling", key.removeprefix(FALLING), text) for key, text in news(falls, self._falling)]
+        for task, ahead in view.outlooks().items():
             if ahead.fit.identified and task not in self._identified:
                 self._identified.add(task)
                 said = f"the forecast of {task} is identified: ceiling {ahead.fit.asymptote.mean:.3f}"
                 told.append(("identified", task, said))
-        self._record.put(
-            NAME, evaluation=evaluation.step, falling=self._falls.warned, identified=sorted(self._identified)
-        )
+        falling = sorted(key.removeprefix(FALLING) for key in self._falling)
+        self._record.put(NAME, evaluation=view.evaluated_at, falling=falling, identified=sorted(self._identified))
         for event, task, text in told:
             self._send(event, text, task)
 
@@ -101,11 +94,10 @@ class Notifier:
             text: Description of the event.
             task: Task of the fall or the forecast; empty: the first task of the run.
         """
-        evaluation = self._last
-        outlooks = evaluation.outlooks() if evaluation else {}
-        task = task or next(iter(outlooks), next(iter(evaluation.by_task), "") if evaluation else "")
-        ahead = outlooks.get(task)
-        point = evaluation.by_task[task][-1] if evaluation and task else None
+        outlooks = self._last.outlooks() if self._last else {}
+        points = self._last.points if self._last else {}
+        task = task or next(iter(outlooks), next(iter(points), ""))
+        ahead, point = outlooks.get(task), points[task][-1] if task else None
         advice = ahead.advice.sentence if ahead and ahead.advice else ""
         return {
             "event": event,

@@ -1,14 +1,19 @@
-"""A thread that calls external code, such as a tracker's library, without stopping or slowing down a run."""
+"""A thread that calls external code without slowing down a run, and what it has logged: loggers.json."""
 
 from __future__ import annotations
 
+import json
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from scalerl.core.errors import outcome
+from scalerl.core.files import read_json
 
 MOST = 1000
 """Maximum number of waiting jobs; further jobs are dropped and counted."""
@@ -33,8 +38,7 @@ class Worker:
         """Number of jobs that were dropped because the queue was full."""
         self.failed = 0
         """Number of jobs that raised an error."""
-        self._problem = ""
-        self._told: set[str] = set()
+        self._news: list[str] = []
         self._dead = False
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(most)
         self._thread = threading.Thread(target=self._work, name=f"logger {name}", daemon=True)
@@ -46,6 +50,9 @@ class Worker:
             self._jobs.put_nowait(job)
         except queue.Full:
             self.dropped += 1
+            if self.dropped == 1:
+                words = f"{MOST} rows are waiting, and further rows are dropped; the run continues"
+                self._news.append(f"{self.name} is too slow: {words}")
 
     def give_up(self) -> None:
         """Count all further jobs as failed without calling them; called by a job."""
@@ -53,15 +60,7 @@ class Worker:
 
     def news(self) -> list[str]:
         """Return messages for the user: the first failure and the first drop, each once."""
-        found = []
-        if self.failed and "failed" not in self._told:
-            self._told.add("failed")
-            found.append(f"{self.name}: {self._problem}; the run continues, and the data of failed calls are lost")
-        if self.dropped and "dropped" not in self._told:
-            self._told.add("dropped")
-            found.append(
-                f"{self.name} is too slow: {MOST} rows are waiting, and further rows are dropped; the run continues"
-            )
+        found, self._news = self._news, []
         return found
 
     def close(self, until: float, last: Callable[[], None]) -> list[str]:
@@ -95,5 +94,45 @@ class Worker:
                 self.failed += 1
                 continue
             if error := outcome(job).exception():  # external code; failures are counted, and the first is reported
-                self._problem = self._problem or f"{type(error).__name__}: {str(error)[:300]}"
                 self.failed += 1
+                if self.failed == 1:
+                    words = "the run continues, and the data of failed calls are lost"
+                    self._news.append(f"{self.name}: {type(error).__name__}: {str(error)[:300]}; {words}")
+
+
+NAME = "loggers.json"
+
+
+class Record:
+    """Ids of logged runs and the last logged steps, so that a resumed run continues them.
+
+    Example of the file: {"wandb": {"id": "3f2a9c1b", "row": 120, "evaluation": 100}}
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Read the file of a run directory; a missing or unreadable file counts as empty."""
+        self._path = directory / NAME
+        self._lock = threading.Lock()
+        try:
+            found = read_json(self._path)
+        except (OSError, ValueError):
+            found = {}
+        entries = found if isinstance(found, dict) else {}
+        self._entries: dict[str, dict[str, Any]] = {k: v for k, v in entries.items() if isinstance(v, dict)}
+
+    def get(self, name: str, key: str, default: Any) -> Any:
+        """Return a value of a logger if it has the type of the default, else the default."""
+        value = self._entries.get(name, {}).get(key, default)
+        return value if isinstance(value, type(default)) else default
+
+    def put(self, name: str, **values: Any) -> None:
+        """Store values of a logger. The file is replaced atomically, but not forced to disk, to save time at each step.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        with self._lock:
+            self._entries.setdefault(name, {}).update(values)
+            temporary = self._path.with_name(f".{NAME}.tmp")
+            temporary.write_text(json.dumps(self._entries) + "\n", encoding="utf-8")
+            os.replace(temporary, self._path)

@@ -31,7 +31,7 @@ from scalerl.study.directory import StudyDirectory
 from scalerl.study.execute import STOPPED
 from scalerl.study.plan import Arm, RunKey, rates_by_loss, rates_note
 from scalerl.study.results import METRICS, ArmResult, RunResult, StudyResult, effect_of, failed, reasons, sentence_of
-from scalerl.view.summary import data_note
+from scalerl.view.outlook import data_note
 
 
 def study_results(study: StudyDirectory, axis: str | None = None, task: str | None = None) -> StudyResult:

@@ -33,7 +33,7 @@ from scalerl.core.files import take_hold, write_whole
 from scalerl.core.rows import read_points, read_rows
 from scalerl.core.serialization import flat
 from scalerl.study.plan import Plan, RunKey, plan_toml, read_plan, unnamed
-from scalerl.view.summary import default_axis
+from scalerl.view.outlook import default_axis
 
 RUN_AXES = ("device_hours", "flops", "tokens", "step")
 """Compute columns of every run's points."""

@@ -26,8 +26,7 @@ from scalerl.training.records import Records
 from scalerl.training.rollout_rows import DETAILED, LogRatios, evaluation_rows, packed, sample_rows, telling_group
 from scalerl.training.saved import Checkpoints
 from scalerl.types import EvalPoint, FloatArray, Prompt, ScoredGroup, Visit
-from scalerl.view.outlook import curve_of, points_by_task
-from scalerl.view.summary import default_axis
+from scalerl.view.outlook import curve_of, default_axis, points_by_task
 
 
 @dataclass(slots=True)

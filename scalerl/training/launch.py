@@ -14,8 +14,7 @@ from scalerl.config import RunConfig
 from scalerl.core.outputs import check_apart
 from scalerl.core.serialization import from_plain
 from scalerl.learn.custom import check_functions
-from scalerl.loggers.base import Logger
-from scalerl.loggers.build import makers_of
+from scalerl.loggers.base import Logger, makers_of
 from scalerl.loggers.follow import Followers
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import Policy, check_vocabulary, stop_tokens

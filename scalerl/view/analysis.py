@@ -16,8 +16,7 @@ from scalerl.scaling.compare import ASSUMED_SEED_SD, common_ceiling, log_efficie
 from scalerl.scaling.estimate import summarize
 from scalerl.scaling.law import Array
 from scalerl.scaling.posterior import held_at
-from scalerl.view.outlook import Outlook, outlook
-from scalerl.view.sources import Source, naming
+from scalerl.view.outlook import Outlook, Source, naming, outlook
 
 FRACTIONS = (0.3, 0.5, 0.7)
 """Shares of a run's compute at which a backtest splits it."""
@@ -307,8 +306,11 @@ def _run(
     try:
         scores = backtest(window, FRACTIONS, method)
         parts = tuple(fit(window.between(most=share * window.last_compute), method) for share in FRACTIONS)
+        certain = [share for share, part in zip(FRACTIONS, parts, strict=True) if len(part.draws.asymptote) == 1]
+        if certain:
+            raise CurveError(f"the {method} fit of the first {certain[0]:.0%} of the run has no uncertainty")
     except CurveError as error:  # a run too short for a backtest is still shown
-        untested = str(error)
+        scores, parts, untested = None, (), str(error)
     return RunAnalysis(
         name=source.name,
         side=side,

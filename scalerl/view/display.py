@@ -1,10 +1,13 @@
-"""Shows a run while it trains: a live table on a terminal, one line per step elsewhere."""
+"""Shows a run while it trains: a live table on a terminal or in a notebook, one line per step elsewhere."""
 
 from __future__ import annotations
 
+import html
+import io
 import math
+import sys
+import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -14,23 +17,14 @@ from rich.text import Text
 
 from scalerl.config import RunConfig
 from scalerl.core.printable import indented, printable
-from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint
-from scalerl.view.falling import FallWatch
-from scalerl.view.occupancy import OccupancyWatch
-from scalerl.view.outlook import Outlook, curve_of, points_by_task, run_outlook
+from scalerl.view.figures import picture
+from scalerl.view.outlook import Outlook
+from scalerl.view.run import RunView
+from scalerl.view.warnings import FAILURES, news, occupancy
 
-WARN_TRUNCATION, UNSTABLE_TRUNCATION = 0.05, 0.10
-"""Shares of truncated rollouts above which a warning is shown; above the second, the paper's runs became unstable."""
-
-
-def truncation_warning(rate: float) -> str | None:
-    """Return a warning about a share of truncated rollouts; None if it is low."""
-    if rate > UNSTABLE_TRUNCATION:
-        return f"{rate:.0%} of the rollouts are truncated: above 10% training usually becomes unstable"
-    if rate > WARN_TRUNCATION:
-        return f"{rate:.0%} of the rollouts are truncated: training may become unstable if the share exceeds 10%"
-    return None
+EVERY_S = 0.5
+"""Shortest interval between two updates of the table in a notebook, seconds."""
 
 
 def tell(console: Console, text: str) -> None:
@@ -41,23 +35,13 @@ def tell(console: Console, text: str) -> None:
 class RunDisplay:
     """Displays a run: on a terminal it redraws a table, elsewhere it prints lines."""
 
-    def __init__(self, config: RunConfig, axis: str, console: Console | None = None) -> None:
-        """Prepare for a run.
-
-        Args:
-            config: Configuration of the run; gives the number of steps.
-            axis: Compute axis of the forecast.
-            console: Console to print to; None: standard output.
-        """
+    def __init__(self, config: RunConfig, console: Console | None = None) -> None:
+        """Prepare for a run; without a console, print to standard output."""
         self.console = console or Console()
-        self._steps, self._every, self._axis = config.steps, max(1, config.steps // 50), axis
-        self._row: dict[str, Any] = {}
-        self._last: dict[str, EvalPoint] = {}
-        self._suites = set(config.tasks) - set(config.main_tasks)
+        self._view = RunView(config)
+        self._every = max(1, config.steps // 50)
         self._outlooks: dict[str, Outlook] = {}
-        self._warned: set[str] = set()
-        self._occupancy = OccupancyWatch(config)
-        self._falling = FallWatch()
+        self._told: set[str] = set(FAILURES)  # the run itself reports them
         self._live: Live | None = None
 
     def start(self) -> None:
@@ -71,7 +55,7 @@ class RunDisplay:
         if self._live is not None:
             self._live.stop()
             self._live = None
-            if self._row:
+            if self._view.rows:
                 self.console.print(self._render())
 
     def note(self, text: str) -> None:
@@ -80,52 +64,45 @@ class RunDisplay:
 
     def step(self, row: dict[str, Any]) -> None:
         """Show a training step."""
-        self._row = row
-        self._falling.add(row)
-        warning = truncation_warning(row["truncation_rate"])
-        if warning is not None:
-            kind = warning.partition(":")[2]
-            if kind not in self._warned:
-                self._warned.add(kind)
-                self.note(f"step {row['step']}: {warning}")
-        empty = self._occupancy.warning(row)
-        if empty is not None:
-            self.note(f"step {row['step']}: {empty}")
+        self._view.rows.append(row)
+        self._tell_news(f"step {row['step']}")
         self._show_step(row)
+
+    def point(self, points: Sequence[EvalPoint]) -> None:
+        """Show the curve of each task so far, with a forecast from its fifth evaluation on."""
+        self._view.evaluated(points)
+        self._outlooks = self._view.outlooks()
+        self._tell_news(f"evaluation at step {points[-1].step}" if points else "evaluation")
+        self._show_points()
+
+    def _tell_news(self, when: str) -> None:
+        for _, text in news(self._view.warnings(), self._told):
+            self.note(f"{when}: {text}")
 
     def _show_step(self, row: dict[str, Any]) -> None:
         if self._live is not None:
             self._live.update(self._render())
-        elif row["step"] % self._every == 0 or row["step"] == self._steps:
+        elif row["step"] % self._every == 0 or row["step"] == self._view.steps:
             self.note(self._line(row))
-
-    def point(self, points: Sequence[EvalPoint]) -> None:
-        """Show the curve of each task so far, with a forecast from its fifth evaluation on."""
-        self._outlooks = {}
-        for task, own in points_by_task(points).items():
-            self._last[task] = own[-1]
-            if task in self._suites:
-                continue
-            with suppress(CurveError):  # too few points, or no progress yet; the run continues
-                self._outlooks[task] = run_outlook(own, self._axis)
-                falling = self._falling.warning(curve_of(own, self._axis))
-                if falling is not None:
-                    self.note(f"evaluation at step {own[-1].step}: {falling}")
-        self._show_points()
 
     def _show_points(self) -> None:
         if self._live is not None:
             self._live.update(self._render())
             return
-        for task, last in self._last.items():
-            of_task = f", {printable(task)}" if len(self._last) > 1 else ""
+        for task, last, of_task in self._last():
             text = f"evaluation at step {last.step}{of_task}: pass rate {last.pass_rate:.3f} ± {last.stderr:.3f}"
             ahead = self._outlooks.get(task)
             self.note(f"{text}; {_forecast_line(ahead)}" if ahead else text)
 
+    def _last(self) -> list[tuple[str, EvalPoint, str]]:
+        """Return each task with its last evaluation and, if there are several, its name as the end of a phrase."""
+        several = len(self._view.points) > 1
+        return [(task, own[-1], f", {printable(task)}" * several) for task, own in self._view.points.items()]
+
     def _line(self, row: dict[str, Any]) -> str:
         return (
-            f"step {row['step']}/{self._steps}  pass {row['pass_rate']:.3f}  truncated {row['truncation_rate']:.1%}  "
+            f"step {row['step']}/{self._view.steps}  pass {row['pass_rate']:.3f}  "
+            f"truncated {row['truncation_rate']:.1%}  "
             f"stale {row['staleness_mean']:.1f} (max {row['staleness_max']:.0f})  "
             f"tok/s {row['generator_tokens_per_s']:.0f} | {row['trainer_tokens_per_s']:.0f}  "
             f"slots {_share(row['occupancy'])}  idle {row['generator_idle']:.0%} | {row['trainer_idle']:.0%}"
@@ -135,22 +112,22 @@ class RunDisplay:
         table = Table.grid(padding=(0, 2))
         for style in ("dim", "", "dim", ""):
             table.add_column(style=style, no_wrap=True)
-        for cells in _cells(self._row, self._steps, self._occupancy.mean()) if self._row else ():
+        for cells in _cells(self._view) if self._view.rows else ():
             table.add_row(*cells)
         lines: list[RenderableType] = [Text.from_markup("[bold]scalerl[/bold]"), table]
-        for task, last in self._last.items():
-            of_task = f", {printable(task)}" if len(self._last) > 1 else ""
-            lines.append(
-                Text(f"held-out pass rate{of_task} {last.pass_rate:.3f} ± {last.stderr:.3f} at step {last.step}")
-            )
+        for task, last, of_task in self._last():
+            rate = f"{last.pass_rate:.3f} ± {last.stderr:.3f} at step {last.step}"
+            lines.append(Text(f"held-out pass rate{of_task} {rate}"))
             if task in self._outlooks:
                 lines.append(Text(_forecast_line(self._outlooks[task]), style="bold"))
                 lines.append(Text(f"advice{of_task}: {self._outlooks[task].advice}"))
         return Group(*lines)
 
 
-def _cells(row: dict[str, Any], steps: int, occupancy: float | None) -> list[tuple[str, str, str, str]]:
+def _cells(view: RunView) -> list[tuple[str, str, str, str]]:
     """Return two labels and values per line, short enough for a terminal of 80 columns."""
+    assert view.config is not None
+    row, steps, busy = view.rows[-1], view.steps, occupancy(list(view.rows), view.config)
     done = int(12 * row["step"] / steps)
     bar = "━" * done + "─" * (12 - done)
     return [
@@ -164,15 +141,15 @@ def _cells(row: dict[str, Any], steps: int, occupancy: float | None) -> list[tup
             "truncated", f"{row['truncation_rate']:.1%}, interrupted {row['interruption_rate']:.1%}",
         ),
         (
-            "kept prompts", f"{row['kept_prompts']}/{row['prompts']}, busy slots {_share(occupancy)}",
+            "kept prompts", f"{row['kept_prompts']}/{row['prompts']}, busy slots {_share(busy)}",
             "entropy", f"{row['entropy']:.3f} nats, capped {row['capped_share']:.2%}",
         ),
         ("retired", f"{row['retired_prompts']} prompts, epoch {row['epoch']}", "", ""),
     ]  # fmt: skip
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None or not math.isfinite(value) else f"{value:.0%}"
+def _share(value: float) -> str:
+    return f"{value:.0%}" if math.isfinite(value) else "-"
 
 
 def _forecast_line(ahead: Outlook) -> str:
@@ -182,3 +159,43 @@ def _forecast_line(ahead: Outlook) -> str:
         f"forecast 2x {twice.mean:.3f} ({twice.low:.3f} to {twice.high:.3f}), "
         f"4x {four.mean:.3f} ({four.low:.3f} to {four.high:.3f}){known}"
     )
+
+
+# ---------------------------------------------------------------------------------------------------------- notebook
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
+
+
+class NotebookDisplay(RunDisplay):
+    """Displays a run in a notebook."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Prepare for a run; see RunDisplay."""
+        super().__init__(config, Console(file=sys.stdout, force_terminal=False, force_jupyter=False, width=100))
+        from IPython.display import HTML, display
+
+        self._html = HTML
+        self._table = display(HTML(""), display_id=True)
+        self._picture = display(HTML(""), display_id=True)
+        self._drawn_at = 0.0
+
+    def _show_step(self, row: dict[str, Any]) -> None:
+        if time.monotonic() - self._drawn_at >= EVERY_S or row["step"] == self._view.steps:
+            self._draw()
+
+    def _show_points(self) -> None:
+        self._draw()
+        if self._outlooks:
+            fits = [ahead.fit for ahead in self._outlooks.values()]
+            self._picture.update(self._html(picture(fits, form="svg").decode()))
+
+    def _draw(self) -> None:
+        self._drawn_at = time.monotonic()
+        # rich would add a new output to the notebook for every drawing, so it prints to a string
+        text = Console(file=io.StringIO(), width=110, record=True, force_jupyter=False)
+        text.print(self._render())
+        self._table.update(self._html(f"<pre>{html.escape(text.export_text())}</pre>"))

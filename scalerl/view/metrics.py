@@ -1,19 +1,21 @@
-"""The columns of metrics.jsonl for display: groups, labels, meanings, units and warning thresholds."""
+"""The columns of metrics.jsonl for display: groups, labels, meanings, units, thresholds, and series for figures.
+
+Axes in names: N steps, K buckets.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scalerl.config import RunConfig
-from scalerl.scaling import Curve
-from scalerl.scaling.health import decline
-from scalerl.view.display import UNSTABLE_TRUNCATION, WARN_TRUNCATION, truncation_warning
-from scalerl.view.falling import moved
-from scalerl.view.occupancy import LOW, WINDOW, OccupancyWatch
-from scalerl.view.series import number
+import numpy as np
+from numpy.typing import NDArray
+
+from scalerl.view.page_figures import plain
+from scalerl.view.warnings import LOW, UNSTABLE_TRUNCATION, WARN_TRUNCATION, number
+
+Array = NDArray[np.float64]
 
 GROUPS = ("learning", "staleness", "lengths", "speed", "occupancy")
 
@@ -122,14 +124,6 @@ METRICS = {
 """Every column except `step`, in display order."""
 
 
-TROUBLE = {
-    "engine_restarts": "engine restarts so far; the notes of the run have the reasons",
-    "verifier_timeouts": "completions so far whose verifier was stopped by its timeout",
-    "reward_failures": "completions so far without a reward, because the reward function or verifier failed",
-}
-"""Messages for counters that are 0 in a healthy run."""
-
-
 def level_of(name: str, value: float) -> str:
     """Return "caution" or "bad" if a value crosses thresholds of its metric, else ""."""
     metric = METRICS[name]
@@ -137,25 +131,64 @@ def level_of(name: str, value: float) -> str:
     return ("", "caution", "bad")[min(2, sum(crossed))]
 
 
-def warnings(rows: Sequence[Mapping[str, Any]], config: RunConfig) -> list[str]:
-    """Return warnings about the last rows of a run: truncation, empty slots, restarts, failed rewards."""
-    if not rows:
-        return []
-    filled = [{name: number(row.get(name)) for name in ("step", *METRICS)} for row in rows[-WINDOW:]]
-    recent = [row["truncation_rate"] for row in filled if math.isfinite(row["truncation_rate"])]
-    found = [truncation_warning(math.fsum(recent) / len(recent)) if recent else None]
-    slots = OccupancyWatch(config)
-    found += [slots.warning(row) for row in filled][-1:]
-    found += [f"{filled[-1][name]:.0f} {words}" for name, words in TROUBLE.items() if filled[-1][name] > 0]
-    return [text for text in found if text]
+class Columns:
+    """Columns of numbers by step; other values are NaN."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """Make empty columns with these names."""
+        self.names = tuple(names)
+        self._places = {name: place for place, name in enumerate(self.names)}
+        self._values, self._count = np.empty((256, len(self.names))), 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Append a row."""
+        if self._count == len(self._values):
+            self._values = np.concatenate([self._values, np.empty_like(self._values)])
+        try:
+            self._values[self._count] = [row.get(name) for name in self.names]  # numpy reads None as NaN
+        except (TypeError, ValueError):  # a string or a list instead of a number
+            self._values[self._count] = [number(row.get(name)) for name in self.names]
+        self._count += 1
+
+    def clear(self) -> None:
+        """Remove all rows."""
+        self._count = 0
+
+    def column(self, name: str) -> Array:
+        """Return a column, shape (N,)."""
+        return self._values[: self._count, self._places[name]]
+
+    def between(self, low: float, high: float) -> slice:
+        """Return the rows between two steps, plus one on each side so that lines reach the edge."""
+        step_N = self.column("step")
+        first, last = np.searchsorted(step_N, [low, high], side="left")
+        return slice(max(0, int(first) - 1), int(last) + 2)
 
 
-def fall(curve: Curve, rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return a warning about a falling curve, with the metrics that moved; None if it does not fall."""
-    symptom = decline(curve)
-    if symptom is None:
-        return None
-    filled = [{name: number(row.get(name)) for name in METRICS} for row in rows]
-    changes = moved(filled)
-    also = f"; metrics that moved: {', '.join(changes)}" if changes else "; no other metric moved clearly"
-    return f"the held-out pass rate of {curve.label} has fallen by {symptom.numbers['fall']:.3f} since its best{also}"
+def bucketed(step_N: Array, value_N: Array, most: int) -> dict[str, list[float | None]]:
+    """Reduce a series to at most `most` buckets, each with minimum, mean and maximum of neighboring steps.
+
+    Args:
+        step_N: Increasing steps.
+        value_N: Values; NaN is ignored.
+        most: K, maximum number of buckets.
+
+    Returns:
+        Lists x, low, mean and high, (K,) each; None for values that are not finite.
+    """
+    known_N = np.isfinite(value_N)
+    step_N, value_N = step_N[known_N], value_N[known_N]
+    if len(step_N) <= most:
+        values = plain(value_N)
+        return {"x": plain(step_N), "low": values, "mean": values, "high": values}
+    first_K = np.linspace(0, len(step_N), most + 1).astype(int)[:-1]
+    count_K = np.diff([*first_K, len(step_N)])
+    return {
+        "x": plain(np.add.reduceat(step_N, first_K) / count_K),
+        "low": plain(np.minimum.reduceat(value_N, first_K)),
+        "mean": plain(np.add.reduceat(value_N, first_K) / count_K),
+        "high": plain(np.maximum.reduceat(value_N, first_K)),
+    }

@@ -1,8 +1,8 @@
-"""Prints the recipes as tables, component by component."""
+"""Prints the recipes as tables, field by field."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Console
@@ -13,21 +13,6 @@ from scalerl.config.recipe import RECIPES, SCALERL, Recipe, leave_one_out
 
 LONGEST = 16
 """Longest text that a table shows, in characters."""
-
-
-def components(recipe: Recipe) -> dict[str, str]:
-    """Return each component of a recipe in a few words."""
-    return {name: _words(getattr(recipe, name)) for name in type(recipe).model_fields if name != "name"}
-
-
-def differences(recipe: Recipe, reference: Recipe) -> dict[str, tuple[str, str]]:
-    """Return the components that differ: (description in this recipe, description in the reference)."""
-    own_values, reference_values = components(recipe), components(reference)
-    return {
-        name: (own_values[name], reference_values[name])
-        for name in own_values
-        if own_values[name] != reference_values[name]
-    }
 
 
 def fields(part: Part, prefix: str = "") -> dict[str, str]:
@@ -46,9 +31,9 @@ def fields(part: Part, prefix: str = "") -> dict[str, str]:
     return found
 
 
-def split_fields(recipes: Mapping[str, Recipe]) -> tuple[dict[str, list[str]], dict[str, str]]:
+def split_fields(recipes: Sequence[Recipe]) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Return the fields in which recipes differ, with the value of each ("-": none), and those that all share."""
-    columns = [fields(recipe) for recipe in recipes.values()]
+    columns = [fields(recipe) for recipe in recipes]
     listed = dict.fromkeys(name for column in columns for name in column)
     parts = list(dict.fromkeys(name.partition(".")[0] for name in listed))
     names = sorted(listed, key=lambda name: parts.index(name.partition(".")[0]))  # keep the fields of a part together
@@ -57,45 +42,41 @@ def split_fields(recipes: Mapping[str, Recipe]) -> tuple[dict[str, list[str]], d
     return differing, {name: values[0] for name, values in rows.items() if name not in differing}
 
 
-def recipe_table(
-    recipes: Mapping[str, Recipe] = RECIPES, console: Console | None = None, everything: bool = False
-) -> None:
-    """Print the fields in which recipes differ, side by side; six recipes fit in 80 columns.
+def print_recipes(recipes: Mapping[str, Recipe] = RECIPES, everything: bool = False) -> None:
+    """Print the fields in which recipes differ, side by side, and the leave-one-out variants of ScaleRL.
 
     Args:
-        recipes: Recipes by name; the others are compared with the first.
-        console: Console to print to.
+        recipes: Recipes by name; the others are compared with the first. Six recipes fit in 80 columns.
         everything: Whether to also print the fields that all recipes share.
     """
-    console = console or Console()
-    differing, shared = split_fields(recipes)
-    first = next(iter(recipes))
-    table = Table(
-        title=f"Recipes (= as {first}, - absent)",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        show_edge=False,
-    )
-    table.add_column("", no_wrap=True)
-    for name in recipes:
-        table.add_column(name, overflow="fold")
+    console = Console()
+    differing, shared = split_fields(list(recipes.values()))
+    table = _table(f"Recipes (= as {next(iter(recipes))}, - absent)", "", *recipes)
     for name, values in differing.items():
         own = ["=" if value == values[0] != "-" else value for value in values[1:]]
         # a long name breaks at its last hyphen, which keeps the column as narrow as the others
         table.add_row(name, *(_broken(value) for value in (values[0], *own)))
     console.print(table)
-    if not everything:
+    if everything:
+        same = _table("The same in all recipes", "", "value")
+        for pair in shared.items():
+            same.add_row(*pair)
+        console.print(same)
+    else:
         console.print(f"{len(shared)} more fields are the same in all recipes: scalerl recipes --all")
-        return
-    same = Table(
-        title="The same in all recipes", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
-    )
-    for heading in ("", "value"):
-        same.add_column(heading, overflow="fold")
-    for name, value in shared.items():
-        same.add_row(name, value)
-    console.print(same)
+    variants = _table(f"Leave one out of {SCALERL.name}", "name", "field", "instead of", "is")
+    for name, variant in leave_one_out().items():
+        for at, (field, values) in enumerate(split_fields([SCALERL, variant])[0].items()):
+            variants.add_row("" if at else name, field, *values)
+    console.print(variants)
+
+
+def _table(title: str, first: str, *headings: str) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column(first, no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
 
 
 def _broken(value: str, widest: int = 10) -> str:
@@ -103,22 +84,7 @@ def _broken(value: str, widest: int = 10) -> str:
     return f"{head}-\n{tail}" if len(value) > widest and hyphen and head else value
 
 
-def leave_one_out_table(recipe: Recipe = SCALERL, console: Console | None = None) -> None:
-    """Print the leave-one-out variants of a recipe, each with the component it replaces."""
-    table = Table(title=f"Leave one out of {recipe.name}")
-    for heading in ("name", "component", "instead of", "is"):
-        table.add_column(heading)
-    for name, variant in leave_one_out(recipe).items():
-        for component, (own_values, reference_values) in differences(variant, recipe).items():
-            table.add_row(name, component, reference_values, own_values)
-    (console or Console()).print(table)
-
-
 def _words(value: object) -> str:
-    if isinstance(value, Part):
-        inner = [f"{name} {_words(getattr(value, name))}" for name in type(value).model_fields if name != "kind"]
-        kind = getattr(value, "kind", "")
-        return "\n".join([str(kind), *inner] if kind else inner)
     if isinstance(value, tuple):
         return "–".join(str(v) for v in value)
     if isinstance(value, str) and len(value) > LONGEST:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from operator import eq
 from pathlib import Path
 from typing import Any
 
 from scalerl.core.rows import RowFile
-from scalerl.view.series import number
+from scalerl.view.warnings import number
 
 FILES = {"evaluation": "rollouts.jsonl", "training": "rollouts/samples.jsonl"}
 """Files with rollouts, by their names on the page."""
@@ -35,66 +35,33 @@ PAGE = 50
 """Maximum number of rows in a response."""
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
-    """Search criteria; None matches everything.
-
-    Example: Search(kind="training", least_reward=1.0, truncated=False, text="carry")
-    """
-
-    kind: str = "evaluation"
-    """Key of `FILES`."""
-    step: int | None = None
-    task: str | None = None
-    prompt_id: str | None = None
-    passed: bool | None = None
-    truncated: bool | None = None
-    interrupted: bool | None = None
-    least_reward: float | None = None
-    most_reward: float | None = None
-    least_tokens: float | None = None
-    most_tokens: float | None = None
-    text: str = ""
-    """Text in prompt, completion, answer or reason, case-insensitive."""
-    start: int = 0
-    """Number of result rows to skip."""
-
-    @classmethod
-    def of(cls, asked: Mapping[str, str]) -> Search:
-        """Parse a search from query parameters.
-
-        Raises:
-            ValueError: A value has the wrong type.
-        """
-        found: dict[str, Any] = {}
-        for field in fields(cls):
-            if asked.get(field.name):
-                found[field.name] = _READERS[str(field.type).removesuffix(" | None")](asked[field.name])
-        if found.get("kind", "evaluation") not in FILES:
-            raise ValueError(f"kind: got {found['kind']!r}; allowed: {', '.join(FILES)}")
-        return cls(**found)
-
-    def matches(self, brief: Mapping[str, Any]) -> bool:
-        """Return whether a row matches the criteria other than text."""
-        same = ("step", "task", "prompt_id", "passed", "truncated", "interrupted")
-        if any(getattr(self, name) not in (None, brief[name]) for name in same):
-            return False
-        reward, tokens = number(brief["reward"]), number(brief["tokens"])
-        return (
-            (self.least_reward is None or reward >= self.least_reward)
-            and (self.most_reward is None or reward <= self.most_reward)
-            and (self.least_tokens is None or tokens >= self.least_tokens)
-            and (self.most_tokens is None or tokens <= self.most_tokens)
-        )
-
-
 def _truth(text: str) -> bool:
     if text not in ("true", "false"):
         raise ValueError(f"got {text!r}; allowed: true, false")
     return text == "true"
 
 
-_READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str, "bool": _truth}
+def _at_least(value: Any, bound: Any) -> bool:
+    return bool(number(value) >= bound)
+
+
+def _at_most(value: Any, bound: Any) -> bool:
+    return bool(number(value) <= bound)
+
+
+CRITERIA: dict[str, tuple[Callable[[str], Any], str, Callable[[Any, Any], bool]]] = {
+    "step": (int, "step", eq),
+    "task": (str, "task", eq),
+    "prompt_id": (str, "prompt_id", eq),
+    "passed": (_truth, "passed", eq),
+    "truncated": (_truth, "truncated", eq),
+    "interrupted": (_truth, "interrupted", eq),
+    "least_reward": (float, "reward", _at_least),
+    "most_reward": (float, "reward", _at_most),
+    "least_tokens": (float, "tokens", _at_least),
+    "most_tokens": (float, "tokens", _at_most),
+}
+"""Search criteria by name: how the value of a query is read, the column, and the test of (column, value)."""
 
 
 class RolloutIndex:
@@ -121,22 +88,38 @@ class RolloutIndex:
             self._restarts[kind] = self._files[kind].restarts
             self._briefs[kind], self._places[kind] = [], []
 
-    def find(self, search: Search) -> dict[str, Any]:
-        """Return the matching rows, newest step first, and all steps and tasks."""
+    def find(self, asked: Mapping[str, str]) -> dict[str, Any]:
+        """Return the rows that match a query, newest step first, and all steps and tasks.
+
+        Args:
+            asked: Values of `CRITERIA`; `kind`, a key of `FILES`; `text` in prompt, completion, answer or reason,
+                case-insensitive; `start`, the number of result rows to skip. An absent or empty value matches
+                everything.
+
+        Raises:
+            ValueError: A value has the wrong type.
+        """
         self.refresh()
-        briefs = self._briefs[search.kind]
-        found = [at for at, brief in enumerate(briefs) if search.matches(brief)]
-        if search.text:
-            wanted = search.text.casefold()
-            found = [at for at in found if wanted in _searched(self.row(search.kind, at))]
+        kind, text, start = asked.get("kind") or "evaluation", asked.get("text", ""), int(asked.get("start") or 0)
+        if kind not in FILES:
+            raise ValueError(f"kind: got {kind!r}; allowed: {', '.join(FILES)}")
+        tests = [
+            (column, test, read(asked[name])) for name, (read, column, test) in CRITERIA.items() if asked.get(name)
+        ]
+        briefs = self._briefs[kind]
+        found = [
+            at for at, brief in enumerate(briefs) if all(test(brief[column], value) for column, test, value in tests)
+        ]
+        if text:
+            found = [at for at in found if text.casefold() in _searched(self.row(kind, at))]
         found.sort(key=lambda at: (-number(briefs[at]["step"]), at))
-        shown = found[search.start : search.start + PAGE]
+        shown = found[start : start + PAGE]
         return {
             "total": len(found),
             "all": len(briefs),
             "steps": sorted({brief["step"] for brief in briefs if isinstance(brief["step"], int)}, reverse=True),
             "tasks": sorted({str(brief["task"]) for brief in briefs}),
-            "rows": [{"row": at, **briefs[at], **self._excerpt(search.kind, at)} for at in shown],
+            "rows": [{"row": at, **briefs[at], **self._excerpt(kind, at)} for at in shown],
         }
 
     def row(self, kind: str, at: int) -> dict[str, Any]:

@@ -1,11 +1,13 @@
-"""A watched run: new rows, evaluations, warnings and fits."""
+"""A run as every reader sees it: rows, evaluations, forecasts and warnings, in memory or read from its directory."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +17,16 @@ from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.overrides import read_toml
 from scalerl.core.errors import ConfigError
 from scalerl.core.rows import RowFile
+from scalerl.core.serialization import flat
 from scalerl.scaling import CurveError
+from scalerl.scaling.estimate import as_json
 from scalerl.types import EvalPoint
-from scalerl.view.falling import KEPT
-from scalerl.view.fits import TaskFit
-from scalerl.view.metrics import GROUPS, METRICS, fall, level_of, warnings
-from scalerl.view.outlook import curve_of
+from scalerl.view.metrics import GROUPS, METRICS, Columns, bucketed, level_of
+from scalerl.view.outlook import Outlook, curve_of, data_note, default_axis, points_by_task, run_outlook
+from scalerl.view.page_figures import curve_traces, plain
 from scalerl.view.rollouts import RolloutIndex
-from scalerl.view.series import Columns, bucketed, number
-from scalerl.view.state import (
-    RunState,
-    modified,
-    saved_config,
-    sign_of_life,
-    sound_rows,
-    state_of,
-)
-from scalerl.view.summary import data_note, default_axis
+from scalerl.view.state import ALIVE, modified, pace, saved_config, sign_of_life
+from scalerl.view.warnings import KEPT, falling, number, warnings
 
 SHOWN = 2000
 """Number of evaluations above which the figure of a curve leaves some out."""
@@ -40,10 +35,88 @@ LIFE_S = 2.0
 """Seconds between checks of the sign of life."""
 
 
-class WatchedRun:
-    """Follows one run directory. Not thread-safe: hold the watcher's lock."""
+class RunView:
+    """Rows and evaluations of one run, and what follows from them."""
 
-    def __init__(self, path: Path, name: str, study: str = "") -> None:
+    def __init__(
+        self,
+        config: RunConfig | None,
+        rows: Iterable[Mapping[str, Any]] = (),
+        points: Sequence[EvalPoint] = (),
+    ) -> None:
+        """Store the data of a run.
+
+        Args:
+            config: Configuration of the run; None if it cannot be read.
+            rows: The last rows of metrics.jsonl.
+            points: The evaluations so far.
+        """
+        self.config = config
+        self.rows: deque[Mapping[str, Any]] = deque(rows, maxlen=KEPT)
+        self.points: dict[str, list[EvalPoint]] = {}
+        self.evaluated(points)
+
+    def evaluated(self, points: Sequence[EvalPoint]) -> None:
+        """Set the evaluations so far, of all tasks."""
+        self.points = points_by_task(points)
+        self._falls: dict[str, str] | None = None
+
+    @property
+    def axis(self) -> str:
+        """Compute axis of the forecasts."""
+        return default_axis(self.config) if self.config else "step"
+
+    @property
+    def tasks(self) -> list[str]:
+        """Tasks with evaluations, without suites."""
+        suites = set(self.config.tasks) - set(self.config.main_tasks) if self.config else ()
+        return [task for task in self.points if task not in suites]
+
+    @property
+    def step(self) -> int:
+        """Number of updates so far."""
+        return int(self.rows[-1]["step"]) if self.rows else 0
+
+    @property
+    def steps(self) -> int:
+        """Number of updates at the end of the run."""
+        return self.config.steps if self.config else self.step
+
+    @property
+    def evaluated_at(self) -> int:
+        """Step of the last evaluation; -1 before the first."""
+        return max((own[-1].step for own in self.points.values()), default=-1)
+
+    def outlook(self, task: str) -> Outlook:
+        """Return fit, forecast and advice of a task.
+
+        Raises:
+            CurveError: There are too few evaluations, or they cannot be fitted.
+        """
+        return run_outlook(self.points.get(task, ()), self.axis)
+
+    def outlooks(self) -> dict[str, Outlook]:
+        """Return fit, forecast and advice by task; tasks without a forecast are left out."""
+        found = {}
+        for task in self.tasks:
+            with suppress(CurveError):
+                found[task] = self.outlook(task)
+        return found
+
+    def warnings(self) -> dict[str, str]:
+        """Return the warnings by key, most important first; `warnings.news` selects those that were not told."""
+        if self._falls is None:
+            self._falls = {}
+            for task in self.tasks:
+                with suppress(CurveError):  # the points are not a curve
+                    self._falls |= falling(curve_of(self.points[task], self.axis), list(self.rows))
+        return {**self._falls, **(warnings(list(self.rows), self.config) if self.config else {})}
+
+
+class FollowedRun(RunView):
+    """The view of a run directory, which may grow. Not thread-safe: hold the watcher's lock."""
+
+    def __init__(self, path: Path, name: str = "", study: str = "") -> None:
         """Read the ends of the run's files.
 
         Args:
@@ -51,78 +124,78 @@ class WatchedRun:
             name: Name on the page.
             study: Id of the study that contains the run; empty: none.
         """
-        self.path, self.name, self.study, self.id = path, name, study, id_of(path)
-        self.fits: dict[str, TaskFit] = {}
-        """Latest fit of each task; set by the watcher."""
+        super().__init__(None)
+        self.path, self.name, self.study, self.id = path, name or path.name, study, id_of(path)
+        self.state, self.detail = "waiting", ""
+        self.fits: dict[str, dict[str, Any]] = {}
+        """Latest fit of each task for the page, from `page_fit`; set by the watcher."""
         self.version = 0
         """Increases with every change."""
         self.rollouts = RolloutIndex(path)
-        self._tail = RowFile(path / "metrics.jsonl")
-        self._points_file = RowFile(path / "points.jsonl")
-        self._rows: deque[dict[str, Any]] = deque(sound_rows(self._tail.tail()), maxlen=KEPT)
-        self._points: dict[str, list[EvalPoint]] = {}
+        self._tail, self._points_file = RowFile(path / "metrics.jsonl"), RowFile(path / "points.jsonl")
+        self.rows += sound_rows(self._tail.tail())
         self._strange = 0
         self._history: Columns | None = None
         self._history_file = RowFile(path / "metrics.jsonl")
-        self._config: RunConfig | None = None
-        self._life, self._looked = ("waiting", ""), -math.inf
-        self._config_written = -1.0
-        self._falls: dict[str, str | None] = {}
+        self._looked, self._config_written = -math.inf, -1.0
+        self.poll()
 
-    def poll(self, now: float) -> bool:
+    def poll(self, now: float | None = None) -> bool:
         """Read new rows; return whether anything changed.
 
         Args:
-            now: Seconds since 1970.
+            now: Seconds since 1970; None: read the clock.
         """
+        now = time.time() if now is None else now
         restarts = self._tail.restarts
         lines = sound_rows(line.row for line in self._tail.new_lines())
-        if self._tail.restarts != restarts:
-            self._rows.clear()
-        self._rows += lines
-        new_points = self._read_points()
-        changed = bool(lines) or new_points or self._tail.restarts != restarts
+        if again := self._tail.restarts != restarts:
+            self.rows.clear()
+        self.rows += lines
+        changed = self._read_points() or bool(lines) or again
         if changed or now - self._looked >= LIFE_S:
             changed |= self._look(now)
         if self._history is not None:
             self._read_history()
-        if new_points:
-            self._falls = {task: self._fall(task) for task in self.tasks}
         self.version += changed
         return changed
 
-    def failed(self, error: BaseException) -> bool:
-        """Give the run the state `unreadable` after an unexpected error; return whether the state changed."""
-        before, self._life = self._life, ("unreadable", f"{type(error).__name__}: {error}")
-        return self._life != before
+    def failed(self, error: Exception) -> bool:
+        """Set the state `unreadable` after an unexpected error; return whether the state changed."""
+        return self._set_state("unreadable", f"{type(error).__name__}: {error}")
 
     def _look(self, now: float) -> bool:
         """Check the configuration and the sign of life; return whether the state changed."""
         self._looked = now
-        written, before = modified(self.path / "config.toml"), self._life
+        written = modified(self.path / "config.toml")
         problem = self._tail.problem or self._points_file.problem
         if written != self._config_written:
             try:
-                self._config, self._config_written = saved_config(self.path, written), written
+                self.config, self._config_written = saved_config(self.path), written
             except ConfigError as error:
                 problem = str(error)
         if problem:
-            self._life = ("unreadable", problem)
-        elif self._config is not None:
-            self._life = sign_of_life(self.path, list(self._rows), now)
-        return self._life != before
+            return self._set_state("unreadable", problem)
+        return self.config is not None and self._set_state(*sign_of_life(self.path, list(self.rows), now))
+
+    def _set_state(self, *state: str) -> bool:
+        before = (self.state, self.detail)
+        self.state, self.detail = state
+        return state != before
 
     def _read_points(self) -> bool:
         restarts = self._points_file.restarts
         found = [EvalPoint.of(line.row) for line in self._points_file.new_lines()]
         again = self._points_file.restarts != restarts
         if again:
-            self._points, self._strange = {}, 0
+            self.points, self._strange = {}, 0
         for point in found:
             if point is None:
                 self._strange += 1
             else:
-                self._points.setdefault(point.task, []).append(point)
+                self.points.setdefault(point.task, []).append(point)
+        if found or again:
+            self._falls = None
         return bool(found) or again
 
     def _read_history(self) -> None:
@@ -138,86 +211,57 @@ class WatchedRun:
     # --------------------------------------------------------------------------------------------------------- summary
 
     @property
-    def state(self) -> RunState:
-        """State of the run."""
-        points = [own[-1] for own in self._points.values()]
-        return state_of(self.path, list(self._rows), points, self._config, self._life)
+    def left_s(self) -> float:
+        """Estimated seconds to the last step, without evaluations; NaN if unknown or if the run is not training."""
+        return pace(list(self.rows)) * (self.steps - self.step) if self.state in ALIVE else math.nan
 
-    @property
-    def axis(self) -> str:
-        """Compute axis of the curve."""
-        return default_axis(self._config) if self._config else "step"
-
-    @property
-    def tasks(self) -> list[str]:
-        """Tasks with evaluations, without suites."""
-        main = self._config.main_tasks if self._config else self._points
-        return [task for task in self._points if task in main]
-
-    def points(self, task: str) -> list[EvalPoint]:
-        """Return the evaluations of a task."""
-        return self._points.get(task, [])
-
-    def _fall(self, task: str) -> str | None:
-        try:
-            return fall(curve_of(self.points(task), self.axis), list(self._rows))
-        except CurveError:  # too few points
-            return None
-
-    def warnings(self) -> list[str]:
-        """Return the warnings, most important first."""
-        found = [text for text in self._falls.values() if text]
-        if self._config is not None:
-            found += warnings(list(self._rows), self._config)
+    def warnings(self) -> dict[str, str]:
+        """Return the warnings by key, including one about lines that cannot be read."""
         broken = self._tail.broken + self._points_file.broken + self._strange
-        return [*found, f"{broken} lines of metrics.jsonl and points.jsonl cannot be read"] if broken else found
+        unread = {"broken": f"{broken} lines of metrics.jsonl and points.jsonl cannot be read"} if broken else {}
+        return super().warnings() | unread
 
     def summary(self) -> dict[str, Any]:
         """Return the run's entry in the list, as JSON values."""
-        state = self.state
         return {
             "id": self.id,
             "name": self.name,
             "path": str(self.path),
             "study": self.study,
             "version": self.version,
-            "state": state.state,
-            "detail": state.detail,
-            "step": state.step,
-            "steps": state.steps,
-            "step_s": or_none(state.step_s),
-            "left_s": or_none(state.left_s),
-            "points": sum(map(len, self._points.values())),
+            "state": self.state,
+            "detail": self.detail,
+            "step": self.step,
+            "steps": self.steps,
+            "step_s": as_json(pace(list(self.rows))),
+            "left_s": as_json(self.left_s),
+            "points": sum(map(len, self.points.values())),
             "tasks": {task: self._task(task) for task in self.tasks},
-            "warnings": self.warnings(),
-            "about": about(self._config) if self._config else "",
+            "warnings": list(self.warnings().values()),
+            "about": about(self.config) if self.config else "",
         }
 
     def _task(self, task: str) -> dict[str, Any]:
-        last = self.points(task)[-1]
-        found = self.fits.get(task)
+        last, fit = self.points[task][-1], self.fits.get(task)
         return {
-            "pass_rate": or_none(last.pass_rate),
-            "stderr": or_none(last.stderr),
+            "pass_rate": as_json(last.pass_rate),
+            "stderr": as_json(last.stderr),
             "step": last.step,
-            "evaluations": len(self.points(task)),
-            "fit": found.to_dict() if found else None,
+            "evaluations": len(self.points[task]),
+            "fit": {name: value for name, value in fit.items() if name != "traces"} if fit else None,
         }
 
     def curve(self, task: str) -> dict[str, Any]:
         """Return the curve of a task: the current points and the traces of the latest fit."""
-        points, found = self.points(task), self.fits.get(task)
+        points = self.points.get(task, [])
         points = points[:: len(points) // SHOWN + 1]
-        x = [or_none(float(getattr(point, self.axis))) for point in points]
-        y = [or_none(point.pass_rate) for point in points]
-        error = [or_none(point.stderr) for point in points]
         return {
             "axis": self.axis,
-            "x": x,
-            "y": y,
-            "stderr": error,
+            "x": plain([getattr(point, self.axis) for point in points]),
+            "y": plain([point.pass_rate for point in points]),
+            "stderr": plain([point.stderr for point in points]),
             "step": [point.step for point in points],
-            "traces": list(found.traces) if found else [],
+            "traces": self.fits.get(task, {}).get("traces", []),
         }
 
     # --------------------------------------------------------------------------------------------------------- metrics
@@ -232,13 +276,11 @@ class WatchedRun:
     def metrics(self, places: int) -> list[dict[str, Any]]:
         """Return every metric with its meaning, last value, and a series of at most `places` points."""
         columns = self.history()
-        step_N = columns.column("step")
         found = []
         for name, metric in METRICS.items():
-            value_N = columns.column(name)
-            last = number(self._rows[-1].get(name)) if self._rows else math.nan
-            if not np.isfinite(value_N).any():
+            if not np.isfinite(columns.column(name)).any():
                 continue  # for example router metrics of a dense model
+            last = number(self.rows[-1].get(name)) if self.rows else math.nan
             found.append(
                 {
                     "name": name,
@@ -247,10 +289,10 @@ class WatchedRun:
                     "meaning": metric.meaning,
                     "unit": metric.unit,
                     "share": metric.share,
-                    "last": or_none(last),
-                    "level": level_of(name, last) if math.isfinite(last) else "",
+                    "last": as_json(last),
+                    "level": level_of(name, last),
                     "bounds": [*metric.above, *metric.below],
-                    **bucketed(step_N, value_N, places),
+                    **bucketed(columns.column("step"), columns.column(name), places),
                 }
             )
         return sorted(found, key=lambda one: GROUPS.index(one["group"]))
@@ -264,9 +306,37 @@ class WatchedRun:
     def config_fields(self) -> dict[str, str]:
         """Return every field of config.toml by its dotted name; empty if it cannot be read."""
         try:
-            return dict(_flat(read_toml(self.path / "config.toml"), ""))
+            return {name: str(value) for name, value in flat(_numbered(read_toml(self.path / "config.toml"))).items()}
         except (OSError, ConfigError):  # the state is "unreadable" then
             return {}
+
+
+def page_fit(points: Sequence[EvalPoint], axis: str, name: str) -> dict[str, Any]:
+    """Return fit, forecast and advice of one task as JSON values for the live page, with the traces of its figure."""
+    found: dict[str, Any] = {"evaluations": len(points), "problem": "", "traces": []}
+    try:
+        ahead = run_outlook(points, axis)
+        curve = ahead.fit.curve  # the page adds the current points
+        least = float(curve.compute[curve.compute > 0][0])
+        traces = curve_traces(name, curve, ahead.fit, ("@s0", "solid"), least, 1.05)
+    except CurveError as error:
+        return {**found, "problem": str(error)}
+    estimates = {"twice": ahead.forecast.at[0], "four": ahead.forecast.at[1], "ceiling": ahead.fit.asymptote}
+    return {
+        **found,
+        "traces": traces,
+        **{key: plain([value.mean, value.low, value.high]) for key, value in estimates.items()},
+        "identified": ahead.fit.identified,
+        "reason": ahead.fit.reason,
+        "warnings": list(ahead.fit.warnings),
+        "action": ahead.advice.action if ahead.advice else "",
+        "advice": ahead.advice.sentence if ahead.advice else "",
+    }
+
+
+def sound_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of metrics.jsonl that have a step; other columns are checked where they are used."""
+    return [row for row in rows if isinstance(row.get("step"), int)]
 
 
 RULES = {
@@ -290,19 +360,13 @@ def about(config: RunConfig) -> str:
     return " ".join([*said, *([f"Data: {note}."] if note else [])])
 
 
-def _flat(value: Any, name: str) -> list[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        return [pair for key, inner in value.items() for pair in _flat(inner, f"{name}.{key}" if name else str(key))]
+def _numbered(value: Any) -> Any:
+    """Return nested values in which lists of tables are tables with the names 0, 1, ..."""
     if isinstance(value, list) and value and all(isinstance(inner, Mapping) for inner in value):
-        return [pair for at, inner in enumerate(value) for pair in _flat(inner, f"{name}.{at}")]
-    return [(name, str(value))]
+        value = {str(at): inner for at, inner in enumerate(value)}
+    return {key: _numbered(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
 
 
 def id_of(path: Path) -> str:
     """Return the id of a directory in the page's addresses."""
     return hashlib.sha256(str(path.absolute()).encode("utf-8", "surrogateescape")).hexdigest()[:12]
-
-
-def or_none(value: float) -> float | None:
-    """Return a finite number unchanged, else None, because JSON has no NaN."""
-    return value if math.isfinite(value) else None

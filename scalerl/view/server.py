@@ -1,30 +1,36 @@
-"""The read-only server of the page: files, JSON of runs, and a stream of changes."""
+"""The read-only server of the page: access control, files, JSON of runs, and a stream of changes.
+
+A page of another site can send requests to this machine, and could read the responses through a host name that resolves
+to 127.0.0.1 (DNS rebinding). Therefore, requests with host names other than the server's are rejected.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
+import ipaddress
 import json
 import math
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from importlib.resources import files
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from scalerl.core.errors import outcome
-from scalerl.view.guard import Guard
 from scalerl.view.metrics import METRICS
 from scalerl.view.page import plotly_script
-from scalerl.view.rollouts import FILES, Search
-from scalerl.view.run import WatchedRun
+from scalerl.view.rollouts import FILES
+from scalerl.view.run import FollowedRun
 from scalerl.view.watcher import POLL_S, Watcher
 
 SPARK = 120
@@ -37,6 +43,99 @@ BEAT_S = 15.0
 """Interval in seconds between comments in a stream without changes; they detect closed pages."""
 
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+
+HEADERS = {
+    # plotly adds an inline style sheet; scripts are loaded only from this server and never inline
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
+        "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+"""Headers of every response."""
+
+UNSTORED = {"cache-control": "no-store"}
+
+
+# ----------------------------------------------------------------------------------------------------- access control
+
+
+class Guard:
+    """ASGI middleware that rejects requests with other host names or without the token, and adds the headers."""
+
+    def __init__(self, app: ASGIApp, host: str, port: int, token: str) -> None:
+        """Wrap an application.
+
+        Args:
+            app: Application to protect.
+            host: Host to which the server is bound.
+            port: Port to which the server is bound; part of the cookie's name, because cookies ignore ports.
+            token: Required token; empty: none.
+        """
+        self._app, self._token, self._cookie = app, token, f"scalerl-watch-{port}"
+        self._names = {"localhost", host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
+        self._loopback = is_loopback(host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Reject a request or pass it to the application."""
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        answer = self._rejected(Request(scope)) if scope["type"] == "http" else None
+        await (answer or self._app)(scope, receive, send_with_headers)
+
+    def _rejected(self, request: Request) -> Response | None:
+        """Return the response to a request that the application does not get; None if it does."""
+        if not self.answers_to(request.headers.get("host", "")):
+            return _refusal(421, "This server does not answer to that name; use the address that it printed.")
+        if request.method not in ("GET", "HEAD"):
+            return _refusal(405, "Only GET and HEAD requests are allowed.")
+        if not self._token or same(request.cookies.get(self._cookie, ""), self._token):
+            return None
+        if not same(request.query_params.get("token", ""), self._token):
+            return _refusal(403, "A token is needed: open the address that `scalerl watch` printed.")
+        # to an address without the token, so that the token is not in a history or screenshot
+        answer = RedirectResponse("/", 303, UNSTORED)
+        answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
+        return answer
+
+    def answers_to(self, host: str) -> bool:
+        """Return whether a Host header is a name of this machine or an address.
+
+        A server on loopback accepts loopback addresses only.
+        """
+        name = (host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]).lower()
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return name == "localhost" if self._loopback else name in self._names
+        return address.is_loopback if self._loopback else True
+
+
+def _refusal(status: int, words: str) -> Response:
+    return PlainTextResponse(words, status, UNSTORED)
+
+
+def same(given: str, token: str) -> bool:
+    """Compare two secrets in constant time."""
+    return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode("utf-8", "replace"))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only processes on this machine can reach a server bound to this host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+# -------------------------------------------------------------------------------------------------------------- routes
 
 
 class Pages:
@@ -55,16 +154,11 @@ class Pages:
     def app(self) -> Starlette:
         """Return the application."""
         routes = [
-            Route("/", self.index),
+            Route("/", self.asset),
             Route("/assets/{name}", self.asset),
             Route("/plotly.js", self.plotly),
             Route("/api/stream", self.stream),
-            Route("/api/runs/{id}/curve", self.curve),
-            Route("/api/runs/{id}/metrics", self.metrics),
-            Route("/api/runs/{id}/series", self.series),
-            Route("/api/runs/{id}/config", self.config),
-            Route("/api/runs/{id}/rollouts", self.rollouts),
-            Route("/api/runs/{id}/group", self.group),
+            Route("/api/runs/{id}/{what}", self.of_run),
         ]
         return Starlette(routes=routes, lifespan=self._lifespan)
 
@@ -79,29 +173,23 @@ class Pages:
 
     async def _poll(self) -> None:
         while True:
-            polled = await run_in_threadpool(outcome, self.watcher.poll)
-            if error := polled.exception():  # the page shows it and does not freeze
-                self.watcher.problem = f"{type(error).__name__}: {error}"
-                self.watcher.version += 1
+            await run_in_threadpool(self.watcher.poll)
             await asyncio.sleep(POLL_S)
 
-    # ------------------------------------------------------------------------------------------------------------ files
-
-    async def index(self, request: Request) -> Response:
-        """Return the page."""
-        return _asset("index.html")
-
     async def asset(self, request: Request) -> Response:
-        """Return a script or style."""
-        return _asset(request.path_params["name"])
+        """Return the page, a script or a style."""
+        name = request.path_params.get("name", "index.html")
+        found = {file.name: file for file in (files("scalerl.view") / "assets").iterdir()}.get(name)
+        kind = TYPES.get(name.rpartition(".")[2])
+        if found is None or kind is None:
+            raise HTTPException(404, "no such file")
+        return Response(found.read_bytes(), media_type=kind, headers={"cache-control": "no-cache"})
 
     async def plotly(self, request: Request) -> Response:
         """Return plotly.js from the plotly package."""
         if self._plotly is None:
             self._plotly = (await run_in_threadpool(plotly_script)).encode()
         return Response(self._plotly, media_type="text/javascript", headers={"cache-control": "max-age=86400"})
-
-    # ------------------------------------------------------------------------------------------------------------- data
 
     async def stream(self, request: Request) -> Response:
         """Stream server-sent events: first everything, then changes."""
@@ -119,59 +207,53 @@ class Pages:
                     quiet = 0.0
                     yield ": still here\n\n"
 
-        return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+        return StreamingResponse(events(), media_type="text/event-stream", headers=UNSTORED)
 
-    async def curve(self, request: Request) -> Response:
-        """Return the curve of one task of a run."""
-        task = request.query_params.get("task", "")
-        return await self._of_run(request, lambda run: run.curve(task))
-
-    async def metrics(self, request: Request) -> Response:
-        """Return all metrics of a run for small figures."""
-        return await self._of_run(request, lambda run: {"metrics": run.metrics(SPARK)})
-
-    async def series(self, request: Request) -> Response:
-        """Return one metric of a run between two steps, for a large figure."""
-        asked = request.query_params
-        name = asked.get("name", "")
-        low, high = _number(asked, "from", -math.inf), _number(asked, "to", math.inf)
-        if name not in METRICS:
-            raise HTTPException(400, f"name: got {name!r}; allowed: a column of metrics.jsonl")
-        return await self._of_run(request, lambda run: run.series(name, low, high, PLACES))
-
-    async def config(self, request: Request) -> Response:
-        """Return the fields of a run's configuration."""
-        return await self._of_run(request, lambda run: {"fields": run.config_fields()})
-
-    async def rollouts(self, request: Request) -> Response:
-        """Return the rollouts that match a search."""
-        try:
-            search = Search.of(request.query_params)
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from error
-        return await self._of_run(request, lambda run: run.rollouts.find(search))
-
-    async def group(self, request: Request) -> Response:
-        """Return all rollouts of one prompt at one step."""
-        kind, at = request.query_params.get("kind", ""), _number(request.query_params, "row", 0)
-        if kind not in FILES:
-            raise HTTPException(400, f"kind: got {kind!r}; allowed: {', '.join(FILES)}")
-        return await self._of_run(request, lambda run: {"rows": run.rollouts.group(kind, max(0, int(at)))})
-
-    async def _of_run(self, request: Request, make: Callable[[WatchedRun], dict[str, Any]]) -> Response:
+    async def of_run(self, request: Request) -> Response:
+        """Return data of one run, by the functions of `OF_RUN`."""
         run = self.watcher.runs.get(request.path_params["id"])
-        if run is None:
+        make = OF_RUN.get(request.path_params["what"])
+        if run is None or make is None:
             raise HTTPException(404, "no such run")
 
         def answer() -> str:
             with self.watcher.lock:
-                return _json(make(run))
+                return _json(make(run, request.query_params))
 
         try:
             text = await run_in_threadpool(answer)
         except IndexError as error:
             raise HTTPException(404, "no such row") from error
-        return Response(text, media_type="application/json", headers={"cache-control": "no-store"})
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from error
+        return Response(text, media_type="application/json", headers=UNSTORED)
+
+
+def _series(run: FollowedRun, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return one metric between two steps, for a large figure."""
+    name = asked.get("name", "")
+    if name not in METRICS:
+        raise ValueError(f"name: got {name!r}; allowed: a column of metrics.jsonl")
+    return run.series(name, _number(asked, "from", -math.inf), _number(asked, "to", math.inf), PLACES)
+
+
+def _group(run: FollowedRun, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return all rollouts of one prompt at one step."""
+    kind, at = asked.get("kind", ""), _number(asked, "row", 0)
+    if kind not in FILES:
+        raise ValueError(f"kind: got {kind!r}; allowed: {', '.join(FILES)}")
+    return {"rows": run.rollouts.group(kind, max(0, int(at)))}
+
+
+OF_RUN: dict[str, Callable[[FollowedRun, Mapping[str, str]], dict[str, Any]]] = {
+    "curve": lambda run, asked: run.curve(asked.get("task", "")),
+    "metrics": lambda run, asked: {"metrics": run.metrics(SPARK)},
+    "series": _series,
+    "config": lambda run, asked: {"fields": run.config_fields()},
+    "rollouts": lambda run, asked: run.rollouts.find(asked),
+    "group": _group,
+}
+"""Data of a run by the last part of the address; a ValueError is a wrong query."""
 
 
 def serve(watcher: Watcher, listening: socket.socket, host: str, token: str) -> None:
@@ -183,34 +265,22 @@ def serve(watcher: Watcher, listening: socket.socket, host: str, token: str) -> 
         host: Host given by the user, which determines the accepted host names.
         token: Required token; empty: none.
     """
-    port = listening.getsockname()[1]
     server: uvicorn.Server
 
     pages = Pages(watcher, lambda: server.should_exit)
-    app = Guard(pages.app(), host, port, token)
+    app = Guard(pages.app(), host, listening.getsockname()[1], token)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="error", access_log=False, server_header=False, timeout_graceful_shutdown=3)
     )
     server.run(sockets=[listening])
 
 
-def _asset(name: str) -> Response:
-    ending = name.rpartition(".")[2]
-    found = {file.name: file for file in (files("scalerl.view") / "assets").iterdir()}.get(name)
-    if found is not None and ending in TYPES:
-        return Response(found.read_bytes(), media_type=TYPES[ending], headers={"cache-control": "no-cache"})
-    raise HTTPException(404, "no such file")
-
-
 def _json(value: Any) -> str:
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
-def _number(asked: Any, name: str, default: float) -> float:
-    try:
-        found = float(asked[name]) if asked.get(name) else default
-    except ValueError:
-        found = math.nan
-    if asked.get(name) and not math.isfinite(found):
-        raise HTTPException(400, f"{name}: got {asked[name]!r}; allowed: a finite number")
-    return found
+def _number(asked: Mapping[str, str], name: str, default: float) -> float:
+    value = float(asked[name]) if asked.get(name) else default
+    if asked.get(name) and not math.isfinite(value):
+        raise ValueError(f"{name}: got {asked[name]!r}; allowed: a finite number")
+    return value

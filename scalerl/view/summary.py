@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config import RunConfig
-from scalerl.config.data import generated
 from scalerl.core.files import read_json, whole, write_whole
 from scalerl.core.outputs import why_not
 from scalerl.scaling import CurveError, Fit
 from scalerl.types import EvalPoint
 from scalerl.view.figures import picture
-from scalerl.view.outlook import Outlook, points_by_task, run_outlook
+from scalerl.view.outlook import Outlook, data_note, default_axis, points_by_task, run_outlook
 
 
 def summarize(directory: Path, config: RunConfig, points: Sequence[EvalPoint]) -> list[str]:
@@ -102,27 +101,3 @@ def refresh(directory: Path, config: RunConfig, ahead: Outlook, note: str) -> Pa
     path = directory / f"curve-{task}.png"
     save_curves(path, [ahead.fit], note)
     return path
-
-
-def default_axis(config: RunConfig) -> str:
-    """Return the default compute axis of a fit: device-hours on GPUs, counted FLOPs on CPU."""
-    return "device_hours" if config.hardware.device == "cuda" else "flops"
-
-
-def data_note(config: RunConfig) -> str:
-    """Return a note about the data and about changes during the run; empty if there is none."""
-    return "; ".join(part for part in (_noise_note(config), _rates_note(config)) if part)
-
-
-def _rates_note(config: RunConfig) -> str:
-    rates = [f"{rate.learning_rate:g} after step {rate.after_step}" for rate in config.recipe.optimizer.later_rates]
-    return f"the learning rate was set to {', then '.join(rates)}" if rates else ""
-
-
-def _noise_note(config: RunConfig) -> str:
-    noise = {task.curve: f"{task.label_noise:.0%}" for task in generated(config.data) if task.label_noise}
-    if not noise:
-        return ""
-    alike = len(noise) == len(config.main_tasks) and len(set(noise.values())) == 1
-    amount = next(iter(noise.values())) if alike else ", ".join(f"{share} ({kind})" for kind, share in noise.items())
-    return f"{amount} of the reference answers are wrong on purpose, which caps the pass rate"

@@ -1,4 +1,4 @@
-"""Follows all runs and studies of the page, and requests fits after new evaluations."""
+"""Follows all runs and studies of the page, and fits them in a thread after new evaluations."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scalerl.core.errors import outcome
-from scalerl.view.fits import TaskFit, Worker, fitted
-from scalerl.view.run import WatchedRun, id_of
-from scalerl.view.sources import names_of
+from scalerl.core.errors import ConfigError
+from scalerl.scaling import CurveError
+from scalerl.study.analysis import study_results
+from scalerl.study.directory import StudyDirectory
+from scalerl.study.page import GROUPS, summary
+from scalerl.study.results import EFFECTS, ArmResult, StudyResult
+from scalerl.view.outlook import names_of
+from scalerl.view.run import FollowedRun, id_of, page_fit
 from scalerl.view.state import find, is_run
-from scalerl.view.studies import WatchedStudy
 
 POLL_S = 0.5
 """Interval of the polls of the files, seconds."""
 
 SEARCH_S = 3.0
 """Interval of the searches for new runs, seconds."""
+
+REST = 20.0
+"""Pause between analyses of a study, in durations of the last analysis; 20 is a load of 5% of a core."""
 
 
 class Watcher:
@@ -36,41 +43,52 @@ class Watcher:
         self.paths = list(paths)
         self.lock = threading.Lock()
         """Held while runs are accessed."""
-        self.runs: dict[str, WatchedRun] = {}
-        self.studies: dict[str, WatchedStudy] = {}
+        self.runs: dict[str, FollowedRun] = {}
+        self.studies: dict[str, FollowedStudy] = {}
         self.version = 0
-        self.problem = ""
-        """The last unexpected error of a poll; the page shows it."""
+        self.problems: list[str] = []
+        """Unexpected errors; the page shows the last ones."""
         self._asked: dict[tuple[str, str], int] = {}
         self._changes: dict[str, int] = {}
         self._searched = 0.0
+        self._fits, self._waiting = ThreadPoolExecutor(1, "fits"), set[object]()
         self._search()
-        self._worker = Worker()
         self.poll()
 
     def close(self) -> None:
-        """End the fitting thread."""
-        self._worker.close()
+        """End the fitting thread after its current job."""
+        self._fits.shutdown(wait=False, cancel_futures=True)
 
     def poll(self) -> None:
         """Poll all files once."""
         if time.monotonic() - self._searched >= SEARCH_S:
-            self._search()
-        now = time.time()
+            self._safely(self._search)
         for run in list(self.runs.values()):
-            looked = outcome(partial(self._look_at, run, now))
-            error = looked.exception()  # unexpected rows of one run must not stop the page for all others
-            if run.failed(error) if error else looked.result():
-                self._changed(run.id)
+            self._safely(partial(self._poll_run, run), run)
         for study in list(self.studies.values()):
             if study.due([run for run in self.runs.values() if run.study == study.id]):
-                self._worker.ask(study.id, lambda study=study: self._judge(study))  # type: ignore[misc]
+                self.ask(study.id, partial(self._judge, study))
 
-    def _look_at(self, run: WatchedRun, now: float) -> bool:
+    def _poll_run(self, run: FollowedRun) -> None:
         with self.lock:
-            changed = run.poll(now)
-            self._ask_for_fits(run)
-        return changed
+            if run.poll():
+                self._changed(run.id)
+            for task in run.tasks:
+                count = len(run.points[task])
+                if self._asked.get((run.id, task)) != count:
+                    self._asked[run.id, task] = count
+                    self.ask((run.id, task), partial(self._fit, run, task))
+
+    def _safely(self, work: Callable[[], None], run: FollowedRun | None = None) -> None:
+        """Run a part of a poll; an unexpected error is shown on the page."""
+        try:
+            work()
+        except Exception as error:  # unexpected contents of one directory must not stop the page for all others
+            if run is None:
+                self.problems.append(f"{type(error).__name__}: {error}")
+                self.version += 1
+            elif run.failed(error):
+                self._changed(run.id)
 
     def changes_since(self, version: int) -> dict[str, Any]:
         """Return the summaries of runs and studies that changed after a version; -1: of all."""
@@ -81,8 +99,23 @@ class Watcher:
                 "known": list(self.runs),
                 "runs": [self.runs[key].summary() for key in changed if key in self.runs],
                 "studies": [self.studies[key].summary() for key in changed if key in self.studies],
-                "problems": [text for text in (self.problem, *self._worker.failures[-2:]) if text],
+                "problems": self.problems[-2:],
             }
+
+    def ask(self, key: object, job: Callable[[], None]) -> None:
+        """Queue a job for the fitting thread, unless a job with the same key is waiting."""
+        if key not in self._waiting:
+            self._waiting.add(key)
+            self._fits.submit(self._work, key, job).add_done_callback(self._done)
+
+    def _work(self, key: object, job: Callable[[], None]) -> None:
+        self._waiting.discard(key)
+        job()
+
+    def _done(self, ended: Future[None]) -> None:
+        error = None if ended.cancelled() else ended.exception()
+        if error is not None:
+            self.problems.append(f"{type(error).__name__}: {error}")
 
     def _search(self) -> None:
         """Find new runs, and remove those whose directory no longer exists."""
@@ -101,44 +134,102 @@ class Watcher:
             names |= {path: f"{study.name}/{path.relative_to(study)}" for path, study in of_study.items()}
             with self.lock:
                 for path in fresh:
-                    run = WatchedRun(path, names[path], id_of(of_study[path]) if path in of_study else "")
+                    run = FollowedRun(path, names[path], id_of(of_study[path]) if path in of_study else "")
                     self.runs[run.id] = run
                 for run in self.runs.values():
                     run.name = names.get(run.path, run.name)
                     self._changed(run.id)
         for path in studies:
-            study = WatchedStudy(path)
-            if study.id not in self.studies:
+            if id_of(path) not in self.studies:
                 with self.lock:
-                    self.studies[study.id] = study
-                    self._changed(study.id)
+                    self.studies[id_of(path)] = FollowedStudy(path)
+                    self._changed(id_of(path))
 
     def _changed(self, key: str) -> None:
         self.version += 1
         self._changes[key] = self.version
 
-    def _ask_for_fits(self, run: WatchedRun) -> None:
-        for task in run.tasks:
-            count = len(run.points(task))
-            if self._asked.get((run.id, task)) != count:
-                self._asked[run.id, task] = count
-                self._worker.ask((run.id, task), self._fit_job(run, task))
-
-    def _fit_job(self, run: WatchedRun, task: str) -> Callable[[], None]:
-        def job() -> None:
-            with self.lock:
-                points, axis = run.points(task), run.axis
-            self._keep_fit(run, task, fitted(points, axis, run.name))
-
-        return job
-
-    def _keep_fit(self, run: WatchedRun, task: str, found: TaskFit) -> None:
+    def _fit(self, run: FollowedRun, task: str) -> None:
+        with self.lock:
+            points, axis = list(run.points.get(task, ())), run.axis
+        found = page_fit(points, axis, run.name)
         with self.lock:
             run.fits[task] = found
             run.version += 1
             self._changed(run.id)
 
-    def _judge(self, study: WatchedStudy) -> None:
+    def _judge(self, study: FollowedStudy) -> None:
         study.judge()
         with self.lock:
             self._changed(study.id)
+
+
+class FollowedStudy:
+    """Follows one study, and keeps its preliminary verdicts."""
+
+    def __init__(self, path: Path) -> None:
+        """Prepare to follow a study directory."""
+        self.path = path
+        self.id = id_of(path)
+        self.problem = ""
+        self._found: StudyResult | None = None
+        self._seen: tuple[int, ...] | None = None
+        self._next = 0.0
+
+    def due(self, runs: Sequence[FollowedRun]) -> bool:
+        """Return whether the runs have new evaluations and the pause is over."""
+        seen = tuple(sum(len(run.points[task]) for task in run.tasks) for run in runs)
+        if seen == self._seen or time.monotonic() < self._next:
+            return False
+        self._seen = seen
+        return True
+
+    def judge(self) -> None:
+        """Fit all runs of the study and compare its arms."""
+        began = time.monotonic()
+        try:
+            self._found, self.problem = study_results(StudyDirectory.open(self.path)), ""
+        except (ConfigError, CurveError, OSError) as error:
+            self.problem = str(error)
+        ended = time.monotonic()
+        self._next = ended + REST * (ended - began)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the study as JSON values."""
+        found = self._found
+        shown: dict[str, Any] = {"id": self.id, "name": self.path.name, "path": str(self.path), "problem": self.problem}
+        if found is None:
+            return {**shown, "sentence": "", "about": "", "notes": [], "groups": []}
+        groups = [
+            {
+                "title": title,
+                "excluded": found.exclusion() if "none" in effects else "",
+                "arms": [_arm(found, arm) for arm in found.ranked() if arm.effect in effects],
+            }
+            for title, effects in GROUPS.items()
+        ]
+        reference = {"title": "The reference", "excluded": "", "arms": [_arm(found, found.arm(found.reference))]}
+        return {
+            **shown,
+            "name": found.name,
+            "about": found.about,
+            "sentence": summary(found),
+            "notes": list(found.notes),
+            "groups": [reference, *(group for group in groups if group["arms"])],
+        }
+
+
+def _arm(found: StudyResult, arm: ArmResult) -> dict[str, Any]:
+    ceiling = arm.asymptote
+    return {
+        "name": arm.name,
+        "about": arm.about,
+        "color": EFFECTS[arm.effect].color,
+        "effect": EFFECTS[arm.effect].words,
+        "sentence": arm.sentence if arm.name != found.reference else "",
+        "problems": arm.problems,
+        "ceiling": None if ceiling is None else [ceiling.mean, ceiling.low, ceiling.high],
+        "done": arm.done,
+        "seeds": len(arm.runs),
+        "steps": [[max(run.step, 0), run.steps] for run in arm.runs],
+    }

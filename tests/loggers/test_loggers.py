@@ -15,10 +15,10 @@ from logged_runs import Remembers, calls, play, point, row
 from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.loggers import follow
-from scalerl.loggers.build import makers_of
-from scalerl.loggers.evaluation import PICTURE_SHARE, Evaluation, Pace, finite
-from scalerl.loggers.follow import Followers
+from scalerl.loggers.base import makers_of
+from scalerl.loggers.follow import PICTURE_SHARE, Followers, Pictures, evaluation_numbers, finite
 from scalerl.loggers.worker import Worker
+from scalerl.view.run import RunView
 
 
 def config_of(*loggers):
@@ -197,7 +197,7 @@ def test_an_unusable_logger_is_refused_at_the_start(logger, problem):
 
 
 def test_a_missing_package_is_one_sentence_with_the_command_to_install_it(monkeypatch):
-    monkeypatch.setattr("scalerl.loggers.build.find_spec", lambda name: None)
+    monkeypatch.setattr("scalerl.loggers.base.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install"):
         makers_of(config_of("mlflow"))
 
@@ -245,8 +245,8 @@ def test_a_worker_ends_if_its_jobs_exit():
 def test_each_task_is_logged_under_its_name_with_a_forecast_once_it_can_be_fitted():
     config = read_config(None, ["--data", '[{kind = "arithmetic"}, {kind = "programs"}]'])
     points = [point(10 * n, task) for n in range(8) for task in ("arithmetic", "programs")]
-    early = Evaluation(points[:4], config, Pace()).metrics()
-    late = Evaluation(points, config, Pace()).metrics()
+    early = evaluation_numbers(RunView(config, (), points[:4]))
+    late = evaluation_numbers(RunView(config, (), points))
     assert early["eval/programs/pass_rate"] == point(10).pass_rate
     assert not [name for name in early if name.startswith("forecast/")]
     for task in ("arithmetic", "programs"):
@@ -259,13 +259,23 @@ def test_numbers_that_are_not_finite_and_texts_are_not_logged():
     assert found == {"a": 1, "f": 0.5}
 
 
-def test_figures_are_limited_to_their_share_of_the_time(monkeypatch):
-    now = [100.0]
+def test_pictures_are_limited_to_their_share_of_the_time_and_drawn_once(monkeypatch):
+    now, spent, drawn = [100.0], [0.0], []
+
+    def picture(fits, note):
+        spent[0] += 0.4
+        drawn.append(len(fits))
+        return b"PNG"
+
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    pace = Pace()
-    assert pace.allows()
-    pace.drawn(0.4)
+    monkeypatch.setattr(time, "thread_time", lambda: spent[0])
+    monkeypatch.setattr("scalerl.loggers.follow.picture", picture)
+    points = [point(10 * n) for n in range(8)]
+    views = [RunView(config_of(), (), points[:end]) for end in (4, 6, 7, 8)]
+    pictures = Pictures()
+    assert pictures.of(views[0]) == b""  # no forecast yet
+    assert [pictures.of(views[1]) for _ in range(2)] == [b"PNG"] * 2 and drawn == [1]
     now[0] += 0.4 / PICTURE_SHARE - 1
-    assert not pace.allows()
-    now[0] += 2
-    assert pace.allows()
+    assert pictures.of(views[2]) == b"" and pictures.of(views[2], last=True) == b"PNG"
+    now[0] += 0.4 / PICTURE_SHARE + 1
+    assert pictures.of(views[3]) == b"PNG" and drawn == [1, 1, 1]

@@ -93,10 +93,10 @@ def test_tail_prints_new_rows_also_after_a_return_to_a_checkpoint(tmp_path):
 
 
 def test_the_last_message_is_wrapped_at_80_columns_without_escape_sequences(runs):
-    from scalerl.view.state import run_state
+    from scalerl.view.run import FollowedRun
 
     make_run(runs / "long", range(1, 3), "failed", "a word\x1b[2J " * 40).close()
-    *printed, again = ls.ending(run_state(runs / "long"))
+    *printed, again = ls.ending(FollowedRun(runs / "long"))
     assert len(printed) > 3 and max(map(len, printed)) <= 80 and "\x1b" not in "".join(printed)
     assert again == f"continue with: scalerl resume {runs / 'long'}"
 

@@ -7,7 +7,7 @@ from scalerl.config.recipe import AdamW, LaterRate
 from scalerl.core.errors import ConfigError
 from scalerl.training.checkpoint import save_state
 from scalerl.training.saved import with_options
-from scalerl.view.summary import data_note
+from scalerl.view.outlook import data_note
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import runs
 
 from scalerl.training.status import read_status
-from scalerl.view.state import run_state
+from scalerl.view.run import FollowedRun
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_a_run_writes_all_documented_files(undisturbed):
         assert later["device_hours"] > earlier["device_hours"]
     assert "24 steps of 4 prompts x 4 generations = 16 completions" in printed
     assert f"run       {path}" in printed and "curve.png" in printed and "advice" in printed
-    assert run_state(path).state == "finished" and read_status(path).message.startswith("trained 24 updates")
+    assert FollowedRun(path).state == "finished" and read_status(path).message.startswith("trained 24 updates")
 
 
 def test_every_component_of_the_recipe_has_an_effect(undisturbed):
@@ -164,7 +164,7 @@ def test_a_signal_stops_the_run_with_a_checkpoint_of_the_last_step(undisturbed, 
     steps = len(runs.rows(path, "metrics.jsonl"))
     assert process.returncode == 128 + number and "Traceback" not in text, text
     assert f"stopped at step {steps}; continue with: scalerl resume {path}" in text
-    assert run_state(path).state == "stopped" and read_status(path).message.startswith(f"stopped at step {steps}")
+    assert FollowedRun(path).state == "stopped" and read_status(path).message.startswith(f"stopped at step {steps}")
     assert (path / f"checkpoints/step_{steps:06d}").exists()
     resume_to_the_end(path)
     assert runs.outcome(path) == runs.outcome(undisturbed[0])

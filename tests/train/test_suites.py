@@ -11,7 +11,7 @@ from scalerl.config import read_config
 from scalerl.training import rollout_rows
 from scalerl.training.rollout_rows import evaluation_rows, marked_text, telling_group, token_detail, token_texts
 from scalerl.types import Group, Prompt, Rollout, Score, ScoredGroup, Visit
-from scalerl.view.sources import read_sources
+from scalerl.view.outlook import read_sources
 
 
 @pytest.fixture(scope="module")

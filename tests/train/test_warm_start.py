@@ -25,7 +25,7 @@ from scalerl.training.warm_start import (
     warm_start,
     warm_start_directory,
 )
-from scalerl.view.state import run_state
+from scalerl.view.run import FollowedRun
 
 TASK = (ArithmeticTask(),)
 BOTH = (ArithmeticTask(), ProgramsTask())
@@ -171,7 +171,7 @@ def test_a_run_is_listed_during_its_warm_start_and_leaves_no_directory_if_it_fai
     def slow(model, data, directory, report):
         report({"step": 50.0, "loss": 1.0})
         until = time.monotonic() + 10
-        while (found := run_state(tmp_path / "run")).detail == "" and time.monotonic() < until:
+        while (found := FollowedRun(tmp_path / "run")).detail == "" and time.monotonic() < until:
             time.sleep(0.005)
         seen.append((found.state, found.detail))
         raise ConfigError("the gate")

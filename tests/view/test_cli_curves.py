@@ -197,7 +197,7 @@ def test_the_figure_of_a_run_is_updated_by_the_default_method_only(capsys, tmp_p
 
 
 def test_runs_get_their_shortest_unique_names(tmp_path):
-    from scalerl.view.sources import read_sources
+    from scalerl.view.outlook import read_sources
 
     made = curve()
     a = write(tmp_path / "a/run/points.jsonl", made)

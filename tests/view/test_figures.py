@@ -10,8 +10,8 @@ from simulated import curve, level
 from scalerl.scaling import Curve, compare, fit
 from scalerl.view.analysis import Slope, analyze, common_unit, joint_density, sides_of, slope_at
 from scalerl.view.figures import plot_curve
+from scalerl.view.outlook import Source
 from scalerl.view.page_figures import FIGURES, straight, without_level
-from scalerl.view.sources import Source
 
 
 def analysis(*curves):

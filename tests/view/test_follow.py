@@ -13,12 +13,11 @@ from watched import METRICS as ROW
 from watched import add_points, add_rollouts, add_steps, rollout, write_run
 
 from scalerl.core.rows import RowFile
-from scalerl.view.fits import Worker
-from scalerl.view.metrics import GROUPS, METRICS, level_of, warnings
-from scalerl.view.rollouts import RolloutIndex, Search
-from scalerl.view.run import WatchedRun
-from scalerl.view.series import Columns, bucketed
+from scalerl.view.metrics import GROUPS, METRICS, Columns, bucketed, level_of
+from scalerl.view.rollouts import RolloutIndex
+from scalerl.view.run import FollowedRun
 from scalerl.view.state import STATES
+from scalerl.view.warnings import warnings
 from scalerl.view.watcher import Watcher
 
 
@@ -122,36 +121,36 @@ def test_values_beyond_the_thresholds_give_warnings(tmp_path):
     assert levels == ["", "caution", "bad"] and level_of("occupancy", 0.69) == "caution" == level_of(
         "reward_failures", 1
     )
-    run = WatchedRun(write_run(tmp_path / "run", rows=30), "run")
+    run = FollowedRun(write_run(tmp_path / "run", rows=30), "run")
     run.poll(0.0)
-    assert run.warnings() == []
+    assert run.warnings() == {}
     add_steps(run.path, range(31, 61), truncation_rate=0.12, occupancy=0.4, reward_failures=2, engine_restarts=1)
     run.poll(10.0)
-    text = "\n".join(run.warnings())
+    text = "\n".join(run.warnings().values())
     assert "12% of the rollouts are truncated" in text and "only 40% of the" in text and "2 completions so far" in text
-    assert "1 engine restarts" in text and warnings([], run.state.config) == []
+    assert "1 engine restarts" in text and warnings([], run.config) == {}
 
 
 def test_a_falling_run_gives_a_warning_with_the_metrics_that_moved(tmp_path):
-    run = WatchedRun(write_run(tmp_path / "run", rows=240, points=20), "run")
+    run = FollowedRun(write_run(tmp_path / "run", rows=240, points=20), "run")
     run.poll(0.0)
-    assert run.warnings() == []
+    assert run.warnings() == {}
     add_steps(run.path, range(241, 301), staleness_mean=40.0)
     for number in range(20, 26):
         add_points(run.path, [number], pass_rate=0.3)
     run.poll(10.0)
-    assert any("has fallen by 0.2" in text and "staleness from 3.2 to" in text for text in run.warnings())
+    assert any("has fallen by 0.2" in text and "staleness from 3.2 to" in text for text in run.warnings().values())
 
 
 def test_a_run_resumed_from_a_checkpoint_has_only_its_new_rows(tmp_path):
-    run = WatchedRun(write_run(tmp_path / "run", rows=100, points=10), "run")
+    run = FollowedRun(write_run(tmp_path / "run", rows=100, points=10), "run")
     run.poll(0.0)
-    assert len(run.history()) == 100 and run.state.step == 100
+    assert len(run.history()) == 100 and run.step == 100
     (run.path / "metrics.jsonl").unlink()
     (run.path / "points.jsonl").unlink()
     add_steps(run.path, range(1, 41), loss=7.0)
     add_points(run.path, range(4))
-    assert run.poll(5.0) and run.state.step == 40 and len(run.points("arithmetic")) == 4
+    assert run.poll(5.0) and run.step == 40 and len(run.points["arithmetic"]) == 4
     assert len(run.history()) == 40 and run.series("loss", 0, 99, 10)["mean"] == [7.0] * 10
 
 
@@ -161,7 +160,7 @@ def test_rollouts_are_found_by_their_columns(tmp_path):
     index = RolloutIndex(run)
 
     def found(**asked):
-        return [(row["step"], row["sample"]) for row in index.find(Search.of({"kind": "training", **asked}))["rows"]]
+        return [(row["step"], row["sample"]) for row in index.find({"kind": "training", **asked})["rows"]]
 
     assert found() == [(20, 0), (20, 1), (20, 2), (20, 3), (10, 0), (10, 1), (10, 2), (10, 3)]
     assert found(step="10", passed="true") == [(10, 0), (10, 2)] == found(step="10", least_reward="0.5")
@@ -169,13 +168,13 @@ def test_rollouts_are_found_by_their_columns(tmp_path):
     assert found(text="GOT '1', exp") == [(20, 1), (10, 1)] and found(interrupted="false") == []
     assert [row["sample"] for row in index.group("training", 5)] == [0, 1, 2, 3]
     add_rollouts(run, [rollout(30, 0)])
-    assert found(start="8") == [(10, 3)] and index.find(Search())["all"] == 0
-    assert index.find(Search(kind="training"))["steps"] == [30, 20, 10]
+    assert found(start="8") == [(10, 3)] and index.find({})["all"] == 0
+    assert index.find({"kind": "training"})["steps"] == [30, 20, 10]
     with pytest.raises(IndexError):
         index.row("training", 99)
     for wrong in ({"kind": "all"}, {"step": "ten"}, {"passed": "perhaps"}):
         with pytest.raises(ValueError):
-            Search.of(wrong)
+            index.find(wrong)
 
 
 def test_a_watcher_finds_new_runs_fits_new_evaluations_and_reports_only_changes(tmp_path, monkeypatch):
@@ -193,10 +192,10 @@ def test_a_watcher_finds_new_runs_fits_new_evaluations_and_reports_only_changes(
         assert time.monotonic() < until
         time.sleep(0.01)
     assert found[-1]["name"] == "two" and found[-1]["tasks"]["arithmetic"]["fit"]["evaluations"] == 12
-    fit = next(run for run in watcher.runs.values() if run.name == "two").fits["arithmetic"]
-    assert len(fit.traces) == 6 and fit.to_dict()["twice"][0] == pytest.approx(
-        fit.outlook.forecast.at[0].mean, abs=1e-5
-    )
+    two = next(run for run in watcher.runs.values() if run.name == "two")
+    fit = two.fits["arithmetic"]
+    assert len(fit["traces"]) == 6
+    assert fit["twice"][0] == pytest.approx(two.outlook("arithmetic").forecast.at[0].mean, abs=1e-5)
     last = watcher.changes_since(-1)["version"]
     watcher.poll()
     assert watcher.changes_since(last)["runs"] == []
@@ -227,9 +226,9 @@ def test_a_removed_run_and_unexpected_rows_do_not_stop_other_runs(tmp_path, monk
     watcher.close()
 
 
-def test_a_failed_fit_is_reported_and_does_not_stop_others():
-    worker, done = Worker(), threading.Event()
-    worker.ask("broken", lambda: 1 / 0)
-    worker.ask("next", done.set)
-    assert done.wait(20) and worker.failures == ["ZeroDivisionError: division by zero"]
-    worker.close()
+def test_a_failed_fit_is_reported_and_does_not_stop_others(tmp_path):
+    watcher, done = Watcher([tmp_path]), threading.Event()
+    watcher.ask("broken", lambda: 1 / 0)
+    watcher.ask("next", done.set)
+    assert done.wait(20) and watcher.problems == ["ZeroDivisionError: division by zero"]
+    watcher.close()

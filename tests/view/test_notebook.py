@@ -7,7 +7,7 @@ import pytest
 from test_display import ROW, points
 
 from scalerl.config import LAB
-from scalerl.view.notebook import NotebookDisplay, in_notebook
+from scalerl.view.display import NotebookDisplay, in_notebook
 
 
 class Handle:
@@ -40,7 +40,7 @@ def places(monkeypatch):
 
 
 def test_a_step_rewrites_the_table_and_prints_nothing(places, capsys):
-    shown = NotebookDisplay(LAB, "flops")
+    shown = NotebookDisplay(LAB)
     table, picture = places
     shown.step(ROW)
     assert "9/480" in table.shown[-1] and "0.310 (batch)" in table.shown[-1]
@@ -52,7 +52,7 @@ def test_a_step_rewrites_the_table_and_prints_nothing(places, capsys):
 
 
 def test_the_curve_is_drawn_from_the_fifth_evaluation_on_and_a_warning_is_printed(places, capsys):
-    shown = NotebookDisplay(LAB, "flops")
+    shown = NotebookDisplay(LAB)
     table, picture = places
     shown.point(points(4))
     assert picture.shown == [] and "held-out pass rate" in table.shown[-1]

@@ -2,10 +2,12 @@
 
 import math
 
+import pytest
+
 from scalerl.config import LAB
 from scalerl.config.base import replace
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
-from scalerl.view.occupancy import WINDOW, OccupancyWatch
+from scalerl.view.warnings import WINDOW, empty_slots, news, occupancy
 
 
 def config(off_policy, slots=256):
@@ -14,12 +16,14 @@ def config(off_policy, slots=256):
 
 
 def warning_of(configuration, occupancy, mean=30.0, longest=60, steps=60):
-    watch = OccupancyWatch(configuration)
+    """Return the steps at which a warning is news, with the warning."""
     rows = [
         {"step": s, "occupancy": occupancy, "completion_tokens_mean": mean, "completion_tokens_max": longest}
         for s in range(1, steps + 1)
     ]
-    return [(row["step"], text) for row in rows if (text := watch.warning(row))]
+    told = set()
+    found = [(at, news(empty_slots(rows[:at], configuration), told)) for at in range(1, steps + 1)]
+    return [(at, fresh[0][1]) for at, fresh in found if fresh]
 
 
 def test_the_warning_is_given_once_after_the_ramp_and_a_full_window():
@@ -51,7 +55,12 @@ def test_rounds_and_on_policy_runs_get_their_own_warning():
 
 
 def test_a_step_without_occupancy_is_left_out_of_the_mean():
-    watch = OccupancyWatch(config(PipelineRL(max_lag=0)))
-    for step, occupancy in ((2, 0.5), (3, math.nan), (4, 0.7)):
-        watch.warning({"step": step, "occupancy": occupancy, "completion_tokens_mean": 1, "completion_tokens_max": 1})
-    assert watch.mean() == 0.6
+    rows = [{"step": step, "occupancy": value} for step, value in ((2, 0.5), (3, math.nan), (4, 0.7), (5, None))]
+    assert occupancy(rows, config(PipelineRL(max_lag=0))) == pytest.approx(0.6)
+
+
+def test_a_fall_is_told_again_after_a_recovery_and_other_warnings_are_not():
+    told = set()
+    both = {"falling t": "fell", "slots": "empty"}
+    assert news(both, told) == list(both.items()) and news(both, told) == []
+    assert news({}, told) == [] and news(both, told) == [("falling t", "fell")]

@@ -12,8 +12,8 @@ from scalerl.config.data import ArithmeticTask, ProgramsTask
 from scalerl.scaling import Curve, CurveError, fit
 from scalerl.types import EvalPoint
 from scalerl.view.figures import plot_curve
-from scalerl.view.outlook import outlook, run_outlook
-from scalerl.view.summary import data_note, default_axis, refresh, summarize
+from scalerl.view.outlook import data_note, default_axis, outlook, run_outlook
+from scalerl.view.summary import refresh, summarize
 
 BOTH = (ArithmeticTask(), ProgramsTask())
 

@@ -5,12 +5,15 @@ import os
 import time
 
 import pytest
-from watched import add_points, add_steps, write_run
+from watched import add_steps, point, write_run
 
+from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.core.rows import RowFile
 from scalerl.training.status import Heartbeat, read_status
-from scalerl.view.state import duration, find, run_state
+from scalerl.types import EvalPoint
+from scalerl.view.run import FollowedRun, RunView
+from scalerl.view.state import duration, find, pace
 
 
 def age(path, seconds):
@@ -24,9 +27,15 @@ def age(path, seconds):
 def test_a_run_that_writes_rows_is_training_with_its_speed_and_the_time_left(tmp_path):
     run = write_run(tmp_path / "run", rows=100, points=11, steps=400)
     with Heartbeat(run, every_s=0.05, phase="training"):
-        found = run_state(run)
-    assert (found.state, found.step, found.steps, found.step_s, found.left_s) == ("training", 100, 400, 1.5, 450.0)
-    (point,) = found.main_points.values()
+        found = FollowedRun(run)
+    assert (found.state, found.step, found.steps, pace(list(found.rows)), found.left_s) == (
+        "training",
+        100,
+        400,
+        1.5,
+        450.0,
+    )
+    point = found.points["arithmetic"][-1]
     assert (round(point.pass_rate, 3), round(point.stderr, 3)) == (0.451, 0.006)
 
 
@@ -35,7 +44,7 @@ def test_a_run_without_rows_waits_and_is_dead_without_a_heartbeat_for_a_minute(t
     run = write_run(tmp_path / "run", rows=30)
     with Heartbeat(run, phase="training"):
         age(run, silent_s)
-        found = run_state(run)
+        found = FollowedRun(run)
     assert found.state == state and (found.detail or state == "training")
 
 
@@ -45,16 +54,16 @@ def test_a_phase_is_shown_immediately_until_training_continues(tmp_path, phase):
 
     def until(state, detail):
         end = time.monotonic() + 10
-        while ((found := run_state(run)).state, found.detail) != (state, detail):
+        while ((found := FollowedRun(run)).state, found.detail) != (state, detail):
             assert time.monotonic() < end, found
         return found
 
     with Heartbeat(run, every_s=60, phase="training") as beating:
         age(run, 55)
-        assert run_state(run).detail == "nothing written for 55 s: a slow batch"
+        assert FollowedRun(run).detail == "nothing written for 55 s: a slow batch"
         beating.phase(phase, "update 50 of 700")
         found = until(phase, "update 50 of 700")
-        assert (found.step, found.steps, found.step_s, found.left_s) == (30, 400, 1.5, 555.0)
+        assert (found.step, found.steps, pace(list(found.rows)), found.left_s) == (30, 400, 1.5, 555.0)
         os.utime(run / "metrics.jsonl")
         beating.phase("training")
         until("training", "")
@@ -64,14 +73,14 @@ def test_the_state_tells_how_a_run_ended(tmp_path):
     run = write_run(tmp_path / "run", rows=30)
     with Heartbeat(run) as beating:
         beating.ended("stopped", "stopped at step 30")
-    assert (run_state(run).state, run_state(run).detail) == ("stopped", "stopped at step 30")
+    assert (FollowedRun(run).state, FollowedRun(run).detail) == ("stopped", "stopped at step 30")
     with pytest.raises(ValueError), Heartbeat(run):
         raise ValueError("no gradient")
     age(run, 9999)
-    assert (run_state(run).state, run_state(run).detail) == ("failed", "no gradient")
+    assert (FollowedRun(run).state, FollowedRun(run).detail) == ("failed", "no gradient")
     with pytest.raises(KeyboardInterrupt), Heartbeat(run):
         raise KeyboardInterrupt
-    assert run_state(run).state == "stopped"
+    assert FollowedRun(run).state == "stopped"
 
 
 def test_a_heartbeat_renews_its_file_and_survives_a_removed_directory(tmp_path):
@@ -90,20 +99,20 @@ def test_a_broken_configuration_and_broken_files_give_a_state_and_no_error(tmp_p
     (run / "status.json").write_text("{")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('oh\n[1]\n{"step": 4')
-    found = run_state(run)
+    found = FollowedRun(run)
     assert (found.state, found.step) == ("dead", 3)
     (run / "config.toml").write_text("steps = 'many'")
     os.utime(run / "config.toml", (1, 1))
-    found = run_state(run)
+    found = FollowedRun(run)
     assert found.state == "unreadable" and "steps" in found.detail and found.step == 3
 
 
 def test_suites_do_not_count_as_the_pass_rate_of_a_run(tmp_path):
-    run = write_run(tmp_path / "run", rows=3)
-    add_points(run, [1], task="arithmetic")
-    add_points(run, [1], task="aime")
-    found = run_state(run)
-    assert set(found.points) == {"arithmetic", "aime"} and set(found.main_points) == set(found.config.main_tasks)
+    (tmp_path / "own.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
+    data = {"kind": "file", "path": str(tmp_path / "own.jsonl"), "name": "main"}
+    config = read_config(None, {"model": {"kind": "hf", "path": "m"}, "data": [data], "suites": ["aime-24"]})
+    found = RunView(config, (), [EvalPoint.of(point(1, task=task)) for task in ("main", "aime-24")])
+    assert set(found.points) == {"main", "aime-24"} and found.tasks == ["main"]
 
 
 def test_only_the_end_of_a_file_is_read_without_incomplete_rows(tmp_path):
@@ -133,4 +142,4 @@ def test_durations_are_formatted():
 def test_added_rows_are_read(tmp_path):
     run = write_run(tmp_path / "run", rows=2)
     add_steps(run, [3])
-    assert run_state(run).step == 3
+    assert FollowedRun(run).step == 3

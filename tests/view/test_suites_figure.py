@@ -8,8 +8,8 @@ from simulated import curve
 
 from scalerl.config import read_config, to_toml
 from scalerl.view.analysis import analyze
+from scalerl.view.outlook import read_sources
 from scalerl.view.page_figures import FIGURES
-from scalerl.view.sources import read_sources
 
 pytest.importorskip("plotly", reason="the page needs the extra `report`")
 

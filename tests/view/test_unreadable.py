@@ -18,8 +18,7 @@ from watched import add_points, add_rollouts, point, rollout, write_run
 from scalerl.cli import ls
 from scalerl.cli.main import main
 from scalerl.core.rows import RowFile
-from scalerl.view.rollouts import Search
-from scalerl.view.run import LIFE_S, WatchedRun
+from scalerl.view.run import LIFE_S, FollowedRun
 from scalerl.view.watcher import Watcher
 
 DEEP = "[" * 100_000
@@ -121,7 +120,7 @@ def test_a_run_that_becomes_unreadable_says_so_and_keeps_its_data(place, capsys)
     listed(capsys, place)
     watcher = Watcher([place])
     try:
-        assert looked(watcher)["bad"]["state"] == "training"
+        assert looked(watcher)["bad"]["state"] == "waiting"
         for name in (".", "metrics.jsonl"):
             add_points(place / "bad", [12])
             add_points(place / "good", [12])
@@ -134,7 +133,7 @@ def test_a_run_that_becomes_unreadable_says_so_and_keeps_its_data(place, capsys)
             assert "permission denied" in runs["bad"]["detail"] and runs["good"]["step"] == 30
             (place / "bad" / name).chmod(0o755)
             runs = looked(watcher)
-            assert (runs["bad"]["state"], runs["bad"]["step"]) == ("training", 31), name
+            assert (runs["bad"]["state"], runs["bad"]["step"]) == ("waiting", 31), name
             assert runs["bad"]["points"] == runs["good"]["points"]
             shutil.copy(place / "good" / "metrics.jsonl", place / "bad" / "metrics.jsonl")
             assert looked(watcher)["bad"]["step"] == 30
@@ -200,7 +199,7 @@ def everything(place, capsys):
             runs = looked(watcher)
             assert runs["good"]["step"] == 30 and runs["good"]["points"] == 12 and not runs["good"]["warnings"]
             run = next(run for run in watcher.runs.values() if run.name == "bad")
-            answers = [run.metrics(20), run.rollouts.find(Search()), *(run.curve(task) for task in run.tasks)]
+            answers = [run.metrics(20), run.rollouts.find({}), *(run.curve(task) for task in run.tasks)]
             json.dumps([*answers, run.config_fields()], allow_nan=False)
         finally:
             watcher.close()
@@ -214,8 +213,8 @@ def test_a_pipe_as_status_json_is_a_run_without_status(place, capsys):
 
 def test_values_that_are_no_numbers_in_a_rollout_are_unknown(place):
     add_rollouts(place / "bad", [rollout(10, 0, reward=float("nan"), versions=[float("inf")]), rollout(10, 1)])
-    run = WatchedRun(place / "bad", "bad")
-    found = run.rollouts.find(Search(kind="training"))
+    run = FollowedRun(place / "bad", "bad")
+    found = run.rollouts.find({"kind": "training"})
     assert [row["reward"] for row in found["rows"]] == [None, -1.0]
     assert run.rollouts.group("training", 0)[0]["versions"] == [None]
     json.dumps(found, allow_nan=False)
@@ -242,12 +241,12 @@ def test_a_long_run_needs_little_memory_and_a_small_figure(tmp_path):
     """An evaluation is kept as a record of about 700 bytes, and a figure has at most 4,000 points."""
     run = write_run(tmp_path / "run")
     add_points(run, range(20_000))
-    watched = WatchedRun(run, "run")
+    watched = FollowedRun(run, "run")
     tracemalloc.start()
     watched.poll(0.0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert len(watched.points("arithmetic")) == 20_000 and peak < 20_000 * 800, peak / 20_000
+    assert len(watched.points["arithmetic"]) == 20_000 and peak < 20_000 * 800, peak / 20_000
     assert 1000 < len(watched.curve("arithmetic")["x"]) <= 4000
 
 

@@ -11,7 +11,7 @@ from scalerl.cli import main
 
 pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
 
-from scalerl.view.guard import Guard, is_loopback, same
+from scalerl.view.server import Guard, is_loopback, same
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,8 @@ def test_beyond_loopback_a_token_is_required_once(place):
         for path in ("/", "/api/stream", "/assets/app.js", "/?token=wrong", f"/?token={token[:-1]}"):
             assert get(local, path)[0] == 403, path
         status, headers, _ = get(local, f"/?token={token}")
-        assert status == 303 and headers["location"] == "/" and "HttpOnly; SameSite=Strict" in headers["set-cookie"]
+        assert status == 303 and headers["location"] == "/"
+        assert {"HttpOnly", "SameSite=strict", "Path=/"} < set(headers["set-cookie"].split("; "))
         cookie = headers["set-cookie"].partition(";")[0]
         assert get(local, "/", Cookie=cookie)[0] == 200
         assert get(local, "/", Cookie=cookie[:-1])[0] == 403

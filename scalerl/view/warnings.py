@@ -1,0 +1,163 @@
+"""The warnings about a run: truncated rollouts, empty slots, failures, and a curve that falls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from scalerl.config import RunConfig
+from scalerl.scaling import Curve
+from scalerl.scaling.health import decline
+
+Rows = Sequence[Mapping[str, Any]]
+"""The last rows of metrics.jsonl, oldest first; values may be missing."""
+
+KEPT = 400
+"""Number of latest rows of metrics that are kept."""
+
+WINDOW = 20
+"""Number of steps over which occupancy and truncation are averaged."""
+
+WARN_TRUNCATION, UNSTABLE_TRUNCATION = 0.05, 0.10
+"""Shares of truncated rollouts above which a warning is shown; above the second, the paper's runs became unstable."""
+
+LOW = 0.7
+"""Occupancy below which a warning is shown; a decode step costs nearly the same with empty slots as with full ones."""
+
+FAILURES = {
+    "engine_restarts": "engine restarts so far; the notes of the run have the reasons",
+    "verifier_timeouts": "completions so far whose verifier was stopped by its timeout",
+    "reward_failures": "completions so far without a reward, because the reward function or verifier failed",
+}
+"""Messages for counters that are 0 in a healthy run."""
+
+WATCHED = {
+    "entropy": "entropy",
+    "log_ratio_mean": "log ratio",
+    "truncation_rate": "truncation",
+    "staleness_mean": "staleness",
+}
+"""Columns of metrics.jsonl to check if a run declines, and their names in text."""
+
+RECENT = 0.2
+"""Share of the kept rows that count as recent."""
+
+MOVED = 3.0
+"""A metric has moved if its recent mean is this many standard deviations away from the earlier one."""
+
+LEAST_ROWS = 20
+
+FALLING = "falling "
+"""Start of the keys of warnings about falling curves; the task follows."""
+
+
+def number(value: Any) -> float:
+    """Return a JSON value as a number; NaN if it is not a number."""
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def warnings(rows: Rows, config: RunConfig) -> dict[str, str]:
+    """Return the warnings about the last rows of a run by key; a key stays the same while its numbers change."""
+    found = {**truncation(rows), **empty_slots(rows, config)}
+    last = rows[-1] if rows else {}
+    return found | {
+        name: f"{number(last[name]):.0f} {words}" for name, words in FAILURES.items() if number(last.get(name)) > 0
+    }
+
+
+def news(found: Mapping[str, str], told: set[str]) -> list[tuple[str, str]]:
+    """Return the keys and texts of warnings that were not told, and add them to `told`.
+
+    Each warning is told once, except that of a falling curve, which is told again if the curve recovers and falls.
+    """
+    fresh = [(key, text) for key, text in found.items() if key not in told]
+    told.difference_update({key for key in told if key.startswith(FALLING) and key not in found})
+    told.update(found)
+    return fresh
+
+
+def truncation(rows: Rows) -> dict[str, str]:
+    """Return a warning if the share of truncated rollouts over the last steps is high."""
+    rate = _mean(row.get("truncation_rate") for row in rows[-WINDOW:])
+    if rate > UNSTABLE_TRUNCATION:
+        return {"unstable": f"{rate:.0%} of the rollouts are truncated: above 10% training usually becomes unstable"}
+    if rate > WARN_TRUNCATION:
+        words = "training may become unstable if the share exceeds 10%"
+        return {"truncated": f"{rate:.0%} of the rollouts are truncated: {words}"}
+    return {}
+
+
+def settled(rows: Rows, config: RunConfig) -> Rows:
+    """Return the rows of the last steps after the ramp-up of the pipeline."""
+    return [row for row in rows[-WINDOW:] if number(row.get("step")) > config.recipe.off_policy.max_lag + 1]
+
+
+def occupancy(rows: Rows, config: RunConfig) -> float:
+    """Return the mean occupancy of the slots over the last steps; NaN if it is unknown."""
+    return _mean(row.get("occupancy") for row in settled(rows, config))
+
+
+def empty_slots(rows: Rows, config: RunConfig) -> dict[str, str]:
+    """Return a warning with a remedy if many slots are empty."""
+    recent, mean = settled(rows, config), occupancy(rows, config)
+    if len(recent) < WINDOW or not mean < LOW:
+        return {}
+    text = f"only {mean:.0%} of the {config.slots} slots were busy over the last {WINDOW} steps"
+    return {"slots": f"{text}: {_remedy(recent, config)}"}
+
+
+def _remedy(rows: Rows, config: RunConfig) -> str:
+    off_policy, slots = config.recipe.off_policy, config.slots
+    if not off_policy.streams:
+        return "every round waits for its longest sequence; set recipe.off_policy.kind to pipeline to avoid this"
+    if off_policy.max_lag == 0:
+        return "every batch waits for its longest sequence; set recipe.off_policy.max_lag above 0 to avoid this"
+    mean = _mean(row.get("completion_tokens_mean") for row in rows)
+    longest = max(number(row.get("completion_tokens_max")) for row in rows)
+    # number of slots that the rule `wait` keeps busy
+    fed = (off_policy.max_lag + 1) * mean / longest * config.recipe.completions_per_step
+    if off_policy.waits and fed < 0.9 * slots:
+        return (
+            f"updates wait for long sequences ({longest:.0f} tokens, mean {mean:.0f}); set rollouts.slots to "
+            f"{max(1, int(fed))} or fewer, or recipe.off_policy.stale to mask (old tokens then carry no loss)"
+        )
+    return (
+        "generation is ahead of training and waits for it; increase hardware.trainer_threads or "
+        f"learner.micro_batch_tokens, or set rollouts.slots below {slots}, which makes decode steps faster"
+    )
+
+
+def falling(curve: Curve, rows: Rows) -> dict[str, str]:
+    """Return a warning if a curve has fallen, with the metrics that moved."""
+    symptom = decline(curve)
+    if symptom is None:
+        return {}
+    changes = moved(rows)
+    text = f"the held-out metric of {curve.label} has fallen by {symptom.numbers['fall']:.3f} since its best"
+    if changes:
+        return {FALLING + curve.label: f"{text}; metrics that moved: {', '.join(changes)}"}
+    words = "entropy, log ratio, truncation and staleness in metrics.jsonl did not move clearly"
+    return {FALLING + curve.label: f"{text}; {words}"}
+
+
+def moved(rows: Rows) -> list[str]:
+    """Return the watched metrics whose recent mean differs from the earlier one by more than their scatter."""
+    recent = int(RECENT * len(rows))
+    found = []
+    for column, name in WATCHED.items():
+        values = [value for row in rows if math.isfinite(value := number(row.get(column)))]
+        if len(values) < LEAST_ROWS:
+            continue
+        before, now = values[:-recent], values[-recent:]
+        mean, level = _mean(before), _mean(now)
+        scatter = math.sqrt(_mean((value - mean) ** 2 for value in before))
+        # with the standard error of the mean, any slow drift would count as moved
+        if abs(level - mean) > MOVED * max(scatter, 1e-3 * abs(mean), 1e-9):
+            found.append(f"{name} from {mean:.3g} to {level:.3g}")
+    return found
+
+
+def _mean(values: Iterable[Any]) -> float:
+    known = [value for value in map(number, values) if math.isfinite(value)]
+    return math.fsum(known) / len(known) if known else math.nan
