@@ -286,25 +286,25 @@ def read_lengths(file: Path) -> Lengths:
     Raises:
         ConfigError: The file does not exist, or a line has no length of at least 1.
     """
-    found: list[int] = []
     try:
-        for number, line in enumerate(read_bytes(file).decode("utf-8-sig").split("\n"), 1):
-            if not line.strip():
-                continue
-            row = parse_json(line)
-            value = next((row[key] for key in KEYS if key in row), None) if isinstance(row, dict) else row
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= 10**9:
-                raise ConfigError(
-                    f"{file}, line {number}: got {line[:60]!r}; allowed: a number of tokens from 1 to 10^9, "
-                    f"or an object with one of {', '.join(KEYS)}"
-                )
-            found.append(round(value))
+        lines = read_bytes(file).decode("utf-8-sig", "replace").split("\n")
     except OSError as error:
         raise ConfigError(trouble(error)) from None
-    except ValueError as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{file}: not a readable file of lengths ({error}); give one JSON value per line") from None
+    found = [_length(line, f"{file}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise ConfigError(f"{file}: the file has no lengths; give a JSONL file with one per line")
     return np.asarray(found, np.int64)
+
+
+def _length(line: str, where: str) -> int:
+    try:
+        row = parse_json(line)
+    except ValueError:
+        row = None
+    value = next((row[key] for key in KEYS if key in row), None) if isinstance(row, dict) else row
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= 10**9:
+        raise ConfigError(
+            f"{where}: got {line[:60]!r}; allowed: a number of tokens from 1 to 10^9, or an object with one of "
+            f"{', '.join(KEYS)}"
+        )
+    return round(value)

@@ -158,9 +158,9 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the outcome as plain values, documented in docs/json.md."""
-        figures = asdict(self.figures)
-        values = {name: value for name, value in asdict(self).items() if name != "figures"}
-        return {**values, **figures, "useful_tokens_per_s": self.figures.useful_tokens_per_s}
+        values = asdict(self)
+        figures: dict[str, Any] = values.pop("figures")
+        return values | figures | {"useful_tokens_per_s": self.figures.useful_tokens_per_s}
 
 
 def simulate(config: RunConfig, given: Given, lengths: Lengths) -> Outcome:

@@ -223,7 +223,7 @@ def simulate_run(config: RunConfig, speeds: Speeds, lengths: Lengths, updates: i
             trainer.train(formed)
             ahead.append(len(trainer.under_way))
     before, trained = counters(), _Trained(recipe.off_policy.max_lag)
-    while trained.batches < updates:
+    while trained.batches < updates or coordinator.stats().tokens <= before[1]:  # batches may come in one burst
         for formed in trainer.step():
             trainer.train(formed)
             trained.add(formed)

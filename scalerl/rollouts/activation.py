@@ -1,6 +1,6 @@
 """Rules for when new weights become active: at a tick that the data determines, or on arrival.
 
-To add a rule, write a class that implements `Activation` and add it to ACTIVATIONS.
+To add a rule, write a subclass of `Activation` and add it to ACTIVATIONS.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Self
 
 LAG_BATCHES = 1.5
 """Lag in batches. If both sides are balanced, an update takes as long as a batch; the extra half absorbs the variation
@@ -18,13 +18,12 @@ WINDOW = 8
 """Batches over which Following averages."""
 
 
-class Activation(Protocol):
-    """A rule for when the generators start to use the weights trained on a batch."""
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """A rule for when the generators start to use the weights trained on a batch. This one never waits for them."""
 
-    @property
-    def on_arrival(self) -> bool:
-        """Whether weights are used as soon as they have arrived."""
-        ...
+    on_arrival: ClassVar[bool] = False
+    """Whether weights are used as soon as they have arrived."""
 
     def due(self, tick: int, formed_at: int) -> bool:
         """Return whether the weights trained on a batch must be active before this tick.
@@ -33,23 +32,23 @@ class Activation(Protocol):
             tick: The next tick.
             formed_at: Tick at which the batch was complete.
         """
-        ...
+        return False
 
-    def measured(self, lag_ticks: int) -> Activation:
+    def measured(self, lag_ticks: int) -> Self:
         """Return the rule with a lag that the trainer has measured."""
-        ...
+        return self
 
-    def formed(self, tick: int) -> Activation:
+    def formed(self, tick: int) -> Self:
         """Return the rule to use after another batch is complete at a tick."""
-        ...
+        return self
 
-    def restored(self, state: Mapping[str, Any]) -> Activation:
+    def restored(self, state: Mapping[str, Any]) -> Self:
         """Return the rule restored from a checkpoint: its fields by name."""
-        ...
+        return self
 
 
 @dataclass(frozen=True, slots=True)
-class AtTick:
+class AtTick(Activation):
     """Weights become active a fixed number of ticks after their batch was complete.
 
     The results of a run do not depend on the clock. If the trainer is late, the generators wait at that tick. If it is
@@ -60,27 +59,22 @@ class AtTick:
 
     lag_ticks: int
     """Lag in ticks; -1: unknown. The generators then wait for the first weights, and the trainer measures it."""
-    on_arrival: bool = False
 
     def due(self, tick: int, formed_at: int) -> bool:
         """Return whether `lag_ticks` have passed."""
         return self.lag_ticks < 0 or tick >= formed_at + self.lag_ticks
 
-    def measured(self, lag_ticks: int) -> Activation:
+    def measured(self, lag_ticks: int) -> Self:
         """Return the rule with the measured lag."""
-        return AtTick(lag_ticks)
+        return replace(self, lag_ticks=lag_ticks)
 
-    def formed(self, tick: int) -> Self:
-        """Return the same rule: its lag is fixed."""
-        return self
-
-    def restored(self, state: Mapping[str, Any]) -> AtTick:
+    def restored(self, state: Mapping[str, Any]) -> Self:
         """Return the rule with the lag that was in use."""
-        return AtTick(state.get("lag_ticks", -1))
+        return replace(self, lag_ticks=state.get("lag_ticks", -1))
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
+class Following(Activation):
     """As AtTick, with a lag of 1.5 times the mean ticks of the latest batches, for runs with unknown lengths.
 
     Ticks are counted and not timed, so that the results do not depend on the clock.
@@ -92,15 +86,10 @@ class Following:
     """Lag in ticks; an estimate until WINDOW batches are complete."""
     recent: tuple[int, ...] = ()
     """Ticks at which the latest batches were complete."""
-    on_arrival: bool = False
 
     def due(self, tick: int, formed_at: int) -> bool:
         """Return whether `lag_ticks` have passed."""
         return tick >= formed_at + self.lag_ticks
-
-    def measured(self, lag_ticks: int) -> Self:
-        """Return the same rule: it computes its lag from the ticks of batches."""
-        return self
 
     def formed(self, tick: int) -> Self:
         """Return the rule with the lag of the latest batches."""
@@ -114,27 +103,10 @@ class Following:
         return replace(self, lag_ticks=state.get("lag_ticks", self.lag_ticks), recent=tuple(state.get("recent", ())))
 
 
-@dataclass(frozen=True, slots=True)
-class OnArrival:
+class OnArrival(Activation):
     """Weights become active as soon as they arrive. Nothing waits, and the results depend on the clock."""
 
-    on_arrival: bool = True
-
-    def due(self, tick: int, formed_at: int) -> bool:
-        """Return False: the generators never wait for weights."""
-        return False
-
-    def measured(self, lag_ticks: int) -> Activation:
-        """Return the same rule: it has no lag."""
-        return self
-
-    def formed(self, tick: int) -> Self:
-        """Return the same rule."""
-        return self
-
-    def restored(self, state: Mapping[str, Any]) -> Self:
-        """Return the same rule."""
-        return self
+    on_arrival = True
 
 
 ACTIVATIONS: dict[str, Callable[[int], Activation]] = {
