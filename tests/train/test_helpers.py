@@ -12,7 +12,7 @@ from test_learner import batch, make
 from scalerl.config.base import replace as replaced
 from scalerl.config.hardware import Hardware
 from scalerl.training.learner.base import BadGradient
-from scalerl.training.learner.helpers import AHEAD, Helpers, helpers_of
+from scalerl.training.learner.cpu import AHEAD, Helpers, helpers_of
 from scalerl.training.session import waited
 from scalerl.types import GeneratorStats
 
