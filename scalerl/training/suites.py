@@ -23,8 +23,7 @@ from scalerl.config.data import PromptFile, TaskData
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import whole
-from scalerl.models.loading import load_tokenizer
-from scalerl.models.policy import Policy, check_vocabulary, load_policy, stop_tokens
+from scalerl.models.policy import stop_tokens
 from scalerl.prompts.dataset import load_prompts, task_prompts
 from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.generate import generate
@@ -36,7 +35,7 @@ from scalerl.tasks.scoring import make_scoring
 from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.training.evaluation import held_out_visits, mean_at_k
 from scalerl.training.rollout_rows import rollout_row
-from scalerl.training.run_model import check_length, local_model
+from scalerl.training.run_model import check_length, load_model
 from scalerl.types import Prompt, ScoredGroup
 
 CPU_CACHE, GPU_SHARE = 1 << 30, 0.5
@@ -113,17 +112,8 @@ class Evaluator:
         assert isinstance(config.model, HuggingFaceModel), config.model
         torch.set_num_threads(config.hardware.generator_threads + config.hardware.trainer_threads)
         self.config, self._note = config, note
-        path = local_model(config.model.path, config.hardware.dtype, note)
-        revision = config.model.revision
-        self.tokenizer = load_tokenizer(path, revision)
-        self._policy: Policy = load_policy(
-            path,
-            revision=revision,
-            device=config.hardware.device,
-            dtype=config.hardware.dtype,
-            fp32_head=config.recipe.fp32_head,
-        )
-        check_vocabulary(self.tokenizer, self._policy, path)
+        model, fp32_head = config.model, config.recipe.fp32_head
+        self._policy, self.tokenizer = load_model(model.path, model.revision, config.hardware, fp32_head, note)
         check_engine(self._policy)
         self._rule: LengthRule = length_rule(
             config.recipe.length, lambda text: self.tokenizer.encode(text, add_special_tokens=False)

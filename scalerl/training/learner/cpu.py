@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -61,19 +60,23 @@ class Helpers:
         Raises:
             BaseException: The exception of a task, raised at its turn.
         """
-        shared = _Shared(tasks, AHEAD * self.count)
-        helpers = min(self.count, len(tasks) - 1) if helped and self._pool else 0
-        helping = [self._pool.submit(shared.help) for _ in range(helpers)] if self._pool else []
+        if self._pool is None or not helped:
+            yield from (task() for task in tasks)
+            return
+        futures: list[Future[Result]] = []
         try:
             for number in range(len(tasks)):
-                while not shared.results[number].done() and shared.compute_next():
-                    pass
-                yield shared.results[number].result()
-                shared.give_out()
+                futures += map(self._pool.submit, tasks[len(futures) : number + AHEAD * self.count + 1])
+                for later in range(number, len(futures)):  # until the helpers have the result that is next
+                    if futures[number].done():
+                        break
+                    if futures[later].cancel():  # no helper has begun it
+                        futures[later] = _computed(tasks[later])
+                yield futures[number].result()
         finally:
-            shared.close()
-            for one in helping:
-                one.result()
+            for future in futures:
+                future.cancel()
+            wait(futures)
 
     def close(self) -> None:
         """End the threads."""
@@ -81,53 +84,13 @@ class Helpers:
             self._pool.shutdown()
 
 
-class _Shared(Generic[Result]):
-    """State shared by the threads of one call."""
-
-    def __init__(self, tasks: Sequence[Callable[[], Result]], ahead: int) -> None:
-        self._tasks, self._ahead = tasks, ahead
-        self.results: list[Future[Result]] = [Future() for _ in tasks]
-        self._taken = self._given = 0
-        self._changed = threading.Condition()
-
-    def help(self) -> None:
-        """Compute tasks until none is left.
-
-        Consumes: tasks. Produces: results, at most `ahead` more than were yielded. Waits for: a yielded result.
-        Unblocked by: `give_out`, or `close`.
-        """
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._taken - self._given <= self._ahead or self._none_left())
-            if not self.compute_next():
-                return
-
-    def compute_next(self) -> bool:
-        """Compute the first free task; return False if there is none."""
-        with self._changed:
-            if self._none_left():
-                return False
-            number, self._taken = self._taken, self._taken + 1
-        try:
-            self.results[number].set_result(self._tasks[number]())
-        except BaseException as error:  # raised again by `result`, in the calling thread
-            self.results[number].set_exception(error)
-        return True
-
-    def give_out(self) -> None:
-        """Record that one more result was yielded."""
-        with self._changed:
-            self._given += 1
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Cancel the tasks that have not started."""
-        with self._changed:
-            self._taken = len(self._tasks)
-            self._changed.notify_all()
-
-    def _none_left(self) -> bool:
-        return self._taken >= len(self._tasks)
+def _computed(task: Callable[[], Result]) -> Future[Result]:
+    future: Future[Result] = Future()
+    try:
+        future.set_result(task())
+    except BaseException as error:  # raised again by `result`, when it is the turn of the task
+        future.set_exception(error)
+    return future
 
 
 def resident_bytes() -> int:
