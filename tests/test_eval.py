@@ -10,7 +10,7 @@ from doc_pages import json_keys
 from scalerl.cli import main
 from scalerl.tasks.math import answer as math_answer
 from scalerl.tasks.verifiers import VERIFIERS
-from scalerl.training.suite_metrics import majority, pass_at_k, pass_at_powers
+from scalerl.training.suites import majority, pass_at_k, pass_at_powers
 
 
 def passes(*rows):

@@ -16,9 +16,8 @@ from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
 from scalerl.rollouts.replay import check_current
 from scalerl.rollouts.weights import DirectoryChannel
-from scalerl.training.learner.base import TrainBatch
+from scalerl.training.learner.base import TokenMeter, TrainBatch
 from scalerl.training.learner.single import SingleLearner
-from scalerl.training.metrics import TokenMeter
 
 OTHERS = ("qwen3-eager", "qwen3-many-heads", "gemma3-mixed", "mistral4")  # AutoModelForCausalLM lacks Mistral 4
 FAMILIES = [name for name in ARCHITECTURES if name not in OTHERS]

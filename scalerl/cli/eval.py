@@ -75,8 +75,8 @@ def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[Prom
     from scalerl.config.base import replace
     from scalerl.core.files import safe_name, write_whole
     from scalerl.tasks.user_rewards import RewardError
-    from scalerl.training.evaluate import Evaluator
     from scalerl.training.resolve import resolve
+    from scalerl.training.suites import Evaluator
 
     config = replace(resolve(config), rollouts=config.rollouts)  # keep 0 slots, so that the cache determines the number
     evaluator = Evaluator(config, lambda text: None if arguments.json else say(text))

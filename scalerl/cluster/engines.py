@@ -1,4 +1,4 @@
-"""Generation engines as Ray actors, and their lives for the supervisor."""
+"""Generation engines as Ray actors, and their lives for the restarter."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from scalerl.cluster.connect import last_line
 from scalerl.core.errors import ConfigError
-from scalerl.rollouts.build import EngineSpec, supervised_engines
+from scalerl.rollouts.build import EngineSpec, restarted_engines
 from scalerl.rollouts.engine import Engine
 from scalerl.rollouts.free_running import FreeRunner, Report
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.supervised import Life
+from scalerl.rollouts.restarts import Life
 
 START_SPARE_S = 60.0
 """Seconds that an actor may take longer than its server to report a start that failed."""
@@ -40,7 +40,7 @@ class EngineActor:
 
 
 class RayLife:
-    """One life of an EngineActor (rollouts/supervised.py)."""
+    """One life of an EngineActor (rollouts/restarts.py)."""
 
     def __init__(
         self, ray: Any, begin: Callable[[], Life], name: str, resources: Mapping[str, float], start_s: float
@@ -128,7 +128,7 @@ def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> S
         begun = partial(BEGIN[placement.engine_name], spec)
         return RayLife(ray, begun, spec.name, spec.place.resources, placement.start_timeout_s)
 
-    return supervised_engines(specs, begin, note)
+    return restarted_engines(specs, begin, note)
 
 
 def _torch_life(spec: EngineSpec) -> Life:

@@ -18,8 +18,8 @@ from scalerl.rollouts.engine import Engine, Sampling
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.process_engine import EngineProcess
+from scalerl.rollouts.restarts import Life, Restarter, RestartLimits
 from scalerl.rollouts.schedule import schedule_of
-from scalerl.rollouts.supervised import Life, Limits, Supervisor, supervise
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.rollouts.worker import WorkerParts
 
@@ -169,7 +169,7 @@ def local_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> S
     return [process.engines() for process in processes]
 
 
-def supervised_engines(
+def restarted_engines(
     specs: Sequence[EngineSpec], begin: Callable[[EngineSpec], Life], note: Callable[[str], None]
 ) -> Sequence[Sequence[Engine]]:
     """Make engines that run asynchronously and are restarted when they die; they start in parallel.
@@ -180,9 +180,12 @@ def supervised_engines(
         note: Function that gets a message about every death.
     """
 
-    def supervisor(spec: EngineSpec) -> Supervisor:
+    def restarter(spec: EngineSpec) -> Restarter:
         placement = spec.generator.config.placement
-        limits = Limits(placement.silence_timeout_s, placement.transfer_timeout_s)
-        return Supervisor(lambda: begin(spec), spec.name, (spec.slots, spec.slots), limits, note)
+        limits = RestartLimits(placement.silence_timeout_s, placement.transfer_timeout_s)
+        return Restarter(lambda: begin(spec), spec.name, (spec.slots, spec.slots), limits, note)
 
-    return supervise([supervisor(spec) for spec in specs])
+    restarters = [restarter(spec) for spec in specs]
+    for one in restarters:
+        one.wait_ready()
+    return [one.engines for one in restarters]

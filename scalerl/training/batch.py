@@ -1,4 +1,4 @@
-"""Collation of groups of rollouts into padded tensors: tokens, log-probabilities, versions and rewards.
+"""Groups of rollouts as padded tensors, and their metrics as columns of metrics.jsonl (docs/metrics.md).
 
 Legend: P prompts, G rollouts per prompt, B = P x G rollouts, T tokens of the longest prompt plus completion.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,3 +99,30 @@ def _experts(rollouts: Sequence[tuple[int, Rollout]], width: int) -> Tensor | No
         if rollout.experts is not None:
             out[b, start - 1 : start - 1 + len(rollout)] = rollout.experts
     return torch.from_numpy(out)
+
+
+def staleness(rollouts: RolloutTensors, trained_BT: Tensor, now: int, max_lag: int) -> dict[str, float]:
+    """Return the staleness in updates of the batch's sampled tokens, and the share that was too old to carry loss."""
+    age_N = (now - rollouts.version_BT[rollouts.sampled_BT]).float()
+    trained_N = (now - rollouts.version_BT[trained_BT]).float()
+    assert not len(trained_N) or float(trained_N.max()) <= max_lag, (float(trained_N.max()), max_lag)
+    return {
+        "staleness_mean": float(age_N.mean()),
+        "staleness_max": float(age_N.max()),
+        "stale_share": float((age_N > max_lag).float().mean()),
+    }
+
+
+def rollout_row(rollouts: RolloutTensors, rewards_PG: Tensor, keep_P: Tensor) -> dict[str, Any]:
+    """Return the metrics of the step's rollouts."""
+    tokens_PG = rollouts.completion_tokens_PG.float()
+    return {
+        "pass_rate": float(rollouts.passed_PG.float().mean()),
+        "reward": float(rewards_PG.mean()),
+        "prompts": len(keep_P),
+        "kept_prompts": int(keep_P.sum()),
+        "truncation_rate": float(rollouts.truncated_B.float().mean()),
+        "interruption_rate": float(rollouts.interrupted_B.float().mean()),
+        "completion_tokens_mean": float(tokens_PG.mean()),
+        "completion_tokens_max": int(tokens_PG.max()),
+    }

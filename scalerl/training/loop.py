@@ -15,9 +15,8 @@ from scalerl.config.recipe import LengthPenalty, Recipe
 from scalerl.learn.advantages import ZERO_VARIANCE, advantages, of_trained
 from scalerl.learn.aggregate import token_weights
 from scalerl.learn.penalty import with_length_penalty
-from scalerl.training.batch import RolloutTensors, collate
+from scalerl.training.batch import RolloutTensors, collate, rollout_row, staleness
 from scalerl.training.learner.base import TrainBatch
-from scalerl.training.metrics import rollout_row, staleness
 from scalerl.training.session import Session
 
 

@@ -6,17 +6,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
+from scalerl.config.placement import Hardware
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
 from scalerl.models.files import check_model_files
 from scalerl.models.gguf import converted, gguf_directory, is_gguf
+from scalerl.models.loading import load_tokenizer
 from scalerl.models.lora import LoraPolicy
-from scalerl.models.policy import Policy, load_policy
+from scalerl.models.policy import Policy, check_vocabulary, load_policy
 from scalerl.models.routing import can_record
 from scalerl.models.weights import checkpoint_weights
 from scalerl.rollouts.interrupt import LengthRule
@@ -75,6 +78,28 @@ def local_model(path: str, dtype: str, note: Callable[[str], None]) -> str:
     if Path(path).is_file() and not gguf_directory(Path(path), dtype).exists():
         note(f"converting {path} (once; kept in {gguf_directory(Path(path), dtype)})")
     return str(converted(path, dtype))
+
+
+def load_model(
+    path: str, revision: str, hardware: Hardware, fp32_head: bool, note: Callable[[str], None]
+) -> tuple[Policy, Any]:
+    """Load a model that this process computes with, and its tokenizer.
+
+    Args:
+        path: Path of the model, as in `model.path`.
+        revision: Branch, tag or commit, for a name on the hub.
+        hardware: Resolved hardware settings.
+        fp32_head: Whether to compute the head in FP32.
+        note: Function that gets a line for the user if a file is converted.
+
+    Raises:
+        ConfigError: From the readers of the model and its tokenizer.
+    """
+    path = local_model(path, hardware.dtype, note)
+    tokenizer = load_tokenizer(path, revision)
+    policy = load_policy(path, revision=revision, device=hardware.device, dtype=hardware.dtype, fp32_head=fp32_head)
+    check_vocabulary(tokenizer, policy, path)
+    return policy, tokenizer
 
 
 def revision_of(config: RunConfig) -> str:

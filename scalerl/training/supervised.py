@@ -28,14 +28,13 @@ from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.config.supervised import Supervised
 from scalerl.core.errors import ConfigError
 from scalerl.core.outputs import check_apart, check_new_directory
-from scalerl.models.loading import load_tokenizer
 from scalerl.models.lora import LoraPolicy
-from scalerl.models.policy import Policy, check_vocabulary, load_policy, stop_tokens
+from scalerl.models.policy import Policy, stop_tokens
 from scalerl.prompts.demonstrations import Demonstration, Demonstrations, load_demonstrations
 from scalerl.training.learner.base import BadGradient, TrainBatch
 from scalerl.training.learner.single import SingleLearner
 from scalerl.training.resolve import resolve_hardware
-from scalerl.training.run_model import local_model
+from scalerl.training.run_model import load_model
 
 EPOCHS = 3.0
 """Number of epochs if neither steps nor epochs are given."""
@@ -167,16 +166,7 @@ def held_out_loss(policy: Policy, rows: Sequence[Demonstration], micro_batch_tok
 
 def _load(settings: Supervised, report: Report) -> tuple[Policy, Any]:
     hardware = resolve_hardware(Hardware(device=settings.device, dtype=settings.dtype))
-    path = local_model(settings.model, hardware.dtype, report)
-    tokenizer = load_tokenizer(path, settings.revision)
-    policy = load_policy(
-        path,
-        revision=settings.revision,
-        device=hardware.device,
-        dtype=hardware.dtype,
-        fp32_head=settings.fp32_head,
-    )
-    check_vocabulary(tokenizer, policy, path)
+    policy, tokenizer = load_model(settings.model, settings.revision, hardware, settings.fp32_head, report)
     return LoraPolicy(policy, settings.lora, settings.seed) if settings.lora else policy, tokenizer
 
 

@@ -257,7 +257,7 @@ def test_vllm_servers_are_started_on_the_gpus_of_their_rows(four_gpus, tmp_path)
         assert sorted(seen_by_servers(tmp_path)) == ["2", "3"]
     finally:
         for training, _ in engines:
-            training._supervisor.close()
+            training._restarter.close()
 
 
 def seen_by_servers(tmp_path):

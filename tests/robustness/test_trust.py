@@ -322,8 +322,7 @@ def sharded(path):
 def test_metadata_of_a_checkpoint_of_ranks_is_read_like_torch_does(place):
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    from scalerl.training.learner.plain_reader import PlainReader
-    from scalerl.training.learner.sharded_checkpoint import stored_shapes
+    from scalerl.training.learner.sharded_checkpoint import PlainReader, stored_shapes
 
     sharded(place)
     ours, theirs = (reader(place / "learner").read_metadata() for reader in (PlainReader, FileSystemReader))

@@ -24,10 +24,10 @@ from scalerl.models.policy import load_policy
 from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.weights import DirectoryChannel, SharedMemoryChannel
 from scalerl.training.learner.base import BadGradient, TrainBatch
+from scalerl.training.learner.fsdp import balanced_split
 from scalerl.training.learner.rank_processes import RankProcesses
 from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, RankSpec, single_learner
 from scalerl.training.learner.single import SingleLearner
-from scalerl.training.learner.split import balanced_split
 from scalerl.training.run_model import with_adapters
 
 MODELS = ("qwen3", "qwen3-untied", "qwen3-moe", "qwen3-moe-untied")

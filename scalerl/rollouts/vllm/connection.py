@@ -65,7 +65,7 @@ class Connection:
         self._client = httpx.AsyncClient(
             base_url=address,
             trust_env=False,  # otherwise a proxy would be used for loopback addresses too
-            timeout=httpx.Timeout(None, connect=self._limits.connect_s),  # the supervisor measures silence
+            timeout=httpx.Timeout(None, connect=self._limits.connect_s),  # the restarter measures silence
             # vLLM closes an idle connection after 5 s; one that is about to be closed must not be used
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0),
         )

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
-from scalerl.rollouts.build import EngineSpec, supervised_engines
+from scalerl.rollouts.build import EngineSpec, restarted_engines
 from scalerl.rollouts.engine import Engine, Sampling
 from scalerl.rollouts.free_running import PolledEngines
 from scalerl.rollouts.vllm.checks import Needs
@@ -28,7 +28,7 @@ def server_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> 
             wait_for_server(placement.servers[number], placement.start_timeout_s)
         return server_life(spec, note, spec.place.environment)
 
-    return supervised_engines(specs, begin, note)
+    return restarted_engines(specs, begin, note)
 
 
 def server_life(

@@ -111,7 +111,7 @@ class PushedUpdates:
         """Do nothing."""
 
     async def apply(self, call: Call, version: int, held: None) -> None:
-        """Poll the server until it has the version; the supervisor ends a life that waits too long."""
+        """Poll the server until it has the version; the restarter ends a life that waits too long."""
         while version_of((await call("GET", WEIGHT_INFO))["weight_version"]) < version:
             await asyncio.sleep(0.05)
 

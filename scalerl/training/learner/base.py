@@ -7,7 +7,7 @@ completion.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -149,6 +149,58 @@ class StepStats:
     def to_dict(self) -> dict[str, Any]:
         """Return the columns without those that do not apply to the model."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+_SUMS = ("log_ratio", "capped", "entropy", "routed", "rerouted")
+
+
+@dataclass(slots=True)
+class TokenMeter:
+    """Sums over the trained tokens of a step's micro-batches."""
+
+    tokens: int = 0
+    loss: float = 0.0
+    _sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0.0))
+    _extremes: list[float] = field(default_factory=lambda: [0.0, 0.0])
+
+    def add(self, loss: Tensor, log_ratio_N: Tensor, capped_N: Tensor, entropy_N: Tensor) -> None:
+        """Add one micro-batch: its share of the loss, and the other values for each trained token."""
+        self.tokens += len(log_ratio_N)
+        self.loss += float(loss.detach())
+        self._sums["log_ratio"] += float(log_ratio_N.sum())
+        self._sums["capped"] += float(capped_N.sum())
+        self._sums["entropy"] += float(entropy_N.sum())
+        low, high = self._extremes
+        self._extremes = [min(low, float(log_ratio_N.min())), max(high, float(log_ratio_N.max()))]
+
+    def add_routing(self, differs_NL: Tensor) -> None:
+        """Add, for each trained token and layer, whether the router's choice differs from the engine's."""
+        self._sums["routed"] += differs_NL.numel()
+        self._sums["rerouted"] += float(differs_NL.sum())
+
+    @classmethod
+    def merged(cls, meters: Sequence[TokenMeter]) -> TokenMeter:
+        """Return one meter with the sums of several, such as those of the ranks."""
+        return cls(
+            tokens=sum(meter.tokens for meter in meters),
+            loss=sum(meter.loss for meter in meters),
+            _sums={name: sum(meter._sums[name] for meter in meters) for name in meters[0]._sums},
+            _extremes=[min(meter._extremes[0] for meter in meters), max(meter._extremes[1] for meter in meters)],
+        )
+
+    def means(self) -> dict[str, Any]:
+        """Return means and extremes by their names in StepStats."""
+        n = max(1, self.tokens)
+        return {
+            "loss": self.loss,
+            "trained_tokens": self.tokens,
+            "log_ratio_mean": self._sums["log_ratio"] / n,
+            "log_ratio_min": self._extremes[0],
+            "log_ratio_max": self._extremes[1],
+            "capped_share": self._sums["capped"] / n,
+            "entropy": self._sums["entropy"] / n,
+            "router_disagreement": self._sums["rerouted"] / self._sums["routed"] if self._sums["routed"] else None,
+        }
 
 
 class Learner(Protocol):

@@ -23,11 +23,9 @@ from scalerl.models.policy import Policy
 from scalerl.models.weights import plain_model
 from scalerl.rollouts.replay import Difference
 from scalerl.rollouts.weights import WeightChannel
-from scalerl.training.learner.base import BadGradient, PromptedRollout, TrainBatch
+from scalerl.training.learner.base import BadGradient, PromptedRollout, TokenMeter, TrainBatch
 from scalerl.training.learner.policy_learner import MOMENTS, PolicyLearner
 from scalerl.training.learner.sharded_checkpoint import read_shards, save_shards, stored_shapes
-from scalerl.training.learner.split import balanced_split
-from scalerl.training.metrics import TokenMeter
 
 _EMPTY = TrainBatch(
     tokens_BT=torch.zeros(1, 2, dtype=torch.long),
@@ -181,3 +179,22 @@ def _of_all_ranks(meter: TokenMeter) -> list[TokenMeter]:
     meters: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(meters, meter)
     return meters
+
+
+def balanced_split(length_B: Tensor, rows: Tensor, ranks: int) -> list[Tensor]:
+    """Return the rows of each rank: longest first, each to the rank with the fewest tokens so far.
+
+    The largest load is at most a third larger than in the best split (Graham 1969). Ties are broken by order and by the
+    lower rank, so that every rank computes the same split.
+
+    Args:
+        length_B: Number of tokens of every rollout.
+        rows: Rollouts to split.
+        ranks: Number of ranks; with fewer rollouts than ranks, some get none.
+    """
+    loads, shares = [0] * ranks, [[] for _ in range(ranks)]  # type: tuple[list[int], list[list[int]]]
+    for row in rows[length_B[rows].argsort(stable=True, descending=True)].tolist():
+        rank = min(range(ranks), key=lambda r: (loads[r], r))
+        loads[rank] += int(length_B[row])
+        shares[rank].append(row)
+    return [torch.tensor(share, dtype=torch.long) for share in shares]

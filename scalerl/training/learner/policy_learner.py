@@ -26,10 +26,9 @@ from scalerl.models.routing import routing_of
 from scalerl.models.sizes import ModelSizes
 from scalerl.models.weights import checkpoint_weights
 from scalerl.rollouts.replay import Difference, NotFinite, check_current
-from scalerl.training.learner.base import BadGradient, PromptedRollout, StepStats, TrainBatch
+from scalerl.training.learner.base import BadGradient, PromptedRollout, StepStats, TokenMeter, TrainBatch
 from scalerl.training.learner.checks import Packing, check_update, use_packing
-from scalerl.training.learner.heap import HeapTrim
-from scalerl.training.metrics import TokenMeter
+from scalerl.training.learner.cpu import HeapTrim
 
 MicroBatch = tuple[Tensor, int]
 """Rows of a batch, and the number of tokens of the longest of them."""

@@ -255,7 +255,7 @@ def load_single(spec: RankSpec) -> SingleLearner:
 
 def single_learner(config: RunConfig, policy: Policy) -> SingleLearner:
     """Create the learner of one process, which takes over a policy."""
-    from scalerl.training.learner.helpers import helpers_of
+    from scalerl.training.learner.cpu import helpers_of
     from scalerl.training.learner.single import SingleLearner
 
     return SingleLearner.of(

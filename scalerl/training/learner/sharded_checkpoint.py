@@ -6,19 +6,22 @@ before the rename that completes the checkpoint (training/checkpoint.py).
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import sync
-from scalerl.training.learner.plain_reader import PlainReader
 from scalerl.training.manifest import stamp
 
 NAME = "learner"
@@ -65,3 +68,55 @@ def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 def read_shards(directory: Path, tensors: Mapping[str, Tensor]) -> None:
     """Read saved tensors in place; every rank must call this with its shards, and the ranks wait for each other."""
     load(dict(tensors), storage_reader=PlainReader(directory / NAME))
+
+
+KNOWN = {
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
+        "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))},
+    "pathlib": {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"},
+    "collections": {"OrderedDict"},
+}  # fmt: skip
+"""Names that the metadata may contain, by module: records, sizes, types and paths without side effects."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Return an object named in KNOWN; this excludes dotted names, which could reach anything."""
+        if name not in KNOWN.get(module, ()):
+            raise pickle.UnpicklingError(f"it contains {module}.{name}")
+        return super().find_class(module, name)
+
+
+class PlainReader(FileSystemReader):
+    """FileSystemReader that accepts only plain records in the metadata; torch reads tensors with weights_only.
+
+    Example: PlainReader(Path("runs/a/checkpoints/step_000100/learner")).read_metadata()
+    """
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return the metadata of the tensors.
+
+        Raises:
+            ConfigError: The metadata is damaged, or contains a name that does not belong in a checkpoint.
+        """
+        file = Path(self.path) / ".metadata"
+        try:
+            found = _Unpickler(io.BytesIO(file.read_bytes())).load()
+            if not isinstance(found, Metadata):
+                raise pickle.UnpicklingError(f"it is a {type(found).__name__}")
+        except OSError:
+            raise
+        except Exception as error:  # a damaged pickle can raise any exception
+            raise ConfigError(
+                f"{file}: is not the metadata of a checkpoint ({error}); none of it was run. Remove the directory of "
+                "this checkpoint to resume from an earlier one"
+            ) from None
+        if found.storage_meta is None:
+            found.storage_meta = StorageMeta()
+        found.storage_meta.load_id = self.load_id
+        return found

@@ -21,10 +21,9 @@ from scalerl.core.errors import ConfigError
 from scalerl.models.policy import Policy
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.training.checkpoint import load_state, save_state
-from scalerl.training.learner.base import BadGradient, TrainBatch
-from scalerl.training.learner.helpers import Helpers
+from scalerl.training.learner.base import BadGradient, TokenMeter, TrainBatch
+from scalerl.training.learner.cpu import Helpers
 from scalerl.training.learner.policy_learner import MOMENTS, MicroBatch, PolicyLearner
-from scalerl.training.metrics import TokenMeter
 
 
 class SingleLearner(PolicyLearner):

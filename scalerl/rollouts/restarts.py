@@ -1,6 +1,6 @@
-"""Supervises asynchronous engines and restarts them when they die, without lost or duplicate requests.
+"""Watches over asynchronous engines and restarts them when they die, without lost or duplicate requests.
 
-A supervisor keeps the unfinished requests. A restarted engine receives the latest weights and samples these requests
+A restarter keeps the unfinished requests. A restarted engine receives the latest weights and samples these requests
 again, while the other engines keep running.
 """
 
@@ -14,7 +14,7 @@ from threading import Thread
 from typing import Any, Protocol
 
 from scalerl.core.errors import ConfigError, outcome
-from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request, Work
+from scalerl.rollouts.engine import Finished, Occupancy, Request, Work
 from scalerl.rollouts.free_running import Report
 from scalerl.rollouts.process_engine import EngineDied
 
@@ -40,10 +40,10 @@ class Life(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits after which an engine counts as dead.
+class RestartLimits:
+    """RestartLimits after which an engine counts as dead.
 
-    Example: Limits(silence_s=300.0, transfer_s=600.0, deaths=3)
+    Example: RestartLimits(silence_s=300.0, transfer_s=600.0, deaths=3)
     """
 
     silence_s: float = 300.0
@@ -54,13 +54,13 @@ class Limits:
     """Consecutive deaths, without a finished sequence in between, after which the run stops."""
 
 
-class Supervisor:
-    """Supervises the training engine and the evaluation engine over one model, across restarts.
+class Restarter:
+    """Watches over the training engine and the evaluation engine over one model, across restarts.
 
     Example:
-        supervisor = Supervisor(make, "generator 1 of 2", slots=(64, 64))
-        supervisor.wait_ready()
-        engine, evaluator = supervisor.engines
+        restarter = Restarter(make, "generator 1 of 2", slots=(64, 64))
+        restarter.wait_ready()
+        engine, evaluator = restarter.engines
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Supervisor:
         make: Callable[[], Life],
         name: str,
         slots: Sequence[int],
-        limits: Limits | None = None,
+        limits: RestartLimits | None = None,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Start the engines.
@@ -77,11 +77,11 @@ class Supervisor:
             make: Function that starts the engines or raises EngineDied; called in a thread, as it may take minutes.
             name: Name in messages.
             slots: Sequences that each engine decodes together.
-            limits: Limits after which the engines count as dead.
+            limits: RestartLimits after which the engines count as dead.
             note: Function that gets a message about every death.
         """
-        self.name, self._make, self._limits, self._note = name, make, limits or Limits(), note
-        self.engines = tuple(SupervisedEngine(self, number, count) for number, count in enumerate(slots))
+        self.name, self._make, self._limits, self._note = name, make, limits or RestartLimits(), note
+        self.engines = tuple(RestartedEngine(self, number, count) for number, count in enumerate(slots))
         self.version = -1
         self.deaths = 0
         """Number of deaths so far."""
@@ -210,25 +210,14 @@ class Supervisor:
         self._future = self._begin()
 
 
-def supervise(supervisors: Sequence[Supervisor]) -> Sequence[Sequence[Engine]]:
-    """Wait until all supervisors, which start in parallel, are ready; return the engines of each.
-
-    Raises:
-        EngineDied, ConfigError: From the first one that cannot start.
-    """
-    for supervisor in supervisors:
-        supervisor.wait_ready()
-    return [supervisor.engines for supervisor in supervisors]
-
-
-class SupervisedEngine:
-    """One engine of a supervisor, behind the engine contract."""
+class RestartedEngine:
+    """One engine of a restarter, behind the engine contract."""
 
     deterministic = False
     exact_resume = False
 
-    def __init__(self, supervisor: Supervisor, number: int, slots: int) -> None:
-        self._supervisor, self.number, self._slots = supervisor, number, slots
+    def __init__(self, restarter: Restarter, number: int, slots: int) -> None:
+        self._restarter, self.number, self._slots = restarter, number, slots
         self.requests: dict[tuple[int, int], Request] = {}
         """Unfinished requests by id."""
         self._inbox: list[Finished] = []
@@ -242,7 +231,7 @@ class SupervisedEngine:
     @property
     def version(self) -> int:
         """Version of the weights in use."""
-        return self._supervisor.version_in_use
+        return self._restarter.version_in_use
 
     def occupancy(self) -> Occupancy:
         """Return how full the engine is; it accepts 1/8 more than its slots, because answers are delayed."""
@@ -253,27 +242,27 @@ class SupervisedEngine:
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue sequences."""
         self.requests |= {request.id: request for request in requests}
-        self._supervisor.post(self.number, "submit", list(requests))
+        self._restarter.post(self.number, "submit", list(requests))
 
     def cancel(self, ids: Collection[tuple[int, int]]) -> None:
         """Drop unfinished sequences."""
         gone = {one for one in ids if self.requests.pop(one, None)}
         self._inbox = [finished for finished in self._inbox if finished.id not in ids]
         if gone:
-            self._supervisor.post(self.number, "cancel", gone)
+            self._restarter.post(self.number, "cancel", gone)
 
     def advance(self) -> None:
         """Do nothing: the engine runs asynchronously."""
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
         """Return the sequences that finished, each exactly once, also after a restart."""
-        self._supervisor.pump(0.0 if self._inbox else timeout_s)
+        self._restarter.pump(0.0 if self._inbox else timeout_s)
         out, self._inbox = self._inbox, []
         return out
 
     def swap(self, version: int) -> None:
         """Request new weights; `version` changes when they are in use."""
-        self._supervisor.swap(version)
+        self._restarter.swap(version)
 
     def state(self) -> dict[str, Any]:
         """Raise NotImplementedError: the sequences in flight are in another process."""
@@ -283,7 +272,7 @@ class SupervisedEngine:
         """Raise NotImplementedError, because there is no saved state."""
         raise NotImplementedError("exact_resume is false: unfinished sequences are submitted again")
 
-    # ------------------------------------------------------------------------------------------------ the supervisor's
+    # ------------------------------------------------------------------------------------------------ the restarter's
 
     def hears(self, work: Work) -> bool:
         """Record the work of this life; return whether it sampled a token since the last report."""

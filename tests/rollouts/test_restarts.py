@@ -17,8 +17,8 @@ from scalerl.rollouts.free_running import FreeRunner, Report
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.slot_engine import SlotEngine
 from scalerl.rollouts.process_engine import EngineDied
+from scalerl.rollouts.restarts import Restarter, RestartLimits
 from scalerl.rollouts.schedule import SCHEDULES
-from scalerl.rollouts.supervised import Limits, Supervisor
 
 SLOTS = 8
 
@@ -55,7 +55,7 @@ class Mortal:
 
 
 class World:
-    """A supervisor and all its lives."""
+    """A restarter and all its lives."""
 
     def __init__(self, limits=None, **delays):
         self.lives, self.notes = [], []
@@ -64,9 +64,9 @@ class World:
             self.lives.append(Mortal(**delays))
             return self.lives[-1]
 
-        self.supervisor = Supervisor(make, "generator 1 of 1", (SLOTS, SLOTS), limits, self.notes.append)
-        self.supervisor.wait_ready()
-        self.engine, self.evaluator = self.supervisor.engines
+        self.restarter = Restarter(make, "generator 1 of 1", (SLOTS, SLOTS), limits, self.notes.append)
+        self.restarter.wait_ready()
+        self.engine, self.evaluator = self.restarter.engines
 
 
 def requests(n, first=0):
@@ -158,9 +158,13 @@ def test_an_evaluation_pauses_training_sequences():
 @pytest.mark.parametrize(
     ("limits", "delays", "reason"),
     [
-        (Limits(silence_s=0.2), {}, "has not answered for"),
-        (Limits(silence_s=0.2), {"decode_s": 1.0}, "has sampled no token for"),
-        (Limits(transfer_s=0.2), {"swap_s": 1.0}, "the transfer of version 2 of the weights took more than 0.2 s"),
+        (RestartLimits(silence_s=0.2), {}, "has not answered for"),
+        (RestartLimits(silence_s=0.2), {"decode_s": 1.0}, "has sampled no token for"),
+        (
+            RestartLimits(transfer_s=0.2),
+            {"swap_s": 1.0},
+            "transfer of version 2 of the weights took more than 0.2 s",
+        ),
     ],
     ids=["silent", "stuck", "transfer"],
 )
@@ -194,9 +198,9 @@ class Told:
 
 def test_a_transfer_may_take_longer_than_the_limit_of_silence():
     life, notes = Told(), []
-    supervisor = Supervisor(lambda: life, "generator 1 of 1", (SLOTS, SLOTS), Limits(silence_s=0.2), notes.append)
-    supervisor.wait_ready()
-    engine = supervisor.engines[0]
+    restarter = Restarter(lambda: life, "generator 1 of 1", (SLOTS, SLOTS), RestartLimits(silence_s=0.2), notes.append)
+    restarter.wait_ready()
+    engine = restarter.engines[0]
     engine.swap(1)
     engine.submit(requests(1))
     engine.poll()
@@ -210,7 +214,7 @@ def test_a_transfer_may_take_longer_than_the_limit_of_silence():
 
 def test_a_bug_in_the_engine_stops_the_run_after_three_consecutive_deaths():
     world = World()
-    made = world.supervisor._make
+    made = world.restarter._make
 
     def fail(*arguments):
         raise ValueError("no such slot: 99")
@@ -220,7 +224,7 @@ def test_a_bug_in_the_engine_stops_the_run_after_three_consecutive_deaths():
         life.engines[0].poll = fail
         return life
 
-    world.supervisor._make = broken
+    world.restarter._make = broken
     world.lives[0].engines[0].poll = fail
     world.engine.swap(0)
     world.engine.submit(requests(4))
@@ -233,9 +237,9 @@ def test_a_failed_first_start_raises_at_once():
     def make():
         raise EngineDied("generator 1 of 1 ended: no GPU is free")
 
-    supervisor = Supervisor(make, "generator 1 of 1", (1, 1))
+    restarter = Restarter(make, "generator 1 of 1", (1, 1))
     with pytest.raises(EngineDied, match="no GPU is free"):
-        supervisor.wait_ready()
+        restarter.wait_ready()
 
 
 @pytest.mark.parametrize("kills", [0, 6])

@@ -1,15 +1,21 @@
-"""Evaluates a model on suites, with the torch engine in this process."""
+"""Evaluates a model on suites, with the torch engine in this process: mean@k, pass@k and majority votes.
+
+Axes: P prompts, N samples per prompt.
+"""
 
 from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from math import comb
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from scalerl.config import HuggingFaceModel, RunConfig
@@ -17,8 +23,7 @@ from scalerl.config.data import PromptFile, TaskData
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import whole
-from scalerl.models.loading import load_tokenizer
-from scalerl.models.policy import Policy, check_vocabulary, load_policy, stop_tokens
+from scalerl.models.policy import stop_tokens
 from scalerl.prompts.dataset import load_prompts, task_prompts
 from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.generate import generate
@@ -29,8 +34,7 @@ from scalerl.tasks.scoring import make_scoring
 from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.training.evaluation import held_out_visits, mean_at_k
 from scalerl.training.rollout_rows import rollout_row
-from scalerl.training.run_model import check_length, local_model
-from scalerl.training.suite_metrics import majority, pass_at_powers
+from scalerl.training.run_model import check_length, load_model
 from scalerl.types import Prompt, ScoredGroup
 
 CPU_CACHE, GPU_SHARE = 1 << 30, 0.5
@@ -107,17 +111,8 @@ class Evaluator:
         assert isinstance(config.model, HuggingFaceModel), config.model
         torch.set_num_threads(config.hardware.generator_threads + config.hardware.trainer_threads)
         self.config, self._note = config, note
-        path = local_model(config.model.path, config.hardware.dtype, note)
-        revision = config.model.revision
-        self.tokenizer = load_tokenizer(path, revision)
-        self._policy: Policy = load_policy(
-            path,
-            revision=revision,
-            device=config.hardware.device,
-            dtype=config.hardware.dtype,
-            fp32_head=config.recipe.fp32_head,
-        )
-        check_vocabulary(self.tokenizer, self._policy, path)
+        model, fp32_head = config.model, config.recipe.fp32_head
+        self._policy, self.tokenizer = load_model(model.path, model.revision, config.hardware, fp32_head, note)
         check_engine(self._policy)
         self._rule: LengthRule = length_rule(
             config.recipe.length, lambda text: self.tokenizer.encode(text, add_special_tokens=False)
@@ -249,3 +244,41 @@ def answers_of(verifier: str, texts: Sequence[str], settings: Scoring) -> list[s
             except (TimeoutError, ProcessEnded):
                 found.append(None)
     return found
+
+
+def pass_at_k(passed_PN: npt.NDArray[np.bool_], k: int) -> float:
+    """Return the unbiased estimate of the probability that at least one of k samples passes, averaged over prompts.
+
+    A prompt with c passes of N has 1 - C(N - c, k) / C(N, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1).
+
+    Args:
+        passed_PN: Whether each sample passed.
+        k: Number of samples, at most N.
+    """
+    samples = passed_PN.shape[1]
+    assert 1 <= k <= samples, (k, samples)
+    passes_P = passed_PN.sum(axis=1)
+    return float(np.mean([1.0 - comb(samples - int(c), k) / comb(samples, k) for c in passes_P]))
+
+
+def pass_at_powers(passed_PN: npt.NDArray[np.bool_]) -> dict[int, float]:
+    """Return pass@k for k = 1, 2, 4, ... and N."""
+    samples = passed_PN.shape[1]
+    ks = sorted({*(2**power for power in range(samples.bit_length()) if 2**power <= samples), samples})
+    return {k: pass_at_k(passed_PN, k) for k in ks}
+
+
+def majority(answers: Sequence[str | None], passed: Sequence[bool]) -> float:
+    """Return 1 if the most common answer of one prompt passes, else 0; in a tie, the share of passing answers.
+
+    Args:
+        answers: Answer of each sample, normalized so that equal answers are equal texts; None: no answer and no vote.
+        passed: Whether each sample passed; an answer passes if any of its samples does.
+    """
+    votes = Counter(answer for answer in answers if answer is not None)
+    if not votes:
+        return 0.0
+    most = max(votes.values())
+    right = {answer for answer, passes in zip(answers, passed, strict=True) if passes}
+    leading = [answer for answer, count in votes.items() if count == most]
+    return sum(answer in right for answer in leading) / len(leading)
