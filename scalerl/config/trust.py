@@ -13,9 +13,10 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -164,11 +165,9 @@ def _remember(codes: Sequence[Code], known: Mapping[str, Any]) -> None:
     new = {code.key: {"field": code.field, "file": code.file} for code in codes}  # a name may contain a secret
     if not new:
         return
-    try:
+    with suppress(OSError):  # if the cache is not writable, the user is asked again next time
         _store().parent.mkdir(parents=True, exist_ok=True)
         write_whole(_store(), json.dumps({"code": {**known, **new}}, indent=1) + "\n")
-    except OSError:  # the cache is not writable; the user is asked again next time
-        return
 
 
 def _function(field: str, name: str) -> Code:
@@ -205,32 +204,16 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 
 def _sources(module: str) -> list[str]:
-    """Return the files that importing a module would run, packages first; empty if one is not found."""
-    files: list[str] = []
-    for spec in _specs(module):
-        if spec is None:
-            return []
-        if spec.has_location and spec.origin:
-            files.append(os.path.abspath(spec.origin))
-    return files
+    """Return the files that importing a module would run, packages first; empty if one is not found.
 
-
-def _specs(module: str) -> Iterator[ModuleSpec | None]:
-    """Yield the specification of each part of a dotted name without importing it; None for a part that is not found."""
-    parts = module.split(".")
-    if not all(part.isidentifier() for part in parts):
-        yield None
-        return
-    spec = PathFinder.find_spec(parts[0], [os.getcwd()]) or _top(parts[0])
-    yield spec
-    for number in range(1, len(parts)):
-        inside = None if spec is None else spec.submodule_search_locations
-        spec = None if inside is None else PathFinder.find_spec(".".join(parts[: number + 1]), list(inside))
-        yield spec
-
-
-def _top(name: str) -> ModuleSpec | None:
-    try:
-        return importlib.util.find_spec(name)  # a name without a dot, so nothing is imported
-    except (ImportError, ValueError):
-        return None
+    Nothing is imported: `importlib.util.find_spec` would import the packages of a dotted name.
+    """
+    top, *inner = module.split(".")
+    spec = PathFinder.find_spec(top, [os.getcwd()])
+    with suppress(ImportError, ValueError):
+        spec = spec or importlib.util.find_spec(top)
+    specs = [spec]
+    for part in inner:
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations or []) if spec else None
+        specs.append(spec)
+    return [os.path.abspath(one.origin) for one in specs if one and one.has_location and one.origin] if spec else []
