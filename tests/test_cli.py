@@ -140,7 +140,6 @@ def test_fit_without_a_file_or_column_is_an_error_with_the_known_ones(capsys, tm
     [
         (["train", "--loss", "x"], "unknown option --loss (did you mean --recipe.loss?)"),
         (["train", "missing.toml"], "missing.toml: no such file"),
-        (["train", "--run-dir"], "--run-dir: a value is needed"),
         (
             ["train", "--hardware.device", "cuda"],
             "hardware.device: got 'cuda', but torch sees no GPU here; allowed: cpu, auto",

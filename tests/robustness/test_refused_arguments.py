@@ -168,7 +168,6 @@ WORDS = [
     options("--run-dir empty", "train", "--run-dir", "", expect="--run-dir"),
     options("--run-dir with a NUL character", "train", "--run-dir", "a\0b", expect="NUL"),
     options("--run-dir before another option", "train", "--run-dir", "--seed", expect="--run-dir"),
-    options("--run-dir twice", "train", "--run-dir", "a", "--run-dir", "b", expect="once"),
     options("seeds from -1", "study", "loo", "--dry-run", "--seeds=-1,2", expect="--seeds"),
     options("no seeds", "study", "loo", "--dry-run", "--seeds", "0", expect="--seeds"),
     options("seeds of words", "study", "loo", "--dry-run", "--seeds", "a,b", expect="--seeds"),
