@@ -30,20 +30,12 @@ def plan_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="scalerl plan", usage=usage, description=DESCRIPTION, allow_abbrev=False)
     parser.takes_fields = True
     parser.add_argument("--gpus", type=int, metavar="N", help="find the best split of N GPUs")
-    parser.add_argument(
-        "--generator-tokens-per-s", nargs="+", metavar="[RUNNING:]X",
-        help="tokens/s of one engine, with full slots or with RUNNING sequences; several points form a curve",
-    )  # fmt: skip
-    parser.add_argument(
-        "--trainer-tokens-per-s",
-        type=float,
-        metavar="X",
-        help="trained tokens/s of all placement.trainer_ranks together",
-    )
-    parser.add_argument(
-        "--from", dest="runs", nargs="+", type=Path, metavar="RUN", default=[],
-        help="read speeds and lengths from run directories",
-    )  # fmt: skip
+    words = "tokens/s of one engine, with full slots or with RUNNING sequences; several points form a curve"
+    parser.add_argument("--generator-tokens-per-s", nargs="+", metavar="[RUNNING:]X", help=words)
+    words = "trained tokens/s of all placement.trainer_ranks together"
+    parser.add_argument("--trainer-tokens-per-s", type=float, metavar="X", help=words)
+    words = "read speeds and lengths from run directories"
+    parser.add_argument("--from", dest="runs", nargs="+", type=Path, metavar="RUN", default=[], help=words)
     parser.add_argument("--transfer-s", type=float, metavar="X", help="duration of one transfer of weights, seconds")
     words = "mean length of a completion, tokens; default rollouts.expected_tokens"
     parser.add_argument("--mean-tokens", type=float, metavar="X", help=words)
@@ -53,9 +45,8 @@ def plan_parser() -> argparse.ArgumentParser:
     words = "share of the GPU's peak that {} reaches; default {}"
     parser.add_argument("--training-share", type=float, default=0.35, metavar="X", help=words.format("training", 0.35))
     parser.add_argument("--decode-share", type=float, default=0.6, metavar="X", help=words.format("decoding", 0.6))
-    parser.add_argument(
-        "--updates", type=int, metavar="N", help="number of measured updates; default 20, down to 8 for large batches"
-    )
+    words = "number of measured updates; default 20, down to 8 for large batches"
+    parser.add_argument("--updates", type=int, metavar="N", help=words)
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     return parser
 
@@ -70,7 +61,7 @@ def plan(words: list[str]) -> int:
     options, fields = plan_parser().parse_known_args(words[1:] if file else words)
     if file is None and options.runs:
         file = options.runs[0] / "config.toml"
-    from scalerl.cluster.layout import check, lay_out, lines
+    from scalerl.cluster.layout import check, lay_out, lines, size_line
     from scalerl.cluster.lengths import read_lengths
     from scalerl.cluster.plan import best_split, lengths_of, simulate, speeds_of
     from scalerl.config import read_config
@@ -94,7 +85,7 @@ def plan(words: list[str]) -> int:
     if options.json:
         print(json.dumps(_as_json(config, given, lengths, outcomes, notes), indent=1, allow_nan=False))
         return 0
-    about = [_model(given)] if options.gpus else lines(config, layout)
+    about = [size_line(given.found)] if options.gpus else lines(config, layout)
     say(*about, *_in_words(lengths, outcomes, notes, config.evaluation.every, options.gpus))
     return 0
 
@@ -109,15 +100,11 @@ def _given(config: RunConfig, options: argparse.Namespace) -> tuple[RunConfig, G
 
     if options.gpu not in GPUS:
         raise ConfigError(f"--gpu: got {options.gpu!r}{nearest(options.gpu, GPUS)}; allowed: {', '.join(GPUS)}")
-    for name in ("training_share", "decode_share"):
-        if not 0 < getattr(options, name) <= 1:
-            raise ConfigError(
-                f"--{name.replace('_', '-')}: got {getattr(options, name):g}; allowed: above 0, at most 1"
-            )
-    for name in ("gpus", "trainer_tokens_per_s", "mean_tokens", "sigma", "updates"):
+    numbers = ("gpus", "trainer_tokens_per_s", "mean_tokens", "sigma", "updates")
+    for name, most in {"training_share": 1, "decode_share": 1, **dict.fromkeys(numbers, MOST)}.items():
         value = getattr(options, name)
-        if value is not None and not 0 < value <= MOST:
-            raise ConfigError(f"--{name.replace('_', '-')}: got {value:g}; allowed: a number above 0, at most {MOST:g}")
+        if value is not None and not 0 < value <= most:
+            raise ConfigError(f"--{name.replace('_', '-')}: got {value:g}; allowed: a number above 0, at most {most:g}")
     if options.transfer_s is not None and not 0 <= options.transfer_s <= MOST:
         raise ConfigError(f"--transfer-s: got {options.transfer_s:g}; allowed: a number of seconds from 0 to {MOST:g}")
     measured = measure(options.runs) if options.runs else None
@@ -174,24 +161,15 @@ def _as_json(config: RunConfig, given: Given, lengths: Any, outcomes: list[Any],
     import numpy as np
 
     longest = {"mean": float(lengths.mean()), "p90": float(np.quantile(lengths, 0.9)), "max": int(lengths.max())}
+    sizes, source = given.found.sizes, given.found.source
     return {
-        "model": {
-            "params": given.found.sizes.params,
-            "active_params": given.found.sizes.matmul_params,
-            "source": given.found.source,
-        },
+        "model": {"params": sizes.params, "active_params": sizes.matmul_params, "source": source},
         "batch": config.recipe.completions_per_step,
         "lengths": longest,
         "speeds": notes,
         "best": outcomes[0].to_dict(),
         "outcomes": [outcome.to_dict() for outcome in outcomes],
     }
-
-
-def _model(given: Given) -> str:
-    from scalerl.cluster.layout import size_line
-
-    return size_line(given.found)
 
 
 def _in_words(lengths: Any, outcomes: list[Any], notes: list[str], every: int, gpus: int | None) -> list[str]:

@@ -94,26 +94,19 @@ def _plan_parser() -> argparse.ArgumentParser:
     parser.takes_fields = True
     parser.add_argument("plan", metavar="PLAN", help="name of a plan, or a TOML file")
     parser.add_argument("base", nargs="?", type=Path, metavar="BASE.toml", help="configuration that the arms share")
-    parser.add_argument("--seeds", default=None, help="number of seeds, or a list: 3 or 0,1,2; default 3 (rates: 1)")
-    parser.add_argument(
-        "--budget", type=int, metavar="STEPS", help="steps of the base; an arm with larger batches takes fewer"
-    )
-    parser.add_argument(
-        "--only", nargs="+", default=[], metavar="ARM", help="these arms and the reference; patterns such as loss-*"
-    )
-    parser.add_argument(
-        "--rates", type=Path, metavar="DIR", help="finished `rates` study: train each loss at its best learning rate"
-    )
-    parser.add_argument(
-        "--reuse", type=Path, nargs="+", default=[], metavar="DIR",
-        help="other studies: finished runs with the same configuration are reused, and resumed if they are shorter",
-    )  # fmt: skip
-    parser.add_argument(
-        "-o", "--output", type=Path, help="directory; default studies/PLAN-NNN. An unfinished study there is resumed"
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print arms, sizes and an estimate of the time, and stop"
-    )
+    parser.add_argument("--seeds", help="number of seeds, or a list: 3 or 0,1,2; default 3 (rates: 1)")
+    words = "steps of the base; an arm with larger batches takes fewer"
+    parser.add_argument("--budget", type=int, metavar="STEPS", help=words)
+    words = "these arms and the reference; patterns such as loss-*"
+    parser.add_argument("--only", nargs="+", default=[], metavar="ARM", help=words)
+    words = "finished `rates` study: train each loss at its best learning rate"
+    parser.add_argument("--rates", type=Path, metavar="DIR", help=words)
+    words = "other studies: finished runs with the same configuration are reused, and resumed if they are shorter"
+    parser.add_argument("--reuse", type=Path, nargs="+", default=[], metavar="DIR", help=words)
+    words = "directory; default studies/PLAN-NNN. An unfinished study there is resumed"
+    parser.add_argument("-o", "--output", type=Path, help=words)
+    words = "print arms, sizes and an estimate of the time, and stop"
+    parser.add_argument("--dry-run", action="store_true", help=words)
     _add_execution(parser)
     return parser
 
@@ -128,12 +121,10 @@ def _resume_parser() -> argparse.ArgumentParser:
 def _add_execution(parser: argparse.ArgumentParser) -> None:
     from scalerl.study.execute import ALLOCATIONS
 
-    parser.add_argument(
-        "--jobs", type=int, default=0, help=f"runs in parallel; default {room_here()} here, or all that fit on Ray"
-    )
-    parser.add_argument(
-        "--allocate", choices=list(ALLOCATIONS), default="equal", help="default: the same budget for every arm"
-    )
+    words = f"runs in parallel; default {room_here()} here, or all that fit on Ray"
+    parser.add_argument("--jobs", type=int, default=0, help=words)
+    words = "default: the same budget for every arm"
+    parser.add_argument("--allocate", choices=list(ALLOCATIONS), default="equal", help=words)
     parser.add_argument("--trust", action="store_true", help="run the code that the plan names without confirmation")
     parser.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: auto, local or HOST:PORT")
     parser.add_argument("--ray-cpus", type=float, default=2.0, help="cores per run on Ray; default 2")

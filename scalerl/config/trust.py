@@ -71,13 +71,14 @@ def code_of(config: RunConfig) -> list[Code]:
         elif isinstance(task, CustomTask):
             found.append(_function("data.function", task.function))
         elif isinstance(task, EnvironmentTask):
-            found.append(_environment(task.environment))
+            module = task.environment.rpartition("/")[2].replace("-", "_")
+            found.append(_code("data.environment", task.environment, _sources(module)))
     found += [_function("loggers.function", one.function) for one in config.loggers if isinstance(one, Custom)]
     if config.notify.command:
-        found.append(_command("notify.command", config.notify.command))
+        found.append(_program("notify.command", config.notify.command))
     sandbox, placement = config.scoring.sandbox, config.placement
     programs = {"placement.vllm_python": placement.vllm_python, "scoring.sandbox.python": sandbox.python}
-    found += [_program(field, program) for field, program in programs.items() if program]
+    found += [_program(field, [program]) for field, program in programs.items() if program]
     if placement.vllm_arguments:
         text = json.dumps(list(placement.vllm_arguments))
         found.append(Code("placement.vllm_arguments", text, "", _digest([text.encode()])))
@@ -170,26 +171,20 @@ def _remember(codes: Sequence[Code], known: Mapping[str, Any]) -> None:
         write_whole(_store(), json.dumps({"code": {**known, **new}}, indent=1) + "\n")
 
 
-def _function(field: str, name: str) -> Code:
-    files = _sources(name.partition(":")[0])
+def _code(field: str, name: str, files: Sequence[str]) -> Code:
+    """Return code that consists of files, of which the last is shown; without files it cannot be remembered."""
     return Code(field, name, files[-1] if files else "", _digest_of_files(files))
 
 
-def _environment(name: str) -> Code:
-    files = _sources(name.rpartition("/")[2].replace("-", "_"))
-    return Code("data.environment", name, files[-1] if files else "", _digest_of_files(files))
+def _function(field: str, name: str) -> Code:
+    return _code(field, name, _sources(name.partition(":")[0]))
 
 
-def _program(field: str, name: str) -> Code:
-    file = shutil.which(name) or ""
-    return Code(field, name, os.path.abspath(file) if file else "", _digest_of_files([file] if file else []))
-
-
-def _command(field: str, words: Sequence[str]) -> Code:
-    program = shutil.which(words[0]) or ""
-    script = next((word for word in words[1:] if not word.startswith("-")), "")  # as in `python -u tell.py`
-    files = [os.path.abspath(file) for file in (program, script) if os.path.isfile(file)]
-    return Code(field, json.dumps(list(words)), files[0] if program else "", _digest_of_files(files if program else []))
+def _program(field: str, words: Sequence[str]) -> Code:
+    """Return a program with its arguments, of which the first may be a script, as in `python -u tell.py`."""
+    program, script = shutil.which(words[0]), next((word for word in words[1:] if not word.startswith("-")), "")
+    files = [os.path.abspath(file) for file in (script, program) if file and os.path.isfile(file)] if program else []
+    return _code(field, json.dumps(list(words)) if field in LISTS else words[0], files)
 
 
 def _digest_of_files(files: Sequence[str]) -> str:
