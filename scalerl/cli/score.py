@@ -41,14 +41,22 @@ def run_score(arguments: argparse.Namespace) -> int:
         ConfigError: The verifier is unknown, a row is invalid, or there is no sandbox for programs.
     """
     prepare_environment()
+    from scalerl.core.errors import ConfigError
     from scalerl.tasks.verifiers import VERIFIERS
 
     scoring = _settings(arguments)
-    verifier = _known(arguments.task, VERIFIERS)
+    allowed = sorted({*VERIFIERS} - {"custom"})  # it would run the code that a row names; rows are data
+    if arguments.task not in allowed:
+        raise ConfigError(f"--task: got {arguments.task!r}; allowed: {', '.join(allowed)}")
     rows = list(_rows(arguments.file, arguments.task))
-    _announce(arguments, scoring)
+    if arguments.task == "code":
+        from scalerl.tasks.sandbox.detect import offer
+
+        line = offer(scoring.sandbox).line  # raises an error without a sandbox
+        if not arguments.json:
+            say(line)
     passed, total, count = 0, 0.0, 0
-    for number, (where, score) in enumerate(_judge(arguments.task, verifier, scoring, rows), start=1):
+    for number, (where, score) in enumerate(_judge(arguments.task, VERIFIERS[arguments.task], scoring, rows), start=1):
         value = (score.reward + 1) / 2
         passed, total, count = passed + score.passed, total + value, number
         if arguments.json:
@@ -70,26 +78,6 @@ def _settings(arguments: argparse.Namespace) -> Any:
         **({"timeout_s": arguments.timeout} if arguments.timeout is not None else {}),
     }
     return build(Scoring, given, "scalerl score")
-
-
-def _known(name: str, verifiers: Any) -> Any:
-    from scalerl.core.errors import ConfigError
-
-    allowed = sorted({*verifiers} - {"custom"})  # it would run the code that a row names; rows are data
-    if name not in allowed:
-        raise ConfigError(f"--task: got {name!r}; allowed: {', '.join(allowed)}")
-    return verifiers[name]
-
-
-def _announce(arguments: argparse.Namespace, scoring: Any) -> None:
-    """Find the sandbox for programs and print its name."""
-    if arguments.task != "code":
-        return
-    from scalerl.tasks.sandbox.detect import offer
-
-    line = offer(scoring.sandbox).line
-    if not arguments.json:
-        say(line)
 
 
 def _rows(path: Path, task: str) -> Iterator[tuple[str, Prompt, str]]:

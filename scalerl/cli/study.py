@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from scalerl.cli.exits import StopFlag
     from scalerl.config import RunConfig
     from scalerl.study.directory import StudyDirectory
-    from scalerl.study.plan import Plan, RunKey
+    from scalerl.study.plan import Plan
     from scalerl.study.results import StudyResult
-    from scalerl.study.reuse import Held
     from scalerl.study.workers import Workers
 
 USAGE = """scalerl study PLAN [BASE.toml] [options] [--any.field VALUE ...]
@@ -80,13 +79,11 @@ def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
     from scalerl.study.reuse import equal_runs
 
     held = equal_runs(plan, others)
-    say(*describe(plan), *(f"  {key}: {_held(plan, key, run)}" for key, run in held.items()))
+    say(*describe(plan))
+    for key, run in held.items():
+        part = "" if run.steps == plan.run_config(key).steps else f"its first {run.steps} steps are "
+        say(f"  {key}: {part}reused from {run.path}")
     say(time_needed(plan, {key: run.steps for key, run in held.items()}))
-
-
-def _held(plan: Plan, key: RunKey, run: Held) -> str:
-    whole = run.steps == plan.run_config(key).steps
-    return f"{'reused from' if whole else f'its first {run.steps} steps are reused from'} {run.path}"
 
 
 def _plan_parser() -> argparse.ArgumentParser:
