@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from scalerl.cli.curves import add_curve_parsers
 from scalerl.cli.eval import add_eval_parser
@@ -26,6 +26,22 @@ from scalerl.core.signals import STOPPING, obey_study, protect_children
 
 OUTLIVED = {"train", "resume", "study", "sft", "eval"}
 """Commands that save their results and therefore do not end with the reader of their output."""
+
+
+def _study(words: list[str]) -> int:
+    from scalerl.cli.study import study_main
+
+    return study_main(words, StopFlag)
+
+
+WITH_FIELDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
+    "train": (train, "train; without arguments, train the embedded lab (see `scalerl train --help`)"),
+    "plan": (plan, "simulate a run before it starts: throughput, idle shares, best split of GPUs"),
+    "study": (_study, "plan, run and compare many runs: loo, recipes, forward, axes, rates"),
+    "resume": (resume, "resume a run from its last checkpoint"),
+    "sft": (sft, "supervised warm start of a model on prompts and completions; default: the lab's model"),
+}
+"""Commands that parse their own words, because fields of a configuration are options, with their help."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -50,16 +66,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     parser, verbs = _parser()
-    if words[:1] == ["train"]:  # every field of a configuration is an option, so config/ reads them
-        return guarded(lambda: train(words[1:]))
-    if words[:1] == ["resume"]:  # a few fields are options
-        return guarded(lambda: resume(words[1:]))
-    if words[:1] == ["study"]:  # every field is an option
-        return guarded(lambda: _study(words[1:]))
-    if words[:1] == ["plan"]:
-        return guarded(lambda: plan(words[1:]))
-    if words[:1] == ["sft"]:
-        return guarded(lambda: sft(words[1:]))
+    if words and words[0] in WITH_FIELDS:
+        return guarded(lambda: WITH_FIELDS[words[0]][0](words[1:]))
     if words and not words[0].startswith("-") and words[0] not in verbs:
         from scalerl.core.errors import nearest
 
@@ -80,37 +88,19 @@ def _parser() -> tuple[Parser, list[str]]:
         description="Reinforcement learning by the ScaleRL recipe, with a forecast of every run's curve.",
     )
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
-    verbs.add_parser(
-        "train", help="train; without arguments, train the embedded lab (see `scalerl train --help`)", add_help=False
-    )
-    verbs.add_parser(
-        "plan", help="simulate a run before it starts: throughput, idle shares, best split of GPUs", add_help=False
-    )
-    verbs.add_parser(
-        "study", help="plan, run and compare many runs: loo, recipes, forward, axes, rates", add_help=False
-    )
-    verbs.add_parser("resume", help="resume a run from its last checkpoint", add_help=False)
+    for name, (_, text) in WITH_FIELDS.items():
+        verbs.add_parser(name, help=text, add_help=False)
     add_curve_parsers(verbs)
     add_report_parser(verbs)
     add_watch_parser(verbs)
     add_ls_parsers(verbs)
     add_score_parser(verbs)
     add_eval_parser(verbs)
-    verbs.add_parser(
-        "sft", help="supervised warm start of a model on prompts and completions; default: the lab's model",
-        add_help=False,
-    )  # fmt: skip
     recipes = verbs.add_parser("recipes", help="print the fields in which the recipes differ")
     recipes.add_argument("--all", action="store_true", help="also print the fields that all recipes share")
     recipes.set_defaults(run=_recipes)
     add_import_parser(verbs)
     return parser, list(verbs.choices)
-
-
-def _study(words: list[str]) -> int:
-    from scalerl.cli.study import study_main
-
-    return study_main(words, StopFlag)
 
 
 def _recipes(arguments: argparse.Namespace) -> int:

@@ -35,20 +35,12 @@ def plan_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="scalerl plan", usage=usage, description=DESCRIPTION, allow_abbrev=False)
     parser.takes_fields = True
     parser.add_argument("--gpus", type=int, metavar="N", help="find the best split of N GPUs")
-    parser.add_argument(
-        "--generator-tokens-per-s", nargs="+", metavar="[RUNNING:]X",
-        help="tokens/s of one engine, with full slots or with RUNNING sequences; several points form a curve",
-    )  # fmt: skip
-    parser.add_argument(
-        "--trainer-tokens-per-s",
-        type=float,
-        metavar="X",
-        help="trained tokens/s of all placement.trainer_ranks together",
-    )
-    parser.add_argument(
-        "--from", dest="runs", nargs="+", type=Path, metavar="RUN", default=[],
-        help="read speeds and lengths from run directories",
-    )  # fmt: skip
+    words = "tokens/s of one engine, with full slots or with RUNNING sequences; several points form a curve"
+    parser.add_argument("--generator-tokens-per-s", nargs="+", metavar="[RUNNING:]X", help=words)
+    words = "trained tokens/s of all placement.trainer_ranks together"
+    parser.add_argument("--trainer-tokens-per-s", type=float, metavar="X", help=words)
+    words = "read speeds and lengths from run directories"
+    parser.add_argument("--from", dest="runs", nargs="+", type=Path, metavar="RUN", default=[], help=words)
     parser.add_argument("--transfer-s", type=float, metavar="X", help="duration of one transfer of weights, seconds")
     words = "mean length of a completion, tokens; default rollouts.expected_tokens"
     parser.add_argument("--mean-tokens", type=float, metavar="X", help=words)
@@ -58,9 +50,8 @@ def plan_parser() -> argparse.ArgumentParser:
     words = "share of the GPU's peak that {} reaches; default {}"
     parser.add_argument("--training-share", type=float, default=0.35, metavar="X", help=words.format("training", 0.35))
     parser.add_argument("--decode-share", type=float, default=0.6, metavar="X", help=words.format("decoding", 0.6))
-    parser.add_argument(
-        "--updates", type=int, metavar="N", help="number of measured updates; default 20, down to 8 for large batches"
-    )
+    words = "number of measured updates; default 20, down to 8 for large batches"
+    parser.add_argument("--updates", type=int, metavar="N", help=words)
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     return parser
 
@@ -166,12 +157,9 @@ def _as_json(config: RunConfig, given: Given, lengths: Any, outcomes: list[Any],
     import numpy as np
 
     longest = {"mean": float(lengths.mean()), "p90": float(np.quantile(lengths, 0.9)), "max": int(lengths.max())}
+    sizes, source = given.found.sizes, given.found.source
     return {
-        "model": {
-            "params": given.found.sizes.params,
-            "active_params": given.found.sizes.matmul_params,
-            "source": given.found.source,
-        },
+        "model": {"params": sizes.params, "active_params": sizes.matmul_params, "source": source},
         "batch": config.recipe.completions_per_step,
         "lengths": longest,
         "speeds": notes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,9 @@ from scalerl.cli.terminal import say
 
 if TYPE_CHECKING:
     from scalerl.types import Prompt
+
+AT_A_TIME = 256
+"""Rows scored at a time, so that memory does not grow with the file."""
 
 
 def add_score_parser(commands: Any) -> None:
@@ -37,14 +41,22 @@ def run_score(arguments: argparse.Namespace) -> int:
         ConfigError: The verifier is unknown, a row is invalid, or there is no sandbox for programs.
     """
     prepare_environment()
+    from scalerl.core.errors import ConfigError
     from scalerl.tasks.scoring import judge_all, verifier_scorer
     from scalerl.tasks.user_rewards import Failures
     from scalerl.tasks.verifiers import VERIFIERS
 
     scoring = _settings(arguments)
-    _check(arguments.task, VERIFIERS)
+    allowed = sorted({*VERIFIERS} - {"custom"})  # it would run the code that a row names; rows are data
+    if arguments.task not in allowed:
+        raise ConfigError(f"--task: got {arguments.task!r}; allowed: {', '.join(allowed)}")
     rows = list(_rows(arguments.file, arguments.task))
-    _announce(arguments, scoring)
+    if arguments.task == "code":
+        from scalerl.tasks.sandbox.detect import offer
+
+        line = offer(scoring.sandbox).line  # raises an error without a sandbox
+        if not arguments.json:
+            say(line)
     passed, total, count = 0, 0.0, 0
     scorer = verifier_scorer(arguments.task, scoring)
     scorer.failures = Failures(arguments.task, limit=1.0)  # never stop: failures are printed with the rows
@@ -61,8 +73,6 @@ def run_score(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace) -> Any:
-    import os
-
     from scalerl.config import Scoring
     from scalerl.config.base import build
 
@@ -74,64 +84,38 @@ def _settings(arguments: argparse.Namespace) -> Any:
     return build(Scoring, given, "scalerl score")
 
 
-def _check(name: str, verifiers: Any) -> None:
-    from scalerl.core.errors import ConfigError
-
-    allowed = sorted({*verifiers} - {"custom"})  # it would run the code that a row names; rows are data
-    if name not in allowed:
-        raise ConfigError(f"--task: got {name!r}; allowed: {', '.join(allowed)}")
-
-
-def _announce(arguments: argparse.Namespace, scoring: Any) -> None:
-    """Find the sandbox for programs and print its name."""
-    if arguments.task != "code":
-        return
-    from scalerl.tasks.sandbox.detect import offer
-
-    line = offer(scoring.sandbox).line
-    if not arguments.json:
-        say(line)
-
-
 def _rows(path: Path, task: str) -> Iterator[tuple[Prompt, str]]:
     """Yield the prompt, with file and line, and the completion of each row.
 
     Raises:
         ConfigError: The file does not exist, or a row is invalid; the message names file, line and field.
     """
+    from scalerl.config.base import is_utf8
+    from scalerl.config.data import PromptFile
     from scalerl.core.errors import ConfigError, short
-    from scalerl.core.files import parse_json, read_bytes, trouble
+    from scalerl.core.files import check_file, trouble
+    from scalerl.prompts.files import read_objects
     from scalerl.tasks.checks import with_tests
     from scalerl.types import Prompt
 
     try:
-        text = read_bytes(path).decode("utf-8-sig")
+        check_file(path)
     except OSError as error:
         raise ConfigError(trouble(error)) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}); give a JSONL file") from None
-    count = 0
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        where, count = f"{path} line {number}", count + 1
-        try:
-            row = parse_json(line)
-        except ValueError as error:
-            raise ConfigError(f"{where}: not valid JSON ({error})") from None
-        if not isinstance(row, dict) or not isinstance(row.get("completion"), str):
+    number = 0
+    for where, row in read_objects(PromptFile(path=os.path.join(".", path))):
+        number += 1
+        if not isinstance(row.get("completion"), str):
             raise ConfigError(f"{where}: 'completion' is missing or not text; allowed: an object with 'completion'")
         if task in ("math", "arithmetic", "programs") and row.get("answer") in (None, ""):
             raise ConfigError(f"{where}: 'answer' is {row.get('answer')!r}; allowed: the reference answer")
         if isinstance(row.get("answer"), bool | list | dict):
             raise ConfigError(f"{where}: 'answer' is {short(row['answer'])}; allowed: text or a number")
-        try:
-            json.dumps(row, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise ConfigError(f"{where}: got a lone surrogate; write the whole character") from None
+        if not is_utf8(json.dumps(row, ensure_ascii=False)):
+            raise ConfigError(f"{where}: got a lone surrogate; write the whole character")
         prompt = row.get("prompt", "")
         asked = Prompt(f"{number:016x}", prompt if isinstance(prompt, str) else json.dumps(prompt), (),
                        str(row.get("answer", "")), task, row, where)  # fmt: skip
         yield with_tests([asked], "tests")[0] if task == "code" else asked, row["completion"]
-    if not count:
+    if not number:
         raise ConfigError(f"{path}: the file has no rows; allowed: one JSON object per line")

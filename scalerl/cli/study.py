@@ -18,9 +18,9 @@ from scalerl.core.errors import ConfigError, nearest, short
 if TYPE_CHECKING:
     from scalerl.cli.exits import StopFlag
     from scalerl.config import RunConfig
-    from scalerl.study.directory import Held, StudyDirectory
+    from scalerl.study.directory import StudyDirectory
     from scalerl.study.execute import Workers
-    from scalerl.study.plan import Plan, RunKey
+    from scalerl.study.plan import Plan
     from scalerl.study.results import StudyResult
 
 USAGE = """scalerl study PLAN [BASE.toml] [options] [--any.field VALUE ...]
@@ -79,13 +79,11 @@ def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
     from scalerl.study.display import describe, time_needed
 
     held = equal_runs(plan, others)
-    say(*describe(plan), *(f"  {key}: {_held(plan, key, run)}" for key, run in held.items()))
+    say(*describe(plan))
+    for key, run in held.items():
+        part = "" if run.steps == plan.run_config(key).steps else f"its first {run.steps} steps are "
+        say(f"  {key}: {part}reused from {run.path}")
     say(time_needed(plan, {key: run.steps for key, run in held.items()}))
-
-
-def _held(plan: Plan, key: RunKey, run: Held) -> str:
-    whole = run.steps == plan.run_config(key).steps
-    return f"{'reused from' if whole else f'its first {run.steps} steps are reused from'} {run.path}"
 
 
 def _plan_parser() -> argparse.ArgumentParser:
@@ -93,26 +91,19 @@ def _plan_parser() -> argparse.ArgumentParser:
     parser.takes_fields = True
     parser.add_argument("plan", metavar="PLAN", help="name of a plan, or a TOML file")
     parser.add_argument("base", nargs="?", type=Path, metavar="BASE.toml", help="configuration that the arms share")
-    parser.add_argument("--seeds", default=None, help="number of seeds, or a list: 3 or 0,1,2; default 3 (rates: 1)")
-    parser.add_argument(
-        "--budget", type=int, metavar="STEPS", help="steps of the base; an arm with larger batches takes fewer"
-    )
-    parser.add_argument(
-        "--only", nargs="+", default=[], metavar="ARM", help="these arms and the reference; patterns such as loss-*"
-    )
-    parser.add_argument(
-        "--rates", type=Path, metavar="DIR", help="finished `rates` study: train each loss at its best learning rate"
-    )
-    parser.add_argument(
-        "--reuse", type=Path, nargs="+", default=[], metavar="DIR",
-        help="other studies: finished runs with the same configuration are reused, and resumed if they are shorter",
-    )  # fmt: skip
-    parser.add_argument(
-        "-o", "--output", type=Path, help="directory; default studies/PLAN-NNN. An unfinished study there is resumed"
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print arms, sizes and an estimate of the time, and stop"
-    )
+    parser.add_argument("--seeds", help="number of seeds, or a list: 3 or 0,1,2; default 3 (rates: 1)")
+    words = "steps of the base; an arm with larger batches takes fewer"
+    parser.add_argument("--budget", type=int, metavar="STEPS", help=words)
+    words = "these arms and the reference; patterns such as loss-*"
+    parser.add_argument("--only", nargs="+", default=[], metavar="ARM", help=words)
+    words = "finished `rates` study: train each loss at its best learning rate"
+    parser.add_argument("--rates", type=Path, metavar="DIR", help=words)
+    words = "other studies: finished runs with the same configuration are reused, and resumed if they are shorter"
+    parser.add_argument("--reuse", type=Path, nargs="+", default=[], metavar="DIR", help=words)
+    words = "directory; default studies/PLAN-NNN. An unfinished study there is resumed"
+    parser.add_argument("-o", "--output", type=Path, help=words)
+    words = "print arms, sizes and an estimate of the time, and stop"
+    parser.add_argument("--dry-run", action="store_true", help=words)
     _add_execution(parser)
     return parser
 
@@ -127,12 +118,10 @@ def _resume_parser() -> argparse.ArgumentParser:
 def _add_execution(parser: argparse.ArgumentParser) -> None:
     from scalerl.study.execute import ALLOCATIONS
 
-    parser.add_argument(
-        "--jobs", type=int, default=0, help=f"runs in parallel; default {room_here()} here, or all that fit on Ray"
-    )
-    parser.add_argument(
-        "--allocate", choices=list(ALLOCATIONS), default="equal", help="default: the same budget for every arm"
-    )
+    words = f"runs in parallel; default {room_here()} here, or all that fit on Ray"
+    parser.add_argument("--jobs", type=int, default=0, help=words)
+    words = "default: the same budget for every arm"
+    parser.add_argument("--allocate", choices=list(ALLOCATIONS), default="equal", help=words)
     parser.add_argument("--trust", action="store_true", help="run the code that the plan names without confirmation")
     parser.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: auto, local or HOST:PORT")
     parser.add_argument("--ray-cpus", type=float, default=2.0, help="cores per run on Ray; default 2")

@@ -51,18 +51,23 @@ def train(words: list[str]) -> int:
     from scalerl.config.trust import check_trust
     from scalerl.core.errors import ConfigError
 
-    words, run_dir = _take_option(words, "--run-dir")
-    dry_run, trusted = "--dry-run" in words, "--trust" in words
-    words = [word for word in words if word not in ("--dry-run", "--trust")]
-    file = Path(words.pop(0)) if words and not words[0].startswith("--") else None
+    file = Path(words[0]) if words and not words[0].startswith("--") else None
+    parser = Parser(prog="scalerl train", allow_abbrev=False, add_help=False)
+    parser.takes_fields = True
+    parser.add_argument("--run-dir")
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--trust", action="store_true")
+    options, words = parser.parse_known_args(words[1:] if file else words)
+    if options.run_dir == "":
+        raise ConfigError("--run-dir: got an empty path; allowed: a new or empty directory")
     config = read_config(file, words)
-    check_model(config, weights=not dry_run)
-    if dry_run:
-        if run_dir is not None:
+    check_model(config, weights=not options.dry_run)
+    if options.dry_run:
+        if options.run_dir is not None:
             raise ConfigError("--run-dir: got one with --dry-run, which writes nothing; give one of the two")
         say(*_dry_run(config))
         return 0
-    check_trust([config], str(file or "the command line"), trusted=trusted or file is None, typed=words)
+    check_trust([config], str(file or "the command line"), trusted=options.trust or file is None, typed=words)
     from scalerl.core.files import output_directory
 
     def begin(display: Any, stop: Callable[[], bool]) -> Any:
@@ -70,7 +75,7 @@ def train(words: list[str]) -> int:
 
         return start(config, path, display, stop)
 
-    with output_directory(run_dir, Path("runs"), config.recipe.name) as path:
+    with output_directory(options.run_dir, Path("runs"), config.recipe.name) as path:
         return _run(config, begin)
 
 
@@ -150,38 +155,6 @@ def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
         return FAILED
     say(*ended.closing)
     return 0 if ended.finished else 128 + stop.signal
-
-
-def _take_option(words: list[str], name: str) -> tuple[list[str], str | None]:
-    from scalerl.core.errors import ConfigError
-
-    value, rest, queue = None, [], list(words)
-    while queue:
-        word = queue.pop(0)
-        if word == name:
-            if not queue:
-                raise ConfigError(f"{name}: a value is needed and none was given")
-            value = _whole(name, queue.pop(0), value)
-        elif word.startswith(name + "="):
-            value = _whole(name, word.partition("=")[2], value)
-        else:
-            rest.append(word)
-    return rest, value
-
-
-def _whole(name: str, value: str, before: str | None) -> str:
-    """Return the value of an option that may be given once.
-
-    Raises:
-        ConfigError: The value is empty, looks like another option, or was given before.
-    """
-    from scalerl.core.errors import ConfigError
-
-    if not value or value.startswith("--"):
-        raise ConfigError(f"{name}: got {value!r}; allowed: a path (./--NAME for a name that begins with --)")
-    if before is not None:
-        raise ConfigError(f"{name}: got {before!r} and {value!r}; give it once")
-    return value
 
 
 def _field_help() -> str:

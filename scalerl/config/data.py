@@ -6,7 +6,7 @@ These are the tables of `data` in config.toml; run.py has the configuration of a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -19,6 +19,10 @@ from scalerl.core.errors import short
 class TaskData(Part):
     """The fields of every task: a name, a share of the prompts drawn, a held-out set and a curve."""
 
+    named_by: ClassVar[str] = "kind"
+    """Field that gives the name of a task without `name`."""
+
+    kind: str
     name: str = ""
     """Name of the task and of its curve; empty: the kind, or the name of the verifier or reward function."""
     share: Annotated[float, Field(ge=0, le=1e6)] = 1.0
@@ -31,34 +35,23 @@ class TaskData(Part):
     @property
     def curve(self) -> str:
         """Name of the task and of its curve: `name`, or a default."""
-        raise NotImplementedError
+        return self.name or str(getattr(self, self.named_by))
 
     @property
     def verifier(self) -> str:
         """Name of the verifier of its completions."""
-        raise NotImplementedError
+        return self.kind
 
 
 class GeneratedTask(TaskData):
     """A task of the embedded lab, whose prompts are generated; some reference answers are wrong on purpose."""
 
-    kind: str
     prompts: Held = 4096
     """Size of the training pool."""
     label_noise: Share = 0.12
     """Share of prompts with a wrong reference answer, in training and held-out; it sets the ceiling."""
     seed: Seed = 0
     """Seed of the prompts, separate from the run's seed, so that runs share one task."""
-
-    @property
-    def curve(self) -> str:
-        """The name, or the kind."""
-        return self.name or self.kind
-
-    @property
-    def verifier(self) -> str:
-        """The verifier with the name of the task."""
-        return self.kind
 
 
 class ArithmeticTask(GeneratedTask):
@@ -87,8 +80,6 @@ class ProgramsTask(GeneratedTask):
 
 class TextTask(TaskData):
     """Prompts in natural language, and their conversion to tokens."""
-
-    kind: str
 
     system_prompt: str = ""
     """Text before every prompt; a system message if the tokenizer has a chat template."""
@@ -194,6 +185,7 @@ class PromptFile(TextTask):
 class ReasoningGymTask(TextTask):
     """A procedural task of reasoning-gym, scored in [0, 1] by its `score_answer`."""
 
+    named_by: ClassVar[str] = "dataset"
     kind: Literal["reasoning-gym"] = "reasoning-gym"
     dataset: str
     """Name in reasoning-gym, such as chain_sum."""
@@ -210,20 +202,11 @@ class ReasoningGymTask(TextTask):
     )
     """Text before every prompt; a system message if the tokenizer has a chat template."""
 
-    @property
-    def curve(self) -> str:
-        """The name, or that of the data set."""
-        return self.name or self.dataset
-
-    @property
-    def verifier(self) -> str:
-        """One verifier for all data sets; the prompt names the data set."""
-        return "reasoning-gym"
-
 
 class EnvironmentTask(TextTask):
     """A single-turn environment of the `verifiers` package: prompts from its data set, rewards by its rubric."""
 
+    named_by: ClassVar[str] = "environment"
     kind: Literal["verifiers"] = "verifiers"
     environment: str
     """Id of an installed environment, as `verifiers.load_environment` takes it."""
@@ -234,16 +217,6 @@ class EnvironmentTask(TextTask):
     truncated_reward: float | None = 0.0
     """Largest reward of a truncated completion, in the scale of the rubric. none: it keeps the rubric's reward. In both
     cases it counts as failed."""
-
-    @property
-    def curve(self) -> str:
-        """The name, or that of the environment."""
-        return self.name or self.environment
-
-    @property
-    def verifier(self) -> str:
-        """Placeholder: the environment's rubric is called as a reward function."""
-        return "verifiers"
 
 
 class CustomTask(TextTask):
@@ -263,11 +236,6 @@ class CustomTask(TextTask):
     def curve(self) -> str:
         """The name, or that of the class."""
         return self.name or self.function.rpartition(":")[2]
-
-    @property
-    def verifier(self) -> str:
-        """One verifier for all tasks of this kind; the prompt names the task."""
-        return "custom"
 
 
 AnyTask = Annotated[

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
 from scalerl.config.base import Part, Seconds
-from scalerl.config.recipe import Custom
-from scalerl.core.errors import nearest, short
+from scalerl.config.recipe import Custom, kind_of
+from scalerl.core.errors import short
 
 
 class TensorBoardLogger(Part):
@@ -63,27 +62,15 @@ def listed_loggers(value: Any) -> Any:
         value: A logger or a list of loggers, each as a name or a table.
 
     Raises:
-        ValueError: The value is not a logger, or a logger is given twice.
+        ValueError: A logger is given twice.
     """
-    if not isinstance(value, str | Mapping | Part | list | tuple):
-        raise ValueError(f"got {short(value)}; allowed: {_allowed()}, or a list of them")
     loggers = tuple(value) if isinstance(value, list | tuple) else (value,)
     found = tuple({"kind": one} if isinstance(one, str) else one for one in loggers)
-    kinds = []
-    for one in found:
-        kind = one.get("kind") if isinstance(one, Mapping) else getattr(one, "kind", None)
-        if kind not in (*KINDS, "custom"):
-            got = short(kind if kind is not None else one)
-            raise ValueError(f"got {got}{nearest(str(kind), KINDS)}; allowed: {_allowed()}")
-        kinds.append(kind)
+    kinds = [kind_of(one) for one in found]
     double = [kind for kind in KINDS if kinds.count(kind) > 1]
     if double:
         raise ValueError(f"got {double[0]!r} {kinds.count(double[0])} times; give each logger once")
     return found
-
-
-def _allowed() -> str:
-    return f"{', '.join(KINDS)}, or a table with kind = 'custom'"
 
 
 Loggers = Annotated[tuple[AnyLogger, ...], BeforeValidator(listed_loggers)]

@@ -44,10 +44,7 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
     Raises:
         ConfigError: The file is unreadable, a key is unknown, a type is wrong, or a value is out of range.
     """
-    try:
-        values = read_toml(file) if file else {}
-    except FileNotFoundError:
-        raise ConfigError(f"{file}: no such file; give the path of a TOML configuration, or none for the lab") from None
+    values = read_toml(file) if file else {}
     source = str(file) if file else "command line"
     typed = _read_values(overrides) if isinstance(overrides, Mapping) else _read_overrides(overrides)
     preset = typed.pop("preset", values.pop("preset", None))
@@ -94,12 +91,7 @@ def build_from(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> RunCo
 
 def parse_config(text: str, source: str) -> RunConfig:
     """Read a complete configuration from text that `to_toml` wrote."""
-    try:
-        return build(RunConfig, parse_toml(text), source)
-    except ValueError as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{source}: not valid TOML: {error}") from None
+    return build(RunConfig, parse_toml(text, source), source)
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,34 +161,28 @@ def read_toml(file: Path) -> dict[str, Any]:
     """Read a TOML file.
 
     Raises:
-        FileNotFoundError: The file does not exist.
         ConfigError: It cannot be read, or is not TOML.
     """
     try:
         content = read_bytes(file)
-        if len(content) > LARGEST:
-            raise ConfigError(f"{file}: got {len(content):,} bytes; allowed: a TOML file of at most {LARGEST:,}")
-        return parse_toml(content.decode("utf-8-sig"))  # editors on Windows write a byte-order mark
-    except FileNotFoundError:
-        raise
     except OSError as error:
         raise ConfigError(trouble(error)) from None
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}") from None
+    if len(content) > LARGEST:
+        raise ConfigError(f"{file}: got {len(content):,} bytes; allowed: a TOML file of at most {LARGEST:,}")
+    return parse_toml(content, str(file))
 
 
-def parse_toml(text: str) -> dict[str, Any]:
+def parse_toml(text: str | bytes, source: str) -> dict[str, Any]:
     """Return the tables of a TOML text.
 
     Raises:
-        ValueError: The text is not TOML, has integers of thousands of digits, or is nested too deeply.
+        ConfigError: The text is not TOML or not UTF-8, has integers of thousands of digits, or is nested too deeply.
     """
     try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        return tomllib.loads(text if isinstance(text, str) else text.decode("utf-8-sig"))  # Windows writes a mark
+    except (ValueError, RecursionError) as error:
+        problem = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ConfigError(f"{source}: not valid TOML: {problem}") from None
 
 
 def _read_overrides(words: Sequence[str]) -> dict[str, Any]:
@@ -273,8 +259,8 @@ def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 def _parse(text: str) -> Any:
     """Parse the value of an option as TOML; text that is not one TOML value is returned unchanged."""
     try:
-        found = parse_toml(f"value = {text}")
-    except ValueError:
+        found = parse_toml(f"value = {text}", "")
+    except ConfigError:
         return text
     return text if len(found) > 1 or ("#" in text and isinstance(found["value"], int | float)) else found["value"]
 

@@ -13,9 +13,10 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,14 @@ def code_of(config: RunConfig) -> list[Code]:
         elif isinstance(task, CustomTask):
             found.append(_function("data.function", task.function))
         elif isinstance(task, EnvironmentTask):
-            found.append(_environment(task.environment))
+            module = task.environment.rpartition("/")[2].replace("-", "_")
+            found.append(_code("data.environment", task.environment, _sources(module)))
     found += [_function("loggers.function", one.function) for one in config.loggers if isinstance(one, Custom)]
     if config.notify.command:
-        found.append(_command("notify.command", config.notify.command))
+        found.append(_program("notify.command", config.notify.command))
     sandbox, placement = config.scoring.sandbox, config.placement
     programs = {"placement.vllm_python": placement.vllm_python, "scoring.sandbox.python": sandbox.python}
-    found += [_program(field, program) for field, program in programs.items() if program]
+    found += [_program(field, [program]) for field, program in programs.items() if program]
     if placement.vllm_arguments:
         text = json.dumps(list(placement.vllm_arguments))
         found.append(Code("placement.vllm_arguments", text, "", _digest([text.encode()])))
@@ -164,33 +166,25 @@ def _remember(codes: Sequence[Code], known: Mapping[str, Any]) -> None:
     new = {code.key: {"field": code.field, "file": code.file} for code in codes}  # a name may contain a secret
     if not new:
         return
-    try:
+    with suppress(OSError):  # if the cache is not writable, the user is asked again next time
         _store().parent.mkdir(parents=True, exist_ok=True)
         write_whole(_store(), json.dumps({"code": {**known, **new}}, indent=1) + "\n")
-    except OSError:  # the cache is not writable; the user is asked again next time
-        return
 
 
-def _function(field: str, name: str) -> Code:
-    files = _sources(name.partition(":")[0])
+def _code(field: str, name: str, files: Sequence[str]) -> Code:
+    """Return code that consists of files, of which the last is shown; without files it cannot be remembered."""
     return Code(field, name, files[-1] if files else "", _digest_of_files(files))
 
 
-def _environment(name: str) -> Code:
-    files = _sources(name.rpartition("/")[2].replace("-", "_"))
-    return Code("data.environment", name, files[-1] if files else "", _digest_of_files(files))
+def _function(field: str, name: str) -> Code:
+    return _code(field, name, _sources(name.partition(":")[0]))
 
 
-def _program(field: str, name: str) -> Code:
-    file = shutil.which(name) or ""
-    return Code(field, name, os.path.abspath(file) if file else "", _digest_of_files([file] if file else []))
-
-
-def _command(field: str, words: Sequence[str]) -> Code:
-    program = shutil.which(words[0]) or ""
-    script = next((word for word in words[1:] if not word.startswith("-")), "")  # as in `python -u tell.py`
-    files = [os.path.abspath(file) for file in (program, script) if os.path.isfile(file)]
-    return Code(field, json.dumps(list(words)), files[0] if program else "", _digest_of_files(files if program else []))
+def _program(field: str, words: Sequence[str]) -> Code:
+    """Return a program with its arguments, of which the first may be a script, as in `python -u tell.py`."""
+    program, script = shutil.which(words[0]), next((word for word in words[1:] if not word.startswith("-")), "")
+    files = [os.path.abspath(file) for file in (script, program) if file and os.path.isfile(file)] if program else []
+    return _code(field, json.dumps(list(words)) if field in LISTS else words[0], files)
 
 
 def _digest_of_files(files: Sequence[str]) -> str:
@@ -205,32 +199,16 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 
 def _sources(module: str) -> list[str]:
-    """Return the files that importing a module would run, packages first; empty if one is not found."""
-    files: list[str] = []
-    for spec in _specs(module):
-        if spec is None:
-            return []
-        if spec.has_location and spec.origin:
-            files.append(os.path.abspath(spec.origin))
-    return files
+    """Return the files that importing a module would run, packages first; empty if one is not found.
 
-
-def _specs(module: str) -> Iterator[ModuleSpec | None]:
-    """Yield the specification of each part of a dotted name without importing it; None for a part that is not found."""
-    parts = module.split(".")
-    if not all(part.isidentifier() for part in parts):
-        yield None
-        return
-    spec = PathFinder.find_spec(parts[0], [os.getcwd()]) or _top(parts[0])
-    yield spec
-    for number in range(1, len(parts)):
-        inside = None if spec is None else spec.submodule_search_locations
-        spec = None if inside is None else PathFinder.find_spec(".".join(parts[: number + 1]), list(inside))
-        yield spec
-
-
-def _top(name: str) -> ModuleSpec | None:
-    try:
-        return importlib.util.find_spec(name)  # a name without a dot, so nothing is imported
-    except (ImportError, ValueError):
-        return None
+    Nothing is imported: `importlib.util.find_spec` would import the packages of a dotted name.
+    """
+    top, *inner = module.split(".")
+    spec = PathFinder.find_spec(top, [os.getcwd()])
+    with suppress(ImportError, ValueError):
+        spec = spec or importlib.util.find_spec(top)
+    specs = [spec]
+    for part in inner:
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations or []) if spec else None
+        specs.append(spec)
+    return [os.path.abspath(one.origin) for one in specs if one and one.has_location and one.origin] if spec else []

@@ -246,7 +246,7 @@ def read_plan(file: Path) -> Plan:
     Raises:
         ConfigError: The file is unreadable, a key is unknown, or an arm does not give a valid configuration.
     """
-    values = _toml(file)
+    values = read_toml(file)
     known = ("name", "about", "base", "reference", "seeds", "changes", "arms")
     for key in values:
         if key not in known:
@@ -291,10 +291,3 @@ def _base(base: Any, file: Path) -> dict[str, Any]:
     raise ConfigError(
         f"{file}: base: got {short(base)}; allowed: {', '.join(PRESETS)}, the path of a TOML file, or a table"
     )
-
-
-def _toml(file: Path) -> dict[str, Any]:
-    try:
-        return read_toml(file)
-    except FileNotFoundError:
-        raise ConfigError(f"{file}: no such file; give the name of a plan or the path of a TOML file") from None

@@ -117,7 +117,6 @@ WORDS = [
     options("--run-dir with --dry-run", *DRY, "--run-dir", "x", expect="--run-dir"),
     options("--run-dir with a NUL character", "train", "--run-dir", "a\0b", expect="NUL"),
     options("--run-dir before another option", "train", "--run-dir", "--seed", expect="--run-dir"),
-    options("--run-dir twice", "train", "--run-dir", "a", "--run-dir", "b", expect="once"),
     options("seeds from -1", "study", "loo", "--dry-run", "--seeds=-1,2", expect="--seeds"),
     options("100,000 seeds", "study", "loo", "--dry-run", "--seeds", "100000", expect="1000"),
     options("a budget of 0", "study", "loo", "--dry-run", "--budget", "0", expect="--budget: got 0"),
