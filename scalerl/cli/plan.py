@@ -111,10 +111,8 @@ def _given(config: RunConfig, options: argparse.Namespace) -> Given:
     for name in NUMBERS:
         value, most = getattr(options, name), 1 if name.endswith("share") else MOST
         if value is not None and not (0 < value <= most or (value == 0 and name == "transfer_s")):
-            least = "of at least" if name == "transfer_s" else "above"
-            raise ConfigError(
-                f"--{name.replace('_', '-')}: got {value:g}; allowed: a number {least} 0 and at most {most:g}"
-            )
+            least = "of seconds from 0" if name == "transfer_s" else "above 0"
+            raise ConfigError(f"--{name.replace('_', '-')}: got {value:g}; allowed: a number {least}, at most {most:g}")
     given = Given(
         found=sizes_of(config),
         assumed=Assumptions(GPUS[options.gpu], options.training_share, options.decode_share),
@@ -159,12 +157,9 @@ def _as_json(config: RunConfig, given: Given, lengths: Any, outcomes: list[Any],
     import numpy as np
 
     longest = {"mean": float(lengths.mean()), "p90": float(np.quantile(lengths, 0.9)), "max": int(lengths.max())}
+    sizes, source = given.found.sizes, given.found.source
     return {
-        "model": {
-            "params": given.found.sizes.params,
-            "active_params": given.found.sizes.matmul_params,
-            "source": given.found.source,
-        },
+        "model": {"params": sizes.params, "active_params": sizes.matmul_params, "source": source},
         "batch": config.recipe.completions_per_step,
         "lengths": longest,
         "speeds": notes,
