@@ -13,7 +13,7 @@ from tiny_models import tiny_model
 
 from scalerl.config.placement import Hardware
 from scalerl.models.cpu import compiled
-from scalerl.models.cpu.norm import rms_norm
+from scalerl.models.cpu.loops import rms_norm
 from scalerl.models.policy import Policy
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_models import tiny_model
 
-from scalerl.models.cpu.norm import accelerate_norms
+from scalerl.models.cpu.loops import accelerate_norms
 
 
 @pytest.mark.parametrize("threads", [1, 2])

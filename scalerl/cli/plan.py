@@ -23,10 +23,17 @@ measured are estimated from a roofline; the output lists them. Every field of th
 MOST = 1e12
 """Largest speed, length or time that is accepted."""
 
-NUMBERS = (
-    "training_share", "decode_share", "gpus", "trainer_tokens_per_s", "mean_tokens", "sigma", "updates", "transfer_s",
-)  # fmt: skip
-"""Options that are numbers above 0; `transfer_s` may be 0."""
+NUMBERS: dict[str, tuple[type, float | None, str]] = {
+    "gpus": (int, None, "find the best split of N GPUs"),
+    "trainer_tokens_per_s": (float, None, "trained tokens/s of all placement.trainer_ranks together"),
+    "transfer_s": (float, None, "duration of one transfer of weights, seconds"),
+    "mean_tokens": (float, None, "mean length of a completion, tokens; default rollouts.expected_tokens"),
+    "sigma": (float, None, "sigma of the lognormal lengths; default 0.8"),
+    "training_share": (float, 0.35, "share of the GPU's peak that training reaches; default 0.35"),
+    "decode_share": (float, 0.6, "share of the GPU's peak that decoding reaches; default 0.6"),
+    "updates": (int, None, "number of measured updates; default 20, down to 8 for large batches"),
+}
+"""Options that are numbers above 0 (`transfer_s` may be 0): type, default and help."""
 
 
 def plan_parser() -> argparse.ArgumentParser:
@@ -34,24 +41,15 @@ def plan_parser() -> argparse.ArgumentParser:
     usage = "scalerl plan [CONFIG.toml] [options] [--any.field VALUE ...]"
     parser = Parser(prog="scalerl plan", usage=usage, description=DESCRIPTION, allow_abbrev=False)
     parser.takes_fields = True
-    parser.add_argument("--gpus", type=int, metavar="N", help="find the best split of N GPUs")
     words = "tokens/s of one engine, with full slots or with RUNNING sequences; several points form a curve"
     parser.add_argument("--generator-tokens-per-s", nargs="+", metavar="[RUNNING:]X", help=words)
-    words = "trained tokens/s of all placement.trainer_ranks together"
-    parser.add_argument("--trainer-tokens-per-s", type=float, metavar="X", help=words)
     words = "read speeds and lengths from run directories"
     parser.add_argument("--from", dest="runs", nargs="+", type=Path, metavar="RUN", default=[], help=words)
-    parser.add_argument("--transfer-s", type=float, metavar="X", help="duration of one transfer of weights, seconds")
-    words = "mean length of a completion, tokens; default rollouts.expected_tokens"
-    parser.add_argument("--mean-tokens", type=float, metavar="X", help=words)
-    parser.add_argument("--sigma", type=float, metavar="X", help="sigma of the lognormal lengths; default 0.8")
     parser.add_argument("--lengths", type=Path, metavar="FILE", help="JSONL file of measured lengths")
     parser.add_argument("--gpu", default="H100", metavar="NAME", help="GPU of the roofline; default H100")
-    words = "share of the GPU's peak that {} reaches; default {}"
-    parser.add_argument("--training-share", type=float, default=0.35, metavar="X", help=words.format("training", 0.35))
-    parser.add_argument("--decode-share", type=float, default=0.6, metavar="X", help=words.format("decoding", 0.6))
-    words = "number of measured updates; default 20, down to 8 for large batches"
-    parser.add_argument("--updates", type=int, metavar="N", help=words)
+    for name, (kind, default, words) in NUMBERS.items():
+        option, letter = f"--{name.replace('_', '-')}", "N" if kind is int else "X"
+        parser.add_argument(option, type=kind, default=default, metavar=letter, help=words)
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     return parser
 
@@ -109,10 +107,8 @@ def _given(config: RunConfig, options: argparse.Namespace) -> Given:
     for name in NUMBERS:
         value, most = getattr(options, name), 1 if name.endswith("share") else MOST
         if value is not None and not (0 < value <= most or (value == 0 and name == "transfer_s")):
-            least = "of at least" if name == "transfer_s" else "above"
-            raise ConfigError(
-                f"--{name.replace('_', '-')}: got {value:g}; allowed: a number {least} 0 and at most {most:g}"
-            )
+            least = "of seconds from 0" if name == "transfer_s" else "above 0"
+            raise ConfigError(f"--{name.replace('_', '-')}: got {value:g}; allowed: a number {least}, at most {most:g}")
     given = Given(
         found=sizes_of(config),
         assumed=Assumptions(GPUS[options.gpu], options.training_share, options.decode_share),

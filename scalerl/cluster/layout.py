@@ -219,13 +219,14 @@ def lines(config: RunConfig, layout: Layout) -> list[str]:
     out = [size_line(layout.found)]
     if place.scorers:
         out.append(f"scorers: {place.scorers} actors of {config.scoring.workers or 1} cores each")
+    ranks = "one trainer process" if place.trainer_ranks == 1 else f"{place.trainer_ranks} trainer ranks (FSDP2)"
+    processes = f"placement: {ranks} and {_engines(config)}"
     if not on_gpus(config):
-        out.append(f"placement: {_ranks(place.trainer_ranks)} and {_engines(config)}, in the memory of this machine")
-        return out
+        return [*out, f"{processes}, in the memory of this machine"]
     where = "one GPU for both" if layout.sharing and layout.gpus == 1 else f"{layout.gpus} GPUs"
     served = f"; {place.engines} servers given by address, with separate GPUs" if place.servers else ""
     condition = " if the machine has them (hardware.device = auto)" if device == "auto" else ""
-    out.append(f"placement: {_ranks(place.trainer_ranks)} and {_engines(config)}: {where}{condition}{served}")
+    out.append(f"{processes}: {where}{condition}{served}")
     note = " (Ray may choose other nodes and GPUs)" if place.backend == "ray" else ""
     out += [f"devices{note}:", *(f"  {line}" for line in described(layout.devices))]
     out.append(f"estimates, GB per GPU ({USABLE:.0%} of {place.gpu_gb:g} GB are usable):")
@@ -258,10 +259,6 @@ def _count(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g}{name}"
     return f"{value:,}"
-
-
-def _ranks(count: int) -> str:
-    return "one trainer process" if count == 1 else f"{count} trainer ranks (FSDP2)"
 
 
 def _engines(config: RunConfig) -> str:

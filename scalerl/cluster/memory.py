@@ -6,7 +6,7 @@ micro-batch; D: width of the model; V: vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from scalerl.config.model import Lora
 from scalerl.models.sizes import ModelSizes
@@ -23,8 +23,7 @@ LOGITS = 1 << 24
 GB = 1e9
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerMemory:
+class TrainerMemory(NamedTuple):
     """Memory of a trainer GPU, in bytes.
 
     Example (Qwen3-0.6B alone): TrainerMemory(weights=1.2e9, masters=2.4e9, gradients=3.6e9, optimizer=4.8e9,
@@ -43,12 +42,10 @@ class TrainerMemory:
     @property
     def total(self) -> float:
         """Sum of all parts."""
-        state = self.weights + self.masters + self.gradients + self.optimizer
-        return state + self.gathered + self.activations + self.logits
+        return sum(self)
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratorMemory:
+class GeneratorMemory(NamedTuple):
     """Memory of one GPU of a generator, in bytes.
 
     Example (Qwen3-8B, 12 slots of 16k): GeneratorMemory(weights=16.4e9, head=0.0, cache=28.9e9)
@@ -63,7 +60,7 @@ class GeneratorMemory:
     @property
     def total(self) -> float:
         """Sum of all parts."""
-        return self.weights + self.head + self.cache
+        return sum(self)
 
 
 def layer_activation_bytes(sizes: ModelSizes, tokens: int) -> float:
@@ -139,25 +136,16 @@ def trainer_memory(
         whole_gradient: Whether every rank accumulates the whole gradient in FP32, which is reduced once per update.
         adapters: Entries of adapters that one rank trains instead of the model (`model.lora`); 0: none.
     """
-    own, alone = sizes.params / ranks, ranks == 1
-    if adapters:
-        return TrainerMemory(
-            weights=BF16 * (sizes.params + adapters),
-            masters=FP32 * adapters,
-            gradients=(BF16 + FP32) * adapters,
-            optimizer=2 * FP32 * adapters,
-            gathered=0.0,
-            activations=activation_bytes(sizes, tokens, checkpointing),
-            logits=logits_bytes(sizes, tokens) - BF16 * sizes.head_params,
-        )
+    own, alone = adapters or sizes.params / ranks, ranks == 1
+    whole = sizes.params if whole_gradient else 0.0
     return TrainerMemory(
-        weights=BF16 * own if alone else 0.0,
+        weights=BF16 * (sizes.params + adapters) if alone else 0.0,
         masters=FP32 * own,
-        gradients=(BF16 + FP32) * own if alone else FP32 * (own + (sizes.params if whole_gradient else 0.0)),
+        gradients=(BF16 + FP32) * own if alone else FP32 * (own + whole),
         optimizer=2 * FP32 * own,
         gathered=gathered_bytes(sizes, ranks),
         activations=activation_bytes(sizes, tokens, checkpointing),
-        logits=logits_bytes(sizes, tokens),
+        logits=logits_bytes(sizes, tokens) - (BF16 * sizes.head_params if adapters else 0.0),  # a frozen head
     )
 
 

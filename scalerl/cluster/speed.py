@@ -163,11 +163,9 @@ def steps_from_rates(rates: Sequence[tuple[float, float]]) -> StepSeconds:
         return lambda running, context: took[0]
 
     def seconds(running: float, context: float) -> float:
-        if running <= at[0]:
-            return took[0]
         i = min(max(1, bisect_left(at, running)), len(at) - 1)
         slope = (took[i] - took[i - 1]) / (at[i] - at[i - 1])
-        return max(took[i - 1] + slope * (running - at[i - 1]), 1e-9)
+        return max(took[i - 1] + slope * (max(running, at[0]) - at[i - 1]), 1e-9)
 
     return seconds
 

@@ -56,7 +56,7 @@ class Policy(nn.Module):
         """Version of the weights, if an engine has loaded them."""
         self._upcast_head: Tensor | None = None
         if self.device.type == "cpu":
-            from scalerl.models.cpu.norm import accelerate_norms
+            from scalerl.models.cpu.loops import accelerate_norms
             from scalerl.models.cpu.onednn import accelerate
 
             accelerate_norms(model)

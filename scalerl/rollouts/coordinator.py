@@ -15,8 +15,7 @@ from typing import Any
 
 from scalerl.core.rng import stream_key
 from scalerl.core.serialization import from_plain, to_plain
-from scalerl.rollouts.engine import POLL_S, Engine, Finished, Request, Seconds, Work
-from scalerl.rollouts.generate import generate
+from scalerl.rollouts.engine import POLL_S, Engine, Finished, Request, Seconds, Work, generate
 from scalerl.rollouts.schedule import Schedule
 from scalerl.types import GeneratorStats, Group, Rollout, Visit
 

@@ -25,8 +25,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.files import whole
 from scalerl.models.policy import stop_tokens
 from scalerl.prompts.dataset import load_prompts, task_prompts
-from scalerl.rollouts.engine import Sampling
-from scalerl.rollouts.generate import generate
+from scalerl.rollouts.engine import Sampling, generate
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
 from scalerl.tasks.pool import ProcessEnded, ScoringPool

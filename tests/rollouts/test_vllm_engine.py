@@ -12,8 +12,7 @@ from vllm_setup import PLAIN, agree, drain, prompts_of, requests, wait_for
 
 from scalerl.rollouts.activation import OnArrival
 from scalerl.rollouts.coordinator import Coordinator, Update
-from scalerl.rollouts.engine import Finished, Request, Sampling
-from scalerl.rollouts.generate import generate
+from scalerl.rollouts.engine import Finished, Request, Sampling, generate
 from scalerl.rollouts.interrupt import NEVER, LengthRule, forced_tokens
 from scalerl.rollouts.local.slots import SlotTable
 from scalerl.rollouts.schedule import PipelineSchedule

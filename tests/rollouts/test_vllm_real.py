@@ -12,8 +12,7 @@ from vllm_setup import drain, prompts_of, wait_for
 
 from scalerl.core.rng import stream_key
 from scalerl.models.policy import Policy
-from scalerl.rollouts.engine import Request, Sampling
-from scalerl.rollouts.generate import generate
+from scalerl.rollouts.engine import Request, Sampling, generate
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.replay import check_current, largest_difference

@@ -19,8 +19,7 @@ from scalerl.core.rng import stream_key
 from scalerl.models.lora import LoraPolicy, target_names
 from scalerl.models.policy import Policy, load_policy
 from scalerl.models.sizes import Attention, ModelSizes, of_model
-from scalerl.rollouts.engine import Request, Sampling
-from scalerl.rollouts.generate import generate
+from scalerl.rollouts.engine import Request, Sampling, generate
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.replay import check_current

@@ -44,7 +44,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self.keys, self.values = _empty_cache(key_states, value_states, owner.slots, owner.capacity)
         self.rows_of_positions = None
         if key_states.device.type == "cpu":
-            from scalerl.models.cpu.slot_attention import positions_first
+            from scalerl.models.cpu.loops import positions_first
 
             self.rows_of_positions = positions_first(self.keys), positions_first(self.values)
         self.is_initialized = True
@@ -111,9 +111,9 @@ class TorchDecoder:
             policy.device
         )
         if policy.device.type == "cpu":
-            from scalerl.models.cpu.slot_attention import install
+            from scalerl.models.cpu.loops import install_attention
 
-            install(policy.model)
+            install_attention(policy.model)
         self._masks = _MaskMaker(policy.model, policy.head_weight)
         self._routing = routing_of(policy) if can_record(policy) else None
         self._experts_SLK: Tensor | None = None
@@ -285,7 +285,7 @@ class _MaskMaker:
 def _empty_cache(keys: Tensor, values: Tensor, slots: int, capacity: int) -> tuple[Tensor, Tensor]:
     """Return zeroed storage for all slots, [slots, heads, capacity, size], laid out for the device."""
     if keys.device.type == "cpu":
-        from scalerl.models.cpu.slot_attention import empty_cache
+        from scalerl.models.cpu.loops import empty_cache
 
         return empty_cache(keys, values, slots, capacity)
     shapes = [(slots, x.shape[1], capacity, x.shape[3]) for x in (keys, values)]
