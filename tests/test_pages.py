@@ -1,7 +1,5 @@
 """Blocks of the documentation pages that no other test runs: configurations are read, study commands pass a dry run."""
 
-import ast
-import importlib
 import re
 import shlex
 
@@ -73,19 +71,3 @@ def test_a_configuration_of_a_page_is_read(page, tmp_path):
     read_config(
         tmp_path / "run.toml", options if "[data]" in block or "[[data]]" in block else [*options, "--data", "p.jsonl"]
     )
-
-
-def test_the_names_of_the_vllm_example_exist_and_take_its_arguments():
-    (block,) = blocks("docs/vllm.md", "python")
-    tree = ast.parse(block)
-    imported = {
-        name.name: getattr(importlib.import_module(node.module), name.name)
-        for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names
-    }  # fmt: skip
-    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.keywords]
-    assert {call.func.id for call in calls} == {"ServerSpec", "vllm_engines"}
-    for call in calls:
-        named = {keyword.arg for keyword in call.keywords}
-        function = imported[call.func.id]
-        code = function.__init__ if isinstance(function, type) else function
-        assert named <= set(code.__annotations__) | set(code.__code__.co_varnames), call.func.id
