@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from sampled import samples
 from test_families import INTERRUPTED, PROMPTS, learner_gradient, plain_gradient, relative_error, training_batch
 from tiny_models import tiny_model
 
@@ -11,12 +12,9 @@ from scalerl.config.base import replace
 from scalerl.config.recipe import SCALERL, AdamW, Reinforce
 from scalerl.config.run import Placement
 from scalerl.core.errors import ConfigError
-from scalerl.core.rng import stream_key
 from scalerl.core.serialization import from_plain, to_plain
 from scalerl.models.policy import Policy
 from scalerl.models.routing import UNKNOWN, can_record, routing_of
-from scalerl.rollouts.engine import Request, Sampling
-from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.training.batch import collate
 from scalerl.training.checkpoint import load_state, save_state
 from scalerl.training.learner.single import SingleLearner
@@ -27,12 +25,7 @@ MIXTURES = ("mixtral", "qwen3-moe", "olmoe", "gpt-oss")
 
 def generate(policy):
     """Return [(prompt, rollout)]: three slots, refills, interruptions."""
-    engine = torch_engine(policy, slots=3, prompt_tokens=9, rule=INTERRUPTED, sampling=Sampling(stop=(1,)), refill=1)
-    engine.submit([Request((i, 0), prompt, stream_key("routing", i)) for i, prompt in enumerate(PROMPTS)])
-    finished = []
-    while engine.occupancy().busy:
-        finished += engine.poll()
-    return [(PROMPTS[done.id[0]], done.rollout) for done in sorted(finished, key=lambda done: done.id)]
+    return samples(policy, PROMPTS, rule=INTERRUPTED)
 
 
 @torch.no_grad()

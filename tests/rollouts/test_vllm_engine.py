@@ -230,14 +230,6 @@ def test_a_version_requested_again_while_it_is_loaded_still_exists(make, server,
     assert server.calls.count("/update_weights") == 2 and list(files.path.glob(".serving*")) == []
 
 
-def test_requesting_the_same_version_again_does_nothing(make, server):
-    engine, _ = make()
-    for _ in range(3):
-        engine.swap(1)
-    wait_for(lambda: engine.version == 1)
-    assert server.calls.count("/update_weights") == 1
-
-
 # -------------------------------------------------------------------------------------------------------- coordinator
 
 
