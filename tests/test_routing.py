@@ -98,11 +98,6 @@ def test_the_disagreement_is_the_share_of_trained_tokens_and_layers(name, packin
     assert stats.router_disagreement == pytest.approx(5 / 72) and "router_disagreement" in stats.to_dict()
 
 
-def test_dense_models_have_no_router_disagreement():
-    stats = SingleLearner(Policy(tiny_model("qwen3")), AdamW(), Reinforce()).step(training_batch())
-    assert stats.router_disagreement is None and "router_disagreement" not in stats.to_dict()
-
-
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", MIXTURES)
 def test_replaying_the_trainers_experts_does_not_change_the_gradient(name, checkpointing):

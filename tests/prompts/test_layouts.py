@@ -14,7 +14,6 @@ from scalerl.core.errors import ConfigError
 from scalerl.prompts.code_rows import deepcoder, humaneval, livecodebench, mbpp
 from scalerl.prompts.layouts import after_hashes, column, last_boxed, read_rows
 from scalerl.tasks.code.tests import Calls, Checks, InputOutput, read_tests
-from scalerl.training.warm_start import make_tokenizer
 
 USER = [{"role": "user", "content": "What is 1+2?"}]
 VERL = {
@@ -102,12 +101,6 @@ def test_an_answer_after_hashes_is_the_last_one_without_thousands_separators(tex
 )
 def test_a_boxed_answer_is_the_last_one_with_balanced_braces(text, answer):
     assert last_boxed(text) == answer
-
-
-def test_a_row_without_an_answer_in_the_given_form_is_reported(tmp_path):
-    path = write(tmp_path / "p.jsonl", {"prompt": "p", "answer": "72"})
-    with pytest.raises(ConfigError, match=r"p.jsonl line 1: 'answer' is '72'; data.answers = 'hashes' finds no"):
-        read(path, answers="hashes")
 
 
 # ------------------------------------------------------------------------------------------------------ named sets
@@ -227,14 +220,3 @@ def test_a_pickle_with_a_class_is_refused():
     harm = base64.b64encode(zlib.compress(pickle.dumps(Harm()))).decode()
     with pytest.raises(ConfigError, match="line 1: 'private_test_cases' cannot be read"):
         livecodebench(lcb(harm), "line 1")
-
-
-def test_chat_template_always_requires_a_template(tmp_path):
-    from scalerl.prompts.dataset import load_prompts
-
-    write(tmp_path / "p.jsonl", *[{"prompt": f"{i}+1=", "answer": "1"} for i in range(9)])
-    words = ["--model", "m", "--data", str(tmp_path / "p.jsonl"), "--recipe.prompts_per_step", "1"]
-    settings = read_config(None, [*words, "--evaluation.prompts", "2", "--data.chat_template", "always"])
-    tokenizer = make_tokenizer()
-    with pytest.raises(ConfigError, match="got 'always', and the model's tokenizer has no chat template"):
-        load_prompts(settings, tokenizer)

@@ -186,22 +186,6 @@ def test_a_missing_path_is_refused_without_a_request_to_the_hub(tmp_path, monkey
     assert message in str(caught.value) and len(str(caught.value)) < 500
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "is not a GGUF file (it begins with b'')"),
-        (b"<html>", "is not a GGUF file (it begins with b'<htm')"),
-        (None, "is a directory"),
-    ],
-)
-def test_a_file_that_is_not_gguf_is_refused_by_its_first_bytes(tmp_path, content, message):
-    file = tmp_path / "m.gguf"
-    file.write_bytes(content) if content is not None else file.mkdir()
-    with pytest.raises(ConfigError) as caught:
-        check_model_files(str(file))
-    assert message in str(caught.value)
-
-
 @pytest.mark.parametrize("kept", [4, 24, 200])
 def test_a_truncated_gguf_file_is_refused_by_a_plan_and_by_a_run(tmp_path, monkeypatch, kept):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")

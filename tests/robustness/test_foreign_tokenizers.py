@@ -7,12 +7,10 @@ import time
 import pytest
 
 from robustness.damage import OPENED, cut, gone, text
-from scalerl.config.data import TextTask
 from scalerl.core.errors import ConfigError
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import check_vocabulary, load_policy, stop_tokens
 from scalerl.models.template import check_template, render
-from scalerl.prompts.demonstrations import end_token
 
 
 def own_tokenizer(model):
@@ -112,14 +110,6 @@ def test_a_template_without_end_is_refused_within_its_time_limit(model, name, mo
     ):
         check_template(tokenizer)
     assert time.monotonic() - began < 5 and resource.getrlimit(resource.RLIMIT_AS) == limits
-
-
-def test_the_end_token_of_a_template_without_end_is_refused_too(model, monkeypatch):
-    monkeypatch.setattr("scalerl.models.template.LIMIT_S", 0.3)
-    tokenizer = load_tokenizer(str(model))
-    tokenizer.chat_template = ENDLESS["nested loops"]
-    with pytest.raises(ConfigError, match=r"TimeLimit: took longer than 0\.3 s"):
-        end_token(tokenizer, TextTask(kind="sft"), {1})
 
 
 def test_a_valid_template_is_used_and_an_unsupported_role_is_reported(model):

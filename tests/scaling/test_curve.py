@@ -48,16 +48,6 @@ def test_a_file_a_run_directory_a_csv_and_a_frame_give_the_same_curve(tmp_path):
         assert curve.metric.tolist() == [0.10, 0.41, 0.52]
 
 
-def test_anything_with_columns_is_a_data_frame():
-    class Frame:
-        columns = ("compute", "metric")
-
-        def __getitem__(self, name):
-            return {"compute": (1, 2), "metric": (0.1, 0.2)}[name]
-
-    assert Curve.from_frame(Frame()).compute.tolist() == [1.0, 2.0]
-
-
 def test_an_incomplete_last_line_is_left_out_with_a_note(tmp_path):
     path = tmp_path / "points.jsonl"
     path.write_text(jsonl(ROWS) + '{"step": 300, "device_h')
@@ -158,8 +148,3 @@ def test_any_pairs_of_allowed_numbers_make_an_ascending_curve_or_a_clear_error(p
     assert (np.diff(curve.compute) > 0).all()
     assert len(curve) == len(set(compute))
     assert min(metric) - 1e-9 <= curve.metric.min() <= curve.metric.max() <= max(metric) + 1e-9
-
-
-def test_leaving_out_all_points_is_an_error_with_the_range():
-    with pytest.raises(CurveError, match=r"no evaluation lies at or above 2e\+04 FLOPs; .* 100 to 200"):
-        Curve([0, 100, 200], [0.1, 0.2, 0.3], axis="flops").between(2e4)

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl.config import RunConfig, read_config
 from scalerl.config.sandbox import Sandbox
 from scalerl.core.errors import ConfigError
 from scalerl.tasks.code.judge import Judge
@@ -152,15 +151,6 @@ def test_unsafe_mode_is_reported_and_runs_programs():
         assert loads(box.receive(deadline)[1])["output"] == b"42\n"
     finally:
         box.close()
-
-
-def test_a_run_reports_its_sandbox_only_if_it_runs_programs(monkeypatch):
-    assert detect.sandbox_notes(RunConfig()) == []
-    words = ["--model", "m", "--data", "d.jsonl", "--task", "code", "--scoring.sandbox.mode", "unsafe"]
-    config = read_config(None, words)
-    (line,) = detect.sandbox_notes(config)
-    assert line.startswith("programs run WITHOUT a sandbox")
-    assert detect.sandbox_notes(read_config(None, [*words, "--reward", "my:f"])) == []
 
 
 def test_gvisor_gets_a_read_only_tree_without_network_or_capabilities(tmp_path, monkeypatch):

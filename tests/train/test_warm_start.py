@@ -79,7 +79,7 @@ def test_a_warm_start_is_trained_once_and_keeps_its_log(tmp_path, monkeypatch):
     assert (path / "model.safetensors").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_a_cached_warm_start_that_is_cut_off_is_trained_again(name, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "GATE", 0.0)
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path))
@@ -89,12 +89,6 @@ def test_a_cached_warm_start_that_is_cut_off_is_trained_again(name, tmp_path, mo
     assert run_model.needs_warm_start(replace(PRESETS["lab"], model=SMALL, data=TASK))
     warm_start(SMALL, TASK, path, lambda row: None)
     assert (path / name).read_bytes() == whole
-
-
-def test_the_same_seed_gives_the_same_weights(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "GATE", 0.0)
-    one, two = (warm_start(SMALL, TASK, tmp_path / name, lambda row: None) for name in ("one", "two"))
-    assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
 
 
 def test_the_cache_depends_on_the_settings_and_its_environment_variable(tmp_path, monkeypatch):
