@@ -42,12 +42,12 @@ def test_device_hours_exclude_evaluation(tmp_path):
         return [1.0 if c.isdigit() else 0.0 for c in map(lambda text: text[:1], completions)]
 
     callback = ForecastCallback(tmp_path / "points.jsonl", devices=1)
-    trainer = grpo(tmp_path, steps=4, rewards=[slow], callbacks=[callback], eval_steps=1, logging_steps=1)
+    trainer = grpo(tmp_path, steps=2, rewards=[slow], callbacks=[callback], eval_steps=1, logging_steps=1)
     trainer.train()
     seconds = points(tmp_path / "points.jsonl")[-1]["device_hours"] * 3600
     steps = sum(row["step_time"] for row in trainer.state.log_history if "step_time" in row)
     evaluation = sum(row["eval_runtime"] for row in trainer.state.log_history if "eval_runtime" in row)
-    assert evaluation > 0.8 and steps <= seconds < steps + 0.5 * evaluation
+    assert evaluation > 0.4 and steps <= seconds < steps + 0.5 * evaluation
     # the importer reads the same from the trainer's log, except for the optimizer's step
     trainer.save_state()
     assert read(tmp_path, devices=1).rows[-1]["device_hours"] * 3600 == pytest.approx(steps)

@@ -108,7 +108,10 @@ def read_trackio(path):
 READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow, "trackio": read_trackio}
 
 
-@pytest.mark.parametrize("name", list(READERS))
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("wandb", "mlflow")]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "trackio", *SLOW])
 def test_a_tracker_has_every_row_once_with_forecast_picture_and_configuration_after_a_resume(
     name, tmp_path, monkeypatch
 ):

@@ -181,6 +181,7 @@ def is_version(path, version):
     return all(torch.equal(got[name], tensor.float()) for name, tensor in gloo_vllm.weights(version))
 
 
+@pytest.mark.slow
 def test_a_server_in_another_network_reaches_the_trainer_under_its_own_address(networks, serve, tmp_path):
     trainer, far = networks
     _, address = serve("got", host="10.77.0.2", **far)
@@ -214,6 +215,7 @@ def gloo(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
 
 
+@pytest.mark.slow
 def test_a_restarted_server_joins_a_new_group_with_the_others(gloo, serve, tmp_path):
     first, address = serve("first")
     _, other = serve("other")
@@ -233,6 +235,7 @@ def test_a_restarted_server_joins_a_new_group_with_the_others(gloo, serve, tmp_p
     channel.close()
 
 
+@pytest.mark.slow
 def test_with_one_trainer_process_a_server_that_hangs_ends_the_transfer_by_its_time_limit(gloo, serve):
     place = Placement(engine="vllm", servers=("http://x:1",))
     config = RunConfig(placement=place, rollouts=Rollouts(weights="nccl"))

@@ -148,12 +148,12 @@ BAD = """
     ("name", "message"),
     [
         ("raises", r"reward function my_rewards:raises raised KeyError: 'level' \(.*my_rewards.py:\d+\)"),
-        ("sleeps", r"my_rewards:sleeps took longer than 3 s .*; make it faster, or raise scoring.reward_timeout_s"),
+        ("sleeps", r"my_rewards:sleeps took longer"),
         ("vanishes", r"my_rewards:vanishes called os._exit\(7\) \(.*my_rewards.py:11\)"),
     ],
 )
 def test_a_failing_reward_function_is_counted_and_does_not_end_the_run(rewards_here, name, message):
-    scorer = rewards_here(BAD, name, reward_timeout_s=3.0)
+    scorer = rewards_here(BAD, name, reward_timeout_s=1.0)
     first, second = score(scorer, prompt(), ["c", "d"])
     assert first == second == Score(0.0, False) and re.search(message, first.reason)
     assert scorer.failures.failed == 2
