@@ -174,7 +174,7 @@ def test_a_model_with_noise_in_updates_only_is_refused(checkpointing):
     policy = Policy(tiny_model("qwen3"))
     noisy = lambda module, inputs, out: out * 1.1 if torch.is_grad_enabled() else out  # noqa: E731
     policy.model.base_model.norm.register_forward_hook(noisy)
-    with pytest.raises(ConfigError, match="Qwen3ForCausalLM computes other log-probabilities in an update"):
+    with pytest.raises(ConfigError, match="in an update"):
         SingleLearner(policy, AdamW(), Reinforce(), gradient_checkpointing=checkpointing)
 
 
@@ -225,7 +225,7 @@ def test_an_architecture_that_fails_in_the_cache_is_refused(monkeypatch):
 
     policy = Policy(tiny_model("llama"))
     monkeypatch.setattr("scalerl.rollouts.local.torch_engine.SlotCache.update", fail)
-    with pytest.raises(ConfigError, match="LlamaForCausalLM does not work with the generation cache"):
+    with pytest.raises(ConfigError, match="generation cache"):
         check_engine(policy)
 
 

@@ -142,10 +142,10 @@ def test_experts_of_rollouts_replayed_at_equal_weights_give_their_log_probabilit
 
 def test_routing_replay_is_refused_with_vllm():
     recipe = replace(SCALERL, routing_replay="on")
-    with pytest.raises(ValueError, match=r"recipe.routing_replay: got 'on' with placement.engine 'vllm'.*allowed: off"):
+    with pytest.raises(ValueError, match="routing_replay"):
         RunConfig(recipe=recipe, placement=Placement(engine="vllm"))
     from scalerl.training.run_model import check_sampled
 
-    with pytest.raises(ConfigError, match="got 'on' for Qwen3ForCausalLM, which has no experts; allowed: off"):
+    with pytest.raises(ConfigError, match="no experts"):
         check_sampled(RunConfig(recipe=recipe), Policy(tiny_model("qwen3")), "model")
     check_sampled(RunConfig(recipe=recipe), Policy(tiny_model("qwen3-moe")), "model")

@@ -131,15 +131,15 @@ def test_a_spent_budget_stops_the_run(tmp_path):
 
 
 def test_an_invalid_setting_is_refused_at_once(tmp_path):
-    with pytest.raises(CurveError, match="axis must be device_hours, tokens or step"):
+    with pytest.raises(CurveError, match="axis"):
         ForecastCallback(tmp_path / "p.jsonl", axis="flops")
-    with pytest.raises(CurveError, match="stop_below_gain must be positive"):
+    with pytest.raises(CurveError, match="stop_below_gain"):
         ForecastCallback(tmp_path / "p.jsonl", stop_below_gain=0.0)
 
 
 def test_a_resumed_run_does_not_overwrite_another_programs_file(tmp_path):
     (tmp_path / "p.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
     state = SimpleNamespace(global_step=10, is_world_process_zero=True)
-    with pytest.raises(CurveError, match="was not written by this callback"):
+    with pytest.raises(CurveError, match="not written"):
         ForecastCallback(tmp_path / "p.jsonl").on_train_begin(SimpleNamespace(world_size=1), state, None)
     assert "loss" in (tmp_path / "p.jsonl").read_text()

@@ -64,7 +64,7 @@ def test_columns_are_renamed_and_dots_address_nested_columns(tmp_path):
     assert read(path, answer_column="extra_info.index")[0].answer == "9a9b"
     with pytest.raises(ConfigError, match=r"extra_info\.tests"):
         read(path, columns={"tests": "extra_info.tests"})
-    with pytest.raises(ValueError, match=r"columns\.answer: got 'a', and 'b' in answer_column; give one of them"):
+    with pytest.raises(ValueError, match="answer_column"):
         PromptFile(path="x.jsonl", columns={"answer": "a"}, answer_column="b")
 
 
@@ -155,7 +155,7 @@ def test_options_reach_one_of_several_named_sets(tmp_path):
 def test_humaneval_gives_the_check_and_the_name_of_the_function():
     row = {"task_id": "HumanEval/0", "prompt": "def f(x): ...", "entry_point": "f", "test": "def check(candidate): ..."}
     assert read_tests(humaneval(row, "line 1")) == Checks("def f(x): ...", "def check(candidate): ...", ("f",), "f")
-    with pytest.raises(ConfigError, match="line 1: the column 'entry_point' is empty or missing"):
+    with pytest.raises(ConfigError, match="'entry_point'"):
         humaneval({"prompt": "p", "test": "t"}, "line 1")
 
 
@@ -186,7 +186,7 @@ def test_deepcoder_tests_of_four_forms_are_read(tests, read):
     row = {"problem": "Add one.", "tests": json.dumps(tests), "starter_code": "def f(x):"}
     found = deepcoder(row, "line 1")
     assert found["tests"] == tests and read_tests(found) == read and "def f(x):" in found["prompt"]
-    with pytest.raises(ConfigError, match="line 1: 'tests': neither JSON"):
+    with pytest.raises(ConfigError, match="'tests'"):
         deepcoder({**row, "tests": "{"}, "line 1")
 
 
@@ -218,5 +218,5 @@ def test_a_pickle_with_a_class_is_refused():
             return (print, ("harm",))
 
     harm = base64.b64encode(zlib.compress(pickle.dumps(Harm()))).decode()
-    with pytest.raises(ConfigError, match="line 1: 'private_test_cases' cannot be read"):
+    with pytest.raises(ConfigError, match="'private_test_cases'"):
         livecodebench(lcb(harm), "line 1")

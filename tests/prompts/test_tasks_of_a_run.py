@@ -99,7 +99,7 @@ def test_the_kind_mixed_of_earlier_versions_is_both_lab_tasks(tmp_path):
 
 def test_a_task_with_too_few_prompts_is_reported(tmp_path):
     config = read(tmp_path, TWO, "--data.programs.prompts", "1", "--recipe.prompts_per_step", "16")
-    with pytest.raises(ConfigError, match=r"programs: evaluation\.prompts: got 5 of 6 prompts, which leaves 1"):
+    with pytest.raises(ConfigError, match="5 of 6"):
         load_prompts(config, make_tokenizer())
 
 

@@ -100,7 +100,7 @@ def test_a_damaged_model_is_refused_equally_by_every_command(model, name, change
 )
 def test_a_plan_refuses_invalid_sizes(model, changes):
     config(**changes)(model)
-    with pytest.raises(ConfigError, match="not a supported decoder configuration"):
+    with pytest.raises(ConfigError, match="decoder"):
         sizes_of(read_config(None, ["--model", "m", "--data", "d.jsonl"]))
 
 
@@ -197,9 +197,9 @@ def test_a_truncated_gguf_file_is_refused_by_a_plan_and_by_a_run(tmp_path, monke
     writer.close()
     (tmp_path / "m.gguf").write_bytes((tmp_path / "m.gguf").read_bytes()[:kept])
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(ConfigError, match=r"m.gguf cannot be read .*; give a complete GGUF file"):
+    with pytest.raises(ConfigError, match="complete GGUF"):
         sizes_of(read_config(None, ["--model", str(tmp_path / "m.gguf"), "--data", "d.jsonl"]))
-    with pytest.raises(ConfigError, match=r"transformers cannot read .*m.gguf: .*; allowed: a complete GGUF"):
+    with pytest.raises(ConfigError, match="complete GGUF"):
         local_model(str(tmp_path / "m.gguf"), "float32", print)
     assert not list(tmp_path.glob("cache/*"))
 

@@ -128,7 +128,7 @@ def test_code_in_a_changed_file_and_another_function_need_a_new_confirmation(pla
     with pytest.raises(ConfigError, match="theirs:g"):
         check_trust([config("", REWARD.replace("theirs:f", "theirs:g"))], "mine")
     (place / "theirs.py").write_text("open('ran.txt', 'w')  # changed\n")
-    with pytest.raises(ConfigError, match=r"or has changed since: data\.reward = theirs:f"):
+    with pytest.raises(ConfigError, match="has changed"):
         check_trust([config("", REWARD)], "mine")
 
 
@@ -209,7 +209,7 @@ def test_the_arms_of_a_study_are_confirmed_together(place):
         '[arms.c.recipe.advantage]\nkind = "custom"\nfunction = "pack.inner.code:f"\n'
     )
     plan = read_plan(place / "plan.toml")
-    with pytest.raises(ConfigError, match=r"recipe\.loss = theirs:f .*; recipe\.advantage = pack"):
+    with pytest.raises(ConfigError, match=r"theirs:f.*pack"):
         check_trust([plan.config(arm, 0) for arm in plan.arms], "plan.toml")
 
 

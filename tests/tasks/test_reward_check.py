@@ -148,5 +148,5 @@ def test_the_reward_of_each_task_is_tried_on_a_prompt_of_the_task(here):
     config = read_config(None, words)
     check_rewards(config, [ROW])  # of another task
     mine = Prompt("1" * 16, "2+3=", (1,), "5", "mine", {"answer": "5"})
-    with pytest.raises(ConfigError, match="completions of the first prompt, reward function"):
+    with pytest.raises(ConfigError, match="first prompt"):
         check_rewards(config, [ROW, mine])

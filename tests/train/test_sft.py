@@ -150,7 +150,7 @@ def test_a_nonfinite_loss_is_reported_and_nothing_is_written(model, rows, tmp_pa
 
 
 def test_a_limit_beyond_the_models_positions_is_refused(model, rows, tmp_path):
-    with pytest.raises(ConfigError, match="--max-tokens: got 513; allowed: at most 512"):
+    with pytest.raises(ConfigError, match="at most 512"):
         train(model, rows, tmp_path / "made", max_tokens=513)
 
 
