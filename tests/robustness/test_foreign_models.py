@@ -227,18 +227,15 @@ def broken(here):
     write("m/model.safetensors", b"")(here)
 
 
-VERBS = (
-    Case(
-        "model: train", ("train", "--model", "m", "--data", "p.jsonl"), broken, expect="not a complete safetensors file"
-    ),
-    Case(
-        "model: dry run", ("train", "--model", "x/y/z", "--data", "p.jsonl", "--dry-run"), broken, expect="no such dir"
-    ),
-    Case("model: eval", ("eval", "m", "--suite", "p.jsonl"), broken, expect="not a complete safetensors file"),
-    Case(
-        "model: sft", ("sft", "m", "--data", "p.jsonl", "--out", "o"), broken, expect="not a complete safetensors file"
-    ),
-    Case("model: plan", ("plan", "--model", "p.jsonl", "--data", "p.jsonl", "--gpus", "4"), broken, expect="is a file"),
+VERBS = tuple(
+    Case(f"model: {' '.join(words)}", words, broken, expect=expect)
+    for words, expect in (
+        (("train", "--model", "m", "--data", "p.jsonl"), "safetensors"),
+        (("train", "--model", "x/y/z", "--data", "p.jsonl", "--dry-run"), "no such dir"),
+        (("eval", "m", "--suite", "p.jsonl"), "safetensors"),
+        (("sft", "m", "--data", "p.jsonl", "--out", "o"), "safetensors"),
+        (("plan", "--model", "p.jsonl", "--data", "p.jsonl", "--gpus", "4"), "is a file"),
+    )
 )
 
 

@@ -9,7 +9,6 @@ import textwrap
 import warnings
 
 import pytest
-import runs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -295,17 +294,6 @@ def test_files_are_created_with_the_umask_of_the_user(place, mask):
     assert len(made) >= 7
     assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o666 & ~mask}
     assert json.loads(trust._store().read_text())["code"]
-
-
-@pytest.mark.slow
-def test_a_command_that_names_its_code_needs_no_confirmation(tmp_path, monkeypatch):
-    """The reward has a fault, so the run ends at once. The test only checks that its module was imported."""
-    (tmp_path / "mine.py").write_text("raise OSError('imported')\n")
-    (tmp_path / "p.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 3)
-    monkeypatch.chdir(tmp_path)
-    words = ["--recipe.loss", '{kind = "custom", function = "mine:f"}']
-    code, text = runs.call("train", "--steps", "1", *words, timeout=120)
-    assert code == 2 and "cannot import 'mine'" in text and "raised OSError: imported" in text and "mine.py:1" in text
 
 
 def sharded(path):

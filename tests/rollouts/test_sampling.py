@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from scalerl.rollouts.local.sampling import draw
+from scalerl.training.start_notes import nucleus_notes
 
 LOGITS = torch.tensor([0.1, 0.2, 0.3, 0.4]).log()
 
@@ -39,3 +40,9 @@ def test_temperature_sharpens_and_zero_is_greedy():
     assert math.isclose(logps.item(), math.log(0.01 / 0.30), rel_tol=1e-5)
     tokens, logps = draw(LOGITS[None], torch.tensor([0.0], dtype=torch.float64), 0.0, 1.0)
     assert tokens.item() == 3 and math.isclose(logps.item(), math.log(0.4), rel_tol=1e-5)
+
+
+def test_a_run_with_a_nucleus_warns_at_the_start_about_its_ratios():
+    assert nucleus_notes(1.0) == []
+    (note,) = nucleus_notes(0.8)
+    assert "1.25 times" in note  # 1 / 0.8
