@@ -127,6 +127,8 @@ def test_early_points_are_left_out_but_the_one_at_zero_stays():
     curve = Curve([0, 1, 2, 3], [0.1, 0.2, 0.3, 0.4])
     assert curve.between(2).compute.tolist() == [0.0, 2.0, 3.0]
     assert curve.first(2).compute.tolist() == [0.0, 1.0]
+    with pytest.raises(CurveError, match="no evaluation"):
+        curve.between(4)
 
 
 def test_thinning_averages_neighbors():

@@ -71,3 +71,8 @@ def test_forecasts_stay_within_bounds_and_fall_only_as_an_excursion_ends(seed, n
 def test_an_invalid_amount_of_compute_is_an_error(exact, bad):
     with pytest.raises(CurveError, match="multiple"):
         forecast(exact, at=[bad])
+
+
+def test_a_target_outside_the_bounds_is_an_error(exact):
+    with pytest.raises(CurveError, match="61"):
+        forecast(exact, target=61)
