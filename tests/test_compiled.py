@@ -9,15 +9,15 @@ import sys
 import numpy as np
 import pytest
 import torch
+from sampled import log_probabilities, samples
 from tiny_models import tiny_model
 
 from scalerl.config.placement import Hardware
 from scalerl.models.cpu import compiled
 from scalerl.models.cpu.loops import rms_norm
 from scalerl.models.policy import Policy
-from scalerl.rollouts.engine import Request, Sampling
-from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
+from scalerl.rollouts.engine import Sampling
+from scalerl.rollouts.local.torch_engine import check_engine
 from scalerl.training.resolve import arithmetic, arithmetic_notes
 
 needs_compiler = pytest.mark.skipif(compiled.problem() is not None, reason=str(compiled.problem()))
@@ -171,22 +171,12 @@ def test_samples_of_a_compiled_engine_pass_the_replay_with_torch(name, monkeypat
     policy = Policy(tiny_model(name))
     calls, original = [], compiled.decode_attention
     monkeypatch.setattr(compiled, "decode_attention", lambda *values: calls.append(1) or original(*values))
-    rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=12)
-    made = torch_engine(policy, slots=4, prompt_tokens=3, rule=rule, sampling=Sampling())
     prompts = [(1, 2, 3), (4, 5), (6,), (7, 8, 9), (1, 2)]
-    made.submit([Request((i, 0), prompt, key=i) for i, prompt in enumerate(prompts)])
-    finished = []
-    while made.occupancy().busy:
-        finished += made.poll()
-    assert len(finished) == len(prompts) and bool(calls) == (name != "gemma2-softcap")  # its scores are capped
+    pairs = samples(policy, prompts, slots=4, tokens=12, sampling=Sampling())
+    assert bool(calls) == (name != "gemma2-softcap")  # its scores are capped
     monkeypatch.setattr(compiled, "serves", lambda *tensors: False)
-    for done in finished:
-        tokens = torch.tensor([*prompts[done.id[0]], *done.rollout.tokens.tolist()])
-        with torch.no_grad():
-            logps_NV = policy.logits(policy.hidden(tokens[None])[0]).log_softmax(-1)
-        start = len(prompts[done.id[0]])
-        expected = logps_NV[start - 1 : -1].gather(1, tokens[start:, None])[:, 0].numpy()
-        np.testing.assert_allclose(done.rollout.logps, expected, atol=1e-4)
+    for prompt, rollout in pairs:
+        np.testing.assert_allclose(rollout.logps, log_probabilities(policy, prompt, rollout), atol=1e-4)
 
 
 @pytest.fixture

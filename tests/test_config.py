@@ -173,11 +173,6 @@ def test_every_field_is_documented():
     assert len(lines) > 60 and all(text for _, _, text in lines)
 
 
-def test_derived_sizes_are_described():
-    text = "\n".join(LAB.derived_sizes())
-    assert "16 prompts x 16 generations = 256 completions" in text and "at most 8 updates old" in text
-
-
 def test_gspo_sets_its_default_aggregation(tmp_path):
     file, named = tmp_path / "my.toml", tmp_path / "named.toml"
     file.write_text('[recipe]\nloss = "gspo"\n')

@@ -38,13 +38,6 @@ def test_truncation_warnings_start_at_5_and_10_percent(rate, words):
     assert output == {} if words is None else words in "".join(output.values())
 
 
-def test_each_truncation_warning_is_given_once():
-    shown, out = display(terminal=False)
-    for rate in (0.06, 0.07, *[0.15] * 20):  # a mean over 20 steps
-        shown.step({**ROW, "truncation_rate": rate})
-    assert out.getvalue().count("if the share exceeds") == 1 and out.getvalue().count("usually becomes") == 1
-
-
 def test_the_live_table_fits_80_columns_also_with_large_numbers():
     shown, _ = display(terminal=True)
     large = {"step": 12_345, "generator_tokens_per_s": 123_456.0, "trainer_tokens_per_s": 1_234_567.0, "epoch": 123}
@@ -84,20 +77,6 @@ def test_empty_slots_give_one_warning_with_a_remedy():
         shown.step({**ROW, "step": step, "occupancy": 0.4, "completion_tokens_max": 900})
     assert out.getvalue().count("only 40% of the 256 slots were busy") == 1
     assert "set rollouts.slots to 76 or fewer, or recipe.off_policy.stale to mask" in out.getvalue()  # 9 x 30/900 x 256
-
-
-def test_without_a_terminal_a_step_is_one_line():
-    shown, out = display(terminal=False)
-    shown.step(ROW)
-    assert out.getvalue().splitlines() == [
-        "step 9/480  pass 0.310  truncated 0.0%  stale 1.4 (max 3)  tok/s 41234 | 35678  slots 83%  idle 1% | 4%"
-    ]
-
-
-def test_a_line_in_a_log_file_is_not_wrapped():
-    console = Console(file=io.StringIO(), force_terminal=False, width=40)
-    RunDisplay(LAB, console).note("one two three four five six seven eight nine ten eleven twelve")
-    assert console.file.getvalue().count("\n") == 1
 
 
 def test_a_decline_is_reported_once_with_the_metrics_that_moved():

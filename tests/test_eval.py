@@ -115,21 +115,6 @@ def test_a_copy_of_a_suite_is_read_by_its_columns(evaluate, place):
     assert code == 0 and [(s["suite"], s["prompts"]) for s in json.loads(out)["suites"]] == [("aime-24", 3)]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["MODEL"], "--suite"),
-        (["MODEL", "--suite", "aime24"], "'aime-24'"),
-        (["MODEL", "--suite", "sums.jsonl", "--task", "maths"], "'math'"),
-        (["MODEL", "--suite", "sums.jsonl", "--temperature", "-1"], "temperature"),
-        (["empty", "--suite", "sums.jsonl"], "model.path: empty has no config.json"),
-    ],
-)
-def test_errors_are_reported_in_one_line(evaluate, lab_model, words, message):
-    code, _, error = evaluate(*[lab_model if word == "MODEL" else word for word in words])
-    assert code == 2 and message in error and error.count("\n") == 1
-
-
 def test_a_run_without_an_exported_model_is_refused_with_instructions(evaluate, place):
     (place / "half").mkdir()
     (place / "half/config.toml").write_text((place / "run/config.toml").read_text())

@@ -81,9 +81,3 @@ def test_the_notebook_runs_and_is_stored_without_outputs(place, capsys, monkeypa
     out = capsys.readouterr().out
     assert len(names["run"].points) == 10 and len(names["half"]) == 6 and names["run"].finished
     assert "ceiling    A" in out and "measured: 0." in out and len(names["axes"].figure.axes) == 1
-
-
-def test_the_index_names_every_example():
-    named = set(re.findall(r"\]\(([a-z_.]+)\)", (EXAMPLES / "README.md").read_text()))
-    files = {path.name for path in EXAMPLES.iterdir() if path.is_file()} - {"README.md", "tiny_model.py"}
-    assert files and files == named

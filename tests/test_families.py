@@ -4,16 +4,15 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from sampled import samples
 from tiny_models import ARCHITECTURES, COMMON, tiny_model
 
 from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.core.errors import ConfigError
-from scalerl.core.rng import stream_key
 from scalerl.models.policy import Policy, check_head, load_policy
 from scalerl.models.sizes import of_model
-from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import LengthRule
-from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
+from scalerl.rollouts.local.torch_engine import check_engine
 from scalerl.rollouts.replay import check_current
 from scalerl.rollouts.weights import DirectoryChannel
 from scalerl.training.learner.base import TokenMeter, TrainBatch
@@ -30,13 +29,7 @@ def test_the_engine_gives_every_token_the_trainers_log_probability(name):
     """Prefill, decoding beyond every window, refills of three slots and an interruption with a phrase of 3 tokens."""
     policy = Policy(tiny_model(name))
     check_head(policy)
-    engine = torch_engine(policy, slots=3, prompt_tokens=9, rule=INTERRUPTED, sampling=Sampling(stop=(1,)), refill=1)
-    engine.submit([Request((i, 0), prompt, stream_key("families", i)) for i, prompt in enumerate(PROMPTS)])
-    finished = []
-    while engine.occupancy().busy:
-        finished += engine.poll()
-    rollouts = [(PROMPTS[done.id[0]], done.rollout) for done in finished]
-    assert len(rollouts) == len(PROMPTS)
+    rollouts = samples(policy, PROMPTS, rule=INTERRUPTED)
     assert any(rollout.interrupted for _, rollout in rollouts) and max(len(r) for _, r in rollouts) > 10
     difference = check_current(policy, 0, rollouts)
     assert difference.largest < 1e-4 and difference.tokens > 30, difference
@@ -180,7 +173,7 @@ def test_a_model_with_noise_in_updates_only_is_refused(checkpointing):
     policy = Policy(tiny_model("qwen3"))
     noisy = lambda module, inputs, out: out * 1.1 if torch.is_grad_enabled() else out  # noqa: E731
     policy.model.base_model.norm.register_forward_hook(noisy)
-    with pytest.raises(ConfigError, match="Qwen3ForCausalLM computes other log-probabilities in an update"):
+    with pytest.raises(ConfigError, match="in an update"):
         SingleLearner(policy, AdamW(), Reinforce(), gradient_checkpointing=checkpointing)
 
 
@@ -231,7 +224,7 @@ def test_an_architecture_that_fails_in_the_cache_is_refused(monkeypatch):
 
     policy = Policy(tiny_model("llama"))
     monkeypatch.setattr("scalerl.rollouts.local.torch_engine.SlotCache.update", fail)
-    with pytest.raises(ConfigError, match="LlamaForCausalLM does not work with the generation cache"):
+    with pytest.raises(ConfigError, match="generation cache"):
         check_engine(policy)
 
 

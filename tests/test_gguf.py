@@ -146,12 +146,3 @@ def test_an_invalid_file_is_refused_with_the_reason_and_nothing_is_cached(make, 
     with pytest.raises(ConfigError, match=message):
         converted(str(path), "float32")
     assert not list((tmp_path / "cache").glob("*"))
-
-
-def test_missing_packages_are_named(written, tmp_path, monkeypatch):
-    import transformers.utils.import_utils as utils
-
-    monkeypatch.setenv("SCALERL_CACHE", str(tmp_path))
-    monkeypatch.setattr(utils, "is_gguf_available", lambda: False)
-    with pytest.raises(ConfigError, match=r"needs gguf: pip install 'scalerl\[gguf\]'"):
-        converted(str(written[1]), "float32")

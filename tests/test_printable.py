@@ -11,13 +11,10 @@ from rich.console import Console
 
 from scalerl.cli import main
 from scalerl.cli.exits import complain
-from scalerl.cli.terminal import say
 from scalerl.config import LAB, read_config
 from scalerl.config.trust import check_trust
 from scalerl.core.errors import ConfigError
 from scalerl.core.printable import printable
-from scalerl.study.display import describe
-from scalerl.study.plan import Arm, Plan
 from scalerl.types import EvalPoint
 from scalerl.view.display import RunDisplay
 
@@ -90,10 +87,3 @@ def test_names_in_the_display_of_a_run_are_one_line():
     check(display.console.file.getvalue())
     display.console.print(display._render())
     check(display.console.file.getvalue())
-
-
-def test_a_plan_is_described_in_its_own_lines(capsys):
-    name = HOSTILE[:-1]  # a configuration is UTF-8 text
-    plan = Plan(name=name, about=name, reference="a", base=LAB, arms=(Arm(name="a"), Arm(name="b")))
-    say(*describe(plan))
-    check(capsys.readouterr().out)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from sampled import samples
 from test_families import INTERRUPTED, PROMPTS, learner_gradient, plain_gradient, relative_error, training_batch
 from tiny_models import tiny_model
 
@@ -11,12 +12,9 @@ from scalerl.config.base import replace
 from scalerl.config.recipe import SCALERL, AdamW, Reinforce
 from scalerl.config.run import Placement
 from scalerl.core.errors import ConfigError
-from scalerl.core.rng import stream_key
 from scalerl.core.serialization import from_plain, to_plain
 from scalerl.models.policy import Policy
 from scalerl.models.routing import UNKNOWN, can_record, routing_of
-from scalerl.rollouts.engine import Request, Sampling
-from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.training.batch import collate
 from scalerl.training.checkpoint import load_state, save_state
 from scalerl.training.learner.single import SingleLearner
@@ -27,12 +25,7 @@ MIXTURES = ("mixtral", "qwen3-moe", "olmoe", "gpt-oss")
 
 def generate(policy):
     """Return [(prompt, rollout)]: three slots, refills, interruptions."""
-    engine = torch_engine(policy, slots=3, prompt_tokens=9, rule=INTERRUPTED, sampling=Sampling(stop=(1,)), refill=1)
-    engine.submit([Request((i, 0), prompt, stream_key("routing", i)) for i, prompt in enumerate(PROMPTS)])
-    finished = []
-    while engine.occupancy().busy:
-        finished += engine.poll()
-    return [(PROMPTS[done.id[0]], done.rollout) for done in sorted(finished, key=lambda done: done.id)]
+    return samples(policy, PROMPTS, rule=INTERRUPTED)
 
 
 @torch.no_grad()
@@ -105,11 +98,6 @@ def test_the_disagreement_is_the_share_of_trained_tokens_and_layers(name, packin
     assert stats.router_disagreement == pytest.approx(5 / 72) and "router_disagreement" in stats.to_dict()
 
 
-def test_dense_models_have_no_router_disagreement():
-    stats = SingleLearner(Policy(tiny_model("qwen3")), AdamW(), Reinforce()).step(training_batch())
-    assert stats.router_disagreement is None and "router_disagreement" not in stats.to_dict()
-
-
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", MIXTURES)
 def test_replaying_the_trainers_experts_does_not_change_the_gradient(name, checkpointing):
@@ -154,10 +142,10 @@ def test_experts_of_rollouts_replayed_at_equal_weights_give_their_log_probabilit
 
 def test_routing_replay_is_refused_with_vllm():
     recipe = replace(SCALERL, routing_replay="on")
-    with pytest.raises(ValueError, match=r"recipe.routing_replay: got 'on' with placement.engine 'vllm'.*allowed: off"):
+    with pytest.raises(ValueError, match="routing_replay"):
         RunConfig(recipe=recipe, placement=Placement(engine="vllm"))
     from scalerl.training.run_model import check_sampled
 
-    with pytest.raises(ConfigError, match="got 'on' for Qwen3ForCausalLM, which has no experts; allowed: off"):
+    with pytest.raises(ConfigError, match="no experts"):
         check_sampled(RunConfig(recipe=recipe), Policy(tiny_model("qwen3")), "model")
     check_sampled(RunConfig(recipe=recipe), Policy(tiny_model("qwen3-moe")), "model")

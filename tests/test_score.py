@@ -28,15 +28,6 @@ def test_json_output_has_one_object_per_row_in_order(tmp_path, capsys):
     assert rows[2] == {"passed": False, "score": 0.0, "reason": "got 5, expected 4"}
 
 
-def test_text_output_has_one_line_per_row_and_a_summary(tmp_path, capsys):
-    rows = [{"prompt": "1+1=", "completion": "</think>2", "answer": "2"}, {"completion": "</think>3", "answer": "2"}]
-    code, out, _ = scored(tmp_path, capsys, rows, "--task", "arithmetic")
-    lines = out.splitlines()
-    assert code == 0 and len(lines) == 3
-    assert lines[0].startswith("pass  1.00  ") and "rows.jsonl line 1" in lines[0] and lines[1].startswith("FAIL  0.00")
-    assert lines[2] == "1 of 2 passed (50.0%), mean score 0.500"
-
-
 def test_programs_are_scored_in_the_configured_sandbox(tmp_path, capsys):
     tests = {"inputs": ["3 4"], "outputs": ["7"]}
     rows = [

@@ -43,10 +43,6 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_page_has_a_command_for_each_source():
-    assert len(COMMANDS) >= 15
-
-
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("scalerl import")])
 def test_a_command_of_the_page_imports_points(place, capsys, command):
     words = shlex.split(command)[1:]

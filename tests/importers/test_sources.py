@@ -239,9 +239,3 @@ def test_one_run_of_several_in_a_file_is_chosen_by_its_name(tmp_path, text):
         read(path)
     with pytest.raises(CurveError, match="'fats'"):
         read(path, run="fats")
-
-
-def test_choosing_a_run_requires_a_column_with_runs(tmp_path):
-    (path,) = write(tmp_path, table_csv="step,pass_rate\n0,0.1\n5,0.2\n")
-    with pytest.raises(CurveError, match="run_name"):
-        read(path, run="a")

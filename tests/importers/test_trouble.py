@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scalerl import cli
-from scalerl.importers import IMPORTERS, read, write_points
+from scalerl.importers import IMPORTERS, read
 from scalerl.scaling import Curve, CurveError
 
 
@@ -135,13 +135,6 @@ def test_missing_steps_are_noted_with_the_assumption(tmp_path):
     assert any("begins at step 11" in n for n in found.notes) and any("missing in 1 places" in n for n in found.notes)
 
 
-def test_imported_points_are_read_back_from_the_file(tmp_path):
-    found = read(save(tmp_path, builders.verl_jsonl()))
-    write_points(found, tmp_path / "points.jsonl")
-    curve = Curve.read(tmp_path / "points.jsonl")
-    assert curve.axis == "device_hours" and curve.last_compute == pytest.approx(4.0) and len(curve) == 6
-
-
 COLUMNS = [
     "step", "_step", "_runtime", "time", "training/global_step", "timing_s/step", "timing_s/testing", "timing_s/gen",
     "perf/total_num_tokens", "perf/time_per_step", "perf/throughput", "val-core/a/acc/mean@4", "val-core/b/acc/mean@4",
@@ -185,23 +178,9 @@ def test_arbitrary_files_give_points_or_a_message(tmp_path_factory, content):
         assert read(path).rows
 
 
-@pytest.mark.slow
-def test_a_million_rows_are_read(tmp_path):
-    rows = ({"step": s, "data": {"timing_s/step": 36.0, **({"val-core/m/acc/mean@1": 0.5} if s % 10 == 0 else {})}}
-            for s in range(1, 1_000_001))  # fmt: skip
-    found = read(save(tmp_path, builders.jsonl(rows)), devices=100)
-    assert len(found.rows) == 100_000 and found.rows[-1]["device_hours"] == pytest.approx(1e6)
-
-
 def call(capsys, *words):
     code = cli.main(["import", *map(str, words)])
     return (code, *capsys.readouterr())
-
-
-def test_the_command_prints_points_and_notes_separately(tmp_path, capsys):
-    code, out, error = call(capsys, save(tmp_path, builders.verl_console()))
-    assert code == 0 and len(out.splitlines()) == 6 and json.loads(out.splitlines()[-1])["pass_rate"] == 0.3
-    assert "note      metric: val-core/gsm8k" in error and "verl      6 points to device_hours 4" in error
 
 
 def test_the_command_writes_a_file_that_fit_reads(tmp_path, capsys):

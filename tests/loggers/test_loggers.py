@@ -16,8 +16,7 @@ from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.loggers import follow
 from scalerl.loggers.base import makers_of
-from scalerl.loggers.follow import PICTURE_SHARE, Followers, Pictures, evaluation_numbers, finite
-from scalerl.loggers.worker import Worker
+from scalerl.loggers.follow import PICTURE_SHARE, Followers, Pictures, evaluation_numbers
 from scalerl.view.run import RunView
 
 
@@ -109,7 +108,10 @@ def read_trackio(path):
 READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow, "trackio": read_trackio}
 
 
-@pytest.mark.parametrize("name", list(READERS))
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("wandb", "mlflow")]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "trackio", *SLOW])
 def test_a_tracker_has_every_row_once_with_forecast_picture_and_configuration_after_a_resume(
     name, tmp_path, monkeypatch
 ):
@@ -233,12 +235,6 @@ def test_a_hanging_logger_does_not_delay_the_run_and_its_drops_are_counted(tmp_p
     assert 599 <= dropped <= 601 and output[-1].endswith("the files in the run directory are complete")
 
 
-def test_a_worker_ends_if_its_jobs_exit():
-    worker = Worker("exits")
-    worker.put(lambda: exit(3))
-    assert worker.close(time.monotonic() + 10, lambda: None)[0].startswith("exits: SystemExit: 3")
-
-
 # ---- evaluations
 
 
@@ -252,11 +248,6 @@ def test_each_task_is_logged_under_its_name_with_a_forecast_once_it_can_be_fitte
     for task in ("arithmetic", "programs"):
         ends = [f"{at}{end}" for at in ("2x", "4x", "ceiling") for end in ("", "_low", "_high")]
         assert [name for name in ends if f"forecast/{task}/{name}" not in late] == []
-
-
-def test_numbers_that_are_not_finite_and_texts_are_not_logged():
-    found = finite({"a": 1, "b": float("nan"), "c": None, "d": "text", "e": float("inf"), "f": 0.5})
-    assert found == {"a": 1, "f": 0.5}
 
 
 def test_pictures_are_limited_to_their_share_of_the_time_and_drawn_once(monkeypatch):

@@ -21,11 +21,6 @@ def test_a_path_is_never_broken_and_a_line_that_fits_is_unchanged():
     assert wrapped("  A       0.6    the ceiling", 80) == "  A       0.6    the ceiling"
 
 
-def test_values_are_indented_under_labels_of_several_words():
-    lines = wrapped("  difference of ceilings   0.177 ± 0.026 (0.136 to 0.218), first higher with probability 1.00", 80)
-    assert lines.split("\n")[1] == " " * 27 + "probability 1.00"
-
-
 def test_an_error_is_wrapped_on_a_terminal_and_one_line_elsewhere(monkeypatch, capsys):
     long = "runs/" + "a-name-of-many-characters-" * 4
     complain(

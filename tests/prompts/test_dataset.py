@@ -79,5 +79,5 @@ def test_the_lab_generates_the_training_pool_and_the_held_out_set(tokenizer):
     assert len(split.training) == lab.data[0].prompts and len(split.held_out) == lab.evaluation.prompts
     assert len({p.id for p in (*split.training, *split.held_out)}) == lab.data[0].prompts + lab.evaluation.prompts
     small = replace(lab, data=(replace(lab.data[0], operations=(1, 1), prompts=4000),))
-    with pytest.raises(ConfigError, match="makes only about 300 distinct prompts"):
+    with pytest.raises(ConfigError, match="300 distinct"):
         load_prompts(small, tokenizer)

@@ -64,9 +64,9 @@ def test_prompts_come_from_the_data_set_and_rewards_from_the_rubric(environment)
 
 
 def test_an_unusable_environment_is_refused(environment):
-    with pytest.raises(ConfigError, match=r"'sums-for-tests' is a Talk, which may take several turns"):
+    with pytest.raises(ConfigError, match="several turns"):
         load(environment, {"turns": 3})
-    with pytest.raises(ConfigError, match=r"cannot load 'sums-for-tests' with the arguments \{'no': 1\} \(.*installed"):
+    with pytest.raises(ConfigError, match="'no': 1"):
         load(environment, {"no": 1})
     with pytest.raises(ConfigError, match=r"cannot load 'nowhere-to-be-found'"):
         load("nowhere-to-be-found", {})
@@ -74,5 +74,5 @@ def test_an_unusable_environment_is_refused(environment):
 
 def test_a_missing_package_is_reported_with_the_command_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "verifiers", None)
-    with pytest.raises(ConfigError, match=r"'verifiers' needs that package in version 0.1.x .*pip install"):
+    with pytest.raises(ConfigError, match="pip install"):
         rows(EnvironmentTask(environment="any"), 1)

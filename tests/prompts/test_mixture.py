@@ -95,7 +95,7 @@ def test_one_task_has_the_plain_curriculum():
 
 def test_every_task_needs_the_prompts_of_its_share():
     load_prompts(lab(ArithmeticTask(share=3.0), ProgramsTask(prompts=4)), make_tokenizer())
-    with pytest.raises(ConfigError, match=r"programs: .* leaves 4 for training; .* one step's 8 prompts remain"):
+    with pytest.raises(ConfigError, match="leaves 4"):
         load_prompts(lab(ArithmeticTask(), ProgramsTask(prompts=4)), make_tokenizer())
-    with pytest.raises(ConfigError, match=r"data.points: got 3, which makes 800 distinct prompts; .* need 1,512"):
+    with pytest.raises(ConfigError, match="800 distinct"):
         load_prompts(lab(ArithmeticTask(), ProgramsTask(points=3, prompts=1000)), make_tokenizer())

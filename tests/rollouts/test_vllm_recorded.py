@@ -49,7 +49,7 @@ def test_the_engine_sends_the_recorded_requests_and_reads_the_recorded_answers(t
         engine.submit([Request((1, 0), (5, 9, 2), 1)])
         (after,) = drain(engine)
         engine.swap(8)
-        with pytest.raises(EngineDied, match=r"/update_weights failed 1 times; the last error: 500: .*No such file"):
+        with pytest.raises(EngineDied, match="No such file"):
             while True:
                 engine.poll(0.05)
         engine.close()

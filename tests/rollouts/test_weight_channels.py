@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from engine_builds import answer_weights
+from sampled import replay
 from tiny_models import tiny_model
-from transformers import DynamicCache
 
 from scalerl.core.rng import stream_key
 from scalerl.models.policy import Policy
@@ -151,18 +151,6 @@ def test_another_process_receives_weights_sent_after_its_start(kind, tmp_path):
 PROMPTS = [(5, 9, 2), (7, 3, 11, 4, 6, 8, 2), (20,), (21, 22, 23, 24, 25, 26, 27, 28), (7, 3), (30, 31)]
 
 
-@torch.no_grad()
-def replay(policies, prompt, rollout):
-    """Feed tokens one by one: position t-1 with the weights that sampled token t and the cache so far."""
-    cache, fed, logps = DynamicCache(config=policies[0].config), list(prompt), []
-    for token, version in zip(rollout.tokens.tolist(), rollout.versions.tolist(), strict=True):
-        model = policies[version].model
-        logits = model(input_ids=torch.tensor([fed]), past_key_values=cache, use_cache=True).logits[0, -1]
-        logps.append(logits.float().log_softmax(-1)[token])
-        fed = [token]
-    return torch.stack(logps).numpy()
-
-
 @channels
 @pytest.mark.parametrize("name", ["qwen3", "qwen3-untied"])
 def test_every_token_has_the_log_probability_of_its_version(kind, name, tmp_path):
@@ -211,22 +199,6 @@ def test_a_channel_in_another_process_does_not_remove_sent_weights(tmp_path):
     channel = DirectoryChannel(tmp_path)
     channel.send(3, weights(3).items())
     assert equal(pickle.loads(pickle.dumps(channel)).receive(3), weights(3))
-
-
-def test_a_file_that_is_still_being_written_is_never_received(tmp_path):
-    """The first writer stops after one tensor; the version exists only after a second, complete attempt."""
-    channel = DirectoryChannel(tmp_path)
-
-    def broken():
-        yield "one.float32", torch.zeros(1)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        channel.send(5, broken())
-    with pytest.raises(FileNotFoundError):
-        channel.receive(5)
-    channel.send(5, weights(5).items())
-    assert equal(channel.receive(5), weights(5))
 
 
 def test_a_version_appears_under_its_name_only_when_complete(tmp_path, monkeypatch):

@@ -18,18 +18,6 @@ def test_the_modes_diagonalize_the_walk(count):
     assert vectors.T @ vectors == pytest.approx(np.eye(count), abs=1e-10)
 
 
-def test_the_last_level_is_that_of_generalized_least_squares_and_kriging():
-    y = np.array([0.31, 0.35, 0.33, 0.41, 0.40, 0.46, 0.44])
-    found = level_posterior(y, 0.0)
-    for i, ratio in enumerate(STEP_RATIOS):
-        weights = np.linalg.inv(covariance(ratio, 7))
-        one = np.ones(7)
-        mean = one @ weights @ y / (one @ weights @ one)
-        last = mean + ratio * np.arange(7) @ weights @ (y - mean)
-        assert found.level_Q[i] == pytest.approx(last)
-        assert found.rss_Q[i] == pytest.approx((y - mean) @ weights @ (y - mean))
-
-
 def test_the_evidence_is_the_integral_over_level_and_noise():
     y = np.array([0.31, 0.35, 0.33, 0.41])
     levels, logs = np.linspace(-3, 4, 1401), np.linspace(np.log(1e-3), np.log(1e2), 400)

@@ -163,10 +163,10 @@ def test_a_lower_fixed_ceiling_raises_b():
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("departure", 0.5, r"departure must lie in \[0, 1/3\)"),
-        ("autocorrelations", (1.0,), r"autocorrelations must lie in \[0, 1\)"),
-        ("efficiency_range", (5.0, 0.4), "efficiency_range must ascend"),
-        ("midpoint_reach", 0.5, "midpoint_reach must be at least 1"),
+        ("departure", 0.5, "departure"),
+        ("autocorrelations", (1.0,), "autocorrelations"),
+        ("efficiency_range", (5.0, 0.4), "ascend"),
+        ("midpoint_reach", 0.5, "midpoint_reach"),
         ("efficiency_spread", 0.0, "must be positive"),
     ],
 )

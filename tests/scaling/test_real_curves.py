@@ -1,8 +1,5 @@
 """benchmarks/real_curves.py on a small synthetic file, compared with figures by hand."""
 
-import json
-import sys
-
 import numpy as np
 import pytest
 
@@ -65,15 +62,3 @@ def test_calibration_counts_ranks_in_central_intervals(bench):
     made = bench.Split("r", "a", "flat", 0.5, 5, False, {"forecast": 0.1}, 1.0, 0, False, [0.5, 0.2, 0.03, 0.75])
     # distances from one half: 0, 0.3, 0.47, 0.25; half widths 0.05 to 0.45
     assert bench.calibration([made]) == pytest.approx([0.25] * 4 + [0.5, 0.75, 0.75, 0.75, 0.75])
-
-
-def test_the_tables_are_printed_and_written(bench, file, monkeypatch, capsys, tmp_path):
-    out = tmp_path / "out.json"
-    monkeypatch.setattr(sys, "argv", ["real_curves.py", str(file), "--no-advice", "--json", str(out)])
-    bench.main()
-    output, figures = capsys.readouterr().out, json.loads(out.read_text())
-    assert "balanced error over the best naive one's" in output and "refused: 0" in output
-    # three splits of each run of ten points and more
-    assert figures["table"]["all"]["splits"] == 6 and figures["table"]["collapse"]["splits"] == 3
-    assert figures["table"]["all"]["outside"] == 0
-    assert {s["run"] for s in figures["splits"]} == {"fell", "flat"}

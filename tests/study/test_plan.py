@@ -2,11 +2,11 @@
 
 import pytest
 
-from scalerl.config import LAB, QUICK, HuggingFaceModel
+from scalerl.config import LAB, QUICK
 from scalerl.config.base import replace
 from scalerl.config.recipe import SCALERL, Cispo, Dapo, LengthPenalty, PipelineRL, PpoOffPolicy
 from scalerl.core.errors import ConfigError
-from scalerl.study.plan import Arm, Plan, check, plan_toml, rates_note, read_plan, recipe_changes, select, with_rates
+from scalerl.study.plan import Arm, Plan, check, plan_toml, read_plan, recipe_changes, select, with_rates
 from scalerl.study.plans import PLANS
 
 
@@ -82,15 +82,6 @@ def test_a_rate_applies_to_the_arms_of_its_loss_without_one():
     assert tuned.config(tuned.arm("dapo"), 0).recipe.optimizer.warmup_steps == QUICK.recipe.optimizer.warmup_steps
 
 
-def test_learning_rates_are_listed_if_they_differ_by_loss():
-    made = plan(arm("dapo", loss="dapo"), arm("gspo", loss="gspo"))
-    assert rates_note(made) == ""
-    assert rates_note(with_rates(made, {"dapo": 2.4e-4, "gspo": 2e-5})) == (
-        "learning rates: 0.00012 (cispo), 0.00024 (dapo), 2e-05 (gspo)"
-    )
-    assert rates_note(PLANS["rates"](QUICK)) == ""  # the arms of this plan differ in the rate
-
-
 def test_a_selection_always_includes_the_reference():
     made = PLANS["forward"](QUICK)
     assert [a.name for a in select(made, ["cispo-*"]).arms] == ["baseline", "cispo-4", "cispo-5", "cispo-8"]
@@ -104,11 +95,6 @@ def test_changes_contain_only_differing_fields():
         "recipe": {"retire_pass_rate": "none", "optimizer": {"learning_rate": 1e-5}}
     }
     assert recipe_changes(QUICK.recipe, QUICK.recipe) == {}
-
-
-def test_without_the_tiny_model_the_axes_plan_has_no_widths():
-    names = [a.name for a in PLANS["axes"](replace(QUICK, model=HuggingFaceModel(path="x"))).arms]
-    assert "prompts-32" in names and not any(name.startswith("width") for name in names)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ def replication(benchmark):
     return benchmark("replication")
 
 
+@pytest.mark.slow
 def test_a_packed_study_gives_the_same_results_after_unpacking(replication, tmp_path):
     study = write_study(tmp_path / "first", KNOWN)
     packed = json.loads(json.dumps(replication.pack(study)))

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 from simulated_study import Truth, write_study
 
-from scalerl.study.display import StudyDisplay, describe
+from scalerl.study.display import StudyDisplay
 from scalerl.study.plan import RunKey
 
 TRUTHS = {"scalerl": Truth(), "dapo": Truth(asymptote=0.53), "young": Truth(last_step=24)}
@@ -34,9 +34,3 @@ def test_a_log_has_one_line_per_finished_run_with_its_ceiling(tmp_path):
     text = shown(tmp_path, {"scalerl": "finished", "dapo": "running", "young": "waiting"}, terminal=False)
     (line,) = [line for line in text.splitlines() if line.startswith("scalerl/seed-0: ")]
     assert "pass rate 0." in line and ", A 0.6" in line and "[1 of 3" in line
-
-
-def test_a_plan_is_described_by_the_changes_of_each_arm(tmp_path):
-    lines = describe(write_study(tmp_path / "s", TRUTHS, seeds=2).plan)
-    assert lines[1] == "3 arms x seeds 0, 1 = 6 runs"
-    assert any("dapo" in line and "learning_rate = 0.0002" in line for line in lines)

@@ -10,7 +10,6 @@ from rich.console import Console
 from simulated_study import KNOWN, Truth, write_study
 
 from scalerl.study.analysis import study_results
-from scalerl.study.plan import RunKey
 from scalerl.study.results import EFFECTS, reasons
 from scalerl.study.tables import print_results
 
@@ -99,15 +98,3 @@ def test_text_of_plans_is_not_read_as_markup(tmp_path):
     found = study_results(write_study(tmp_path / "markup", truths, about="[b]why[/b]?"))
     text = printed(found, force_terminal=True, width=120)
     assert "[b]why[/b]?" in text and "[red]no[/red]" in text
-
-
-def test_the_note_on_an_arm_that_fell_comes_first(tmp_path):
-    study = write_study(tmp_path / "fell", {"scalerl": Truth(), "fp32": Truth(noise=0.0)}, seeds=1)
-    file = study.run(RunKey("fp32", 0)) / "points.jsonl"
-    points = [json.loads(line) for line in file.read_text().splitlines()]
-    best = sum(row["pass_rate"] for row in points[-6:-3]) / 3
-    for row in points[-3:]:
-        row["pass_rate"] = 0.25
-    file.write_text("".join(json.dumps(row) + "\n" for row in points))
-    note = study_results(study).notes[0]
-    assert note.startswith(f"fp32: 1 of 1 runs fell from their best, by up to {best - 0.25:.3f}")

@@ -101,7 +101,7 @@ def test_the_number_of_prompts_is_the_documented_one(points, count):
     rows = programs.rows(task, count)
     assert len({row["prompt"] for row in rows}) == count
     assert [row["prompt"] for row in programs.rows(task, 100)] == [row["prompt"] for row in rows[:100]]
-    with pytest.raises(ConfigError, match=rf"data.points: got {points}, which makes {count:,} distinct .* need"):
+    with pytest.raises(ConfigError, match=f"{count:,} distinct"):
         programs.rows(task, count + 1)
 
 

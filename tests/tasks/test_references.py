@@ -7,9 +7,8 @@ import pytest
 from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.prompts.dataset import load_prompts
-from scalerl.tasks.checks import reference_notes, with_tests
+from scalerl.tasks.checks import reference_notes
 from scalerl.tasks.sandbox.detect import offer
-from scalerl.types import Prompt
 
 
 class Tokenizer:
@@ -46,7 +45,7 @@ def test_a_run_with_too_many_failing_references_is_refused(tmp_path):
     answers = ["2: 15$ PM", *map(str, range(18))]  # 1 of 19 is 5.3%
     file = written(tmp_path / "p.jsonl", *({"prompt": f"q{i}", "answer": a} for i, a in enumerate(answers)))
     config = config_of(file)
-    with pytest.raises(ConfigError, match=r"1 of 19 references .* allowed: at most 5% of them\. Correct .* line 1 "):
+    with pytest.raises(ConfigError, match="1 of 19"):
         reference_notes(config, loaded(config))
     written(file, *({"prompt": f"q{i}", "answer": a} for i, a in enumerate([*answers, "18"])))  # 1 of 20 is 5%
     (note,) = reference_notes(config, loaded(config))
@@ -75,18 +74,3 @@ def test_a_task_with_a_reward_function_has_no_references(tmp_path):
     file = written(tmp_path / "p.jsonl", *({"prompt": f"q{i}", "answer": "2: 15$ PM"} for i in range(3)))
     config = config_of(file, "--reward", "my:f")
     assert reference_notes(config, loaded(config)) == []
-
-
-def test_unreadable_tests_are_refused_with_file_line_and_field(tmp_path):
-    rows = [{"prompt": "a", "tests": "{"}, {"prompt": "b", "tests": ["assert f(1) == 1"]}, {"prompt": "c"}]
-    config = config_of(written(tmp_path / "c.jsonl", *rows), "--task", "code")
-    with pytest.raises(
-        ConfigError, match=r"c.jsonl line 1: 'tests': neither JSON (.|\n)*c.jsonl line 3: 'tests': the row has none"
-    ):
-        loaded(config)
-
-
-def test_many_bad_rows_are_counted():
-    prompts = [Prompt(f"{i:016x}", "q", (1,), "", "code", {"tests": "{"}, f"f line {i}") for i in range(25)]
-    with pytest.raises(ConfigError, match=r"and 5 more$"):
-        with_tests(prompts, "tests")

@@ -135,12 +135,12 @@ def test_a_reward_function_is_tried_on_made_up_completions(here, name, params, m
     [
         ("leaves", "exit code 7"),
         ("dies", "signal 9"),
-        ("sleeps", "took longer than 3 s"),
+        ("sleeps", "took longer"),
     ],
 )
 def test_a_reward_function_that_ends_its_process_or_hangs_is_refused_too(name, message):
     with pytest.raises(ConfigError, match=message):
-        check_reward(reward(name), ROW, Scoring(reward_timeout_s=3))
+        check_reward(reward(name), ROW, Scoring(reward_timeout_s=1))
 
 
 def test_the_reward_of_each_task_is_tried_on_a_prompt_of_the_task(here):
@@ -148,5 +148,5 @@ def test_the_reward_of_each_task_is_tried_on_a_prompt_of_the_task(here):
     config = read_config(None, words)
     check_rewards(config, [ROW])  # of another task
     mine = Prompt("1" * 16, "2+3=", (1,), "5", "mine", {"answer": "5"})
-    with pytest.raises(ConfigError, match="completions of the first prompt, reward function"):
+    with pytest.raises(ConfigError, match="first prompt"):
         check_rewards(config, [ROW, mine])

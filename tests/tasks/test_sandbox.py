@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl.config import RunConfig, read_config
 from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
 from scalerl.tasks.code import Judge
@@ -126,7 +125,7 @@ def test_a_sandbox_that_does_not_start_is_refused_with_its_error(monkeypatch, tm
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setattr(shutil, "which", lambda name: str(broken) if name == "bwrap" else None)
-    with pytest.raises(ConfigError, match="a first program did not run: bwrap: No permissions to create new namespace"):
+    with pytest.raises(ConfigError, match="No permissions"):
         detect.offer(Sandbox(mode="bubblewrap"))
 
 
@@ -136,7 +135,7 @@ def test_bubblewrap_requires_libseccomp(monkeypatch):
 
     monkeypatch.setattr(commands, "program_filter", missing)
     monkeypatch.setattr(shutil, "which", lambda name: "/bin/true" if name == "bwrap" else None)
-    with pytest.raises(ConfigError, match="bubblewrap: the library libseccomp is missing"):
+    with pytest.raises(ConfigError, match="libseccomp"):
         detect.offer(Sandbox())
 
 
@@ -150,15 +149,6 @@ def test_unsafe_mode_is_reported_and_runs_programs():
         assert loads(box.receive(deadline)[1])["output"] == b"42\n"
     finally:
         box.close()
-
-
-def test_a_run_reports_its_sandbox_only_if_it_runs_programs(monkeypatch):
-    assert detect.sandbox_notes(RunConfig()) == []
-    words = ["--model", "m", "--data", "d.jsonl", "--task", "code", "--scoring.sandbox.mode", "unsafe"]
-    config = read_config(None, words)
-    (line,) = detect.sandbox_notes(config)
-    assert line.startswith("programs run WITHOUT a sandbox")
-    assert detect.sandbox_notes(read_config(None, [*words, "--reward", "my:f"])) == []
 
 
 def test_gvisor_gets_a_read_only_tree_without_network_or_capabilities(tmp_path, monkeypatch):

@@ -201,5 +201,5 @@ def test_weights_whose_log_probabilities_are_not_finite_are_reported_by_the_chec
     assert learner.check(0, [((1, 2), rollout)]).tokens == 2
     with torch.no_grad():
         learner.policy.head_weight.mul_(float("inf"))
-    with pytest.raises(BadGradient, match="log-probabilities are not finite after update 0"):
+    with pytest.raises(BadGradient, match="not finite"):
         learner.check(0, [((1, 2), rollout)])

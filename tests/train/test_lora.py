@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
+from sampled import samples
 from test_families import INTERRUPTED, PROMPTS, training_batch
 from test_learner import batch, gradients
 from tiny_models import tiny_model
@@ -15,11 +16,10 @@ from scalerl.config.model import HuggingFaceModel, Lora
 from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.config.run import Placement, RunConfig
 from scalerl.core.errors import ConfigError
-from scalerl.core.rng import stream_key
 from scalerl.models.lora import LoraPolicy, target_names
 from scalerl.models.policy import Policy, load_policy
 from scalerl.models.sizes import Attention, ModelSizes, of_model
-from scalerl.rollouts.engine import Request, Sampling, generate
+from scalerl.rollouts.engine import Sampling, generate
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.replay import check_current
@@ -123,12 +123,7 @@ def test_an_engine_with_merged_weights_has_the_log_probabilities_of_the_learner(
     learner, channel = trained(name), DirectoryChannel(tmp_path)
     learner.send(3, channel)
     policy = plain(name, channel.receive(3))
-    engine = torch_engine(policy, slots=3, prompt_tokens=9, rule=INTERRUPTED, sampling=Sampling(stop=(1,)), refill=1)
-    engine.submit([Request((i, 0), prompt, stream_key("lora", i)) for i, prompt in enumerate(PROMPTS)])
-    finished = []
-    while engine.occupancy().busy:
-        finished += engine.poll()
-    rollouts = [(PROMPTS[done.id[0]], done.rollout) for done in finished]
+    rollouts = samples(policy, PROMPTS, rule=INTERRUPTED)
     difference = learner.check(3, rollouts)
     assert difference.largest < 1e-4 and difference.tokens > 30, difference
     assert check_current(Policy(tiny_model(name)), 3, rollouts, bound=9.0).largest > 1e-3  # the weights changed
@@ -195,7 +190,7 @@ def test_a_checkpoint_of_all_weights_or_of_another_rank_is_refused(tmp_path):
     whole.save(tmp_path / "whole")
     make(lora=Lora(rank=2)).save(tmp_path / "rank")
     for name in ("whole", "rank"):
-        with pytest.raises(ConfigError, match=r"holds the weights of another model: .*resume with the model"):
+        with pytest.raises(ConfigError, match="another model"):
             make().load(tmp_path / name, updates=0)
 
 

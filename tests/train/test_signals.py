@@ -60,12 +60,6 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(handlers):
     assert not flag()
 
 
-def test_the_tests_of_signals_pass_under_nohup():
-    words = ["-m", "pytest", __file__, "-q", "-p", "no:cacheprovider", "-k", "early_signal or remembers"]
-    done = subprocess.run(["nohup", sys.executable, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0, done.stdout
-
-
 def test_the_second_signal_ends_a_process_that_is_inside_a_c_function():
     code = (
         "import hashlib; from scalerl.cli import exits; exits.watch_signals(); flag = exits.StopFlag(); flag()\n"

@@ -155,9 +155,9 @@ def test_a_function_that_cheats_passes_no_form_of_tests(judge, hurried, name):
 
 @pytest.mark.parametrize("name", list(UNREADABLE))
 def test_a_result_that_cannot_be_read_is_a_wrong_result_and_costs_no_time_outside(hurried, name):
-    for form, tests in FORMS.items():
+    for form in ("calls", "check"):
         began = time.monotonic()
-        assert not hurried.verdict(UNREADABLE[name], tests).passed, form
+        assert not hurried.verdict(UNREADABLE[name], FORMS[form]).passed, form
         assert time.monotonic() - began < HURRIED.program_s + START_S + 5  # the rest is for a busy machine
 
 
