@@ -26,3 +26,14 @@ def test_no_function_has_more_than_60_lines():
     }
     assert len(functions) > 1500 and max(functions.values()) > 50
     assert {name: count for name, count in functions.items() if count > LINES_OF_A_FUNCTION} == {}
+
+
+def test_at_most_8_handlers_catch_every_exception():
+    wide = []
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ExceptHandler):
+                caught = {part.id for part in ast.walk(node.type) if isinstance(part, ast.Name)} if node.type else set()
+                if node.type is None or caught & {"Exception", "BaseException"}:
+                    wide.append(f"{path}:{node.lineno}")
+    assert 0 < len(wide) <= 8, wide
