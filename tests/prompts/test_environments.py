@@ -74,5 +74,5 @@ def test_an_unusable_environment_is_refused(environment):
 
 def test_a_missing_package_is_reported_with_the_command_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "verifiers", None)
-    with pytest.raises(ConfigError, match="'verifiers' needs that package in version 0.1.x .*pip install"):
+    with pytest.raises(ConfigError, match=r"'verifiers' needs that package in version 0\.1\.x .*pip install"):
         rows(EnvironmentTask(environment="any"), 1)
