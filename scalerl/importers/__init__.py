@@ -2,8 +2,8 @@
 
 >>> from scalerl.importers import read
 >>> from scalerl.scaling import Curve, fit
->>> found = read("run.log", devices=8)  # a verl console log          # doctest: +SKIP
->>> print(fit(Curve.from_rows(found.rows)))                            # doctest: +SKIP
+>>> imported = read("run.log", devices=8)  # a verl console log          # doctest: +SKIP
+>>> print(fit(Curve.from_rows(imported.rows)))                            # doctest: +SKIP
 """
 
 from scalerl.importers.points import Imported, read, write_points

@@ -123,7 +123,7 @@ def event_files(directory: Path) -> list[Path]:
     Raises:
         CurveError: The directory contains more files than a run writes.
     """
-    found, seen = [], 0
+    paths, seen = [], 0
     for place, directories, files in os.walk(directory):
         seen += len(directories) + len(files)
         if seen > MOST_ENTRIES:
@@ -131,8 +131,8 @@ def event_files(directory: Path) -> list[Path]:
                 f"{directory} contains more than {MOST_ENTRIES} files and directories, too many to search for a log; "
                 "give the directory of one run, or the file"
             )
-        found += [Path(place, name) for name in files if "tfevents" in name]
-    return sorted(found, key=lambda file: file.name)
+        paths += [Path(place, name) for name in files if "tfevents" in name]
+    return sorted(paths, key=lambda file: file.name)
 
 
 def file_rows(events: object) -> list[Row]:

@@ -116,8 +116,8 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         rows = [point for point in self.points if point["task"] == task]
         if len(rows) < FIRST_FORECAST:
             return {}
-        found = fit(Curve.from_rows(rows, axis=self.axis, bounds=self.bounds))
-        judged = {rule.text: reason_to_stop(rule, [found]) for rule in self.rules}
+        fitted = fit(Curve.from_rows(rows, axis=self.axis, bounds=self.bounds))
+        judged = {rule.text: reason_to_stop(rule, [fitted]) for rule in self.rules}
         return {text: reason for text, reason in judged.items() if reason is not None}
 
     def write(self) -> None:
@@ -183,14 +183,14 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         if len(rows) < FIRST_FORECAST:
             return False
         try:
-            found = fit(Curve.from_rows(rows, axis=self.axis, bounds=self.bounds))
-            self.say(line(task, rows[-1], forecast(found, at=["2x", "4x"])))
+            fitted = fit(Curve.from_rows(rows, axis=self.axis, bounds=self.bounds))
+            self.say(line(task, rows[-1], forecast(fitted, at=["2x", "4x"])))
             if self.stop_below_gain is None:
                 return False
-            if amount(self.budget, found) <= found.last_compute:
+            if amount(self.budget, fitted) <= fitted.last_compute:
                 self.say(f"stopping: the budget of {self.budget} {self.axis} is spent")
                 return True
-            advice = advise(found, self.budget, self.stop_below_gain)
+            advice = advise(fitted, self.budget, self.stop_below_gain)
         except CurveError as error:  # too few points: training continues
             self.say(f"forecast  none at step {rows[-1]['step']}: {error}")
             return False

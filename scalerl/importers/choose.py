@@ -51,8 +51,8 @@ def candidates(rows: list[Row], dialect: Dialect) -> list[Candidate]:
         for name in matched.keys() & row.keys():
             if number(row, name) is not None:
                 counts[name, matched[name][1] or str(row.get("task", ""))] += 1
-    found = [Candidate(name, task, matched[name][0], count) for (name, task), count in counts.items()]
-    return sorted(found, key=lambda c: (c.rank, not TELLING.search(c.metric + c.task), -c.count, c.metric, c.task))
+    ranked = [Candidate(name, task, matched[name][0], count) for (name, task), count in counts.items()]
+    return sorted(ranked, key=lambda c: (c.rank, not TELLING.search(c.metric + c.task), -c.count, c.metric, c.task))
 
 
 def choose(rows: list[Row], dialect: Dialect, metric: str | None, task: str | None, source: str) -> Candidate:
@@ -63,16 +63,16 @@ def choose(rows: list[Row], dialect: Dialect, metric: str | None, task: str | No
     """
     known = candidates(rows, dialect)
     if metric is None:
-        found = [c for c in known if c.rank < TRAINING]
+        suitable = [c for c in known if c.rank < TRAINING]
     else:
         counts = Counter(str(row.get("task", "")) for row in rows if number(row, metric) is not None)
-        found = [c for c in known if c.metric == metric]
-        found = found or [Candidate(metric, name, OTHER, count) for name, count in counts.items()]
-    if not found:
+        suitable = [c for c in known if c.metric == metric]
+        suitable = suitable or [Candidate(metric, name, OTHER, count) for name, count in counts.items()]
+    if not suitable:
         raise CurveError(f"{source} has no {absent(rows, dialect, metric, known)}")
-    of_task = [c for c in found if task in (None, c.task)]
+    of_task = [c for c in suitable if task in (None, c.task)]
     if not of_task:
-        tasks = ", ".join(sorted({c.task for c in found if c.task})) or "one task without a name"
+        tasks = ", ".join(sorted({c.task for c in suitable if c.task})) or "one task without a name"
         raise CurveError(f"{source} has no task {task!r}; it has {tasks}")
     best = [c for c in of_task if c.rank == of_task[0].rank]
     if len(best) > 1:
@@ -98,10 +98,10 @@ def others(rows: list[Row], dialect: Dialect, chosen: Candidate) -> list[str]:
     return [c.metric for c in rest]
 
 
-def listed(found: list[Candidate]) -> str:
+def listed(some: list[Candidate]) -> str:
     """Return a list of candidates for an error message."""
-    more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
-    return ", ".join(map(str, found[:LISTED])) + more
+    more = f" and {len(some) - LISTED} more" if len(some) > LISTED else ""
+    return ", ".join(map(str, some[:LISTED])) + more
 
 
 def column_hint(rows: list[Row]) -> str:

@@ -66,23 +66,23 @@ def read_log(path: Path) -> Log:
 def read_directory(path: Path) -> Log:
     """Read the log in a run's directory: the first of `INSIDE` that exists, or TensorBoard's event files."""
     for pattern, pick in INSIDE:
-        found = sorted(path.glob(pattern))
-        if found:
-            return read_log(pick(found))
+        paths = sorted(path.glob(pattern))
+        if paths:
+            return read_log(pick(paths))
     if files := event_files(path):
         return Log(tensorboard_rows(files), "tensorboard")
     looked = ", ".join([*(pattern for pattern, _ in INSIDE), "**/*tfevents*"])
     raise CurveError(f"{path} is a directory without a known log; looked for {looked}; give the file")
 
 
-def newest(found: list[Path]) -> Path:
+def newest(paths: list[Path]) -> Path:
     """Return the path with the highest checkpoint number: `checkpoint-1000` comes after `checkpoint-200`."""
-    return max(found, key=lambda p: [int(n) for n in re.findall(r"\d+", p.parent.name)])
+    return max(paths, key=lambda p: [int(n) for n in re.findall(r"\d+", p.parent.name)])
 
 
-def only(found: list[Path]) -> Path:
+def only(paths: list[Path]) -> Path:
     """Return the only path; raise an error that lists the paths if there are several."""
-    distinct = sorted({p.resolve(): p for p in found}.values())
+    distinct = sorted({p.resolve(): p for p in paths}.values())
     if len(distinct) > 1:
         raise CurveError(f"there are {len(distinct)} logs; give one of them: {', '.join(map(str, distinct[:8]))}")
     return distinct[0]

@@ -137,13 +137,13 @@ def find_dialect(source: str | None, logs: list[Log], rows: list[Row], name: str
             raise CurveError(f"unknown source {source!r}; allowed: {', '.join(IMPORTERS)}")
         return IMPORTERS[source]
     names = names_of(rows)
-    found = {d.name: d.recognizes(names) for d in IMPORTERS.values()}
-    found = {known: marks for known, marks in found.items() if marks}
-    if len(found) > 1:
-        matches = "; ".join(f"{known} by {', '.join(marks[:3])}" for known, marks in found.items())
-        raise CurveError(f"{name} could be from {len(found)} sources ({matches}); choose one with source= (--from)")
-    if found:
-        return IMPORTERS[next(iter(found))]
+    sources = {d.name: d.recognizes(names) for d in IMPORTERS.values()}
+    sources = {known: marks for known, marks in sources.items() if marks}
+    if len(sources) > 1:
+        matches = "; ".join(f"{known} by {', '.join(marks[:3])}" for known, marks in sources.items())
+        raise CurveError(f"{name} could be from {len(sources)} sources ({matches}); choose one with source= (--from)")
+    if sources:
+        return IMPORTERS[next(iter(sources))]
     layouts = {log.container for log in logs}
     return IMPORTERS[BY_LAYOUT.get(layouts.pop(), "table") if len(layouts) == 1 else "table"]
 
@@ -285,8 +285,8 @@ def spending(rows: list[Row], step_N: Array, dialect: Dialect) -> tuple[Spent | 
         tokens = spent_by_step(step_N, column(rows, name), "tokens")
     elif name := present(rows, dialect.tokens):
         tokens = spent_by_counter(step_N, column(rows, name), True, f"the counter {name}")
-    found = [spent.notes for spent in (seconds, tokens) if spent is not None]
-    return seconds, tokens, [*notes, *dict.fromkeys(note for some in found for note in some)]
+    more = [spent.notes for spent in (seconds, tokens) if spent is not None]
+    return seconds, tokens, [*notes, *dict.fromkeys(note for some in more for note in some)]
 
 
 def compute_notes(axis: str, dialect: Dialect, seconds: Spent | None, count: float | None, given: bool) -> list[str]:

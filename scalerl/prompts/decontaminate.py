@@ -51,8 +51,8 @@ def overlapping(training: Sequence[str], suite: Iterable[str], n: int) -> list[b
         words = words_of(text)
         seen.update(set(_runs(words, n)))
         whole.add(words)
-    found = {run for run, prompts in seen.items() if prompts <= MOST_PROMPTS}
-    hits = [found.intersection(_runs(words_of(text), n)) for text in training]
+    rare = {run for run, prompts in seen.items() if prompts <= MOST_PROMPTS}
+    hits = [rare.intersection(_runs(words_of(text), n)) for text in training]
     common = {run for run, prompts in Counter(run for hit in hits for run in hit).items() if prompts > MOST_PROMPTS}
     return [
         bool(hit - common) or words_of(text) in whole for text, hit in zip(training, hits, strict=True)

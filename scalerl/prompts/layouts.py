@@ -101,12 +101,12 @@ def column(values: Mapping[str, Any], name: str) -> Any:
     """Return the value of a column or of a dotted name inside a column; None if there is none."""
     if name in values:
         return values[name]
-    found: Any = values
+    value: Any = values
     for step in name.split("."):
-        if isinstance(found, str) and found.lstrip().startswith("{"):  # verl's extra_info is a JSON string in some sets
-            found = _parsed(found)
-        found = found.get(step) if isinstance(found, Mapping) else None
-    return found
+        if isinstance(value, str) and value.lstrip().startswith("{"):  # verl's extra_info is a JSON string in some sets
+            value = _parsed(value)
+        value = value.get(step) if isinstance(value, Mapping) else None
+    return value
 
 
 def _parsed(text: str) -> Any:
@@ -175,18 +175,18 @@ def _answer(data: PromptFile, answer: Any, at: str, values: Mapping[str, Any], w
     if data.reward is None and (isinstance(answer, bool) or (isinstance(answer, float) and not math.isfinite(answer))):
         raise ConfigError(f"{where}: {at!r} is {short(answer)}; allowed: text or a finite number")
     text = "" if answer is None else whole_text(str(answer), at, where)
-    found = ANSWER_FORMS[data.answers](text)
-    if found is None:
+    extracted = ANSWER_FORMS[data.answers](text)
+    if extracted is None:
         raise ConfigError(
             f"{where}: {at!r} is {short(answer)}; data.answers = {data.answers!r} finds no answer in it; allowed: "
             "whole, hashes (after ####), boxed (in \\boxed{})"
         )
-    if not found.strip() and data.task not in ANSWERLESS:
+    if not extracted.strip() and data.task not in ANSWERLESS:
         raise ConfigError(
             f"{where}: {at!r} is {short(answer)}; allowed: the reference answer "
             f"(columns here: {', '.join(values)}; choose another with --data.answer_column)"
         )
-    return found
+    return extracted
 
 
 def _check_id(data: PromptFile, row: Row, seen: dict[str, tuple[str, str]]) -> None:

@@ -28,7 +28,7 @@ def gym_rows(task: ReasoningGymTask, held_out: int) -> tuple[list[Row], list[str
     """
     wanted = task.prompts + held_out
     entries = make_data(task.dataset, TRIES * wanted, task.seed, task.parameters)
-    found: dict[str, Row] = {}
+    rows: dict[str, Row] = {}
     for index in range(TRIES * wanted):
         entry = entries[index]
         columns = {
@@ -38,22 +38,22 @@ def gym_rows(task: ReasoningGymTask, held_out: int) -> tuple[list[Row], list[str
             "entry": entry,
         }
         answer = "" if entry["answer"] is None else str(entry["answer"])
-        found.setdefault(entry["question"], Row(entry["question"], answer, columns, f"{task.dataset} entry {index}"))
-        if len(found) == wanted:
-            return list(found.values()), []
+        rows.setdefault(entry["question"], Row(entry["question"], answer, columns, f"{task.dataset} entry {index}"))
+        if len(rows) == wanted:
+            return list(rows.values()), []
     raise ConfigError(
-        f"data.prompts: {task.dataset} with the parameters {task.parameters!r} generates only about {len(found)} "
+        f"data.prompts: {task.dataset} with the parameters {task.parameters!r} generates only about {len(rows)} "
         f"distinct prompts; allowed: parameters that generate at least {wanted} (data.prompts plus held-out prompts)"
     )
 
 
 def custom_rows(task: CustomTask, held_out: int) -> tuple[list[Row], list[str]]:
     """Return `task.prompts` + `held_out` rows with distinct prompts; raises as `rows` in tasks/custom.py."""
-    found = []
+    rows = []
     for number, row in enumerate(custom.rows(task, task.prompts + held_out)):
         columns = {"function": task.function, "params": task.params, "pass_score": task.pass_score, "row": row}
-        found.append(Row(row["prompt"], str(row.get("answer", "")), columns, f"{task.function} row {number}"))
-    return found, []
+        rows.append(Row(row["prompt"], str(row.get("answer", "")), columns, f"{task.function} row {number}"))
+    return rows, []
 
 
 def environment_rows(task: EnvironmentTask, held_out: int) -> tuple[list[Row], list[str]]:
@@ -63,20 +63,20 @@ def environment_rows(task: EnvironmentTask, held_out: int) -> tuple[list[Row], l
         ConfigError: The environment cannot be loaded, or has no data set of prompts.
     """
     try:
-        found = load(task.environment, task.arguments).get_dataset()
+        dataset = load(task.environment, task.arguments).get_dataset()
     except ValueError as error:
         raise ConfigError(
             f"data.environment: {task.environment!r} has no data set of prompts ({error}); choose another one"
         ) from None
     unique: dict[str, Row] = {}
-    for number, values in enumerate(found):
+    for number, values in enumerate(dataset):
         row = _environment_row(task, dict(values), f"{task.environment} row {number}")
         unique.setdefault(identity(row), row)
     if not unique:
         raise ConfigError(
             f"data.environment: the data set of {task.environment!r} has no rows; choose another, or other arguments"
         )
-    dropped = len(found) - len(unique)
+    dropped = len(dataset) - len(unique)
     return list(unique.values()), [f"dropped {dropped} duplicate rows of {task.environment}"] if dropped else []
 
 

@@ -65,8 +65,8 @@ class Method(NamedTuple):
 
 def posterior_result(curve: Curve, r0: float | None, prior: Prior) -> FitResult:
     """Return the posterior as a `FitResult`."""
-    found = posterior(curve, r0, prior)
-    draws = found.draws
+    solution = posterior(curve, r0, prior)
+    draws = solution.draws
     low, high = curve.bounds
     share_D = draws.midpoint / curve.last_compute
     # if this share of the mass is close to a limit, mass would lie beyond it without the limit; for B, the prior puts
@@ -87,8 +87,8 @@ def posterior_result(curve: Curve, r0: float | None, prior: Prior) -> FitResult:
         at_bound=tuple(name for name, (piled_D, share) in piles.items() if piled_D.mean() > share),
         noise_sd=float(np.median(draws.noise_sd)),
         autocorrelation=float(draws.autocorrelation.mean()),
-        departures=found.probability,
-        futures=futures(curve, curve.last_compute, found),
+        departures=solution.probability,
+        futures=futures(curve, curve.last_compute, solution),
     )
 
 
@@ -137,16 +137,16 @@ def fit(
             f"every metric value is {window.metric[0]:g}: there is no climb to fit by {method!r}. Use "
             "method='posterior', train longer, or check the metric"
         )
-    found = chosen.solve(window, initial, settings)
-    symptoms = (*shape_symptoms(window), *departure_symptoms(window, found.draws, found.departures))
-    identified, reason = verdict(found, window, {symptom.name for symptom in symptoms})
+    result = chosen.solve(window, initial, settings)
+    symptoms = (*shape_symptoms(window), *departure_symptoms(window, result.draws, result.departures))
+    identified, reason = verdict(result, window, {symptom.name for symptom in symptoms})
     if np.ptp(window.metric) == 0:
         level = f"every metric value is {window.metric[0]:g}: there is no climb yet. Train longer, or check the metric"
         window = replace(window, notes=(*window.notes, level))
-    bumps = tuple(f"{PARAMETERS[name]} reaches the limit of its allowed range" for name in found.at_bound)
+    bumps = tuple(f"{PARAMETERS[name]} reaches the limit of its allowed range" for name in result.at_bound)
     return Fit(
         curve=window, last_compute=whole.last_compute, method=method, identified=identified, reason=reason,
-        **vars(found),
+        **vars(result),
         warnings=(*(str(symptom) for symptom in symptoms), *bumps, *window.notes),
     )  # fmt: skip
 
@@ -171,26 +171,26 @@ def usable(curve: Curve, exclude_below: float) -> Curve:
     return window
 
 
-def verdict(found: FitResult, curve: Curve, symptoms: set[str]) -> tuple[bool, str]:
+def verdict(result: FitResult, curve: Curve, symptoms: set[str]) -> tuple[bool, str]:
     """Return whether the ceiling is identified, and the reason."""
     low, high = curve.bounds
     limit = IDENTIFIED_SD * (high - low)
-    sd = found.asymptote.sd
+    sd = result.asymptote.sd
     if not np.isfinite(sd):
         return False, "this fit has no uncertainty; use method='posterior' to get one"
-    if "decline" in symptoms or (found.futures is not None and found.futures.fallen):
+    if "decline" in symptoms or (result.futures is not None and result.futures.fallen):
         return False, "the curve falls at the end, which the law cannot describe"
     if sd >= limit:
         return False, f"the ceiling has standard deviation {sd:.2g}; it counts as identified below {limit:.2g}"
-    if "efficiency" in found.at_bound:
+    if "efficiency" in result.at_bound:
         return False, "the steepness B is at the limit of its range, and the ceiling depends on B"
-    unlawful = sum(found.departures.get(name, 0.0) for name in ("second rise", "creep"))
+    unlawful = sum(result.departures.get(name, 0.0) for name in ("second rise", "creep"))
     if unlawful > DOUBTFUL:
         return False, f"with probability {unlawful:.2f} the ceiling depends on a departure from the law"
-    if found.futures is not None and found.futures.stays > DOUBTFUL:
-        return False, f"with probability {found.futures.stays:.2f} the run stays where it is and follows no law"
+    if result.futures is not None and result.futures.stays > DOUBTFUL:
+        return False, f"with probability {result.futures.stays:.2f} the run stays where it is and follows no law"
     last_N = np.arange(len(curve))[-LAST_POINTS:]
-    levels_N = found.draws.levels(curve.compute[last_N], high).mean(axis=1)
+    levels_N = result.draws.levels(curve.compute[last_N], high).mean(axis=1)
     apart = float((curve.metric[last_N] - levels_N).mean())
     if abs(apart) > max(CONTRADICTION * local_noise(curve.metric), 0.005 * (high - low)):
         side = "above" if apart > 0 else "below"

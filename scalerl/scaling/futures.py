@@ -268,31 +268,31 @@ def wandering(curve: Curve, level: LevelPosterior, count: int) -> tuple[Draws, A
     """Return draws of a level, and how far each wanders in one step, shape (count,)."""
     low, high = curve.bounds
     rng = np.random.default_rng(3)
-    found = level.draws(count, rng)
-    level_S, one_S = low + (high - low) * found.level, np.ones(count)
+    drawn = level.draws(count, rng)
+    level_S, one_S = low + (high - low) * drawn.level, np.ones(count)
     # pairs of opposite deviates, so that the mean of the walks is the level
     half_S = rng.standard_normal((count + 1) // 2)
-    walk_S = (high - low) * found.step_sd * np.concatenate([half_S, -half_S])[:count]
-    return plain_draws(level_S, one_S, one_S, level_S, 0.0 * one_S, (high - low) * found.noise_sd), walk_S
+    walk_S = (high - low) * drawn.step_sd * np.concatenate([half_S, -half_S])[:count]
+    return plain_draws(level_S, one_S, one_S, level_S, 0.0 * one_S, (high - low) * drawn.noise_sd), walk_S
 
 
-def futures(curve: Curve, last: float, found: Posterior) -> Futures:
+def futures(curve: Curve, last: float, rising: Posterior) -> Futures:
     """Return both futures in proportion to prior probability times evidence.
 
     Args:
         curve: Points of the run.
         last: Compute of the run's last point.
-        found: The posterior of the law and its departures, and of a level.
+        rising: The posterior of the law and its departures, and of a level.
     """
     fell = has_fallen(curve)
-    steady, evidence_of_level = found.level
-    climb = found.log_evidence - evidence_of_level
+    steady, evidence_of_level = rising.level
+    climb = rising.log_evidence - evidence_of_level
     if fell:
-        after, share_N, climb = level_after_fall(curve, found.log_evidence)
+        after, share_N, climb = level_after_fall(curve, rising.log_evidence)
     # a climb that followed the law gives no evidence about the time after a fall
     log_odds = np.log(prior_odds(curve)) - (min(climb, 0.0) if fell else climb)
     probability = 1.0 / (1.0 + np.exp(-np.clip(log_odds, -50.0, 50.0)))
-    num_draws = len(found.draws.asymptote)
+    num_draws = len(rising.draws.asymptote)
     num_staying = round(probability * num_draws) if probability > NEGLIGIBLE else 0
     staying, walk_S, path_N = every(steady, num_staying), np.zeros(num_staying), np.zeros(len(curve))
     if fell and num_staying:
@@ -316,4 +316,4 @@ def futures(curve: Curve, last: float, found: Posterior) -> Futures:
             doubtful=doubtful,
         )
 
-    return with_draws(found.draws, None if found.doubtful is found.draws else with_draws(found.doubtful, None))
+    return with_draws(rising.draws, None if rising.doubtful is rising.draws else with_draws(rising.doubtful, None))

@@ -91,11 +91,11 @@ def steady_level(
     column_N = np.ones_like(y_N) if weight_N is None else weight_N
 
     def solved(phi: Array) -> tuple[Solved, LastCoefficient]:
-        found = eliminate(gram([column_N, y_N * column_N], phi), len(y_N), floor)
-        return found, last_coefficient(found, least, most)
+        model = eliminate(gram([column_N, y_N * column_N], phi), len(y_N), floor)
+        return model, last_coefficient(model, least, most)
 
-    found, coefficient = solved(phi_F)
-    log_density_F = log_evidence(found, phi_F, coefficient) + log_scale(weight_N)
+    model, coefficient = solved(phi_F)
+    log_density_F = log_evidence(model, phi_F, coefficient) + log_scale(weight_N)
     peak = float(log_density_F.max())
     mass_F = np.exp(log_density_F - peak)
     phi_D = phi_F[systematic(mass_F, count)]

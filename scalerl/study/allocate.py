@@ -306,8 +306,8 @@ def allocate(arms: Mapping[str, Runs]) -> Allocation:
         reason = "Continue: too early to judge any arm." if early else "Over: all arms have collapsed."
         return Allocation(verdicts, None, not early, reason, math.nan, math.nan, "no arm could be judged", spent)
     draws, seed_sd, source = arm_draws(judgeable, width)
-    found, chosen = judged(draws, judgeable)
-    verdicts |= found
+    judgments, chosen = judged(draws, judgeable)
+    verdicts |= judgments
     in_play = [name for name, verdict in verdicts.items() if verdict.go_on]
     worth = worth_of_all(draws)
     over, reason = ending(early, in_play, chosen, worth, TOLERANCE * width)
@@ -343,7 +343,7 @@ def judged(draws: ArmDraws, judgeable: list[FittedArm]) -> tuple[dict[str, Verdi
     """Return the verdicts on arms with a posterior, by name, while the study continues, and the name of the leader."""
     first = leader(draws)
     numbers_4A = (probability_best(draws), relative_probability_best(draws), shortfall(draws), worth_of_each(draws))
-    found = {}
+    verdicts = {}
     for a, fitted in enumerate(judgeable):
         best, evidence, short_of, worth = (float(values_A[a]) for values_A in numbers_4A)
         enough = evidence >= LEAST
@@ -355,8 +355,8 @@ def judged(draws: ArmDraws, judgeable: list[FittedArm]) -> tuple[dict[str, Verdi
             words = "the leader: highest expected ceiling"
         reason, reach = words + fitted.left_out, summarize(draws.recipe_AD[a])
         on = enough or a == first
-        found[fitted.arm] = Verdict(fitted.arm, on, reason, best, evidence, short_of, worth, reach, fitted.spent)
-    return found, judgeable[first].arm
+        verdicts[fitted.arm] = Verdict(fitted.arm, on, reason, best, evidence, short_of, worth, reach, fitted.spent)
+    return verdicts, judgeable[first].arm
 
 
 def unjudged(fitted: FittedArm) -> Verdict:

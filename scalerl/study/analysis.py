@@ -51,8 +51,8 @@ def study_results(study: StudyDirectory, axis: str | None = None, task: str | No
     failures = _failures(study)
     for key in study.runs():
         runs[key.arm].append(_run(study, key, axis, task, failures.get(key, "")))
-    fits = {name: [run.fit for run in found if run.fit is not None] for name, found in runs.items()}
-    everything = [f for found in fits.values() for f in found]
+    fits = {name: [run.fit for run in results if run.fit is not None] for name, results in runs.items()}
+    everything = [f for results in fits.values() for f in results]
     scatter = _scatter(everything, list(fits.values())) if everything else None
     arms = [_arm(arm, plan.reference, runs[arm.name], fits, scatter) for arm in plan.arms]
     return StudyResult(
@@ -126,17 +126,17 @@ def _failures(study: StudyDirectory) -> dict[RunKey, str]:
 
 def _run(study: StudyDirectory, key: RunKey, axis: str, task: str | None, failure: str) -> RunResult:
     path, config = study.run(key), study.config(key)
-    curve, found, problem = None, None, ""
+    curve, fitted, problem = None, None, ""
     if (path / "points.jsonl").exists():
         try:
             curve = Curve.read(path, axis=axis, task=task)
-            found = fit(curve)
+            fitted = fit(curve)
         except CurveError as error:  # too short, or no progress; the other runs are still used
             problem = str(error)
     else:
         problem = failed(failure) or "not started"
     step = study.step(key)
-    return RunResult(key, path, step, config.steps, curve, found, problem, _metrics(path), failure)
+    return RunResult(key, path, step, config.steps, curve, fitted, problem, _metrics(path), failure)
 
 
 def _metrics(path: Path) -> dict[str, float]:
@@ -146,14 +146,14 @@ def _metrics(path: Path) -> dict[str, float]:
     if not listed:
         return {}
     late = listed[-max(1, len(listed) // 10) :]
-    found = {}
+    means = {}
     for name in METRICS:
         values = [
             row[name] for row in (late if name == "entropy" else listed) if isinstance(row.get(name), int | float)
         ]
         if values:
-            found[name] = statistics.fmean(values)
-    return found | {name: float(listed[-1][name]) for name in spent}
+            means[name] = statistics.fmean(values)
+    return means | {name: float(listed[-1][name]) for name in spent}
 
 
 # --------------------------------------------------------------------------------------------------------------- notes
@@ -179,12 +179,12 @@ def sweep_note(study: StudyDirectory) -> str:
         ends = _ends(study)
     except ConfigError:  # not finished
         return ""
-    found = []
+    words = []
     for kind, by_rate in ends.items():
         best = max(by_rate, key=by_rate.__getitem__)
         edge = " (at the edge of the sweep: the best may lie beyond)" if best in (min(by_rate), max(by_rate)) else ""
-        found.append(f"{kind} {best:g}{edge}, {by_rate[best]:.3f}")
-    return f"learning rates that ended highest, by the mean of the last {LAST_POINTS} evaluations: {'; '.join(found)}"
+        words.append(f"{kind} {best:g}{edge}, {by_rate[best]:.3f}")
+    return f"learning rates that ended highest, by the mean of the last {LAST_POINTS} evaluations: {'; '.join(words)}"
 
 
 def _ends(study: StudyDirectory) -> dict[str, dict[float, float]]:
@@ -198,7 +198,7 @@ def _ends(study: StudyDirectory) -> dict[str, dict[float, float]]:
             )
         points = [point.pass_rate for point in read_points(study.run(key))][-LAST_POINTS:]
         ends[config.recipe.loss.kind][config.recipe.optimizer.learning_rate].append(statistics.fmean(points))
-    return {kind: {rate: statistics.fmean(found) for rate, found in by_rate.items()} for kind, by_rate in ends.items()}
+    return {kind: {rate: statistics.fmean(means) for rate, means in by_rate.items()} for kind, by_rate in ends.items()}
 
 
 CHANCE = 0.05
@@ -237,11 +237,11 @@ def _fallen(arm: ArmResult) -> str:
 
 def _departed(arm: ArmResult) -> str:
     """Note on an arm whose runs depart from the law: its estimated ceiling tends to be too high."""
-    found = [kind for fit in arm.fits for kind, p in fit.departures.items() if kind != "law" and p > SURE]
-    if not found:
+    departed = [kind for fit in arm.fits for kind, p in fit.departures.items() if kind != "law" and p > SURE]
+    if not departed:
         return ""
-    kinds = " or ".join(dict.fromkeys(found))
+    kinds = " or ".join(dict.fromkeys(departed))
     return (
-        f"{arm.name}: {len(found)} of {len(arm.runs)} runs depart from the law ({kinds}); such a ceiling is "
+        f"{arm.name}: {len(departed)} of {len(arm.runs)} runs depart from the law ({kinds}); such a ceiling is "
         f"less certain than its interval suggests; train further before you rely on it"
     )

@@ -171,8 +171,8 @@ def changes(old: Plan, new: Plan) -> list[str]:
     """Return the first differences between two plans, as text."""
     there, here = (flat(tomllib.loads(plan_toml(plan))) for plan in (old, new))
     names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-    found = [f"{name} is {there.get(name, 'absent')} there and {here.get(name, 'absent')} here" for name in names]
-    return found[:8] or ["the arms are in another order"]
+    differences = [f"{name} is {there.get(name, 'absent')} there and {here.get(name, 'absent')} here" for name in names]
+    return differences[:8] or ["the arms are in another order"]
 
 
 class Held(NamedTuple):
@@ -196,14 +196,14 @@ def equal_runs(plan: Plan, others: Sequence[StudyDirectory]) -> dict[RunKey, Hel
         for key in other.runs()
         if other.step(key) == (config := other.config(key)).steps and not other.held(key)
     ]
-    found = {}
+    longest = {}
     for key in plan.runs():
         config = plan.run_config(key)
         wanted = _unending(config)
         ends = [run for same, run in held if same == wanted and _on_the_way(run.steps, config)]
         if ends:
-            found[key] = max(ends, key=lambda run: run.steps)
-    return found
+            longest[key] = max(ends, key=lambda run: run.steps)
+    return longest
 
 
 def _unending(config: RunConfig) -> RunConfig:

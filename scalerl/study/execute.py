@@ -309,10 +309,10 @@ def by_forecast(study: StudyDirectory) -> Choice:
     known = {name: runs for name, runs in curves.items() if runs}
     if len(known) < 2:
         return Choice(list(known), "fewer than two arms have a curve")
-    found = allocate(known)
+    allocation = allocate(known)
     with (study.path / "allocation.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(found.to_dict(), allow_nan=False) + "\n")
-    return Choice([name for name, verdict in found.verdicts.items() if verdict.go_on], str(found))
+        file.write(json.dumps(allocation.to_dict(), allow_nan=False) + "\n")
+    return Choice([name for name, verdict in allocation.verdicts.items() if verdict.go_on], str(allocation))
 
 
 ALLOCATIONS: dict[str, Spending] = {

@@ -22,20 +22,20 @@ RULE = Box("    \n    \n -- \n    \n -- \n    \n    \n    \n", ascii=True)
 """A line of dashes below the headings, and no other lines. ASCII, so that any program shows a log correctly."""
 
 
-def print_results(found: StudyResult, console: Console | None = None) -> None:
+def print_results(result: StudyResult, console: Console | None = None) -> None:
     """Print a study's verdicts, its notes, and a table with a row for each arm."""
     console = console or Console()
-    _say(console, *([found.about] if found.about else []), *found.headlines())
-    _say(console, *(f"note: {note}" for note in found.notes))
-    spent = {name: cell for name, cell in SPENT.items() if any(cell(arm) for arm in found.arms)}
+    _say(console, *([result.about] if result.about else []), *result.headlines())
+    _say(console, *(f"note: {note}" for note in result.notes))
+    spent = {name: cell for name, cell in SPENT.items() if any(cell(arm) for arm in result.arms)}
     if console.width >= ROOM:
-        console.print(_table(found, {"arm": _arm, **MEASURED, **spent}))
+        console.print(_table(result, {"arm": _arm, **MEASURED, **spent}))
     else:
-        console.print(_table(found, {"arm": _arm, **MEASURED}))
-        console.print(_table(found, {"arm": lambda arm: arm.name, **spent}))
-    if found.common_asymptote is not None:
-        unit = UNITS.get(found.axis, found.axis)
-        _say(console, f"B is fitted at the common ceiling A = {found.common_asymptote:.3f}; C_mid in {unit}.")
+        console.print(_table(result, {"arm": _arm, **MEASURED}))
+        console.print(_table(result, {"arm": lambda arm: arm.name, **spent}))
+    if result.common_asymptote is not None:
+        unit = UNITS.get(result.axis, result.axis)
+        _say(console, f"B is fitted at the common ceiling A = {result.common_asymptote:.3f}; C_mid in {unit}.")
 
 
 def _say(console: Console, *lines: str) -> None:
@@ -47,12 +47,12 @@ def _say(console: Console, *lines: str) -> None:
 Columns = Mapping[str, Callable[[ArmResult], str]]
 
 
-def _table(found: StudyResult, columns: Columns) -> Table:
+def _table(result: StudyResult, columns: Columns) -> Table:
     """Return a table with the reference in the first row."""
     table = Table(box=RULE, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
     for heading in columns:
         table.add_column(Text(heading), overflow="fold", no_wrap=heading != "arm")
-    for arm in (found.arm(found.reference), *found.ranked()):
+    for arm in (result.arm(result.reference), *result.ranked()):
         table.add_row(*(Text(cell(arm) or "-") for cell in columns.values()))
     return table
 
@@ -63,20 +63,20 @@ def _arm(arm: ArmResult) -> str:
 
 def _midpoint(arm: ArmResult) -> str:
     """Return C_mid with its interval in the same power of ten."""
-    found = arm.midpoint
-    if found is None:
+    estimate = arm.midpoint
+    if estimate is None:
         return ""
-    power, (mean, low, high) = one_power(found)
+    power, (mean, low, high) = one_power(estimate)
     if not power:
         return f"{mean:.3g}\n{low:.3g} to {high:.3g}"
     return f"{mean:.2f}e{power:+03d}\n{low:.2f} to {high:.2f}"
 
 
-def _stacked(found: Estimate | None, pattern: str) -> str:
+def _stacked(estimate: Estimate | None, pattern: str) -> str:
     """Return a number above its 90% interval."""
-    if found is None:
+    if estimate is None:
         return ""
-    return f"{found.mean:{pattern}}\n{found.low:{pattern}} to {found.high:{pattern}}"
+    return f"{estimate.mean:{pattern}}\n{estimate.low:{pattern}} to {estimate.high:{pattern}}"
 
 
 def _metric(name: str, pattern: str) -> Callable[[ArmResult], str]:

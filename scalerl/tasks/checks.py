@@ -35,7 +35,7 @@ def with_tests(prompts: Sequence[Prompt], column: str) -> list[Prompt]:
     Raises:
         ConfigError: Tests cannot be read; the message has file, line and field.
     """
-    found, problems = [], []
+    readable, problems = [], []
     for prompt in prompts:
         columns = prompt.columns
         if column != "tests" and columns.get(column) is not None:
@@ -44,10 +44,10 @@ def with_tests(prompts: Sequence[Prompt], column: str) -> list[Prompt]:
             read_tests(prompt.columns)
         except BadTests as error:
             problems.append(f"{prompt.where}: {error}")
-        found.append(prompt)
+        readable.append(prompt)
     if problems:
         raise ConfigError("\n".join([*problems[:NAMED], *_more(len(problems))]))
-    return found
+    return readable
 
 
 def reference_notes(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
@@ -73,16 +73,16 @@ def reference_notes(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
         if not failed:
             continue
         named = "; ".join([*failed[:NAMED], *_more(len(failed))])
-        found = (
+        problem = (
             f"{task.curve}: {len(failed)} of {len(answers)} references fail their own verifier, so no completion of "
             "these rows can pass"
         )
         if len(failed) > allowed * len(answers):
             raise ConfigError(
-                f"{found}; allowed: at most {allowed:.0%} of them. Correct or remove these rows, choose another "
+                f"{problem}; allowed: at most {allowed:.0%} of them. Correct or remove these rows, choose another "
                 f"data.task or a data.reward, or raise scoring.failing_references: {named}"
             )
-        notes.append(f"{found}: {named}")
+        notes.append(f"{problem}: {named}")
     return notes
 
 
@@ -158,10 +158,10 @@ def check_reward(reward: RewardFunction, prompt: Prompt, settings: Scoring) -> N
         ) from None
     scorer = FunctionScorer(reward.function, 1.0, config_replace(settings, workers=1), params=reward.params)
     try:
-        found = scorer.rewards(prompt, MADE_UP)
+        rewards = scorer.rewards(prompt, MADE_UP)
     finally:
         scorer.close()
-    problems = [given for given in found if isinstance(given, str)]
+    problems = [given for given in rewards if isinstance(given, str)]
     if problems:
         raise ConfigError(
             f"data.reward: on {len(MADE_UP)} made-up completions of {prompt.where or 'the first prompt'}, {problems[0]}"

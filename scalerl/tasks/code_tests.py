@@ -218,12 +218,12 @@ def livecodebench_cases(columns: Mapping[str, Any]) -> list[Any]:
     for field in ("public_test_cases", "private_test_cases"):
         given = columns.get(field) or []
         try:
-            found = _unpacked(given) if isinstance(given, str) else given
+            tests = _unpacked(given) if isinstance(given, str) else given
         except (ValueError, zlib.error) as error:
             raise BadTests(f"{field!r} cannot be read ({error}); download the file again") from None
-        if not isinstance(found, list):
-            raise BadTests(f"{field!r}: got {short(found)}; allowed: a list of tests")
-        cases += found
+        if not isinstance(tests, list):
+            raise BadTests(f"{field!r}: got {short(tests)}; allowed: a list of tests")
+        cases += tests
     return cases
 
 
@@ -240,9 +240,9 @@ def _unpacked(text: str) -> Any:
     packed = unpacking.decompress(base64.b64decode(text), MOST_UNPACKED)
     if not unpacking.eof:
         raise ValueError(f"cut off, or more than {MOST_UNPACKED >> 20} MiB")
-    found = [(code.name, word) for code, word, _ in islice(pickletools.genops(packed), len(PICKLED_TEXT))]
-    words = [word for _, word in found if isinstance(word, str)]
-    if len(words) != 1 or not PICKLED_TEXT.issuperset(name for name, _ in found):
+    instructions = [(code.name, word) for code, word, _ in islice(pickletools.genops(packed), len(PICKLED_TEXT))]
+    words = [word for _, word in instructions if isinstance(word, str)]
+    if len(words) != 1 or not PICKLED_TEXT.issuperset(name for name, _ in instructions):
         raise ValueError("a pickle of other things than a text")
     return parse_json(words[0], long_integers=True)
 

@@ -31,18 +31,18 @@ def load(environment: str, arguments: Mapping[str, Any]) -> Any:
             f"data.kind: 'verifiers' needs that package in version 0.1.x ({error}): pip install 'verifiers>=0.1.9,<0.2'"
         ) from None
     try:
-        found = call(load_environment, environment, environment, **arguments)
+        loaded = call(load_environment, environment, environment, **arguments)
     except PluginError as error:
         raise ConfigError(
             f"data.environment: cannot load {environment!r} with the arguments {dict(arguments)!r} ({error}); is the "
             "environment's package installed?"
         ) from None
-    if getattr(found, "max_turns", None) != 1:
+    if getattr(loaded, "max_turns", None) != 1:
         raise ConfigError(
-            f"data.environment: {environment!r} is a {type(found).__name__}, which may take several turns; allowed: "
+            f"data.environment: {environment!r} is a {type(loaded).__name__}, which may take several turns; allowed: "
             "environments of one turn (verifiers.SingleTurnEnv)"
         )
-    return found
+    return loaded
 
 
 def rewards(
@@ -63,13 +63,13 @@ def rewards(
         row: Row of its data set, for each completion.
         columns: Other columns of the row, which are ignored.
     """
-    found = _cached(environment[0], json.dumps(arguments[0], sort_keys=True))
-    return asyncio.run(_score(found, prompts, completions, row))
+    loaded = _cached(environment[0], json.dumps(arguments[0], sort_keys=True))
+    return asyncio.run(_score(loaded, prompts, completions, row))
 
 
-async def _score(found: Any, prompts: Sequence[Any], completions: Sequence[Any], rows: Sequence[Any]) -> list[float]:
+async def _score(loaded: Any, prompts: Sequence[Any], completions: Sequence[Any], rows: Sequence[Any]) -> list[float]:
     states = [_state(*parts) for parts in zip(prompts, completions, rows, strict=True)]
-    await asyncio.gather(*(found.rubric.score_rollout(state) for state in states))
+    await asyncio.gather(*(loaded.rubric.score_rollout(state) for state in states))
     return [float(state["reward"]) for state in states]
 
 

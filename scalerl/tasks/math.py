@@ -49,8 +49,8 @@ def plain_reference(answer: str) -> str:
     return plain(answer.replace(spaced[0], _joined(spaced), 1) if spaced else answer)
 
 
-def _joined(found: re.Match[str]) -> str:
-    return SEPARATOR.sub("", found[0])
+def _joined(match: re.Match[str]) -> str:
+    return SEPARATOR.sub("", match[0])
 
 
 REMEMBERED = 4096
@@ -82,10 +82,10 @@ def answer(completion: str) -> str | None:
     import sympy
     from math_verify import parse
 
-    found = parse(plain(judged_text(completion)), parsing_timeout=None)
-    if not found:
+    readings = parse(plain(judged_text(completion)), parsing_timeout=None)
+    if not readings:
         return None
-    expression = found[0]
+    expression = readings[0]
     if isinstance(expression, sympy.Expr) and expression.is_number and expression.is_rational is not False:
         with contextlib.suppress(TypeError, ValueError, NotImplementedError):
             expression = sympy.nsimplify(expression, rational=True)
@@ -102,8 +102,8 @@ def reference(answer: str) -> tuple[Any, ...]:
     money = answer.replace("\\$", "")
     ways = [answer] if "$" in money or "\\boxed" in answer else [f"${money}$"]
     for way in (*ways, f"\\boxed{{{answer}}}"):
-        if found := _parsed(way):
-            return found
+        if readings := _parsed(way):
+            return readings
     return ()
 
 

@@ -42,8 +42,8 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
         return verdict(False, f"got {program!r}; expected a program such as x*3+4, of at most {LONGEST} characters")
     points = read_points(prompt.answer)
     assert points, prompt.answer
-    found = [(x, run(program, x), y) for x, y in points]
-    missed = [f"x = {x} gives {value}, expected {y}" for x, value, y in found if value != y]
+    results = [(x, run(program, x), y) for x, y in points]
+    missed = [f"x = {x} gives {value}, expected {y}" for x, value, y in results if value != y]
     return verdict(not missed, "; ".join(missed) or "fits every point")
 
 
@@ -115,14 +115,14 @@ def facts(task: ProgramsTask) -> list[tuple[str, str]]:
     For each of the 100 functions, these are its intercept, its slope, and the product for the first further point.
     """
     places = list(permutations(_OTHERS, task.points - 2))
-    found = []
+    steps = []
     for a, b in product(range(10), range(10)):
         function = (a, b, places[stream_key("fact", a, b) % len(places)])
         text = _prompt(function)
         for side, digit in _steps(function, random.Random(0), 0.0)[:3]:
-            found.append((f"{text}{side}=", str(digit)))
+            steps.append((f"{text}{side}=", str(digit)))
             text += f"{side}={digit};"
-    return found
+    return steps
 
 
 def _steps(function: Function, rng: random.Random, noise: float) -> list[tuple[str, int]]:

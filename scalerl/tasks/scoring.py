@@ -328,15 +328,15 @@ def _verify(name: str, prompt: Prompt, completion: str) -> Verdict | str:
 def _safely(verify: Callable[[Prompt, str], Verdict], prompt: Prompt, completion: str) -> Verdict | str:
     """Return the verdict, or a description of the verifier's failure."""
     try:
-        found = call(verify, "the verifier", prompt, completion)
-    except (PluginError, ConfigError) as error:  # counted as a failure of one completion (failures.py)
+        returned = call(verify, "the verifier", prompt, completion)
+    except (PluginError, ConfigError) as error:  # counted as a failure of one completion (`Failures`)
         return str(error)
-    if not isinstance(found, Verdict) or not isinstance(found.score, int | float) or not 0 <= found.score <= 1:
-        return f"the verifier returned {str(found)[:100]}; allowed: a verdict with a score from 0 to 1"
-    return found
+    if not isinstance(returned, Verdict) or not isinstance(returned.score, int | float) or not 0 <= returned.score <= 1:
+        return f"the verifier returned {str(returned)[:100]}; allowed: a verdict with a score from 0 to 1"
+    return returned
 
 
-def _judged(found: Sequence[Verdict | str], failures: Failures) -> list[Score]:
+def _judged(verdicts: Sequence[Verdict | str], failures: Failures) -> list[Score]:
     """Return the scores; a completion without a verdict is wrong and counts as a failure."""
-    failures.count(len(found), [given for given in found if isinstance(given, str)])
-    return [reward(verdict(False, given) if isinstance(given, str) else given) for given in found]
+    failures.count(len(verdicts), [given for given in verdicts if isinstance(given, str)])
+    return [reward(verdict(False, given) if isinstance(given, str) else given) for given in verdicts]

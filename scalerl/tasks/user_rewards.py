@@ -105,16 +105,16 @@ def call_reward(
     ]
     named = {**columns_taken(function, prompts), **(params or {}), "prompts": given_prompts, "completions": answers}
     try:
-        found = call(function, name, **named)
-        rewards = call(_listed, name, found, len(completions) + 1)  # runs the user's generator
+        returned = call(function, name, **named)
+        rewards = call(_listed, name, returned, len(completions) + 1)  # runs the user's generator
     except PluginError as error:
         return [f"reward function {error}"] * len(completions)
     if rewards is not None and len(rewards) == len(completions):
         return [_finite(reward, name) for reward in rewards]
     if rewards is None:
-        problem = f"{describe(found)}; allowed: a list with a number for each completion"
+        problem = f"{describe(returned)}; allowed: a list with a number for each completion"
     else:
-        count = len(found) if isinstance(found, Sized) else f"{len(rewards)} or more"
+        count = len(returned) if isinstance(returned, Sized) else f"{len(rewards)} or more"
         problem = f"{count} rewards for {len(completions)} completions"
     return [f"reward function {name} returned {problem}"] * len(completions)
 
@@ -134,13 +134,13 @@ def columns_taken(function: Callable[..., Any], prompts: Sequence[Prompt]) -> di
     return {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
 
 
-def _listed(found: Any, most: int) -> list[Any] | None:
+def _listed(returned: Any, most: int) -> list[Any] | None:
     """Return at most `most` entries of a sequence, an array or a tensor; None for a value without an order."""
-    if not isinstance(found, Iterable) or isinstance(found, str | bytes | Mapping | Set):
+    if not isinstance(returned, Iterable) or isinstance(returned, str | bytes | Mapping | Set):
         return None
-    if len(getattr(found, "shape", (1,))) != 1:
+    if len(getattr(returned, "shape", (1,))) != 1:
         return None
-    return list(islice(found, most))
+    return list(islice(returned, most))
 
 
 LARGEST = 1e9

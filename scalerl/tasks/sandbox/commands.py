@@ -250,8 +250,8 @@ def _executable() -> str:
 def _places(settings: Sandbox) -> list[str]:
     """Return the directories outside /usr that Python needs."""
     prefixes = _asked(settings.python) if settings.python else (sys.base_prefix,)
-    found = [os.path.realpath(p) for p in prefixes] + [p for p in prefixes if os.path.realpath(p) != p]
-    return [p for p in dict.fromkeys(found) if p != "/usr" and not p.startswith("/usr/")]
+    directories = [os.path.realpath(p) for p in prefixes] + [p for p in prefixes if os.path.realpath(p) != p]
+    return [p for p in dict.fromkeys(directories) if p != "/usr" and not p.startswith("/usr/")]
 
 
 @cache

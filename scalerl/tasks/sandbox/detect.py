@@ -56,10 +56,10 @@ def offer(settings: Sandbox) -> Offer:
     kinds = list(BACKENDS) if settings.mode == "auto" else [settings.mode]
     problems = []
     for kind in kinds:
-        found = _try(kind, settings)
-        if isinstance(found, Offer):
-            return found
-        problems.append(found)
+        tried = _try(kind, settings)
+        if isinstance(tried, Offer):
+            return tried
+        problems.append(tried)
     raise ConfigError(
         f"scoring.sandbox.mode: got {settings.mode!r}, and this machine has no sandbox for programs that a model "
         f"wrote: {'; '.join(problems)}. Install bubblewrap and libseccomp (apt-get install bubblewrap libseccomp2; pip "

@@ -14,6 +14,7 @@ from scalerl.tasks.sandbox.guest import jail, plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import CodeType, ModuleType
 
 NAMES = {
@@ -68,6 +69,15 @@ def error_line(error: BaseException) -> str:
     """Return an error in one line."""
     text = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def caught(function: Callable[..., object], *arguments: object) -> BaseException | None:
+    """Call a function and return what it raised: code in a sandbox may raise anything."""
+    try:
+        function(*arguments)
+    except BaseException as error:
+        return error
+    return None
 
 
 def compiled(channel: jail.Channel, source: str) -> CodeType:

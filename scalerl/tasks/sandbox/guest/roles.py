@@ -16,7 +16,7 @@ import sys
 import time
 
 from scalerl.tasks.sandbox.guest import jail, plain
-from scalerl.tasks.sandbox.guest.program import compiled, error_line, fresh_module
+from scalerl.tasks.sandbox.guest.program import caught, compiled, error_line, fresh_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,24 +72,29 @@ def _run_child(limits: jail.Limits, code: CodeType, source: int, out: int, err: 
     os.closerange(3, 64)
     jail.limit(limits, limits.test_s)
     jail.load_filter(limits)
-    status = 1
-    try:
-        exec(code, fresh_module("__main__", code).__dict__)
-        status = 0
-    except SystemExit as error:
+    error = caught(lambda: exec(code, fresh_module("__main__", code).__dict__))
+    if isinstance(error, SystemExit):
         status = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
-    except BaseException as error:  # reported like the interpreter does
-        os.write(2, error_line(error).encode("utf-8", "replace"))
-    try:
-        if "threading" in sys.modules:
-            sys.modules["threading"]._shutdown()
-        if "atexit" in sys.modules:
-            sys.modules["atexit"]._run_exitfuncs()
-        sys.stdout.flush()
-    except BaseException as error:
-        os.write(2, error_line(error).encode("utf-8", "replace"))
-        status = status or 1
+    else:
+        status = _reported(error)
+    status = _reported(caught(_finish)) or status
     os._exit(status & 255)
+
+
+def _reported(error: BaseException | None) -> int:
+    """Write an error to standard error like the interpreter does; return the exit status."""
+    if error is not None:
+        os.write(2, error_line(error).encode("utf-8", "replace"))
+    return int(error is not None)
+
+
+def _finish() -> None:
+    """Do what the interpreter does at its end."""
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
+    if "atexit" in sys.modules:
+        sys.modules["atexit"]._run_exitfuncs()
+    sys.stdout.flush()
 
 
 class Watch:
@@ -176,9 +181,7 @@ def serve(channel: jail.Channel, limits: jail.Limits, program: str) -> None:
     jail.load_filter(limits)
     code = compiled(channel, program)
     module = fresh_module("candidate", code)
-    try:
-        exec(code, module.__dict__)
-    except BaseException as error:
+    if (error := caught(exec, code, module.__dict__)) is not None:
         channel.send(b"X", plain.dumps(error_line(error)))
         os._exit(0)
     channel.send(b"R", plain.dumps([name for name in module.__dict__ if isinstance(name, str)]))
@@ -188,12 +191,13 @@ def serve(channel: jail.Channel, limits: jail.Limits, program: str) -> None:
         kept.append(value)
         return len(kept) - 1
 
+    def answer(kind: bytes, payload: bytes) -> None:
+        value = _answer(module, kept, plain.loads(payload, kept.__getitem__))
+        channel.send(b"V", plain.dumps(plain.as_json(value) if kind == b"J" else value, keep))
+
     while True:
         kind, payload = channel.receive()
-        try:
-            value = _answer(module, kept, plain.loads(payload, kept.__getitem__))
-            channel.send(b"V", plain.dumps(plain.as_json(value) if kind == b"J" else value, keep))
-        except BaseException as error:  # sent to the other side, which raises it or fails the test
+        if (error := caught(answer, kind, payload)) is not None:  # the other side raises it or fails the test
             channel.send(b"E", plain.dumps([type(error).__name__, str(error)[:300]]))
 
 
@@ -259,7 +263,8 @@ def check(channel: jail.Channel, limits: jail.Limits, setup: str, tests: str, na
     jail.limit(limits, limits.program_s)
     jail.load_filter(limits)
     ask = _asking(channel)
-    try:
+
+    def run() -> None:
         before = compile(setup, "setup.py", "exec", dont_inherit=True)
         code = compile(tests, "tests.py", "exec", dont_inherit=True)
         namespace = fresh_module("tests", before, code).__dict__
@@ -268,7 +273,8 @@ def check(channel: jail.Channel, limits: jail.Limits, setup: str, tests: str, na
         exec(code, namespace)
         if entry:
             namespace["check"](namespace[entry])
-    except BaseException as error:
+
+    if (error := caught(run)) is not None:
         channel.send(b"F", plain.dumps(_where(error, tests)))
         os._exit(0)
     channel.send(b"P", b"")
