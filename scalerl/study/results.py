@@ -12,16 +12,19 @@ from scalerl.scaling import Comparison, Curve, Estimate, Fit
 from scalerl.study.plan import RunKey
 from scalerl.study.verdicts import EFFECTS
 
-METRICS = {
-    "truncation_rate": "share of rollouts truncated",
-    "interruption_rate": "share of rollouts interrupted",
-    "staleness_mean": "updates between the weights that sampled a token and the update it trains",
-    "entropy": "entropy of the policy, nats per token",
-    "completion_tokens_mean": "tokens per completion",
-    "generator_idle": "share of the generator's time",
-    "trainer_idle": "share of the trainer's time",
-}
+METRICS = (
+    "truncation_rate",
+    "interruption_rate",
+    "staleness_mean",
+    "entropy",
+    "completion_tokens_mean",
+    "generator_idle",
+    "trainer_idle",
+)
 """Columns of metrics.jsonl whose means over the run are shown (entropy: over the last tenth)."""
+
+AGAINST = ("asymptote_difference", "efficiency_ratio", "compute_ratio")
+"""Estimates of an arm's comparison with the reference."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +94,13 @@ class ArmResult:
     def problems(self) -> list[str]:
         """Problems of the arm's runs, one line each: no fit yet, or a failure."""
         return [f"seed {run.key.seed}: {words}" for run in self.runs for words in _problems(run)]
+
+    def quantity(self, name: str) -> Estimate | float | None:
+        """Return an estimate of the arm or of its comparison, or the mean of a metric; None if it is unknown."""
+        if name in AGAINST:
+            return getattr(self.comparison, name, None)
+        found: Estimate | float | None = getattr(self, name) if hasattr(self, name) else self.metric(name)
+        return found
 
     def metric(self, name: str) -> float | None:
         """Return a metric's mean over the runs that have it."""
@@ -164,20 +174,15 @@ class StudyResult:
         }
 
 
-AGAINST = ("asymptote_difference", "efficiency_ratio", "compute_ratio")
-"""Estimates of an arm's comparison with the reference in the JSON."""
-
-
 def _arm_dict(arm: ArmResult) -> dict[str, Any]:
     estimates = {name: getattr(arm, name) for name in ("asymptote", "efficiency", "midpoint")}
-    against = arm.comparison
+    estimates |= {name: getattr(arm.comparison, name, None) for name in AGAINST}
     return {
         "name": arm.name,
         "about": arm.about,
         "effect": arm.effect,
         "sentence": arm.sentence,
         **{name: found.to_dict() if found else None for name, found in estimates.items()},
-        **{name: getattr(against, name).to_dict() if against else None for name in AGAINST},
         "excluded": arm.excluded,
         "metrics": {name: arm.metric(name) for name in (*METRICS, "device_hours", "flops", "tokens")},
         "runs": [
