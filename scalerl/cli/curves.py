@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,14 +18,6 @@ if TYPE_CHECKING:
     from scalerl.config import RunConfig
     from scalerl.scaling import Fit
     from scalerl.view.outlook import Outlook, Source
-
-
-class Subcommand(NamedTuple):
-    """A command: its help text, its additional options, and its function."""
-
-    help: str
-    add_options: Callable[[argparse.ArgumentParser], object]
-    run: Callable[[argparse.Namespace], int]
 
 
 class Answer(NamedTuple):
@@ -38,13 +31,11 @@ class Answer(NamedTuple):
 
 def add_curve_parsers(commands: Any) -> None:
     """Add the parsers of these commands to the command line."""
-    for name, command in SUBCOMMANDS.items():
-        parser = commands.add_parser(
-            name, help=command.help, description=command.help[0].upper() + command.help[1:] + "."
-        )
+    for name, (words, answer) in SUBCOMMANDS.items():
+        parser = commands.add_parser(name, help=words, description=words[0].upper() + words[1:] + ".")
         add_curve_options(parser)
-        command.add_options(parser)
-        parser.set_defaults(run=command.run)
+        _add_options(name, parser)
+        parser.set_defaults(run=partial(_print_answers, answer))
 
 
 def add_curve_options(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +69,7 @@ def fitted(source: Source, arguments: argparse.Namespace) -> Fit:
         return fit(source.curve, arguments.method, exclude_below=arguments.exclude_below)
 
 
-def run_fit(arguments: argparse.Namespace) -> int:
+def answer_fit(arguments: argparse.Namespace) -> list[Answer]:
     """Print the fit, forecast and advice for each curve; update the figure of a run directory."""
     from scalerl.view.outlook import naming, outlook
 
@@ -90,7 +81,7 @@ def run_fit(arguments: argparse.Namespace) -> int:
         if source.config is not None and arguments.method == "posterior":
             lines.append(_picture(source, source.config, ahead))
         answers.append(Answer(str(source.path), ahead.to_dict(), "\n".join(lines)))
-    return _say(answers, arguments.json)
+    return answers
 
 
 def _picture(source: Source, config: RunConfig, ahead: Outlook) -> str:
@@ -104,7 +95,7 @@ def _picture(source: Source, config: RunConfig, ahead: Outlook) -> str:
         return f"picture   none: {why_not(source.path / 'curve.png', error)}"
 
 
-def run_forecast(arguments: argparse.Namespace) -> int:
+def answer_forecast(arguments: argparse.Namespace) -> list[Answer]:
     """Print the forecast of each curve at more compute."""
     from scalerl.scaling import forecast
     from scalerl.view.outlook import forecast_dict
@@ -114,10 +105,10 @@ def run_forecast(arguments: argparse.Namespace) -> int:
     for source in _sources(arguments.paths, arguments):
         ahead = forecast(fitted(source, arguments), at=at, target=arguments.target)
         answers.append(Answer(str(source.path), forecast_dict(ahead), str(ahead)))
-    return _say(answers, arguments.json)
+    return answers
 
 
-def run_compare(arguments: argparse.Namespace) -> int:
+def answer_compare(arguments: argparse.Namespace) -> list[Answer]:
     """Print which of two recipes is better, and its probability."""
     from scalerl.scaling import compare
 
@@ -126,10 +117,10 @@ def run_compare(arguments: argparse.Namespace) -> int:
         for paths in (arguments.paths, arguments.versus)
     )
     found = compare(first, second, arguments.level)
-    return _say([Answer("", found.to_dict(), str(found))], arguments.json)
+    return [Answer("", found.to_dict(), str(found))]
 
 
-def run_backtest(arguments: argparse.Namespace) -> int:
+def answer_backtest(arguments: argparse.Namespace) -> list[Answer]:
     """Print how well fits of the first parts of each run forecast the rest."""
     from scalerl.scaling import backtest
     from scalerl.view.outlook import naming
@@ -140,37 +131,31 @@ def run_backtest(arguments: argparse.Namespace) -> int:
         with naming(source):
             scores = backtest(source.curve.between(arguments.exclude_below), arguments.fractions, arguments.method)
         answers.append(Answer(str(source.path), {**whole.to_dict(), **scores.to_dict()}, str(scores)))
-    return _say(answers, arguments.json)
+    return answers
 
 
-def _forecast_options(parser: argparse.ArgumentParser) -> None:
-    words = "amounts of compute, in the unit of the axis or as multiples of the last point; default 2x 4x"
-    parser.add_argument("--at", nargs="+", action="extend", metavar="C", help=words)
-    words = "level of the metric; also print the compute at which it is reached"
-    parser.add_argument("--target", type=float, help=words)
+def _add_options(name: str, parser: argparse.ArgumentParser) -> None:
+    """Add the options that only one command has."""
+    if name == "forecast":
+        words = "amounts of compute, in the unit of the axis or as multiples of the last point; default 2x 4x"
+        parser.add_argument("--at", nargs="+", action="extend", metavar="C", help=words)
+        words = "level of the metric; also print the compute at which it is reached"
+        parser.add_argument("--target", type=float, help=words)
+    elif name == "compare":
+        add_versus(parser, required=True)
+        parser.add_argument("--level", type=float, help="level of the metric at which the compute needed is compared")
+    elif name == "backtest":
+        words = "shares of the compute to fit, each in (0, 1); default 0.3 0.5 0.7"
+        parser.add_argument("--fractions", nargs="+", type=float, default=[0.3, 0.5, 0.7], metavar="F", help=words)
 
 
-def _compare_options(parser: argparse.ArgumentParser) -> None:
-    add_versus(parser, required=True)
-    parser.add_argument("--level", type=float, help="level of the metric at which the compute needed is compared")
-
-
-def _backtest_options(parser: argparse.ArgumentParser) -> None:
-    words = "shares of the compute to fit, each in (0, 1); default 0.3 0.5 0.7"
-    parser.add_argument("--fractions", nargs="+", type=float, default=[0.3, 0.5, 0.7], metavar="F", help=words)
-
-
-SUBCOMMANDS: dict[str, Subcommand] = {
-    "fit": Subcommand(
-        "fit curves: ceiling, steepness, midpoint, and whether to continue training", lambda parser: None, run_fit
-    ),
-    "forecast": Subcommand("forecast the metric of a run at more compute", _forecast_options, run_forecast),
-    "compare": Subcommand("compare two recipes, by one or several runs each", _compare_options, run_compare),
-    "backtest": Subcommand(
-        "fit the first part of a run and score its forecast of the rest", _backtest_options, run_backtest
-    ),
+SUBCOMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], list[Answer]]]] = {
+    "fit": ("fit curves: ceiling, steepness, midpoint, and whether to continue training", answer_fit),
+    "forecast": ("forecast the metric of a run at more compute", answer_forecast),
+    "compare": ("compare two recipes, by one or several runs each", answer_compare),
+    "backtest": ("fit the first part of a run and score its forecast of the rest", answer_backtest),
 }
-"""The commands, in the order of the help."""
+"""Help text and function of each command, in the order of the help."""
 
 
 def _sources(paths: Sequence[Path], arguments: argparse.Namespace) -> list[Source]:
@@ -187,9 +172,10 @@ def _amount(word: str) -> float | str:
         return word
 
 
-def _say(answers: Sequence[Answer], as_json: bool) -> int:
+def _print_answers(command: Callable[[argparse.Namespace], list[Answer]], arguments: argparse.Namespace) -> int:
     """Print one answer, or several with their paths; in JSON one object, or an array of objects."""
-    if as_json:
+    answers = command(arguments)
+    if arguments.json:
         values = [{**({"source": answer.source} if answer.source else {}), **answer.values} for answer in answers]
         print(json.dumps(values[0] if len(values) == 1 else values, indent=1, allow_nan=False))
     elif len(answers) == 1:

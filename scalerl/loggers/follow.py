@@ -14,7 +14,6 @@ from typing import Any
 
 from scalerl.config import RunConfig, plain_values
 from scalerl.loggers.base import LoggedRun, Logger
-from scalerl.loggers.notify import NAME as NOTIFY
 from scalerl.loggers.notify import Notifier
 from scalerl.loggers.worker import Record, Worker
 from scalerl.types import EvalPoint
@@ -46,33 +45,25 @@ class Followers:
         Args:
             config: Configuration of the run.
             path: Run directory.
-            makers: Functions that create the loggers, from `build.makers_of`.
+            makers: Functions that create the loggers, from `makers_of`.
             note: Function that shows a message to the user.
             resumed_step: Number of updates in the resumed checkpoint; None for a new run.
         """
-        self._config, self._path, self._note = config, path, note
+        self._config, self._note = config, note
         self._ended, self._rows = ("stopped", ""), RunView(config).rows
         record, pictures = Record(path), Pictures()
-        self._logged = [_Logged(name, make, record, pictures) for name, make in makers.items()]
-        for logged in self._logged:
-            logged.start(config, path, resumed_step)
+        logged = [_Logged(name, make, record, pictures) for name, make in makers.items()]
+        for one in logged:
+            one.start(config, path, resumed_step)
         notified = bool(config.notify.command or config.notify.webhook)
-        self._notifier = Notifier(config.notify, path, record) if notified else None
-        self._messages = Worker(NOTIFY) if notified else None
-
-    @property
-    def _workers(self) -> list[Worker]:
-        return [logged.worker for logged in self._logged] + ([self._messages] if self._messages else [])
+        self._limit_s = max(FINISH_S, 2 * config.notify.timeout_s if notified else 0.0)
+        self._all: list[_Logged | Notifier] = [*logged, *([Notifier(config.notify, path, record)] if notified else [])]
 
     def step(self, row: Mapping[str, Any]) -> None:
         """Log a training step, a row of metrics.jsonl."""
         self._rows.append(row)
-        if self._logged:
-            numbers, step = finite(row), int(row["step"])
-            for logged in self._logged:
-                logged.worker.put(partial(logged.row, numbers, step))
-        if self._messages and self._notifier:
-            self._messages.put(partial(self._notifier.row, int(row["step"])))
+        for one in self._all:
+            one.worker.put(partial(one.row, row))
         self._tell()
 
     def evaluated(self, points: Sequence[EvalPoint]) -> None:
@@ -81,12 +72,10 @@ class Followers:
         Args:
             points: Evaluations of the run so far.
         """
-        if self._workers and points:
-            evaluation = RunView(self._config, self._rows, points)
-            for logged in self._logged:
-                logged.worker.put(partial(logged.evaluation, evaluation))
-            if self._messages and self._notifier:
-                self._messages.put(partial(self._notifier.evaluated, evaluation))
+        if self._all and points:
+            view = RunView(self._config, self._rows, points)
+            for one in self._all:
+                one.worker.put(partial(one.evaluation, view))
         self._tell()
 
     def ended(self, state: str, message: str) -> None:
@@ -100,23 +89,15 @@ class Followers:
 
     def close(self) -> None:
         """End the logged runs and send the last message; wait at most `FINISH_S`, or the time limit of `notify`."""
-        state, message = self._ended
-        lasts: list[tuple[Worker, Callable[[], None]]] = [
-            (logged.worker, partial(logged.finish, state)) for logged in self._logged
-        ]
-        limit = FINISH_S
-        if self._messages and self._notifier:
-            limit = max(limit, 2 * self._config.notify.timeout_s)
-            lasts.append((self._messages, partial(self._notifier.ended, state, message)))
-        until = time.monotonic() + limit
-        for worker, last in lasts:
-            for line in worker.close(until, last):
+        until = time.monotonic() + self._limit_s
+        for one in self._all:
+            for line in one.worker.close(until, partial(one.finish, *self._ended)):
                 self._note(line)
-        self._logged, self._messages, self._notifier = [], None, None
+        self._all = []
 
     def _tell(self) -> None:
-        for worker in self._workers:
-            for line in worker.news():
+        for one in self._all:
+            for line in one.worker.news():
                 self._note(line)
 
 
@@ -143,9 +124,9 @@ class _Logged:
             self._record.put(self.name, id=str(self.logger.start(config, run)))
             failed.pop_all()
 
-    def row(self, numbers: Mapping[str, float], step: int) -> None:
-        if self._is_new("row", step):
-            self.logger.log(numbers, step)
+    def row(self, row: Mapping[str, Any]) -> None:
+        if self._is_new("row", int(row["step"])):
+            self.logger.log(finite(row), int(row["step"]))
 
     def evaluation(self, view: RunView) -> None:
         if not self._is_new("evaluation", view.evaluated_at):
@@ -153,7 +134,7 @@ class _Logged:
         self.logger.log(evaluation_numbers(view), view.evaluated_at)
         self._undrawn = None if self._figure(view, view.evaluated_at) else view
 
-    def finish(self, state: str) -> None:
+    def finish(self, state: str, message: str) -> None:
         if self._undrawn is not None:
             last = max(int(self._record.get(self.name, "row", 0)), self._undrawn.evaluated_at)  # steps never decrease
             self._figure(self._undrawn, last, last=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 from scalerl.config.loggers import Notify
 from scalerl.core.signals import SAFE_PATH
-from scalerl.loggers.worker import Record
+from scalerl.loggers.worker import Record, Worker
 from scalerl.view.run import RunView
 from scalerl.view.warnings import FALLING, news
 
@@ -31,21 +31,22 @@ class NotSent(RuntimeError):
 
 
 class Notifier:
-    """Checks evaluations and sends messages. All calls come from one thread."""
+    """Checks evaluations and sends messages; all methods run in the thread of `worker`."""
 
     def __init__(self, settings: Notify, run: Path, record: Record) -> None:
         """Prepare for a run; the record contains the messages sent before it was resumed."""
+        self.worker = Worker(NAME)
         self._settings, self._run, self._record = settings, run, record
         self._falling = {FALLING + task for task in record.get(NAME, "falling", [])}
         self._identified = set(record.get(NAME, "identified", []))
         self._last: RunView | None = None
         self._step = 0
 
-    def row(self, step: int) -> None:
+    def row(self, row: Mapping[str, Any]) -> None:
         """Set the number of updates so far."""
-        self._step = step
+        self._step = int(row["step"])
 
-    def evaluated(self, view: RunView) -> None:
+    def evaluation(self, view: RunView) -> None:
         """Send a message about a falling metric and about an identified ceiling, each once per task."""
         self._last, self._step = view, max(self._step, view.evaluated_at)
         if view.evaluated_at <= self._record.get(NAME, "evaluation", -1):
@@ -62,7 +63,7 @@ class Notifier:
         for event, task, text in told:
             self._send(event, text, task)
 
-    def ended(self, state: str, text: str) -> None:
+    def finish(self, state: str, text: str) -> None:
         """Send a message about the end of the run, if it has finished or failed."""
         if state in ("finished", "failed"):
             self._send(state, text, "")

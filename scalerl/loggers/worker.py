@@ -26,13 +26,8 @@ class Worker:
     Waits for / Unblocked by: a job / `put` or `close`.
     """
 
-    def __init__(self, name: str, most: int = MOST) -> None:
-        """Start the thread.
-
-        Args:
-            name: Name of the logger or command, for messages.
-            most: Maximum number of waiting jobs.
-        """
+    def __init__(self, name: str) -> None:
+        """Start the thread; the name of the logger or command is used in messages."""
         self.name = name
         self.dropped = 0
         """Number of jobs that were dropped because the queue was full."""
@@ -40,7 +35,7 @@ class Worker:
         """Number of jobs that raised an error."""
         self._news: list[str] = []
         self._dead = False
-        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(most)
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(MOST)
         self._thread = threading.Thread(target=self._work, name=f"logger {name}", daemon=True)
         self._thread.start()
 
@@ -60,8 +55,7 @@ class Worker:
 
     def news(self) -> list[str]:
         """Return messages for the user: the first failure and the first drop, each once."""
-        found, self._news = self._news, []
-        return found
+        return [self._news.pop(0) for _ in range(len(self._news))]  # the thread may append at any time
 
     def close(self, until: float, last: Callable[[], None]) -> list[str]:
         """Run a last job after all others, and wait for them.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.live import Live
@@ -12,13 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from scalerl.core.printable import printable
-from scalerl.core.rows import read_points
 from scalerl.core.serialization import flat
-from scalerl.scaling import Curve, CurveError, fit
+from scalerl.scaling import CurveError, fit
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.estimate import plan_seconds
 from scalerl.study.plan import Plan, RunKey, rates_note
+from scalerl.types import EvalPoint
 from scalerl.view.display import tell
+from scalerl.view.outlook import curve_of
+from scalerl.view.run import FollowedRun
 
 MARKS = {"waiting": "·", "running": "▶", "finished": "✓", "failed": "✗", "stopped": "■"}
 """Symbol for each state of a run."""
@@ -58,23 +59,14 @@ def time_needed(plan: Plan, had: Mapping[RunKey, int] | None = None) -> str:
     )
 
 
-@dataclass
-class _Seen:
-    """The last points and the last fit of a run."""
-
-    points: int = 0
-    step: int = -1
-    last: float | None = None
-    ceiling: str = ""
-
-
 class StudyDisplay:
     """All arms as a live table on a terminal; elsewhere one line for each finished run."""
 
     def __init__(self, study: StudyDirectory, console: Console | None = None) -> None:
         self.console = console or Console()
         self._study = study
-        self._seen: dict[RunKey, _Seen] = {}
+        self._runs: dict[RunKey, FollowedRun] = {}
+        self._ceilings: dict[RunKey, tuple[int, str]] = {}  # number of evaluations that were fitted, and the ceiling
         self._told: dict[RunKey, str] = {}
         self._began = time.monotonic()
         self._drawn = 0.0
@@ -116,29 +108,30 @@ class StudyDisplay:
 
     def _look(self, key: RunKey, *, fitted: bool) -> None:
         """Read a run's points, and fit them if there are new ones."""
-        path = self._study.run(key)
-        seen = self._seen.setdefault(key, _Seen())
-        task = self._study.task()
-        points = [point for point in read_points(path) if task in (None, point.task)]
-        if len(points) == seen.points:
-            return
-        seen.points, seen.step, seen.last = len(points), points[-1].step, points[-1].pass_rate
-        if not fitted:
+        if key not in self._runs:
+            self._runs[key] = FollowedRun(self._study.run(key))
+        run = self._runs[key]
+        run.poll()
+        points = self._points(key)
+        if not fitted or len(points) == self._ceilings.get(key, (0, ""))[0]:
             return
         try:
-            found = fit(Curve.read(path, axis=self._study.axis(), task=task))
-            known = "" if found.identified else "?"
-            seen.ceiling = (
-                f"{found.asymptote.mean:.3f} ({found.asymptote.low:.3f} to {found.asymptote.high:.3f}){known}"
-            )
+            found = fit(curve_of(points, self._study.axis()))
+            a, known = found.asymptote, "" if found.identified else "?"
+            text = f"{a.mean:.3f} ({a.low:.3f} to {a.high:.3f}){known}"
         except CurveError:  # too few points for a fit; the table shows the last value only
-            seen.ceiling = ""
+            text = ""
+        self._ceilings[key] = (len(points), text)
+
+    def _points(self, key: RunKey) -> list[EvalPoint]:
+        points = self._runs[key].points if key in self._runs else {}
+        return points.get(self._study.task() or next(iter(points), ""), [])
 
     def _line(self, key: RunKey, states: Mapping[RunKey, str]) -> str:
-        seen = self._seen[key]
+        points, (_, ceiling) = self._points(key), self._ceilings.get(key, (0, ""))
         done = sum(state == "finished" for state in states.values())
-        value = "" if seen.last is None else f"pass rate {seen.last:.3f}"
-        ceiling = f", A {seen.ceiling}" if seen.ceiling else ""
+        value = f"pass rate {points[-1].pass_rate:.3f}" if points else ""
+        ceiling = f", A {ceiling}" if ceiling else ""
         return f"{key}: {value}{ceiling}  [{done} of {len(states)}, {self._left(states)}]"
 
     def _left(self, states: Mapping[RunKey, str]) -> str:
@@ -162,12 +155,11 @@ class StudyDisplay:
         for arm in plan.arms:
             for seed in plan.seeds:
                 key = RunKey(arm.name, seed)
-                state, seen = states.get(key, "waiting"), self._seen.get(key, _Seen())
+                state, points = states.get(key, "waiting"), self._points(key)
                 if state == "waiting" and len(states) > MANY:
                     continue
-                last = "" if seen.last is None else f"{seen.last:.3f}"
-                step = "" if seen.step < 0 else str(seen.step)
-                table.add_row(arm.name, str(seed), MARKS[state], step, last, seen.ceiling)
+                last = (str(points[-1].step), f"{points[-1].pass_rate:.3f}") if points else ("", "")
+                table.add_row(arm.name, str(seed), MARKS[state], *last, self._ceilings.get(key, (0, ""))[1])
         return table
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from scalerl.scaling import Curve
+from scalerl.scaling import Curve, Estimate
 from scalerl.scaling.compare import MARGIN
 from scalerl.scaling.curve import UNITS
 from scalerl.study.page_figures import FIGURES
 from scalerl.study.results import EFFECTS, NO_DIFFERENCE, ArmResult, StudyResult
-from scalerl.view.page import UNKNOWN, Cell, html_page, interval_cell, power_cell, swatch, table, text_cell, warnings
+from scalerl.study.tables import ESTIMATES, MEANS
+from scalerl.view.page import Cell, html_page, interval_cell, power_cell, swatch, table, text_cell, warnings
 from scalerl.view.page_figures import number_html
 
 GROUPS = {
@@ -46,13 +47,12 @@ def study_page(found: StudyResult) -> str:
     """
     unit = UNITS.get(found.axis, found.axis)
     asked = f"{html.escape(found.about)} " if found.about else ""
-    arms = [found.arm(found.reference), *found.ranked()]
     return html_page(
         title=f"Study: {html.escape(found.name)}",
         subtitle=f"{asked}Every arm compared with {html.escape(found.reference)}; compute in {unit}.",
         verdicts=_verdicts(found),
         terms=STUDY_TERMS,
-        table=table(list(COLUMNS), [[cell(arm) for cell in COLUMNS.values()] for arm in arms]),
+        table=_table(found),
         figures={name: figure for name, make in FIGURES.items() if (figure := make(found)) is not None},
         more=_raw(found),
     )
@@ -112,49 +112,30 @@ def _verdict(arm: ArmResult) -> str:
 # ------------------------------------------------------------------------------------------------------------- table
 
 
-def _arm(arm: ArmResult) -> Cell:
-    return Cell(f"{swatch(EFFECTS[arm.effect].color)}{html.escape(arm.name)}", arm.name)
+def _table(found: StudyResult) -> str:
+    columns = (*ESTIMATES, *MEANS)
+    rows = [
+        [
+            Cell(f"{swatch(EFFECTS[arm.effect].color)}{html.escape(arm.name)}", arm.name),
+            text_cell(EFFECTS[arm.effect].words),
+            *(_cell(arm.quantity(column.quantity), column.pattern) for column in columns),
+            _seeds(arm),
+        ]
+        for arm in (found.arm(found.reference), *found.ranked())
+    ]
+    return table(["Arm", "Effect", *(column.heading for column in columns), "Seeds done"], rows)
 
 
-def _against(quantity: str, pattern: str) -> Callable[[ArmResult], Cell]:
-    """Return a column with a quantity of the comparison with the reference."""
-    return lambda arm: interval_cell(getattr(arm.comparison, quantity, None), pattern)
-
-
-def _mean(name: str, show: Callable[[float], str]) -> Callable[[ArmResult], Cell]:
-    """Return a column with the mean of a metric over the runs."""
-
-    def cell(arm: ArmResult) -> Cell:
-        value = arm.metric(name)
-        return UNKNOWN if value is None else Cell(show(value), value)
-
-    return cell
+def _cell(value: Estimate | float | None, pattern: str) -> Cell:
+    if value is None or isinstance(value, Estimate):
+        return interval_cell(value, pattern) if pattern else power_cell(value)
+    return Cell(number_html(value) if pattern.endswith("e") else format(value, pattern), value)
 
 
 def _seeds(arm: ArmResult) -> Cell:
     least = min(max(run.step, 0) for run in arm.runs)
     at = "" if arm.done == len(arm.runs) else f"<small>at step {least} or more</small>"
     return Cell(f"{arm.done} of {len(arm.runs)}{at}", arm.done)
-
-
-COLUMNS: dict[str, Callable[[ArmResult], Cell]] = {
-    "Arm": _arm,
-    "Effect": lambda arm: text_cell(EFFECTS[arm.effect].words),
-    "Ceiling A": lambda arm: interval_cell(arm.asymptote, ".3f"),
-    "Difference in A": _against("asymptote_difference", "+.3f"),
-    "B at the common A": lambda arm: interval_cell(arm.efficiency, ".2f"),
-    "Ratio of B": _against("efficiency_ratio", ".2f"),
-    "Midpoint C<sub>mid</sub>": lambda arm: power_cell(arm.midpoint),
-    "Ratio of compute": _against("compute_ratio", ".2f"),
-    "Truncated": _mean("truncation_rate", "{:.1%}".format),
-    "Staleness": _mean("staleness_mean", "{:.2f}".format),
-    "Entropy": _mean("entropy", "{:.2f}".format),
-    "Tokens per completion": _mean("completion_tokens_mean", "{:.0f}".format),
-    "Tokens per run": _mean("tokens", number_html),
-    "Device-hours per run": _mean("device_hours", "{:.3g}".format),
-    "Seeds done": _seeds,
-}
-"""Columns of the table, by heading."""
 
 
 # -------------------------------------------------------------------------------------------------------- raw points

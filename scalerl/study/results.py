@@ -112,16 +112,19 @@ def _times(estimate: Estimate) -> str:
     return f"{mean} times ({low} to {high})"
 
 
-METRICS = {
-    "truncation_rate": "share of rollouts truncated",
-    "interruption_rate": "share of rollouts interrupted",
-    "staleness_mean": "updates between the weights that sampled a token and the update it trains",
-    "entropy": "entropy of the policy, nats per token",
-    "completion_tokens_mean": "tokens per completion",
-    "generator_idle": "share of the generator's time",
-    "trainer_idle": "share of the trainer's time",
-}
+METRICS = (
+    "truncation_rate",
+    "interruption_rate",
+    "staleness_mean",
+    "entropy",
+    "completion_tokens_mean",
+    "generator_idle",
+    "trainer_idle",
+)
 """Columns of metrics.jsonl whose means over the run are shown (entropy: over the last tenth)."""
+
+AGAINST = ("asymptote_difference", "efficiency_ratio", "compute_ratio")
+"""Estimates of an arm's comparison with the reference."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,6 +194,13 @@ class ArmResult:
     def problems(self) -> list[str]:
         """Problems of the arm's runs, one line each: no fit yet, or a failure."""
         return [f"seed {run.key.seed}: {words}" for run in self.runs for words in _problems(run)]
+
+    def quantity(self, name: str) -> Estimate | float | None:
+        """Return an estimate of the arm or of its comparison, or the mean of a metric; None if it is unknown."""
+        if name in AGAINST:
+            return getattr(self.comparison, name, None)
+        found: Estimate | float | None = getattr(self, name) if hasattr(self, name) else self.metric(name)
+        return found
 
     def metric(self, name: str) -> float | None:
         """Return a metric's mean over the runs that have it."""
@@ -262,10 +272,6 @@ class StudyResult:
             "headlines": self.headlines(),
             "arms": [_arm_dict(arm) for arm in self.arms],
         }
-
-
-AGAINST = ("asymptote_difference", "efficiency_ratio", "compute_ratio")
-"""Estimates of an arm's comparison with the reference in the JSON."""
 
 
 def _arm_dict(arm: ArmResult) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from rich.box import Box
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.text import Text
 from scalerl.scaling import Estimate
 from scalerl.scaling.curve import UNITS
 from scalerl.scaling.estimate import one_power
-from scalerl.study.results import EFFECTS, ArmResult, StudyResult
+from scalerl.study.results import EFFECTS, StudyResult
 from scalerl.view.display import tell
 
 ROOM = 150
@@ -22,20 +23,57 @@ RULE = Box("    \n    \n -- \n    \n -- \n    \n    \n    \n", ascii=True)
 """A line of dashes below the headings, and no other lines. ASCII, so that any program shows a log correctly."""
 
 
-def print_results(result: StudyResult, console: Console | None = None) -> None:
+class Column(NamedTuple):
+    """A column of the tables of arms, on the page and on a terminal."""
+
+    heading: str
+    """Heading on the page, as HTML."""
+    short: str
+    """Heading on a terminal; empty: only on the page."""
+    quantity: str
+    """Argument of `ArmResult.quantity`."""
+    pattern: str
+    """Format of its numbers; empty: with powers of ten."""
+
+
+ESTIMATES = (
+    Column("Ceiling A", "A", "asymptote", ".3f"),
+    Column("Difference in A", "difference in A", "asymptote_difference", "+.3f"),
+    Column("B at the common A", "B", "efficiency", ".2f"),
+    Column("Ratio of B", "", "efficiency_ratio", ".2f"),
+    Column("Midpoint C<sub>mid</sub>", "C_mid", "midpoint", ""),
+    Column("Ratio of compute", "", "compute_ratio", ".2f"),
+)
+MEANS = (
+    Column("Truncated", "truncated", "truncation_rate", ".1%"),
+    Column("Staleness", "staleness", "staleness_mean", ".2f"),
+    Column("Entropy", "entropy", "entropy", ".2f"),
+    Column("Tokens per completion", "", "completion_tokens_mean", ".0f"),
+    Column("Tokens per run", "tokens", "tokens", ".2e"),
+    Column("Device-hours per run", "device-h", "device_hours", ".3g"),
+)
+"""Means of metrics over an arm's runs."""
+
+
+def print_results(found: StudyResult, console: Console | None = None) -> None:
     """Print a study's verdicts, its notes, and a table with a row for each arm."""
     console = console or Console()
-    _say(console, *([result.about] if result.about else []), *result.headlines())
-    _say(console, *(f"note: {note}" for note in result.notes))
-    spent = {name: cell for name, cell in SPENT.items() if any(cell(arm) for arm in result.arms)}
+    _say(console, *([found.about] if found.about else []), *found.headlines())
+    _say(console, *(f"note: {note}" for note in found.notes))
+    arms = [found.arm(found.reference), *found.ranked()]
+    names = {"arm": [f"{arm.name}\n{EFFECTS[arm.effect].short}\n" for arm in arms]}
+    measured = {c.short: [_text(arm.quantity(c.quantity), c.pattern) for arm in arms] for c in ESTIMATES if c.short}
+    means = {c.short: [_text(arm.quantity(c.quantity), c.pattern) for arm in arms] for c in MEANS if c.short}
+    spent = {name: cells for name, cells in means.items() if any(cells)}
+    spent["seeds"] = [f"{arm.done}/{len(arm.runs)}" for arm in arms]
     if console.width >= ROOM:
-        console.print(_table(result, {"arm": _arm, **MEASURED, **spent}))
+        console.print(_table({**names, **measured, **spent}))
     else:
-        console.print(_table(result, {"arm": _arm, **MEASURED}))
-        console.print(_table(result, {"arm": lambda arm: arm.name, **spent}))
-    if result.common_asymptote is not None:
-        unit = UNITS.get(result.axis, result.axis)
-        _say(console, f"B is fitted at the common ceiling A = {result.common_asymptote:.3f}; C_mid in {unit}.")
+        console.print(_table({**names, **measured}))
+        console.print(_table({"arm": [arm.name for arm in arms], **spent}))
+    if found.common_asymptote is not None:
+        unit = UNITS.get(found.axis, found.axis)
+        _say(console, f"B is fitted at the common ceiling A = {found.common_asymptote:.3f}; C_mid in {unit}.")
 
 
 def _say(console: Console, *lines: str) -> None:
@@ -44,62 +82,20 @@ def _say(console: Console, *lines: str) -> None:
     console.print()
 
 
-Columns = Mapping[str, Callable[[ArmResult], str]]
-
-
-def _table(result: StudyResult, columns: Columns) -> Table:
-    """Return a table with the reference in the first row."""
+def _table(columns: Mapping[str, Sequence[str]]) -> Table:
     table = Table(box=RULE, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
     for heading in columns:
         table.add_column(Text(heading), overflow="fold", no_wrap=heading != "arm")
-    for arm in (result.arm(result.reference), *result.ranked()):
-        table.add_row(*(Text(cell(arm) or "-") for cell in columns.values()))
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*(Text(cell or "-") for cell in cells))
     return table
 
 
-def _arm(arm: ArmResult) -> str:
-    return f"{arm.name}\n{EFFECTS[arm.effect].short}\n"
-
-
-def _midpoint(arm: ArmResult) -> str:
-    """Return C_mid with its interval in the same power of ten."""
-    estimate = arm.midpoint
-    if estimate is None:
-        return ""
-    power, (mean, low, high) = one_power(estimate)
-    if not power:
-        return f"{mean:.3g}\n{low:.3g} to {high:.3g}"
-    return f"{mean:.2f}e{power:+03d}\n{low:.2f} to {high:.2f}"
-
-
-def _stacked(estimate: Estimate | None, pattern: str) -> str:
-    """Return a number above its 90% interval."""
-    if estimate is None:
-        return ""
-    return f"{estimate.mean:{pattern}}\n{estimate.low:{pattern}} to {estimate.high:{pattern}}"
-
-
-def _metric(name: str, pattern: str) -> Callable[[ArmResult], str]:
-    def cell(arm: ArmResult) -> str:
-        value = arm.metric(name)
+def _text(value: Estimate | float | None, pattern: str) -> str:
+    """Return a number; that of an estimate is above its 90% interval, with the same power of ten."""
+    if not isinstance(value, Estimate):
         return "" if value is None else format(value, pattern)
-
-    return cell
-
-
-MEASURED: Columns = {
-    "A": lambda arm: _stacked(arm.asymptote, ".3f"),
-    "difference in A": lambda arm: _stacked(getattr(arm.comparison, "asymptote_difference", None), "+.3f"),
-    "B": lambda arm: _stacked(arm.efficiency, ".2f"),
-    "C_mid": _midpoint,
-}
-
-SPENT: Columns = {
-    "truncated": _metric("truncation_rate", ".1%"),
-    "staleness": _metric("staleness_mean", ".2f"),
-    "entropy": _metric("entropy", ".2f"),
-    "tokens": _metric("tokens", ".2e"),
-    "device-h": _metric("device_hours", ".3g"),
-    "seeds": lambda arm: f"{arm.done}/{len(arm.runs)}",
-}
-"""Columns with means of metrics over an arm's runs."""
+    power, (mean, low, high) = (0, (value.mean, value.low, value.high)) if pattern else one_power(value)
+    pattern = pattern or (".2f" if power else ".3g")
+    times = f"e{power:+03d}" if power else ""
+    return f"{mean:{pattern}}{times}\n{low:{pattern}} to {high:{pattern}}"

@@ -5,15 +5,13 @@ Axes in names: N steps, K buckets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scalerl.view.page_figures import plain
-from scalerl.view.warnings import LOW, UNSTABLE_TRUNCATION, WARN_TRUNCATION, number
+from scalerl.view.warnings import LOW, UNSTABLE_TRUNCATION, WARN_TRUNCATION
 
 Array = NDArray[np.float64]
 
@@ -131,41 +129,10 @@ def level_of(name: str, value: float) -> str:
     return ("", "caution", "bad")[min(2, sum(crossed))]
 
 
-class Columns:
-    """Columns of numbers by step; other values are NaN."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        """Make empty columns with these names."""
-        self.names = tuple(names)
-        self._places = {name: place for place, name in enumerate(self.names)}
-        self._values, self._count = np.empty((256, len(self.names))), 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Append a row."""
-        if self._count == len(self._values):
-            self._values = np.concatenate([self._values, np.empty_like(self._values)])
-        try:
-            self._values[self._count] = [row.get(name) for name in self.names]  # numpy reads None as NaN
-        except (TypeError, ValueError):  # a string or a list instead of a number
-            self._values[self._count] = [number(row.get(name)) for name in self.names]
-        self._count += 1
-
-    def clear(self) -> None:
-        """Remove all rows."""
-        self._count = 0
-
-    def column(self, name: str) -> Array:
-        """Return a column, shape (N,)."""
-        return self._values[: self._count, self._places[name]]
-
-    def between(self, low: float, high: float) -> slice:
-        """Return the rows between two steps, plus one on each side so that lines reach the edge."""
-        step_N = self.column("step")
-        first, last = np.searchsorted(step_N, [low, high], side="left")
-        return slice(max(0, int(first) - 1), int(last) + 2)
+def between(step_N: Array, low: float, high: float) -> slice:
+    """Return the rows between two steps, plus one on each side so that lines reach the edge."""
+    first, last = np.searchsorted(step_N, [low, high], side="left")
+    return slice(max(0, int(first) - 1), int(last) + 2)
 
 
 def bucketed(step_N: Array, value_N: Array, most: int) -> dict[str, list[float | None]]:

@@ -21,7 +21,7 @@ from scalerl.types import EvalPoint
 MIN_POINTS = 5
 """Smallest number of evaluations for a fit."""
 MIN_GAIN = 0.01
-"""Default of `min_gain`: the gain that justifies twice the compute."""
+"""Gain that justifies twice the compute."""
 HORIZON = ("2x", "4x")
 
 
@@ -67,9 +67,7 @@ def forecast_dict(ahead: Forecast) -> dict[str, Any]:
     return {**values.pop("fit"), "forecast": values}
 
 
-def outlook(
-    curve: Curve, min_gain: float = MIN_GAIN, *, method: str = "posterior", exclude_below: float = 0.0
-) -> Outlook:
+def outlook(curve: Curve, *, method: str = "posterior", exclude_below: float = 0.0) -> Outlook:
     """Fit a curve, forecast it and give advice; `method` and `exclude_below` are passed to `fit`.
 
     Raises:
@@ -77,7 +75,7 @@ def outlook(
     """
     found = fit(curve, method, exclude_below=exclude_below)
     certain = len(found.draws.asymptote) == 1
-    advice = None if certain else advise(found, budget="2x", min_gain=min_gain)
+    advice = None if certain else advise(found, budget="2x", min_gain=MIN_GAIN)
     return Outlook(found, forecast(found, at=list(HORIZON)), advice)
 
 
@@ -89,7 +87,7 @@ def points_by_task(points: Sequence[EvalPoint]) -> dict[str, list[EvalPoint]]:
     return found
 
 
-def run_outlook(points: Sequence[EvalPoint], axis: str, label: str = "") -> Outlook:
+def run_outlook(points: Sequence[EvalPoint], axis: str) -> Outlook:
     """Return the outlook of a run, from its evaluations of one task, on one compute axis.
 
     Results are cached, because the display and the loggers of a run need the same ones.
@@ -100,18 +98,18 @@ def run_outlook(points: Sequence[EvalPoint], axis: str, label: str = "") -> Outl
     if len(points) < MIN_POINTS:
         raise CurveError(f"too few evaluations for a forecast: got {len(points)}; at least {MIN_POINTS} are needed")
     with _FITTING:  # threads that need the same fit wait for it
-        return _kept_outlook(tuple(points), axis, label)
+        return _kept_outlook(tuple(points), axis)
 
 
 _FITTING = threading.Lock()
 
 
 @lru_cache(maxsize=16)
-def _kept_outlook(points: tuple[EvalPoint, ...], axis: str, label: str) -> Outlook:
-    return outlook(curve_of(points, axis, label))
+def _kept_outlook(points: tuple[EvalPoint, ...], axis: str) -> Outlook:
+    return outlook(curve_of(points, axis))
 
 
-def curve_of(points: Sequence[EvalPoint], axis: str, label: str = "") -> Curve:
+def curve_of(points: Sequence[EvalPoint], axis: str) -> Curve:
     """Return the curve of a run's evaluations of one task, on one compute axis."""
     assert len({point.task for point in points}) <= 1, points
     return Curve(
@@ -119,7 +117,7 @@ def curve_of(points: Sequence[EvalPoint], axis: str, label: str = "") -> Curve:
         metric=[point.pass_rate for point in points],
         stderr=[point.stderr for point in points],
         axis=axis,
-        label=label or points[0].task,
+        label=points[0].task,
     )
 
 

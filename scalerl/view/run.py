@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from scalerl.core.serialization import flat
 from scalerl.scaling import CurveError
 from scalerl.scaling.estimate import as_json
 from scalerl.types import EvalPoint
-from scalerl.view.metrics import GROUPS, METRICS, Columns, bucketed, level_of
+from scalerl.view.metrics import GROUPS, METRICS, Array, between, bucketed, level_of
 from scalerl.view.outlook import Outlook, curve_of, data_note, default_axis, points_by_task, run_outlook
 from scalerl.view.page_figures import curve_traces, plain
 from scalerl.view.rollouts import RolloutIndex
@@ -30,6 +32,9 @@ from scalerl.view.warnings import KEPT, falling, number, warnings
 
 SHOWN = 2000
 """Number of evaluations above which the figure of a curve leaves some out."""
+
+COLUMNS = ("step", *METRICS)
+"""Columns of metrics.jsonl that are kept for figures."""
 
 LIFE_S = 2.0
 """Seconds between checks of the sign of life."""
@@ -135,8 +140,7 @@ class FollowedRun(RunView):
         self._tail, self._points_file = RowFile(path / "metrics.jsonl"), RowFile(path / "points.jsonl")
         self.rows += sound_rows(self._tail.tail())
         self._strange = 0
-        self._history: Columns | None = None
-        self._history_file = RowFile(path / "metrics.jsonl")
+        self._history, self._history_file = array("d"), RowFile(path / "metrics.jsonl")
         self._looked, self._config_written = -math.inf, -1.0
         self.poll()
 
@@ -155,8 +159,6 @@ class FollowedRun(RunView):
         changed = self._read_points() or bool(lines) or again
         if changed or now - self._looked >= LIFE_S:
             changed |= self._look(now)
-        if self._history is not None:
-            self._read_history()
         self.version += changed
         return changed
 
@@ -197,16 +199,6 @@ class FollowedRun(RunView):
         if found or again:
             self._falls = None
         return bool(found) or again
-
-    def _read_history(self) -> None:
-        assert self._history is not None
-        restarts = self._history_file.restarts
-        for line in self._history_file.new_lines():
-            if self._history_file.restarts != restarts:
-                restarts = self._history_file.restarts
-                self._history.clear()
-            if sound_rows([line.row]):
-                self._history.add(line.row)
 
     # --------------------------------------------------------------------------------------------------------- summary
 
@@ -266,42 +258,35 @@ class FollowedRun(RunView):
 
     # --------------------------------------------------------------------------------------------------------- metrics
 
-    def history(self) -> Columns:
-        """Return all rows as columns; the first call reads the whole file."""
-        if self._history is None:
-            self._history = Columns(("step", *METRICS))
-            self._read_history()
-        return self._history
+    def history(self) -> dict[str, Array]:
+        """Return the columns of all rows, shape (N,) each; values that are no numbers are NaN."""
+        restarts = self._history_file.restarts
+        for line in self._history_file.new_lines():
+            if self._history_file.restarts != restarts:
+                restarts = self._history_file.restarts
+                del self._history[:]
+            if sound_rows([line.row]):
+                self._history.extend(number(line.row.get(name)) for name in COLUMNS)
+        return dict(zip(COLUMNS, np.array(self._history).reshape(-1, len(COLUMNS)).T, strict=True))
 
     def metrics(self, places: int) -> list[dict[str, Any]]:
         """Return every metric with its meaning, last value, and a series of at most `places` points."""
         columns = self.history()
-        found = []
+        found: list[dict[str, Any]] = []
         for name, metric in METRICS.items():
-            if not np.isfinite(columns.column(name)).any():
+            if not np.isfinite(columns[name]).any():
                 continue  # for example router metrics of a dense model
             last = number(self.rows[-1].get(name)) if self.rows else math.nan
-            found.append(
-                {
-                    "name": name,
-                    "group": metric.group,
-                    "label": metric.label,
-                    "meaning": metric.meaning,
-                    "unit": metric.unit,
-                    "share": metric.share,
-                    "last": as_json(last),
-                    "level": level_of(name, last),
-                    "bounds": [*metric.above, *metric.below],
-                    **bucketed(columns.column("step"), columns.column(name), places),
-                }
-            )
+            told = {"name": name, "last": as_json(last), "level": level_of(name, last)}
+            bounds = {"bounds": [*metric.above, *metric.below]}
+            found.append({**asdict(metric), **told, **bounds, **bucketed(columns["step"], columns[name], places)})
         return sorted(found, key=lambda one: GROUPS.index(one["group"]))
 
     def series(self, name: str, low: float, high: float, places: int) -> dict[str, list[float | None]]:
         """Return a series of one metric between two steps."""
         columns = self.history()
-        part = columns.between(low, high)
-        return bucketed(columns.column("step")[part], columns.column(name)[part], places)
+        part = between(columns["step"], low, high)
+        return bucketed(columns["step"][part], columns[name][part], places)
 
     def config_fields(self) -> dict[str, str]:
         """Return every field of config.toml by its dotted name; empty if it cannot be read."""

@@ -13,29 +13,27 @@ from scalerl.core.outputs import why_not
 from scalerl.scaling import CurveError, Fit
 from scalerl.types import EvalPoint
 from scalerl.view.figures import picture
-from scalerl.view.outlook import Outlook, data_note, default_axis, points_by_task, run_outlook
+from scalerl.view.outlook import Outlook, data_note
+from scalerl.view.run import RunView
 
 
 def summarize(directory: Path, config: RunConfig, points: Sequence[EvalPoint]) -> list[str]:
     """Write curve.png and summary.json; return closing lines with the outlook of each task and the paths."""
-    note, every = data_note(config), points_by_task(points)
-    suites = {task: own for task, own in every.items() if task in set(config.tasks) - set(config.main_tasks)}
-    tasks = {task: own for task, own in every.items() if task not in suites}
+    view, note = RunView(config, (), points), data_note(config)
+    suites = {task: own[-1] for task, own in view.points.items() if task not in view.tasks}
     lines, found = [note] if note else [], dict[str, Outlook | None]()
-    for task, own in tasks.items():
-        lines += [f"task      {task}"] if len(tasks) > 1 else []
+    for task in view.tasks:
+        lines += [f"task      {task}"] if len(view.tasks) > 1 else []
+        found[task] = None
         try:
-            ahead = run_outlook(own, default_axis(config), label=f"{directory.name} · {task}")
-        except CurveError as error:
-            found[task] = None
-            lines.append(f"forecast  none: {error}")
-        else:
-            found[task] = ahead
+            found[task] = ahead = view.outlook(task)
             lines += ahead.lines()
-    lines += [f"suite     {name}: {_suite_line(own[-1])}" for name, own in suites.items()]
+        except CurveError as error:
+            lines.append(f"forecast  none: {error}")
+    lines += [f"suite     {name}: {_suite_line(last)}" for name, last in suites.items()]
     if any(found.values()):
         try:
-            write_summary(directory, found, note, {name: own[-1] for name, own in suites.items()})
+            write_summary(directory, found, note, suites)
             lines.append(f"picture   {directory / 'curve.png'}")
         except OSError as error:  # the run is complete even without the figure
             lines.append(f"picture   none: {why_not(directory / 'curve.png', error)}")

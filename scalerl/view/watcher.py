@@ -225,7 +225,6 @@ def _arm(found: StudyResult, arm: ArmResult) -> dict[str, Any]:
         "name": arm.name,
         "about": arm.about,
         "color": EFFECTS[arm.effect].color,
-        "effect": EFFECTS[arm.effect].words,
         "sentence": arm.sentence if arm.name != found.reference else "",
         "problems": arm.problems,
         "ceiling": None if ceiling is None else [ceiling.mean, ceiling.low, ceiling.high],

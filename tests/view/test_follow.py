@@ -13,7 +13,7 @@ from watched import METRICS as ROW
 from watched import add_points, add_rollouts, add_steps, rollout, write_run
 
 from scalerl.core.rows import RowFile
-from scalerl.view.metrics import GROUPS, METRICS, Columns, bucketed, level_of
+from scalerl.view.metrics import GROUPS, METRICS, between, bucketed, level_of
 from scalerl.view.rollouts import RolloutIndex
 from scalerl.view.run import FollowedRun
 from scalerl.view.state import STATES
@@ -94,12 +94,14 @@ def test_buckets_keep_minimum_mean_and_maximum():
     }  # fmt: skip
 
 
-def test_columns_grow_and_a_window_has_a_neighbor_on_each_side():
-    columns = Columns(("step", "loss"))
+def test_the_history_has_every_row_and_a_window_has_a_neighbor_on_each_side(tmp_path):
+    run = FollowedRun(write_run(tmp_path / "run"))
+    assert len(run.history()["loss"]) == 0
     for step in range(1, 1001):
-        columns.add({"step": step, "loss": None if step == 5 else step / 2, "other": 1})
-    assert len(columns) == 1000 and np.isnan(columns.column("loss")[4]) and columns.column("loss")[-1] == 500
-    assert columns.column("step")[columns.between(10, 12)].tolist() == [9, 10, 11, 12, 13]
+        add_steps(run.path, [step], loss="high" if step == 5 else step / 2)
+    columns = run.history()
+    assert len(columns["step"]) == 1000 and np.isnan(columns["loss"][4]) and columns["loss"][-1] == 500
+    assert columns["step"][between(columns["step"], 10, 12)].tolist() == [9, 10, 11, 12, 13]
 
 
 def test_every_documented_metric_has_a_meaning():
@@ -145,13 +147,13 @@ def test_a_falling_run_gives_a_warning_with_the_metrics_that_moved(tmp_path):
 def test_a_run_resumed_from_a_checkpoint_has_only_its_new_rows(tmp_path):
     run = FollowedRun(write_run(tmp_path / "run", rows=100, points=10), "run")
     run.poll(0.0)
-    assert len(run.history()) == 100 and run.step == 100
+    assert len(run.history()["step"]) == 100 and run.step == 100
     (run.path / "metrics.jsonl").unlink()
     (run.path / "points.jsonl").unlink()
     add_steps(run.path, range(1, 41), loss=7.0)
     add_points(run.path, range(4))
     assert run.poll(5.0) and run.step == 40 and len(run.points["arithmetic"]) == 4
-    assert len(run.history()) == 40 and run.series("loss", 0, 99, 10)["mean"] == [7.0] * 10
+    assert len(run.history()["step"]) == 40 and run.series("loss", 0, 99, 10)["mean"] == [7.0] * 10
 
 
 def test_rollouts_are_found_by_their_columns(tmp_path):
