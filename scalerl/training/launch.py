@@ -50,7 +50,7 @@ from scalerl.training.run_model import (
     sent_weights,
     with_adapters,
 )
-from scalerl.training.saved import Checkpoints, check_unchanged, overrule, sound_checkpoint, with_options
+from scalerl.training.saved import Checkpoints, continued, overrule, sound_checkpoint
 from scalerl.training.session import Session
 
 
@@ -93,9 +93,7 @@ def resume(
     try:
         config, store = directory.config, CheckpointStore(path / "checkpoints", directory.config.checkpoint.keep)
         checkpoint = sound_checkpoint(directory, store, display.note)
-        if checkpoint is not None:
-            check_unchanged(config, checkpoint, path)
-        config = with_options(path, config, options, steps, checkpoint)
+        config = continued(path, config, options, steps, checkpoint)
         makers = makers_of(config)
         if config != directory.config:
             directory.save_config(config)

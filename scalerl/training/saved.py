@@ -184,72 +184,49 @@ FREE = ("steps", "stop_when", "checkpoint", "placement", "loggers", "notify")
 """Fields of a configuration that a resume may change, because they do not affect completed steps."""
 
 
-def with_options(
+def continued(
     path: Path,
     config: RunConfig,
     options: Mapping[str, Any] | Sequence[str],
     steps: int | None,
     checkpoint: Path | None,
 ) -> RunConfig:
-    """Return the configuration of a run with the options of a resume.
+    """Return the configuration with which a run continues.
 
     Args:
         path: The run directory.
         config: The configuration saved in the run directory.
         options: Command-line options, or values by dotted field name; without `--steps`.
-        steps: Value of `--steps`.
+        steps: Value of `--steps`; None keeps the number.
         checkpoint: The checkpoint to resume. A new learning rate is recorded as valid from its step on.
 
     Raises:
-        ConfigError: An option would make it a different run.
+        ConfigError: An option, or a change in config.toml since the checkpoint, would make it a different run.
     """
-    config = config if steps is None else replace(config, steps=steps)
-    if not options:
-        return config
-    changed, optimizer = read_config(path / "config.toml", options), config.recipe.optimizer
+    before, step = config, 0
+    if checkpoint is not None:
+        state = load_plain(checkpoint, "trainer")
+        before, step = parse_config(state["config"], f"{checkpoint}/trainer.json"), int(state["progress"]["step"])
+    wanted = read_config(path / "config.toml", options) if options else config
+    optimizer = wanted.recipe.optimizer
     if any(word.removeprefix("--").partition("=")[0] == LEARNING_RATE for word in options):
-        step = 0 if checkpoint is None else int(load_plain(checkpoint, "trainer")["progress"]["step"])
-        rates = _rates_until(step, config)
-        rates.append(LaterRate(after_step=step, learning_rate=changed.recipe.optimizer.learning_rate))
-        optimizer = replace(optimizer, later_rates=tuple(rates))
-    wanted = replace(config, **{name: getattr(changed, name) for name in FREE if name != "steps"})
-    same = replace(changed.recipe.optimizer, learning_rate=optimizer.learning_rate)
-    if replace(changed, steps=config.steps, recipe=replace(changed.recipe, optimizer=same)) != wanted:
-        raise ConfigError(
-            f"scalerl resume: got {' '.join(map(str, options))}; allowed: --steps, --{LEARNING_RATE}, and the fields "
-            f"of {', '.join(FREE)}. Other options need a new run: scalerl train {path}/config.toml "
-            "--run-dir ANOTHER, with these options"
-        )
-    return replace(wanted, recipe=replace(config.recipe, optimizer=optimizer))
-
-
-def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
-    """Refuse a checkpoint of another configuration, except for fields in FREE.
-
-    Args:
-        config: Configuration in the run directory.
-        checkpoint: The checkpoint to resume.
-        path: The run directory, for messages.
-
-    Raises:
-        ConfigError: The checkpoint cannot be resumed with this configuration.
-    """
-    state = load_plain(checkpoint, "trainer")
-    before = parse_config(state["config"], f"{checkpoint}/trainer.json")
-    free: dict[str, Any] = {name: getattr(before, name) for name in FREE}
-    step, optimizer = int(state["progress"]["step"]), config.recipe.optimizer
-    if _rates_until(step, config) == _rates_until(step, before):  # later ones may be new
+        later = LaterRate(after_step=step, learning_rate=optimizer.learning_rate)
+        rates = (*_rates_until(step, config), later)
+        optimizer = replace(optimizer, learning_rate=config.recipe.optimizer.learning_rate, later_rates=rates)
+    wanted = replace(wanted, steps=steps or config.steps, recipe=replace(wanted.recipe, optimizer=optimizer))
+    same = replace(wanted, **{name: getattr(before, name) for name in FREE})
+    if _rates_until(step, wanted) == _rates_until(step, before):  # later ones may be new
         optimizer = replace(optimizer, later_rates=before.recipe.optimizer.later_rates)
-        free["recipe"] = replace(config.recipe, optimizer=optimizer)
-    if replace(config, **free) == before:
-        return
-    old, new = to_toml(before).splitlines(), to_toml(replace(config, **free)).splitlines()
-    changed = [f"{line!r} instead of {was!r}" for was, line in zip(old, new, strict=False) if was != line]
-    raise ConfigError(
-        f"{path / 'config.toml'} was changed since the run was checkpointed: "
-        f"{'; '.join(changed[:5]) or 'sections differ'}. "
-        "Undo the change to resume, or start a new run with `scalerl train CONFIG.toml`"
-    )
+        same = replace(same, recipe=replace(same.recipe, optimizer=optimizer))
+    if same != before:
+        pairs = zip(to_toml(before).splitlines(), to_toml(same).splitlines(), strict=False)
+        changed = [f"{line!r} instead of {was!r}" for was, line in pairs if was != line]
+        raise ConfigError(
+            f"{path}: got {'; '.join(changed[:5]) or 'other sections'} in an option or in config.toml, which would "
+            f"make it a different run; allowed: --steps, --{LEARNING_RATE}, and the fields of {', '.join(FREE)}. Undo "
+            f"the change to resume, or start a new run: scalerl train {path}/config.toml --run-dir ANOTHER"
+        )
+    return wanted
 
 
 def _rates_until(step: int, config: RunConfig) -> list[LaterRate]:
