@@ -19,9 +19,10 @@ from scalerl.training.checkpoint import FORMAT, CheckpointStore, load_plain, sav
 from scalerl.training.learner.base import BadGradient, Learner, TrainBatch
 from scalerl.training.manifest import Damaged, check_files
 from scalerl.training.progress import Compute, Progress, TrainingFailed
-from scalerl.training.records import Display, Records
+from scalerl.training.records import Records
 from scalerl.training.resolve import arithmetic
 from scalerl.training.run_dir import RunDirectory
+from scalerl.view.display import RunDisplay
 
 
 @dataclass(slots=True)
@@ -124,7 +125,8 @@ def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[
         try:
             check_files(store.path(step))
             state = load_plain(store.path(step), "trainer")
-            _check_format(state, run.path)
+            if state.get("format") != FORMAT:
+                raise Damaged(f"it has the format {state.get('format')}; this version of scalerl reads {FORMAT}")
             run.check_rows(state)
         except Damaged as error:
             faults[step] = str(error)
@@ -136,38 +138,26 @@ def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[
         return store.path(step)
     if not faults and not _trained(run.path, store):
         return None
-    what = "; ".join(f"step {step}: {fault}" for step, fault in faults.items()) if faults else "they were removed"
+    what = "; ".join(f"step {step}: {fault}" for step, fault in faults.items()) or "they were removed"
+    export = f", or from its exported weights: --model {run.path}/model" if (run.path / "model").exists() else ""
     raise ConfigError(
         f"{run.path}: this run had checkpoints, but none of them can be used ({what}). Starting over would remove its "
         "rows, so nothing was changed. Restore the files from a copy, or start a new run: "
-        f"scalerl train {run.path}/config.toml{_from_export(run.path)}. `scalerl fit {run.path}` still reads its curve"
+        f"scalerl train {run.path}/config.toml{export}. `scalerl fit {run.path}` still reads its curve"
     )
 
 
-def _check_format(state: Mapping[str, Any], path: Path) -> None:
-    if state.get("format") != FORMAT:
-        raise ConfigError(
-            f"{path}: its checkpoints were written by another version of scalerl and cannot be resumed by this one. "
-            f"`scalerl fit {path}` still reads its curve; to train it again: scalerl train {path}/config.toml; to "
-            f"start a new run from its exported weights: scalerl train --model {path}/model"
-        )
-
-
 def _trained(path: Path, store: CheckpointStore) -> bool:
-    """Return whether a run must have had a checkpoint, by its marker or by files that only a finished run has.
+    """Return whether a run must have had a checkpoint, by its marker.
 
     The checkpoint directory is created before the first row, so rows without it mean that it was removed.
     """
-    if not store.directory.exists() and any(file.stat().st_size for file in path.glob("*.jsonl")):
-        return True
-    return store.had_some or (path / "model").exists() or (path / "summary.json").exists()
+    if not store.directory.exists():
+        return any(file.stat().st_size for file in path.glob("*.jsonl"))
+    return store.had_some
 
 
-def _from_export(path: Path) -> str:
-    return f", or from its exported weights: --model {path}/model" if (path / "model/config.json").exists() else ""
-
-
-def overrule(progress: Progress, display: Display) -> Progress:
+def overrule(progress: Progress, display: RunDisplay) -> Progress:
     """Disable the condition that ended a run, because resuming the run means that it should continue."""
     if progress.stopped_by:
         display.note(
