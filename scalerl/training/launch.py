@@ -35,7 +35,7 @@ from scalerl.training.learner.base import Learner
 from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, single_learner
 from scalerl.training.progress import Compute, Progress, Stopwatch
-from scalerl.training.records import Display, Records
+from scalerl.training.records import Records
 from scalerl.training.resolve import arithmetic_notes, length_notes, nucleus_notes, pinned, resolve
 from scalerl.training.run_dir import RunDirectory, check_empty, inputs_of, recorded
 from scalerl.training.run_model import (
@@ -48,11 +48,12 @@ from scalerl.training.run_model import (
     sent_weights,
     with_adapters,
 )
-from scalerl.training.saved import Checkpoints, check_unchanged, overrule, sound_checkpoint, with_options
+from scalerl.training.saved import Checkpoints, continued, overrule, sound_checkpoint
 from scalerl.training.session import Session
+from scalerl.view.display import RunDisplay
 
 
-def start(config: RunConfig, path: Path, display: Display, stop_requested: Callable[[], bool]) -> Session:
+def start(config: RunConfig, path: Path, display: RunDisplay, stop_requested: Callable[[], bool]) -> Session:
     """Start a new run: check the configuration and its inputs, then start the generator.
 
     Raises:
@@ -71,7 +72,7 @@ def start(config: RunConfig, path: Path, display: Display, stop_requested: Calla
 def resume(
     path: Path,
     steps: int | None,
-    display: Display,
+    display: RunDisplay,
     stop_requested: Callable[[], bool],
     options: Mapping[str, Any] | Sequence[str] = (),
 ) -> Session:
@@ -80,7 +81,7 @@ def resume(
     Args:
         path: The run directory.
         steps: New total number of steps, to train beyond the old one; None keeps it.
-        display: Display of the run.
+        display: RunDisplay of the run.
         stop_requested: Function called while waiting; if it returns true, the run stops.
         options: Values for the few fields that a resume may change (saved.py).
 
@@ -91,9 +92,7 @@ def resume(
     try:
         config, store = directory.config, CheckpointStore(path / "checkpoints", directory.config.checkpoint.keep)
         checkpoint = sound_checkpoint(directory, store, display.note)
-        if checkpoint is not None:
-            check_unchanged(config, checkpoint, path)
-        config = with_options(path, config, options, steps, checkpoint)
+        config = continued(path, config, options, steps, checkpoint)
         makers = makers_of(config)
         if config != directory.config:
             directory.save_config(config)
@@ -112,7 +111,7 @@ def resume(
 
 
 def _assemble(
-    directory: RunDirectory, checkpoint: Path | None, display: Display, stop_requested: Callable[[], bool]
+    directory: RunDirectory, checkpoint: Path | None, display: RunDisplay, stop_requested: Callable[[], bool]
 ) -> Session:
     """Check the inputs of a run, then make its objects; the generator is not started yet."""
     config, path = directory.config, directory.path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from scalerl.loggers.follow import Followers
 from scalerl.prompts.curriculum import Curriculum, Mixture
@@ -14,22 +14,7 @@ from scalerl.tasks.scoring import ScoringService
 from scalerl.training.progress import Compute, Progress
 from scalerl.training.run_dir import RunDirectory
 from scalerl.types import EvalPoint, GeneratorStats
-
-
-class Display(Protocol):
-    """Display of a run."""
-
-    def step(self, row: dict[str, Any]) -> None:
-        """Show a training step."""
-        ...
-
-    def point(self, points: Sequence[EvalPoint]) -> None:
-        """Show the curve so far."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Show a line of text."""
-        ...
+from scalerl.view.display import RunDisplay
 
 
 @dataclass(slots=True)
@@ -37,7 +22,7 @@ class Records:
     """Writes and shows the results of a run."""
 
     directory: RunDirectory
-    display: Display
+    display: RunDisplay
     pipeline: Pipeline
     scoring: ScoringService
     curriculum: Curriculum | Mixture

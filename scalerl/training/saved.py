@@ -18,9 +18,10 @@ from scalerl.training.checkpoint import FORMAT, CheckpointStore, load_plain, sav
 from scalerl.training.learner.base import BadGradient, Learner, TrainBatch
 from scalerl.training.manifest import Damaged, check_files
 from scalerl.training.progress import Compute, Progress, TrainingFailed
-from scalerl.training.records import Display, Records
+from scalerl.training.records import Records
 from scalerl.training.resolve import arithmetic
 from scalerl.training.run_dir import RunDirectory
+from scalerl.view.display import RunDisplay
 
 
 @dataclass(slots=True)
@@ -123,7 +124,8 @@ def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[
         try:
             check_files(store.path(step))
             state = load_plain(store.path(step), "trainer")
-            _check_format(state, run.path)
+            if state.get("format") != FORMAT:
+                raise Damaged(f"it has the format {state.get('format')}; this version of scalerl reads {FORMAT}")
             run.check_rows(state)
         except Damaged as error:
             faults[step] = str(error)
@@ -135,38 +137,26 @@ def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[
         return store.path(step)
     if not faults and not _trained(run.path, store):
         return None
-    what = "; ".join(f"step {step}: {fault}" for step, fault in faults.items()) if faults else "they were removed"
+    what = "; ".join(f"step {step}: {fault}" for step, fault in faults.items()) or "they were removed"
+    export = f", or from its exported weights: --model {run.path}/model" if (run.path / "model").exists() else ""
     raise ConfigError(
         f"{run.path}: this run had checkpoints, but none of them can be used ({what}). Starting over would remove its "
         "rows, so nothing was changed. Restore the files from a copy, or start a new run: "
-        f"scalerl train {run.path}/config.toml{_from_export(run.path)}. `scalerl fit {run.path}` still reads its curve"
+        f"scalerl train {run.path}/config.toml{export}. `scalerl fit {run.path}` still reads its curve"
     )
 
 
-def _check_format(state: Mapping[str, Any], path: Path) -> None:
-    if state.get("format") != FORMAT:
-        raise ConfigError(
-            f"{path}: its checkpoints were written by another version of scalerl and cannot be resumed by this one. "
-            f"`scalerl fit {path}` still reads its curve; to train it again: scalerl train {path}/config.toml; to "
-            f"start a new run from its exported weights: scalerl train --model {path}/model"
-        )
-
-
 def _trained(path: Path, store: CheckpointStore) -> bool:
-    """Return whether a run must have had a checkpoint, by its marker or by files that only a finished run has.
+    """Return whether a run must have had a checkpoint, by its marker.
 
     The checkpoint directory is created before the first row, so rows without it mean that it was removed.
     """
-    if not store.directory.exists() and any(file.stat().st_size for file in path.glob("*.jsonl")):
-        return True
-    return store.had_some or (path / "model").exists() or (path / "summary.json").exists()
+    if not store.directory.exists():
+        return any(file.stat().st_size for file in path.glob("*.jsonl"))
+    return store.had_some
 
 
-def _from_export(path: Path) -> str:
-    return f", or from its exported weights: --model {path}/model" if (path / "model/config.json").exists() else ""
-
-
-def overrule(progress: Progress, display: Display) -> Progress:
+def overrule(progress: Progress, display: RunDisplay) -> Progress:
     """Disable the condition that ended a run, because resuming the run means that it should continue."""
     if progress.stopped_by:
         display.note(
@@ -183,72 +173,49 @@ FREE = ("steps", "stop_when", "checkpoint", "placement", "loggers", "notify")
 """Fields of a configuration that a resume may change, because they do not affect completed steps."""
 
 
-def with_options(
+def continued(
     path: Path,
     config: RunConfig,
     options: Mapping[str, Any] | Sequence[str],
     steps: int | None,
     checkpoint: Path | None,
 ) -> RunConfig:
-    """Return the configuration of a run with the options of a resume.
+    """Return the configuration with which a run continues.
 
     Args:
         path: The run directory.
         config: The configuration saved in the run directory.
         options: Command-line options, or values by dotted field name; without `--steps`.
-        steps: Value of `--steps`.
+        steps: Value of `--steps`; None keeps the number.
         checkpoint: The checkpoint to resume. A new learning rate is recorded as valid from its step on.
 
     Raises:
-        ConfigError: An option would make it a different run.
+        ConfigError: An option, or a change in config.toml since the checkpoint, would make it a different run.
     """
-    config = config if steps is None else replace(config, steps=steps)
-    if not options:
-        return config
-    changed, optimizer = read_config(path / "config.toml", options), config.recipe.optimizer
+    before, step = config, 0
+    if checkpoint is not None:
+        state = load_plain(checkpoint, "trainer")
+        before, step = parse_config(state["config"], f"{checkpoint}/trainer.json"), int(state["progress"]["step"])
+    wanted = read_config(path / "config.toml", options) if options else config
+    optimizer = wanted.recipe.optimizer
     if any(word.removeprefix("--").partition("=")[0] == LEARNING_RATE for word in options):
-        step = 0 if checkpoint is None else int(load_plain(checkpoint, "trainer")["progress"]["step"])
-        rates = _rates_until(step, config)
-        rates.append(LaterRate(after_step=step, learning_rate=changed.recipe.optimizer.learning_rate))
-        optimizer = replace(optimizer, later_rates=tuple(rates))
-    wanted = replace(config, **{name: getattr(changed, name) for name in FREE if name != "steps"})
-    same = replace(changed.recipe.optimizer, learning_rate=optimizer.learning_rate)
-    if replace(changed, steps=config.steps, recipe=replace(changed.recipe, optimizer=same)) != wanted:
-        raise ConfigError(
-            f"scalerl resume: got {' '.join(map(str, options))}; allowed: --steps, --{LEARNING_RATE}, and the fields "
-            f"of {', '.join(FREE)}. Other options need a new run: scalerl train {path}/config.toml "
-            "--run-dir ANOTHER, with these options"
-        )
-    return replace(wanted, recipe=replace(config.recipe, optimizer=optimizer))
-
-
-def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
-    """Refuse a checkpoint of another configuration, except for fields in FREE.
-
-    Args:
-        config: Configuration in the run directory.
-        checkpoint: The checkpoint to resume.
-        path: The run directory, for messages.
-
-    Raises:
-        ConfigError: The checkpoint cannot be resumed with this configuration.
-    """
-    state = load_plain(checkpoint, "trainer")
-    before = parse_config(state["config"], f"{checkpoint}/trainer.json")
-    free: dict[str, Any] = {name: getattr(before, name) for name in FREE}
-    step, optimizer = int(state["progress"]["step"]), config.recipe.optimizer
-    if _rates_until(step, config) == _rates_until(step, before):  # later ones may be new
+        later = LaterRate(after_step=step, learning_rate=optimizer.learning_rate)
+        rates = (*_rates_until(step, config), later)
+        optimizer = replace(optimizer, learning_rate=config.recipe.optimizer.learning_rate, later_rates=rates)
+    wanted = replace(wanted, steps=steps or config.steps, recipe=replace(wanted.recipe, optimizer=optimizer))
+    same = replace(wanted, **{name: getattr(before, name) for name in FREE})
+    if _rates_until(step, wanted) == _rates_until(step, before):  # later ones may be new
         optimizer = replace(optimizer, later_rates=before.recipe.optimizer.later_rates)
-        free["recipe"] = replace(config.recipe, optimizer=optimizer)
-    if replace(config, **free) == before:
-        return
-    old, new = to_toml(before).splitlines(), to_toml(replace(config, **free)).splitlines()
-    changed = [f"{line!r} instead of {was!r}" for was, line in zip(old, new, strict=False) if was != line]
-    raise ConfigError(
-        f"{path / 'config.toml'} was changed since the run was checkpointed: "
-        f"{'; '.join(changed[:5]) or 'sections differ'}. "
-        "Undo the change to resume, or start a new run with `scalerl train CONFIG.toml`"
-    )
+        same = replace(same, recipe=replace(same.recipe, optimizer=optimizer))
+    if same != before:
+        pairs = zip(to_toml(before).splitlines(), to_toml(same).splitlines(), strict=False)
+        changed = [f"{line!r} instead of {was!r}" for was, line in pairs if was != line]
+        raise ConfigError(
+            f"{path}: got {'; '.join(changed[:5]) or 'other sections'} in an option or in config.toml, which would "
+            f"make it a different run; allowed: --steps, --{LEARNING_RATE}, and the fields of {', '.join(FREE)}. Undo "
+            f"the change to resume, or start a new run: scalerl train {path}/config.toml --run-dir ANOTHER"
+        )
+    return wanted
 
 
 def _rates_until(step: int, config: RunConfig) -> list[LaterRate]:

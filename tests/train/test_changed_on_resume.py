@@ -6,7 +6,7 @@ from scalerl.config.base import replace
 from scalerl.config.recipe import AdamW, LaterRate
 from scalerl.core.errors import ConfigError
 from scalerl.training.checkpoint import save_state
-from scalerl.training.saved import with_options
+from scalerl.training.saved import continued
 from scalerl.view.outlook import data_note
 
 
@@ -14,7 +14,7 @@ from scalerl.view.outlook import data_note
 def run(tmp_path):
     """A run directory with a checkpoint of step 8."""
     (tmp_path / "config.toml").write_text(to_toml(LAB))
-    save_state(tmp_path / "step_000008", "trainer", {"progress": {"step": 8}})
+    save_state(tmp_path / "step_000008", "trainer", {"progress": {"step": 8}, "config": to_toml(LAB)})
     return tmp_path
 
 
@@ -26,27 +26,27 @@ def test_a_later_rate_applies_from_its_step_on_and_keeps_the_warm_up():
 
 def test_the_rate_of_a_resume_is_recorded_with_the_step_of_its_checkpoint(run):
     words = ["--recipe.optimizer.learning_rate", "1e-4"]
-    changed = with_options(run, LAB, words, None, run / "step_000008")
+    changed = continued(run, LAB, words, None, run / "step_000008")
     optimizer = changed.recipe.optimizer
     assert optimizer.learning_rate == LAB.recipe.optimizer.learning_rate
     assert optimizer.later_rates == (LaterRate(after_step=8, learning_rate=1e-4),)
     assert parse_config(to_toml(changed), "text") == changed
     assert "learning rate was set to 0.0001 after step 8" in data_note(changed)
     (run / "config.toml").write_text(to_toml(changed))
-    again = with_options(run, changed, {"recipe.optimizer.learning_rate": 5e-5}, 50, run / "step_000008")
+    again = continued(run, changed, {"recipe.optimizer.learning_rate": 5e-5}, 50, run / "step_000008")
     assert again.recipe.optimizer.later_rates == (LaterRate(after_step=8, learning_rate=5e-5),) and again.steps == 50
 
 
 def test_options_that_do_not_affect_completed_steps_are_accepted(run):
     words = ["--checkpoint.every", "3", "--stop_when", "[]"]
-    changed = with_options(run, LAB, words, 7, None)
+    changed = continued(run, LAB, words, 7, None)
     assert changed == replace(LAB, steps=7, checkpoint=replace(LAB.checkpoint, every=3), stop_when=())
 
 
 @pytest.mark.parametrize("words", [["--recipe.loss", "gspo"], ["--seed", "3"], ["--recipe.optimizer.eps", "1e-8"]])
 def test_an_option_that_would_make_a_different_run_is_refused(run, words):
     with pytest.raises(ConfigError, match="allowed: --steps"):
-        with_options(run, LAB, words, None, None)
+        continued(run, LAB, words, None, None)
 
 
 @pytest.mark.slow

@@ -186,7 +186,7 @@ def test_without_an_undamaged_checkpoint_nothing_is_changed(two):
     assert two.steps() == [10, 20] and (run.path / "metrics.jsonl").read_text() == "{}\n"
 
 
-@pytest.mark.parametrize("how", ["their directories", "all of checkpoints/", "the marker too"])
+@pytest.mark.parametrize("how", ["their directories", "all of checkpoints/"])
 def test_a_run_whose_checkpoints_were_removed_does_not_start_over(two, how):
     run, store = run_of(two), two
     for step in (10, 20):
@@ -194,9 +194,6 @@ def test_a_run_whose_checkpoints_were_removed_does_not_start_over(two, how):
     if how == "all of checkpoints/":
         shutil.rmtree(two.directory)
         store = CheckpointStore(two.directory, keep=2)
-    if how == "the marker too":
-        (two.directory / ".written").unlink()
-        (run.path / "summary.json").touch()
     with pytest.raises(ConfigError, match=r"none of them can be used \(they were removed\)\. Starting over"):
         sound_checkpoint(run, store, pytest.fail)
     with pytest.raises(ConfigError, match="they were removed"):  # and not at the second attempt either

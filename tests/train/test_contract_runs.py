@@ -124,5 +124,5 @@ def test_a_run_directory_of_an_incompatible_version_is_refused(two_engines, tmp_
     process = runs.start(["resume", str(path)])
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 2 and "Traceback" not in text, text
-    assert "written by another version of scalerl" in text and f"scalerl train {path}/config.toml" in text
+    assert "it has the format 2; this version of scalerl reads" in text and f"scalerl train {path}/config.toml" in text
     assert (path / "metrics.jsonl").read_bytes() == before

@@ -218,8 +218,7 @@ def load_learner(spec: RankSpec, mesh: DeviceMesh) -> ShardedLearner:
     """Load this rank's shard of the model and create the learner for the recipe."""
     import torch
 
-    from scalerl.training.learner.fsdp import ShardedLearner
-    from scalerl.training.learner.shard import load_sharded
+    from scalerl.training.learner.fsdp import ShardedLearner, load_sharded
 
     config, dtype = spec.config, spec.config.hardware.dtype
     policy = load_sharded(
