@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from threading import Thread
 from typing import Any
 
-from scalerl.cluster.connect import last_line
-from scalerl.core.errors import ConfigError
+from scalerl.cluster.remote import Actor, RayRemote
+from scalerl.core.remote import End, host
 from scalerl.rollouts.build import EngineSpec, restarted_engines
 from scalerl.rollouts.engine import Engine
 from scalerl.rollouts.free_running import FreeRunner, Report
@@ -20,27 +21,12 @@ REPORT_S = 1.0
 """Seconds after which an actor answers a report even without results, as a heartbeat."""
 
 
-class EngineActor:
+class EngineActor(Actor):
     """Asynchronous engines over one model, in a Ray process or in a server next to it."""
-
-    def __init__(self, begin: Callable[[], Life]) -> None:
-        self._begin = begin
-
-    def start(self) -> None:
-        """Load the model and start."""
-        self._life = self._begin()
-
-    def post(self, number: int, method: str, *arguments: Any) -> None:
-        """Queue a call of an engine's method."""
-        self._life.post(number, method, *arguments)
-
-    def report(self, wait_s: float) -> Report | None:
-        """Return the results since the last report; wait up to `wait_s` if there are none."""
-        return self._life.report(wait_s)
 
 
 class RayLife:
-    """One life of an EngineActor (rollouts/restarts.py)."""
+    """One life of the engines in an EngineActor (rollouts/restarts.py)."""
 
     def __init__(
         self, ray: Any, begin: Callable[[], Life], name: str, resources: Mapping[str, float], start_s: float
@@ -56,27 +42,21 @@ class RayLife:
 
         Raises:
             EngineDied: The actor could not be placed or started in time, or ended.
-            ConfigError: An error that the user can correct, such as a missing model.
+            ConfigError, PluginError: From starting the engines, such as a missing model.
         """
-        self._ray, self.name = ray, name
-        # separate threads: calls of one group keep their order, and a report may wait
-        actor_class = ray.remote(concurrency_groups={"control": 1, "report": 1})(EngineActor)
-        self._actor = actor_class.options(**resources, max_restarts=0).remote(begin)
-        start = self._actor.start.options(concurrency_group="control")
+        self._remote = RayRemote(ray, EngineActor, partial(report_life, begin), name, EngineDied, resources)
+        setting = "placement.start_timeout_s"
         try:
-            self._get(
-                self._actor.__ray_ready__.remote(), start_s, "was not placed; is the cluster full? see `ray status`"
-            )
+            self._remote.placed(start_s, setting)
             # a server measures the same time, and its message gives the reason
-            self._get(start.remote(), start_s + START_SPARE_S, "did not start")
-        except (EngineDied, ConfigError):
+            self._remote.receive(start_s + START_SPARE_S, f"its start ({setting})")
+        except BaseException:
             self.kill()  # an actor that starts later would occupy its cores and GPUs
             raise
-        self._answer = self._ask()
 
     def post(self, number: int, method: str, *arguments: Any) -> None:
         """Request a submit, cancel or swap, executed in order; return immediately."""
-        self._actor.post.options(concurrency_group="control").remote(number, method, *arguments)
+        self._remote.tell("post", number, method, *arguments)
 
     def report(self, wait_s: float) -> Report | None:
         """Return the results since the last report; None if no answer came in time.
@@ -84,31 +64,30 @@ class RayLife:
         Raises:
             EngineDied: The actor or its node ended, or the engine failed.
         """
-        done, _ = self._ray.wait([self._answer], timeout=wait_s)
-        if not done:
-            return None
-        report: Report = self._get(self._answer)
-        self._answer = self._ask()
-        return report
+        return self._remote.receive() if self._remote.poll(wait_s) else None
 
     def kill(self) -> None:
         """End the actor's process."""
-        self._ray.kill(self._actor)
+        self._remote.end()
 
-    def _ask(self) -> Any:
-        return self._actor.report.options(concurrency_group="report").remote(REPORT_S)
 
-    def _get(self, reference: Any, timeout_s: float | None = None, late: str = "") -> Any:
-        try:
-            return self._ray.get(reference, timeout=timeout_s)
-        except self._ray.exceptions.GetTimeoutError:
-            raise EngineDied(f"{self.name}: after {timeout_s:g} s (placement.start_timeout_s) it {late}") from None
-        except self._ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, ConfigError):
-                raise ConfigError(str(error.cause)) from None
-            raise EngineDied(f"{self.name} failed: {last_line(error)}") from None
-        except self._ray.exceptions.RayError as error:
-            raise EngineDied(f"{self.name} ended: {last_line(error)}") from None
+def report_life(begin: Callable[[], Life], end: End) -> None:
+    """Run engines in an actor and report what they have finished, at least every `REPORT_S` seconds.
+
+    Consumes: calls of `post`. Produces: reports. Waits for: results, or the caller to take the last report.
+    Unblocked by: results, the time limit, or the caller.
+    """
+    life = begin()
+    end.say("done", None)
+    Thread(target=host, args=(end, partial(_post, life)), daemon=True).start()
+    while True:
+        end.say("done", life.report(REPORT_S))
+
+
+def _post(life: Life, end: End) -> None:
+    while True:
+        _, arguments = end.next()
+        life.post(*arguments)
 
 
 def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[Sequence[Engine]]:

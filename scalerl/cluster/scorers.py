@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
+from copy import copy
 from typing import Any, NamedTuple
 
 from scalerl.cluster.connect import STARTED_S, last_line
@@ -13,8 +13,8 @@ from scalerl.config.base import replace
 from scalerl.config.data import TaskData
 from scalerl.config.run import RunConfig, Scoring
 from scalerl.core.errors import ConfigError
-from scalerl.tasks.scoring import Pending, Scorer, make_scorer
-from scalerl.tasks.user_rewards import Failures
+from scalerl.tasks.scoring import Pending, Scorer, make_scorer, make_scorers
+from scalerl.tasks.user_rewards import Failures, RewardError
 from scalerl.types import Prompt, Score
 
 GROUPS = 64
@@ -28,38 +28,27 @@ class ScorerActor:
 
     def __init__(self, tasks: Sequence[TaskData], settings: Scoring) -> None:
         self._scorers = {task.curve: make_scorer(task, settings) for task in tasks}
-        self._failures = CallFailures()
-        for scorer in self._scorers.values():
-            scorer.failures = self._failures
 
     def ready(self) -> None:
         """Return when the actor has started."""
 
     def judge(self, task: str, prompt: Prompt, completions: Sequence[str]) -> Judged:
-        """Return the scores of one prompt's completions.
+        """Return the scores of one prompt's completions; an actor has several such calls at a time, in threads.
 
         Consumes: one group. Produces: its scores. Waits for: the verifiers. Unblocked by: their timeouts.
         """
-        scorer = self._scorers[task]
+        scorer: Any = copy(self._scorers[task])  # with the counts of this call only
+        scorer.timeouts, scorer.failures = 0, CallFailures("")
         pending = scorer.submit(prompt, completions)
-        return Judged(pending.finish(pending.futures), scorer.timeouts, self._failures.take())
+        return Judged(pending.finish(pending.futures), scorer.timeouts, scorer.failures.problems)
 
 
 class CallFailures(Failures):
-    """Failures in one call of an actor; the trainer adds up the failures of all actors."""
-
-    def __init__(self) -> None:
-        super().__init__("", limit=1.0)
-        self._local = threading.local()  # an actor scores several groups at a time, each in a separate thread
+    """Failures of one call of an actor; the trainer counts those of all actors."""
 
     def count(self, completions: int, problems: list[str]) -> None:
-        """Store the problems of this call."""
-        self._local.problems = problems
-
-    def take(self) -> list[str]:
-        """Return the problems of this thread's last call."""
-        problems: list[str] = self._local.problems
-        return problems
+        """Store the problems."""
+        self.problems = problems
 
 
 class Judged(NamedTuple):
@@ -70,9 +59,22 @@ class Judged(NamedTuple):
 
     scores: list[Score]
     timeouts: int
-    """Number of verifiers stopped by their timeout in this actor so far."""
+    """Number of verifiers stopped by their timeout."""
     problems: list[str]
     """One message per completion without a reward."""
+
+
+class Sent(NamedTuple):
+    """A group that was sent to an actor.
+
+    Example: Sent(number=1, actor=Actor(ScorerActor, 8f3a...), answer=Future())
+    """
+
+    number: int
+    """Position of the actor in the pool."""
+    actor: Any
+    """The actor, which may have been replaced since then."""
+    answer: Future[Any]
 
 
 class ActorPool:
@@ -106,30 +108,33 @@ class ActorPool:
         actor = self._ray.remote(max_concurrency=GROUPS, max_restarts=0, **resources)(ScorerActor)
         return actor.remote(self._config.data, settings)
 
-    def judge(self, task: str, prompt: Prompt, completions: Sequence[str]) -> tuple[int, Any, Future[Any]]:
-        """Send a group to the actor with the fewest groups; return its position, the actor, and the future."""
+    def send(self, task: str, prompt: Prompt, completions: Sequence[str]) -> Sent:
+        """Send a group to the actor with the fewest groups."""
         number = min(range(len(self._actors)), key=self._under_way.__getitem__)
         self._under_way[number] += 1
         actor = self._actors[number]
-        return number, actor, actor.judge.remote(task, prompt, list(completions)).future()
+        return Sent(number, actor, actor.judge.remote(task, prompt, completions).future())
 
-    def result(self, number: int, actor: Any, answer: Future[Any]) -> Judged | None:
-        """Return the answer of an actor; None if the actor died and has been replaced.
+    def result(self, sent: Sent, task: str, prompt: Prompt, completions: Sequence[str]) -> Judged:
+        """Return the answer to a group; if its actor has died, it is replaced and the group is sent again.
 
         Raises:
+            RewardError: `ATTEMPTS` actors died in a row.
             Exception: Raised by the scorer.
         """
-        self._under_way[number] -= 1
-        try:
-            found: Judged = answer.result()
-        except self._ray.exceptions.RayTaskError as error:
-            raise error.cause if isinstance(error.cause, Exception) else error from None
-        except self._ray.exceptions.RayActorError:
-            if self._actors[number] is actor:  # several groups may see the same death
-                self._actors[number] = self._start()
-                self.deaths += 1
-            return None
-        return found
+        for _ in range(ATTEMPTS):
+            self._under_way[sent.number] -= 1
+            try:
+                judged: Judged = sent.answer.result()
+                return judged
+            except self._ray.exceptions.RayTaskError as error:
+                raise error.cause if isinstance(error.cause, Exception) else error from None
+            except self._ray.exceptions.RayActorError:
+                if self._actors[sent.number] is sent.actor:  # several groups may see the same death
+                    self._actors[sent.number] = self._start()
+                    self.deaths += 1
+            sent = self.send(task, prompt, completions)
+        raise RewardError(f"{ATTEMPTS} scorers died in a row while scoring a prompt of {task!r}; see Ray's logs")
 
     def close(self) -> None:
         """End the actors."""
@@ -140,49 +145,34 @@ class ActorPool:
 class ActorScorer:
     """Scores completions of one task in the actors of a pool; implements Scorer (tasks/scoring.py)."""
 
-    def __init__(self, pool: ActorPool, task: str, truncated: Callable[[Score], Score]) -> None:
-        self._pool, self._task, self._truncated = pool, task, truncated
-        self.failures = Failures(f"the rewards of {task}")
-        self._timeouts: dict[Any, int] = {}
-
-    @property
-    def timeouts(self) -> int:
-        """Number of verifiers stopped by their timeout so far."""
-        return sum(self._timeouts.values())
+    def __init__(self, pool: ActorPool, task: str, near: Scorer) -> None:
+        """Use a pool; `near` is the same scorer in this process, which scores truncated completions."""
+        self._pool, self._task, self._near = pool, task, near
+        self.failures, self.timeouts = Failures(f"the rewards of {task}"), 0
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
         """Start to score completions of one prompt."""
-        number, actor, answer = self._pool.judge(self._task, prompt, completions)
+        asked = self._task, prompt, list(completions)
+        sent = self._pool.send(*asked)
+        return Pending([sent.answer], lambda futures: self._count(self._pool.result(sent, *asked)))
 
-        def finish(futures: Sequence[Future[Any]]) -> list[Score]:
-            at, by, coming = number, actor, futures[0]
-            for _ in range(ATTEMPTS):
-                found = self._pool.result(at, by, coming)
-                if found is not None:
-                    self._timeouts[by] = found.timeouts
-                    self.failures.count(len(found.scores), found.problems)
-                    return found.scores
-                at, by, coming = self._pool.judge(self._task, prompt, completions)
-            raise RuntimeError(
-                f"{ATTEMPTS} scorers died in a row while scoring a prompt of {self._task!r}; see Ray's "
-                "logs, and continue the run with `scalerl resume`"
-            )
-
-        return Pending([answer], finish)
+    def _count(self, judged: Judged) -> list[Score]:
+        self.timeouts += judged.timeouts
+        self.failures.count(len(judged.scores), judged.problems)
+        return judged.scores
 
     def truncated(self, score: Score) -> Score:
         """Return the score of a truncated completion."""
-        return self._truncated(score)
+        return self._near.truncated(score)
 
     def close(self) -> None:
         """End the actors of the pool."""
         self._pool.close()
+        self._near.close()
 
 
 def actor_scorers(ray: Any, config: RunConfig) -> dict[str, Scorer]:
-    """Return a scorer per task, all in the same actors; raises what ActorPool raises."""
-    local = {task.curve: make_scorer(task, config.scoring) for task in config.data}
-    for scorer in local.values():
-        scorer.close()  # used only to check the configuration and to score truncated completions
+    """Return a scorer per task, all in the same actors; raises what `make_scorers` and ActorPool raise."""
+    near = make_scorers(config)  # its processes start at the first call, which never comes
     pool = ActorPool(ray, config)
-    return {name: ActorScorer(pool, name, scorer.truncated) for name, scorer in local.items()}
+    return {name: ActorScorer(pool, name, scorer) for name, scorer in near.items()}

@@ -64,7 +64,7 @@ def disk_errors() -> tuple[type[Exception], ...]:
     return (OSError, safetensors.SafetensorError) if safetensors else (OSError,)
 
 
-def system_error(error: Exception) -> OSError | None:
+def system_error(error: BaseException) -> OSError | None:
     """Return the error of the system behind an exception; None if there is none.
 
     safetensors raises its own type for a full disk and keeps the number only in the text.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType
 from typing import Any
 
+from scalerl.core.files import system_error, trouble
 from scalerl.core.signals import SAFE_PATH, STOPPING, end_with, protect_children, unprotect_children
 
 _starting = threading.Lock()
@@ -36,6 +38,9 @@ def fault(error: BaseException) -> tuple[str, str]:
     """
     if isinstance(error, ProcessDied):  # the message and traceback of a process that this process started
         return str(error), error.trace
+    found = system_error(error)
+    if found is not None and found.errno in (errno.ENOSPC, errno.EDQUOT):  # a checkpoint did not fit on the disk
+        return trouble(found), ""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}{': ' if text else ''}{text[:500]}", "".join(traceback.format_exception(error))
 

@@ -7,22 +7,22 @@ failures and messages.
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from scalerl.core.errors import ConfigError
+from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
+from scalerl.core.remote import LocalRemote, Remote, Run
 from scalerl.rollouts.coordinator import Update
-from scalerl.rollouts.spawned import Launch, SpawnedWorker, WorkerHandle
 from scalerl.rollouts.weights import WeightChannel
-from scalerl.rollouts.worker import Build, First
+from scalerl.rollouts.worker import Build, First, generate
 from scalerl.types import GeneratorStats, Group, ScoredGroup, Visit
 
 SendWeights = Callable[[int, WeightChannel], None]
@@ -31,6 +31,15 @@ SendWeights = Callable[[int, WeightChannel], None]
 
 class WorkerDied(ProcessDied):
     """The generator process ended or failed; the message includes its name."""
+
+
+Launch = Callable[[Run], Remote]
+"""Starts the generator process and returns immediately."""
+
+
+def spawn_generator(run: Run, environment: Mapping[str, str] | None = None) -> LocalRemote:
+    """Start the generator process on this machine, with additional environment variables."""
+    return LocalRemote(run, "the generator process ({})", WorkerDied, environment)
 
 
 class Interrupted(RuntimeError):
@@ -82,7 +91,7 @@ class Pipeline:
         channel: WeightChannel,
         score: Score,
         stop_requested: Callable[[], bool] = lambda: False,
-        launch: Launch = SpawnedWorker,
+        launch: Launch = spawn_generator,
         watch: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare the pipeline; `start` starts the process.
@@ -96,7 +105,7 @@ class Pipeline:
             watch: Function called while waiting, which raises if a process that the run needs has ended.
         """
         self._launch, self._watch = launch, watch
-        self._worker: WorkerHandle | None = None
+        self._worker: Remote | None = None
         self._build, self._channel, self._score, self._stop_requested = build, channel, score, stop_requested
         self._lost: Callable[[], bool] = getattr(channel, "lost", lambda: False)
         self._latest: Callable[[], None] = lambda: None
@@ -106,7 +115,7 @@ class Pipeline:
             name: queue.SimpleQueue()
             for name in ("ready", "batch", "evaluated", "snapshot", "released", "note", "mark")
         }
-        self._death: RuntimeError | ConfigError | None = None
+        self._death: WorkerDied | ConfigError | PluginError | None = None
         self._mark = 0
         self._busy_at: float | None = None
 
@@ -119,7 +128,7 @@ class Pipeline:
             visits: Prompts that may be started with them.
         """
         self._send_weights(version, send)
-        self._worker = self._launch(self._channel, self._build, First(version, tuple(visits)))
+        self._worker = self._launch(partial(generate, self._channel, self._build, First(version, tuple(visits))))
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -242,8 +251,7 @@ class Pipeline:
         """End the process."""
         if self._worker is None:
             return
-        with contextlib.suppress(OSError):  # the process has ended already
-            self._worker.connection.send(("stop",))
+        self._worker.tell("stop")
         self._worker.end(wait_s=2)
         self._reader.join(timeout=5)
         for version in self._held:
@@ -251,12 +259,9 @@ class Pipeline:
         self._held.clear()
         self._worker = None
 
-    def _send(self, *message: Any) -> None:
+    def _send(self, method: str, *arguments: Any) -> None:
         assert self._worker is not None, "the pipeline was not started"
-        try:
-            self._worker.connection.send(message)
-        except OSError:
-            raise self._death or WorkerDied(self._worker.obituary()) from None
+        self._worker.tell(method, *arguments)
 
     def _result(self, pending: PendingScores, interruptible: bool = True) -> ScoredGroup:
         while not pending.wait(0.2):
@@ -289,16 +294,11 @@ class Pipeline:
         assert worker is not None
         while True:
             try:
-                name, content = worker.connection.recv()
-            except (EOFError, OSError):
-                self._death = self._death or WorkerDied(worker.obituary())
+                name, content = worker.receive()
+            except (WorkerDied, ConfigError, PluginError) as error:
+                self._death = error
                 return
-            if name == "failed":
-                reason, trace = content
-                self._death = WorkerDied(f"{worker.name} failed: {reason}", trace)
-            elif name == "refused":
-                self._death = ConfigError(content)
-            elif name == "group":
+            if name == "group":
                 index, group = content
                 self._pending[index] = self._score(group)
             elif name == "dropped":

@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any, Protocol
 
 from scalerl.core.errors import ConfigError, outcome
+from scalerl.core.plugins import PluginError
 from scalerl.rollouts.engine import Finished, Occupancy, Request, Work
 from scalerl.rollouts.free_running import Report
 from scalerl.rollouts.process_engine import EngineDied
@@ -149,11 +150,8 @@ class Restarter:
             return False
         try:
             self._life = self._future.result()
-        except (
-            EngineDied,
-            ConfigError,
-        ) as error:  # a ConfigError too: the configuration has worked before, so the machine must have changed
-            self._bury(EngineDied(str(error)))
+        except (EngineDied, ConfigError, PluginError) as error:  # no user's error: the configuration has worked before
+            self._bury(EngineDied(str(error), getattr(error, "trace", "")))
             return False
         self._asked_at = self._heard_at = self._moved_at = time.monotonic()
         if self._wanted >= 0:

@@ -1,23 +1,18 @@
 """The generator process: receives messages, steps the coordinator, and sends completed groups and batches.
 
-Incoming messages are tuples that begin with a name: update, evaluate, snapshot, mark, stop. Outgoing messages: ready,
-group, dropped, batch, evaluated, snapshot, mark, released, note, refused, failed.
+Incoming messages: update, evaluate, snapshot, mark, stop. Outgoing messages: ready, group, dropped, batch, evaluated,
+snapshot, mark, released, note.
 """
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from scalerl.core.errors import ConfigError
-from scalerl.core.files import system_error, trouble
-from scalerl.core.plugins import PluginError
-from scalerl.core.processes import fault
+from scalerl.core.remote import End
 from scalerl.rollouts.coordinator import Coordinator, Formed, Update
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.types import Visit
@@ -52,55 +47,51 @@ class First:
     visits: tuple[Visit, ...] = ()
 
 
-def serve(connection: Connection, channel: WeightChannel, build: Build, first: First) -> None:
-    """Run the message loop until a stop message.
+def generate(channel: WeightChannel, build: Build, first: First, end: End) -> None:
+    """Run the message loop until a stop message; every answer is a pair of its name and its content.
 
     Consumes: messages of the pipeline, and weights of the channel.
-    Produces: groups, batches, evaluations and snapshots, each as one message.
+    Produces: groups, batches, evaluations and snapshots, each as one answer.
     Waits for: a message, when the coordinator is blocked.
-    Unblocked by: a message, or the death of the parent, which ends this process.
+    Unblocked by: a message, or the death of the caller, which ends this process.
     """
-    try:
-        parts = build(channel)
-        parts.coordinator.begin(first.version, first.visits)
-        connection.send(("ready", None))
-        _Loop(connection, channel, parts, first.version).run()
-    except (BrokenPipeError, EOFError, ConnectionResetError):
-        return  # the parent has ended
-    except ConfigError as error:  # an error that the user can correct: no traceback
-        connection.send(("refused", str(error)))
-    except PluginError as error:  # raised by a user's engine: the message includes the location
-        connection.send(("failed", (str(error), "")))
-    except Exception as error:  # a worker may die here: the parent receives the traceback and raises
-        found = system_error(error)
-        full = found is not None and found.errno in (errno.ENOSPC, errno.EDQUOT)  # a checkpoint did not fit
-        connection.send(("failed", (trouble(found), "") if found is not None and full else fault(error)))
+    parts = build(channel)
+    parts.coordinator.begin(first.version, first.visits)
+    loop = _Loop(end, channel, parts, first.version)
+    loop.say("ready", None)
+    loop.run()
 
 
 class _Loop:
     """The message loop, with evaluations and snapshots that wait for a version."""
 
-    def __init__(self, connection: Connection, channel: WeightChannel, parts: WorkerParts, version: int) -> None:
-        self.connection, self.channel, self.parts = connection, channel, parts
+    def __init__(self, end: End, channel: WeightChannel, parts: WorkerParts, version: int) -> None:
+        self.end, self.channel, self.parts = end, channel, parts
         self.coordinator = parts.coordinator
         self.held = {version}  # versions that the channel keeps for this process
         self.evaluations: dict[int, tuple[tuple[Visit, ...], int | Sequence[int]]] = {}
         self.snapshots: dict[int, Path] = {}
+        self.handlers: dict[str, Callable[..., None]] = {
+            "update": self._update, "evaluate": self._evaluate, "snapshot": self._snapshot, "mark": self._mark,
+        }  # fmt: skip
+
+    def say(self, name: str, content: Any) -> None:
+        self.end.say("done", (name, content))
 
     def run(self) -> None:
         self._send_finished(self.coordinator.untrained())  # from a restored state
         while True:
             blocked = self.coordinator.blocked()
-            while blocked or self.connection.poll(0):
+            while blocked or self.end.asked():
                 if self.coordinator.stuck():
                     raise RuntimeError(f"the schedule is stuck, which is a bug of scalerl: {self.coordinator.schedule}")
                 began = time.perf_counter()
-                message = self.connection.recv()
+                method, arguments = self.end.next()
                 if blocked:
                     self.coordinator.seconds.idle += time.perf_counter() - began
-                if message[0] == "stop":
+                if method == "stop":
                     return
-                getattr(self, f"_on_{message[0]}")(*message[1:])
+                self.handlers[method](*arguments)
                 self._release()  # the learner may be waiting for room in the channel
                 blocked = self.coordinator.blocked()
             self._send_finished(self.coordinator.step(self._serve_version))
@@ -108,33 +99,33 @@ class _Loop:
 
     def _send_finished(self, batches: list[Formed]) -> None:
         for index, group in self.coordinator.fresh:
-            self.connection.send(("group", (index, group)))
+            self.say("group", (index, group))
         self.coordinator.fresh.clear()
         for batch in batches:
-            self.connection.send(("batch", (batch.number, list(batch.groups), batch.stats, batch.dropped)))
+            self.say("batch", (batch.number, list(batch.groups), batch.stats, batch.dropped))
         for note in self.parts.notes:
-            self.connection.send(("note", note))
+            self.say("note", note)
         self.parts.notes.clear()
         if self.coordinator.late:
-            self.connection.send(("dropped", tuple(self.coordinator.late)))
+            self.say("dropped", tuple(self.coordinator.late))
             self.coordinator.late.clear()
 
-    def _on_update(self, update: Update) -> None:
+    def _update(self, update: Update) -> None:
         if update.weights:
             self.held.add(update.version)
         self.coordinator.receive(update)
 
-    def _on_evaluate(self, version: int, visits: tuple[Visit, ...], samples: int | Sequence[int]) -> None:
+    def _evaluate(self, version: int, visits: tuple[Visit, ...], samples: int | Sequence[int]) -> None:
         self.held.add(version)
         self.evaluations[version] = (visits, samples)
         self._serve_version()
 
-    def _on_snapshot(self, version: int, path: Path) -> None:
+    def _snapshot(self, version: int, path: Path) -> None:
         self.snapshots[version] = path
         self._serve_version()
 
-    def _on_mark(self, number: int) -> None:
-        self.connection.send(("mark", (number, self.coordinator.seconds.busy)))
+    def _mark(self, number: int) -> None:
+        self.say("mark", (number, self.coordinator.seconds.busy))
 
     def _serve_version(self) -> None:
         """Run the evaluation and the snapshot of the active version, before the next version becomes active."""
@@ -143,17 +134,17 @@ class _Loop:
             visits, samples = self.evaluations.pop(version)
             began, busy_s = time.perf_counter(), self.coordinator.seconds.busy
             groups = self.coordinator.evaluate(version, visits, samples)
-            self.connection.send(("evaluated", (groups, time.perf_counter() - began, busy_s)))
+            self.say("evaluated", (groups, time.perf_counter() - began, busy_s))
         if version in self.snapshots:
             path = self.snapshots.pop(version)
             self.parts.save(path, "generator", self.coordinator.state())
             sampling = self.coordinator.sampling_version
             if sampling != version:  # a frozen round still samples with older weights
                 self.parts.save(path, "round_weights", dict(self.channel.receive(sampling)))
-            self.connection.send(("snapshot", version))
+            self.say("snapshot", version)
 
     def _release(self) -> None:
         """Tell the learner which versions are no longer needed."""
         for version in sorted(self.held - self.coordinator.needed_versions() - self.evaluations.keys()):
             self.held.discard(version)
-            self.connection.send(("released", version))
+            self.say("released", version)

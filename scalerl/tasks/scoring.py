@@ -19,7 +19,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError, call
 from scalerl.tasks import environments
 from scalerl.tasks.base import Verdict, Verifier, reward, verdict
-from scalerl.tasks.pool import Call, ProcessEnded, ScoringPool
+from scalerl.tasks.pool import ProcessEnded, ScoringPool
 from scalerl.tasks.user_rewards import Failures, call_by_name, load_reward
 from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.types import Group, Prompt, Score, ScoredGroup
@@ -223,14 +223,11 @@ class ProcessScorer:
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
         """Start scoring completions: +1 for a pass, -1 for a failure, a crash or a timeout of the verifier."""
         calls = [self._pool.schedule(_verify, self._name, prompt, text, limit_s=self._limit_s) for text in completions]
-        return Pending(
-            [call.future for call in calls],
-            lambda futures: _judged([self._result(call) for call in calls], self.failures),
-        )
+        return Pending(calls, lambda futures: _judged([self._result(future) for future in futures], self.failures))
 
-    def _result(self, call: Call) -> Verdict | str:
+    def _result(self, call: Future[Any]) -> Verdict | str:
         try:
-            return self._pool.result(call)  # type: ignore[no-any-return]
+            return call.result()  # type: ignore[no-any-return]
         except TimeoutError:
             reason = f"the verifier took longer than {self._limit_s:g} s"
         except ProcessEnded as error:
@@ -276,18 +273,19 @@ class FunctionScorer:
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
         """Start one call with all completions of a prompt."""
-        call = self._schedule(prompt, completions)
-        return Pending([call.future], lambda futures: self._finish(call, len(completions)))
+        return Pending(
+            [self._schedule(prompt, completions)], lambda futures: self._finish(futures[0], len(completions))
+        )
 
     def rewards(self, prompt: Prompt, completions: Sequence[str]) -> list[float | str]:
         """Return the reward of each completion, or a description of its failure; failures are not counted."""
         return self._rewards(self._schedule(prompt, completions), len(completions))
 
-    def _schedule(self, prompt: Prompt, completions: Sequence[str]) -> Call:
+    def _schedule(self, prompt: Prompt, completions: Sequence[str]) -> Future[Any]:
         words = (self._function, [prompt] * len(completions), list(completions), self._params)
         return self._pool.schedule(call_by_name, *words, limit_s=self._limit_s)
 
-    def _finish(self, call: Call, count: int) -> list[Score]:
+    def _finish(self, call: Future[Any], count: int) -> list[Score]:
         """Return the scores. A completion without a reward gets the mean of its group, which adds no advantage."""
         rewards = self._rewards(call, count)
         problems = [reward for reward in rewards if isinstance(reward, str)]
@@ -299,9 +297,9 @@ class FunctionScorer:
             for reward in rewards
         ]
 
-    def _rewards(self, call: Call, count: int) -> list[float | str]:
+    def _rewards(self, call: Future[Any], count: int) -> list[float | str]:
         try:
-            return self._pool.result(call)  # type: ignore[no-any-return]
+            return call.result()  # type: ignore[no-any-return]
         except TimeoutError:
             problem = (
                 f"reward function {self._function} took longer than {self._limit_s:g} s for the completions of one "

@@ -6,20 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from scalerl.cluster.devices import Table, devices, needs, this_machine
 from scalerl.cluster.layout import lay_out
 from scalerl.config.run import RunConfig
+from scalerl.core.remote import Group, Remote, Run
 from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.build import MakeEngines, local_engines
-from scalerl.rollouts.spawned import Launch, SpawnedWorker
+from scalerl.rollouts.pipeline import Launch, WorkerDied, spawn_generator
 from scalerl.rollouts.weights import CHANNELS, WeightChannel
 from scalerl.tasks.scoring import Scorer, make_scorers
 from scalerl.training.learner.rank_processes import RankProcesses
-from scalerl.training.learner.ranks import RankTransport
 
-StartRanks = Callable[[RunConfig, str, Sequence[WeightChannel]], RankTransport]
+StartRanks = Callable[[RunConfig, str, Sequence[WeightChannel]], Group]
 """(resolved configuration, path of the model, channels over which the ranks send weights) -> ranks."""
 
 
@@ -49,9 +48,9 @@ def _local(config: RunConfig) -> Backend:
     if config.placement.engine == "vllm":
         from scalerl.rollouts.vllm.launch import server_engines
 
-        return Backend(table, SpawnedWorker, server_engines, channel, start_ranks)
+        return Backend(table, spawn_generator, server_engines, channel, start_ranks)
     alone = table["generator", 0].environment if config.placement.engines == 1 else {}
-    return Backend(table, partial(SpawnedWorker, environment=alone), local_engines, channel, start_ranks)
+    return Backend(table, partial(spawn_generator, environment=alone), local_engines, channel, start_ranks)
 
 
 def _channel(config: RunConfig, layout: WeightLayout, run: Path) -> WeightChannel:
@@ -64,23 +63,25 @@ def _channel(config: RunConfig, layout: WeightLayout, run: Path) -> WeightChanne
 
 
 def _ray(config: RunConfig) -> Backend:
-    from scalerl.cluster.connect import check_resources, connect, hosts_of
+    from scalerl.cluster.connect import STARTED_S, check_resources, connect, hosts_of
     from scalerl.cluster.engines import actor_engines
     from scalerl.cluster.object_store import ObjectStoreChannel
     from scalerl.cluster.ranks import RayRanks
-    from scalerl.cluster.worker import RayWorker
+    from scalerl.cluster.remote import CoordinatorActor, RayRemote
 
     ray = connect(config.placement.ray_address, "placement.ray_address")
     table = devices(config, hosts_of(ray))
     check_resources(ray, needs(table), "trainer ranks and generators together")
 
-    def launch(*parts: Any) -> RayWorker:
-        return RayWorker(ray, *parts)
+    def launch(run: Run) -> Remote:
+        remote = RayRemote(ray, CoordinatorActor, run, "the coordinator (Ray actor)", WorkerDied, {"num_cpus": 0})
+        remote.placed(STARTED_S)
+        return remote
 
     def channel(layout: WeightLayout, run: Path) -> WeightChannel:
         return ObjectStoreChannel(ray) if config.weights == "object-store" else _channel(config, layout, run)
 
-    def start_ranks(config: RunConfig, model_path: str, channels: Sequence[WeightChannel]) -> RankTransport:
+    def start_ranks(config: RunConfig, model_path: str, channels: Sequence[WeightChannel]) -> Group:
         return RayRanks(ray, config, model_path, channels, table["trainer", 0].resources)
 
     def scorers(config: RunConfig) -> Mapping[str, Scorer]:

@@ -239,7 +239,7 @@ def answers_of(verifier: str, texts: Sequence[str], settings: Scoring) -> list[s
     with ScoringPool(1, VERIFIERS[verifier].prepare, settings) as pool:
         for call in [pool.schedule(find, text, limit_s=settings.timeout_s) for text in texts]:
             try:
-                found.append(pool.result(call))
+                found.append(call.result())
             except (TimeoutError, ProcessEnded):
                 found.append(None)
     return found

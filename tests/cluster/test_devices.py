@@ -3,6 +3,7 @@
 import stat
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -221,13 +222,14 @@ def test_torch_engines_see_the_gpus_of_their_rows(four_gpus):
 
 
 def test_the_process_of_a_single_engine_sees_the_gpu_of_its_row(four_gpus, tmp_path):
-    from scalerl.rollouts.worker import First
+    from scalerl.rollouts.pipeline import WorkerDied
+    from scalerl.rollouts.worker import First, generate
 
     backend = BACKENDS["local"](replace(BASE, placement=Placement(gpus_per_generator=1)))
-    worker = backend.launch(DirectoryChannel(tmp_path / "w"), Seen.raised, First(0))
+    worker = backend.launch(partial(generate, DirectoryChannel(tmp_path / "w"), Seen.raised, First(0)))
     try:
-        kind, (reason, _) = worker.connection.recv()
-        assert kind == "failed" and reason == "RuntimeError: CUDA_VISIBLE_DEVICES=2"
+        with pytest.raises(WorkerDied, match=r"failed: RuntimeError: CUDA_VISIBLE_DEVICES=2$"):
+            worker.receive()
     finally:
         worker.end(5)
 

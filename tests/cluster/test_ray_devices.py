@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_builds import Scripted
+from engine_builds import Scripted, Seen
 from rank_builds import random_batch
 from test_devices import BASE, specs_of
 from tiny_models import tiny_model
@@ -17,8 +17,8 @@ from scalerl.config.run import Hardware
 from scalerl.core.errors import ConfigError
 from scalerl.models.policy import load_policy
 from scalerl.training.backends import BACKENDS
-from scalerl.training.learner.ranks import LearnerGroup, single_learner
-from scalerl.training.resolve import resolve
+from scalerl.training.launch import resolve
+from scalerl.training.learner.ranks import LearnerGroup, serve_rank, single_learner
 
 ray = pytest.importorskip("ray", reason="needs Ray")
 
@@ -68,14 +68,18 @@ def test_engines_and_ranks_get_different_gpus_from_ray(cluster, tmp_path, monkey
         (tmp_path / spec.name).write_text(os.environ["CUDA_VISIBLE_DEVICES"])
         return FreeRunner(Scripted(2)(), spec.name)
 
+    def meet(spec, channels, end):
+        end.say("done", "")
+        end.next()
+        serve_rank(Seen, channels)(end)
+
     monkeypatch.setitem(engines.BEGIN, "torch", begin)
-    ranks = object.__new__(RayRanks)
-    ranks._ray, ranks._death, ranks._count = cluster, "", 2
-    ranks._place(backend.devices["trainer", 0].resources, 60.0)
+    monkeypatch.setattr("scalerl.cluster.ranks._meet", meet)
+    ranks = RayRanks(cluster, config, "", [], backend.devices["trainer", 0].resources)
     pairs = engines.actor_engines(specs_of(config, backend.devices, tmp_path), print)
     try:
         seen = [(tmp_path / f"generator {n} of 3").read_text() for n in (1, 2, 3)]
-        seen += cluster.get([rank.__ray_call__.remote(VISIBLE) for rank in ranks._actors])
+        seen += ranks.call("check", "CUDA_VISIBLE_DEVICES", timeout_s=60)
         assert [len(ids.split(",")) for ids in seen] == [2, 2, 2, 1, 1]
         assert sorted(",".join(seen).split(",")) == list("01234567")
     finally:

@@ -144,7 +144,7 @@ def test_the_error_names_a_killed_process(remote):
     engine.submit(requests(4))
     os.kill(process._process.pid, signal.SIGKILL)
     with pytest.raises(
-        EngineDied, match=rf"generator 2 of 3 \(process {process._process.pid}\) ended with exit code -9"
+        EngineDied, match=rf"generator 2 of 3 \(process {process._process.pid}\) was killed by signal 9"
     ):
         for _ in range(100):
             step(engine)

@@ -49,7 +49,7 @@ def test_the_call_of_a_killed_process_is_repeated(shared, tmp_path):
     call = shared.schedule(waits, str(tmp_path / "begun"), 7, limit_s=60)
     runs.wait_for(lambda: (tmp_path / "begun").exists() and (tmp_path / "begun").read_text(), 60, "the call")
     os.kill(int((tmp_path / "begun").read_text()), signal.SIGKILL)
-    assert shared.result(call) == 7
+    assert call.result() == 7
 
 
 @pytest.mark.parametrize(
@@ -57,62 +57,59 @@ def test_the_call_of_a_killed_process_is_repeated(shared, tmp_path):
     [
         (leaves_in_c, (0,), r"^3 times \(exit code 0\)$"),
         (leaves_in_c, (5,), r"^3 times \(exit code 5\)$"),
-        (kills_itself, (), r"^3 times \(signal 9\)$"),
+        (kills_itself, (), r"^3 times \(it was killed by signal 9\)$"),
     ],
 )
 def test_a_call_that_always_ends_its_process_is_reported_at_once(shared, function, words, message):
     began = time.monotonic()
     with pytest.raises(ProcessEnded, match=message):
-        shared.result(shared.schedule(function, *words, limit_s=600))
+        shared.schedule(function, *words, limit_s=600).result()
     assert time.monotonic() - began < 60
-    assert shared.result(shared.schedule(ready, limit_s=60)) != os.getpid()
+    assert shared.schedule(ready, limit_s=60).result() != os.getpid()
 
 
 def test_a_process_killed_while_it_had_no_call_is_replaced(shared):
     for _ in range(2):
-        pid = shared.result(shared.schedule(ready, limit_s=60))
+        pid = shared.schedule(ready, limit_s=60).result()
         time.sleep(0.1)  # until it waits for the next call
         os.kill(pid, signal.SIGKILL)
-        runs.wait_for(lambda pid=pid: not os.path.exists(f"/proc/{pid}"), 60, "the death")
-    assert shared.result(shared.schedule(ready, limit_s=60)) != pid
-
-
-def test_a_process_killed_while_it_held_the_lock_of_the_pool_is_replaced(shared, monkeypatch):
-    monkeypatch.setattr("scalerl.tasks.pool.LOCK_S", 0.2)
-    pid = shared.result(shared.schedule(ready, limit_s=60))
-    channel = shared._pool._pool_manager.worker_manager.workers_channel
-    assert channel.mutex.acquire(block=True, timeout=10)  # never released, as by a process that was killed
-    os.kill(pid, signal.SIGKILL)
-    call = shared.schedule(ready, limit_s=60)
-    assert shared.result(call) != pid
+    assert shared.schedule(ready, limit_s=60).result() != pid
 
 
 def test_a_jump_of_the_wall_clock_ends_no_call(shared, monkeypatch):
-    shared.result(shared.schedule(ready, limit_s=60))
+    shared.schedule(ready, limit_s=60).result()
     ordinary = time.time
     call = shared.schedule(time.sleep, 0.6, limit_s=30)
     for jump in (86400.0, -86400.0):
         monkeypatch.setattr(time, "time", lambda jump=jump: ordinary() + jump)
-        assert not wait([call.future], 0.25).done
-    assert shared.result(call) is None
+        assert not wait([call], 0.25).done
+    assert call.result() is None
 
 
 def test_a_limit_holds_although_the_wall_clock_goes_back(shared, monkeypatch):
-    shared.result(shared.schedule(ready, limit_s=60))
+    shared.schedule(ready, limit_s=60).result()
     ordinary, began = time.time, time.monotonic()
     call = shared.schedule(time.sleep, 600, limit_s=0.5)
-    wait([call.future], 0.2)
+    wait([call], 0.2)
     monkeypatch.setattr(time, "time", lambda: ordinary() - 86400.0)
     with pytest.raises(TimeoutError):
-        shared.result(call)
+        call.result()
     assert time.monotonic() - began < 60
 
 
-def test_processes_that_end_at_their_start_are_given_up(monkeypatch):
-    monkeypatch.setattr("scalerl.tasks.pool.MOST_DEATHS", 2)
-    monkeypatch.setattr("scalerl.tasks.pool.ATTEMPTS", 1)
+def test_processes_that_end_at_their_start_are_given_up():
     with (
         ScoringPool(1, fails, Scoring()) as pool,
-        pytest.raises(ProcessEnded, match="2 processes ended at their start"),
+        pytest.raises(ProcessEnded, match=r"^3 times \(exit code 3\)$"),
     ):
-        pool.result(pool.schedule(ready, limit_s=60))
+        pool.schedule(ready, limit_s=60).result()
+
+
+def test_a_closed_pool_cancels_its_calls_and_leaves_no_process():
+    pool = ScoringPool(2, None, Scoring())
+    pids = [pool.schedule(ready, limit_s=60).result() for _ in range(4)]
+    calls = [pool.schedule(time.sleep, 600, limit_s=600) for _ in range(9)]
+    began = time.monotonic()
+    pool.close()
+    assert time.monotonic() - began < 30 and all(call.done() for call in calls)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)

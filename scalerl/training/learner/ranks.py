@@ -1,21 +1,23 @@
 """The learner of several ranks in the loop's process: every call goes to all ranks, and rank 0's answer is returned.
 
-The loop's process holds no weights. A `RankTransport` carries the calls: to processes on this machine
-(rank_processes.py), or to any other processes that can run `build_rank` and `perform`.
+The loop's process holds no weights. A `Group` (core/remote.py) carries the calls: to processes on this machine
+(rank_processes.py), or to Ray actors (cluster/ranks.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from scalerl.config.model import HuggingFaceModel
 from scalerl.config.run import RunConfig
 from scalerl.core.processes import ProcessDied
+from scalerl.core.remote import PASSED, Group, Run, serve
 from scalerl.rollouts.weights import WeightChannel
-from scalerl.training.learner.base import Learner, PromptedRollout, StepStats, TrainBatch
+from scalerl.training.learner.base import BadGradient, Learner, PromptedRollout, StepStats, TrainBatch
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -26,38 +28,12 @@ if TYPE_CHECKING:
     from scalerl.training.learner.single import SingleLearner
 
 
-RAISED_S = 10.0
-"""Seconds that the other ranks have to answer after the first exception. A rank that has not answered by then is
-waiting for the failed one."""
-
-
 class LearnerDied(ProcessDied):
     """A trainer rank ended, failed or did not answer in time; the message names it. The others were ended too."""
 
 
-class RankTransport(Protocol):
-    """The connection to the ranks; each rank holds a learner and its ends of the weight channels."""
-
-    def call(self, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
-        """Run `perform(learner, channels, method, arguments)` on every rank and return the answers by rank.
-
-        Raises:
-            BadGradient, ConfigError, PluginError: As raised by the ranks.
-            LearnerDied: A rank ended, failed or took longer than `timeout_s` seconds; all ranks were ended.
-        """
-        ...
-
-    def watch(self) -> None:
-        """Check the ranks while none of them has a call, as when the loop waits for rollouts.
-
-        Raises:
-            LearnerDied: A rank has ended; all ranks were ended.
-        """
-        ...
-
-    def close(self) -> None:
-        """End all ranks; may be called more than once."""
-        ...
+BuildLearner = Callable[[], Learner]
+"""Creates a rank's learner inside its process; must be picklable."""
 
 
 class LearnerGroup:
@@ -65,7 +41,7 @@ class LearnerGroup:
 
     def __init__(
         self,
-        ranks: RankTransport,
+        ranks: Group,
         channels: Sequence[WeightChannel],
         flops: Callable[[TrainBatch], float],
         *,
@@ -148,19 +124,27 @@ class LearnerGroup:
         return self._ranks.call(method, *arguments, timeout_s=self._step_timeout_s)[0]
 
 
-def perform(learner: Learner, channels: Sequence[WeightChannel], method: str, arguments: Sequence[Any]) -> Any:
-    """Run one call in a rank's process and return the answer.
+class _Rank:
+    """A rank in its process: the methods of its learner, and `send` over its end of a channel."""
+
+    def __init__(self, build: BuildLearner, channels: Sequence[WeightChannel]) -> None:
+        self._learner, self._channels = build(), channels
+
+    def send(self, version: int, number: int) -> None:
+        self._learner.send(version, self._channels[number])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._learner, name)
+
+
+def serve_rank(build: BuildLearner, channels: Sequence[WeightChannel]) -> Run:
+    """Return the function that the process of a rank runs.
 
     Args:
-        learner: The rank's learner.
-        channels: The rank's ends of the channels; `send` refers to one by its index.
-        method: Name of the learner's method.
-        arguments: Arguments of the method.
+        build: Function that creates the learner.
+        channels: The rank's ends of the weight channels.
     """
-    if method == "send":
-        version, number = arguments
-        return learner.send(version, channels[number])
-    return getattr(learner, method)(*arguments)
+    return partial(serve, partial(_Rank, build, tuple(channels)), (BadGradient, *PASSED))
 
 
 @dataclass(frozen=True, slots=True)

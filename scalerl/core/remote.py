@@ -1,0 +1,317 @@
+"""An object in another process: messages to it in order, calls with a time limit, and one form of its death.
+
+`Remote` is the caller's side. It has two carriers: `LocalRemote`, a process of this machine behind a pipe, and
+`RayRemote` (cluster/remote.py), an actor. The process runs a function with its `End` of the carrier, such as `serve`,
+which answers calls of an object's methods. All errors that end the function are reported in `host`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import pickle
+import time
+from collections.abc import Callable, Iterable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from scalerl.core.errors import ConfigError
+from scalerl.core.plugins import PluginError
+from scalerl.core.processes import ChildContext, ProcessDied, fault
+
+PASSED: tuple[type[Exception], ...] = (ConfigError, PluginError)
+"""Errors for the user, which the caller raises unchanged."""
+
+GRACE_S = {"raised": 10.0, "failed": 2.0, "ended": 0.0}
+"""Seconds that the other processes of a group have to answer, by the kind of the first bad answer. They wait for the
+process that raised; one that failed may have noticed the death of another one first."""
+
+SLICE_S = 0.02
+"""Seconds that a group waits for one process before it looks at the next one."""
+
+
+class End(Protocol):
+    """The end of a carrier in the other process. If the caller has ended, its methods end this process."""
+
+    def asked(self) -> bool:
+        """Return whether a message is waiting."""
+        ...
+
+    def next(self) -> tuple[str, tuple[Any, ...]]:
+        """Wait for the next message and return (name of the method, arguments)."""
+        ...
+
+    def say(self, kind: str, content: Any) -> None:
+        """Send an answer: ("done", result), ("raised", exception) or ("failed", (reason, traceback))."""
+        ...
+
+
+Run = Callable[[End], None]
+"""Function that another process runs; must be picklable."""
+
+
+def host(end: End, run: Run) -> None:
+    """Run a function in the other process, and report the error that ends it."""
+    try:
+        run(end)
+    except PASSED as error:
+        end.say("raised", error)
+    except Exception as error:  # a worker may die here: the caller gets the traceback and raises
+        end.say("failed", fault(error))
+
+
+def serve(build: Callable[[], Any], passed: tuple[type[Exception], ...], end: End) -> None:
+    """Build an object and answer calls of its methods; the first answer reports that it is built.
+
+    Consumes: calls. Produces: one answer to each. Waits for: a call. Unblocked by: a call, or the end of the caller.
+
+    Args:
+        build: Function that builds the object.
+        passed: Errors after which the object is still usable; the caller raises them unchanged.
+        end: End of the carrier.
+    """
+    target = build()
+    end.say("done", None)
+    while True:
+        method, arguments = end.next()
+        try:
+            result = getattr(target, method)(*arguments)
+        except passed as error:
+            end.say("raised", error)
+        else:
+            end.say("done", result)
+
+
+class Remote:
+    """The caller's side of a process. Subclasses carry the messages and end the process."""
+
+    name: str
+    """Name of the process in messages."""
+    died: type[ProcessDied]
+    """Exception that reports its death."""
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Send a message and return at once; nothing happens if the process has ended."""
+        self.send(self.pack((method, arguments)))
+
+    def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        """Send a message and return its answer; raises what `receive` raises."""
+        self.tell(method, *arguments)
+        return self.receive(timeout_s)
+
+    def receive(self, timeout_s: float | None = None, during: str = "") -> Any:
+        """Return the next answer.
+
+        Args:
+            timeout_s: Time limit in seconds; None: no limit.
+            during: What the process does, for messages.
+
+        Raises:
+            ProcessDied: `died`: the process ended, failed or did not answer in time.
+            Exception: Raised unchanged by the process, as declared there.
+        """
+        kind, content = self.answer(timeout_s)
+        if kind == "raised":
+            raise content
+        if kind != "done":
+            raise self.death(kind, content, during)
+        return content
+
+    def answer(self, timeout_s: float | None = None) -> tuple[str, Any]:
+        """Return the next answer with its kind: done, raised, failed, ended or late."""
+        return self.read() if self.poll(timeout_s) else ("late", f"did not answer within {timeout_s:g} s")
+
+    def death(self, kind: str, content: Any, during: str = "") -> ProcessDied:
+        """Return the error for an answer of the kind failed, ended or late."""
+        how, (reason, trace) = (content, ("", "")) if kind != "failed" else ("failed", content)
+        return self.died(f"{self.name} {how}{during and f' during {during}'}{reason and f': {reason}'}", trace)
+
+    # ------------------------------------------------------------------------------------------------------ the carrier
+
+    def pack(self, message: Any) -> Any:
+        """Prepare a message for `send`, once for all processes that get it."""
+        raise NotImplementedError
+
+    def send(self, packed: Any) -> None:
+        """Send a message."""
+        raise NotImplementedError
+
+    def poll(self, wait_s: float | None = 0.0) -> bool:
+        """Wait for an answer or the end of the process; return whether there is one."""
+        raise NotImplementedError
+
+    def read(self) -> tuple[str, Any]:
+        """Return the answer or the end that `poll` has found."""
+        raise NotImplementedError
+
+    def ended(self, wait_s: float = 0.0) -> str:
+        """Return how the process ended; empty while it runs."""
+        raise NotImplementedError
+
+    def end(self, wait_s: float = 0.0) -> None:
+        """Wait for the end of the process, and kill it if it does not end in time."""
+        raise NotImplementedError
+
+
+class LocalRemote(Remote):
+    """A process of this machine; it ignores stop signals and ends with this process (processes.py)."""
+
+    def __init__(
+        self,
+        run: Run,
+        name: str,
+        died: type[ProcessDied] = ProcessDied,
+        environment: Mapping[str, str] | None = None,
+        context: type[ChildContext] = ChildContext,
+    ) -> None:
+        """Start the process and return at once.
+
+        Args:
+            run: Function that the process runs.
+            name: Name in messages; `{}` is replaced with the process id.
+            died: Exception that reports its death.
+            environment: Additional environment variables.
+            context: Kind of process.
+        """
+        self._connection, there = (made := context()).Pipe()
+        self._process = made.Process(target=_host_pipe, args=(there, run))
+        self._process.environment = environment or {}
+        self._process.start()
+        atexit.register(self._process.kill)  # runs before multiprocessing's handler, which would wait forever
+        there.close()  # otherwise the end of the process would not close the pipe
+        self.pid, self.join, self.kill = self._process.pid, self._process.join, self._process.kill
+        self.name, self.died = name.format(self.pid), died
+
+    def pack(self, message: Any) -> bytes:
+        """Pickle a message by value, so that tensors need no file descriptors."""
+        return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+
+    def send(self, packed: bytes) -> None:
+        """Write a message to the pipe."""
+        with contextlib.suppress(OSError):  # the process has ended, which `read` reports
+            self._connection.send_bytes(packed)
+
+    def poll(self, wait_s: float | None = 0.0) -> bool:
+        """Wait for the pipe."""
+        return self._connection.poll(wait_s)
+
+    def read(self) -> tuple[str, Any]:
+        """Read an answer from the pipe."""
+        try:
+            kind, content = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            return "ended", self.ended(30.0) or "closed its pipe"  # seconds before a busy machine reports the end
+        return kind, content
+
+    def ended(self, wait_s: float = 0.0) -> str:
+        """Return the exit code or signal in words."""
+        self._process.join(timeout=wait_s)
+        code = self._process.exitcode
+        if code is None:
+            return ""
+        return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+    def end(self, wait_s: float = 0.0) -> None:
+        """Wait for the end of the process, and kill it if it does not end in time."""
+        self._process.join(timeout=wait_s)
+        self._process.kill()
+        self._process.join()
+        atexit.unregister(self._process.kill)
+
+
+class _PipeEnd:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def asked(self) -> bool:
+        return self._connection.poll(0)
+
+    def next(self) -> tuple[str, tuple[Any, ...]]:
+        try:
+            method, arguments = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            raise SystemExit from None
+        return method, arguments
+
+    def say(self, kind: str, content: Any) -> None:
+        message = pickle.dumps((kind, content), protocol=pickle.HIGHEST_PROTOCOL)
+        try:
+            self._connection.send_bytes(message)
+        except OSError:
+            raise SystemExit from None
+
+
+def _host_pipe(connection: Connection, run: Run) -> None:
+    host(_PipeEnd(connection), run)
+
+
+class Group:
+    """Objects in processes that work together: when one dies, all are ended, as the others would wait for it."""
+
+    def __init__(self, remotes: Iterable[Remote]) -> None:
+        """Use processes that have been started; `answers` waits until they are ready."""
+        self._processes = list(remotes)
+        self._death: ProcessDied | None = None
+
+    def call(self, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
+        """Make one call in every process and return the answers in order.
+
+        Consumes: nothing. Produces: one message to each process. Waits for: an answer of every process.
+        Unblocked by: the answers, the death of a process, or the time limit.
+
+        Raises:
+            ProcessDied: A process ended, failed or took longer than `timeout_s` seconds; all were ended.
+            Exception: Raised unchanged by a process, as declared there.
+        """
+        if self._death is not None:
+            raise self._death
+        packed = self._processes[0].pack((method, arguments))
+        for remote in self._processes:
+            remote.send(packed)
+        return self.answers(method, timeout_s)
+
+    def answers(self, method: str, timeout_s: float) -> list[Any]:
+        """Return the answers to a call that has been sent; raises what `call` raises."""
+        until, found = time.monotonic() + timeout_s, dict[int, tuple[str, Any]]()
+        waiting = dict(enumerate(self._processes))
+        while waiting and time.monotonic() < until:
+            for number, remote in list(waiting.items()):
+                if remote.poll(SLICE_S):
+                    found[number] = remote.read()
+                    until = min(until, time.monotonic() + GRACE_S.get(found[number][0], timeout_s))
+                    del waiting[number]
+        for kind in ("ended", "failed"):  # a killed process before those that failed after it
+            for number in sorted(found):
+                if found[number][0] == kind:
+                    raise self._bury(self._processes[number], *found[number], method)
+        raised = [found[number][1] for number in sorted(found) if found[number][0] == "raised"]
+        if waiting and not raised:
+            late = f"did not answer within {timeout_s:g} s"
+            raise self._bury(next(iter(waiting.values())), "late", late, method)
+        if waiting:  # they wait for the one that raised
+            self.close()
+        if raised:
+            raise raised[0]
+        return [found[number][1] for number in range(len(found))]
+
+    def watch(self, during: str = "generation") -> None:
+        """Check the processes while none of them has a call.
+
+        Raises:
+            ProcessDied: A process has ended; all were ended.
+        """
+        for remote in self._processes:
+            if how := remote.ended():
+                raise self._bury(remote, "ended", how, during)
+
+    def close(self) -> None:
+        """End all processes; may be called more than once. They hold no unsaved state."""
+        for remote in self._processes:
+            remote.end()
+            self._death = self._death or remote.death("ended", "was ended")
+        self._processes = []
+
+    def _bury(self, remote: Remote, kind: str, content: Any, during: str) -> ProcessDied:
+        self._death = remote.death(kind, content, f"`{during}`")
+        self.close()
+        return self._death
