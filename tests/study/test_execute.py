@@ -182,9 +182,9 @@ def test_a_run_of_a_killed_study_is_awaited_and_not_started_twice(tmp_path):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (plan("a", "c"), "'b'.*'c'"),
+        (plan("a", "c"), "arms.b.*arms.c"),
         (plan("a", "b", seeds=(0,)), "seeds"),
-        (plan("a", "b", base=replace(BASE, steps=80)), "steps = 80"),
+        (plan("a", "b", base=replace(BASE, steps=80)), "base.steps is 40 there and 80"),
         (plan("b", "a"), "reference"),
     ],
 )

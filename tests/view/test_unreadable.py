@@ -120,7 +120,7 @@ def test_a_run_that_becomes_unreadable_says_so_and_keeps_its_data(place, capsys)
     listed(capsys, place)
     watcher = Watcher([place])
     try:
-        assert looked(watcher)["bad"]["state"] == "waiting"
+        assert looked(watcher)["bad"]["state"] == "training"
         for name in (".", "metrics.jsonl"):
             add_points(place / "bad", [12])
             add_points(place / "good", [12])
