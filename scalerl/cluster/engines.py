@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from threading import Thread
 from typing import Any
@@ -46,13 +47,12 @@ class RayLife:
         """
         self._remote = RayRemote(ray, EngineActor, partial(report_life, begin), name, EngineDied, resources)
         setting = "placement.start_timeout_s"
-        try:
+        with ExitStack() as failed:
+            failed.callback(self.kill)  # an actor that starts later would occupy its cores and GPUs
             self._remote.placed(start_s, setting)
             # a server measures the same time, and its message gives the reason
             self._remote.receive(start_s + START_SPARE_S, f"its start ({setting})")
-        except BaseException:
-            self.kill()  # an actor that starts later would occupy its cores and GPUs
-            raise
+            failed.pop_all()
 
     def post(self, number: int, method: str, *arguments: Any) -> None:
         """Request a submit, cancel or swap, executed in order; return immediately."""

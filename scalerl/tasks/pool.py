@@ -12,6 +12,7 @@ from threading import Thread
 from typing import Any
 
 from scalerl.config.run import Scoring
+from scalerl.core.errors import outcome
 from scalerl.core.processes import PoolContext, ProcessDied
 from scalerl.core.remote import LocalRemote, Run, serve
 
@@ -96,10 +97,7 @@ class _Worker:
             if self._closed or not future.set_running_or_notify_cancel():
                 future.cancel()
                 continue
-            try:
-                future.set_result(self._attempt(*rest))
-            except Exception as error:  # of the call: its caller raises it
-                future.set_exception(error)
+            outcome(partial(self._attempt, *rest), future)
         self._end()
 
     def _attempt(self, function: Callable[..., Any], words: tuple[Any, ...], limit_s: float) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,8 @@ def resume(
         ConfigError: There is no run, its configuration was changed, or an option would make it a different run.
     """
     directory = RunDirectory.resume(path)
-    try:
+    with ExitStack() as failed:
+        failed.callback(directory.close)
         config, store = directory.config, CheckpointStore(path / "checkpoints", directory.config.checkpoint.keep)
         checkpoint = sound_checkpoint(directory, store, display.note)
         config = continued(path, config, options, steps, checkpoint)
@@ -104,9 +106,7 @@ def resume(
             _continue(run, checkpoint, makers)
             display.note(f"resumed at step {run.progress.step}")
             display.point(run.records.points)
-    except BaseException:
-        directory.close()
-        raise
+        failed.pop_all()
     return run
 
 

@@ -14,7 +14,7 @@ from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
 from scalerl.config.data import PromptFile
 from scalerl.config.placement import Hardware, Placement
-from scalerl.core.errors import ConfigError
+from scalerl.core.errors import ConfigError, outcome
 from scalerl.models.gguf import is_gguf
 from scalerl.prompts.files import on_hub
 from scalerl.rollouts.interrupt import LengthRule
@@ -94,13 +94,13 @@ def _commit(repository: str, revision: str, kind: str, note: Callable[[str], Non
         return revision
     from huggingface_hub import HfApi
 
-    try:
-        found = HfApi().repo_info(repository, revision=revision, repo_type=kind, timeout=TIMEOUT_S).sha
-    except Exception as error:  # the type depends on the HTTP library of the installed huggingface_hub
+    # the types of errors depend on the HTTP library of the installed huggingface_hub
+    asked = outcome(lambda: HfApi().repo_info(repository, revision=revision, repo_type=kind, timeout=TIMEOUT_S).sha)
+    if error := asked.exception():
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         note(f"{repository}: the commit of revision {revision!r} could not be looked up and is not recorded ({reason})")
         return revision
-    return found or revision
+    return asked.result() or revision
 
 
 def nucleus_notes(top_p: float) -> list[str]:

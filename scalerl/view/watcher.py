@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scalerl.core.errors import ConfigError
+from scalerl.core.errors import ConfigError, outcome
 from scalerl.scaling import CurveError
 from scalerl.study.analysis import study_results
 from scalerl.study.directory import StudyDirectory
@@ -81,9 +81,8 @@ class Watcher:
 
     def _safely(self, work: Callable[[], None], run: FollowedRun | None = None) -> None:
         """Run a part of a poll; an unexpected error is shown on the page."""
-        try:
-            work()
-        except Exception as error:  # unexpected contents of one directory must not stop the page for all others
+        error = outcome(work).exception()  # unexpected contents of one directory must not stop the page for all others
+        if isinstance(error, Exception):
             if run is None:
                 self.problems.append(f"{type(error).__name__}: {error}")
                 self.version += 1

@@ -133,7 +133,7 @@ def test_a_run_that_becomes_unreadable_says_so_and_keeps_its_data(place, capsys)
             assert "permission denied" in runs["bad"]["detail"] and runs["good"]["step"] == 30
             (place / "bad" / name).chmod(0o755)
             runs = looked(watcher)
-            assert (runs["bad"]["state"], runs["bad"]["step"]) == ("waiting", 31), name
+            assert (runs["bad"]["state"], runs["bad"]["step"]) == ("training", 31), name
             assert runs["bad"]["points"] == runs["good"]["points"]
             shutil.copy(place / "good" / "metrics.jsonl", place / "bad" / "metrics.jsonl")
             assert looked(watcher)["bad"]["step"] == 30

@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 
 from scalerl.config.placement import Hardware
+from scalerl.core.errors import outcome
 
 Result = TypeVar("Result")
 
@@ -71,7 +72,7 @@ class Helpers:
                     if futures[number].done():
                         break
                     if futures[later].cancel():  # no helper has begun it
-                        futures[later] = _computed(tasks[later])
+                        futures[later] = outcome(tasks[later])
                 yield futures[number].result()
         finally:
             for future in futures:
@@ -82,15 +83,6 @@ class Helpers:
         """End the threads."""
         if self._pool is not None:
             self._pool.shutdown()
-
-
-def _computed(task: Callable[[], Result]) -> Future[Result]:
-    future: Future[Result] = Future()
-    try:
-        future.set_result(task())
-    except BaseException as error:  # raised again by `result`, when it is the turn of the task
-        future.set_exception(error)
-    return future
 
 
 def resident_bytes() -> int:

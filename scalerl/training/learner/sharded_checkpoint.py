@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from scalerl.core.errors import ConfigError
+from scalerl.core.errors import ConfigError, raising
 from scalerl.core.files import sync
 from scalerl.training.manifest import stamp
 
@@ -105,17 +105,18 @@ class PlainReader(FileSystemReader):
             ConfigError: The metadata is damaged, or contains a name that does not belong in a checkpoint.
         """
         file = Path(self.path) / ".metadata"
-        try:
-            found = _Unpickler(io.BytesIO(file.read_bytes())).load()
-            if not isinstance(found, Metadata):
-                raise pickle.UnpicklingError(f"it is a {type(found).__name__}")
-        except OSError:
-            raise
-        except Exception as error:  # a damaged pickle can raise any exception
-            raise ConfigError(
+        pickled = io.BytesIO(file.read_bytes())
+
+        def problem(error: Exception) -> str:
+            return (
                 f"{file}: is not the metadata of a checkpoint ({error}); none of it was run. Remove the directory of "
                 "this checkpoint to resume from an earlier one"
-            ) from None
+            )
+
+        with raising(ConfigError, problem):
+            found = _Unpickler(pickled).load()
+            if not isinstance(found, Metadata):
+                raise pickle.UnpicklingError(f"it is a {type(found).__name__}")
         if found.storage_meta is None:
             found.storage_meta = StorageMeta()
         found.storage_meta.load_id = self.load_id
