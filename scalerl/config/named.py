@@ -72,9 +72,6 @@ NAMED: dict[str, NamedSet] = {
 }  # fmt: skip
 """The sets by name."""
 
-SUITES = {name: found for name, found in NAMED.items() if found.suite}
-"""The sets that are evaluation suites."""
-
 
 def settings(name: str) -> dict[str, Any]:
     """Return the `[data]` table of a named set."""

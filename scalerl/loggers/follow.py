@@ -15,7 +15,7 @@ from typing import Any
 from scalerl.config import RunConfig, plain_values
 from scalerl.loggers.base import LoggedRun, Logger
 from scalerl.loggers.notify import Notifier
-from scalerl.loggers.worker import Record, Worker
+from scalerl.loggers.thread import Record, Worker
 from scalerl.types import EvalPoint
 from scalerl.view.figures import picture
 from scalerl.view.outlook import HORIZON, data_note

@@ -18,7 +18,7 @@ from typing import Any
 
 from scalerl.config.loggers import Notify
 from scalerl.core.signals import SAFE_PATH
-from scalerl.loggers.worker import Record, Worker
+from scalerl.loggers.thread import Record, Worker
 from scalerl.view.run import RunView
 from scalerl.view.warnings import FALLING, news
 

@@ -19,7 +19,7 @@ from scalerl.rollouts.replay import check_current, largest_difference
 from scalerl.rollouts.vllm import connection
 from scalerl.rollouts.vllm.checks import Needs
 from scalerl.rollouts.vllm.engine import vllm_engines
-from scalerl.rollouts.vllm.lane import Limits
+from scalerl.rollouts.vllm.lane import LaneLimits
 from scalerl.rollouts.vllm.server import Server, ServerSpec
 from scalerl.rollouts.vllm.updates import DirectoryUpdates
 from scalerl.rollouts.weights import DirectoryChannel
@@ -176,7 +176,7 @@ def test_broken_requests_are_resumed_with_the_same_log_probabilities(make, start
                 raise httpx.ReadError("cut")
 
     monkeypatch.setattr(connection, "_events", cut)
-    engine, _ = make(sampling=Sampling(), limits=Limits(backoff_s=0.001, stream_interval=8))
+    engine, _ = make(sampling=Sampling(), limits=LaneLimits(backoff_s=0.001, stream_interval=8))
     sent = requests(16, "broken")
     engine.submit(sent)
     pairs = pairs_of(drain(engine, PATIENCE), sent)

@@ -13,7 +13,7 @@ from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.vllm.checks import Needs
 from scalerl.rollouts.vllm.engine import vllm_engines
-from scalerl.rollouts.vllm.lane import Limits
+from scalerl.rollouts.vllm.lane import LaneLimits
 from scalerl.rollouts.vllm.updates import DirectoryUpdates
 
 EXCHANGES = json.loads(Path(__file__).with_name("vllm_recorded.json").read_text())
@@ -40,7 +40,7 @@ def test_the_engine_sends_the_recorded_requests_and_reads_the_recorded_answers(t
             sampling=Sampling(stop=(1,)),
             needs=Needs(vocabulary=48, positions=256, sequences=8, backend="scalerl_directory"),
             updates=DirectoryUpdates(files),
-            limits=Limits(stream_interval=3),
+            limits=LaneLimits(stream_interval=3),
         )
         engine.submit([Request((0, 0), (5, 9, 2), 1)])
         (before,) = drain(engine)

@@ -20,7 +20,7 @@ import httpx
 
 from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.vllm.lane import Lane, Limits
+from scalerl.rollouts.vllm.lane import Lane, LaneLimits
 from scalerl.rollouts.vllm.protocol import GENERATE, BadAnswer, BrokenStream, Chunk, generate_body, parse_chunk
 from scalerl.rollouts.vllm.sequence import TokenSequence
 from scalerl.rollouts.vllm.updates import Updates
@@ -35,7 +35,7 @@ class Connection:
         sampling: Sampling,
         updates: Updates,
         lanes: Sequence[Lane],
-        limits: Limits | None = None,
+        limits: LaneLimits | None = None,
         obituary: Callable[[], str | None] = lambda: None,
     ) -> None:
         """Start the thread.
@@ -49,7 +49,7 @@ class Connection:
             obituary: Function that returns how the server process ended, or None if it is not known to have ended.
         """
         self.address, self._sampling, self._updates = address, sampling, updates
-        self._lanes, self._limits, self._obituary = lanes, limits or Limits(), obituary
+        self._lanes, self._limits, self._obituary = lanes, limits or LaneLimits(), obituary
         self.version, self.swap_s, self.retried = -1, 0.0, 0
         """Version in use, -1 before the first swap; seconds of the last swap; number of retries.
         Any thread may read them."""

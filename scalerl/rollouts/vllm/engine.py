@@ -11,7 +11,7 @@ from scalerl.rollouts.engine import Finished, Occupancy, Request, Sampling, Work
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.vllm.checks import Needs, check_server
 from scalerl.rollouts.vllm.connection import Connection
-from scalerl.rollouts.vllm.lane import Lane, Limits
+from scalerl.rollouts.vllm.lane import Lane, LaneLimits
 from scalerl.rollouts.vllm.sequence import TokenSequence
 from scalerl.rollouts.vllm.server import Server
 from scalerl.rollouts.vllm.updates import Updates
@@ -115,7 +115,7 @@ def vllm_engines(
     sampling: Sampling,
     needs: Needs,
     updates: Updates,
-    limits: Limits | None = None,
+    limits: LaneLimits | None = None,
     sizes: ModelSizes | None = None,
 ) -> tuple[VllmEngine, VllmEngine]:
     """Check a server and make a training engine and an evaluation engine over it, which share its weights.

@@ -13,12 +13,12 @@ from scalerl.rollouts.vllm.sequence import TokenSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LaneLimits:
     """Retries of a connection.
 
-    Silence, and the duration of a transfer, are limited by the supervisor (rollouts/supervised.py).
+    Silence, and the duration of a transfer, are limited by the Restarter (rollouts/restarts.py).
 
-    Example: Limits(retries=5)
+    Example: LaneLimits(retries=5)
     """
 
     connect_s: float = 10.0
