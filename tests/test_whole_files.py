@@ -17,7 +17,7 @@ def test_commands_that_start_together_get_different_directories_and_leave_no_emp
     with ThreadPoolExecutor(8) as pool:
         paths = list(pool.map(lambda _: next_directory(tmp_path / "runs", "a"), range(40)))
     assert {path.name for path in paths} == {f"a-{number:03d}" for number in range(1, 41)}
-    for path in paths[1:]:
+    for path in sorted(paths)[1:]:
         path.rmdir()
     with (
         output_directory(None, tmp_path / "runs", "a") as path,
