@@ -39,6 +39,15 @@ def lab_model(tmp_path_factory, worker_id):
     return shared / "lab-model"
 
 
+@pytest.fixture(scope="module")
+def opened(page_file):
+    """The page of a module's fixture `page_file` in a browser."""
+    from browser import opened_page
+
+    with opened_page(page_file) as page:
+        yield page
+
+
 @pytest.fixture
 def benchmark(monkeypatch):
     """A function that imports a script of benchmarks/ by its name."""

@@ -17,14 +17,20 @@ def samples(policy, prompts, slots=3, tokens=14, rule=None, sampling=STOPPING, s
     settings = {"rule": rule, "sampling": sampling, "refill": 1, "receive": receive}
     engine = torch_engine(policy, slots=slots, prompt_tokens=max(map(len, prompts)), **settings)
     engine.submit([Request((i, 0), prompt, stream_key("samples", i)) for i, prompt in enumerate(prompts)])
+    finished = run_out(engine, swaps)
+    assert len(finished) == len(prompts)
+    return [(prompts[done.id[0]], done.rollout) for done in finished]
+
+
+def run_out(engine, swaps=()):
+    """Step until all sequences are done, and return them by id; before the ticks in `swaps`, the version increases."""
     finished, tick = [], 0
     while engine.occupancy().busy:
         if tick in swaps:
             engine.swap(engine.version + 1)
         finished += engine.poll()
         tick += 1
-    assert len(finished) == len(prompts)
-    return [(prompts[done.id[0]], done.rollout) for done in sorted(finished, key=lambda done: done.id)]
+    return sorted(finished, key=lambda done: done.id)
 
 
 @torch.no_grad()

@@ -101,7 +101,7 @@ def unseen(sizes, queries, keys):
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_forward_and_decode_flops_agree_with_torchs_counter(name):
-    """The counter knows neither torch's CPU kernel for attention nor its fused experts, so the model is eager."""
+    """FlopCounterMode counts neither torch's CPU kernel for attention nor its fused experts, so the model is eager."""
     model = tiny_model(name, attn_implementation="eager")
     model.config._experts_implementation = "eager"
     sizes, tokens, cache = of_model(model), torch.randint(2, 48, (1, 24)), DynamicCache()

@@ -13,7 +13,7 @@ def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def test_no_file_has_more_than_400_lines():
     lines = {str(path): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
-    assert len(lines) > 150
+    assert len(lines) > 200
     assert {path: count for path, count in lines.items() if count > LINES_OF_A_FILE} == {}
 
 
@@ -24,7 +24,7 @@ def test_no_function_has_more_than_60_lines():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
-    assert len(functions) > 1500 and max(functions.values()) > 50
+    assert len(functions) > 2000 and max(functions.values()) > 50
     assert {name: count for name, count in functions.items() if count > LINES_OF_A_FUNCTION} == {}
 
 

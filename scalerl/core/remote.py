@@ -173,8 +173,9 @@ class LocalRemote(Remote):
             environment: Additional environment variables.
             context: Kind of process.
         """
-        self._connection, there = (made := context()).Pipe()
-        self._process = made.Process(target=_host_pipe, args=(there, run))
+        processes = context()
+        self._connection, there = processes.Pipe()
+        self._process = processes.Process(target=_host_pipe, args=(there, run))
         self._process.environment = environment or {}
         self._process.start()
         atexit.register(self._process.kill)  # runs before multiprocessing's handler, which would wait forever

@@ -17,7 +17,7 @@ from scalerl.tasks.environments import load
 from scalerl.tasks.gym import make_data
 
 TRIES = 4
-"""Largest number of entries created per required prompt. With fewer distinct ones, the data set is refused."""
+"""Largest number of entries created per required prompt. With fewer distinct ones, the run does not start."""
 
 
 def gym_rows(task: ReasoningGymTask, held_out: int) -> tuple[list[Row], list[str]]:

@@ -82,15 +82,14 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
                 session.close()
                 make_session = partial(resume, path, None)
     except (TrainingFailed, RewardError, PluginError, RunMoved, OSError, *DIED) as error:
-        if session is None and not isinstance(error, OSError):
-            raise RunFailed(str(error)) from error
-        if session is None:
-            raise
-        session.records.ended("failed", str(error))
-        if moved := session.records.directory.moved():
-            raise RunFailed(moved) from error
+        if session is not None:
+            session.records.ended("failed", str(error))
+            if moved := session.records.directory.moved():
+                raise RunFailed(moved) from error
         if isinstance(error, OSError):
             raise
+        if session is None:
+            raise RunFailed(str(error)) from error
         path = session.records.directory.path
         text = recorded(error, path) if isinstance(error, ProcessDied | PluginError) else str(error)
         raise RunFailed(f"{text}\nAll saved results are kept; continue with: scalerl resume {path}") from error

@@ -65,7 +65,7 @@ def start(config: RunConfig, path: Path, display: RunDisplay, stop_requested: Ca
     check_apart(path, inputs_of(config), "--run-dir")
     makers = makers_of(config)
     directory = RunDirectory.create(path, config)
-    run = _assemble(directory, None, display, stop_requested)
+    run = _assemble(directory, None, {}, display, stop_requested)
     _begin(run, makers)
     return run
 
@@ -98,12 +98,13 @@ def resume(
         makers = makers_of(config)
         if config != directory.config:
             directory.save_config(config)
-        run = _assemble(directory, checkpoint, display, stop_requested)
+        state = {} if checkpoint is None else load_plain(checkpoint, "trainer")
+        run = _assemble(directory, checkpoint, state, display, stop_requested)
         if checkpoint is None:
             _begin(run, makers)
             display.note("no checkpoint yet: starting over from step 0")
         else:
-            _continue(run, checkpoint, makers)
+            _continue(run, checkpoint, state, makers)
             display.note(f"resumed at step {run.progress.step}")
             display.point(run.records.points)
         failed.pop_all()
@@ -111,11 +112,14 @@ def resume(
 
 
 def _assemble(
-    directory: RunDirectory, checkpoint: Path | None, display: RunDisplay, stop_requested: Callable[[], bool]
+    directory: RunDirectory,
+    checkpoint: Path | None,
+    state: Mapping[str, Any],
+    display: RunDisplay,
+    stop_requested: Callable[[], bool],
 ) -> Session:
-    """Check the inputs of a run, then make its objects; the generator is not started yet."""
+    """Check the inputs of a run, then make its objects; the generator is not started yet. A new run has no state."""
     config, path = directory.config, directory.path
-    state = {} if checkpoint is None else load_plain(checkpoint, "trainer")
     with directory.discarded_on_error():
         torch.set_num_threads(config.hardware.trainer_threads)
         check_functions(config.recipe)
@@ -194,10 +198,11 @@ def _begin(run: Session, makers: Mapping[str, Callable[[], Logger]]) -> None:
     run.records.followers = Followers(run.config, directory.path, makers, run.records.display.note)
 
 
-def _continue(run: Session, checkpoint: Path, makers: Mapping[str, Callable[[], Logger]]) -> None:
+def _continue(
+    run: Session, checkpoint: Path, state: Mapping[str, Any], makers: Mapping[str, Callable[[], Logger]]
+) -> None:
     """Restore learner, curriculum and rows; start the generator with the weights in use, and the loggers."""
     directory, display, step = run.records.directory, run.records.display, run.progress.step
-    state = load_plain(checkpoint, "trainer")
     run.learner.load(checkpoint, step)
     run.curriculum.load_state(state["curriculum"])
     for note in directory.rewind(state):

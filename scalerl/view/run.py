@@ -162,7 +162,7 @@ class FollowedRun(RunView):
         self.version += changed
         return changed
 
-    def failed(self, error: Exception) -> bool:
+    def failed(self, error: BaseException) -> bool:
         """Set the state `unreadable` after an unexpected error; return whether the state changed."""
         return self._set_state("unreadable", f"{type(error).__name__}: {error}")
 

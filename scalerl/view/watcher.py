@@ -82,12 +82,11 @@ class Watcher:
     def _safely(self, work: Callable[[], None], run: FollowedRun | None = None) -> None:
         """Run a part of a poll; an unexpected error is shown on the page."""
         error = outcome(work).exception()  # unexpected contents of one directory must not stop the page for all others
-        if isinstance(error, Exception):
-            if run is None:
-                self.problems.append(f"{type(error).__name__}: {error}")
-                self.version += 1
-            elif run.failed(error):
-                self._changed(run.id)
+        if error is not None and run is None:
+            self.problems.append(f"{type(error).__name__}: {error}")
+            self.version += 1
+        elif error is not None and run is not None and run.failed(error):
+            self._changed(run.id)
 
     def changes_since(self, version: int) -> dict[str, Any]:
         """Return the summaries of runs and studies that changed after a version; -1: of all."""

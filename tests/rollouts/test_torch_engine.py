@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from sampled import replay
+from sampled import replay, run_out
 from tiny_models import ARCHITECTURES, tiny_model
 
 from scalerl.core.errors import ConfigError
@@ -42,21 +42,10 @@ def make(name, slots=3, tokens=14, refill=1, versions=(), **sampling):
     return engine
 
 
-def run(engine, swap_at=()):
-    """Step until all sequences are done; swap in the next version before the given ticks."""
-    finished, tick = [], 0
-    while engine.occupancy().busy:
-        if tick in swap_at:
-            engine.swap(engine.version + 1)
-        finished += engine.poll()
-        tick += 1
-    return sorted(finished, key=lambda f: f.id)
-
-
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
 def test_log_probabilities_survive_refills_and_two_swaps_in_flight(name):
     engine = make(name, versions=[weights_of(name, seed) for seed in (1, 2)])
-    finished = run(engine, swap_at=(4, 9))
+    finished = run_out(engine, swaps=(4, 9))
     assert len(finished) == len(PROMPTS)
     policies = [Policy(tiny_model(name, seed)) for seed in (0, 1, 2)]
     crossing = 0
@@ -70,7 +59,7 @@ def test_log_probabilities_survive_refills_and_two_swaps_in_flight(name):
 def test_temperature_and_nucleus_keep_the_log_probability_of_the_tempered_distribution():
     engine = make("qwen3", temperature=0.7, top_p=0.8)
     policies = [Policy(tiny_model("qwen3"))]
-    for done in run(engine):
+    for done in run_out(engine):
         expected = replay(policies, PROMPTS[done.id[0]], done.rollout, temperature=0.7)
         np.testing.assert_allclose(done.rollout.logps, expected, atol=2e-5)
 
@@ -80,7 +69,7 @@ def test_sampled_tokens_follow_the_models_distribution():
     rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=1)
     engine = torch_engine(policy, slots=256, prompt_tokens=3, rule=rule, sampling=Sampling())
     engine.submit([Request((i, 0), (5, 9, 2), stream_key("fair", i)) for i in range(4096)])
-    tokens = [int(done.rollout.tokens[0]) for done in run(engine)]
+    tokens = [int(done.rollout.tokens[0]) for done in run_out(engine)]
     with torch.no_grad():
         p = policy.logits(policy.hidden(torch.tensor([[5, 9, 2]]))[0, -1:]).softmax(-1)[0].numpy()
     counts = np.bincount(tokens, minlength=48)
@@ -92,8 +81,8 @@ def test_sampled_tokens_follow_the_models_distribution():
 @pytest.mark.parametrize("slots", [1, 2, 8])
 @pytest.mark.parametrize("refill", [1, 2])
 def test_the_tokens_of_a_rollout_do_not_depend_on_its_neighbors(slots, refill):
-    alone = {done.id: done.rollout.tokens.tolist() for done in run(make("qwen3", slots=3))}
-    others = {done.id: done.rollout.tokens.tolist() for done in run(make("qwen3", slots=slots, refill=refill))}
+    alone = {done.id: done.rollout.tokens.tolist() for done in run_out(make("qwen3", slots=3))}
+    others = {done.id: done.rollout.tokens.tolist() for done in run_out(make("qwen3", slots=slots, refill=refill))}
     assert alone == others
 
 
@@ -103,7 +92,7 @@ def test_a_saved_engine_continues_with_the_same_tokens():
     state = original.state()
     copy = make("qwen3", slots=3)
     copy.load_state(state)
-    rest, rest_of_copy = run(original), run(copy)
+    rest, rest_of_copy = run_out(original), run_out(copy)
     assert len(early) + len(rest) == len(PROMPTS)
     for a, b in zip(rest, rest_of_copy, strict=True):
         assert a.id == b.id
@@ -126,7 +115,7 @@ def test_equal_prompts_are_processed_once():
 @pytest.mark.parametrize("name", ["qwen3", "mistral-sliding"])
 def test_decoding_flops_are_the_sum_over_sequences(name):
     engine = make(name, slots=3, refill=3)  # slots stay empty until three are free, and cost nothing
-    finished, sizes = run(engine), Policy(tiny_model(name)).sizes
+    finished, sizes = run_out(engine), Policy(tiny_model(name)).sizes
     lengths = {done.id[0]: len(done.rollout) for done in finished}
     assert len(lengths) == 8
     # a completion of n tokens is sampled from n states, and its last token is not fed

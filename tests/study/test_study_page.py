@@ -9,7 +9,6 @@ import sys
 
 import numpy as np
 import pytest
-from browser import opened_page
 from simulated_study import KNOWN, STEPS, Truth, write_study
 
 from scalerl.study.analysis import study_results
@@ -140,12 +139,6 @@ def test_the_page_is_written_even_if_the_output_pipe_is_closed(tmp_path):
     subprocess.run(command, stdout=writing, check=False, timeout=120)
     os.close(writing)
     assert "<figure" in (study.path / "report.html").read_text()
-
-
-@pytest.fixture(scope="module")
-def opened(page_file):
-    with opened_page(page_file) as page:
-        yield page
 
 
 def test_the_figures_draw_without_console_messages(opened):

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from browser import contrast, luminance, opened_page
+from browser import contrast, luminance
 from simulated import curve, write
 
 from scalerl.core.errors import ConfigError
@@ -121,12 +121,6 @@ def test_without_plotly_the_error_names_the_package(studied, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
     with pytest.raises(ConfigError, match=r"pip install 'scalerl\[report\]'"):
         page(studied)
-
-
-@pytest.fixture(scope="module")
-def opened(page_file):
-    with opened_page(page_file) as page:
-        yield page
 
 
 def test_the_figures_draw_without_console_messages(opened):

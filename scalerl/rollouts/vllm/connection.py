@@ -215,7 +215,7 @@ class Connection:
                         continue
                     self._prefilling.discard(sequence)
                     before = len(sequence)
-                    # a lower bound until the last chunk names the versions: the version when the request was sent
+                    # a lower bound until the last chunk has the versions: the version when the request was sent
                     sequence.extend(chunk.tokens, chunk.logps, version)
                     lane.count(sequence, before)
                     if chunk.reason is not None:
