@@ -116,8 +116,8 @@ def answer_compare(arguments: argparse.Namespace) -> list[Answer]:
         [fitted(source, arguments) for source in _sources(paths, arguments)]
         for paths in (arguments.paths, arguments.versus)
     )
-    found = compare(first, second, arguments.level)
-    return [Answer("", found.to_dict(), str(found))]
+    comparison = compare(first, second, arguments.level)
+    return [Answer("", comparison.to_dict(), str(comparison))]
 
 
 def answer_backtest(arguments: argparse.Namespace) -> list[Answer]:

@@ -93,10 +93,10 @@ def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[Prom
     except RewardError as error:
         complain(str(error))
         return FAILED
-    found = {"model": arguments.model, "suites": [result.to_dict() for result in results]}
-    write_whole(where / "summary.json", json.dumps(found, indent=1) + "\n")
+    summary = {"model": arguments.model, "suites": [result.to_dict() for result in results]}
+    write_whole(where / "summary.json", json.dumps(summary, indent=1) + "\n")
     if arguments.json:
-        print(json.dumps(found, indent=1, allow_nan=False))
+        print(json.dumps(summary, indent=1, allow_nan=False))
     return 0
 
 

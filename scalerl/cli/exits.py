@@ -184,10 +184,10 @@ def guarded(action: Callable[[], int]) -> int:
         complain(_stopped(stopped.number, stopped.when))
         return 128 + stopped.number
     except disk_errors() as error:
-        found = system_error(error)
-        if found is None or (found.filename is None and found.errno not in DISK):
+        cause = system_error(error)
+        if cause is None or (cause.filename is None and cause.errno not in DISK):
             raise  # not about a path that the user gave
-        complain(trouble(found))
+        complain(trouble(cause))
         return FAILED
     finally:
         if signals is not None:

@@ -48,20 +48,20 @@ def run_import(arguments: argparse.Namespace) -> int:
     for role, equals, name in pairs:
         if not (role and equals and name):
             raise CurveError(f"--column: got {role + equals + name!r}; allowed: ROLE=NAME, such as step=iteration")
-    found = read(
+    imported = read(
         arguments.paths, arguments.source, metric=arguments.metric, task=arguments.task,
         run=arguments.run_name, devices=arguments.devices,
         bounds=tuple(arguments.bounds), columns={role: name for role, _, name in pairs},
     )  # fmt: skip
-    for note in found.notes:
+    for note in imported.notes:
         print(printable(f"note      {note}"), file=sys.stderr)
-    last = [row[found.axis] for row in found.rows if found.axis in row][-1]
-    print(f"{found.source:<9} {len(found.rows)} points to {found.axis} {last:.4g}", file=sys.stderr)
+    last = [row[imported.axis] for row in imported.rows if imported.axis in row][-1]
+    print(f"{imported.source:<9} {len(imported.rows)} points to {imported.axis} {last:.4g}", file=sys.stderr)
     if arguments.output is None:
-        print("\n".join(json.dumps(row) for row in found.rows))
+        print("\n".join(json.dumps(row) for row in imported.rows))
         return 0
     what = "a file of these points"
-    place = check_output(arguments.output, arguments.paths, lambda path: holds_part_of(found, path), what=what)
-    write_points(found, place)
+    place = check_output(arguments.output, arguments.paths, lambda path: holds_part_of(imported, path), what=what)
+    write_points(imported, place)
     say(f"written   {arguments.output}")
     return 0

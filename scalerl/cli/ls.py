@@ -67,10 +67,15 @@ def ls(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{', '.join(map(str, paths))}: no run here; give run directories (with a config.toml)")
     print(line_of(("run", "state", "step", "pass rate", "at 2x compute", "advice")))
     for run in runs:
-        found = FollowedRun(run)
+        followed_run = FollowedRun(run)
         in_study = os.path.exists(run.parent.parent / "study.toml")  # STUDY/ARM/seed-0
         name = f"{run.parent.name}/{run.name}" if in_study else run.name
-        print(unreadable(name, found) if found.state == "unreadable" else line_of((name, *cells(found))), flush=True)
+        print(
+            unreadable(name, followed_run)
+            if followed_run.state == "unreadable"
+            else line_of((name, *cells(followed_run))),
+            flush=True,
+        )
     return 0
 
 
@@ -85,23 +90,23 @@ def line_of(columns: Sequence[str]) -> str:
     return printable(line).rstrip()[:WIDTH]
 
 
-def unreadable(name: str, found: FollowedRun) -> str:
+def unreadable(name: str, run: FollowedRun) -> str:
     """Return the line of a run that cannot be read, with the reason."""
-    reason = found.detail.removeprefix(f"{found.path}/").removeprefix(f"{found.path}: ")
-    return printable(f"{shortened(name):<{NAME_WIDTH}} {found.state} {reason}")[:WIDTH]
+    reason = run.detail.removeprefix(f"{run.path}/").removeprefix(f"{run.path}: ")
+    return printable(f"{shortened(name):<{NAME_WIDTH}} {run.state} {reason}")[:WIDTH]
 
 
-def cells(found: FollowedRun) -> tuple[str, str, str, str, str]:
+def cells(run: FollowedRun) -> tuple[str, str, str, str, str]:
     """Return the columns of a run after its name, for its first task; dashes without evaluations or a forecast."""
     from scalerl.scaling import CurveError
 
-    state, step = found.state.replace(" ", "-"), f"{found.step}/{found.steps}"
-    task = next(iter(found.tasks), "")
+    state, step = run.state.replace(" ", "-"), f"{run.step}/{run.steps}"
+    task = next(iter(run.tasks), "")
     if not task:
         return state, step, "-", "-", "-"
-    rate = f"{found.points[task][-1].pass_rate:.3f}"
+    rate = f"{run.points[task][-1].pass_rate:.3f}"
     try:
-        ahead = found.outlook(task)
+        ahead = run.outlook(task)
     except CurveError:
         return state, step, rate, "-", "-"
     twice = ahead.forecast.at[0]
@@ -170,7 +175,7 @@ def followed(path: Path, rows: int, every_s: float = EVERY_S) -> Iterator[str]:
         if [file.restarts for file in files] != restarts:
             restarts, shown = [file.restarts for file in files], rows
             yield "the run resumed from an earlier checkpoint; its last rows:"
-        new.sort(key=lambda found: found[:2])
+        new.sort(key=lambda event: event[:2])
         for _, n, row in new if shown is None else new[len(new) - min(shown, len(new)) :]:
             yield evaluation_line(row) if n else step_line(row, run.steps)
         shown = None
@@ -180,12 +185,12 @@ def followed(path: Path, rows: int, every_s: float = EVERY_S) -> Iterator[str]:
     yield from ending(FollowedRun(path))
 
 
-def ending(found: FollowedRun) -> list[str]:
+def ending(run: FollowedRun) -> list[str]:
     """Return lines of at most 80 columns that describe how a run ended and how to resume it."""
-    detail = f": {found.detail}" if found.detail else ""
-    lines = textwrap.wrap(printable(f"{found.state} at step {found.step}/{found.steps}{detail}"), WIDTH)
-    again = found.state not in ("finished", "unreadable")
-    return [*lines, *([f"continue with: scalerl resume {found.path}"] if again else [])]
+    detail = f": {run.detail}" if run.detail else ""
+    lines = textwrap.wrap(printable(f"{run.state} at step {run.step}/{run.steps}{detail}"), WIDTH)
+    again = run.state not in ("finished", "unreadable")
+    return [*lines, *([f"continue with: scalerl resume {run.path}"] if again else [])]
 
 
 def step_line(row: Mapping[str, Any], steps: int) -> str:

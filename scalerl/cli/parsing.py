@@ -23,14 +23,14 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
         """Parse arguments; report an unknown option together with the nearest known one."""
-        found, rest = super().parse_known_args(args, namespace)
+        known, rest = super().parse_known_args(args, namespace)
         unknown = next((word for word in rest if word.startswith("-")), None)
         if unknown is not None and not self.takes_fields:
             from scalerl.core.errors import nearest
 
             name = unknown.partition("=")[0]
             self.error(f"unknown option {name[:80]}{nearest(name, self._option_string_actions)}")
-        return found, rest
+        return known, rest
 
 
 def add_directories(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def directories(paths: Sequence[Path], command: str) -> Sequence[Path]:
     """
     from scalerl.core.errors import ConfigError
 
-    found = paths or [path for path in (Path("runs"), Path("studies")) if path.is_dir()]
-    if not found:
+    places = paths or [path for path in (Path("runs"), Path("studies")) if path.is_dir()]
+    if not places:
         raise ConfigError(f"no directory runs or studies here; name the directories: scalerl {command} DIR ...")
-    return found
+    return places

@@ -132,7 +132,7 @@ def _rates(words: list[str], full: float) -> tuple[tuple[float, float], ...]:
     """Parse rates of the form `X` (with full slots) or `RUNNING:X`."""
     from scalerl.core.errors import ConfigError
 
-    found = []
+    rates = []
     for word in words:
         running, colon, rate = word.rpartition(":")
         try:
@@ -143,10 +143,10 @@ def _rates(words: list[str], full: float) -> tuple[tuple[float, float], ...]:
             raise ConfigError(
                 f"--generator-tokens-per-s: got {word!r}; allowed: tokens/s, or RUNNING:TOKENS_PER_S, such as 64:2500"
             )
-        found.append(point)
-    if len({running for running, _ in found}) < len(found):
+        rates.append(point)
+    if len({running for running, _ in rates}) < len(rates):
         raise ConfigError("--generator-tokens-per-s: got two rates for one number of running sequences; give each once")
-    return tuple(found)
+    return tuple(rates)
 
 
 def _as_json(config: RunConfig, given: Given, lengths: Any, outcomes: list[Any], notes: list[str]) -> dict[str, Any]:

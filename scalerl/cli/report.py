@@ -41,15 +41,15 @@ def run_report(arguments: argparse.Namespace) -> int:
     paths = [*arguments.paths, *(arguments.versus or [])]
     place = check_output(arguments.output, paths)
     sources = read_sources(paths, arguments.compute, arguments.task, arguments.bounds)
-    found = analyze(sources[:count], sources[count:], arguments.exclude_below, arguments.method)
+    analysis = analyze(sources[:count], sources[count:], arguments.exclude_below, arguments.method)
     written = None
     try:
-        write_page(place, page(found))
+        write_page(place, page(analysis))
         written = str(arguments.output)
     except (ConfigError, CurveError) as error:  # the verdicts are still printed
         complain(str(error))
     if arguments.json:
-        print(json.dumps({"page": written, **found.to_dict()}, indent=1, allow_nan=False))
+        print(json.dumps({"page": written, **analysis.to_dict()}, indent=1, allow_nan=False))
     else:
-        say(*found.headlines(), *([f"page      {written}"] if written else []))
+        say(*analysis.headlines(), *([f"page      {written}"] if written else []))
     return 0 if written else FAILED

@@ -244,15 +244,15 @@ def _report(study: StudyDirectory) -> None:
     from scalerl.core.outputs import write_or_explain
     from scalerl.study.analysis import study_results
 
-    found = study_results(study)
-    values = json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n"
+    results = study_results(study)
+    values = json.dumps(results.to_dict(), indent=1, allow_nan=False) + "\n"
     problem = write_or_explain(study.path / "results.json", values)
-    _tell(found, study.path / "report.html")
+    _tell(results, study.path / "report.html")
     if problem:
         say(f"results   none: {problem}")
 
 
-def _tell(found: StudyResult, page: Path) -> bool:
+def _tell(results: StudyResult, page: Path) -> bool:
     """Write the page and print the results; return whether the page was written."""
     from scalerl.scaling import CurveError
     from scalerl.study.page import study_page
@@ -261,11 +261,11 @@ def _tell(found: StudyResult, page: Path) -> bool:
 
     page_line, written = f"page      {page}", False
     try:  # before printing, because with `| head` the process may end while it prints
-        write_page(page, study_page(found))
+        write_page(page, study_page(results))
         written = True
     except (ConfigError, CurveError) as error:  # plotly is missing, or the directory is read-only
         page_line = f"no page: {error}"
-    print_results(found)
+    print_results(results)
     say(page_line)
     return written
 
@@ -284,11 +284,11 @@ def _show(words: Sequence[str]) -> int:
 
     study = StudyDirectory.open(options.directory)
     page = check_output(options.output or study.path / "report.html", [])
-    found = study_results(study, options.compute, options.task)
+    results = study_results(study, options.compute, options.task)
     if options.json:
-        print(json.dumps(found.to_dict(), indent=1, allow_nan=False))
+        print(json.dumps(results.to_dict(), indent=1, allow_nan=False))
         return 0
-    if _tell(found, page) or options.output is None:
+    if _tell(results, page) or options.output is None:
         return 0
     complain(f"{page} was not written; the results above are complete")
     return FAILED

@@ -193,17 +193,17 @@ class Pictures:
 
 def evaluation_numbers(view: RunView) -> dict[str, float]:
     """Return the numbers of the last evaluation and of the forecast, by the names of docs/metrics.md."""
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for task, points in view.points.items():
         if points[-1].step == view.evaluated_at:
-            found |= {f"eval/{task}/{key}": value for key, value in points[-1].to_dict().items()}
+            numbers |= {f"eval/{task}/{key}": value for key, value in points[-1].to_dict().items()}
     for task, ahead in view.outlooks().items():
         estimates = dict(zip(HORIZON, ahead.forecast.at, strict=True)) | {"ceiling": ahead.fit.asymptote}
         for name, estimate in estimates.items():
             key = f"forecast/{task}/{name}"
-            found |= {key: estimate.mean, f"{key}_low": estimate.low, f"{key}_high": estimate.high}
-        found[f"forecast/{task}/identified"] = float(ahead.fit.identified)
-    return finite(found, but=("step",))
+            numbers |= {key: estimate.mean, f"{key}_low": estimate.low, f"{key}_high": estimate.high}
+        numbers[f"forecast/{task}/identified"] = float(ahead.fit.identified)
+    return finite(numbers, but=("step",))
 
 
 def finite(row: Mapping[str, Any], but: Sequence[str] = ()) -> dict[str, float]:

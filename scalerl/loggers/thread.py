@@ -108,10 +108,10 @@ class Record:
         self._path = directory / NAME
         self._lock = threading.Lock()
         try:
-            found = read_json(self._path)
+            content = read_json(self._path)
         except (OSError, ValueError):
-            found = {}
-        entries = found if isinstance(found, dict) else {}
+            content = {}
+        entries = content if isinstance(content, dict) else {}
         self._entries: dict[str, dict[str, Any]] = {k: v for k, v in entries.items() if isinstance(v, dict)}
 
     def get(self, name: str, key: str, default: Any) -> Any:

@@ -112,10 +112,10 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
     if len(fit.draws.asymptote) == 1:
         raise CurveError(f"a {fit.method} fit has no uncertainty to decide with; use method='posterior'")
     gain, chance = summarize(fit.gain(total)), chance_of_gain(fit, total, min_gain)
-    found = decided(fit, total, float(min_gain), chance, gain)
+    decision = decided(fit, total, float(min_gain), chance, gain)
     return Advice(
-        action=found.action, probability=chance.forecast, trend_probability=chance.trend, budget=total,
-        min_gain=float(min_gain), gain=gain, train_to=found.train_to, go_back_to=found.go_back_to, reason=found.reason,
+        action=decision.action, probability=chance.forecast, trend_probability=chance.trend, budget=total,
+        min_gain=float(min_gain), gain=gain, train_to=decision.train_to, go_back_to=decision.go_back_to, reason=decision.reason,
     )  # fmt: skip
 
 

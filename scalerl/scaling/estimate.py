@@ -79,11 +79,11 @@ def summarize(draws_D: Array) -> Estimate:
     return Estimate(float(draws_D.mean()), float(draws_D.std()), float(low), float(high))
 
 
-def one_power(found: Estimate) -> tuple[int, tuple[float, float, float]]:
+def one_power(estimate: Estimate) -> tuple[int, tuple[float, float, float]]:
     """Return the power of ten for printing an estimate (0: none), and its mean, low and high divided by it."""
-    power = math.floor(math.log10(found.mean))
+    power = math.floor(math.log10(estimate.mean))
     power = 0 if -3 <= power < 5 else power
-    return power, (found.mean / 10.0**power, found.low / 10.0**power, found.high / 10.0**power)
+    return power, (estimate.mean / 10.0**power, estimate.low / 10.0**power, estimate.high / 10.0**power)
 
 
 def short(value: float) -> str:

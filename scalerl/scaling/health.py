@@ -54,14 +54,14 @@ def health(curve: Curve) -> tuple[Symptom, ...]:
     """Return all symptoms of a curve. The curve is fitted to find late starts and second rises."""
     if len(curve) < 5:
         return shape_symptoms(curve)
-    found = posterior(curve, None, Prior())
-    return (*shape_symptoms(curve), *departure_symptoms(curve, found.draws, found.probability))
+    solution = posterior(curve, None, Prior())
+    return (*shape_symptoms(curve), *departure_symptoms(curve, solution.draws, solution.probability))
 
 
 def shape_symptoms(curve: Curve) -> tuple[Symptom, ...]:
     """Return the symptoms that need no fit."""
-    found = (check(curve) for check in CHECKS.values())
-    return tuple(symptom for symptom in found if symptom is not None)
+    symptoms = (check(curve) for check in CHECKS.values())
+    return tuple(symptom for symptom in symptoms if symptom is not None)
 
 
 def departure_symptoms(curve: Curve, draws: Draws, probability: dict[str, float]) -> tuple[Symptom, ...]:

@@ -77,14 +77,14 @@ def least_squares_result(curve: Curve, r0: float | None, search: Search) -> FitR
     for start in starts(log_c_N, y_N, r0, limits, search, (low, high)):
         # scipy warns of zero divided by zero if the gradient vanishes at a start, without harm
         with np.errstate(invalid="ignore", divide="ignore"):
-            found = least_squares(
+            optimum = least_squares(
                 lambda theta: law_at(log_c_N, whole(theta)) - y_N,
                 np.clip(start[free], lower + 1e-9, upper - 1e-9),
                 jac=lambda theta: jacobian(log_c_N, whole(theta))[:, free],
                 bounds=(lower, upper), x_scale="jac", ftol=1e-15, xtol=1e-15, gtol=1e-15, max_nfev=500,
             )  # fmt: skip
-        if best is None or found.cost < best.cost:
-            best = found
+        if best is None or optimum.cost < best.cost:
+            best = optimum
     assert best is not None
     theta_P = whole(best.x)
     edge = 1e-6 * (upper - lower)

@@ -155,11 +155,11 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     explored = [explore(problem, family) for family in DEPARTURES]
     log_mass = [log_share(cells.log_mass(DEPARTURE_PHI), lawful, 1 - len(DEPARTURES) * prior.departure)]
     few = []
-    for family, found in zip(DEPARTURES, explored, strict=True):
+    for family, cells_of in zip(DEPARTURES, explored, strict=True):
         # a few draws estimate the share of the mass within the limits, which the grid ignores
-        some, obeying = sample(problem, family, found, FEW_DRAWS)
+        some, obeying = sample(problem, family, cells_of, FEW_DRAWS)
         few.append(some)
-        log_mass.append(log_share(found.log_mass(), obeying, prior.departure))
+        log_mass.append(log_share(cells_of.log_mass(), obeying, prior.departure))
     # weights of the law and each departure, for the mean and for the intervals
     names = ["law", *(family.name for family in DEPARTURES)]
     mean_weight = shares(log_mass)
@@ -169,8 +169,8 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     if mean_weight[0] > 1 - ADMITTED:
         return Posterior(draws, {"law": 1.0}, evidence, level, mixture([draws, *few], wide_weight, num_draws))
     many = [
-        sample(problem, family, found, num_draws)[0] if max(mean, wide) > LEAST_LAWFUL else some
-        for family, found, some, mean, wide in zip(
+        sample(problem, family, cells_of, num_draws)[0] if max(mean, wide) > LEAST_LAWFUL else some
+        for family, cells_of, some, mean, wide in zip(
             DEPARTURES, explored, few, mean_weight[1:], wide_weight[1:], strict=True
         )
     ]
@@ -187,10 +187,10 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
 def level_alone(problem: Problem, num_draws: int) -> tuple[Draws, float]:
     """Return draws with A = R0, and their log evidence."""
     phi_F = np.array(problem.prior.autocorrelations)
-    found = steady_level(problem.y_N, problem.floor, phi_F, problem.least, problem.most, num_draws, problem.weight_N)
-    level_D, one_D = problem.offset + problem.width * found.level_D, np.ones(num_draws)
-    noise_D = problem.width * found.noise_D
-    return plain_draws(level_D, one_D, problem.last * one_D, level_D, found.phi_D, noise_D), found.log_evidence
+    level = steady_level(problem.y_N, problem.floor, phi_F, problem.least, problem.most, num_draws, problem.weight_N)
+    level_D, one_D = problem.offset + problem.width * level.level_D, np.ones(num_draws)
+    noise_D = problem.width * level.noise_D
+    return plain_draws(level_D, one_D, problem.last * one_D, level_D, level.phi_D, noise_D), level.log_evidence
 
 
 def shares(log_mass: list[float]) -> Array:

@@ -92,7 +92,7 @@ def _arm(
     arm_fits, rng = fits[arm.name], np.random.default_rng(0)
     against = None
     if arm.name != reference and arm_fits and fits[reference]:
-        siblings = [found for name, found in fits.items() if found and name not in (arm.name, reference)]
+        siblings = [others for name, others in fits.items() if others and name not in (arm.name, reference)]
         against = compare(arm_fits, fits[reference], siblings=siblings)
     effect = "reference" if arm.name == reference else effect_of(against)
     estimates: dict[str, Estimate | None] = dict.fromkeys(("asymptote", "efficiency", "midpoint"))

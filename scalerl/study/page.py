@@ -39,39 +39,39 @@ STUDY_TERMS = {
 """Terms of a page about a study, in addition to those of every page."""
 
 
-def study_page(found: StudyResult) -> str:
+def study_page(results: StudyResult) -> str:
     """Return a study's page as one HTML document that needs no network.
 
     Raises:
         ConfigError: The `plotly` package is not installed.
     """
-    unit = UNITS.get(found.axis, found.axis)
-    asked = f"{html.escape(found.about)} " if found.about else ""
+    unit = UNITS.get(results.axis, results.axis)
+    asked = f"{html.escape(results.about)} " if results.about else ""
     return html_page(
-        title=f"Study: {html.escape(found.name)}",
-        subtitle=f"{asked}Every arm compared with {html.escape(found.reference)}; compute in {unit}.",
-        verdicts=_verdicts(found),
+        title=f"Study: {html.escape(results.name)}",
+        subtitle=f"{asked}Every arm compared with {html.escape(results.reference)}; compute in {unit}.",
+        verdicts=_verdicts(results),
         terms=STUDY_TERMS,
-        table=_table(found),
-        figures={name: figure for name, make in FIGURES.items() if (figure := make(found)) is not None},
-        more=_raw(found),
+        table=_table(results),
+        figures={name: figure for name, make in FIGURES.items() if (figure := make(results)) is not None},
+        more=_raw(results),
     )
 
 
 # ---------------------------------------------------------------------------------------------------------- in words
 
 
-def _verdicts(found: StudyResult) -> str:
-    groups = "\n".join(_group(found, title, effects) for title, effects in GROUPS.items())
+def _verdicts(results: StudyResult) -> str:
+    groups = "\n".join(_group(results, title, effects) for title, effects in GROUPS.items())
     return (
-        f'<div class="card verdict"><p class="sentence">{html.escape(summary(found))}</p>'
-        f'{warnings(found.notes, found.name)}</div>\n<div class="cards groups">\n{groups}\n</div>'
+        f'<div class="card verdict"><p class="sentence">{html.escape(summary(results))}</p>'
+        f'{warnings(results.notes, results.name)}</div>\n<div class="cards groups">\n{groups}\n</div>'
     )
 
 
-def summary(found: StudyResult) -> str:
+def summary(results: StudyResult) -> str:
     """Return a summary of the study in one sentence."""
-    counts = [sum(arm.effect in effects for arm in found.arms) for effects in GROUPS.values()]
+    counts = [sum(arm.effect in effects for arm in results.arms) for effects in GROUPS.values()]
     ceiling, efficiency, none, unknown = counts
     parts = [
         f"{ceiling or 'none'} {'changes' if ceiling == 1 else 'change'} the ceiling",
@@ -81,15 +81,15 @@ def summary(found: StudyResult) -> str:
     if unknown:
         parts.append(f"{unknown} {'is' if unknown == 1 else 'are'} not measured yet")
     compared = "the one arm" if sum(counts) == 1 else f"{sum(counts)} arms"
-    return f"Of {compared} compared with {found.reference}, {', '.join(parts[:-1])}, and {parts[-1]}."
+    return f"Of {compared} compared with {results.reference}, {', '.join(parts[:-1])}, and {parts[-1]}."
 
 
-def _group(found: StudyResult, title: str, effects: Sequence[str]) -> str:
+def _group(results: StudyResult, title: str, effects: Sequence[str]) -> str:
     """Return the verdicts under one heading; an empty group of unmeasured arms is left out."""
-    arms = [arm for arm in found.ranked() if arm.effect in effects]
+    arms = [arm for arm in results.ranked() if arm.effect in effects]
     if not arms and "unknown" in effects:
         return ""
-    excluded = found.exclusion() if "none" in effects else ""
+    excluded = results.exclusion() if "none" in effects else ""
     listed = "\n".join(_verdict(arm) for arm in arms) or "<li>No arm.</li>"
     return (
         f'<article class="card"><h3>{title}</h3>'
@@ -112,7 +112,7 @@ def _verdict(arm: ArmResult) -> str:
 # ------------------------------------------------------------------------------------------------------------- table
 
 
-def _table(found: StudyResult) -> str:
+def _table(results: StudyResult) -> str:
     columns = (*ESTIMATES, *MEANS)
     rows = [
         [
@@ -121,7 +121,7 @@ def _table(found: StudyResult) -> str:
             *(_cell(arm.quantity(column.quantity), column.pattern) for column in columns),
             _seeds(arm),
         ]
-        for arm in (found.arm(found.reference), *found.ranked())
+        for arm in (results.arm(results.reference), *results.ranked())
     ]
     return table(["Arm", "Effect", *(column.heading for column in columns), "Seeds done"], rows)
 
@@ -141,9 +141,9 @@ def _seeds(arm: ArmResult) -> Cell:
 # -------------------------------------------------------------------------------------------------------- raw points
 
 
-def _raw(found: StudyResult) -> str:
+def _raw(results: StudyResult) -> str:
     """Return a section with every evaluation, for other fits."""
-    lines = _lines(found)
+    lines = _lines(results)
     words = f"{len(lines)} held-out evaluations, one JSON object per line"
     return (
         '<section aria-labelledby="points"><h2 id="points">Raw points</h2>\n'
@@ -154,8 +154,8 @@ def _raw(found: StudyResult) -> str:
     )
 
 
-def _lines(found: StudyResult) -> list[str]:
-    runs = [(arm.name, run.key.seed, run.curve) for arm in found.arms for run in arm.runs if run.curve is not None]
+def _lines(results: StudyResult) -> list[str]:
+    runs = [(arm.name, run.key.seed, run.curve) for arm in results.arms for run in arm.runs if run.curve is not None]
     return [json.dumps({"arm": arm, "seed": seed, **row}) for arm, seed, curve in runs for row in _rows(curve)]
 
 

@@ -47,13 +47,13 @@ ROW = 30
 CHOICE = "Arm next to the reference"
 
 
-def differences(found: StudyResult) -> Figure | None:
+def differences(results: StudyResult) -> Figure | None:
     """Return a forest plot of A of every arm minus A of the reference; None if no arm can be compared."""
-    arms = _compared(found)
+    arms = _compared(results)
     if not arms:
         return None
     estimates = [arm.comparison.asymptote_difference for arm in arms if arm.comparison]
-    margin = MARGIN * float(np.ptp(_curves(found)[0].bounds))
+    margin = MARGIN * float(np.ptp(_curves(results)[0].bounds))
     low, high = _span(estimates, margin)
     data, layout = _forest(arms, estimates)
     layout["xaxis"] = {"title": {"text": "A minus the reference's A"}, "range": plain([low, high])}
@@ -63,16 +63,16 @@ def differences(found: StudyResult) -> Figure | None:
         _equal_line(0),
     ]  # fmt: skip
     caption = (
-        f"Ceiling of each arm minus the ceiling of {found.reference}, with 90% intervals that include the scatter "
+        f"Ceiling of each arm minus the ceiling of {results.reference}, with 90% intervals that include the scatter "
         f"between seeds. If an interval lies right of the line, the arm's ceiling is higher. Ceilings within the gray "
-        f"band (±{margin:g}) count as the same. {_absent(found)}"
+        f"band (±{margin:g}) count as the same. {_absent(results)}"
     )
     return Figure("Which arm has the higher ceiling?", caption, data, layout)
 
 
-def ratios(found: StudyResult) -> Figure | None:
+def ratios(results: StudyResult) -> Figure | None:
     """Return a forest plot of B relative to the reference, or of the compute needed for one level."""
-    arms = _compared(found)
+    arms = _compared(results)
     if not arms:
         return None
     options: dict[str, Json] = {}
@@ -98,47 +98,49 @@ RATIOS = {"steepness B": "efficiency_ratio", "compute for the same level": "comp
 """Quantities shown as a ratio to the reference, by label; attributes of `Comparison`."""
 
 
-def curves(found: StudyResult) -> Figure | None:
+def curves(results: StudyResult) -> Figure | None:
     """Return the figure of points and mean curves: all arms in gray, the reference and one other in color."""
-    fitted = [arm for arm in found.arms if arm.fits]
+    fitted = [arm for arm in results.arms if arm.fits]
     if not fitted:
         return None
     last = max(fit.last_compute for arm in fitted for fit in arm.fits)
-    first = min(float(curve.compute[curve.compute > 0][0]) for curve in _curves(found))
+    first = min(float(curve.compute[curve.compute > 0][0]) for curve in _curves(results))
     grid = grid_to(first, last, AHEAD * last)
-    data = [_mean_line(arm, grid, OTHERS, 1.2) for arm in fitted if arm.name != found.reference]
-    if found.arm(found.reference).fits:
-        data += _highlighted(found.arm(found.reference), grid, REFERENCE)
+    data = [_mean_line(arm, grid, OTHERS, 1.2) for arm in fitted if arm.name != results.reference]
+    if results.arm(results.reference).fits:
+        data += _highlighted(results.arm(results.reference), grid, REFERENCE)
     options: dict[str, Json] = {
-        arm.name: {"data": _highlighted(arm, grid, CHOSEN)} for arm in found.ranked() if arm.fits
+        arm.name: {"data": _highlighted(arm, grid, CHOSEN)} for arm in results.ranked() if arm.fits
     }
     caption = (
         "Dots are held-out evaluations, with a shape for each seed. Lines are the mean of an arm's fits, dashed where "
         "they are a forecast. All other arms are gray: point at a line to see its name."
     )
-    layout = titled(f"training compute ({UNITS.get(found.axis, found.axis)})", metric_name(_curves(found)[0]))
+    layout = titled(f"training compute ({UNITS.get(results.axis, results.axis)})", metric_name(_curves(results)[0]))
     choices = {CHOICE: options, "Compute axis": compute_axes(0.6 * first, 1.05 * AHEAD * last)}
     return Figure("Curves", caption, data, layout, True, {name: each for name, each in choices.items() if each})
 
 
-def slopes(found: StudyResult) -> Figure | None:
+def slopes(results: StudyResult) -> Figure | None:
     """Return all arms as straight lines at the common ceiling, the reference and one other with their points."""
-    if found.common_asymptote is None:
+    if results.common_asymptote is None:
         return None
-    ceiling = found.common_asymptote
-    by_arm = {arm.name: [slope_at(fit.curve, ceiling, arm.name) for fit in arm.fits] for arm in found.arms if arm.fits}
+    ceiling = results.common_asymptote
+    by_arm = {
+        arm.name: [slope_at(fit.curve, ceiling, arm.name) for fit in arm.fits] for arm in results.arms if arm.fits
+    }
     every = [slope for listed in by_arm.values() for slope in listed]
     unit = common_unit(every)
     data: list[Json] = [
         {**straight(runs, unit, (OTHERS, "solid"))[0], "showlegend": False}
         for name, runs in by_arm.items()
-        if name != found.reference
+        if name != results.reference
     ]
-    if found.reference in by_arm:
-        data += straight(by_arm[found.reference], unit, (REFERENCE, "solid"), 2.5)
+    if results.reference in by_arm:
+        data += straight(by_arm[results.reference], unit, (REFERENCE, "solid"), 2.5)
     options: dict[str, Json] = {
         arm.name: {"data": straight(by_arm[arm.name], unit, (CHOSEN, "solid"), 2.5)}
-        for arm in found.ranked()
+        for arm in results.ranked()
         if arm.name in by_arm
     }
     caption = (
@@ -146,13 +148,13 @@ def slopes(found: StudyResult) -> Figure | None:
         f"{without_level(every)} A line is the mean of an arm over its seeds. If an arm's own ceiling differs from the "
         f"common one, its slope is biased."
     )
-    layout = slope_layout(every, unit, UNITS.get(found.axis, found.axis))
+    layout = slope_layout(every, unit, UNITS.get(results.axis, results.axis))
     return Figure("Steepness B at one ceiling", caption, data, layout, True, {CHOICE: options})
 
 
-def ceilings(found: StudyResult) -> Figure | None:
+def ceilings(results: StudyResult) -> Figure | None:
     """Return the figure of A of every arm and of each of its runs."""
-    arms = [arm for arm in (found.arm(found.reference), *found.ranked()) if arm.asymptote is not None]
+    arms = [arm for arm in (results.arm(results.reference), *results.ranked()) if arm.asymptote is not None]
     if not arms:
         return None
     data: list[Json] = []
@@ -190,18 +192,18 @@ FIGURES: dict[str, Callable[[StudyResult], Figure | None]] = {
 """The figures in the order of the page; None if there is nothing to draw."""
 
 
-def _compared(found: StudyResult) -> list[ArmResult]:
+def _compared(results: StudyResult) -> list[ArmResult]:
     """Return the arms with a comparison, the highest ceiling first."""
-    arms = [(arm.comparison.asymptote_difference.mean, arm) for arm in found.arms if arm.comparison]
+    arms = [(arm.comparison.asymptote_difference.mean, arm) for arm in results.arms if arm.comparison]
     return [arm for _, arm in sorted(arms, key=lambda pair: -pair[0])]
 
 
-def _curves(found: StudyResult) -> list[Curve]:
-    return [run.curve for arm in found.arms for run in arm.runs if run.curve is not None]
+def _curves(results: StudyResult) -> list[Curve]:
+    return [run.curve for arm in results.arms for run in arm.runs if run.curve is not None]
 
 
-def _absent(found: StudyResult) -> str:
-    absent = [arm.name for arm in found.arms if arm.effect == "unknown"]
+def _absent(results: StudyResult) -> str:
+    absent = [arm.name for arm in results.arms if arm.effect == "unknown"]
     return f"Not drawn, because not measured yet: {', '.join(absent)}." if absent else ""
 
 

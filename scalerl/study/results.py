@@ -199,8 +199,8 @@ class ArmResult:
         """Return an estimate of the arm or of its comparison, or the mean of a metric; None if it is unknown."""
         if name in AGAINST:
             return getattr(self.comparison, name, None)
-        found: Estimate | float | None = getattr(self, name) if hasattr(self, name) else self.metric(name)
-        return found
+        value: Estimate | float | None = getattr(self, name) if hasattr(self, name) else self.metric(name)
+        return value
 
     def metric(self, name: str) -> float | None:
         """Return a metric's mean over the runs that have it."""

@@ -55,12 +55,12 @@ MEANS = (
 """Means of metrics over an arm's runs."""
 
 
-def print_results(found: StudyResult, console: Console | None = None) -> None:
+def print_results(results: StudyResult, console: Console | None = None) -> None:
     """Print a study's verdicts, its notes, and a table with a row for each arm."""
     console = console or Console()
-    _say(console, *([found.about] if found.about else []), *found.headlines())
-    _say(console, *(f"note: {note}" for note in found.notes))
-    arms = [found.arm(found.reference), *found.ranked()]
+    _say(console, *([results.about] if results.about else []), *results.headlines())
+    _say(console, *(f"note: {note}" for note in results.notes))
+    arms = [results.arm(results.reference), *results.ranked()]
     names = {"arm": [f"{arm.name}\n{EFFECTS[arm.effect].short}\n" for arm in arms]}
     measured = {c.short: [_text(arm.quantity(c.quantity), c.pattern) for arm in arms] for c in ESTIMATES if c.short}
     means = {c.short: [_text(arm.quantity(c.quantity), c.pattern) for arm in arms] for c in MEANS if c.short}
@@ -71,9 +71,9 @@ def print_results(found: StudyResult, console: Console | None = None) -> None:
     else:
         console.print(_table({**names, **measured}))
         console.print(_table({"arm": [arm.name for arm in arms], **spent}))
-    if found.common_asymptote is not None:
-        unit = UNITS.get(found.axis, found.axis)
-        _say(console, f"B is fitted at the common ceiling A = {found.common_asymptote:.3f}; C_mid in {unit}.")
+    if results.common_asymptote is not None:
+        unit = UNITS.get(results.axis, results.axis)
+        _say(console, f"B is fitted at the common ceiling A = {results.common_asymptote:.3f}; C_mid in {unit}.")
 
 
 def _say(console: Console, *lines: str) -> None:

@@ -159,20 +159,20 @@ class Side(NamedTuple):
     """Estimate from each run, shape (S,)."""
 
 
-def sides_of(found: Comparison) -> dict[str, tuple[Side, Side]]:
+def sides_of(comparison: Comparison) -> dict[str, tuple[Side, Side]]:
     """Return the ceiling A of both recipes, and B at the common ceiling, by the name of the attribute of a fit."""
     rng = np.random.default_rng(0)
 
     def ceiling(fits: tuple[Fit, ...]) -> Side:
         draws = [rng.permutation(f.draws.asymptote) for f in fits]
-        recipe_D = side_mean(draws, np.full(len(draws[0]), found.seed_sd), rng)
+        recipe_D = side_mean(draws, np.full(len(draws[0]), comparison.seed_sd), rng)
         return Side(summarize(recipe_D), tuple(f.asymptote for f in fits))
 
     def steepness(fits: tuple[Fit, ...]) -> Side:
-        log_SD = [log_efficiency(f.curve, found.common_asymptote, found.seed_sd, rng) for f in fits]
+        log_SD = [log_efficiency(f.curve, comparison.common_asymptote, comparison.seed_sd, rng) for f in fits]
         return Side(summarize_ratio(np.mean(log_SD, axis=0)), tuple(summarize_ratio(log_D) for log_D in log_SD))
 
-    first, second = found.sides
+    first, second = comparison.sides
     return {
         "asymptote": (ceiling(first), ceiling(second)),
         "efficiency": (steepness(first), steepness(second)),

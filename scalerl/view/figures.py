@@ -19,29 +19,29 @@ AHEAD = 4.0
 """End of the drawn forecasts, in multiples of the last point's compute."""
 
 
-def plot_curve(axes: Any, found: Fit, *, note: str = "", scale: str = "log") -> Any:
+def plot_curve(axes: Any, fitted: Fit, *, note: str = "", scale: str = "log") -> Any:
     """Draw points, fitted curve with its 90% band, the forecast beyond the last point, and the ceiling.
 
     Args:
         axes: matplotlib Axes.
-        found: The fit.
+        fitted: The fit.
         note: One line under the title, for example about the data.
         scale: Scale of the compute axis, "log" or "linear". A log axis cannot show the point at compute 0; its level
             is drawn as a line.
     """
-    curve, last = found.curve, found.last_compute
+    curve, last = fitted.curve, fitted.last_compute
     drawn_N = curve.compute > 0 if scale == "log" else np.full(len(curve), True)
     start = float(curve.compute[curve.compute > 0].min()) * 0.6 if scale == "log" else 0.0
     spaced = np.geomspace if scale == "log" else np.linspace
     grid_M = np.asarray(spaced(start, last * AHEAD, 300))
-    _draw_fit(axes, found, grid_M)
+    _draw_fit(axes, fitted, grid_M)
     axes.errorbar(
         curve.compute[drawn_N], curve.metric[drawn_N], yerr=None if curve.stderr is None else curve.stderr[drawn_N],
         fmt="o", ms=4, color=INK, ecolor=GRAY, elinewidth=0.8, capsize=0, zorder=3,
         label="held-out evaluation" + ("" if curve.stderr is None else " (s.e. over prompts)"),
     )  # fmt: skip
-    _draw_ceiling(axes, found)
-    _draw_multiples(axes, found)
+    _draw_ceiling(axes, fitted)
+    _draw_multiples(axes, fitted)
     before_N = curve.compute == 0
     if before_N.any():
         level = float(curve.metric[before_N][0])
@@ -53,7 +53,7 @@ def plot_curve(axes: Any, found: Fit, *, note: str = "", scale: str = "log") -> 
     axes.set_xlabel(f"training compute ({curve.unit}{', log scale' if scale == 'log' else ''})")
     axes.set_ylabel(metric_name(curve))
     axes.legend(loc="upper left" if scale == "log" else "center right", frameon=False, fontsize=8.5)
-    title = f"{curve.label}   A = {found.asymptote.mean:.3f}, B = {found.efficiency.mean:.2f}"
+    title = f"{curve.label}   A = {fitted.asymptote.mean:.3f}, B = {fitted.efficiency.mean:.2f}"
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title.strip(), loc="left", fontsize=11, pad=22 if note else 8)
     if note:
@@ -79,8 +79,8 @@ def picture(fits: Sequence[Fit], note: str = "", form: str = "png") -> bytes:
     drawn = BytesIO()
     with _DRAWING:
         figure = Figure(figsize=(8 * len(fits), 4.8), dpi=140, layout="constrained")
-        for axes, found in zip(figure.subplots(1, len(fits), squeeze=False)[0], fits, strict=True):
-            plot_curve(axes, found, note=note)
+        for axes, fitted in zip(figure.subplots(1, len(fits), squeeze=False)[0], fits, strict=True):
+            plot_curve(axes, fitted, note=note)
         figure.savefig(drawn, format=form)
     return drawn.getvalue()
 
@@ -89,30 +89,30 @@ _DRAWING = threading.Lock()
 """Matplotlib draws in one thread at a time."""
 
 
-def _draw_fit(axes: Any, found: Fit, grid_M: Any) -> None:
-    band = found.predict(grid_M)
-    seen_M = grid_M <= found.last_compute
-    axes.axvspan(found.last_compute, grid_M[-1], color=GRAY, alpha=0.07, lw=0)
+def _draw_fit(axes: Any, fitted: Fit, grid_M: Any) -> None:
+    band = fitted.predict(grid_M)
+    seen_M = grid_M <= fitted.last_compute
+    axes.axvspan(fitted.last_compute, grid_M[-1], color=GRAY, alpha=0.07, lw=0)
     if np.isfinite(band.low).all():  # the paper's procedure gives no band
         axes.fill_between(grid_M, band.low, band.high, color=BLUE, alpha=0.18, lw=0, label="90% band of the curve")
     axes.plot(grid_M[seen_M], band.mean[seen_M], color=BLUE, lw=2, label="fit")
     axes.plot(grid_M[~seen_M], band.mean[~seen_M], color=BLUE, lw=2, ls=(0, (4, 2)), label="forecast")
 
 
-def _draw_multiples(axes: Any, found: Fit) -> None:
+def _draw_multiples(axes: Any, fitted: Fit) -> None:
     for at in (2.0, AHEAD):
-        level = float(found.predict([at * found.last_compute]).mean[0])
+        level = float(fitted.predict([at * fitted.last_compute]).mean[0])
         axes.annotate(
-            f"{at:.0f}×: {level:.3f}", (at * found.last_compute, level), xytext=(-6, -9 - 7 * at),
+            f"{at:.0f}×: {level:.3f}", (at * fitted.last_compute, level), xytext=(-6, -9 - 7 * at),
             textcoords="offset points", ha="right", color=BLUE, fontsize=9,
             bbox={"facecolor": "white", "alpha": 0.7, "lw": 0, "pad": 0.5},
         )  # fmt: skip
-        axes.plot([at * found.last_compute], [level], "o", ms=5, mfc="white", mec=BLUE, zorder=3)
+        axes.plot([at * fitted.last_compute], [level], "o", ms=5, mfc="white", mec=BLUE, zorder=3)
 
 
-def _draw_ceiling(axes: Any, found: Fit) -> None:
-    ceiling = found.asymptote
-    words = "ceiling A" if found.identified else "ceiling A, not identified yet"
+def _draw_ceiling(axes: Any, fitted: Fit) -> None:
+    ceiling = fitted.asymptote
+    words = "ceiling A" if fitted.identified else "ceiling A, not identified yet"
     words += f" = {ceiling.mean:.3f}"
     if np.isfinite(ceiling.sd):
         axes.axhspan(ceiling.low, ceiling.high, color=ORANGE, alpha=0.12, lw=0)

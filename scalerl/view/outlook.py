@@ -41,14 +41,14 @@ class Outlook:
 
     def lines(self) -> list[str]:
         """Return the outlook as text for a terminal."""
-        found, ahead = self.fit, self.forecast
-        axis = found.curve.unit
-        last = float(found.curve.metric[-1])
+        fitted, ahead = self.fit, self.forecast
+        axis = fitted.curve.unit
+        last = float(fitted.curve.metric[-1])
         lines = [
-            f"curve     {len(found.curve)} evaluations to {found.last_compute:.3g} {axis}, last value {last:.3f}",
-            f"  A       {found.asymptote}   the ceiling" + ("" if found.identified else ", NOT identified yet"),
-            f"  B       {found.efficiency}   the steepness",
-            f"  C_mid   {found.midpoint}   the midpoint, {axis} at half of the climb",
+            f"curve     {len(fitted.curve)} evaluations to {fitted.last_compute:.3g} {axis}, last value {last:.3f}",
+            f"  A       {fitted.asymptote}   the ceiling" + ("" if fitted.identified else ", NOT identified yet"),
+            f"  B       {fitted.efficiency}   the steepness",
+            f"  C_mid   {fitted.midpoint}   the midpoint, {axis} at half of the climb",
         ]
         for name, estimate in zip(HORIZON, ahead.at, strict=True):
             known = not math.isnan(estimate.low)
@@ -56,8 +56,8 @@ class Outlook:
             lines.append(
                 f"at {name:<6} {estimate.mean:.3f} {interval}   against {last:.3f} now: {estimate.mean - last:+.3f}"
             )
-        lines += [f"warning   {w}" for w in found.warnings]
-        advice = self.advice.sentence if self.advice else f"none: {found.reason}"
+        lines += [f"warning   {w}" for w in fitted.warnings]
+        advice = self.advice.sentence if self.advice else f"none: {fitted.reason}"
         return [*lines, f"advice    {advice}"]
 
 
@@ -73,18 +73,18 @@ def outlook(curve: Curve, *, method: str = "posterior", exclude_below: float = 0
     Raises:
         CurveError: The curve cannot be fitted; the message has the reason.
     """
-    found = fit(curve, method, exclude_below=exclude_below)
-    certain = len(found.draws.asymptote) == 1
-    advice = None if certain else advise(found, budget="2x", min_gain=MIN_GAIN)
-    return Outlook(found, forecast(found, at=list(HORIZON)), advice)
+    fitted = fit(curve, method, exclude_below=exclude_below)
+    certain = len(fitted.draws.asymptote) == 1
+    advice = None if certain else advise(fitted, budget="2x", min_gain=MIN_GAIN)
+    return Outlook(fitted, forecast(fitted, at=list(HORIZON)), advice)
 
 
 def points_by_task(points: Sequence[EvalPoint]) -> dict[str, list[EvalPoint]]:
     """Return a run's evaluations by task, in their order."""
-    found: dict[str, list[EvalPoint]] = {}
+    by_task: dict[str, list[EvalPoint]] = {}
     for point in points:
-        found.setdefault(point.task, []).append(point)
-    return found
+        by_task.setdefault(point.task, []).append(point)
+    return by_task
 
 
 def run_outlook(points: Sequence[EvalPoint], axis: str) -> Outlook:

@@ -163,22 +163,22 @@ def text_cell(words: str) -> Cell:
     return Cell(f'<span class="words">{html.escape(words)}</span>', words)
 
 
-def interval_cell(found: Estimate | None, pattern: str) -> Cell:
+def interval_cell(estimate: Estimate | None, pattern: str) -> Cell:
     """Return a cell with a number and its interval below it."""
-    if found is None:
+    if estimate is None:
         return UNKNOWN
-    mean, low, high = (format(value, pattern) for value in (found.mean, found.low, found.high))
-    return Cell(f"{mean}<small>{low} to {high}</small>", found.mean)
+    mean, low, high = (format(value, pattern) for value in (estimate.mean, estimate.low, estimate.high))
+    return Cell(f"{mean}<small>{low} to {high}</small>", estimate.mean)
 
 
-def power_cell(found: Estimate | None) -> Cell:
+def power_cell(estimate: Estimate | None) -> Cell:
     """Return a cell with an amount of compute and its interval, both with the same power of ten."""
-    if found is None:
+    if estimate is None:
         return UNKNOWN
-    power, shown = one_power(found)
+    power, shown = one_power(estimate)
     mean, low, high = (f"{value:.2f}" if power else f"{value:.4g}" for value in shown)
     times = f" × 10<sup>{power}</sup>" if power else ""
-    return Cell(f"{mean}{times}<small>{low} to {high}</small>", found.mean)
+    return Cell(f"{mean}{times}<small>{low} to {high}</small>", estimate.mean)
 
 
 def swatch(color: str) -> str:
@@ -216,8 +216,8 @@ def page(analysis: Analysis) -> str:
 
 
 def _comparison(analysis: Analysis) -> str:
-    found = analysis.comparison
-    if found is None:
+    comparison = analysis.comparison
+    if comparison is None:
         return ""
     sides = "".join(
         f"<p>{swatch(f'@s{side}')}The {name}: "
@@ -226,30 +226,30 @@ def _comparison(analysis: Analysis) -> str:
         for side, name in enumerate(("first", "second"))
     )
     numbers = (
-        f"Ceilings differ by {found.asymptote_difference}; the first is higher with probability "
-        f"{found.probability_higher:.2f}. At the common ceiling {found.common_asymptote:.3f} the ratio of the "
-        f"steepness B is {found.efficiency_ratio}. For the level {found.level:.3f} the first needs "
-        f"{found.compute_ratio} times the compute of the second. "
-        f"Scatter between seeds: {found.seed_sd:.4f} ({found.seed_source})."
+        f"Ceilings differ by {comparison.asymptote_difference}; the first is higher with probability "
+        f"{comparison.probability_higher:.2f}. At the common ceiling {comparison.common_asymptote:.3f} the ratio of the "
+        f"steepness B is {comparison.efficiency_ratio}. For the level {comparison.level:.3f} the first needs "
+        f"{comparison.compute_ratio} times the compute of the second. "
+        f"Scatter between seeds: {comparison.seed_sd:.4f} ({comparison.seed_source})."
     )
-    advice = f"<p>{html.escape(found.advice)}</p>" if found.advice else ""
-    sentence = f'<p class="sentence">{html.escape(found.sentence)}</p>'
+    advice = f"<p>{html.escape(comparison.advice)}</p>" if comparison.advice else ""
+    sentence = f'<p class="sentence">{html.escape(comparison.sentence)}</p>'
     return f'<div class="card verdict">{sentence}{sides}{advice}<p class="muted">{html.escape(numbers)}</p></div>'
 
 
 def _card(run: RunAnalysis) -> str:
-    found, ahead, advice = run.outlook.fit, run.outlook.forecast, run.outlook.advice
+    fitted, ahead, advice = run.outlook.fit, run.outlook.forecast, run.outlook.advice
     assert advice is not None  # `analyze` refuses fits without uncertainty
     level = _pattern(run)
     twice, four, ceiling = (
-        f"{at.mean:{level}} ({at.low:{level}} to {at.high:{level}})" for at in (*ahead.at, found.asymptote)
+        f"{at.mean:{level}} ({at.low:{level}} to {at.high:{level}})" for at in (*ahead.at, fitted.asymptote)
     )
     lines = [
         f"The level is {ahead.now.mean:{level}} now (last evaluation {run.curve.metric[-1]:{level}}). The forecast is "
         f"{twice} at twice the compute and {four} at four times.",
-        f"The ceiling A is {ceiling}." if found.identified else
+        f"The ceiling A is {ceiling}." if fitted.identified else
         f"The ceiling A is not identified yet: {ceiling} is a range and not a result, because "
-        f"{html.escape(found.reason)}.",
+        f"{html.escape(fitted.reason)}.",
     ]  # fmt: skip
     if run.backtest is not None:
         half = run.backtest.splits[1]

@@ -169,21 +169,23 @@ def without_level(slopes: Sequence[Slope]) -> str:
     return f" {dropped} points at or above A, or at or below R0, have no F and are not drawn." if dropped else ""
 
 
-def curve_traces(name: str, curve: Curve, found: Fit, style: tuple[str, str], least: float, aside: float) -> list[Json]:
+def curve_traces(
+    name: str, curve: Curve, fitted: Fit, style: tuple[str, str], least: float, aside: float
+) -> list[Json]:
     """Return the traces of a run, in this order: band (two), fit, forecast, points, ceiling.
 
     Args:
         name: Name of the run, plain text.
         curve: Points of the run, including those left out of the fit.
-        found: Fit of the run.
+        fitted: Fit of the run.
         style: Color and dash.
         least: Least compute above 0 of the figure.
         aside: Factor beyond the forecast at which the ceiling is drawn.
     """
-    last, ceiling = found.last_compute, found.asymptote
+    last, ceiling = fitted.last_compute, fitted.asymptote
     # on a log axis, the segment from 0 is a horizontal line left of the range
     grid = grid_to(least, last, AHEAD * last)
-    band = found.predict(grid)
+    band = fitted.predict(grid)
     color, dash = style
     seen, ahead = grid <= last, grid >= last
     group: Json = {"name": html.escape(name), "legendgroup": name}
@@ -262,7 +264,7 @@ def posterior(analysis: Analysis) -> Figure:
     data: list[Json] = []
     for run in analysis.runs:
         color, dash = run.style
-        found = run.outlook.fit
+        fitted = run.outlook.fit
         shared: Json = {"legendgroup": run.name, "name": html.escape(run.name)}
         if run.density is not None:
             low, high = MASSES
@@ -274,7 +276,7 @@ def posterior(analysis: Analysis) -> Figure:
                 "line": {"color": color, "width": 1.6, "dash": dash},
             })  # fmt: skip
         data.append({
-            **shared, "mode": "markers", "x": plain([found.asymptote.mean]), "y": plain([found.efficiency.mean]),
+            **shared, "mode": "markers", "x": plain([fitted.asymptote.mean]), "y": plain([fitted.efficiency.mean]),
             "marker": {"color": color, "size": 8, "symbol": DASHES.index(dash)},
             "hovertemplate": "A %{x:.3f}<br>B %{y:.2f}<extra>" + shared["name"] + "</extra>",
         })  # fmt: skip

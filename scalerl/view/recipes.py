@@ -20,15 +20,15 @@ def fields(part: Part, prefix: str = "") -> dict[str, str]:
 
     Example: {"loss": "cispo", "loss.max_ratio": "5.0", "aggregation": "prompt", ...}
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name in type(part).model_fields:
         value = getattr(part, name)
         if isinstance(value, Part):
             kind = getattr(value, "kind", None)
-            found |= ({prefix + name: str(kind)} if kind else {}) | fields(value, f"{prefix}{name}.")
+            values |= ({prefix + name: str(kind)} if kind else {}) | fields(value, f"{prefix}{name}.")
         elif name not in ("kind", "name"):
-            found[prefix + name] = _words(value)
-    return found
+            values[prefix + name] = _words(value)
+    return values
 
 
 def split_fields(recipes: Sequence[Recipe]) -> tuple[dict[str, list[str]], dict[str, str]]:

@@ -107,15 +107,15 @@ class RolloutIndex:
             (column, test, read(asked[name])) for name, (read, column, test) in CRITERIA.items() if asked.get(name)
         ]
         briefs = self._briefs[kind]
-        found = [
+        matches = [
             at for at, brief in enumerate(briefs) if all(test(brief[column], value) for column, test, value in tests)
         ]
         if text:
-            found = [at for at in found if text.casefold() in _searched(self.row(kind, at))]
-        found.sort(key=lambda at: (-number(briefs[at]["step"]), at))
-        shown = found[start : start + PAGE]
+            matches = [at for at in matches if text.casefold() in _searched(self.row(kind, at))]
+        matches.sort(key=lambda at: (-number(briefs[at]["step"]), at))
+        shown = matches[start : start + PAGE]
         return {
-            "total": len(found),
+            "total": len(matches),
             "all": len(briefs),
             "steps": sorted({brief["step"] for brief in briefs if isinstance(brief["step"], int)}, reverse=True),
             "tasks": sorted({str(brief["task"]) for brief in briefs}),

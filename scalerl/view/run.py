@@ -102,11 +102,11 @@ class RunView:
 
     def outlooks(self) -> dict[str, Outlook]:
         """Return fit, forecast and advice by task; tasks without a forecast are left out."""
-        found = {}
+        outlooks = {}
         for task in self.tasks:
             with suppress(CurveError):
-                found[task] = self.outlook(task)
-        return found
+                outlooks[task] = self.outlook(task)
+        return outlooks
 
     def warnings(self) -> dict[str, str]:
         """Return the warnings by key, most important first; `warnings.news` selects those that were not told."""
@@ -187,18 +187,18 @@ class FollowedRun(RunView):
 
     def _read_points(self) -> bool:
         restarts = self._points_file.restarts
-        found = [EvalPoint.of(line.row) for line in self._points_file.new_lines()]
+        points = [EvalPoint.of(line.row) for line in self._points_file.new_lines()]
         again = self._points_file.restarts != restarts
         if again:
             self.points, self._strange = {}, 0
-        for point in found:
+        for point in points:
             if point is None:
                 self._strange += 1
             else:
                 self.points.setdefault(point.task, []).append(point)
-        if found or again:
+        if points or again:
             self._falls = None
-        return bool(found) or again
+        return bool(points) or again
 
     # --------------------------------------------------------------------------------------------------------- summary
 
@@ -272,15 +272,15 @@ class FollowedRun(RunView):
     def metrics(self, places: int) -> list[dict[str, Any]]:
         """Return every metric with its meaning, last value, and a series of at most `places` points."""
         columns = self.history()
-        found: list[dict[str, Any]] = []
+        metrics: list[dict[str, Any]] = []
         for name, metric in METRICS.items():
             if not np.isfinite(columns[name]).any():
                 continue  # for example router metrics of a dense model
             last = number(self.rows[-1].get(name)) if self.rows else math.nan
             told = {"name": name, "last": as_json(last), "level": level_of(name, last)}
             bounds = {"bounds": [*metric.above, *metric.below]}
-            found.append({**asdict(metric), **told, **bounds, **bucketed(columns["step"], columns[name], places)})
-        return sorted(found, key=lambda one: GROUPS.index(one["group"]))
+            metrics.append({**asdict(metric), **told, **bounds, **bucketed(columns["step"], columns[name], places)})
+        return sorted(metrics, key=lambda one: GROUPS.index(one["group"]))
 
     def series(self, name: str, low: float, high: float, places: int) -> dict[str, list[float | None]]:
         """Return a series of one metric between two steps."""
@@ -298,17 +298,17 @@ class FollowedRun(RunView):
 
 def page_fit(points: Sequence[EvalPoint], axis: str, name: str) -> dict[str, Any]:
     """Return fit, forecast and advice of one task as JSON values for the live page, with the traces of its figure."""
-    found: dict[str, Any] = {"evaluations": len(points), "problem": "", "traces": []}
+    values: dict[str, Any] = {"evaluations": len(points), "problem": "", "traces": []}
     try:
         ahead = run_outlook(points, axis)
         curve = ahead.fit.curve  # the page adds the current points
         least = float(curve.compute[curve.compute > 0][0])
         traces = curve_traces(name, curve, ahead.fit, ("@s0", "solid"), least, 1.05)
     except CurveError as error:
-        return {**found, "problem": str(error)}
+        return {**values, "problem": str(error)}
     estimates = {"twice": ahead.forecast.at[0], "four": ahead.forecast.at[1], "ceiling": ahead.fit.asymptote}
     return {
-        **found,
+        **values,
         "traces": traces,
         **{key: plain([value.mean, value.low, value.high]) for key, value in estimates.items()},
         "identified": ahead.fit.identified,

@@ -198,9 +198,9 @@ class Pages:
             version, quiet = -1, 0.0
             while not self._closing():
                 if self.watcher.version != version:
-                    found = await run_in_threadpool(self.watcher.changes_since, version)
-                    version, quiet = found["version"], 0.0
-                    yield f"data: {_json(found)}\n\n"
+                    changes = await run_in_threadpool(self.watcher.changes_since, version)
+                    version, quiet = changes["version"], 0.0
+                    yield f"data: {_json(changes)}\n\n"
                 await asyncio.sleep(POLL_S)
                 quiet += POLL_S
                 if quiet >= BEAT_S:

@@ -21,19 +21,19 @@ def summarize(directory: Path, config: RunConfig, points: Sequence[EvalPoint]) -
     """Write curve.png and summary.json; return closing lines with the outlook of each task and the paths."""
     view, note = RunView(config, (), points), data_note(config)
     suites = {task: own[-1] for task, own in view.points.items() if task not in view.tasks}
-    lines, found = [note] if note else [], dict[str, Outlook | None]()
+    lines, outlooks = [note] if note else [], dict[str, Outlook | None]()
     for task in view.tasks:
         lines += [f"task      {task}"] if len(view.tasks) > 1 else []
-        found[task] = None
+        outlooks[task] = None
         try:
-            found[task] = ahead = view.outlook(task)
+            outlooks[task] = ahead = view.outlook(task)
             lines += ahead.lines()
         except CurveError as error:
             lines.append(f"forecast  none: {error}")
     lines += [f"suite     {name}: {_suite_line(last)}" for name, last in suites.items()]
-    if any(found.values()):
+    if any(outlooks.values()):
         try:
-            write_summary(directory, found, note, suites)
+            write_summary(directory, outlooks, note, suites)
             lines.append(f"picture   {directory / 'curve.png'}")
         except OSError as error:  # the run is complete even without the figure
             lines.append(f"picture   none: {why_not(directory / 'curve.png', error)}")
@@ -49,20 +49,20 @@ def _suite_line(point: EvalPoint) -> str:
 
 
 def write_summary(
-    directory: Path, found: Mapping[str, Outlook | None], note: str, suites: Mapping[str, EvalPoint] | None = None
+    directory: Path, outlooks: Mapping[str, Outlook | None], note: str, suites: Mapping[str, EvalPoint] | None = None
 ) -> None:
     """Write curve.png and summary.json with all tasks of a run.
 
     Args:
         directory: Directory of the run.
-        found: Outlooks of the tasks; None for a task without a forecast.
+        outlooks: Outlooks of the tasks; None for a task without a forecast.
         note: Note about the data.
         suites: Last points of evaluation suites; None keeps those of an earlier summary.
     """
-    save_curves(directory / "curve.png", [ahead.fit for ahead in found.values() if ahead], note)
-    values = {task: ahead.to_dict() if ahead else None for task, ahead in found.items()}
+    save_curves(directory / "curve.png", [ahead.fit for ahead in outlooks.values() if ahead], note)
+    values = {task: ahead.to_dict() if ahead else None for task, ahead in outlooks.items()}
     content: dict[str, Any] = (
-        {"tasks": values} if len(values) > 1 else next(found for found in values.values() if found)
+        {"tasks": values} if len(values) > 1 else next(outlooks for outlooks in values.values() if outlooks)
     )
     path = directory / "summary.json"
     if suites is None:

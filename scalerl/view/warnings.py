@@ -59,21 +59,21 @@ def number(value: Any) -> float:
 
 def warnings(rows: Rows, config: RunConfig) -> dict[str, str]:
     """Return the warnings about the last rows of a run by key; a key stays the same while its numbers change."""
-    found = {**truncation(rows), **empty_slots(rows, config)}
+    told = {**truncation(rows), **empty_slots(rows, config)}
     last = rows[-1] if rows else {}
-    return found | {
+    return told | {
         name: f"{number(last[name]):.0f} {words}" for name, words in FAILURES.items() if number(last.get(name)) > 0
     }
 
 
-def news(found: Mapping[str, str], told: set[str]) -> list[tuple[str, str]]:
+def news(warnings: Mapping[str, str], told: set[str]) -> list[tuple[str, str]]:
     """Return the keys and texts of warnings that were not told, and add them to `told`.
 
     Each warning is told once, except that of a falling curve, which is told again if the curve recovers and falls.
     """
-    fresh = [(key, text) for key, text in found.items() if key not in told]
-    told.difference_update({key for key in told if key.startswith(FALLING) and key not in found})
-    told.update(found)
+    fresh = [(key, text) for key, text in warnings.items() if key not in told]
+    told.difference_update({key for key in told if key.startswith(FALLING) and key not in warnings})
+    told.update(warnings)
     return fresh
 
 
@@ -144,7 +144,7 @@ def falling(curve: Curve, rows: Rows) -> dict[str, str]:
 def moved(rows: Rows) -> list[str]:
     """Return the watched metrics whose recent mean differs from the earlier one by more than their scatter."""
     recent = int(RECENT * len(rows))
-    found = []
+    changes = []
     for column, name in WATCHED.items():
         values = [value for row in rows if math.isfinite(value := number(row.get(column)))]
         if len(values) < LEAST_ROWS:
@@ -154,8 +154,8 @@ def moved(rows: Rows) -> list[str]:
         scatter = math.sqrt(_mean((value - mean) ** 2 for value in before))
         # with the standard error of the mean, any slow drift would count as moved
         if abs(level - mean) > MOVED * max(scatter, 1e-3 * abs(mean), 1e-9):
-            found.append(f"{name} from {mean:.3g} to {level:.3g}")
-    return found
+            changes.append(f"{name} from {mean:.3g} to {level:.3g}")
+    return changes
 
 
 def _mean(values: Iterable[Any]) -> float:

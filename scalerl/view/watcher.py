@@ -150,9 +150,9 @@ class Watcher:
     def _fit(self, run: FollowedRun, task: str) -> None:
         with self.lock:
             points, axis = list(run.points.get(task, ())), run.axis
-        found = page_fit(points, axis, run.name)
+        fitted = page_fit(points, axis, run.name)
         with self.lock:
-            run.fits[task] = found
+            run.fits[task] = fitted
             run.version += 1
             self._changed(run.id)
 
@@ -194,36 +194,36 @@ class FollowedStudy:
 
     def summary(self) -> dict[str, Any]:
         """Return the study as JSON values."""
-        found = self._found
+        results = self._found
         shown: dict[str, Any] = {"id": self.id, "name": self.path.name, "path": str(self.path), "problem": self.problem}
-        if found is None:
+        if results is None:
             return {**shown, "sentence": "", "about": "", "notes": [], "groups": []}
         groups = [
             {
                 "title": title,
-                "excluded": found.exclusion() if "none" in effects else "",
-                "arms": [_arm(found, arm) for arm in found.ranked() if arm.effect in effects],
+                "excluded": results.exclusion() if "none" in effects else "",
+                "arms": [_arm(results, arm) for arm in results.ranked() if arm.effect in effects],
             }
             for title, effects in GROUPS.items()
         ]
-        reference = {"title": "The reference", "excluded": "", "arms": [_arm(found, found.arm(found.reference))]}
+        reference = {"title": "The reference", "excluded": "", "arms": [_arm(results, results.arm(results.reference))]}
         return {
             **shown,
-            "name": found.name,
-            "about": found.about,
-            "sentence": summary(found),
-            "notes": list(found.notes),
+            "name": results.name,
+            "about": results.about,
+            "sentence": summary(results),
+            "notes": list(results.notes),
             "groups": [reference, *(group for group in groups if group["arms"])],
         }
 
 
-def _arm(found: StudyResult, arm: ArmResult) -> dict[str, Any]:
+def _arm(results: StudyResult, arm: ArmResult) -> dict[str, Any]:
     ceiling = arm.asymptote
     return {
         "name": arm.name,
         "about": arm.about,
         "color": EFFECTS[arm.effect].color,
-        "sentence": arm.sentence if arm.name != found.reference else "",
+        "sentence": arm.sentence if arm.name != results.reference else "",
         "problems": arm.problems,
         "ceiling": None if ceiling is None else [ceiling.mean, ceiling.low, ceiling.high],
         "done": arm.done,

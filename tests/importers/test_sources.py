@@ -21,12 +21,12 @@ def write(directory, **files):
     return paths
 
 
-def check(found, source, expected=builders.EXPECTED):
-    assert found.source == source and found.axis == "device_hours"
-    assert [row["step"] for row in found.rows] == [step for step, _, _ in expected]
-    assert [row["device_hours"] for row in found.rows] == pytest.approx([hours for _, hours, _ in expected])
-    assert [row["pass_rate"] for row in found.rows] == pytest.approx([score for _, _, score in expected])
-    curve = Curve.from_rows(found.rows)
+def check(imported, source, expected=builders.EXPECTED):
+    assert imported.source == source and imported.axis == "device_hours"
+    assert [row["step"] for row in imported.rows] == [step for step, _, _ in expected]
+    assert [row["device_hours"] for row in imported.rows] == pytest.approx([hours for _, hours, _ in expected])
+    assert [row["pass_rate"] for row in imported.rows] == pytest.approx([score for _, _, score in expected])
+    curve = Curve.from_rows(imported.rows)
     assert curve.axis == "device_hours" and len(curve) == len(expected) and curve.label
 
 
@@ -34,19 +34,19 @@ def check(found, source, expected=builders.EXPECTED):
 @pytest.mark.parametrize("make", [builders.verl_console, builders.verl_jsonl])
 def test_verl_times_exclude_validation_and_checkpoints_in_all_versions(tmp_path, make, inside):
     (path,) = write(tmp_path, run_log=make(inside))
-    found = read(path)
-    check(found, "verl")
-    assert found.metric == "val-core/gsm8k/acc/mean@4" and found.rows[0]["task"] == "gsm8k"
-    assert found.rows[-1]["tokens"] == 4800 * 30
-    assert any("subtracted" in note for note in found.notes) == inside
+    imported = read(path)
+    check(imported, "verl")
+    assert imported.metric == "val-core/gsm8k/acc/mean@4" and imported.rows[0]["task"] == "gsm8k"
+    assert imported.rows[-1]["tokens"] == 4800 * 30
+    assert any("subtracted" in note for note in imported.notes) == inside
 
 
 def test_verl_without_phases_uses_the_whole_step_with_a_note(tmp_path):
     rows = [{n: v for n, v in builders.verl_row(s).items() if n not in sources.PHASES} for s in builders.STEPS]
     (path,) = write(tmp_path, run_jsonl=builders.jsonl({"step": s, "data": row} for s, row in enumerate(rows, 1)))
-    found = read(path)
-    check(found, "verl")
-    assert any("if timing_s/step includes validation, it was not subtracted" in note for note in found.notes)
+    imported = read(path)
+    check(imported, "verl")
+    assert any("if timing_s/step includes validation, it was not subtracted" in note for note in imported.notes)
 
 
 def test_verl_columns_with_the_names_of_mlflow_are_read(tmp_path):
@@ -79,9 +79,9 @@ def test_verl_validation_before_training_has_no_compute(tmp_path):
 
 def test_prime_rl_steps_start_at_0_and_exclude_evaluation(tmp_path):
     (path,) = write(tmp_path, metrics_jsonl=builders.prime_rl())
-    found = read(tmp_path, devices=8)
-    check(found, "prime-rl")
-    assert found.metric == "eval/aime/avg@8" and found.rows[0]["tokens"] == 5 * 4800
+    imported = read(tmp_path, devices=8)
+    check(imported, "prime-rl")
+    assert imported.metric == "eval/aime/avg@8" and imported.rows[0]["tokens"] == 5 * 4800
     assert read(path).axis == "tokens"
 
 
@@ -90,25 +90,25 @@ def test_prime_rl_of_2026_joins_evaluations_by_policy_version(tmp_path, with_tim
     train, evaluation = builders.prime_rl_of_2026()
     train = train if with_times else train.replace('"time/step": 60.0, ', "")
     paths = write(tmp_path, orchestrator_jsonl=train, evals_jsonl=evaluation)
-    found = read(paths, devices=8)
-    check(found, "prime-rl")
-    assert found.metric == "eval/aime/effective/avg@8"
-    assert any("run's clock" in note for note in found.notes) == (not with_times)
+    imported = read(paths, devices=8)
+    check(imported, "prime-rl")
+    assert imported.metric == "eval/aime/effective/avg@8"
+    assert any("run's clock" in note for note in imported.notes) == (not with_times)
 
 
 def test_open_instruct_joins_evaluations_by_the_episode(tmp_path):
     (path,) = write(tmp_path, history_csv=builders.open_instruct())
-    found = read(path, devices=8)
-    check(found, "open-instruct")
+    imported = read(path, devices=8)
+    check(imported, "open-instruct")
     assert read(path, metric="eval/scores", bounds=(0, 10)).rows[-1]["metric"] == 3.0
-    assert any("cannot be separated" in note for note in found.notes)
+    assert any("cannot be separated" in note for note in imported.notes)
 
 
 def test_skyrl_excludes_checkpoints_and_has_no_tokens(tmp_path):
     (path,) = write(tmp_path, history_jsonl=builders.skyrl())
     check(read(path, devices=8), "skyrl")
-    found = read(path)
-    assert found.axis == "step" and any("falls back from device-hours to step" in note for note in found.notes)
+    imported = read(path)
+    assert imported.axis == "step" and any("falls back from device-hours to step" in note for note in imported.notes)
 
 
 def test_pipelinerl_joins_the_actors_tests_to_the_trainers_steps_by_samples(tmp_path):
@@ -119,34 +119,38 @@ def test_pipelinerl_joins_the_actors_tests_to_the_trainers_steps_by_samples(tmp_
 
 
 def test_trl_sums_its_own_step_times(tmp_path):
-    found = read(LOGS / "trl-whole", devices=2)
+    imported = read(LOGS / "trl-whole", devices=2)
     history = json.loads((LOGS / "trl-whole/trainer_state.json").read_text())["log_history"]
     seconds = sum(2 * row["step_time"] for row in history if "step_time" in row and row["step"] <= 6)  # windows of 2
-    assert [row["step"] for row in found.rows] == [0, 2, 4, 6, 8, 10, 12] and found.rows[0]["device_hours"] == 0
-    assert found.rows[3]["device_hours"] == pytest.approx(seconds * 2 / 3600)
-    assert [row["tokens"] for row in found.rows] == [row["eval_num_tokens"] for row in history if "eval_reward" in row]
-    assert [row["pass_rate"] for row in found.rows] == [row["eval_reward"] for row in history if "eval_reward" in row]
+    assert [row["step"] for row in imported.rows] == [0, 2, 4, 6, 8, 10, 12] and imported.rows[0]["device_hours"] == 0
+    assert imported.rows[3]["device_hours"] == pytest.approx(seconds * 2 / 3600)
+    assert [row["tokens"] for row in imported.rows] == [
+        row["eval_num_tokens"] for row in history if "eval_reward" in row
+    ]
+    assert [row["pass_rate"] for row in imported.rows] == [
+        row["eval_reward"] for row in history if "eval_reward" in row
+    ]
 
 
 def test_trl_a_resumed_run_is_one_curve():
-    found = read(LOGS / "trl-resumed", devices=1)
-    hours = [row["device_hours"] for row in found.rows]
-    assert [row["step"] for row in found.rows] == [2, 4, 6, 8, 10, 12] and sorted(hours) == hours
+    imported = read(LOGS / "trl-resumed", devices=1)
+    hours = [row["device_hours"] for row in imported.rows]
+    assert [row["step"] for row in imported.rows] == [2, 4, 6, 8, 10, 12] and sorted(hours) == hours
 
 
 def test_trl_evaluation_sets_are_found_by_their_runtime_columns():
-    found = read(LOGS / "trl-two", task="few", metric="eval_rewards/digits/mean")
+    imported = read(LOGS / "trl-two", task="few", metric="eval_rewards/digits/mean")
     history = json.loads((LOGS / "trl-two/trainer_state.json").read_text())["log_history"]
     few = [row["eval_rewards/digits/mean"] for row in history if "eval_few_runtime" in row]
-    assert [row["pass_rate"] for row in found.rows] == few and found.rows[0]["task"] == "few"
+    assert [row["pass_rate"] for row in imported.rows] == few and imported.rows[0]["task"] == "few"
 
 
 def test_trl_before_0_16_has_other_reward_names(tmp_path):
     rows = [{"step": s, "completion_length": 80.0, "rewards/accuracy": 0.3, "reward": 0.3} for s in (5, 10)]
     rows += [{"step": s, "eval_rewards/accuracy": s / 20, "eval_reward": s / 20} for s in (5, 10)]
     (path,) = write(tmp_path, history_jsonl=builders.jsonl(rows))
-    found = read(path)
-    assert found.source == "trl" and found.metric == "eval_reward" and found.axis == "step"
+    imported = read(path)
+    assert imported.source == "trl" and imported.metric == "eval_reward" and imported.axis == "step"
 
 
 def test_trl_without_step_time_spreads_the_runtime_minus_evaluation(tmp_path):
@@ -154,16 +158,16 @@ def test_trl_without_step_time_spreads_the_runtime_minus_evaluation(tmp_path):
     rows[1:1] = [{"step": 10, "eval_reward": 0.5, "eval_runtime": 30.0}]
     rows += [{"step": 20, "eval_reward": 0.6, "eval_runtime": 30.0}, {"step": 20, "train_runtime": 160.0}]
     (path,) = write(tmp_path, state_json=json.dumps({"log_history": rows}))
-    found = read(path, devices=36)
-    assert [row["device_hours"] for row in found.rows] == pytest.approx([0.5, 1.0])
-    assert any("spread evenly" in note for note in found.notes)
+    imported = read(path, devices=36)
+    assert [row["device_hours"] for row in imported.rows] == pytest.approx([0.5, 1.0])
+    assert any("spread evenly" in note for note in imported.notes)
 
 
 def test_tensorboard_files_of_trl_are_read_by_tensorboard_itself():
     pytest.importorskip("tensorboard")
-    found = read(LOGS / "trl-tensorboard", devices=2)
-    assert found.source == "trl" and [row["step"] for row in found.rows] == [2, 4, 6, 8, 10, 12]
-    assert found.rows[-1]["tokens"] > found.rows[0]["tokens"] > 0 and found.rows[-1]["device_hours"] > 0
+    imported = read(LOGS / "trl-tensorboard", devices=2)
+    assert imported.source == "trl" and [row["step"] for row in imported.rows] == [2, 4, 6, 8, 10, 12]
+    assert imported.rows[-1]["tokens"] > imported.rows[0]["tokens"] > 0 and imported.rows[-1]["device_hours"] > 0
 
 
 def test_an_offline_run_of_wandb_is_read_by_wandb_itself():
@@ -176,34 +180,34 @@ def test_the_intact_part_of_a_damaged_offline_run_of_wandb_is_read(tmp_path, dam
     pytest.importorskip("wandb")
     data = (LOGS / "wandb-offline/run-verl.wandb").read_bytes()
     (tmp_path / "run-cut.wandb").write_bytes(damage(data, len(data) // 2))
-    found = read(tmp_path)
-    assert 0 < len(found.rows) < 6 and any("incomplete" in note for note in found.notes)
-    check(found, "verl", builders.EXPECTED[: len(found.rows)])
+    imported = read(tmp_path)
+    assert 0 < len(imported.rows) < 6 and any("incomplete" in note for note in imported.notes)
+    check(imported, "verl", builders.EXPECTED[: len(imported.rows)])
 
 
 def test_a_wandb_history_of_an_unknown_framework_uses_the_clock(tmp_path):
     rows = [{"_step": s, "_runtime": 100 + 60 * s, "loss": 0.1, "eval/accuracy": s / 100 if s % 5 == 0 else None}
             for s in builders.STEPS]  # fmt: skip
     (path,) = write(tmp_path, history_jsonl=builders.jsonl(rows))
-    found = read(path, source="wandb", devices=8)
-    check(found, "wandb")
-    assert any("cannot be separated" in note for note in found.notes)
+    imported = read(path, source="wandb", devices=8)
+    check(imported, "wandb")
+    assert any("cannot be separated" in note for note in imported.notes)
 
 
 def test_a_chart_exported_from_wandb_is_read_without_its_runs_name(tmp_path):
     lines = ["Step,my-run - val-core/gsm8k/acc/mean@4,my-run - val-core/gsm8k/acc/mean@4__MIN"]
     lines += [f"{step},{step / 100},{step / 100}" for step in builders.EVALUATED]
     (path,) = write(tmp_path, chart_csv="\n".join(lines) + "\n")
-    found = read(path)
-    assert found.source == "verl" and found.axis == "step" and len(found.rows) == 6
+    imported = read(path)
+    assert imported.source == "verl" and imported.axis == "step" and len(imported.rows) == 6
 
 
 def test_a_table_keeps_its_columns(tmp_path):
     lines = ["gpu_hours,iteration,acc,se", *(f"{8 * n},{n},{n / 100},0.01" for n in range(6))]
     (path,) = write(tmp_path, table_csv="\n".join(lines) + "\n")
     columns = {"device_hours": "gpu_hours", "step": "iteration", "stderr": "se"}
-    found = read(path, metric="acc", columns=columns)
-    assert found.source == "table" and found.rows[2] == {
+    imported = read(path, metric="acc", columns=columns)
+    assert imported.source == "table" and imported.rows[2] == {
         "step": 2, "device_hours": 16.0, "pass_rate": 0.02, "stderr": 0.01, "task": "acc"
     }  # fmt: skip
 
@@ -211,8 +215,8 @@ def test_a_table_keeps_its_columns(tmp_path):
 def test_a_table_of_seconds_is_summed(tmp_path):
     lines = ["iteration,took,acc", *(f"{n},60,{n / 100}" for n in range(1, 31))]
     (path,) = write(tmp_path, table_csv="\n".join(lines) + "\n")
-    found = read(path, metric="acc", columns={"step": "iteration", "seconds": "took"}, devices=8)
-    assert found.rows[-1]["device_hours"] == pytest.approx(4.0)
+    imported = read(path, metric="acc", columns={"step": "iteration", "seconds": "took"}, devices=8)
+    assert imported.rows[-1]["device_hours"] == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -233,8 +237,8 @@ TABLE = "step,run,pass_rate\n" + "".join(f"{s},{run},{s / by}\n" for s in range(
 def test_one_run_of_several_in_a_file_is_chosen_by_its_name(tmp_path, text):
     (path,) = write(tmp_path, runs_csv=text)
     for run, by in RUNS:
-        found = read(path, run=run)
-        assert [(row["step"], row["pass_rate"]) for row in found.rows] == [(s, s / by) for s in range(0, 31, 5)]
+        imported = read(path, run=run)
+        assert [(row["step"], row["pass_rate"]) for row in imported.rows] == [(s, s / by) for s in range(0, 31, 5)]
     with pytest.raises(CurveError, match="2 runs"):
         read(path)
     with pytest.raises(CurveError, match="'fats'"):

@@ -73,13 +73,13 @@ def test_a_table_of_several_tasks_requires_a_choice(tmp_path):
     rows = [{"flops": 10.0 * n, "task": task, "pass_rate": n / 10} for n in range(1, 6) for task in ("easy", "hard")]
     path = save(tmp_path, builders.jsonl(rows), "points.jsonl")
     assert "choose by task= (--task), most plausible first: pass_rate (5 points, task easy)" in refusal(path)
-    found = read(path, task="hard")
-    assert found.axis == "flops" and found.rows[0] == {"flops": 10.0, "pass_rate": 0.1, "task": "hard"}
+    imported = read(path, task="hard")
+    assert imported.axis == "flops" and imported.rows[0] == {"flops": 10.0, "pass_rate": 0.1, "task": "hard"}
 
 
 def test_a_training_reward_can_be_chosen_with_a_note(tmp_path):
-    found = read(save(tmp_path, builders.verl_jsonl()), metric="critic/score/mean")
-    assert len(found.rows) == 30 and any("is not a held-out score" in note for note in found.notes)
+    imported = read(save(tmp_path, builders.verl_jsonl()), metric="critic/score/mean")
+    assert len(imported.rows) == 30 and any("is not a held-out score" in note for note in imported.notes)
 
 
 def test_rewards_outside_0_1_require_bounds(tmp_path):
@@ -88,9 +88,9 @@ def test_rewards_outside_0_1_require_bounds(tmp_path):
     assert "the values range from -0.933333 to 1" in refusal(path) and "bounds must be" in refusal(path, bounds=(1, 0))
     percent = save(tmp_path, builders.jsonl({"step": s, "accuracy": 2.0 * s} for s in builders.STEPS), "percent.jsonl")
     assert "--bounds 0 100" in refusal(percent) and read(percent, bounds=(0, 100)).rows[-1]["metric"] == 60
-    found = read(path, bounds=(-1, 1))
-    assert found.rows[0]["metric"] == pytest.approx(-14 / 15) and "pass_rate" not in found.rows[0]
-    assert len(Curve.from_rows(found.rows, bounds=found.bounds)) == 30
+    imported = read(path, bounds=(-1, 1))
+    assert imported.rows[0]["metric"] == pytest.approx(-14 / 15) and "pass_rate" not in imported.rows[0]
+    assert len(Curve.from_rows(imported.rows, bounds=imported.bounds)) == 30
 
 
 @pytest.mark.parametrize(
@@ -104,35 +104,37 @@ def test_rewards_outside_0_1_require_bounds(tmp_path):
     ],
 )
 def test_damage_is_repaired_with_a_note(tmp_path, damage, expect):
-    found = read(save(tmp_path, damage(builders.verl_jsonl())))
-    assert any(expect in note for note in found.notes) and len(found.rows) >= 5
-    assert found.rows[4] == {"step": 25, "device_hours": pytest.approx(25 * 8 / 60), "tokens": 120000.0,
+    imported = read(save(tmp_path, damage(builders.verl_jsonl())))
+    assert any(expect in note for note in imported.notes) and len(imported.rows) >= 5
+    assert imported.rows[4] == {"step": 25, "device_hours": pytest.approx(25 * 8 / 60), "tokens": 120000.0,
                              "pass_rate": 0.25, "task": "gsm8k"}  # fmt: skip
 
 
 def test_evaluations_that_are_nan_are_left_out_and_counted(tmp_path):
     rows = [{"step": s, "data": builders.verl_row(s)} for s in builders.STEPS]
     rows[9]["data"]["val-core/gsm8k/acc/mean@4"] = float("nan")
-    found = read(save(tmp_path, builders.jsonl(rows)))
-    assert [row["step"] for row in found.rows] == [5, 15, 20, 25, 30] and any(
-        "(NaN) were left out: 1" in n for n in found.notes
+    imported = read(save(tmp_path, builders.jsonl(rows)))
+    assert [row["step"] for row in imported.rows] == [5, 15, 20, 25, 30] and any(
+        "(NaN) were left out: 1" in n for n in imported.notes
     )
 
 
 def test_without_a_device_count_compute_falls_back_with_a_note(tmp_path):
     text = builders.verl_jsonl().replace('"perf/throughput": 10.0, ', "")
-    found = read(save(tmp_path, text))
-    assert found.axis == "tokens" and "give devices= (--devices)" in found.notes[-1]
-    found = read(save(tmp_path, text.replace('"perf/total_num_tokens": 4800, ', "")))
-    assert found.axis == "step" and "falls back from device-hours to step" in found.notes[-1]
-    assert found.rows[0].keys() == {"step", "pass_rate", "task"}
+    imported = read(save(tmp_path, text))
+    assert imported.axis == "tokens" and "give devices= (--devices)" in imported.notes[-1]
+    imported = read(save(tmp_path, text.replace('"perf/total_num_tokens": 4800, ', "")))
+    assert imported.axis == "step" and "falls back from device-hours to step" in imported.notes[-1]
+    assert imported.rows[0].keys() == {"step", "pass_rate", "task"}
 
 
 def test_missing_steps_are_noted_with_the_assumption(tmp_path):
     rows = [{"step": s, "data": builders.verl_row(s)} for s in builders.STEPS if s > 10 and s not in (17, 18)]
-    found = read(save(tmp_path, builders.jsonl(rows)))
-    assert [row["device_hours"] for row in found.rows] == pytest.approx([15 * 8 / 60, 20 * 8 / 60, 25 * 8 / 60, 4.0])
-    assert any("begins at step 11" in n for n in found.notes) and any("missing in 1 places" in n for n in found.notes)
+    imported = read(save(tmp_path, builders.jsonl(rows)))
+    assert [row["device_hours"] for row in imported.rows] == pytest.approx([15 * 8 / 60, 20 * 8 / 60, 25 * 8 / 60, 4.0])
+    assert any("begins at step 11" in n for n in imported.notes) and any(
+        "missing in 1 places" in n for n in imported.notes
+    )
 
 
 COLUMNS = [
@@ -155,12 +157,14 @@ VALUES = st.one_of(st.floats(), st.integers(-5, 40), st.sampled_from([0.5, "NaN"
 def test_arbitrary_columns_give_points_or_a_message(tmp_path_factory, rows, source, devices):
     path = save(tmp_path_factory.mktemp("any"), builders.jsonl(rows))
     try:
-        found = read(path, source, devices=devices)
+        imported = read(path, source, devices=devices)
     except CurveError as error:
         assert len(str(error)) > 20
     else:
-        assert all(0 <= row["pass_rate"] <= 1 for row in found.rows) and found.notes
-        assert all(math.isfinite(value) for row in found.rows for value in row.values() if not isinstance(value, str))
+        assert all(0 <= row["pass_rate"] <= 1 for row in imported.rows) and imported.notes
+        assert all(
+            math.isfinite(value) for row in imported.rows for value in row.values() if not isinstance(value, str)
+        )
 
 
 LINES = st.text('[]{}":,;\t\n -./0159eastp@_NaN', max_size=80)

@@ -24,10 +24,10 @@ def test_a_resumed_run_is_logged_completely_and_a_failing_logger_changes_nothing
 
     assert output.count("the run continues, and the data of failed calls are lost") == 1
     assert "logger logged_runs:Remembers: FileNotFoundError" in output and "logger" not in more
-    found = EventAccumulator(str(path / "tensorboard")).Reload()
-    logged = [(one.step, round(one.value, 5)) for one in found.Scalars("entropy")]
+    events = EventAccumulator(str(path / "tensorboard")).Reload()
+    logged = [(one.step, round(one.value, 5)) for one in events.Scalars("entropy")]
     assert logged == [(row["step"], round(row["entropy"], 5)) for row in runs.rows(path, "metrics.jsonl")]
-    assert [one.step for one in found.Scalars("eval/arithmetic/pass_rate")] == [0, 6, 12]
+    assert [one.step for one in events.Scalars("eval/arithmetic/pass_rate")] == [0, 6, 12]
     messages = [json.loads(line) for line in tells.read_text().splitlines()]
     assert [(message["event"], message["step"]) for message in messages] == [("finished", 6), ("finished", 12)]
     assert messages[0]["message"].startswith("trained 6 updates")

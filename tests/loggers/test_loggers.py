@@ -41,11 +41,11 @@ def session(config, path, first, last, resumed=None, makers=None):
 def read_tensorboard(path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(path / "tensorboard"), size_guidance={"scalars": 0, "images": 0}).Reload()
-    numbers = [((tag, one.step), one.value) for tag in found.Tags()["scalars"] for one in found.Scalars(tag)]
+    events = EventAccumulator(str(path / "tensorboard"), size_guidance={"scalars": 0, "images": 0}).Reload()
+    numbers = [((tag, one.step), one.value) for tag in events.Tags()["scalars"] for one in events.Scalars(tag)]
     data = b"".join(file.read_bytes() for file in (path / "tensorboard").iterdir())
-    assert found.Images("curve")[0].encoded_image_string[1:4] == b"PNG"
-    return numbers, len(found.Images("curve")), "cispo" if b"recipe.loss.kind" in data and b"cispo" in data else ""
+    assert events.Images("curve")[0].encoded_image_string[1:4] == b"PNG"
+    return numbers, len(events.Images("curve")), "cispo" if b"recipe.loss.kind" in data and b"cispo" in data else ""
 
 
 def read_wandb(path):
@@ -175,13 +175,13 @@ def test_a_custom_logger_gets_its_calls_in_order_and_its_id_on_resume(tmp_path):
     config = config_of({"kind": "custom", "function": "logged_runs:Remembers", "params": {"file": str(file)}})
     session(config, tmp_path, 0, 2)
     session(config, tmp_path, 2, 3, resumed=1)
-    found = calls(file)
-    assert found[0] == ["start", 480, tmp_path.name, "", None]
-    assert [call[0] for call in found[1:5]] == ["log", "log", "log", "finish"]
-    assert found[2] == ["log", {"step": 1, "pass_rate": 0.01, "entropy": 0.5, "truncation_rate": 0.0}, 1]
-    assert found[5:] == [
+    received = calls(file)
+    assert received[0] == ["start", 480, tmp_path.name, "", None]
+    assert [call[0] for call in received[1:5]] == ["log", "log", "log", "finish"]
+    assert received[2] == ["log", {"step": 1, "pass_rate": 0.01, "entropy": 0.5, "truncation_rate": 0.0}, 1]
+    assert received[5:] == [
         ["start", 480, tmp_path.name, "number-7", 1],
-        ["log", {**found[3][1], "step": 3, "pass_rate": 0.03}, 3],
+        ["log", {**received[3][1], "step": 3, "pass_rate": 0.03}, 3],
         ["finish", "finished"],
     ]
 

@@ -66,22 +66,22 @@ def test_tail_prints_new_rows_also_after_a_return_to_a_checkpoint(tmp_path):
     run = make_run(tmp_path / "run", range(1, 6))
     cursors = {"cursors": run.cursors()}
     run.append("metrics.jsonl", [row(6), row(7)])
-    found = ls.followed(tmp_path / "run", rows=2, every_s=0.001)
+    lines = ls.followed(tmp_path / "run", rows=2, every_s=0.001)
     with Heartbeat(tmp_path / "run", phase="training") as beating:
-        assert next(found).endswith("training, step 7/100")
-        assert [next(found).split("  ")[0] for _ in range(2)] == ["step 6/100", "step 7/100"]
+        assert next(lines).endswith("training, step 7/100")
+        assert [next(lines).split("  ")[0] for _ in range(2)] == ["step 6/100", "step 7/100"]
         run.append("metrics.jsonl", [row(8)])
         run.add_points([point(8)])
-        assert next(found).startswith("step 8/100  pass 0.080")
-        assert next(found) == f"evaluation at step 8: pass rate {point(8).pass_rate:.3f} ± 0.004, arithmetic"
+        assert next(lines).startswith("step 8/100  pass 0.080")
+        assert next(lines) == f"evaluation at step 8: pass rate {point(8).pass_rate:.3f} ± 0.004, arithmetic"
         run.rewind(cursors)
         run.append("metrics.jsonl", [{**row(6), "pass_rate": 0.5}])
-        assert "resumed from an earlier checkpoint" in next(found)
+        assert "resumed from an earlier checkpoint" in next(lines)
         rest = []
         while not rest or not rest[-1].startswith("step 6/100  pass 0.500"):
-            rest.append(next(found))
+            rest.append(next(lines))
         beating.ended("finished", "")
-    assert list(found)[-1] == "finished at step 6/100"
+    assert list(lines)[-1] == "finished at step 6/100"
     run.close()
 
 

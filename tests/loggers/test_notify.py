@@ -148,10 +148,10 @@ def test_a_webhook_that_never_answers_does_not_delay_the_run(tmp_path, monkeypat
 
 def test_the_command_and_the_files_it_names_need_confirmation(tmp_path):
     script = tmp_path / "tell.py"
-    found = []
+    commands = []
     for text in ("print(1)", "print(2)"):
         script.write_text(text)
         config = read_config(None, {"notify.command": [sys.executable, str(script)]})
-        found += [code for code in code_of(config) if code.field == "notify.command"]
-    assert len({code.key for code in found}) == 2 == len(found)
-    assert all(code.digest for code in found)
+        commands += [code for code in code_of(config) if code.field == "notify.command"]
+    assert len({code.key for code in commands}) == 2 == len(commands)
+    assert all(code.digest for code in commands)

@@ -46,12 +46,12 @@ def test_a_run_with_a_creep_after_its_climb_is_not_stopped():
 
 
 def test_noise_that_hides_the_gain_prevents_a_stop():
-    found = fit(level_after_climb(0.05))
-    advice = advise(found, "2x", 0.01)
+    fitted = fit(level_after_climb(0.05))
+    advice = advise(fitted, "2x", 0.01)
     assert advice.action == "not known yet" and advice.probability < 0.2 < advice.trend_probability
     assert advice.train_to == pytest.approx(16.4)  # the next evaluation
     # a gain that the same points could show
-    assert advise(found, "2x", 0.1).action == "stop"
+    assert advise(fitted, "2x", 0.1).action == "stop"
 
 
 def test_a_run_without_a_climb_is_not_stopped():
@@ -71,9 +71,9 @@ def test_a_stop_needs_two_successive_evaluations():
     curve = level_after_climb(0.003)
     metric = curve.metric.copy()
     metric[-3:] += [0.015, 0.015, -0.01]  # the level seems to rise until the last point
-    found = fit(Curve(curve.compute, metric))
-    assert doubt_at(found, 2.0, 0.01, 0.2) is None and doubt_at(earlier(found), 2.0, 0.01, 0.2) is not None
-    assert advise(found, "2x", 0.01).action == "not known yet"
+    fitted = fit(Curve(curve.compute, metric))
+    assert doubt_at(fitted, 2.0, 0.01, 0.2) is None and doubt_at(earlier(fitted), 2.0, 0.01, 0.2) is not None
+    assert advise(fitted, "2x", 0.01).action == "not known yet"
 
 
 def test_nine_evaluations_are_too_few_to_stop():
@@ -104,8 +104,8 @@ def test_less_noise_needs_less_training_to_identify_the_ceiling():
 
 
 def test_a_larger_gain_is_never_more_probable():
-    found = fit(run(last=8000.0, noise=0.01))
-    chances = [advise(found, "2x", gain).probability for gain in (0.001, 0.01, 0.03, 0.1)]
+    fitted = fit(run(last=8000.0, noise=0.01))
+    chances = [advise(fitted, "2x", gain).probability for gain in (0.001, 0.01, 0.03, 0.1)]
     assert chances == sorted(chances, reverse=True)
 
 

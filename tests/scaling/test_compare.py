@@ -24,11 +24,11 @@ def seeds(count, first_seed=0, **changes):
 
 
 def test_a_clearly_higher_ceiling_is_detected():
-    found = compare(seeds(3), seeds(3, 10, asymptote=0.52))
-    assert (found.verdict, found.winner) == ("higher ceiling", "first")
-    assert found.asymptote_difference.low < 0.09 < found.asymptote_difference.high
-    assert found.probability_higher > 0.99
-    assert found.sentence.startswith("The first has the higher ceiling, by 0.")
+    comparison = compare(seeds(3), seeds(3, 10, asymptote=0.52))
+    assert (comparison.verdict, comparison.winner) == ("higher ceiling", "first")
+    assert comparison.asymptote_difference.low < 0.09 < comparison.asymptote_difference.high
+    assert comparison.probability_higher > 0.99
+    assert comparison.sentence.startswith("The first has the higher ceiling, by 0.")
 
 
 def test_the_order_of_the_sides_only_changes_the_sign():
@@ -39,45 +39,45 @@ def test_the_order_of_the_sides_only_changes_the_sign():
 
 
 def test_a_steeper_run_to_the_same_ceiling_is_more_efficient():
-    found = compare(seeds(3, efficiency=2.6), seeds(3, 10, efficiency=1.5))
-    assert (found.verdict, found.winner) == ("same ceiling and more efficient", "first")
-    assert found.efficiency_ratio.low < 2.6 / 1.5 < found.efficiency_ratio.high
-    assert found.advice == ""
+    comparison = compare(seeds(3, efficiency=2.6), seeds(3, 10, efficiency=1.5))
+    assert (comparison.verdict, comparison.winner) == ("same ceiling and more efficient", "first")
+    assert comparison.efficiency_ratio.low < 2.6 / 1.5 < comparison.efficiency_ratio.high
+    assert comparison.advice == ""
 
 
 def test_a_steeper_run_that_is_behind_everywhere_is_not_the_winner():
     """B 2.1 against 1.6 with a midpoint three times as late: larger B, and more compute for every level short of A."""
-    found = compare(seeds(3, efficiency=2.1, midpoint=4500.0), seeds(3, 10, efficiency=1.6, midpoint=1500.0))
-    assert (found.verdict, found.winner, found.advice) == ("same ceiling, steeper but later", None, "")
-    assert found.compute_ratio.low > 1.5 and found.efficiency_ratio.low > 1
-    assert "The first is steeper" in found.sentence and "times the compute of the second" in found.sentence
+    comparison = compare(seeds(3, efficiency=2.1, midpoint=4500.0), seeds(3, 10, efficiency=1.6, midpoint=1500.0))
+    assert (comparison.verdict, comparison.winner, comparison.advice) == ("same ceiling, steeper but later", None, "")
+    assert comparison.compute_ratio.low > 1.5 and comparison.efficiency_ratio.low > 1
+    assert "The first is steeper" in comparison.sentence and "times the compute of the second" in comparison.sentence
 
 
 def test_a_recipe_that_needs_half_the_compute_has_ratio_one_half():
-    found = compare(seeds(3, midpoint=1500.0), seeds(3, 10, midpoint=3000.0), level=0.4)
+    comparison = compare(seeds(3, midpoint=1500.0), seeds(3, 10, midpoint=3000.0), level=0.4)
     # the same curve on a compute axis stretched by two
-    assert found.compute_ratio.mean == pytest.approx(0.5, abs=0.05)
-    assert found.compute_ratio.low < 0.5 < found.compute_ratio.high
+    assert comparison.compute_ratio.mean == pytest.approx(0.5, abs=0.05)
+    assert comparison.compute_ratio.low < 0.5 < comparison.compute_ratio.high
 
 
 def test_the_same_run_twice_is_not_distinguishable_and_the_advice_is_more_seeds():
-    found = compare(run(noise=0.003), run(noise=0.003, seed=1))
-    assert (found.verdict, found.winner) == ("not distinguishable yet", None)
+    comparison = compare(run(noise=0.003), run(noise=0.003, seed=1))
+    assert (comparison.verdict, comparison.winner) == ("not distinguishable yet", None)
     # a difference of 0.02 between means of seeds of sd 0.012 is significant from S = 2 (0.012 * 1.96 / 0.02)^2 = 2.8 on
-    assert found.advice.startswith(
+    assert comparison.advice.startswith(
         "To distinguish them: at this scatter a difference of 0.020 needs about 3 seeds per side"
     )
 
 
 def test_the_advice_for_unidentified_ceilings_is_more_training():
-    found = compare(run(last=2000.0), run(last=2000.0, seed=1))
-    assert "2 of the ceilings are not identified yet; train those runs at least to " in found.advice
+    comparison = compare(run(last=2000.0), run(last=2000.0, seed=1))
+    assert "2 of the ceilings are not identified yet; train those runs at least to " in comparison.advice
 
 
 def test_with_one_seed_the_scatter_is_assumed_and_reported_as_assumed():
-    found = compare(run(), run(seed=1))
-    assert found.seed_sd == pytest.approx(0.02 / 1.645)
-    assert found.seed_source == "assumed: nine in ten seeds within ±0.02"
+    comparison = compare(run(), run(seed=1))
+    assert comparison.seed_sd == pytest.approx(0.02 / 1.645)
+    assert comparison.seed_source == "assumed: nine in ten seeds within ±0.02"
 
 
 def test_with_three_seeds_the_scatter_is_estimated():
@@ -150,12 +150,12 @@ def steady(level, seed):
 def test_a_fallen_run_is_compared_by_its_last_level():
     healthy = Curve(np.arange(31.0), sigmoid(np.arange(31.0), 0.5, 3.0, 4.0, 0.1) + 0.02 * RNG(9).standard_normal(31))
     down = fit(risen_and_fallen())
-    found = compare(down, healthy)
+    comparison = compare(down, healthy)
     # the share that stays down ends near 0.2; the law alone ends above 0.3
     assert down.futures.stays <= (ceilings(down) < 0.3).mean() < down.futures.stays + 0.1
-    assert found.asymptote_difference.mean < -0.2 and found.winner != "first"
-    assert "a run of the first: with probability 0.77 the run has fallen and stays down" in str(found)
-    assert found.winner == "second" or "1 of the runs have fallen; find the cause" in found.advice
+    assert comparison.asymptote_difference.mean < -0.2 and comparison.winner != "first"
+    assert "a run of the first: with probability 0.77 the run has fallen and stays down" in str(comparison)
+    assert comparison.winner == "second" or "1 of the runs have fallen; find the cause" in comparison.advice
 
 
 def test_a_run_that_stays_below_a_level_never_needs_finite_compute_for_it():

@@ -27,10 +27,10 @@ def test_the_ceiling_of_a_collapsed_run_is_not_identified():
     curve = run()
     metric = curve.metric.copy()
     metric[-6:] = np.linspace(0.5, 0.1, 6)  # smoothed over three: from 0.595 down to 0.18
-    found = fit(Curve(curve.compute, metric))
-    assert not found.identified
-    assert found.reason == "the curve falls at the end, which the law cannot describe"
-    assert any(warning.startswith("decline: the metric fell by 0.41") for warning in found.warnings)
+    fitted = fit(Curve(curve.compute, metric))
+    assert not fitted.identified
+    assert fitted.reason == "the curve falls at the end, which the law cannot describe"
+    assert any(warning.startswith("decline: the metric fell by 0.41") for warning in fitted.warnings)
 
 
 @pytest.mark.parametrize(
@@ -67,22 +67,22 @@ def test_repairs_of_the_curve_appear_among_the_warnings():
 
 
 def test_a_million_rows_are_averaged_with_a_warning_and_fitted_in_seconds():
-    found = fit(run(points=1_000_000))
-    assert found.asymptote.mean == pytest.approx(0.61, abs=0.002)
-    assert "1000000 points were averaged in groups to 400" in found.warnings
+    fitted = fit(run(points=1_000_000))
+    assert fitted.asymptote.mean == pytest.approx(0.61, abs=0.002)
+    assert "1000000 points were averaged in groups to 400" in fitted.warnings
 
 
 @pytest.mark.parametrize("reach", [300.0, 1e3, 1e6])
 def test_log_spaced_points_far_beyond_the_midpoint_give_the_right_forecast(reach):
     compute = np.append(0.0, np.geomspace(1.0, 100.0 * reach, 40))
     noise = 0.004 * np.random.default_rng(0).standard_normal(41)
-    found = fit(Curve(compute, sigmoid(compute, 0.7, 1.5, 100.0, 0.2) + noise))
+    fitted = fit(Curve(compute, sigmoid(compute, 0.7, 1.5, 100.0, 0.2) + noise))
     # at twice the last compute the climb is complete to 0.5 / 600^1.5 = 3e-5
-    band = found.predict([2 * compute[-1]])
+    band = fitted.predict([2 * compute[-1]])
     assert band.mean[0] == pytest.approx(0.7, abs=0.005)
     assert band.low[0] < 0.7 < band.high[0]
-    assert found.midpoint.mean == pytest.approx(100.0, rel=0.15)
-    assert found.identified and found.warnings == ()
+    assert fitted.midpoint.mean == pytest.approx(100.0, rel=0.15)
+    assert fitted.identified and fitted.warnings == ()
 
 
 def test_the_smallest_midpoint_is_a_two_hundredth_of_the_last_unless_three_points_are_below_it():
@@ -95,9 +95,9 @@ def test_the_smallest_midpoint_is_a_two_hundredth_of_the_last_unless_three_point
 @pytest.mark.parametrize("midpoint", [20.0, 8000.0])
 def test_a_midpoint_at_either_limit_is_reported(midpoint):
     # points at 100, 200, ..., 4000: the lower limit is 50, and the upper one is set to 4000
-    found = fit(run(last=4000.0, midpoint=midpoint), settings=Prior(midpoint_reach=1.0))
-    assert "midpoint" in found.at_bound
-    assert "midpoint C_mid reaches the limit of its allowed range" in found.warnings
+    fitted = fit(run(last=4000.0, midpoint=midpoint), settings=Prior(midpoint_reach=1.0))
+    assert "midpoint" in fitted.at_bound
+    assert "midpoint C_mid reaches the limit of its allowed range" in fitted.warnings
 
 
 @pytest.mark.parametrize(("true", "last"), [(8.0, 200.0), (12.0, 1600.0), (30.0, 200.0)])
@@ -105,15 +105,15 @@ def test_a_steepness_at_its_limit_is_reported_and_the_ceiling_is_not_identified(
     compute = np.linspace(0, last, 41)
     for seed in range(5):
         noise = 0.005 * np.random.default_rng(seed).standard_normal(41)
-        found = fit(Curve(compute, np.clip(sigmoid(compute, 0.7, true, 100.0, 0.2) + noise, 0, 1)))
-        assert found.efficiency.high > 4.85
-        assert "steepness B reaches the limit of its allowed range" in found.warnings
-        assert not found.identified
+        fitted = fit(Curve(compute, np.clip(sigmoid(compute, 0.7, true, 100.0, 0.2) + noise, 0, 1)))
+        assert fitted.efficiency.high > 4.85
+        assert "steepness B reaches the limit of its allowed range" in fitted.warnings
+        assert not fitted.identified
 
 
 def test_the_band_of_single_evaluations_is_wider_than_that_of_the_curve():
-    found = fit(run(noise=0.02))
-    curve, noisy = found.predict([16_000.0]), found.predict([16_000.0], noise=True)
+    fitted = fit(run(noise=0.02))
+    curve, noisy = fitted.predict([16_000.0]), fitted.predict([16_000.0], noise=True)
     assert noisy.high[0] - noisy.low[0] > 2 * (curve.high[0] - curve.low[0])
     # nine in ten of N(0, 0.02) lie within +-0.033
     assert noisy.high[0] - noisy.low[0] == pytest.approx(2 * 1.645 * 0.02, rel=0.35)

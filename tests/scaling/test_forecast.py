@@ -61,10 +61,10 @@ def test_a_forecast_without_an_identified_ceiling_is_marked():
 @given(seed=st.integers(0, 10_000), noise=st.floats(0.0, 0.1), last=st.floats(1e3, 1e5))
 def test_forecasts_stay_within_bounds_and_fall_only_as_an_excursion_ends(seed, noise, last):
     fitted = fit(run(seed=seed, noise=noise, last=last))
-    found = forecast(fitted, at=["1x", "2x", "4x", "10x", "100x"])
-    means = [estimate.mean for estimate in found.at]
+    ahead = forecast(fitted, at=["1x", "2x", "4x", "10x", "100x"])
+    means = [estimate.mean for estimate in ahead.at]
     assert (np.diff(means) >= -abs(float(fitted.futures.excursion_D.mean())) - 1e-9).all()
-    assert all(0 <= e.low <= e.high <= 1 for e in found.at)
+    assert all(0 <= e.low <= e.high <= 1 for e in ahead.at)
 
 
 @pytest.mark.parametrize("bad", ["x", "fast", "0x", "-2x", "1.2.3x", -5.0, 0, float("nan"), float("inf")])

@@ -20,28 +20,28 @@ def flat(seed=0, noise=0.05):
 
 
 def test_a_clean_rise_is_the_law_alone():
-    found = fit(run())
-    assert found.futures.stays == 0
-    assert found.predict([32_000.0]).mean == pytest.approx(
-        found.draws.levels(np.array([32_000.0]), 1.0).mean(axis=1), abs=1e-4
+    fitted = fit(run())
+    assert fitted.futures.stays == 0
+    assert fitted.predict([32_000.0]).mean == pytest.approx(
+        fitted.draws.levels(np.array([32_000.0]), 1.0).mean(axis=1), abs=1e-4
     )
 
 
 def test_a_fallen_run_is_forecast_to_stay_down_and_its_ceiling_is_not_identified():
-    found = fit(fallen())
-    assert found.futures.fallen and found.futures.stays > 0.5
+    fitted = fit(fallen())
+    assert fitted.futures.fallen and fitted.futures.stays > 0.5
     # the law alone forecasts a recovery to 0.4 or more
-    assert found.draws.levels(np.array([60.0]), 1.0).mean() > 0.33
-    assert found.predict([60.0]).mean[0] < 0.28
-    assert not found.identified
-    assert "has fallen and stays down" in str(forecast(found))
+    assert fitted.draws.levels(np.array([60.0]), 1.0).mean() > 0.33
+    assert fitted.predict([60.0]).mean[0] < 0.28
+    assert not fitted.identified
+    assert "has fallen and stays down" in str(forecast(fitted))
 
 
 def test_noise_around_a_level_is_forecast_to_stay_there():
-    found = fit(flat())
-    assert found.futures.stays > 0.5
-    assert found.predict([50.0]).mean[0] == pytest.approx(0.4, abs=0.04)
-    assert not found.identified
+    fitted = fit(flat())
+    assert fitted.futures.stays > 0.5
+    assert fitted.predict([50.0]).mean[0] == pytest.approx(0.4, abs=0.04)
+    assert not fitted.identified
 
 
 def test_a_climb_and_a_level_are_weighted_by_evidence_and_prior_odds():
@@ -130,9 +130,9 @@ def test_the_chance_of_a_later_fall_is_in_the_interval_and_not_in_the_mean():
 @pytest.mark.parametrize("method", ["posterior", "least-squares"])
 def test_no_band_leaves_the_bounds(level, method):
     noise = 0.02 * np.random.default_rng(1).standard_normal(20)
-    found = fit(Curve(np.arange(20.0), np.clip(level + noise, 0, 1)), method=method)
+    fitted = fit(Curve(np.arange(20.0), np.clip(level + noise, 0, 1)), method=method)
     for with_noise in (False, True):
-        band = found.predict(np.geomspace(1, 200, 12), noise=with_noise)
+        band = fitted.predict(np.geomspace(1, 200, 12), noise=with_noise)
         # NaN, if least squares gives no band
         assert not ((band.low < 0) | (band.high > 1) | (band.low > band.high)).any()
 
@@ -143,41 +143,41 @@ def test_an_excursion_decays_with_the_autocorrelation():
     for i in range(1, 41):
         noise[i] = 0.9 * noise[i - 1] + 0.02 * rng.standard_normal()
     noise += 0.1 - noise[-1]  # the noise at the end is 0.1
-    found = fit(Curve(compute, sigmoid(compute, 0.6, 2.0, 5.0, 0.1) + noise))
-    law = found.draws.levels(np.array([40.0, 41.0, 120.0]), 1.0).mean(axis=1)
-    ahead = found.predict([40.0, 41.0, 120.0]).mean
-    away = (ahead - law) / (found.curve.metric[-1] - law[0])  # shares of the distance of the last point from the curve
+    fitted = fit(Curve(compute, sigmoid(compute, 0.6, 2.0, 5.0, 0.1) + noise))
+    law = fitted.draws.levels(np.array([40.0, 41.0, 120.0]), 1.0).mean(axis=1)
+    ahead = fitted.predict([40.0, 41.0, 120.0]).mean
+    away = (ahead - law) / (fitted.curve.metric[-1] - law[0])  # shares of the distance of the last point from the curve
     assert 0.5 < away[1] < away[0] < 1.0 and away[2] < 0.3
 
 
 @pytest.mark.parametrize("values", [[0.0] * 5, [0.5] * 8, [0.3] * 5 + [0.3, 0.31, 0.3]])
 def test_equal_values_at_the_start_give_a_wide_forecast(values):
-    found = fit(Curve(np.arange(1.0, len(values) + 1), values))
-    band = found.predict([2.0 * len(values)], noise=True)
+    fitted = fit(Curve(np.arange(1.0, len(values) + 1), values))
+    band = fitted.predict([2.0 * len(values)], noise=True)
     assert band.low[0] <= values[-1] <= band.high[0]
     assert band.high[0] - values[-1] > 0.1  # a take-off is possible
-    assert not found.identified
-    assert advise(found, "2x", 0.01).action != "stop"
+    assert not fitted.identified
+    assert advise(fitted, "2x", 0.01).action != "stop"
 
 
 def test_a_ceiling_from_a_second_rise_is_not_identified():
     compute = np.linspace(0, 1, 41)
     level = sigmoid(compute, 0.45, 2.5, 0.08, 0.2) + sigmoid(compute, 0.3, 6.0, 0.6, 0.0)
-    found = fit(Curve(compute, level + 0.003 * np.random.default_rng(0).standard_normal(41)))
-    assert found.departures["second rise"] > 0.5
-    assert not found.identified
+    fitted = fit(Curve(compute, level + 0.003 * np.random.default_rng(0).standard_normal(41)))
+    assert fitted.departures["second rise"] > 0.5
+    assert not fitted.identified
 
 
 def test_the_ceiling_is_not_identified_if_the_last_points_contradict_the_curve():
     curve = run(noise=0.002)
     metric = curve.metric.copy()
     metric[-3:] -= 0.03
-    found = fit(Curve(curve.compute, metric))
-    assert not found.identified and not has_fallen(found.curve)
+    fitted = fit(Curve(curve.compute, metric))
+    assert not fitted.identified and not has_fallen(fitted.curve)
 
 
 def test_the_dict_names_both_futures_and_the_count():
-    found = fit(flat()).to_dict()["futures"]
-    assert found["rises"] + found["stays"] == pytest.approx(1.0)
-    assert set(found["later_fall"]) == {"probability", "fell", "of"}
+    values = fit(flat()).to_dict()["futures"]
+    assert values["rises"] + values["stays"] == pytest.approx(1.0)
+    assert set(values["later_fall"]) == {"probability", "fell", "of"}
     assert fit(run(), method="paper").to_dict()["futures"] is None

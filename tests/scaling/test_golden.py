@@ -34,33 +34,33 @@ CURVES = {"good": run, "unidentified": lambda: run(last=1800.0), "collapsed": co
 
 
 def report(curve):
-    found = fit(curve)
-    return "\n".join([str(found), str(forecast(found, at=["2x", "4x"])), str(advise(found, "2x", 0.01))]) + "\n"
+    fitted = fit(curve)
+    return "\n".join([str(fitted), str(forecast(fitted, at=["2x", "4x"])), str(advise(fitted, "2x", 0.01))]) + "\n"
 
 
 def document(curve):
-    found = fit(curve)
-    return json.loads(json.dumps({"fit": found.to_dict(), "advice": advise(found, "2x", 0.01).to_dict()}))
+    fitted = fit(curve)
+    return json.loads(json.dumps({"fit": fitted.to_dict(), "advice": advise(fitted, "2x", 0.01).to_dict()}))
 
 
-def alike(found, golden):
+def alike(actual, golden):
     """Return whether two texts are equal except for the last digits of numbers."""
     if isinstance(golden, dict):
-        return found.keys() == golden.keys() and all(alike(found[key], golden[key]) for key in golden)
+        return actual.keys() == golden.keys() and all(alike(actual[key], golden[key]) for key in golden)
     if isinstance(golden, list):
-        return len(found) == len(golden) and all(map(alike, found, golden))
+        return len(actual) == len(golden) and all(map(alike, actual, golden))
     if isinstance(golden, float):
-        return found == pytest.approx(golden, rel=0.03, abs=2e-3)
+        return actual == pytest.approx(golden, rel=0.03, abs=2e-3)
     if isinstance(golden, str):
-        same_words = NUMBER.sub("#", found) == NUMBER.sub("#", golden)
-        return same_words and all(map(alike, map(float, NUMBER.findall(found)), map(float, NUMBER.findall(golden))))
-    return found == golden
+        same_words = NUMBER.sub("#", actual) == NUMBER.sub("#", golden)
+        return same_words and all(map(alike, map(float, NUMBER.findall(actual)), map(float, NUMBER.findall(golden))))
+    return actual == golden
 
 
 @pytest.mark.parametrize("name", CURVES)
 def test_the_text_is_that_of_the_golden_file(name):
-    found, golden = report(CURVES[name]()), (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
-    assert alike(found, golden), f"{name}.txt should read:\n{found}"
+    text, golden = report(CURVES[name]()), (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+    assert alike(text, golden), f"{name}.txt should read:\n{text}"
 
 
 @pytest.mark.parametrize("name", CURVES)

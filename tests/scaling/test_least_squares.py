@@ -38,26 +38,26 @@ def test_nist_rat42_residuals_to_six_digits(rat42):
 
 
 def test_curves_without_noise_return_their_parameters():
-    found = fit(run(noise=0.0), method="least-squares")
-    assert {name: getattr(found, name).mean for name in TRUTH} == pytest.approx(TRUTH, rel=1e-6)
-    assert found.at_bound == ()
+    fitted = fit(run(noise=0.0), method="least-squares")
+    assert {name: getattr(fitted, name).mean for name in TRUTH} == pytest.approx(TRUTH, rel=1e-6)
+    assert fitted.at_bound == ()
 
 
 def test_an_optimum_at_the_metrics_bound_is_reported():
     compute = np.linspace(0, 100, 20)
     # heading for 1.4, which a pass rate cannot reach
     curve = Curve(compute, sigmoid(compute, 1.4, 1.0, 150.0, 0.1))
-    found = fit(curve, method="least-squares")
-    assert found.at_bound == ("asymptote",)
-    assert found.asymptote.mean == pytest.approx(1.0)
-    assert "ceiling A reaches the limit of its allowed range" in found.warnings
+    fitted = fit(curve, method="least-squares")
+    assert fitted.at_bound == ("asymptote",)
+    assert fitted.asymptote.mean == pytest.approx(1.0)
+    assert "ceiling A reaches the limit of its allowed range" in fitted.warnings
 
 
 def test_the_interval_of_a_parameter_ends_at_the_metrics_bound():
     # 0.99 + 1.7 sd is beyond 1
-    found = fit(run(asymptote=0.99, noise=0.03), method="least-squares")
-    assert found.asymptote.mean + 1.7 * found.asymptote.sd > 1
-    assert found.asymptote.low < found.asymptote.mean <= found.asymptote.high == 1.0
+    fitted = fit(run(asymptote=0.99, noise=0.03), method="least-squares")
+    assert fitted.asymptote.mean + 1.7 * fitted.asymptote.sd > 1
+    assert fitted.asymptote.low < fitted.asymptote.mean <= fitted.asymptote.high == 1.0
 
 
 def test_a_fit_whose_band_excludes_its_own_curve_has_no_uncertainty():
@@ -72,9 +72,9 @@ def test_a_fit_whose_band_excludes_its_own_curve_has_no_uncertainty():
 @pytest.mark.parametrize("last", [500.0, 1500.0, 4000.0, 16_000.0])
 def test_every_interval_lies_within_the_bounds_and_contains_its_mean(last):
     for seed in range(5):
-        found = fit(run(last=last, seed=seed, initial=0.01), method="least-squares")
-        band = found.predict(np.geomspace(1.0, 1e6, 30))
-        parameters = [(e.mean, e.low, e.high) for e in (found.asymptote, found.initial)]
+        fitted = fit(run(last=last, seed=seed, initial=0.01), method="least-squares")
+        band = fitted.predict(np.geomspace(1.0, 1e6, 30))
+        parameters = [(e.mean, e.low, e.high) for e in (fitted.asymptote, fitted.initial)]
         for mean, low, high in [*parameters, *zip(band.mean, band.low, band.high, strict=True)]:
             assert np.isnan(low) or (0 <= low <= mean + 1e-9 and mean - 1e-9 <= high <= 1)
 

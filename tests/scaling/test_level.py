@@ -42,9 +42,9 @@ def test_noise_gives_the_mean_and_a_fall_the_last_level():
 
 def test_draws_have_the_moments_of_the_posterior():
     y = np.array([0.31, 0.35, 0.33, 0.41, 0.40, 0.46, 0.44])
-    found = level_posterior(y, 0.0)
-    draws = found.draws(20_000, np.random.default_rng(0))
-    assert draws.level.mean() == pytest.approx(float(found.weight_Q @ found.level_Q), abs=2e-3)
+    level = level_posterior(y, 0.0)
+    draws = level.draws(20_000, np.random.default_rng(0))
+    assert draws.level.mean() == pytest.approx(float(level.weight_Q @ level.level_Q), abs=2e-3)
     assert np.sort(np.unique((draws.step_sd / draws.noise_sd).round(6) ** 2)).round(3) == pytest.approx(
         STEP_RATIOS, abs=1e-3
     )
@@ -53,18 +53,18 @@ def test_draws_have_the_moments_of_the_posterior():
 def test_weights_are_those_of_generalized_least_squares():
     y = np.array([0.31, 0.35, 0.33, 0.41, 0.40, 0.46, 0.44])
     weight = np.array([1.0, 0.5, 2.0, 1.0, 0.7, 1.3, 0.8])
-    found = level_posterior(y, 0.0, weight)
+    level = level_posterior(y, 0.0, weight)
     one, index = np.ones(7), np.arange(7)
     walk = np.minimum.outer(index, index)
     for i, ratio in enumerate(STEP_RATIOS):
         precision = np.linalg.inv(np.diag(weight**-2) + ratio * walk)
         mean = one @ precision @ y / (one @ precision @ one)
-        assert found.level_Q[i] == pytest.approx(mean + ratio * walk[-1] @ precision @ (y - mean))
-        assert found.rss_Q[i] == pytest.approx((y - mean) @ precision @ (y - mean))
+        assert level.level_Q[i] == pytest.approx(mean + ratio * walk[-1] @ precision @ (y - mean))
+        assert level.rss_Q[i] == pytest.approx((y - mean) @ precision @ (y - mean))
         # variance of the last level: of the walk given the mean, and of the mean
         kept = 1 - ratio * walk[-1] @ precision @ one
         spread = ratio * 6 - ratio**2 * walk[-1] @ precision @ walk[-1] + kept**2 / (one @ precision @ one)
-        assert found.spread_Q[i] == pytest.approx(spread)
+        assert level.spread_Q[i] == pytest.approx(spread)
 
 
 def test_equal_weights_only_change_the_unit_of_the_noise():
@@ -88,9 +88,9 @@ def test_the_evidence_of_a_steady_level_is_the_integral_over_level_and_noise():
             spread = phi**lag / (1 - phi**2) * np.exp(2 * log_sd)
             density = multivariate_normal(np.zeros(4), spread).pdf(y[None, :] - levels[:, None])
             total += density.sum() * (levels[1] - levels[0]) * (logs[1] - logs[0]) / len(phis)
-    found = steady_level(y, 0.0, phis, 0.0, 1.0, 10)
+    level = steady_level(y, 0.0, phis, 0.0, 1.0, 10)
     # as above, the closed form leaves out a factor of 1/2
-    assert found.log_evidence + np.log(0.5) == pytest.approx(np.log(total), abs=0.02)
+    assert level.log_evidence + np.log(0.5) == pytest.approx(np.log(total), abs=0.02)
 
 
 def test_draws_of_a_steady_level_have_the_moments_of_the_posterior_and_keep_the_limits():
@@ -98,11 +98,11 @@ def test_draws_of_a_steady_level_have_the_moments_of_the_posterior_and_keep_the_
     lag = np.abs(np.subtract.outer(np.arange(7), np.arange(7)))
     precision, one = np.linalg.inv(phi**lag), np.ones(7)
     mean = one @ precision @ y / (one @ precision @ one)
-    found = steady_level(y, 0.0, np.array([phi]), -9.0, 9.0, 20_000)
-    assert found.level_D.mean() == pytest.approx(mean, abs=1e-3)
+    level = steady_level(y, 0.0, np.array([phi]), -9.0, 9.0, 20_000)
+    assert level.level_D.mean() == pytest.approx(mean, abs=1e-3)
     # the variance given the points is RSS / chi^2 with 6 degrees of freedom: its inverse has the mean 6 / RSS
     rss = (y - mean) @ precision @ (y - mean)
-    assert (found.noise_D**-2).mean() == pytest.approx(6 / rss, rel=0.03)
+    assert (level.noise_D**-2).mean() == pytest.approx(6 / rss, rel=0.03)
     limited = steady_level(y, 0.0, np.array([phi]), 0.4, 1.0, 1000)
     assert (limited.level_D >= 0.4).all()
 

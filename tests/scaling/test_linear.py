@@ -38,9 +38,9 @@ def test_combined_products_are_those_of_the_combined_columns():
     columns, phi = list(np.random.default_rng(1).standard_normal((3, 9))), np.array(0.6)
     mix = [[1.0, -1.0, 0.0], [0.0, 2.0, 0.5]]
     mixed = [columns[0] - columns[1], 2.0 * columns[1] + 0.5 * columns[2]]
-    found, expected = combined(gram(columns, phi), mix), gram(mixed, phi)
+    products, expected = combined(gram(columns, phi), mix), gram(mixed, phi)
     for k, j in ((0, 0), (0, 1), (1, 1)):
-        assert found[k][j] == pytest.approx(expected[k][j])
+        assert products[k][j] == pytest.approx(expected[k][j])
 
 
 def test_elimination_gives_the_least_squares_line():

@@ -25,18 +25,18 @@ def test_noise_free_curves_of_table_1_return_their_row_to_grid_resolution(name):
     midpoint, efficiency, asymptote, midpoints = TABLE_1[name]
     compute = np.linspace(1500, 50_000 if midpoint > 4000 else 16_000, 75)
     curve = Curve(compute, sigmoid(compute, asymptote, efficiency, midpoint, 0.2))
-    found = fit(curve, method="paper", r0=0.2, settings=PaperGrid(PUBLISHED_GRID.asymptotes, midpoints))
-    assert found.asymptote.mean == pytest.approx(asymptote, abs=1e-9)
-    assert found.midpoint.mean == pytest.approx(midpoint, abs=1.0)
-    assert found.efficiency.mean == pytest.approx(efficiency, abs=0.005)
+    fitted = fit(curve, method="paper", r0=0.2, settings=PaperGrid(PUBLISHED_GRID.asymptotes, midpoints))
+    assert fitted.asymptote.mean == pytest.approx(asymptote, abs=1e-9)
+    assert fitted.midpoint.mean == pytest.approx(midpoint, abs=1.0)
+    assert fitted.efficiency.mean == pytest.approx(efficiency, abs=0.005)
 
 
 def test_the_midpoints_printed_in_the_paper_miss_its_own_table_by_up_to_half_a_step():
     # none of the table's C_mid lies on linspace(100, 40000, 100), whose step is 403
     compute = np.linspace(1500, 16_000, 75)
     curve = Curve(compute, sigmoid(compute, 0.61, 1.92, 2542, 0.2))
-    found = fit(curve, method="paper", r0=0.2, settings=PUBLISHED_GRID)
-    assert found.midpoint.mean == pytest.approx(2518.2, abs=0.1)
+    fitted = fit(curve, method="paper", r0=0.2, settings=PUBLISHED_GRID)
+    assert fitted.midpoint.mean == pytest.approx(2518.2, abs=0.1)
 
 
 def test_r0_is_the_first_point_unless_it_is_given():
@@ -44,11 +44,11 @@ def test_r0_is_the_first_point_unless_it_is_given():
 
 
 def test_the_procedure_reports_no_uncertainty():
-    found = fit(run(), method="paper")
-    assert np.isnan(found.asymptote.sd)
-    assert not found.identified
-    assert found.reason == "this fit has no uncertainty; use method='posterior' to get one"
-    assert found.to_dict()["asymptote"]["sd"] is None
+    fitted = fit(run(), method="paper")
+    assert np.isnan(fitted.asymptote.sd)
+    assert not fitted.identified
+    assert fitted.reason == "this fit has no uncertainty; use method='posterior' to get one"
+    assert fitted.to_dict()["asymptote"]["sd"] is None
 
 
 def test_a_grid_below_the_initial_level_is_an_error():
@@ -57,5 +57,5 @@ def test_a_grid_below_the_initial_level_is_an_error():
 
 
 def test_a_result_on_the_edge_of_the_grid_is_reported():
-    found = fit(run(noise=0.0), method="paper", settings=PaperGrid(asymptotes=[0.4, 0.5]))
-    assert "asymptote" in found.at_bound
+    fitted = fit(run(noise=0.0), method="paper", settings=PaperGrid(asymptotes=[0.4, 0.5]))
+    assert "asymptote" in fitted.at_bound

@@ -10,9 +10,9 @@ from scalerl.scaling.posterior import explore, posterior, sample, standardized
 
 
 def test_a_curve_without_noise_returns_its_parameters_with_hardly_any_width():
-    found = fit(run(noise=0.0))
+    fitted = fit(run(noise=0.0))
     for name, truth in TRUTH.items():
-        estimate = getattr(found, name)
+        estimate = getattr(fitted, name)
         assert estimate.mean == pytest.approx(truth, rel=1e-3)
         assert estimate.sd < 1e-3 * truth
 
@@ -43,9 +43,9 @@ def test_the_posterior_is_that_of_brute_force():
             weight[i] += (np.exp(log_prior) * (white**2).sum(axis=-1) ** (-len(y) / 2) * (r[:, None] <= a)).sum(axis=0)
     marginal = weight.sum(axis=0) / weight.sum()
     mean = marginal @ a
-    found = posterior(curve, None, prior).draws.asymptote
-    assert found.mean() == pytest.approx(mean, abs=0.004)
-    assert found.std() == pytest.approx(np.sqrt(marginal @ (a - mean) ** 2), rel=0.06)
+    asymptote_D = posterior(curve, None, prior).draws.asymptote
+    assert asymptote_D.mean() == pytest.approx(mean, abs=0.004)
+    assert asymptote_D.std() == pytest.approx(np.sqrt(marginal @ (a - mean) ** 2), rel=0.06)
 
 
 def test_autocorrelated_noise_is_seen_and_widens_the_interval():
@@ -66,9 +66,9 @@ def test_autocorrelated_noise_is_seen_and_widens_the_interval():
 
 
 def test_r0_can_be_fixed():
-    found = fit(run(), r0=0.2)
-    assert (found.initial.mean, found.initial.sd) == (pytest.approx(0.2), pytest.approx(0.0, abs=1e-12))
-    assert found.asymptote.mean == pytest.approx(0.61, abs=0.01)
+    fitted = fit(run(), r0=0.2)
+    assert (fitted.initial.mean, fitted.initial.sd) == (pytest.approx(0.2), pytest.approx(0.0, abs=1e-12))
+    assert fitted.asymptote.mean == pytest.approx(0.61, abs=0.01)
 
 
 def test_draws_obey_the_bounds():
@@ -103,11 +103,11 @@ def test_the_unit_of_the_metric_scales_the_levels_and_nothing_else(low, width):
     st.lists(st.floats(0, 1), min_size=5, max_size=30).filter(lambda values: max(values) - min(values) > 1e-6),
 )
 def test_any_metric_at_all_gives_finite_estimates_within_bounds(metric):
-    found = fit(Curve(np.arange(len(metric)), metric))
-    for estimate in (found.asymptote, found.efficiency, found.midpoint, found.initial):
+    fitted = fit(Curve(np.arange(len(metric)), metric))
+    for estimate in (fitted.asymptote, fitted.efficiency, fitted.midpoint, fitted.initial):
         assert np.isfinite([estimate.mean, estimate.sd, estimate.low, estimate.high]).all()
         assert estimate.low <= estimate.high
-    assert 0 <= found.asymptote.low <= found.asymptote.high <= 1 + 1e-9
+    assert 0 <= fitted.asymptote.low <= fitted.asymptote.high <= 1 + 1e-9
 
 
 def test_intervals_contain_the_truth_about_nine_times_in_ten():
@@ -115,9 +115,9 @@ def test_intervals_contain_the_truth_about_nine_times_in_ten():
     inside = 0
     for seed in range(60):
         truth = {"asymptote": rng.uniform(0.4, 0.9), "efficiency": 1.5, "midpoint": 4000.0, "initial": 0.15}
-        found = fit(run(seed=seed, **truth)).predict([64_000.0])
+        band = fit(run(seed=seed, **truth)).predict([64_000.0])
         level = sigmoid(64_000.0, **truth)
-        inside += bool(found.low[0] <= level <= found.high[0])
+        inside += bool(band.low[0] <= level <= band.high[0])
     # 54 expected; below 48 or so would be a broken interval
     assert 49 <= inside <= 60
 
@@ -133,9 +133,9 @@ def late():
 
 
 def test_a_late_start_is_found_and_its_forecast_follows_the_truth():
-    found = posterior(late(), None, Prior())
-    assert found.probability["late start"] > 0.95
-    levels = found.draws.levels(np.array([400.0]), 1.0)[0]
+    solution = posterior(late(), None, Prior())
+    assert solution.probability["late start"] > 0.95
+    levels = solution.draws.levels(np.array([400.0]), 1.0)[0]
     # counted from its start, 360 is 18 midpoints: 0.1 + 0.6 / (1 + 18^-1.5) = 0.692
     assert np.quantile(levels, 0.05) < 0.692 < np.quantile(levels, 0.95)
 
@@ -145,10 +145,10 @@ def test_a_prior_without_departures_gives_no_departures():
 
 
 def test_probabilities_of_the_families_sum_to_one_and_determine_the_draws():
-    found = posterior(late(), None, Prior())
-    assert sum(found.probability.values()) == pytest.approx(1.0)
-    assert len(found.draws.asymptote) == 2000
-    assert (found.draws.delay > 0).mean() == pytest.approx(found.probability["late start"], abs=1e-3)
+    solution = posterior(late(), None, Prior())
+    assert sum(solution.probability.values()) == pytest.approx(1.0)
+    assert len(solution.draws.asymptote) == 2000
+    assert (solution.draws.delay > 0).mean() == pytest.approx(solution.probability["late start"], abs=1e-3)
 
 
 def test_a_lower_fixed_ceiling_raises_b():

@@ -23,13 +23,13 @@ def test_the_share_is_of_the_compute_after_the_stops(bench):
 def test_a_fall_is_counted_from_the_best_and_from_the_stop(bench):
     # rises by 0.05 per evaluation to 0.6, then eight evaluations at 0.3
     metric = np.concatenate([np.linspace(0.05, 0.6, 12), np.full(8, 0.3)])
-    found = bench.first_stop(bench.RealRun("fell", "lab", "collapse", Curve(np.arange(1.0, 21.0), metric)))
+    stop = bench.first_stop(bench.RealRun("fell", "lab", "collapse", Curve(np.arange(1.0, 21.0), metric)))
     # the best mean of three is 0.55; with one, two and three points at 0.3 it is 0.483, 0.4 and 0.3, so that it is more
     # than 0.1 below at the second point and, as required, at the next
-    assert (found.action, found.at) == ("go back", pytest.approx(15 / 20))
-    assert found.over_best == pytest.approx(0.3 - 0.55)
+    assert (stop.action, stop.at) == ("go back", pytest.approx(15 / 20))
+    assert stop.over_best == pytest.approx(0.3 - 0.55)
     # three points before the stop are 0.3 like the last three; so are the four around it
-    assert (found.gain, found.smooth_gain) == pytest.approx((0.0, 0.0))
+    assert (stop.gain, stop.smooth_gain) == pytest.approx((0.0, 0.0))
 
 
 def test_no_advice_is_counted_if_fewer_than_three_points_follow(bench):

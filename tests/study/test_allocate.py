@@ -23,18 +23,18 @@ def test_a_slow_starter_that_is_behind_now_continues_and_a_saturated_lower_arm_s
     arms = misleading()
     now = {name: np.mean([curve.metric[-3:] for curve in curves]) for name, curves in arms.items()}
     assert now["slow"] < now["low"] < now["good"]
-    found = allocate(arms)
-    assert {name: v.go_on for name, v in found.verdicts.items()} == {"low": False, "good": True, "slow": True}
-    low = found.verdicts["low"].reason
+    allocation = allocate(arms)
+    assert {name: v.go_on for name, v in allocation.verdicts.items()} == {"low": False, "good": True, "slow": True}
+    low = allocation.verdicts["low"].reason
     assert low.startswith("probability of being the best, relative to the likeliest arm: 0") and "below 0.05" in low
-    assert not found.over and found.reason.startswith("Continue good, slow: more training raises")
+    assert not allocation.over and allocation.reason.startswith("Continue good, slow: more training raises")
 
 
 def test_the_slow_starter_wins_once_its_ceiling_is_known():
     arms = misleading()
     arms["slow"] = arm(asymptote=0.66, midpoint=0.40, first_seed=20, last=4.0, points=81)
-    found = allocate(arms)
-    assert (found.best, found.over) == ("slow", True)
+    allocation = allocate(arms)
+    assert (allocation.best, allocation.over) == ("slow", True)
 
 
 def test_one_seed_stops_less_than_five():
@@ -51,36 +51,36 @@ def test_a_long_run_counts_to_its_last_point_if_its_fit_is_thinned():
 
 
 def test_training_is_worth_most_for_the_least_known_arm():
-    found = allocate(misleading())
-    assert max(found.verdicts.values(), key=lambda v: v.worth).arm == "slow"
+    allocation = allocate(misleading())
+    assert max(allocation.verdicts.values(), key=lambda v: v.worth).arm == "slow"
     # knowing all ceilings gains at least as much as knowing one
-    assert found.worth >= found.verdicts["slow"].worth > 0
+    assert allocation.worth >= allocation.verdicts["slow"].worth > 0
 
 
 def test_identical_arms_end_the_study():
-    found = allocate({"a": arm(first_seed=0, last=2.0), "b": arm(first_seed=10, last=2.0)})
-    assert found.over and not any(v.go_on for v in found.verdicts.values())
-    assert found.worth < 0.005 and "less than 0.005" in found.reason
-    assert found.verdicts["a"].reason.startswith("the study is over")
+    allocation = allocate({"a": arm(first_seed=0, last=2.0), "b": arm(first_seed=10, last=2.0)})
+    assert allocation.over and not any(v.go_on for v in allocation.verdicts.values())
+    assert allocation.worth < 0.005 and "less than 0.005" in allocation.reason
+    assert allocation.verdicts["a"].reason.startswith("the study is over")
 
 
 def test_a_collapsed_arm_stops_and_the_reason_is_the_collapse():
-    found = allocate({"fallen": [collapsed(seed=1)], "a": arm(1), "b": arm(1, 10)})
-    verdict = found.verdicts["fallen"]
+    allocation = allocate({"fallen": [collapsed(seed=1)], "a": arm(1), "b": arm(1, 10)})
+    verdict = allocation.verdicts["fallen"]
     assert not verdict.go_on and verdict.reach is None
     assert verdict.reason.startswith("1 of its 1 runs have collapsed: the metric fell by 0.")
-    assert found.verdicts["a"].probability_best + found.verdicts["b"].probability_best == pytest.approx(1)
+    assert allocation.verdicts["a"].probability_best + allocation.verdicts["b"].probability_best == pytest.approx(1)
 
 
 def test_one_collapsed_seed_of_three_is_left_out_and_reported():
-    found = allocate({"shaky": [collapsed(seed=1), run(seed=2), run(seed=3)], "other": arm(first_seed=10)})
-    assert found.verdicts["shaky"].reason.endswith("runs left out: 1 collapsed")
-    assert found.verdicts["shaky"].reach.mean == pytest.approx(0.6, abs=0.01)
+    allocation = allocate({"shaky": [collapsed(seed=1), run(seed=2), run(seed=3)], "other": arm(first_seed=10)})
+    assert allocation.verdicts["shaky"].reason.endswith("runs left out: 1 collapsed")
+    assert allocation.verdicts["shaky"].reach.mean == pytest.approx(0.6, abs=0.01)
 
 
 def test_when_all_have_collapsed_nothing_is_chosen():
-    found = allocate({"a": [collapsed(seed=1)], "b": [collapsed(seed=2)]})
-    assert (found.best, found.over) == (None, True)
+    allocation = allocate({"a": [collapsed(seed=1)], "b": [collapsed(seed=2)]})
+    assert (allocation.best, allocation.over) == (None, True)
 
 
 def test_correlated_noise_is_not_a_collapse():
@@ -99,16 +99,16 @@ def test_correlated_noise_is_not_a_collapse():
 
 @pytest.mark.parametrize("short", [run(last=0.1, points=3), Curve([0, 0.1, 0.2, 0.3, 0.4], [0.0] * 5)])
 def test_an_arm_that_cannot_be_fitted_yet_continues(short):
-    found = allocate({"new": [short], "high": arm(asymptote=0.7), "low": arm(first_seed=10, asymptote=0.5)})
-    assert found.verdicts["new"].go_on and found.verdicts["new"].reason.startswith("too early to judge: ")
+    allocation = allocate({"new": [short], "high": arm(asymptote=0.7), "low": arm(first_seed=10, asymptote=0.5)})
+    assert allocation.verdicts["new"].go_on and allocation.verdicts["new"].reason.startswith("too early to judge: ")
     # the others are judged, and the study is not over
-    assert not found.verdicts["low"].go_on and found.verdicts["high"].go_on and not found.over
+    assert not allocation.verdicts["low"].go_on and allocation.verdicts["high"].go_on and not allocation.over
 
 
 def test_if_no_arm_can_be_fitted_all_continue():
-    found = allocate({"a": [run(points=3)], "b": [run(points=4)]})
-    assert (found.best, found.over) == (None, False) and all(v.go_on for v in found.verdicts.values())
-    assert json.loads(json.dumps(found.to_dict()))["worth"] is None
+    allocation = allocate({"a": [run(points=3)], "b": [run(points=4)]})
+    assert (allocation.best, allocation.over) == (None, False) and all(v.go_on for v in allocation.verdicts.values())
+    assert json.loads(json.dumps(allocation.to_dict()))["worth"] is None
 
 
 def test_the_unit_of_compute_does_not_matter():

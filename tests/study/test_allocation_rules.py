@@ -26,17 +26,17 @@ def draws(rows):
 
 
 def test_the_rule_named_best_decides_like_allocate(rules):
-    found = rules.decide(ARMS, np.full(3, True), "best")
+    decision = rules.decide(ARMS, np.full(3, True), "best")
     product = allocate({str(a): fits for a, fits in enumerate(ARMS)})
-    assert list(found.continues_A) == [v.go_on for v in product.verdicts.values()] == [False, True, True]
-    assert str(found.best) == product.best
+    assert list(decision.continues_A) == [v.go_on for v in product.verdicts.values()] == [False, True, True]
+    assert str(decision.best) == product.best
 
 
 def test_every_rule_finds_the_best_of_two_known_arms(rules):
     known = [[fit(curve) for curve in arm(asymptote=a, first_seed=seed)] for a, seed in ((0.7, 0), (0.5, 10))]
     for rule in rules.RULES:
-        found = rules.decide(known, np.full(2, True), rule)
-        assert found.best == 0 and not found.continues_A.any()
+        decision = rules.decide(known, np.full(2, True), rule)
+        assert decision.best == 0 and not decision.continues_A.any()
 
 
 def test_an_arm_that_cannot_be_trained_further_has_no_worth(rules):

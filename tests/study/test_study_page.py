@@ -20,16 +20,16 @@ ABOUT = "What <b>matters</b> & what does not?</script>"
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def results(tmp_path_factory):
     return study_results(write_study(tmp_path_factory.mktemp("page") / "known", KNOWN, about=ABOUT))
 
 
 @pytest.fixture(scope="module")
-def page_file(found, tmp_path_factory):
+def page_file(results, tmp_path_factory):
     from scalerl.study.page import study_page
 
     path = tmp_path_factory.mktemp("page") / "study.html"
-    path.write_text(study_page(found), encoding="utf-8")
+    path.write_text(study_page(results), encoding="utf-8")
     return path
 
 
@@ -58,21 +58,21 @@ def test_text_of_plans_and_logs_is_escaped(words):
     assert "What &lt;b&gt;matters&lt;/b&gt; &amp; what does not?&lt;/script&gt;" in words and "<b>matters" not in words
 
 
-def test_every_point_of_every_run_is_in_the_page(words, found):
+def test_every_point_of_every_run_is_in_the_page(words, results):
     raw = re.search(r'<pre id="raw" tabindex="0">(.*?)</pre>', words, flags=re.DOTALL)[1]
     rows = [json.loads(line) for line in raw.splitlines()]
     assert len(rows) == 4 * 3 * 21 + 3 * 4  # the young arm has four evaluations, and the broken one has none
     assert set(rows[0]) == {"arm", "seed", "flops", "pass_rate", "stderr"}
     mine = [row["pass_rate"] for row in rows if (row["arm"], row["seed"]) == ("slow", 2)]
-    np.testing.assert_array_equal(mine, found.arm("slow").runs[2].curve.metric)
+    np.testing.assert_array_equal(mine, results.arm("slow").runs[2].curve.metric)
 
 
-def test_the_forest_plot_has_every_compared_arm_with_its_interval_and_the_margin(found):
-    figure = FIGURES["differences"](found)
+def test_the_forest_plot_has_every_compared_arm_with_its_interval_and_the_margin(results):
+    figure = FIGURES["differences"](results)
     drawn = dict(zip(figure.layout["yaxis"]["tickvals"], figure.layout["yaxis"]["ticktext"], strict=True))
     for trace in figure.data:
         for i, row in enumerate(trace["y"]):
-            difference = found.arm(drawn[row]).comparison.asymptote_difference
+            difference = results.arm(drawn[row]).comparison.asymptote_difference
             assert trace["x"][i] == pytest.approx(difference.mean, rel=1e-4)
             assert trace["error_x"]["array"][i] == pytest.approx(difference.high - difference.mean, rel=1e-3)
     assert sorted(drawn.values()) == ["dapo", "fp32", "slow"] and drawn[-2] == "dapo"  # the highest ceiling on top
@@ -80,8 +80,8 @@ def test_the_forest_plot_has_every_compared_arm_with_its_interval_and_the_margin
     assert "Not drawn, because not measured yet: young, broken." in figure.caption
 
 
-def test_ratios_are_on_a_log_axis_with_1_among_its_labels(found):
-    for option in FIGURES["ratios"](found).choices["Ratio"].values():
+def test_ratios_are_on_a_log_axis_with_1_among_its_labels(results):
+    for option in FIGURES["ratios"](results).choices["Ratio"].values():
         axis = option["layout"]["xaxis"]
         assert axis["type"] == "log" and "1" in axis["ticktext"] and 3 <= len(axis["ticktext"]) <= 9
         reached = [10**end for end in axis["range"]]
@@ -98,29 +98,29 @@ def test_a_very_wide_interval_does_not_compress_the_forest_plot(tmp_path):
     assert low < difference.mean < high < difference.high
 
 
-def test_the_reference_is_always_drawn_and_any_other_fitted_arm_can_be_chosen(found):
+def test_the_reference_is_always_drawn_and_any_other_fitted_arm_can_be_chosen(results):
     for name in ("curves", "slopes"):
-        figure = FIGURES[name](found)
+        figure = FIGURES[name](results)
         assert list(figure.choices["Arm next to the reference"]) == ["dapo", "slow", "fp32"]
         assert [t["name"].partition(":")[0] for t in figure.data if t.get("showlegend")] == ["scalerl"]
-    chosen = FIGURES["curves"](found).choices["Arm next to the reference"]["slow"]["data"]
+    chosen = FIGURES["curves"](results).choices["Arm next to the reference"]["slow"]["data"]
     points = [trace for trace in chosen if trace["mode"] == "markers"]
     assert len(points) == 3 and all(len(trace["x"]) == 21 for trace in points)
 
 
-def test_the_line_of_an_arm_is_the_mean_of_its_fits(found):
-    line = next(trace for trace in FIGURES["curves"](found).data if trace["name"] == "dapo")
+def test_the_line_of_an_arm_is_the_mean_of_its_fits(results):
+    line = next(trace for trace in FIGURES["curves"](results).data if trace["name"] == "dapo")
     at = line["x"][-1]
-    means = [fit.predict(at).mean[0] for fit in found.arm("dapo").fits]
+    means = [fit.predict(at).mean[0] for fit in results.arm("dapo").fits]
     assert at == pytest.approx(2e12 * STEPS) and line["y"][-1] == pytest.approx(np.mean(means), abs=1e-4)
 
 
-def test_straight_lines_have_the_mean_slope_of_the_arm_at_the_common_ceiling(found):
-    shown = FIGURES["slopes"](found)
+def test_straight_lines_have_the_mean_slope_of_the_arm_at_the_common_ceiling(results):
+    shown = FIGURES["slopes"](results)
     (line,) = [trace for trace in shown.data if trace["mode"] == "lines" and trace.get("showlegend")]
     slope = math.log(line["y"][1] / line["y"][0]) / math.log(line["x"][1] / line["x"][0])
-    assert slope == pytest.approx(found.arm("scalerl").efficiency.mean, rel=0.03)
-    assert f"A = {found.common_asymptote:.3f}" in shown.caption
+    assert slope == pytest.approx(results.arm("scalerl").efficiency.mean, rel=0.03)
+    assert f"A = {results.common_asymptote:.3f}" in shown.caption
 
 
 def test_a_study_without_any_fit_has_a_page(tmp_path):

@@ -15,36 +15,36 @@ from scalerl.study.tables import print_results
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def results(tmp_path_factory):
     return study_results(write_study(tmp_path_factory.mktemp("study") / "known", KNOWN, about="What matters?"))
 
 
-def printed(found, width=80, **options):
+def printed(results, width=80, **options):
     out = io.StringIO()
-    print_results(found, Console(file=out, width=width, **options))
+    print_results(results, Console(file=out, width=width, **options))
     return out.getvalue()
 
 
-def test_each_truth_gets_its_verdict(found):
-    effects = {arm.name: arm.effect for arm in found.arms}
+def test_each_truth_gets_its_verdict(results):
+    effects = {arm.name: arm.effect for arm in results.arms}
     assert effects == {
         "scalerl": "reference", "dapo": "lowers", "slow": "less_efficient", "fp32": "none", "young": "unknown",
         "broken": "unknown",
     }  # fmt: skip
 
 
-def test_the_intervals_contain_the_truth(found):
-    assert found.arm("scalerl").asymptote.low < 0.61 < found.arm("scalerl").asymptote.high
-    lowered = found.arm("dapo").comparison.asymptote_difference
+def test_the_intervals_contain_the_truth(results):
+    assert results.arm("scalerl").asymptote.low < 0.61 < results.arm("scalerl").asymptote.high
+    lowered = results.arm("dapo").comparison.asymptote_difference
     assert lowered.low < -0.08 < lowered.high < 0
-    ratio = found.arm("slow").comparison.efficiency_ratio
+    ratio = results.arm("slow").comparison.efficiency_ratio
     assert ratio.low < 1.2 / 1.9 < ratio.high
 
 
-def test_arms_without_an_effect_get_a_bound_on_undetected_differences(found):
-    difference = found.arm("fp32").comparison.asymptote_difference
-    assert found.arm("fp32").excluded == max(-difference.low, difference.high) < 0.03
-    assert f"beyond ±{found.arm('fp32').excluded:.3f} are excluded" in found.headlines()[-1]
+def test_arms_without_an_effect_get_a_bound_on_undetected_differences(results):
+    difference = results.arm("fp32").comparison.asymptote_difference
+    assert results.arm("fp32").excluded == max(-difference.low, difference.high) < 0.03
+    assert f"beyond ±{results.arm('fp32').excluded:.3f} are excluded" in results.headlines()[-1]
 
 
 def test_a_shift_along_the_compute_axis_is_detected_with_equal_a_and_b(tmp_path):
@@ -55,15 +55,15 @@ def test_a_shift_along_the_compute_axis_is_detected_with_equal_a_and_b(tmp_path)
     )
 
 
-def test_the_most_important_verdict_comes_first(found):
-    assert [arm.name for arm in found.ranked()] == ["dapo", "slow", "fp32", "young", "broken"]
-    assert [line.partition(" ")[0].strip(":") for line in found.headlines()[:2]] == ["dapo", "slow"]
+def test_the_most_important_verdict_comes_first(results):
+    assert [arm.name for arm in results.ranked()] == ["dapo", "slow", "fp32", "young", "broken"]
+    assert [line.partition(" ")[0].strip(":") for line in results.headlines()[:2]] == ["dapo", "slow"]
 
 
-def test_an_arm_without_a_fit_gives_each_reason_once(found):
-    assert "got 4" in reasons(found.arm("young").runs)
-    assert reasons(found.arm("broken").runs) == "failed: loss is not finite at step 3"
-    assert found.arm("broken").problems[2] == "seed 2: failed: loss is not finite at step 3"
+def test_an_arm_without_a_fit_gives_each_reason_once(results):
+    assert "got 4" in reasons(results.arm("young").runs)
+    assert reasons(results.arm("broken").runs) == "failed: loss is not finite at step 3"
+    assert results.arm("broken").problems[2] == "seed 2: failed: loss is not finite at step 3"
 
 
 def test_a_run_that_failed_late_is_used_up_to_its_last_evaluation(tmp_path):
@@ -72,8 +72,8 @@ def test_a_run_that_failed_late_is_used_up_to_its_last_evaluation(tmp_path):
     assert len(arm.fits) == 3 and arm.effect == "none" and arm.problems[0] == "seed 0: failed: out of memory"
 
 
-def test_the_keys_of_the_json_are_as_documented(found):
-    keys, values = json_keys(), json.loads(json.dumps(found.to_dict(), allow_nan=False))
+def test_the_keys_of_the_json_are_as_documented(results):
+    keys, values = json_keys(), json.loads(json.dumps(results.to_dict(), allow_nan=False))
     assert set(values) == keys["study show"]
     assert all(set(arm) == keys["Arm"] for arm in values["arms"])
     assert all(set(run) == keys["Study run"] for arm in values["arms"] for run in arm["runs"])
@@ -82,11 +82,11 @@ def test_the_keys_of_the_json_are_as_documented(found):
 
 
 @pytest.mark.parametrize("width", [80, 100, 160, 220])
-def test_no_number_is_cut_at_any_width(found, width):
-    text = printed(found, width)
+def test_no_number_is_cut_at_any_width(results, width):
+    text = printed(results, width)
     table = text[text.index("arm  ") :]
     assert max(map(len, table.splitlines())) <= width and "…" not in table
-    for arm in found.arms:
+    for arm in results.arms:
         if arm.asymptote:
             a, b = arm.asymptote, arm.efficiency
             assert f"{a.low:.3f} to {a.high:.3f}" in table and f"{b.low:.2f} to {b.high:.2f}" in table
@@ -95,6 +95,6 @@ def test_no_number_is_cut_at_any_width(found, width):
 
 def test_text_of_plans_is_not_read_as_markup(tmp_path):
     truths = {"scalerl": Truth(last_step=-1), "fp32": Truth(last_step=-1, failed="[red]no[/red] [bold")}
-    found = study_results(write_study(tmp_path / "markup", truths, about="[b]why[/b]?"))
-    text = printed(found, force_terminal=True, width=120)
+    results = study_results(write_study(tmp_path / "markup", truths, about="[b]why[/b]?"))
+    text = printed(results, force_terminal=True, width=120)
     assert "[b]why[/b]?" in text and "[red]no[/red]" in text

@@ -41,8 +41,8 @@ def test_the_keys_of_every_command_are_as_documented(capsys, points, sides):
     tested = answer(capsys, "backtest", points)
     assert set(tested) == run | keys["backtest"] and set(tested["splits"][0]) == keys["Split"]
     assert set(tested["splits"][0]["forecast"]) == set(tested["splits"][0]["baselines"]["power law"]) == keys["Error"]
-    found = answer(capsys, "compare", *sides[0], "--versus", *sides[1])
-    assert set(found) == keys["compare"] and set(found["first"][0]) == run - {"source"}
+    answers = answer(capsys, "compare", *sides[0], "--versus", *sides[1])
+    assert set(answers) == keys["compare"] and set(answers["first"][0]) == run - {"source"}
     page = answer(capsys, "report", *sides[0], "--versus", *sides[1], "-o", points.with_name("page.html"))
     assert set(page) == keys["report"] and set(page["comparison"]) == keys["compare"]
     assert set(page["runs"][3]) == (run - {"source"}) | keys["fit"] | keys["Page run"]
@@ -62,15 +62,15 @@ def test_page_uses_least_squares_and_rejects_a_method_without_intervals(capsys, 
 def test_the_page_says_why_a_least_squares_fit_of_a_first_part_has_no_backtest(tmp_path, capsys):
     # up to 0.6 of C_mid the points determine A, up to 0.3 of it they do not
     points = write(tmp_path / "young.jsonl", curve(last=1500.0))
-    (found,) = answer(capsys, "report", points, "--method", "least-squares", "-o", tmp_path / "page.html")["runs"]
-    assert found["asymptote"]["sd"] is not None
+    (answers,) = answer(capsys, "report", points, "--method", "least-squares", "-o", tmp_path / "page.html")["runs"]
+    assert answers["asymptote"]["sd"] is not None
     assert "least-squares fit of the first 50% of the run has no uncertainty" in (tmp_path / "page.html").read_text()
 
 
 def test_several_runs_print_an_array_in_order(capsys, sides):
-    found = answer(capsys, "fit", *sides[1], *sides[0])
-    assert [Path(each["source"]).stem for each in found] == ["theirs-0", "theirs-1", "ours-0", "ours-1"]
-    assert found[0]["efficiency"]["high"] < 2 < found[2]["efficiency"]["low"]
+    answers = answer(capsys, "fit", *sides[1], *sides[0])
+    assert [Path(each["source"]).stem for each in answers] == ["theirs-0", "theirs-1", "ours-0", "ours-1"]
+    assert answers[0]["efficiency"]["high"] < 2 < answers[2]["efficiency"]["low"]
     _, out, _ = call(capsys, "fit", *sides[0])
     assert out.count("advice ") == 2 and "ours-1.jsonl\n" in out
 
@@ -82,8 +82,8 @@ def test_amounts_of_compute_can_be_given_separately(capsys, points):
 
 
 def test_a_forecast_is_given_at_the_requested_compute(capsys, points):
-    found = answer(capsys, "forecast", points, "--at", "2e4", "3x")
-    assert [at["compute"] for at in found["forecast"]["at"]] == [20_000, 48_000]
+    answers = answer(capsys, "forecast", points, "--at", "2e4", "3x")
+    assert [at["compute"] for at in answers["forecast"]["at"]] == [20_000, 48_000]
     code, out, _ = call(capsys, "forecast", points, "--target", 0.5)
     assert code == 0 and "the target is reached, in device-hours" in out and "last value" in out
 
@@ -91,14 +91,14 @@ def test_a_forecast_is_given_at_the_requested_compute(capsys, points):
 def test_a_comparison_names_the_side_that_is_better(capsys, sides):
     code, out, _ = call(capsys, "compare", *sides[0], "--versus", *sides[1])
     assert code == 0 and out.startswith("The ceilings are the same within ±0.02, and the first is more efficient")
-    found = answer(capsys, "compare", *sides[1], "--versus", *sides[0], "--level", 0.4)
-    assert found["winner"] == "second" and found["level"] == 0.4 and len(found["second"]) == 2
+    answers = answer(capsys, "compare", *sides[1], "--versus", *sides[0], "--level", 0.4)
+    assert answers["winner"] == "second" and answers["level"] == 0.4 and len(answers["second"]) == 2
 
 
 def test_a_backtest_scores_each_fraction(capsys, points):
-    found = answer(capsys, "backtest", points, "--fractions", 0.5)
-    assert [(s["shown"], s["held_out"]) for s in found["splits"]] == [(21, 20)]
-    assert found["splits"][0]["forecast"]["rmse"] < 0.02
+    answers = answer(capsys, "backtest", points, "--fractions", 0.5)
+    assert [(s["shown"], s["held_out"]) for s in answers["splits"]] == [(21, 20)]
+    assert answers["splits"][0]["forecast"]["rmse"] < 0.02
     code, out, _ = call(capsys, "backtest", points)
     assert code == 0 and "first 70% (29 points) predicting 12:" in out
 
@@ -113,8 +113,8 @@ def test_the_verdict_is_printed_if_the_page_cannot_be_written(capsys, monkeypatc
     code, out, error = call(capsys, "report", points, "--method", "least-squares", "-o", place)
     assert code == 1 and "one" in out and "page  " not in out and error.count("\n") == 1
     assert ("cannot be written to" if trouble == "the place" else "needs the plotly package") in error
-    found = call(capsys, "report", points, "--method", "least-squares", "-o", place, "--json")[1]
-    assert json.loads(found)["page"] is None and len(json.loads(found)["runs"]) == 1
+    ended = call(capsys, "report", points, "--method", "least-squares", "-o", place, "--json")[1]
+    assert json.loads(ended)["page"] is None and len(json.loads(ended)["runs"]) == 1
 
 
 def test_excluded_points_are_not_fitted_but_the_one_before_training_is(capsys, points):
@@ -125,9 +125,9 @@ def test_excluded_points_are_not_fitted_but_the_one_before_training_is(capsys, p
 
 
 def test_the_papers_method_reports_no_uncertainty(capsys, points):
-    found = answer(capsys, "fit", points, "--method", "paper")
-    assert found["asymptote"]["mean"] == pytest.approx(0.61) and found["asymptote"]["sd"] is None
-    assert found["advice"] is None and found["identified"] is False
+    answers = answer(capsys, "fit", points, "--method", "paper")
+    assert answers["asymptote"]["mean"] == pytest.approx(0.61) and answers["asymptote"]["sd"] is None
+    assert answers["advice"] is None and answers["identified"] is False
     _, out, _ = call(capsys, "fit", points, "--method", "paper")
     assert "(no uncertainty given)" in out and "nan" not in out and "advice    none: this fit has no uncertainty" in out
 

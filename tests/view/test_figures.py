@@ -61,9 +61,9 @@ def test_points_at_or_above_the_ceiling_or_below_the_start_are_left_out_and_coun
     made = curve(noise=0.0)
     metric = made.metric.copy()
     metric[[1, 40]] = 0.15, 0.625
-    found = slope_at(Curve(made.compute, metric), 0.61)
-    assert found.dropped == 2 and len(found.compute) == 38 and np.isfinite(found.level()).all()
-    assert "2 points at or above A" in without_level([found])
+    slope = slope_at(Curve(made.compute, metric), 0.61)
+    assert slope.dropped == 2 and len(slope.compute) == 38 and np.isfinite(slope.level()).all()
+    assert "2 points at or above A" in without_level([slope])
 
 
 def test_runs_become_lines_whose_slopes_are_their_b():
@@ -87,10 +87,10 @@ def test_lines_of_runs_pass_near_each_other_in_the_common_unit():
 
 
 def test_contours_contain_their_share_of_the_posterior():
-    found = fit(curve(last=5000.0))
-    a_G, b_G, mass_GG = joint_density(found.draws, found.curve.bounds)
-    column = np.abs(found.draws.asymptote[:, None] - a_G).argmin(axis=1)
-    row = np.abs(np.log(found.draws.efficiency)[:, None] - np.log(b_G)).argmin(axis=1)
+    fitted = fit(curve(last=5000.0))
+    a_G, b_G, mass_GG = joint_density(fitted.draws, fitted.curve.bounds)
+    column = np.abs(fitted.draws.asymptote[:, None] - a_G).argmin(axis=1)
+    row = np.abs(np.log(fitted.draws.efficiency)[:, None] - np.log(b_G)).argmin(axis=1)
     mass_D = mass_GG[row, column]
     assert (mass_D < 0.5).mean() == pytest.approx(0.5, abs=0.06)
     assert (mass_D < 0.9).mean() == pytest.approx(0.9, abs=0.04)

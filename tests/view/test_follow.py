@@ -85,10 +85,10 @@ def test_a_skipped_file_is_followed_from_its_last_complete_row(tmp_path):
 def test_buckets_keep_minimum_mean_and_maximum():
     value_N = np.zeros(1000)
     value_N[437], value_N[438] = 9.0, -3.0
-    found = bucketed(np.arange(1.0, 1001.0), value_N, 100)
-    assert {len(one) for one in found.values()} == {100}
-    assert max(found["high"]) == 9.0 and min(found["low"]) == -3.0
-    assert found["mean"][43] == 0.6 and found["x"][43] == 435.5  # steps 431 to 440: (9 - 3) / 10
+    buckets = bucketed(np.arange(1.0, 1001.0), value_N, 100)
+    assert {len(one) for one in buckets.values()} == {100}
+    assert max(buckets["high"]) == 9.0 and min(buckets["low"]) == -3.0
+    assert buckets["mean"][43] == 0.6 and buckets["x"][43] == 435.5  # steps 431 to 440: (9 - 3) / 10
     assert bucketed(np.array([1.0, 2.0]), np.array([np.nan, 5.0]), 9) == {
         "x": [2.0], "low": [5.0], "mean": [5.0], "high": [5.0],
     }  # fmt: skip
@@ -161,16 +161,16 @@ def test_rollouts_are_found_by_their_columns(tmp_path):
     add_rollouts(run, [rollout(step, sample) for step in (10, 20) for sample in range(4)])
     index = RolloutIndex(run)
 
-    def found(**asked):
+    def matches(**asked):
         return [(row["step"], row["sample"]) for row in index.find({"kind": "training", **asked})["rows"]]
 
-    assert found() == [(20, 0), (20, 1), (20, 2), (20, 3), (10, 0), (10, 1), (10, 2), (10, 3)]
-    assert found(step="10", passed="true") == [(10, 0), (10, 2)] == found(step="10", least_reward="0.5")
-    assert found(truncated="true") == [(20, 3), (10, 3)] == found(least_tokens="7", most_tokens="7")
-    assert found(text="GOT '1', exp") == [(20, 1), (10, 1)] and found(interrupted="false") == []
+    assert matches() == [(20, 0), (20, 1), (20, 2), (20, 3), (10, 0), (10, 1), (10, 2), (10, 3)]
+    assert matches(step="10", passed="true") == [(10, 0), (10, 2)] == matches(step="10", least_reward="0.5")
+    assert matches(truncated="true") == [(20, 3), (10, 3)] == matches(least_tokens="7", most_tokens="7")
+    assert matches(text="GOT '1', exp") == [(20, 1), (10, 1)] and matches(interrupted="false") == []
     assert [row["sample"] for row in index.group("training", 5)] == [0, 1, 2, 3]
     add_rollouts(run, [rollout(30, 0)])
-    assert found(start="8") == [(10, 3)] and index.find({})["all"] == 0
+    assert matches(start="8") == [(10, 3)] and index.find({})["all"] == 0
     assert index.find({"kind": "training"})["steps"] == [30, 20, 10]
     with pytest.raises(IndexError):
         index.row("training", 99)
@@ -189,11 +189,12 @@ def test_a_watcher_finds_new_runs_fits_new_evaluations_and_reports_only_changes(
     watcher.poll()
     until = time.monotonic() + 20
     while (
-        not (found := watcher.changes_since(before["version"])["runs"]) or not found[-1]["tasks"]["arithmetic"]["fit"]
+        not (changed := watcher.changes_since(before["version"])["runs"])
+        or not changed[-1]["tasks"]["arithmetic"]["fit"]
     ):
         assert time.monotonic() < until
         time.sleep(0.01)
-    assert found[-1]["name"] == "two" and found[-1]["tasks"]["arithmetic"]["fit"]["evaluations"] == 12
+    assert changed[-1]["name"] == "two" and changed[-1]["tasks"]["arithmetic"]["fit"]["evaluations"] == 12
     two = next(run for run in watcher.runs.values() if run.name == "two")
     fit = two.fits["arithmetic"]
     assert len(fit["traces"]) == 6
@@ -217,13 +218,13 @@ def test_a_removed_run_and_unexpected_rows_do_not_stop_other_runs(tmp_path, monk
     for run in watcher.runs.values():
         run._looked = 0.0
     watcher.poll()
-    found = {run["name"]: run for run in watcher.changes_since(-1)["runs"]}
-    assert found["whole"]["step"] == 4 and found["gone"]["state"] == "unreadable"
+    by_name = {run["name"]: run for run in watcher.changes_since(-1)["runs"]}
+    assert by_name["whole"]["step"] == 4 and by_name["gone"]["state"] == "unreadable"
     monkeypatch.setattr("scalerl.view.watcher.SEARCH_S", 0.0)
     watcher.poll()
     assert sorted(run.name for run in watcher.runs.values()) == ["odd", "whole"]
     assert watcher.changes_since(-1)["known"] == list(watcher.runs)
-    assert found["odd"]["state"] in STATES
+    assert by_name["odd"]["state"] in STATES
     json.dumps([run.metrics(10) for run in watcher.runs.values()], allow_nan=False)
     watcher.close()
 

@@ -22,8 +22,8 @@ def warning_of(configuration, occupancy, mean=30.0, longest=60, steps=60):
         for s in range(1, steps + 1)
     ]
     told = set()
-    found = [(at, news(empty_slots(rows[:at], configuration), told)) for at in range(1, steps + 1)]
-    return [(at, fresh[0][1]) for at, fresh in found if fresh]
+    warnings = [(at, news(empty_slots(rows[:at], configuration), told)) for at in range(1, steps + 1)]
+    return [(at, fresh[0][1]) for at, fresh in warnings if fresh]
 
 
 def test_the_warning_is_given_once_after_the_ramp_and_a_full_window():

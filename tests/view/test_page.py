@@ -85,10 +85,10 @@ def test_the_curves_have_every_point_and_the_forecast_at_four_times(studied):
 
 
 def test_runs_of_a_recipe_share_its_color_and_single_runs_have_different_ones(studied, files):
-    def colors(found):
-        return [t["marker"]["color"] for t in FIGURES["curves"](found).data if t["mode"] == "markers" and "mode" in t][
-            ::2
-        ]
+    def colors(analysis):
+        return [
+            t["marker"]["color"] for t in FIGURES["curves"](analysis).data if t["mode"] == "markers" and "mode" in t
+        ][::2]
 
     assert colors(studied) == ["@s0", "@s0", "@s1", "@s1"]
     assert colors(analyze(read_sources(files[0]))) == ["@s0", "@s1"]
@@ -110,9 +110,12 @@ def test_a_run_that_only_falls_has_a_page(tmp_path):
     from scalerl.view.page import page
 
     falling = Curve(np.linspace(0, 100, 12), 0.3 - 0.002 * np.linspace(0, 100, 12), axis="device_hours")
-    found = analyze(read_sources([write(tmp_path / "falling.jsonl", falling)]))
-    assert len(found.runs[0].slope.compute) == 0 and list(found.runs[0].slope.span) == [pytest.approx(100 / 11), 100]
-    assert "11 points at or above A, or at or below R0, have no F" in page(found)
+    analysis = analyze(read_sources([write(tmp_path / "falling.jsonl", falling)]))
+    assert len(analysis.runs[0].slope.compute) == 0 and list(analysis.runs[0].slope.span) == [
+        pytest.approx(100 / 11),
+        100,
+    ]
+    assert "11 points at or above A, or at or below R0, have no F" in page(analysis)
 
 
 def test_without_plotly_the_error_names_the_package(studied, monkeypatch):
@@ -186,8 +189,8 @@ def test_the_page_is_readable_at_any_width_in_light_and_dark(opened, width, sche
 
 def test_every_control_has_an_accessible_name(opened):
     for role in ("img", "region", "button", "combobox"):
-        found = opened.tab.get_by_role(role).all()
-        assert found
+        controls = opened.tab.get_by_role(role).all()
+        assert controls
     unnamed = opened.tab.eval_on_selector_all(
         "figure, .plot, .scroll",
         "nodes => nodes.filter(n => !document.getElementById(n.getAttribute('aria-labelledby')))",

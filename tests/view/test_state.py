@@ -27,15 +27,15 @@ def age(path, seconds):
 def test_a_run_that_writes_rows_is_training_with_its_speed_and_the_time_left(tmp_path):
     run = write_run(tmp_path / "run", rows=100, points=11, steps=400)
     with Heartbeat(run, every_s=0.05, phase="training"):
-        found = FollowedRun(run)
-    assert (found.state, found.step, found.steps, pace(list(found.rows)), found.left_s) == (
+        seen = FollowedRun(run)
+    assert (seen.state, seen.step, seen.steps, pace(list(seen.rows)), seen.left_s) == (
         "training",
         100,
         400,
         1.5,
         450.0,
     )
-    point = found.points["arithmetic"][-1]
+    point = seen.points["arithmetic"][-1]
     assert (round(point.pass_rate, 3), round(point.stderr, 3)) == (0.451, 0.006)
 
 
@@ -44,8 +44,8 @@ def test_a_run_without_rows_waits_and_is_dead_without_a_heartbeat_for_a_minute(t
     run = write_run(tmp_path / "run", rows=30)
     with Heartbeat(run, phase="training"):
         age(run, silent_s)
-        found = FollowedRun(run)
-    assert found.state == state and (found.detail or state == "training")
+        seen = FollowedRun(run)
+    assert seen.state == state and (seen.detail or state == "training")
 
 
 @pytest.mark.parametrize("phase", ["starting", "warm start", "evaluating", "saving"])
@@ -54,16 +54,16 @@ def test_a_phase_is_shown_immediately_until_training_continues(tmp_path, phase):
 
     def until(state, detail):
         end = time.monotonic() + 10
-        while ((found := FollowedRun(run)).state, found.detail) != (state, detail):
-            assert time.monotonic() < end, found
-        return found
+        while ((shown := FollowedRun(run)).state, shown.detail) != (state, detail):
+            assert time.monotonic() < end, shown
+        return shown
 
     with Heartbeat(run, every_s=60, phase="training") as beating:
         age(run, 55)
         assert FollowedRun(run).detail == "nothing written for 55 s: a slow batch"
         beating.phase(phase, "update 50 of 700")
-        found = until(phase, "update 50 of 700")
-        assert (found.step, found.steps, pace(list(found.rows)), found.left_s) == (30, 400, 1.5, 555.0)
+        shown = until(phase, "update 50 of 700")
+        assert (shown.step, shown.steps, pace(list(shown.rows)), shown.left_s) == (30, 400, 1.5, 555.0)
         os.utime(run / "metrics.jsonl")
         beating.phase("training")
         until("training", "")
@@ -99,20 +99,20 @@ def test_a_broken_configuration_and_broken_files_give_a_state_and_no_error(tmp_p
     (run / "status.json").write_text("{")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('oh\n[1]\n{"step": 4')
-    found = FollowedRun(run)
-    assert (found.state, found.step) == ("dead", 3)
+    seen = FollowedRun(run)
+    assert (seen.state, seen.step) == ("dead", 3)
     (run / "config.toml").write_text("steps = 'many'")
     os.utime(run / "config.toml", (1, 1))
-    found = FollowedRun(run)
-    assert found.state == "unreadable" and "steps" in found.detail and found.step == 3
+    seen = FollowedRun(run)
+    assert seen.state == "unreadable" and "steps" in seen.detail and seen.step == 3
 
 
 def test_suites_do_not_count_as_the_pass_rate_of_a_run(tmp_path):
     (tmp_path / "own.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
     data = {"kind": "file", "path": str(tmp_path / "own.jsonl"), "name": "main"}
     config = read_config(None, {"model": {"kind": "hf", "path": "m"}, "data": [data], "suites": ["aime-24"]})
-    found = RunView(config, (), [EvalPoint.of(point(1, task=task)) for task in ("main", "aime-24")])
-    assert set(found.points) == {"main", "aime-24"} and found.tasks == ["main"]
+    view = RunView(config, (), [EvalPoint.of(point(1, task=task)) for task in ("main", "aime-24")])
+    assert set(view.points) == {"main", "aime-24"} and view.tasks == ["main"]
 
 
 def test_only_the_end_of_a_file_is_read_without_incomplete_rows(tmp_path):

@@ -42,20 +42,20 @@ def run(tmp_path_factory):
 
 
 def test_each_suite_has_its_points_and_standard_errors_on_the_axis_of_the_held_out_curve(run):
-    found = analyze(read_sources([run], axis="device_hours"))
-    assert found.runs[0].curve.label == "main"
-    figure = FIGURES["suites"](found)
+    analysis = analyze(read_sources([run], axis="device_hours"))
+    assert analysis.runs[0].curve.label == "main"
+    figure = FIGURES["suites"](analysis)
     assert [trace["name"] for trace in figure.data] == ["aime-24", "&lt;b&gt;own"]
     for trace, (start, error) in zip(figure.data, SUITES.values(), strict=True):
-        assert trace["x"] == FIGURES["curves"](found).data[4]["x"] and len(trace["x"]) == 13
+        assert trace["x"] == FIGURES["curves"](analysis).data[4]["x"] and len(trace["x"]) == 13
         assert trace["y"] == pytest.approx([start + 0.01 * step for step in range(13)])
         assert trace["error_y"]["array"] == pytest.approx([error] * 13)
     assert len({trace["line"]["color"] for trace in figure.data}) == 2
 
 
 def test_suites_of_several_runs_keep_their_color_and_name_their_run(run, tmp_path):
-    found = analyze(read_sources([run, run_directory(tmp_path / "other", seed=1)], axis="flops"))
-    traces = FIGURES["suites"](found).data
+    analysis = analyze(read_sources([run, run_directory(tmp_path / "other", seed=1)], axis="flops"))
+    traces = FIGURES["suites"](analysis).data
     assert [trace["name"] for trace in traces] == [
         "aime-24, run", "&lt;b&gt;own, run", "aime-24, other", "&lt;b&gt;own, other",
     ]  # fmt: skip

@@ -61,10 +61,10 @@ def looked(watcher):
         run._looked -= LIFE_S
     watcher._searched -= 9
     watcher.poll()
-    found = watcher.changes_since(-1)
-    json.dumps(found, allow_nan=False)
-    assert not found["problems"]
-    return {run["name"]: run for run in found["runs"]}
+    changes = watcher.changes_since(-1)
+    json.dumps(changes, allow_nan=False)
+    assert not changes["problems"]
+    return {run["name"]: run for run in changes["runs"]}
 
 
 def private(name):
@@ -214,10 +214,10 @@ def test_a_pipe_as_status_json_is_a_run_without_status(place, capsys):
 def test_values_that_are_no_numbers_in_a_rollout_are_unknown(place):
     add_rollouts(place / "bad", [rollout(10, 0, reward=float("nan"), versions=[float("inf")]), rollout(10, 1)])
     run = FollowedRun(place / "bad", "bad")
-    found = run.rollouts.find({"kind": "training"})
-    assert [row["reward"] for row in found["rows"]] == [None, -1.0]
+    matches = run.rollouts.find({"kind": "training"})
+    assert [row["reward"] for row in matches["rows"]] == [None, -1.0]
     assert run.rollouts.group("training", 0)[0]["versions"] == [None]
-    json.dumps(found, allow_nan=False)
+    json.dumps(matches, allow_nan=False)
 
 
 def test_the_server_refuses_rows_that_are_no_numbers_and_closes_streams_quietly(place):

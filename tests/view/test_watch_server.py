@@ -25,17 +25,17 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(place):
-    with served(cwd=place) as found:
-        yield found
+    with served(cwd=place) as served_at:
+        yield served_at
 
 
 def test_the_runs_and_studies_of_a_directory_are_served_by_default(address):
-    found = first_event(address)
-    assert {run["name"] for run in found["runs"]} == {"mine", "loo/scalerl/seed-0", "loo/dapo/seed-0"}
-    mine = next(run for run in found["runs"] if run["name"] == "mine")
+    event = first_event(address)
+    assert {run["name"] for run in event["runs"]} == {"mine", "loo/scalerl/seed-0", "loo/dapo/seed-0"}
+    mine = next(run for run in event["runs"] if run["name"] == "mine")
     assert (mine["step"], mine["steps"], mine["points"], mine["study"]) == (300, 400, 31, "")
     assert mine["tasks"]["arithmetic"]["pass_rate"] == pytest.approx(0.581, abs=5e-4)
-    assert [study["name"] for study in found["studies"]] == ["loo"]
+    assert [study["name"] for study in event["studies"]] == ["loo"]
 
 
 def test_the_server_returns_metrics_series_curve_configuration_and_rollouts_of_a_run(address):
