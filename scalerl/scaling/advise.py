@@ -14,7 +14,7 @@ from scalerl.scaling.estimate import Estimate, as_json, short, summarize
 from scalerl.scaling.fit import IDENTIFIED_SD
 from scalerl.scaling.forecast import Fit, amount
 from scalerl.scaling.futures import has_fallen
-from scalerl.scaling.law import Array, climb, log_compute
+from scalerl.scaling.law import Array, derivatives, log_compute
 from scalerl.scaling.readers import CurveError
 from scalerl.scaling.stop import NO_RETURN, Chance, chance_of_gain, clear_fall, climbed, doubt
 
@@ -114,8 +114,8 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
     gain, chance = summarize(fit.gain(total)), chance_of_gain(fit, total, min_gain)
     decision = decided(fit, total, float(min_gain), chance, gain)
     return Advice(
-        action=decision.action, probability=chance.forecast, trend_probability=chance.trend, budget=total,
-        min_gain=float(min_gain), gain=gain, train_to=decision.train_to, go_back_to=decision.go_back_to, reason=decision.reason,
+        **decision._asdict(), probability=chance.forecast, trend_probability=chance.trend, budget=total,
+        min_gain=float(min_gain), gain=gain,
     )  # fmt: skip
 
 
@@ -179,11 +179,7 @@ def planned_sd(fit: Fit, picked_P: Array, compute_N: Array, weight_N: Array) -> 
         getattr(fit.draws, name)[picked_P, None]
         for name in ("asymptote", "efficiency", "midpoint", "initial", "autocorrelation", "noise_sd")
     )
-    log_c_N = log_compute(compute_N)
-    u_PN = climb(log_c_N, np.log(midpoint), efficiency)
-    steep_PN = (asymptote - initial) * efficiency * u_PN * (1 - u_PN)
-    distance_PN = np.where(np.isfinite(log_c_N), log_c_N - np.log(midpoint), 0.0)
-    slopes_PNK = np.stack([u_PN, -steep_PN, steep_PN * distance_PN, 1 - u_PN], axis=2)
+    slopes_PNK = derivatives(log_compute(compute_N), asymptote, np.log(midpoint), efficiency, initial)
     information_PKK = np.swapaxes(slopes_PNK, 1, 2) @ (weight_N[:, None] * slopes_PNK)
     # n points with autocorrelated noise have as much information as n (1 - phi) / (1 + phi) independent points
     inflation_P = ((1 + phi) / (1 - phi) * noise_sd**2)[:, 0]

@@ -152,7 +152,8 @@ def compare(first: Runs, second: Runs, level: float | None = None, siblings: Seq
     rng = np.random.default_rng(0)
     width = float(np.ptp(sides[0][0].curve.bounds))
     seed_D, source = seed_scatter((*sides, *others), width, rng)
-    asymptote_D = [side_mean([shuffled(ceilings(f), rng) for f in side], seed_D, rng) for side in sides]
+    # shuffled, so that the draws of different runs are independent
+    asymptote_D = [side_mean([rng.permutation(ceilings(f)) for f in side], seed_D, rng) for side in sides]
     difference_D = asymptote_D[0] - asymptote_D[1]
     seed_sd = float(np.median(seed_D))
     common = common_ceiling([f for side in sides for f in side], seed_sd)
@@ -193,10 +194,15 @@ def as_fits(runs: Runs) -> tuple[Fit, ...]:
     if not given:
         raise CurveError("each side of a comparison needs at least one run; got none")
     fits = tuple(fit(run) if isinstance(run, Curve) else run for run in given)
+    check_posterior(fits)
+    return fits
+
+
+def check_posterior(fits: Sequence[Fit]) -> None:
+    """Check that fits have draws of the posterior."""
     for f in fits:
         if f.method != "posterior":
             raise CurveError(f"comparisons need posterior fits; got one by {f.method!r}. Use method='posterior'")
-    return fits
 
 
 def check_alike(curves: Sequence[Curve]) -> None:
@@ -208,11 +214,6 @@ def check_alike(curves: Sequence[Curve]) -> None:
                 f"all runs of a comparison must share their {name}; got {sorted(map(str, values))}. Read them again "
                 f"with one {name}"
             )
-
-
-def shuffled(values_D: Array, rng: np.random.Generator) -> Array:
-    """Return the draws in random order, so that draws of different runs are independent."""
-    return rng.permutation(values_D)
 
 
 def ceilings(f: Fit) -> Array:

@@ -158,31 +158,22 @@ class Curve:
             CurveError: The file or its columns cannot be used; the message states what to do.
         """
         table, notes = read_table(path)
-        curve = cls.from_table(table, axis=axis, task=task, metric=metric, bounds=bounds, source=str(path))
+        curve = cls._of_table(table, str(path), axis, task, metric, bounds)
         return replace(curve, notes=(*notes, *curve.notes), label=curve.label or Path(path).stem)
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], **choices: Any) -> Curve:
         """Return the curve of rows (dicts), such as the lines of a points.jsonl; keyword arguments as in `read`."""
-        return cls.from_table(table_of_rows(rows), source="the rows", **choices)
+        return cls._of_table(table_of_rows(rows), "the rows", **choices)
 
     @classmethod
-    def from_table(
-        cls,
-        table: Table,
-        *,
-        axis: str | None = None,
-        task: str | None = None,
-        metric: str | None = None,
+    def _of_table(
+        cls, table: Table, source: str, axis: str | None = None, task: str | None = None, metric: str | None = None,
         bounds: tuple[float, float] = (0.0, 1.0),
-        source: str = "the table",
-    ) -> Curve:
-        """Return the curve of named columns; the other constructors call this one."""
+    ) -> Curve:  # fmt: skip
         table, label = one_task(table, task, source)
-        axis_name, metric_name = (
-            column(table, axis, AXES, "compute", source),
-            column(table, metric, METRICS, "metric", source),
-        )
+        axis_name = column(table, axis, AXES, "compute", source)
+        metric_name = column(table, metric, METRICS, "metric", source)
         return cls(
             compute=as_numbers(axis_name, table[axis_name]),
             metric=as_numbers(metric_name, table[metric_name]),

@@ -57,9 +57,9 @@ class Estimate:
             return f"{short(self.mean)} (fixed)"
         return f"{plus_minus(self.mean, self.sd)} ({shown(self.low, self.sd)} to {shown(self.high, self.sd)})"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return a dict of JSON values; infinite and NaN become None."""
-        return as_json(self)  # type: ignore[no-any-return]
+    def __format__(self, spec: str) -> str:
+        """Return `0.612 (0.598 to 0.627)` for the format ".3f" of its numbers; without a format, as `str`."""
+        return f"{self.mean:{spec}} ({self.low:{spec}} to {self.high:{spec}})" if spec else str(self)
 
 
 @dataclass(frozen=True)

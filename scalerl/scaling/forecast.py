@@ -222,10 +222,6 @@ class Reach:
         ever = "" if self.probability == 1 else f", reached with probability {self.probability:.2f}"
         return f"{short(self.low)} to {short(self.high)}, median {short(self.median)}{ever}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return a dict of JSON values; infinity is None."""
-        return as_json(self)  # type: ignore[no-any-return]
-
 
 @dataclass(frozen=True, eq=False)
 class Forecast:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -44,10 +43,6 @@ class Symptom:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.message}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a dict of JSON values."""
-        return {"name": self.name, "message": self.message, "numbers": self.numbers}
 
 
 def health(curve: Curve) -> tuple[Symptom, ...]:

@@ -49,6 +49,17 @@ def sigmoid(
     return np.asarray(start + (np.asarray(asymptote, dtype=np.float64) - start) * u, dtype=np.float64)
 
 
+def derivatives(
+    log_c: ArrayLike, asymptote: ArrayLike, log_midpoint: ArrayLike, efficiency: ArrayLike, initial: ArrayLike
+) -> Array:
+    """Return the derivatives of equation 1 by (A, ln C_mid, ln B, R0), along a new last axis; arguments broadcast."""
+    u = climb(log_c, log_midpoint, efficiency)
+    steep = np.subtract(asymptote, initial) * efficiency * u * (1 - u)
+    # at compute 0 the distance is infinite and the slope zero; their product is zero
+    distance = np.where(np.isfinite(log_c), np.subtract(log_c, log_midpoint), 0.0)
+    return np.stack([u, -steep, steep * distance, 1 - u], axis=-1)
+
+
 class Draws(NamedTuple):
     """Draws of a rising curve and its noise, each of shape (D,).
 
@@ -84,14 +95,18 @@ class Draws(NamedTuple):
 
     def levels(self, compute_M: Array, most: float) -> Array:
         """Return the level of each drawn curve at each compute, shape (M, D), at most the metric's bound `most`."""
-        with np.errstate(divide="ignore"):
-            log_since = np.log(np.maximum(compute_M[:, None] - self.delay, 0.0))
-        u_MD = climb(log_since, np.log(self.midpoint - self.delay), self.efficiency)
-        level_MD = self.initial + (self.plateau - self.initial) * u_MD
+        return self.level_each(compute_M[:, None], most)
+
+    def level_each(self, compute: Array, most: float) -> Array:
+        """Return the level of each drawn curve at compute that broadcasts with the draws, in the shape of both."""
+        u = climb(
+            log_compute(np.maximum(compute - self.delay, 0.0)), np.log(self.midpoint - self.delay), self.efficiency
+        )
+        level = self.initial + (self.plateau - self.initial) * u
         if self.second_gain.any():
-            second_MD = climb(log_compute(compute_M)[:, None], np.log(self.second_midpoint), self.second_efficiency)
-            level_MD = np.minimum(level_MD + self.second_gain * second_MD, most)
-        return np.asarray(level_MD)
+            second = climb(log_compute(compute), np.log(self.second_midpoint), self.second_efficiency)
+            level = np.minimum(level + self.second_gain * second, most)
+        return np.asarray(level)
 
     def compute_for(self, target_D: Array, most: float) -> Array:
         """Compute at which each drawn curve reaches a level, shape (D,); infinite if never, 0 if it starts there."""
@@ -115,15 +130,6 @@ class Draws(NamedTuple):
             low_D, high_D = np.where(below_D, middle_D, low_D), np.where(below_D, high_D, middle_D)
         never_D = target_D >= np.minimum(self.plateau + self.second_gain, most)
         return np.where(target_D <= self.initial, 0.0, np.where(never_D, np.inf, np.exp(high_D)))
-
-    def level_each(self, compute_D: Array, most: float) -> Array:
-        """Return the level of each drawn curve at the compute of the same index, shape (D,)."""
-        with np.errstate(divide="ignore"):
-            log_since_D = np.log(np.maximum(compute_D - self.delay, 0.0))
-        first_D = climb(log_since_D, np.log(self.midpoint - self.delay), self.efficiency)
-        second_D = climb(np.log(compute_D), np.log(self.second_midpoint), self.second_efficiency)
-        level_D = self.initial + (self.plateau - self.initial) * first_D + self.second_gain * second_D
-        return np.asarray(np.minimum(level_D, most))
 
     def compute_done(self, most: float) -> Array:
         """Compute at which 95% of the climb from the initial level to the asymptote is complete, shape (D,)."""

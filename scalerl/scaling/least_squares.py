@@ -25,7 +25,7 @@ import numpy as np
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import LEVEL, TAILS, Estimate
 from scalerl.scaling.forecast import FitResult, without_uncertainty
-from scalerl.scaling.law import Array, Draws, climb, log_compute, plain_draws
+from scalerl.scaling.law import Array, Draws, climb, derivatives, log_compute, plain_draws
 from scalerl.scaling.readers import CurveError
 
 
@@ -102,12 +102,7 @@ def law_at(log_c_N: Array, theta_P: Array) -> Array:
 def jacobian(log_c_N: Array, theta_P: Array) -> Array:
     """Return the derivatives of the law by (A, ln C_mid, ln B, R0), shape (N, P)."""
     asymptote, log_midpoint, log_efficiency, initial = theta_P
-    efficiency = np.exp(log_efficiency)
-    u_N = climb(log_c_N, log_midpoint, efficiency)
-    steep_N = (asymptote - initial) * efficiency * u_N * (1 - u_N)
-    # at compute 0 the distance is infinite and the slope zero; their product is zero
-    distance_N = np.where(np.isfinite(log_c_N), log_c_N - log_midpoint, 0.0)
-    return np.stack([u_N, -steep_N, steep_N * distance_N, 1 - u_N], axis=1)
+    return derivatives(log_c_N, asymptote, log_midpoint, np.exp(log_efficiency), initial)
 
 
 def log_limits(curve: Curve, search: Search) -> Array:

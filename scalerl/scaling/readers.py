@@ -65,7 +65,7 @@ def json_objects(path: Path, text: str, most_bad: float = 0.0) -> tuple[list[dic
             rows.append(row)
         else:
             bad[number] = f"{line:.60}"
-    last = lines[-1][0] if most_bad or not text.endswith("\n") else None
+    last = lines[-1][0] if lines and (most_bad or not text.endswith("\n")) else None
     return rows, left_out(path, bad, len(rows), last, most_bad, "JSON objects")
 
 

@@ -20,7 +20,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalerl.scaling.compare import MARGIN, Runs, check_alike, listed, run_weights, seed_scatter, shuffled, side_mean
+from scalerl.scaling.compare import (
+    MARGIN,
+    Runs,
+    check_alike,
+    check_posterior,
+    listed,
+    run_weights,
+    seed_scatter,
+    side_mean,
+)
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import Estimate, as_json, short, summarize
 from scalerl.scaling.fit import fit
@@ -74,24 +83,15 @@ class FittedArm(NamedTuple):
 
 def checked_arms(arms: Mapping[str, Runs]) -> list[Curve]:
     """Return the curves of all arms; raise an error if the arms cannot be compared."""
-    if len(arms) < 2:
+    counts = {name: len(listed(runs)) for name, runs in arms.items()}
+    if len(arms) < 2 or not all(counts.values()):
         raise CurveError(
-            f"an allocation needs at least two arms; got {len(arms)} ({', '.join(arms) or 'none'}). Add an arm, or use "
-            f"advise() for a single run"
+            f"an allocation needs at least two arms, and a run of each; got these numbers of runs: {counts}. For a "
+            "single run, use advise()"
         )
-    curves = []
-    for name, runs in arms.items():
-        if not listed(runs):
-            raise CurveError(
-                f"every arm needs at least one run; got none for {name!r}. Give it a curve or leave the arm out"
-            )
-        for run in listed(runs):
-            if isinstance(run, Fit) and run.method != "posterior":
-                raise CurveError(
-                    f"an allocation needs posterior fits; got method {run.method!r} in arm {name!r}. Fit its runs with "
-                    "the method posterior"
-                )
-            curves.append(run.curve if isinstance(run, Fit) else run)
+    every = [run for runs in arms.values() for run in listed(runs)]
+    check_posterior([run for run in every if isinstance(run, Fit)])
+    curves = [run.curve if isinstance(run, Fit) else run for run in every]
     check_alike(curves)
     return curves
 
@@ -150,7 +150,7 @@ def draws_of_arm(ceiling_SD: list[Array], seed_D: Array, rng: np.random.Generato
         seed_D: Draws of the standard deviation between seeds.
         rng: Random generator that shuffles the draws of each run, so that runs are independent.
     """
-    mixed_SD = [shuffled(ceiling_D, rng) for ceiling_D in ceiling_SD]
+    mixed_SD = [rng.permutation(ceiling_D) for ceiling_D in ceiling_SD]
     trained_D = (run_weights(mixed_SD, seed_D) * np.stack(mixed_SD)).sum(axis=0)
     return trained_D, side_mean(mixed_SD, seed_D, rng)
 
@@ -173,11 +173,6 @@ def relative_probability_best(draws: ArmDraws) -> Array:
     """
     probability_A = probability_best(draws)
     return np.asarray(probability_A / probability_A.max())
-
-
-def shortfall(draws: ArmDraws) -> Array:
-    """Return the expected distance of each arm below the best, shape (A,), including the scatter between seeds."""
-    return np.asarray((draws.recipe_AD.max(axis=0) - draws.recipe_AD).mean(axis=1))
 
 
 def worth_of_all(draws: ArmDraws) -> float:
@@ -224,9 +219,6 @@ class Verdict:
 
     evidence: float
     """`probability_best` divided by that of the likeliest arm; NaN if it could not be judged."""
-
-    shortfall: float
-    """Expected distance below the best, in the metric's unit; NaN if it could not be judged."""
 
     worth: float
     """Expected gain in the ceiling of the chosen arm from training this arm alone, in the metric's unit; NaN if it
@@ -342,10 +334,10 @@ def ending(early: list[str], in_play: list[str], first: str, worth: float, neede
 def judged(draws: ArmDraws, judgeable: list[FittedArm]) -> tuple[dict[str, Verdict], str]:
     """Return the verdicts on arms with a posterior, by name, while the study continues, and the name of the leader."""
     first = leader(draws)
-    numbers_4A = (probability_best(draws), relative_probability_best(draws), shortfall(draws), worth_of_each(draws))
+    numbers_3A = (probability_best(draws), relative_probability_best(draws), worth_of_each(draws))
     verdicts = {}
     for a, fitted in enumerate(judgeable):
-        best, evidence, short_of, worth = (float(values_A[a]) for values_A in numbers_4A)
+        best, evidence, worth = (float(values_A[a]) for values_A in numbers_3A)
         enough = evidence >= LEAST
         words = (
             f"probability of being the best, relative to the likeliest arm: {short(evidence)}, "
@@ -355,13 +347,10 @@ def judged(draws: ArmDraws, judgeable: list[FittedArm]) -> tuple[dict[str, Verdi
             words = "the leader: highest expected ceiling"
         reason, reach = words + fitted.left_out, summarize(draws.recipe_AD[a])
         on = enough or a == first
-        verdicts[fitted.arm] = Verdict(fitted.arm, on, reason, best, evidence, short_of, worth, reach, fitted.spent)
+        verdicts[fitted.arm] = Verdict(fitted.arm, on, reason, best, evidence, worth, reach, fitted.spent)
     return verdicts, judgeable[first].arm
 
 
 def unjudged(fitted: FittedArm) -> Verdict:
     """Return the verdict on an arm without a posterior: it continues unless it has collapsed."""
-    unknown = math.nan
-    return Verdict(
-        fitted.arm, not fitted.collapsed, fitted.problem, unknown, unknown, unknown, unknown, None, fitted.spent
-    )
+    return Verdict(fitted.arm, not fitted.collapsed, fitted.problem, math.nan, math.nan, math.nan, None, fitted.spent)

@@ -20,7 +20,6 @@ from scalerl.scaling.compare import (
     common_ceiling,
     log_efficiency,
     seed_scatter,
-    shuffled,
     side_mean,
     summarize_ratio,
 )
@@ -98,9 +97,11 @@ def _arm(
     estimates: dict[str, Estimate | None] = dict.fromkeys(("asymptote", "efficiency", "midpoint"))
     if arm_fits and scatter is not None:
         estimates = {
-            "asymptote": summarize(side_mean([shuffled(f.draws.asymptote, rng) for f in arm_fits], scatter.draws, rng)),
+            "asymptote": summarize(
+                side_mean([rng.permutation(f.draws.asymptote) for f in arm_fits], scatter.draws, rng)
+            ),
             "efficiency": _geometric([log_efficiency(f.curve, scatter.common, scatter.sd, rng) for f in arm_fits]),
-            "midpoint": _geometric([np.log(shuffled(f.draws.midpoint, rng)) for f in arm_fits]),
+            "midpoint": _geometric([np.log(rng.permutation(f.draws.midpoint)) for f in arm_fits]),
         }
     return ArmResult(
         name=arm.name,

@@ -116,9 +116,8 @@ class StudyDisplay:
         if not fitted or len(points) == self._ceilings.get(key, (0, ""))[0]:
             return
         try:
-            found = fit(curve_of(points, self._study.axis()))
-            a, known = found.asymptote, "" if found.identified else "?"
-            text = f"{a.mean:.3f} ({a.low:.3f} to {a.high:.3f}){known}"
+            latest = fit(curve_of(points, self._study.axis()))
+            text = f"{latest.asymptote:.3f}{'' if latest.identified else '?'}"
         except CurveError:  # too few points for a fit; the table shows the last value only
             text = ""
         self._ceilings[key] = (len(points), text)

@@ -1,6 +1,6 @@
 """Executes a study: starts its runs as processes, in order, and records how each process ended.
 
-`LocalWorkers` runs the processes on this machine, `cluster.jobs` on Ray. `ALLOCATIONS` has the policies by which a
+`LocalWorkers` runs the processes on this machine, `cluster.jobs` on Ray. `ALLOCATIONS` has the slices in which a
 study spends its budget. If the study is killed, the runs in progress lose at most their steps since the last
 checkpoint.
 """
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from scalerl.config import RunConfig, to_toml
 from scalerl.config.base import replace
@@ -205,11 +205,10 @@ class Execution:
             )
 
     def _done(self, key: RunKey, share: float) -> bool:
-        """Return whether a run has reached its share."""
-        return self.study.step(key) >= target_step(self.study.config(key), share) or self._exhausted(key)
-
-    def _exhausted(self, key: RunKey) -> bool:
-        """Return whether the run ended before its last step because every prompt was retired."""
+        """Return whether a run has reached its share, or has no prompts left."""
+        if self.study.step(key) >= target_step(self.study.config(key), share):
+            return True
+        # it may have ended before its last step, because every prompt was retired
         own_rows = [row for row in self.study.journal() if (row["arm"], row["seed"]) == (key.arm, key.seed)]
         return bool(own_rows) and own_rows[-1]["code"] == 0 and own_rows[-1]["step"] < own_rows[-1]["target"]
 
@@ -252,72 +251,41 @@ def last_words(log: Path) -> str:
     return (errors or lines or ["no output"])[-1]
 
 
-def execute(execution: Execution, spending: Spending) -> list[str]:
-    """Execute a study slice by slice.
+def execute(execution: Execution, shares: Sequence[float]) -> None:
+    """Execute a study slice by slice; after each slice, the arms continue that may have the highest ceiling.
 
     Args:
         execution: The study and its workers.
-        spending: Slices of the budget, and the policy that chooses the arms after each slice.
-
-    Returns:
-        The arms that got the last slice.
+        shares: Ascending shares of an arm's budget, one of `ALLOCATIONS`; the last is 1.
     """
-    arms: Sequence[str] = [arm.name for arm in execution.study.plan.arms]
-    for number, share in enumerate(spending.shares):
+    arms = [arm.name for arm in execution.study.plan.arms]
+    for number, share in enumerate(shares):
         if number:
-            arms, reason = spending.policy(execution.study)
-            if reason:
-                execution.display.note(reason)
+            arms, reason = by_forecast(execution.study)
+            execution.display.note(reason)
         execution.advance(arms, share)
         if not arms or execution.stop_requested():
-            break
-    return list(arms)
+            return
 
 
-# ----------------------------------------------------------------------- policies by which the budget is spent
-
-
-class Choice(NamedTuple):
-    """The arms that continue, and the reason as text."""
-
-    arms: Sequence[str]
-    reason: str
-
-
-class Spending(NamedTuple):
-    """The slices of the budget, and the policy that chooses the arms."""
-
-    shares: tuple[float, ...]
-    """Ascending shares of an arm's budget; the last is 1. The policy is called before each share except the first."""
-    policy: Callable[[StudyDirectory], Choice]
-
-
-def everyone(study: StudyDirectory) -> Choice:
-    """Choose all arms."""
-    return Choice([arm.name for arm in study.plan.arms], "")
-
-
-def by_forecast(study: StudyDirectory) -> Choice:
-    """Choose the arms that may have the highest ceiling, none when the study is over; append to allocation.jsonl."""
+def by_forecast(study: StudyDirectory) -> tuple[list[str], str]:
+    """Return the arms that continue, none when the study is over, and the reason; append to allocation.jsonl."""
     axis, task = study.axis(), study.task()
     curves: dict[str, list[Curve]] = {}
     for key in study.runs():
         try:
-            curves.setdefault(key.arm, []).append(Curve.read(study.run(key), axis=axis, task=task))
+            curve = Curve.read(study.run(key), axis=axis, task=task)
         except CurveError:  # the run failed before its second evaluation; its arm may have other runs
             continue
-    known = {name: runs for name, runs in curves.items() if runs}
-    if len(known) < 2:
-        return Choice(list(known), "fewer than two arms have a curve")
-    allocation = allocate(known)
+        curves.setdefault(key.arm, []).append(curve)
+    if len(curves) < 2:
+        return list(curves), "fewer than two arms have a curve"
+    allocation = allocate(curves)
     with (study.path / "allocation.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(allocation.to_dict(), allow_nan=False) + "\n")
-    return Choice([name for name, verdict in allocation.verdicts.items() if verdict.go_on], str(allocation))
+    return [name for name, verdict in allocation.verdicts.items() if verdict.go_on], str(allocation)
 
 
-ALLOCATIONS: dict[str, Spending] = {
-    "equal": Spending((1.0,), everyone),
-    "forecast": Spending((0.25, 0.5, 0.75, 1.0), by_forecast),
-}
+ALLOCATIONS = {"equal": (1.0,), "forecast": (0.25, 0.5, 0.75, 1.0)}
 """equal: every arm gets its whole budget at once. forecast: the budget is spent in quarters, and after each only the
 arms that may be the best continue."""

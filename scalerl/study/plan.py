@@ -23,6 +23,7 @@ from scalerl.config.base import Part, Seed, build, replace
 from scalerl.config.overrides import read_toml
 from scalerl.config.recipe import Recipe
 from scalerl.core.errors import ConfigError, nearest, short
+from scalerl.scaling.fit import MIN_POINTS
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 """Pattern of an arm's name, which is also the name of its directory."""
@@ -139,18 +140,16 @@ def check(plan: Plan) -> Plan:
             )
     for name, config in configs.items():
         evaluations = 1 + -(-config.steps // config.evaluation.every)
-        if evaluations < LEAST_EVALUATIONS:
+        if evaluations < MIN_POINTS:
             raise ConfigError(
                 f"arm {name!r}: {config.steps} steps with an evaluation every {config.evaluation.every} give "
-                f"{evaluations} evaluations; a fit needs {LEAST_EVALUATIONS}. Raise the budget or evaluate more often"
+                f"{evaluations} evaluations; a fit needs {MIN_POINTS}. Raise the budget or evaluate more often"
             )
     return plan
 
 
 MOST_SEEDS, MOST_ARMS = 1000, 1000
 """Largest numbers of seeds and arms; every pair of an arm and a seed is a run."""
-LEAST_EVALUATIONS = 5
-"""Smallest number of points for a fit, including the one before training."""
 
 
 def unnamed(config: RunConfig) -> RunConfig:
@@ -247,29 +246,17 @@ def read_plan(file: Path) -> Plan:
         ConfigError: The file is unreadable, a key is unknown, or an arm does not give a valid configuration.
     """
     values = read_toml(file)
-    known = ("name", "about", "base", "reference", "seeds", "changes", "arms")
-    for key in values:
-        if key not in known:
-            raise ConfigError(
-                f"{file}: unknown key {short(key)}{nearest(key, known)}; allowed here: {', '.join(known)}"
-            )
-    arms = values.get("arms")
+    arms, base, changes = (
+        values.pop(key, default) for key, default in (("arms", 0), ("base", "quick"), ("changes", {}))
+    )
     if not isinstance(arms, dict) or not all(isinstance(table, dict) for table in arms.values()):
         raise ConfigError(f"{file}: arms: got {short(arms)}; a study needs a table [arms.NAME] for each arm")
-    if not isinstance(values.get("changes", {}), dict):
-        raise ConfigError(f"{file}: changes: got {short(values['changes'])}; allowed: a table [changes] of fields")
-    base = build(RunConfig, merge(_base(values.get("base", "quick"), file), values.get("changes", {})), str(file))
-    listed = [
-        {
-            "name": name,
-            "about": table.get("about", ""),
-            "changes": {k: v for k, v in table.items() if k != "about"},
-        }
-        for name, table in arms.items()
-    ]
-    fields: dict[str, Any] = {"name": file.stem, "reference": next(iter(arms), "")}
-    fields |= {key: values[key] for key in ("name", "about", "reference", "seeds") if key in values}
-    return check(build(Plan, {**fields, "base": base, "arms": listed}, str(file)))
+    if not isinstance(changes, dict):
+        raise ConfigError(f"{file}: changes: got {short(changes)}; allowed: a table [changes] of fields")
+    listed = [{"name": name, "about": table.pop("about", ""), "changes": table} for name, table in arms.items()]
+    own = {"name": file.stem, "reference": next(iter(arms), ""), **values}
+    config = build(RunConfig, merge(_base(base, file), changes), str(file))
+    return check(build(Plan, {**own, "base": config, "arms": listed}, str(file)))
 
 
 def plan_toml(plan: Plan) -> str:

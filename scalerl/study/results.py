@@ -51,10 +51,7 @@ def effect_of(against: Comparison | None) -> str:
         return "unknown"
     if against.verdict == LATER:
         return "later"
-    kinds = {
-        HIGHER: ("raises", "lowers"),
-        EFFICIENT: ("more_efficient", "less_efficient"),
-    }
+    kinds = {HIGHER: ("raises", "lowers"), EFFICIENT: ("more_efficient", "less_efficient")}
     if against.verdict not in kinds:
         # a shift along the compute axis changes neither A nor B, but it changes the cost for the user
         probability = against.probability_less_compute
@@ -79,7 +76,7 @@ def sentence_of(name: str, reference: str, effect: str, against: Comparison | No
     if against is None:
         reasons = problems or f"{reference} has no fit yet"
         return f"{name}: not measured yet ({reasons})."
-    difference, ratio = f"A differs by {_signed(against.asymptote_difference)}", against.efficiency_ratio
+    difference, ratio = f"A differs by {against.asymptote_difference:+.3f}", against.efficiency_ratio
     if effect in ("raises", "lowers"):
         return f"{name} {EFFECTS[effect].words}: {difference} from {reference}."
     needed, level = f"{_times(against.compute_ratio)} the compute", f"for the level {against.level:.3f}"
@@ -100,10 +97,6 @@ def sentence_of(name: str, reference: str, effect: str, against: Comparison | No
 
 NO_DIFFERENCE = " makes no difference that this much compute can show"
 """Text that a list omits from its sentences, because the heading already contains it."""
-
-
-def _signed(estimate: Estimate) -> str:
-    return f"{estimate.mean:+.3f} ({estimate.low:+.3f} to {estimate.high:+.3f})"
 
 
 def _times(estimate: Estimate) -> str:

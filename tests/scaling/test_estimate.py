@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from scalerl.scaling import Estimate, EstimateAt
-from scalerl.scaling.estimate import short, summarize
+from scalerl.scaling.estimate import as_json, short, summarize
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_an_estimate_at_a_compute_prints_the_compute():
 
 def test_values_that_json_cannot_express_become_none():
     value = Estimate(0.375, math.nan, -math.inf, math.inf)
-    assert json.loads(json.dumps(value.to_dict())) == {"mean": 0.375, "sd": None, "low": None, "high": None}
+    assert json.loads(json.dumps(as_json(value))) == {"mean": 0.375, "sd": None, "low": None, "high": None}
 
 
 def test_summary_of_the_numbers_1_to_101():

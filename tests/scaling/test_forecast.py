@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from scaling_runs import run
 
 from scalerl.scaling import Curve, CurveError, fit, forecast, sigmoid
+from scalerl.scaling.estimate import as_json
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_the_compute_needed_for_a_target(exact):
 def test_a_target_above_the_ceiling_is_never_reached(exact):
     target = forecast(exact, target=0.7).target
     assert (target.probability, target.low) == (0.0, np.inf)
-    assert target.to_dict()["low"] is None
+    assert as_json(target)["low"] is None
     assert str(target).startswith("never to never")
 
 

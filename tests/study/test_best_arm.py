@@ -8,7 +8,6 @@ from scalerl.study.allocate import (
     leader,
     probability_best,
     relative_probability_best,
-    shortfall,
     worth_of_all,
     worth_of_each,
 )
@@ -27,11 +26,6 @@ def test_probabilities_count_the_draws():
     assert probability_best(draws(TWO)) == pytest.approx([0.75, 0.25])
     assert relative_probability_best(draws(TWO)) == pytest.approx([1, 1 / 3])
     assert leader(draws(TWO)) == 0
-
-
-def test_shortfall_is_the_mean_distance_to_the_best():
-    # the best of each draw: 0.5, 0.5, 0.5, 0.7
-    assert shortfall(draws(TWO)) == pytest.approx([0.05, 0.075])
 
 
 def test_worth_is_the_expected_gain_from_known_ceilings():

@@ -11,7 +11,7 @@ from scalerl.config import QUICK
 from scalerl.config.base import replace
 from scalerl.core.errors import ConfigError
 from scalerl.study.directory import StudyDirectory
-from scalerl.study.execute import Choice, Execution, Spending, everyone, execute, target_step
+from scalerl.study.execute import Execution, execute, target_step
 from scalerl.study.plan import Arm, Plan, RunKey
 
 BASE = replace(QUICK, steps=40)
@@ -84,9 +84,10 @@ def at_once(monkeypatch):
     monkeypatch.setattr("scalerl.study.execute.POLL_S", 0.0)
 
 
-def run(study, workers, shares=(1.0,), policy=everyone, stop=lambda: False):
+def run(study, workers, shares=(1.0,), stop=lambda: False):
     execution = Execution(study, workers, Quiet(), stop)
-    return execute(execution, Spending(shares, policy)), execution
+    execute(execution, shares)
+    return execution
 
 
 def test_every_arm_gets_its_first_seed_before_any_gets_its_second(tmp_path):
@@ -104,9 +105,10 @@ def test_runs_start_in_parallel_after_their_warm_start_is_made(tmp_path):
     assert len(workers.started) == 6
 
 
-def test_a_failed_arm_is_reported_with_its_error_and_the_others_continue(tmp_path):
+def test_a_failed_arm_is_reported_with_its_error_and_the_others_continue(tmp_path, monkeypatch):
+    monkeypatch.setattr("scalerl.study.execute.by_forecast", lambda study: (["a", "b"], "both may be the best"))
     study, workers = StudyDirectory.create(tmp_path / "s", plan("a", "b")), ScriptedWorkers(failing=("a",))
-    _, execution = run(study, workers, shares=(0.5, 1.0))
+    execution = run(study, workers, shares=(0.5, 1.0))
     assert execution.failures == {RunKey("a", s): "scalerl: step 3: the loss is not a number" for s in (0, 1)}
     assert [study.step(RunKey("b", s)) for s in (0, 1)] == [40, 40]
     assert [name for name, _, _ in workers.started].count("a/seed-0") == 1  # not retried in the second slice
@@ -124,11 +126,11 @@ def test_resume_starts_unfinished_runs_and_retries_failed_ones(tmp_path):
     assert third.started == []
 
 
-def test_slices_end_at_evaluations_and_dropped_arms_do_not_continue(tmp_path):
+def test_slices_end_at_evaluations_and_dropped_arms_do_not_continue(tmp_path, monkeypatch):
     assert [target_step(BASE, share) for share in (0.01, 0.3, 0.5, 0.99, 1.0)] == [8, 16, 16, 40, 40]
     study, workers = StudyDirectory.create(tmp_path / "s", plan("a", "b", seeds=(0,))), ScriptedWorkers()
-    kept, execution = run(study, workers, shares=(0.5, 1.0), policy=lambda study: Choice(["b"], "a is behind"))
-    assert kept == ["b"]
+    monkeypatch.setattr("scalerl.study.execute.by_forecast", lambda study: (["b"], "a is behind"))
+    execution = run(study, workers, shares=(0.5, 1.0))
     assert execution.display.notes == ["a is behind"]
     assert workers.started == [("a/seed-0", "train", 16), ("b/seed-0", "train", 16), ("b/seed-0", "resume", 40)]
 
@@ -137,14 +139,14 @@ def test_a_run_that_ended_because_every_prompt_was_solved_is_finished(tmp_path):
     study = StudyDirectory.create(tmp_path / "s", plan("a", "b", seeds=(0,)))
     run(study, ScriptedWorkers(most=24))
     again = ScriptedWorkers()
-    _, execution = run(study, again)
+    execution = run(study, again)
     assert again.started == [] and set(execution.states.values()) == {"finished"}
 
 
 def test_finished_runs_are_found_before_the_first_run_starts(tmp_path):
     study = StudyDirectory.create(tmp_path / "s", plan("a", "b"))
     run(study, ScriptedWorkers(failing=("a",)))
-    _, execution = run(study, ScriptedWorkers())
+    execution = run(study, ScriptedWorkers())
     assert {str(key): state for key, state in execution.display.first.items()} == {
         "a/seed-0": "waiting", "b/seed-0": "finished", "a/seed-1": "waiting", "b/seed-1": "finished",
     }  # fmt: skip
@@ -174,7 +176,7 @@ def test_a_run_of_a_killed_study_is_awaited_and_not_started_twice(tmp_path):
         return False
 
     workers = ScriptedWorkers()
-    _, execution = run(study, workers, stop=stop)
+    execution = run(study, workers, stop=stop)
     assert looks[:5] == [True] * 5 and workers.started[0] == ("a/seed-0", "train", 40)
     assert execution.display.notes == ["a/seed-0: a process from an earlier start is still running; waiting for it"]
 
