@@ -183,17 +183,14 @@ def sides_of(comparison: Comparison) -> dict[str, tuple[Side, Side]]:
 class RunAnalysis:
     """One run of a page."""
 
-    name: str
-    """Name, unique on the page."""
+    source: Source
+    """Name, unique on the page, with all points of the run, also those left out of the fit, and its suites."""
 
     side: int
     """The recipe: 0, or 1 for the runs after `--versus`."""
 
     style: tuple[str, str]
     """Color and dash on the page: one color for each run, or one color for each recipe and one dash for each run."""
-
-    curve: Curve
-    """Points of the run, including those left out of the fit."""
 
     outlook: Outlook
     """Fit, forecast and advice."""
@@ -213,16 +210,10 @@ class RunAnalysis:
     untested: str
     """Reason why there is no backtest; empty if there is one."""
 
-    notes: tuple[str, ...]
-    """Notes about the data, and the warnings of the fit."""
-
-    suites: tuple[Curve, ...] = ()
-    """Curves of the run's evaluation suites; the label of each is the name of the suite."""
-
     def to_dict(self) -> dict[str, Any]:
         """Return the run's numbers as JSON values."""
         splits = self.backtest.to_dict() if self.backtest else {"splits": None}
-        return {"name": self.name, "side": self.side, **self.outlook.to_dict(), **splits}
+        return {"name": self.source.name, "side": self.side, **self.outlook.to_dict(), **splits}
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,12 +235,12 @@ class Analysis:
     @property
     def axis(self) -> str:
         """Unit of the compute axis that all runs share."""
-        return self.runs[0].curve.unit
+        return self.runs[0].source.curve.unit
 
     def headlines(self) -> list[str]:
         """Return the verdicts, one line each: the comparison, then each run's advice."""
         lines = [self.comparison.sentence] if self.comparison else []
-        return lines + [f"{run.name}: {run.outlook.advice}" for run in self.runs]
+        return lines + [f"{run.source.name}: {run.outlook.advice}" for run in self.runs]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers of the page as JSON values; docs/json.md has the keys."""
@@ -312,16 +303,13 @@ def _run(
     except CurveError as error:  # a run too short for a backtest is still shown
         scores, parts, untested = None, (), str(error)
     return RunAnalysis(
-        name=source.name,
+        source=source,
         side=side,
         style=style,
-        curve=source.curve,
         outlook=ahead,
         slope=slope_at(ahead.fit.curve, ceiling, source.name),
         density=joint_density(ahead.fit.draws, source.curve.bounds),
         parts=parts,
         backtest=scores,
         untested=untested,
-        notes=(*((source.note,) if source.note else ()), *ahead.fit.warnings),
-        suites=source.suites,
     )

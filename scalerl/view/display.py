@@ -155,10 +155,7 @@ def _share(value: float) -> str:
 def _forecast_line(ahead: Outlook) -> str:
     twice, four = ahead.forecast.at
     known = "" if ahead.fit.identified else " (ceiling not identified yet)"
-    return (
-        f"forecast 2x {twice.mean:.3f} ({twice.low:.3f} to {twice.high:.3f}), "
-        f"4x {four.mean:.3f} ({four.low:.3f} to {four.high:.3f}){known}"
-    )
+    return f"forecast 2x {twice:.3f}, 4x {four:.3f}{known}"
 
 
 # ---------------------------------------------------------------------------------------------------------- notebook

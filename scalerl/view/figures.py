@@ -113,10 +113,10 @@ def _draw_multiples(axes: Any, fitted: Fit) -> None:
 def _draw_ceiling(axes: Any, fitted: Fit) -> None:
     ceiling = fitted.asymptote
     words = "ceiling A" if fitted.identified else "ceiling A, not identified yet"
-    words += f" = {ceiling.mean:.3f}"
-    if np.isfinite(ceiling.sd):
+    known = bool(np.isfinite(ceiling.sd))
+    if known:
         axes.axhspan(ceiling.low, ceiling.high, color=ORANGE, alpha=0.12, lw=0)
-        words += f" ({ceiling.low:.3f} to {ceiling.high:.3f})"
+    words += f" = {ceiling:.3f}" if known else f" = {ceiling.mean:.3f}"
     axes.axhline(ceiling.mean, color=ORANGE, lw=1, ls="--")
     axes.annotate(
         words, (0.99, ceiling.mean), xycoords=("axes fraction", "data"), xytext=(0, 4), textcoords="offset points",

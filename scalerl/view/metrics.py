@@ -11,9 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalerl.view.page_figures import plain
-from scalerl.view.warnings import LOW, UNSTABLE_TRUNCATION, WARN_TRUNCATION
 
 Array = NDArray[np.float64]
+
+WARN_TRUNCATION, UNSTABLE_TRUNCATION = 0.05, 0.10
+"""Shares of truncated rollouts above which a warning is shown; above the second, the paper's runs became unstable."""
+
+LOW = 0.7
+"""Occupancy below which a warning is shown; a decode step costs nearly the same with empty slots as with full ones."""
 
 GROUPS = ("learning", "staleness", "lengths", "speed", "occupancy")
 

@@ -18,8 +18,6 @@ from scalerl.config.data import generated
 from scalerl.scaling import Advice, Curve, CurveError, Fit, Forecast, advise, fit, forecast
 from scalerl.types import EvalPoint
 
-MIN_POINTS = 5
-"""Smallest number of evaluations for a fit."""
 MIN_GAIN = 0.01
 """Gain that justifies twice the compute."""
 HORIZON = ("2x", "4x")
@@ -95,8 +93,6 @@ def run_outlook(points: Sequence[EvalPoint], axis: str) -> Outlook:
     Raises:
         CurveError: There are too few evaluations.
     """
-    if len(points) < MIN_POINTS:
-        raise CurveError(f"too few evaluations for a forecast: got {len(points)}; at least {MIN_POINTS} are needed")
     with _FITTING:  # threads that need the same fit wait for it
         return _kept_outlook(tuple(points), axis)
 
@@ -128,12 +124,9 @@ def default_axis(config: RunConfig) -> str:
 
 def data_note(config: RunConfig) -> str:
     """Return a note about the data and about changes during the run; empty if there is none."""
-    return "; ".join(part for part in (_noise_note(config), _rates_note(config)) if part)
-
-
-def _rates_note(config: RunConfig) -> str:
     rates = [f"{rate.learning_rate:g} after step {rate.after_step}" for rate in config.recipe.optimizer.later_rates]
-    return f"the learning rate was set to {', then '.join(rates)}" if rates else ""
+    of_rates = f"the learning rate was set to {', then '.join(rates)}" if rates else ""
+    return "; ".join(filter(None, (_noise_note(config), of_rates)))
 
 
 def _noise_note(config: RunConfig) -> str:

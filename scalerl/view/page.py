@@ -221,14 +221,14 @@ def _comparison(analysis: Analysis) -> str:
         return ""
     sides = "".join(
         f"<p>{swatch(f'@s{side}')}The {name}: "
-        + ", ".join(html.escape(run.name) for run in analysis.runs if run.side == side)
+        + ", ".join(html.escape(run.source.name) for run in analysis.runs if run.side == side)
         + "</p>"
         for side, name in enumerate(("first", "second"))
     )
     numbers = (
         f"Ceilings differ by {comparison.asymptote_difference}; the first is higher with probability "
-        f"{comparison.probability_higher:.2f}. At the common ceiling {comparison.common_asymptote:.3f} the ratio of the "
-        f"steepness B is {comparison.efficiency_ratio}. For the level {comparison.level:.3f} the first needs "
+        f"{comparison.probability_higher:.2f}. At the common ceiling {comparison.common_asymptote:.3f} the ratio of "
+        f"the steepness B is {comparison.efficiency_ratio}. For the level {comparison.level:.3f} the first needs "
         f"{comparison.compute_ratio} times the compute of the second. "
         f"Scatter between seeds: {comparison.seed_sd:.4f} ({comparison.seed_source})."
     )
@@ -241,12 +241,11 @@ def _card(run: RunAnalysis) -> str:
     fitted, ahead, advice = run.outlook.fit, run.outlook.forecast, run.outlook.advice
     assert advice is not None  # `analyze` refuses fits without uncertainty
     level = _pattern(run)
-    twice, four, ceiling = (
-        f"{at.mean:{level}} ({at.low:{level}} to {at.high:{level}})" for at in (*ahead.at, fitted.asymptote)
-    )
+    twice, four, ceiling = (format(estimate, level) for estimate in (*ahead.at, fitted.asymptote))
+    last = run.source.curve.metric[-1]
     lines = [
-        f"The level is {ahead.now.mean:{level}} now (last evaluation {run.curve.metric[-1]:{level}}). The forecast is "
-        f"{twice} at twice the compute and {four} at four times.",
+        f"The level is {ahead.now.mean:{level}} now (last evaluation {last:{level}}). The forecast is {twice} at twice "
+        f"the compute and {four} at four times.",
         f"The ceiling A is {ceiling}." if fitted.identified else
         f"The ceiling A is not identified yet: {ceiling} is a range and not a result, because "
         f"{html.escape(fitted.reason)}.",
@@ -262,25 +261,25 @@ def _card(run: RunAnalysis) -> str:
     else:
         lines.append(f"No backtest: {html.escape(run.untested)}.")
     return (
-        f'<article class="card"><h3>{swatch(run.style[0])}{html.escape(run.name)}</h3>'
+        f'<article class="card"><h3>{swatch(run.style[0])}{html.escape(run.source.name)}</h3>'
         f'<p><span class="word">{advice.action.capitalize()}.</span> '
         f"{html.escape(advice.reason[0].upper() + advice.reason[1:])}</p>"
         + "".join(f"<p>{line}</p>" for line in lines)
-        + warnings(run.notes, run.name)
+        + warnings([*filter(None, [run.source.note]), *fitted.warnings], run.source.name)
         + "</article>"
     )
 
 
 def _pattern(run: RunAnalysis) -> str:
     """Return the format of levels: three decimals for a pass rate, the same relative precision for other metrics."""
-    low, high = run.curve.bounds
+    low, high = run.source.curve.bounds
     return f".{max(0, 3 - round(math.log10(high - low)))}f"
 
 
 COLUMNS: dict[str, Callable[[RunAnalysis], Cell]] = {
-    "Run": lambda run: text_cell(run.name),
+    "Run": lambda run: text_cell(run.source.name),
     "Recipe": lambda run: text_cell(("first", "second")[run.side]),
-    "Last value": lambda run: Cell(f"{run.curve.metric[-1]:.3f}", float(run.curve.metric[-1])),
+    "Last value": lambda run: Cell(f"{run.source.curve.metric[-1]:.3f}", float(run.source.curve.metric[-1])),
     "Ceiling A": lambda run: interval_cell(run.outlook.fit.asymptote, _pattern(run)),
     "Steepness B": lambda run: interval_cell(run.outlook.fit.efficiency, ".2f"),
     "Midpoint C<sub>mid</sub>": lambda run: power_cell(run.outlook.fit.midpoint),

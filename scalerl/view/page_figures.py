@@ -208,14 +208,14 @@ def curve_traces(
 
 def curves(analysis: Analysis) -> Figure:
     """Return the figure of points, fits, bands, forecasts and ceilings of all runs."""
-    least = min(float(run.curve.compute[run.curve.compute > 0][0]) for run in analysis.runs)
+    least = min(float(run.source.curve.compute[run.source.curve.compute > 0][0]) for run in analysis.runs)
     aside = [1.05 * 1.03**number for number in range(len(analysis.runs) + 2)]  # so that ceilings do not overlap
     data = [
         trace
         for number, run in enumerate(analysis.runs)
-        for trace in curve_traces(run.name, run.curve, run.outlook.fit, run.style, least, aside[number])
+        for trace in curve_traces(run.source.name, run.source.curve, run.outlook.fit, run.style, least, aside[number])
     ]
-    layout = titled(f"training compute ({analysis.axis})", metric_name(analysis.runs[0].curve))
+    layout = titled(f"training compute ({analysis.axis})", metric_name(analysis.runs[0].source.curve))
     caption = (
         "Dots are held-out evaluations. Lines are the fitted law with its 90% band, dashed where it is a forecast. The "
         "mark at the right end of each line is its ceiling A with a 90% interval. Click a name to hide its run."
@@ -227,15 +227,15 @@ def curves(analysis: Analysis) -> Figure:
 
 def suites(analysis: Analysis) -> Figure | None:
     """Return the figure of the evaluation suites, with standard errors and without a fit; None if no run has any."""
-    names = list(dict.fromkeys(suite.label for run in analysis.runs for suite in run.suites))
+    names = list(dict.fromkeys(suite.label for run in analysis.runs for suite in run.source.suites))
     if not names:
         return None
     alone = len(analysis.runs) == 1
     data = []
     for number, run in enumerate(analysis.runs):
-        for suite in run.suites:
+        for suite in run.source.suites:
             color = f"@s{names.index(suite.label) % COLORS}"
-            trace = evaluations(suite, color, suite.label if alone else f"{suite.label}, {run.name}")
+            trace = evaluations(suite, color, suite.label if alone else f"{suite.label}, {run.source.name}")
             dash = {"color": color, "width": 1.5, "dash": DASHES[number % len(DASHES)]}
             data.append({**trace, "mode": "lines+markers", "showlegend": True, "line": dash})
     several = "" if alone else " Each suite has a color, and each run a dash."
@@ -265,7 +265,7 @@ def posterior(analysis: Analysis) -> Figure:
     for run in analysis.runs:
         color, dash = run.style
         fitted = run.outlook.fit
-        shared: Json = {"legendgroup": run.name, "name": html.escape(run.name)}
+        shared: Json = {"legendgroup": run.source.name, "name": html.escape(run.source.name)}
         if run.density is not None:
             low, high = MASSES
             data.append({
@@ -305,10 +305,10 @@ def _estimates(analysis: Analysis, quantity: str, title: str, axis: str) -> Figu
     rows: list[tuple[str, Estimate, str, bool]] = []
     for number, side in enumerate(analysis.sides.get(quantity, ())):
         rows.append((f"{('first', 'second')[number]} recipe", side.recipe, f"@s{number}", True))
-        names = [run.name for run in analysis.runs if run.side == number]
+        names = [run.source.name for run in analysis.runs if run.side == number]
         rows += [(run, estimate, f"@s{number}", False) for run, estimate in zip(names, side.runs, strict=True)]
     if not rows:
-        rows = [(run.name, getattr(run.outlook.fit, quantity), run.style[0], False) for run in analysis.runs]
+        rows = [(run.source.name, getattr(run.outlook.fit, quantity), run.style[0], False) for run in analysis.runs]
     data = [intervals([e], [-i], [name], color, bold=bold) for i, (name, e, color, bold) in enumerate(rows)]
     layout = titled(axis, "") | {"yaxis": name_axis([row[0] for row in rows], [row[3] for row in rows])}
     recipes = " Thick lines are recipes and include the scatter of seeds." if analysis.sides else ""
@@ -317,14 +317,14 @@ def _estimates(analysis: Analysis, quantity: str, title: str, axis: str) -> Figu
 
 def backtests(analysis: Analysis) -> Figure | None:
     """Return the figure of the forecasts from the first parts of each run; None if no run is long enough."""
-    choices = {run.name: {"data": _backtest_traces(run)} for run in analysis.runs if run.parts}
+    choices = {run.source.name: {"data": _backtest_traces(run)} for run in analysis.runs if run.parts}
     if not choices:
         return None
     caption = (
         "Each color is a fit of the first part of the run, up to where its line begins, and its forecast of the rest. "
         "The bands should contain nine of ten evaluations."
     )
-    layout = titled(f"training compute ({analysis.axis})", metric_name(analysis.runs[0].curve))
+    layout = titled(f"training compute ({analysis.axis})", metric_name(analysis.runs[0].source.curve))
     return Figure("Backtest: forecasts from the first parts", caption, [], layout, True, {"Run": choices})
 
 
@@ -332,12 +332,12 @@ def _backtest_traces(run: RunAnalysis) -> list[Json]:
     traces: list[Json] = []
     for number, part in enumerate(run.parts):
         # few points, because the ends of a band with noise are random
-        band = part.predict(np.linspace(part.last_compute, run.curve.last_compute, 24), noise=True)
+        band = part.predict(np.linspace(part.last_compute, run.source.curve.last_compute, 24), noise=True)
         color, group = f"@s{number}", {"legendgroup": str(number)}
-        name = f"from the first {part.last_compute / run.curve.last_compute:.0%}"
+        name = f"from the first {part.last_compute / run.source.curve.last_compute:.0%}"
         forecast = {**line(band.compute, band.mean, color), **group, "name": name, "showlegend": True}
         traces += [*band_traces(band, color, group), forecast]
-    return [*traces, evaluations(replace(run.curve, stderr=None), "@ink", "evaluations")]
+    return [*traces, evaluations(replace(run.source.curve, stderr=None), "@ink", "evaluations")]
 
 
 FIGURES: dict[str, Callable[[Analysis], Figure | None]] = {

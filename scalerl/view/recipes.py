@@ -21,13 +21,11 @@ def fields(part: Part, prefix: str = "") -> dict[str, str]:
     Example: {"loss": "cispo", "loss.max_ratio": "5.0", "aggregation": "prompt", ...}
     """
     values: dict[str, str] = {}
-    for name in type(part).model_fields:
-        value = getattr(part, name)
+    for name, value in part:
         if isinstance(value, Part):
-            kind = getattr(value, "kind", None)
-            values |= ({prefix + name: str(kind)} if kind else {}) | fields(value, f"{prefix}{name}.")
-        elif name not in ("kind", "name"):
-            values[prefix + name] = _words(value)
+            values |= fields(value, f"{prefix}{name}.")
+        elif name != "name":  # that of the recipe
+            values[prefix.removesuffix(".") if name == "kind" else prefix + name] = _words(value)
     return values
 
 

@@ -14,17 +14,8 @@ FILES = {"evaluation": "rollouts.jsonl", "training": "rollouts/samples.jsonl"}
 """Files with rollouts, by their names on the page."""
 
 BRIEF = (
-    "step",
-    "task",
-    "prompt_id",
-    "sample",
-    "reward",
-    "passed",
-    "reason",
-    "tokens",
-    "truncated",
-    "interrupted",
-    "staleness",
+    *("step", "task", "prompt_id", "sample", "reward", "passed", "reason"),
+    *("tokens", "truncated", "interrupted", "staleness"),
 )
 """Columns kept in memory."""
 
@@ -41,14 +32,6 @@ def _truth(text: str) -> bool:
     return text == "true"
 
 
-def _at_least(value: Any, bound: Any) -> bool:
-    return bool(number(value) >= bound)
-
-
-def _at_most(value: Any, bound: Any) -> bool:
-    return bool(number(value) <= bound)
-
-
 CRITERIA: dict[str, tuple[Callable[[str], Any], str, Callable[[Any, Any], bool]]] = {
     "step": (int, "step", eq),
     "task": (str, "task", eq),
@@ -56,10 +39,10 @@ CRITERIA: dict[str, tuple[Callable[[str], Any], str, Callable[[Any, Any], bool]]
     "passed": (_truth, "passed", eq),
     "truncated": (_truth, "truncated", eq),
     "interrupted": (_truth, "interrupted", eq),
-    "least_reward": (float, "reward", _at_least),
-    "most_reward": (float, "reward", _at_most),
-    "least_tokens": (float, "tokens", _at_least),
-    "most_tokens": (float, "tokens", _at_most),
+    "least_reward": (float, "reward", lambda value, bound: number(value) >= bound),
+    "most_reward": (float, "reward", lambda value, bound: number(value) <= bound),
+    "least_tokens": (float, "tokens", lambda value, bound: number(value) >= bound),
+    "most_tokens": (float, "tokens", lambda value, bound: number(value) <= bound),
 }
 """Search criteria by name: how the value of a query is read, the column, and the test of (column, value)."""
 

@@ -14,7 +14,6 @@ import json
 import math
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from importlib.resources import files
 from typing import Any
 
 import uvicorn
@@ -24,7 +23,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scalerl.view.metrics import METRICS
@@ -42,8 +42,6 @@ PLACES = 400
 BEAT_S = 15.0
 """Interval in seconds between comments in a stream without changes; they detect closed pages."""
 
-TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
-
 HEADERS = {
     # plotly adds an inline style sheet; scripts are loaded only from this server and never inline
     "content-security-policy": (
@@ -54,10 +52,9 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
 }
-"""Headers of every response."""
-
-UNSTORED = {"cache-control": "no-store"}
+"""Headers of every response, unless it sets them itself."""
 
 
 # ----------------------------------------------------------------------------------------------------- access control
@@ -84,7 +81,8 @@ class Guard:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
+                headers = MutableHeaders(scope=message)
+                headers.update({name: value for name, value in HEADERS.items() if name not in headers})
             await send(message)
 
         answer = self._rejected(Request(scope)) if scope["type"] == "http" else None
@@ -93,15 +91,15 @@ class Guard:
     def _rejected(self, request: Request) -> Response | None:
         """Return the response to a request that the application does not get; None if it does."""
         if not self.answers_to(request.headers.get("host", "")):
-            return _refusal(421, "This server does not answer to that name; use the address that it printed.")
+            return PlainTextResponse("This server does not answer to that name; use the address that it printed.", 421)
         if request.method not in ("GET", "HEAD"):
-            return _refusal(405, "Only GET and HEAD requests are allowed.")
+            return PlainTextResponse("Only GET and HEAD requests are allowed.", 405)
         if not self._token or same(request.cookies.get(self._cookie, ""), self._token):
             return None
         if not same(request.query_params.get("token", ""), self._token):
-            return _refusal(403, "A token is needed: open the address that `scalerl watch` printed.")
+            return PlainTextResponse("A token is needed: open the address that `scalerl watch` printed.", 403)
         # to an address without the token, so that the token is not in a history or screenshot
-        answer = RedirectResponse("/", 303, UNSTORED)
+        answer = RedirectResponse("/", 303)
         answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
         return answer
 
@@ -116,10 +114,6 @@ class Guard:
         except ValueError:
             return name == "localhost" if self._loopback else name in self._names
         return address.is_loopback if self._loopback else True
-
-
-def _refusal(status: int, words: str) -> Response:
-    return PlainTextResponse(words, status, UNSTORED)
 
 
 def same(given: str, token: str) -> bool:
@@ -153,12 +147,13 @@ class Pages:
 
     def app(self) -> Starlette:
         """Return the application."""
+        assets = StaticFiles(packages=[("scalerl.view", "assets")], html=True)
         routes = [
-            Route("/", self.asset),
-            Route("/assets/{name}", self.asset),
             Route("/plotly.js", self.plotly),
             Route("/api/stream", self.stream),
             Route("/api/runs/{id}/{what}", self.of_run),
+            Mount("/assets", assets),
+            Mount("/", assets),
         ]
         return Starlette(routes=routes, lifespan=self._lifespan)
 
@@ -175,15 +170,6 @@ class Pages:
         while True:
             await run_in_threadpool(self.watcher.poll)
             await asyncio.sleep(POLL_S)
-
-    async def asset(self, request: Request) -> Response:
-        """Return the page, a script or a style."""
-        name = request.path_params.get("name", "index.html")
-        found = {file.name: file for file in (files("scalerl.view") / "assets").iterdir()}.get(name)
-        kind = TYPES.get(name.rpartition(".")[2])
-        if found is None or kind is None:
-            raise HTTPException(404, "no such file")
-        return Response(found.read_bytes(), media_type=kind, headers={"cache-control": "no-cache"})
 
     async def plotly(self, request: Request) -> Response:
         """Return plotly.js from the plotly package."""
@@ -207,7 +193,7 @@ class Pages:
                     quiet = 0.0
                     yield ": still here\n\n"
 
-        return StreamingResponse(events(), media_type="text/event-stream", headers=UNSTORED)
+        return StreamingResponse(events(), media_type="text/event-stream")
 
     async def of_run(self, request: Request) -> Response:
         """Return data of one run, by the functions of `OF_RUN`."""
@@ -226,7 +212,7 @@ class Pages:
             raise HTTPException(404, "no such row") from error
         except ValueError as error:
             raise HTTPException(400, str(error)) from error
-        return Response(text, media_type="application/json", headers=UNSTORED)
+        return Response(text, media_type="application/json")
 
 
 def _series(run: FollowedRun, asked: Mapping[str, str]) -> dict[str, Any]:

@@ -24,19 +24,11 @@ DEAD_AFTER_S = 12 * BEAT_S
 RECENT_STEPS = 50
 """Number of recent steps for the median duration."""
 
-STATES = {
-    **PHASES,
-    "waiting": "the process is alive, but no step has finished for a while",
-    "finished": "all steps are done, or a condition of `stop_when` holds",
-    "stopped": "stopped with a checkpoint; `scalerl resume` continues it",
-    "failed": "ended by an error",
-    "dead": "no sign of life: the run was killed, or its machine failed; `scalerl resume` continues it",
-    "unreadable": "its files cannot be read",
-}
-"""Meanings of the states."""
-
 ALIVE = (*PHASES, "waiting")
-"""States of a run whose process is alive."""
+"""States of a run whose process is alive; a run is waiting if no step has finished for a while."""
+
+STATES = (*ALIVE, "finished", "stopped", "failed", "dead", "unreadable")
+"""All states. A dead run shows no sign of life: it was killed, or its machine failed."""
 
 
 def sign_of_life(path: Path, rows: Sequence[Mapping[str, Any]], now: float) -> tuple[str, str]:

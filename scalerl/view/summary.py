@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config import RunConfig
-from scalerl.core.files import read_json, whole, write_whole
+from scalerl.core.files import whole, write_whole
 from scalerl.core.outputs import why_not
+from scalerl.core.rows import read_points
 from scalerl.scaling import CurveError, Fit
 from scalerl.types import EvalPoint
 from scalerl.view.figures import picture
-from scalerl.view.outlook import Outlook, data_note
+from scalerl.view.outlook import Outlook, data_note, points_by_task
 from scalerl.view.run import RunView
 
 
@@ -49,7 +50,7 @@ def _suite_line(point: EvalPoint) -> str:
 
 
 def write_summary(
-    directory: Path, outlooks: Mapping[str, Outlook | None], note: str, suites: Mapping[str, EvalPoint] | None = None
+    directory: Path, outlooks: Mapping[str, Outlook | None], note: str, suites: Mapping[str, EvalPoint]
 ) -> None:
     """Write curve.png and summary.json with all tasks of a run.
 
@@ -57,34 +58,19 @@ def write_summary(
         directory: Directory of the run.
         outlooks: Outlooks of the tasks; None for a task without a forecast.
         note: Note about the data.
-        suites: Last points of evaluation suites; None keeps those of an earlier summary.
+        suites: Last points of evaluation suites.
     """
     save_curves(directory / "curve.png", [ahead.fit for ahead in outlooks.values() if ahead], note)
     values = {task: ahead.to_dict() if ahead else None for task, ahead in outlooks.items()}
-    content: dict[str, Any] = (
-        {"tasks": values} if len(values) > 1 else next(outlooks for outlooks in values.values() if outlooks)
-    )
-    path = directory / "summary.json"
-    if suites is None:
-        kept = _suites_before(path)
-    else:
-        kept = {"suites": {name: point.to_dict() for name, point in suites.items()}} if suites else {}
-    write_whole(path, json.dumps({**content, **kept}, indent=1) + "\n")
+    content: dict[str, Any] = {"tasks": values} if len(values) > 1 else next(filter(None, values.values()))
+    last = {"suites": {name: point.to_dict() for name, point in suites.items()}} if suites else {}
+    write_whole(directory / "summary.json", json.dumps({**content, **last}, indent=1) + "\n")
 
 
 def save_curves(path: Path, fits: Sequence[Fit], note: str) -> None:
     """Write the picture of fitted curves as a PNG."""
     with whole(path) as temporary:
         temporary.write_bytes(picture(fits, note))
-
-
-def _suites_before(path: Path) -> dict[str, Any]:
-    """Return the suites of an earlier summary; empty if there is no readable summary."""
-    try:
-        before = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return {"suites": before["suites"]} if isinstance(before, dict) and "suites" in before else {}
 
 
 def refresh(directory: Path, config: RunConfig, ahead: Outlook, note: str) -> Path:
@@ -94,7 +80,9 @@ def refresh(directory: Path, config: RunConfig, ahead: Outlook, note: str) -> Pa
     """
     task = ahead.fit.curve.label
     if len(config.tasks) == 1 or config.main_tasks == [task]:
-        write_summary(directory, {task: ahead}, note)
+        points = points_by_task(read_points(directory))
+        suites = {name: own[-1] for name, own in points.items() if name not in config.main_tasks}
+        write_summary(directory, {task: ahead}, note, suites)
         return directory / "curve.png"
     path = directory / f"curve-{task}.png"
     save_curves(path, [ahead.fit], note)

@@ -9,6 +9,7 @@ from typing import Any
 from scalerl.config import RunConfig
 from scalerl.scaling import Curve
 from scalerl.scaling.health import decline
+from scalerl.view.metrics import LOW, METRICS, UNSTABLE_TRUNCATION, WARN_TRUNCATION
 
 Rows = Sequence[Mapping[str, Any]]
 """The last rows of metrics.jsonl, oldest first; values may be missing."""
@@ -19,18 +20,8 @@ KEPT = 400
 WINDOW = 20
 """Number of steps over which occupancy and truncation are averaged."""
 
-WARN_TRUNCATION, UNSTABLE_TRUNCATION = 0.05, 0.10
-"""Shares of truncated rollouts above which a warning is shown; above the second, the paper's runs became unstable."""
-
-LOW = 0.7
-"""Occupancy below which a warning is shown; a decode step costs nearly the same with empty slots as with full ones."""
-
-FAILURES = {
-    "engine_restarts": "engine restarts so far; the notes of the run have the reasons",
-    "verifier_timeouts": "completions so far whose verifier was stopped by its timeout",
-    "reward_failures": "completions so far without a reward, because the reward function or verifier failed",
-}
-"""Messages for counters that are 0 in a healthy run."""
+FAILURES = [name for name, metric in METRICS.items() if metric.above == (0.0,)]
+"""Counters that are 0 in a healthy run."""
 
 WATCHED = {
     "entropy": "entropy",
@@ -59,10 +50,10 @@ def number(value: Any) -> float:
 
 def warnings(rows: Rows, config: RunConfig) -> dict[str, str]:
     """Return the warnings about the last rows of a run by key; a key stays the same while its numbers change."""
-    told = {**truncation(rows), **empty_slots(rows, config)}
+    of_rates = {**truncation(rows), **empty_slots(rows, config)}
     last = rows[-1] if rows else {}
-    return told | {
-        name: f"{number(last[name]):.0f} {words}" for name, words in FAILURES.items() if number(last.get(name)) > 0
+    return of_rates | {
+        name: f"{number(last[name]):.0f} {METRICS[name].meaning}" for name in FAILURES if number(last.get(name)) > 0
     }
 
 

@@ -114,10 +114,10 @@ def test_the_sides_differ_by_the_reported_difference(comparison):
 
 
 def test_a_backtest_draws_each_forecast_from_the_end_of_its_part():
-    found = analysis(curve())
-    parts = found.runs[0].parts
+    analyzed = analysis(curve())
+    parts = analyzed.runs[0].parts
     assert [part.last_compute for part in parts] == [4800.0, 8000.0, 11_200.0]
-    traces = FIGURES["backtests"](found).choices["Run"]["run 0"]["data"]
+    traces = FIGURES["backtests"](analyzed).choices["Run"]["run 0"]["data"]
     lines = [trace for trace in traces if trace.get("name", "").startswith("from the first")]
     assert [trace["x"][0] for trace in lines] == [4800.0, 8000.0, 11_200.0]
     assert lines[0]["y"][-1] == pytest.approx(parts[0].predict([16_000.0]).mean[0], abs=1e-6)
@@ -125,6 +125,6 @@ def test_a_backtest_draws_each_forecast_from_the_end_of_its_part():
 
 
 def test_the_common_ceiling_of_equally_precise_runs_is_their_mean():
-    found = analysis(*(curve(asymptote=a) for a in (0.56, 0.60)))
-    mean = np.mean([run.outlook.fit.asymptote.mean for run in found.runs])
-    assert found.ceiling == pytest.approx(mean, abs=5e-4) and found.runs[0].slope.ceiling == found.ceiling
+    analyzed = analysis(*(curve(asymptote=a) for a in (0.56, 0.60)))
+    mean = np.mean([run.outlook.fit.asymptote.mean for run in analyzed.runs])
+    assert analyzed.ceiling == pytest.approx(mean, abs=5e-4) and analyzed.runs[0].slope.ceiling == analyzed.ceiling

@@ -43,7 +43,7 @@ def test_the_text_contains_the_law_the_forecast_and_the_advice(points):
 
 
 def test_four_evaluations_are_too_few_and_five_are_not(points):
-    with pytest.raises(CurveError, match="too few evaluations for a forecast: got 4; at least 5"):
+    with pytest.raises(CurveError, match="a fit needs at least 5 points; got 4"):
         run_outlook(points[:4], "flops")
     assert run_outlook(points[:5], "flops").forecast.at[0].compute == pytest.approx(2 * points[4].flops)
 
@@ -100,7 +100,7 @@ def test_a_task_without_a_forecast_does_not_hide_the_other(points, tmp_path):
     lines = summarize(tmp_path, replace(LAB, data=BOTH), few)
     tasks = json.loads((tmp_path / "summary.json").read_text())["tasks"]
     assert tasks["programs"] is None and tasks["arithmetic"]["points"] == 30 and (tmp_path / "curve.png").exists()
-    assert any(line.startswith("forecast  none: too few evaluations for a forecast: got 4") for line in lines)
+    assert any(line.startswith("forecast  none: a fit needs at least 5 points; got 4") for line in lines)
 
 
 def test_a_new_fit_of_one_task_keeps_the_summary_of_both(points, tmp_path):

@@ -72,16 +72,16 @@ def test_the_curves_have_every_point_and_the_forecast_at_four_times(studied):
     traces = FIGURES["curves"](studied).data
     points = [trace for trace in traces if trace["mode"] == "markers" and len(trace["x"]) == 41]
     assert len(points) == 3
-    np.testing.assert_allclose(points[1]["y"], studied.runs[1].curve.metric, atol=1e-5)
+    np.testing.assert_allclose(points[1]["y"], studied.runs[1].source.curve.metric, atol=1e-5)
     forecast = next(trace for trace in traces if trace.get("line", {}).get("dash") == "dash")
     assert forecast["x"][0] == 16_000 and forecast["x"][-1] == 64_000
     assert forecast["y"][-1] == pytest.approx(studied.runs[0].outlook.forecast.at[1].mean, abs=1e-5)
     ceiling = next(trace for trace in traces if len(trace["x"]) == 1)
-    found = studied.runs[0].outlook.fit.asymptote
+    estimate = studied.runs[0].outlook.fit.asymptote
     log_range = FIGURES["curves"](studied).choices["Compute axis"]["logarithmic"]["layout"]["xaxis"]["range"]
     every = [trace["x"][0] for trace in traces if len(trace["x"]) == 1]
     assert len(set(every)) == 4 and min(every) > 64_000 and max(every) < 10 ** log_range[1]  # all inside the range
-    assert ceiling["y"][0] + ceiling["error_y"]["array"][0] == pytest.approx(found.high, abs=1e-4)
+    assert ceiling["y"][0] + ceiling["error_y"]["array"][0] == pytest.approx(estimate.high, abs=1e-4)
 
 
 def test_runs_of_a_recipe_share_its_color_and_single_runs_have_different_ones(studied, files):

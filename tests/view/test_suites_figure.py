@@ -43,7 +43,7 @@ def run(tmp_path_factory):
 
 def test_each_suite_has_its_points_and_standard_errors_on_the_axis_of_the_held_out_curve(run):
     analysis = analyze(read_sources([run], axis="device_hours"))
-    assert analysis.runs[0].curve.label == "main"
+    assert analysis.runs[0].source.curve.label == "main"
     figure = FIGURES["suites"](analysis)
     assert [trace["name"] for trace in figure.data] == ["aime-24", "&lt;b&gt;own"]
     for trace, (start, error) in zip(figure.data, SUITES.values(), strict=True):
