@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,13 +48,8 @@ def train(
     own = config is None or isinstance(config, RunConfig)
     check_trust([chosen], str(config), trusted=trust or own, typed=[str(value) for value in fields.values()])
 
-    def begin(display: Any, stop: Callable[[], bool]) -> Any:
-        from scalerl.training.launch import start
-
-        return start(chosen, path, display, stop)
-
     with output_directory(run_dir, Path("runs"), chosen.recipe.name) as path:
-        return _complete(chosen, begin, progress)
+        return _complete(chosen, lambda launch: partial(launch.start, chosen, path), progress)
 
 
 def resume(
@@ -81,12 +77,8 @@ def resume(
     if steps is not None:
         config = replace(config, steps=steps)
 
-    def again(display: Any, stop: Callable[[], bool]) -> Any:
-        from scalerl.training.launch import resume as resume_run
-
-        return resume_run(Path(path), steps, display, stop, _named(fields))
-
-    return _complete(config, again, progress)
+    again = _named(fields)
+    return _complete(config, lambda launch: partial(launch.resume, Path(path), steps, options=again), progress)
 
 
 def load(path: str | Path) -> Run:
@@ -278,12 +270,14 @@ def _named(fields: dict[str, Any]) -> dict[str, Any]:
     return {name.replace("__", "."): value for name, value in fields.items()}
 
 
-def _complete(config: RunConfig, make_session: Callable[..., Any], progress: bool) -> Run:
+def _complete(config: RunConfig, make_session: Callable[[Any], Callable[..., Any]], progress: bool) -> Run:
+    """Complete a run that functions of `training.launch` start; the module is imported after the environment is set."""
     from scalerl.cli.exits import prepare_environment
 
     prepare_environment()
     import torch
 
+    from scalerl.training import launch
     from scalerl.training.complete import complete
     from scalerl.training.resolve import resolve
 
@@ -292,7 +286,7 @@ def _complete(config: RunConfig, make_session: Callable[..., Any], progress: boo
     try:
         torch.set_default_dtype(torch.float32)  # a run makes its tensors in it, whatever a notebook has set
         with _stop_flag() as stop:
-            ended = complete(make_session, display, stop)
+            ended = complete(make_session(launch), display, stop)
     finally:
         torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.exits import FAILED, complain, prepare_environment
+from scalerl.cli.parsing import count
 from scalerl.cli.terminal import say
 from scalerl.cli.train import check_model
 
@@ -30,17 +31,17 @@ def add_eval_parser(commands: Any) -> None:
     parser = commands.add_parser("eval", help="evaluate a model on suites: mean@k, pass@k", description=DESCRIPTION)
     parser.add_argument("model", help="model directory, hub name or run directory")
     parser.add_argument("--suite", nargs="+", default=[], metavar="NAME_OR_FILE", help="suites or files to evaluate on")
-    parser.add_argument("--samples", type=_count, help="k, samples per prompt; default: the run's k, else 1")
-    parser.add_argument("--prompts", type=_count, help="number of prompts per suite, chosen by a hash of their content")
+    parser.add_argument("--samples", type=count, help="k, samples per prompt; default: the run's k, else 1")
+    parser.add_argument("--prompts", type=count, help="number of prompts per suite, chosen by a hash of their content")
     parser.add_argument("--task", help="verifier of a file: math (default), arithmetic or code")
     parser.add_argument("--reward", help="reward function package.module:function, instead of a verifier")
     parser.add_argument("--system-prompt", help="text before every prompt; default: the run's, else none")
-    parser.add_argument("--max-tokens", type=_count, help=f"longest completion, tokens; default: the run's, else "
+    parser.add_argument("--max-tokens", type=count, help=f"longest completion, tokens; default: the run's, else "
                         f"{MAX_TOKENS}")  # fmt: skip
     parser.add_argument("--temperature", type=float, help="sampling temperature; default: the run's, else 1")
     parser.add_argument("--top-p", type=float, help="nucleus sampling; default: the run's, else 1")
     parser.add_argument("--seed", type=int, help="seed of the sampling; default: the run's, else 0")
-    parser.add_argument("--slots", type=_count, help="sequences decoded together; default: as many as fit in the cache")
+    parser.add_argument("--slots", type=count, help="sequences decoded together; default: as many as fit in the cache")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="default: a GPU if there is one")
     parser.add_argument("--revision", help="branch, tag or commit of a model on the hub; default main")
     parser.add_argument("-o", "--output", type=Path, help="directory for the texts; default evaluations/NAME-NNN")
@@ -174,9 +175,3 @@ def _suite(name: str, task: str | None, reward: str | None, system: str) -> Prom
     given = {"task": task, "reward": reward}
     judged = {field: value for field, value in given.items() if value is not None}
     return build(PromptFile, {"system_prompt": system, **own_path, **judged}, "--suite")
-
-
-def _count(text: str) -> int:
-    if not (text.isdecimal() and len(text) < 9 and int(text)):
-        raise argparse.ArgumentTypeError(f"got {text[:80]!r}; allowed: a whole number from 1 to 99999999")
-    return int(text)

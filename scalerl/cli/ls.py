@@ -8,10 +8,11 @@ import os
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.parsing import add_directories, directories
+from scalerl.cli.parsing import add_directories, count, directories
 from scalerl.core.printable import printable
 
 if TYPE_CHECKING:
@@ -37,15 +38,9 @@ def add_ls_parsers(commands: Any) -> None:
     words = "follow a run from another terminal: print its last rows, then new ones, until the run ends"
     parser = commands.add_parser("tail", help="follow a run from another terminal", description=words)
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="run directory")
-    parser.add_argument("--rows", type=_rows, default=10, help="number of past rows to print first; default 10")
+    words = "number of past rows to print first; default 10"
+    parser.add_argument("--rows", type=partial(count, least=0), default=10, help=words)
     parser.set_defaults(run=tail)
-
-
-def _rows(text: str) -> int:
-    number = int(text) if text.isdecimal() else -1
-    if not 0 <= number <= 10**6:
-        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a number of rows from 0 to 1000000")
-    return number
 
 
 # ---------------------------------------------------------------------------------------------------------------- ls
@@ -66,16 +61,11 @@ def ls(arguments: argparse.Namespace) -> int:
     if not runs:
         raise ConfigError(f"{', '.join(map(str, paths))}: no run here; give run directories (with a config.toml)")
     print(line_of(("run", "state", "step", "pass rate", "at 2x compute", "advice")))
-    for run in runs:
-        followed_run = FollowedRun(run)
-        in_study = os.path.exists(run.parent.parent / "study.toml")  # STUDY/ARM/seed-0
-        name = f"{run.parent.name}/{run.name}" if in_study else run.name
-        print(
-            unreadable(name, followed_run)
-            if followed_run.state == "unreadable"
-            else line_of((name, *cells(followed_run))),
-            flush=True,
-        )
+    for path in runs:
+        run = FollowedRun(path)
+        in_study = os.path.exists(path.parent.parent / "study.toml")  # STUDY/ARM/seed-0
+        name = f"{path.parent.name}/{path.name}" if in_study else path.name
+        print(unreadable(name, run) if run.state == "unreadable" else line_of((name, *cells(run))), flush=True)
     return 0
 
 

@@ -33,6 +33,13 @@ class Parser(argparse.ArgumentParser):
         return known, rest
 
 
+def count(text: str, least: int = 1) -> int:
+    """Read the value of an option that is a whole number."""
+    if not (text.isdecimal() and len(text) < 9 and int(text) >= least):
+        raise argparse.ArgumentTypeError(f"got {text[:80]!r}; allowed: a whole number from {least} to 99999999")
+    return int(text)
+
+
 def add_directories(parser: argparse.ArgumentParser) -> None:
     """Add the argument `paths`: directories with runs and studies."""
     parser.add_argument(

@@ -6,11 +6,12 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalerl.cli.exits import FAILED, complain
-from scalerl.cli.parsing import Parser
+from scalerl.cli.parsing import Parser, count
 from scalerl.cli.terminal import say
 from scalerl.config.base import given, replace
 from scalerl.core.errors import ConfigError, nearest, short
@@ -119,7 +120,7 @@ def _add_execution(parser: argparse.ArgumentParser) -> None:
     from scalerl.study.execute import ALLOCATIONS
 
     words = f"runs in parallel; default {room_here()} here, or all that fit on Ray"
-    parser.add_argument("--jobs", type=int, default=0, help=words)
+    parser.add_argument("--jobs", type=partial(count, least=0), default=0, help=words)
     words = "default: the same budget for every arm"
     parser.add_argument("--allocate", choices=list(ALLOCATIONS), default="equal", help=words)
     parser.add_argument("--trust", action="store_true", help="run the code that the plan names without confirmation")
@@ -216,8 +217,6 @@ def _execute(
 def _workers(options: argparse.Namespace, plan: Plan) -> Workers:
     from scalerl.study.execute import LocalWorkers
 
-    if options.jobs < 0:
-        raise ConfigError(f"--jobs: got {options.jobs}; allowed: 1 or more, or 0 for the default")
     if options.ray:
         from scalerl.cluster.jobs import RayWorkers
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,13 +71,8 @@ def train(words: list[str]) -> int:
     check_trust([config], str(file or "the command line"), trusted=options.trust or file is None, typed=words)
     from scalerl.core.files import output_directory
 
-    def begin(display: Any, stop: Callable[[], bool]) -> Any:
-        from scalerl.training.launch import start
-
-        return start(config, path, display, stop)
-
     with output_directory(options.run_dir, Path("runs"), config.recipe.name) as path:
-        return _run(config, begin)
+        return _run(config, lambda launch: partial(launch.start, config, path))
 
 
 def check_model(config: RunConfig, *, weights: bool = True) -> None:
@@ -129,17 +125,13 @@ def resume(words: list[str]) -> int:
     if arguments.steps is not None:
         config = given("--steps", lambda: replace(config, steps=arguments.steps))
 
-    def restart(display: Any, stop: Callable[[], bool]) -> Any:
-        from scalerl.training.launch import resume as resume_run
-
-        return resume_run(arguments.directory, arguments.steps, display, stop, options)
-
-    return _run(config, restart)
+    return _run(config, lambda launch: partial(launch.resume, arguments.directory, arguments.steps, options=options))
 
 
-def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
+def _run(config: RunConfig, make_session: Callable[[Any], Callable[..., Any]]) -> int:
     """Train, print the outcome and return the exit code; a signal stops the run with a checkpoint."""
     prepare_environment()
+    from scalerl.training import launch
     from scalerl.training.complete import RunFailed, complete
     from scalerl.training.resolve import resolve
     from scalerl.view.display import RunDisplay
@@ -149,7 +141,7 @@ def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
     for line in config.derived_sizes():
         display.note(line)
     try:
-        ended = complete(make_session, display, stop)
+        ended = complete(make_session(launch), display, stop)
     except RunFailed as error:
         complain(str(error))
         return FAILED

@@ -135,17 +135,15 @@ def event_files(directory: Path) -> list[Path]:
     return sorted(paths, key=lambda file: file.name)
 
 
-def file_rows(events: object) -> list[Row]:
+def file_rows(events: Any) -> list[Row]:
     """Return one row for each step of one file, in order of wall time; tensors with one number count as scalars."""
     cells: dict[int, Row] = {}
-    tags = events.Tags()  # type: ignore[attr-defined]
-    for tag in tags["scalars"]:
-        for event in events.Scalars(tag):  # type: ignore[attr-defined]
-            cells.setdefault(event.step, {"step": float(event.step), "_timestamp": event.wall_time})[tag] = event.value
-    for tag in tags["tensors"]:  # how TensorFlow 2 and JAX writers store scalars
-        for event in events.Tensors(tag):  # type: ignore[attr-defined]
-            values = event.tensor_proto.float_val
-            if len(values) == 1:
-                row = cells.setdefault(event.step, {"step": float(event.step), "_timestamp": event.wall_time})
-                row[tag] = float(values[0])
+    tags = events.Tags()
+    scalars = [(tag, event, [event.value]) for tag in tags["scalars"] for event in events.Scalars(tag)]
+    # how TensorFlow 2 and JAX writers store scalars
+    tensors = [(tag, event, event.tensor_proto.float_val) for tag in tags["tensors"] for event in events.Tensors(tag)]
+    for tag, event, values in scalars + tensors:
+        if len(values) == 1:
+            row = cells.setdefault(event.step, {"step": float(event.step), "_timestamp": event.wall_time})
+            row[tag] = float(values[0])
     return sorted(cells.values(), key=lambda row: row["_timestamp"])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,14 +14,13 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from scalerl.core.files import parse_json, write_whole
-from scalerl.scaling import Curve, CurveError, Forecast, advise, fit, forecast
+from scalerl.core.files import write_whole
+from scalerl.importers.sources import evaluation_sets
+from scalerl.scaling import Curve, CurveError, Fit, advise, fit, forecast
+from scalerl.scaling.fit import MIN_POINTS
 from scalerl.scaling.forecast import amount
+from scalerl.scaling.readers import json_objects
 from scalerl.scaling.stop import StopRule, reason_to_stop, stop_rule
-
-FIRST_FORECAST = 5
-"""Smallest number of evaluations for a forecast; the law has four parameters."""
-RUNTIME = re.compile(r"eval_(?:(.+)_)?runtime")
 
 
 class ForecastCallback(TrainerCallback):  # type: ignore[misc]
@@ -113,12 +111,16 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
 
     def reasons(self, task: str) -> dict[str, str]:
         """Return the conditions that hold, with the reason for each; empty before the fifth evaluation of the task."""
-        rows = [point for point in self.points if point["task"] == task]
-        if len(rows) < FIRST_FORECAST:
+        fitted = self.fitted(task)
+        if fitted is None:
             return {}
-        fitted = fit(Curve.from_rows(rows, axis=self.axis, bounds=self.bounds))
         judged = {rule.text: reason_to_stop(rule, [fitted]) for rule in self.rules}
         return {text: reason for text, reason in judged.items() if reason is not None}
+
+    def fitted(self, task: str) -> Fit | None:
+        """Fit the curve of a task; None before its fifth evaluation."""
+        rows = [point for point in self.points if point["task"] == task]
+        return fit(Curve.from_rows(rows, axis=self.axis, bounds=self.bounds)) if len(rows) >= MIN_POINTS else None
 
     def write(self) -> None:
         """Replace the file atomically, so that a killed run leaves a complete one."""
@@ -165,8 +167,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
 
     def add_point(self, figures: Mapping[str, Any], state: Any) -> None:
         """Write one evaluation; it replaces an earlier one of the same step."""
-        sets = [match[1] for match in map(RUNTIME.fullmatch, figures) if match and match[1]]
-        task = sets[0] if sets else self.metric
+        task = next(iter(evaluation_sets(figures)), self.metric)
         point = {
             "step": state.global_step,
             "device_hours": self.seconds * self.count / 3600,
@@ -179,12 +180,14 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
 
     def look_ahead(self, task: str) -> bool:
         """Print the forecast of one task from the fifth evaluation on; return whether to stop."""
-        rows = [point for point in self.points if point["task"] == task]
-        if len(rows) < FIRST_FORECAST:
-            return False
+        last = self.points[-1]
         try:
-            fitted = fit(Curve.from_rows(rows, axis=self.axis, bounds=self.bounds))
-            self.say(line(task, rows[-1], forecast(fitted, at=["2x", "4x"])))
+            fitted = self.fitted(task)
+            if fitted is None:
+                return False
+            twice, four = forecast(fitted, at=["2x", "4x"]).at
+            where = f"{task} {last['pass_rate']:.3f} at step {last['step']}"
+            self.say(f"forecast  {where}; with 2x {twice:.3f}; 4x {four:.3f} the compute")
             if self.stop_below_gain is None:
                 return False
             if amount(self.budget, fitted) <= fitted.last_compute:
@@ -192,7 +195,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
                 return True
             advice = advise(fitted, self.budget, self.stop_below_gain)
         except CurveError as error:  # too few points: training continues
-            self.say(f"forecast  none at step {rows[-1]['step']}: {error}")
+            self.say(f"forecast  none at step {last['step']}: {error}")
             return False
         self.say(f"advice    {advice.sentence}")
         return advice.action in ("stop", "go back")
@@ -200,23 +203,10 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
 
 def earlier_points(path: Path) -> list[dict[str, Any]]:
     """Read the points that a run wrote before it was resumed."""
-    try:
-        rows: list[dict[str, Any]] = [parse_json(line) for line in path.read_bytes().splitlines()]
-    except ValueError as error:
-        raise CurveError(
-            f"{path} is not a valid points.jsonl to resume from ({error}); move it away or give another path"
-        ) from error
-    if not all(isinstance(row, dict) and {"step", "device_hours", "task"} <= row.keys() for row in rows):
+    rows, _ = json_objects(path, path.read_text(encoding="utf-8", errors="replace"))
+    if not all({"step", "device_hours", "task"} <= row.keys() for row in rows):
         raise CurveError(f"{path} was not written by this callback; move it away or give another path")
     return rows
-
-
-def line(task: str, point: Mapping[str, Any], ahead: Forecast) -> str:
-    """Return the forecast in one line."""
-    far = "; ".join(
-        f"{name} {at.mean:.3f} ({at.low:.3f} to {at.high:.3f})" for name, at in zip(("2x", "4x"), ahead.at, strict=True)
-    )
-    return f"forecast  {task} {point['pass_rate']:.3f} at step {point['step']}; with {far} the compute"
 
 
 def agreed(stop: bool) -> bool:

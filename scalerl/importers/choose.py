@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scalerl.importers.containers import names_of
@@ -98,14 +99,11 @@ def others(rows: list[Row], dialect: Dialect, chosen: Candidate) -> list[str]:
     return [c.metric for c in rest]
 
 
-def listed(some: list[Candidate]) -> str:
-    """Return a list of candidates for an error message."""
-    more = f" and {len(some) - LISTED} more" if len(some) > LISTED else ""
-    return ", ".join(map(str, some[:LISTED])) + more
+def listed(some: Sequence[object], most: int = LISTED) -> str:
+    """Return the first of some names or candidates for a message."""
+    return ", ".join(map(str, some[:most])) + (f" and {len(some) - most} more" if len(some) > most else "")
 
 
 def column_hint(rows: list[Row]) -> str:
     """Return a list of the log's columns for an error message."""
-    names = names_of(rows)
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return f"; its columns are {', '.join(names[:LISTED])}{more}: name one with metric= (--metric)"
+    return f"; its columns are {listed(names_of(rows))}: name one with metric= (--metric)"

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalerl.core.files import parse_json, read_bytes, write_whole
-from scalerl.importers.choose import LISTED, Candidate, choose, others
+from scalerl.importers.choose import Candidate, choose, listed, others
 from scalerl.importers.containers import Log, names_of, read_log
 from scalerl.importers.dialect import AXES, RUN_COLUMNS, TRAINING, Dialect, Row
 from scalerl.importers.join import (
@@ -121,7 +121,7 @@ def of_run(rows: list[Row], run: str | None, name: str) -> list[Row]:
     by, runs = max(names.items(), key=lambda item: len(item[1]))
     if run is None and len(runs) <= 1:
         return rows
-    some = ", ".join([*runs][:LISTED]) + (f" and {len(runs) - LISTED} more" if len(runs) > LISTED else "")
+    some = listed([*runs])
     if run is None:
         raise CurveError(f"{name} has {len(runs)} runs; choose by run= (--run): {some}")
     if run not in runs:
@@ -189,7 +189,7 @@ def metric_note(chosen: Candidate, rest: list[str], given_by_user: bool) -> str:
     if chosen.rank == TRAINING:
         note += ", which is measured on training prompts and is not a held-out score"
     if rest and not given_by_user:
-        note += f"; other metrics: {', '.join(rest[:4])}" + (f" and {len(rest) - 4} more" if len(rest) > 4 else "")
+        note += f"; other metrics: {listed(rest, most=4)}"
     return note
 
 

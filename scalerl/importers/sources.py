@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -34,8 +36,7 @@ COMPONENT = re.compile(r"eval_rewards/[^/]+(?:/mean)?")
 def prepare_trl(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
     """Add the evaluation set of each row, and seconds from train_runtime if there is no step_time."""
     for row in rows:
-        # with several evaluation sets TRL writes `eval_reward` for each; only the runtime has the name of the set
-        sets = [match[1] for match in map(RUNTIME.fullmatch, row) if match and match[1]]
+        sets = evaluation_sets(row)
         if len(sets) == 1:
             row["task"] = sets[0]
     functions = {name for row in rows for name in row if COMPONENT.fullmatch(name)}
@@ -44,6 +45,11 @@ def prepare_trl(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
     if any("step_time" in row for row in rows):
         return rows, ()
     return spread_runtime(rows)
+
+
+def evaluation_sets(names: Iterable[str]) -> list[str]:
+    """Return the evaluation sets of a row: with several, TRL writes `eval_reward` for each; only the runtime tells."""
+    return [match[1] for match in map(RUNTIME.fullmatch, names) if match and match[1]]
 
 
 def trainer_name(name: str) -> str:
@@ -336,14 +342,12 @@ WANDB = Dialect(
     tokens=("train/num_tokens", "num_tokens", "total_tokens", "tokens"),
 )
 
-TENSORBOARD = Dialect(
+TENSORBOARD = replace(
+    WANDB,
     name="tensorboard",
-    marks=(),
     steps=("step",),
-    evaluations=GENERIC_EVALUATIONS,
     about="the wall time of the events: it includes evaluation and checkpoints, which cannot be separated",
     clocks=("_timestamp",),
-    tokens=("train/num_tokens", "num_tokens", "total_tokens", "tokens"),
 )
 
 TABLE = Dialect(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from scalerl.config import RunConfig
 from scalerl.config.recipe import Custom
@@ -82,24 +82,8 @@ class Logger(Protocol):
 METHODS = ("start", "log", "figure", "finish")
 
 
-class Kind(NamedTuple):
-    """Module and package of a tracker's logger.
-
-    Example: Kind("scalerl.loggers.mlflow", "MLflow", package="mlflow", extra="mlflow")
-    """
-
-    module: str
-    name: str
-    package: str
-    extra: str
-
-
-LOGGERS = {
-    "tensorboard": Kind("scalerl.loggers.tensorboard", "TensorBoard", "tensorboard", "logs"),
-    "wandb": Kind("scalerl.loggers.wandb", "Wandb", "wandb", "logs"),
-    "trackio": Kind("scalerl.loggers.trackio", "Trackio", "trackio", "trackio"),
-    "mlflow": Kind("scalerl.loggers.mlflow", "MLflow", "mlflow", "mlflow"),
-}
+EXTRAS = {"tensorboard": "logs", "wandb": "logs", "trackio": "trackio", "mlflow": "mlflow"}
+"""The extra that installs each tracker. The tracker's package and the module of its logger have the same name."""
 
 
 def makers_of(config: RunConfig) -> dict[str, Callable[[], Logger]]:
@@ -111,24 +95,24 @@ def makers_of(config: RunConfig) -> dict[str, Callable[[], Logger]]:
     Raises:
         ConfigError: A package is missing, or a custom logger cannot be created.
     """
-    found: dict[str, Callable[[], Logger]] = {}
+    makers: dict[str, Callable[[], Logger]] = {}
     for choice in config.loggers:
         if isinstance(choice, Custom):
-            name = choice.function if choice.function not in found else f"{choice.function}-{len(found)}"
+            name = choice.function if choice.function not in makers else f"{choice.function}-{len(makers)}"
             logger = _custom(choice)
-            found[name] = lambda logger=logger: logger  # type: ignore[misc]
-            continue
-        kind = LOGGERS[choice.kind]
-        if find_spec(kind.package) is None:
+            makers[name] = lambda logger=logger: logger  # type: ignore[misc]
+        elif find_spec(choice.kind):
+            makers[choice.kind] = partial(_make, choice.kind, choice.model_dump(exclude={"kind"}))
+        else:
             raise ConfigError(
-                f"loggers: {choice.kind!r} needs a package that is not installed: pip install 'scalerl[{kind.extra}]'"
+                f"loggers: {choice.kind!r} needs a package that is not installed: "
+                f"pip install 'scalerl[{EXTRAS[choice.kind]}]'"
             )
-        found[choice.kind] = partial(_make, kind, choice.model_dump(exclude={"kind"}))
-    return found
+    return makers
 
 
-def _make(kind: Kind, values: dict[str, Any]) -> Logger:
-    made: Logger = getattr(importlib.import_module(kind.module), kind.name)(**values)
+def _make(kind: str, values: dict[str, Any]) -> Logger:
+    made: Logger = importlib.import_module(f"scalerl.loggers.{kind}").Tracker(**values)
     return made
 
 

@@ -37,7 +37,7 @@ REFUSED = re.compile(r"[^\w\-. /:]")
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 
-class MLflow:
+class Tracker:
     """Writes a run through the client of MLflow, which leaves the user's active run in this process unchanged."""
 
     def __init__(self, experiment: str = "scalerl", tracking_uri: str = "") -> None:
@@ -55,8 +55,8 @@ class MLflow:
             self._client.update_run(run.id, status="RUNNING")
             self._id = run.id
             return run.id
-        found = self._client.get_experiment_by_name(self._experiment)
-        experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
+        known = self._client.get_experiment_by_name(self._experiment)
+        experiment = known.experiment_id if known else self._client.create_experiment(self._experiment)
         self._id = str(self._client.create_run(experiment, run_name=run.name).info.run_id)
         params = [Param(_name(key), str(value)[:LONGEST]) for key, value in flat(config).items()]
         for first in range(0, len(params), AT_ONCE):

@@ -16,7 +16,7 @@ from scalerl.core.serialization import flat
 from scalerl.loggers.base import LoggedRun
 
 
-class TensorBoard:
+class Tracker:
     """Writes one event file for each process that trains the run; TensorBoard reads them as one run."""
 
     def __init__(self, directory: str = "") -> None:

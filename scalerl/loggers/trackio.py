@@ -11,7 +11,7 @@ import trackio
 from scalerl.loggers.base import LoggedRun
 
 
-class Trackio:
+class Tracker:
     """Writes a run of Trackio, which keeps its numbers in a local store ($TRACKIO_DIR) or sends them to a Space."""
 
     def __init__(self, project: str = "scalerl", space: str = "") -> None:

@@ -11,7 +11,7 @@ import wandb
 from scalerl.loggers.base import LoggedRun
 
 
-class Wandb:
+class Tracker:
     """Writes a run of wandb; the files of wandb, including those of its offline mode, are in the run directory."""
 
     def __init__(self, project: str = "scalerl", entity: str = "") -> None:

@@ -152,7 +152,7 @@ def test_mlflow_gets_the_first_and_the_last_of_equal_values_so_that_its_lines_ar
     mlflow = pytest.importorskip("mlflow", reason="needs the extra `mlflow`") and importlib.import_module(
         "scalerl.loggers.mlflow"
     )
-    logger, sent = mlflow.MLflow(), []
+    logger, sent = mlflow.Tracker(), []
     logger._client = SimpleNamespace(
         log_batch=lambda run, metrics: sent.extend((one.step, one.value) for one in metrics),
         set_terminated=lambda run, status: sent.append(status),
