@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from engine_builds import Scripted, Torch
@@ -123,18 +122,6 @@ def test_the_saved_state_of_one_process_is_restored_in_another(remote):
     assert len(early) + sum(map(len, rest)) == 9
 
 
-def test_two_processes_step_in_parallel(remote):
-    """Both processes get a request before the test waits for one of them."""
-    engines = [remote(Scripted(), name).engines()[0] for name in ("a", "b")]
-    for number, engine in enumerate(engines):
-        engine.submit(requests(4 - 2 * number))
-    for engine in engines:
-        engine.advance()
-    for engine in engines:
-        engine.poll()
-    assert [engine.work.tokens for engine in engines] == [4, 2]
-
-
 # ------------------------------------------------------------------------------------------------------------- deaths
 
 
@@ -216,14 +203,3 @@ def test_the_process_ends_when_its_coordinators_process_is_killed(tmp_path, step
             break
         time.sleep(0.1)
     assert not alive(child)
-
-
-def test_the_arrays_of_a_rollout_are_arrays_again(remote):
-    engine = remote(Scripted()).engines()[0]
-    engine.submit(requests(3))
-    done = []
-    while engine.occupancy().busy:
-        engine.advance()
-        done += engine.poll()
-    kinds = [(r.tokens.dtype, r.logps.dtype, r.versions.dtype, r.sampled.dtype) for r in (d.rollout for d in done)]
-    assert kinds == [(np.dtype("int32"), np.dtype("float32"), np.dtype("int32"), np.dtype("bool"))] * 3

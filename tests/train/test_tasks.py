@@ -27,12 +27,7 @@ MIXED = ["--evaluation.every", "3", "--checkpoint.every", "3", "--steps", "12"]
 
 
 def train(model, path, *words, file=()):
-    process = runs.start(
-        ["train", *map(str, file), "--model", str(model), "--run-dir", str(path), *runs.RECIPE, *words]
-    )
-    text, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, text
-    return text
+    return runs.finish("train", *map(str, file), "--model", str(model), "--run-dir", str(path), *runs.RECIPE, *words)
 
 
 @pytest.fixture(scope="module")
