@@ -48,11 +48,9 @@ def test_a_task_with_share_0_is_evaluated_and_never_drawn(tmp_path):
     ("change", "message"),
     [
         (("share = 3.0", "share = 0.0\nheld_out = 4"), None),  # programs still has a share
-        (("kind = \"programs\"\npoints = 3", "kind = \"arithmetic\""), "'arithmetic'"),
         (("held_out = 5", "held_out = 0"), "'programs'"),
         (("held_out = 5", "share = 0.0\n"), None),
         (("points = 3", "points = 9"), "data.1.points: got 9"),
-        (("kind = \"programs\"", "kind = \"mixed\""), "data.1.kind: got 'mixed'"),
     ],
 )  # fmt: skip
 def test_invalid_lists_of_tasks_are_refused_with_instructions(tmp_path, change, message):

@@ -3,7 +3,6 @@
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import runs
@@ -18,7 +17,7 @@ from scalerl.core import plugins
 from scalerl.core.errors import ConfigError
 from scalerl.learn.custom import check_functions
 from scalerl.rollouts.custom import make_engine
-from scalerl.tasks import checks, custom, user_rewards
+from scalerl.tasks import custom
 from scalerl.tasks.checks import check_reward
 from scalerl.types import Prompt
 
@@ -26,23 +25,13 @@ ROW = Prompt("0" * 16, "2+2=", (1,), "4", "math", {"answer": "4"}, where="prompt
 
 
 @pytest.fixture(autouse=True)
-def module(user_code, monkeypatch):
+def module(user_code, scored_here):
     user_code("faulty_functions", MODULE)
     for name, text in IMPORTS.items():
         user_code(name, text)
-    monkeypatch.setattr(checks, "FunctionScorer", here)
     yield
     for name in ("faulty_functions", *IMPORTS):
         sys.modules.pop(name, None)
-
-
-def here(function, pass_reward, settings, params):
-    """Call a reward function in this process; tests/tasks/test_reward_check.py tests separate processes."""
-
-    def rewards(prompt, completions):
-        return user_rewards.call_by_name(function, [prompt] * len(completions), completions, params)
-
-    return SimpleNamespace(rewards=rewards, close=lambda: None)
 
 
 def check(kind, name):

@@ -150,21 +150,8 @@ ROWS = [
 """Lines that no run writes; those without the step of a healthy row are not counted as steps."""
 
 VALUES = [
-    "NaN",
-    "Infinity",
-    "-Infinity",
-    "1e999",
-    LONG,
-    "9" * 99,
-    "1e308",
-    "-1",
-    "null",
-    '"x"',
-    "[1]",
-    "{}",
-    "true",
-    DEEP,
-]
+    "NaN", "Infinity", "-Infinity", "1e999", LONG, "9" * 99, "1e308", "-1", "null", '"x"', "[1]", "{}", "true", DEEP,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[:30])
