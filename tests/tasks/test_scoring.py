@@ -65,13 +65,8 @@ def test_a_reward_function_gets_trls_arguments():
 
     items = [prompt("x", prompt="p1", answer="x", level=1), prompt("y", prompt="p2", answer="y", level=2)]
     assert call_reward(reward, "here", items, ["c1", "c2"]) == [0.2, 0.7]
-    assert seen == {
-        "prompts": ["p1", "p2"],
-        "completions": ["c1", "c2"],
-        "answer": ["x", "y"],
-        "level": [1, 2],
-        "columns": {},
-    }
+    texts = {"prompts": ["p1", "p2"], "completions": ["c1", "c2"], "answer": ["x", "y"]}
+    assert seen == {**texts, "level": [1, 2], "columns": {}}
 
 
 def test_rewards_of_at_least_pass_reward_pass(rewards_here):
