@@ -94,6 +94,7 @@ def harm(name: str, kind: str) -> Arrange:
         changed = {
             "cut short": data[:-9],
             "emptied": b"",
+            "a list": b"[]",
             "flipped": data[: len(data) // 2] + middle + data[len(data) // 2 + 1 :],
             "NUL bytes at its end": data[:-9] + b"\0" * 9,
             "of another run": data.replace(b"abc", b"xyz"),
@@ -184,7 +185,7 @@ RESUMED = (
              expect=(part.rpartition("/")[2], *NONE_LEFT))
         for part, *kinds in (
             (f"{STEP}/generator.safetensors", "removed", "cut short", "flipped", "emptied", "a directory"),
-            (f"{STEP}/manifest.json", "removed", "cut short"),
+            (f"{STEP}/manifest.json", "removed", "cut short", "a list"),
             ("metrics.jsonl", "removed", "cut short", "flipped", "NUL bytes at its end", "of another run"),
             ("points.jsonl", "flipped"),
         )

@@ -1,5 +1,6 @@
 import re
 import textwrap
+from concurrent.futures import Future
 
 import pytest
 from texts import decode, group
@@ -8,6 +9,7 @@ from scalerl.config import Scoring, read_config
 from scalerl.tasks import math as math_task
 from scalerl.tasks import scoring
 from scalerl.tasks.base import Verdict, Verifier, verdict
+from scalerl.tasks.pool import ProcessEnded
 from scalerl.tasks.scoring import FunctionScorer, ProcessScorer, ThreadScorer, make_scoring
 from scalerl.tasks.user_rewards import Failures, RewardError, call_reward, load_reward
 from scalerl.types import Prompt, Score
@@ -163,6 +165,16 @@ def test_a_comparison_that_hangs_does_not_affect_other_completions():
         assert found[1].reason == "the verifier took longer than 2 s" and scorer.timeouts == 1
     finally:
         scorer.close()
+
+
+def test_a_comparison_that_ends_its_process_fails_its_completion(monkeypatch):
+    scorer, call = ProcessScorer("math", scoring.VERIFIERS["math"], SETTINGS), Future()
+    call.set_exception(ProcessEnded("3 times (exit code 3)"))
+    monkeypatch.setattr(scorer._pool, "schedule", lambda *words, limit_s: call)
+    (found,) = score(scorer, prompt("2"), ["\\boxed{2}"])
+    scorer.close()
+    assert (found.passed, found.reward, scorer.timeouts) == (False, -1.0, 1)
+    assert found.reason == "the verifier's process ended 3 times (exit code 3)"
 
 
 @pytest.mark.parametrize(
