@@ -5,6 +5,7 @@ import signal
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -66,3 +67,17 @@ def user_code(tmp_path, monkeypatch):
     yield lambda name, text: (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
     for cached in (plugins.loaded, user_rewards._loaded, custom._made):
         cached.cache_clear()
+
+
+@pytest.fixture
+def scored_here(monkeypatch):
+    """Reward functions are checked in this process, which takes seconds less than in their own."""
+    from scalerl.tasks import checks, user_rewards
+
+    def scorer(function, pass_reward, settings, params=None):
+        def rewards(prompt, completions):
+            return user_rewards.call_by_name(function, [prompt] * len(completions), completions, params)
+
+        return SimpleNamespace(rewards=rewards, close=lambda: None)
+
+    monkeypatch.setattr(checks, "FunctionScorer", scorer)

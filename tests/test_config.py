@@ -177,24 +177,13 @@ def test_gspo_sets_its_default_aggregation(tmp_path):
     file, named = tmp_path / "my.toml", tmp_path / "named.toml"
     file.write_text('[recipe]\nloss = "gspo"\n')
     named.write_text('[recipe]\nloss = "gspo"\naggregation = "prompt"\n')
-    found = {
-        "file": read_config(file, []),
-        "file, and a field of the loss": read_config(file, ["--recipe.loss.clip_high", "5e-3"]),
-        "words": read_config(None, ["--recipe.loss", "gspo"]),
-        "file chooses": read_config(named, []),
-        "file chooses, words change the clip": read_config(named, ["--recipe.loss.clip_high", "5e-3"]),
-        "words choose": read_config(file, ["--recipe.aggregation", "token"]),
-        "words choose another loss": read_config(file, ["--recipe.loss", "dapo"]),
-    }
-    assert {name: config.recipe.aggregation for name, config in found.items()} == {
-        "file": "sample",
-        "file, and a field of the loss": "sample",
-        "words": "sample",
-        "file chooses": "prompt",
-        "file chooses, words change the clip": "prompt",
-        "words choose": "token",
-        "words choose another loss": "prompt",
-    }
+    clip = ["--recipe.loss.clip_high", "5e-3"]
+    for given, words, aggregation in (
+        (file, [], "sample"), (file, clip, "sample"), (None, ["--recipe.loss", "gspo"], "sample"),
+        (named, [], "prompt"), (named, clip, "prompt"),  # as chosen
+        (file, ["--recipe.aggregation", "token"], "token"), (file, ["--recipe.loss", "dapo"], "prompt"),
+    ):  # fmt: skip
+        assert read_config(given, words).recipe.aggregation == aggregation, (given, words)
     assert Recipe(loss=Gspo()).aggregation == "sample" and Recipe().aggregation == "prompt"
 
 

@@ -1,6 +1,7 @@
 """Files and functions of the package stay short. Ruff checks the number of parameters (PLR0913 in pyproject.toml)."""
 
 import ast
+import re
 from pathlib import Path
 
 FILES = sorted((Path(__file__).parents[1] / "scalerl").rglob("*.py"))
@@ -37,3 +38,9 @@ def test_at_most_8_handlers_catch_every_exception():
                 if node.type is None or caught & {"Exception", "BaseException"}:
                     wide.append(f"{path}:{node.lineno}")
     assert 0 < len(wide) <= 8, wide
+
+
+def test_only_heartbeats_and_trackers_read_the_wall_clock():
+    """It may jump; durations, time limits and device-hours are measured with the monotonic one."""
+    read = {path.name for path in FILES if re.search(r"\btime\.time\(|datetime\.now\(|utcnow\(", path.read_text())}
+    assert read == {"status.py", "run.py", "mlflow.py", "tensorboard.py"}

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from scalerl import cli
 from scalerl.importers import IMPORTERS, read
 from scalerl.scaling import Curve, CurveError
 
@@ -180,19 +179,6 @@ def test_arbitrary_files_give_points_or_a_message(tmp_path_factory, content):
     path = save(tmp_path_factory.mktemp("any"), content)
     with contextlib.suppress(CurveError):
         assert read(path).rows
-
-
-def call(capsys, *words):
-    code = cli.main(["import", *map(str, words)])
-    return (code, *capsys.readouterr())
-
-
-def test_the_command_writes_a_file_that_fit_reads(tmp_path, capsys):
-    path = tmp_path / "points.jsonl"
-    words = ["--from", "verl", "--task", "gsm8k", "--devices", "8", "--column", "seconds=timing_s/gen", "-o", path]
-    assert call(capsys, save(tmp_path, builders.verl_console()), *words)[0] == 0
-    assert Curve.read(path).last_compute == pytest.approx(2.0)  # 30 s of generation per step
-    assert cli.main(["fit", str(path)]) == 0
 
 
 def test_a_missing_library_for_a_binary_log_is_reported(tmp_path):

@@ -42,26 +42,26 @@ def test_a_preamble_of_many_prompts_does_not_count_as_overlap():
     assert all(overlapping(training[:10], suite[:3], 13))
 
 
-def test_overlapping_prompts_are_left_out_with_a_note(tmp_path):
+def twelve_prompts(place):
+    """Write twelve prompts; return a configuration that trains them without those of suite.jsonl."""
     rows = [{"prompt": text(i), "answer": "1"} for i in range(12)]
+    (place / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["--model", "m", "--data", str(place / "p.jsonl"), "--recipe.prompts_per_step", "1"]
+    suites = json.dumps([str(place / "suite.jsonl")])
+    return read_config(None, [*words, "--evaluation.prompts", "3", "--data.decontaminate", suites])
+
+
+def test_overlapping_prompts_are_left_out_with_a_note(tmp_path):
     chat = [{"role": "system", "content": text(0)}, {"role": "user", "content": f"Now: {text(5)}"}]
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "suite.jsonl").write_text(json.dumps({"prompt": chat}) + "\n")
-    words = ["--model", "m", "--data", str(tmp_path / "p.jsonl"), "--recipe.prompts_per_step", "1"]
-    suites = json.dumps([str(tmp_path / "suite.jsonl")])
-    config = read_config(None, [*words, "--evaluation.prompts", "3", "--data.decontaminate", suites])
-    split = load_prompts(config, make_tokenizer())
+    split = load_prompts(twelve_prompts(tmp_path), make_tokenizer())
     assert len(split.training) + len(split.held_out) == 11
     assert text(5) not in {prompt.text for prompt in (*split.training, *split.held_out)}
     assert "left out 1 prompts" in split.notes[0] and split.notes[0].endswith(f"{tmp_path}/p.jsonl line 6")
 
 
 def test_a_suite_file_without_a_known_prompt_column_is_refused(tmp_path):
-    rows = [{"prompt": text(i), "answer": "1"} for i in range(12)]
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["--model", "m", "--data", str(tmp_path / "p.jsonl"), "--recipe.prompts_per_step", "1"]
-    suites = json.dumps([str(tmp_path / "suite.jsonl")])
-    config = read_config(None, [*words, "--evaluation.prompts", "3", "--data.decontaminate", suites])
+    config = twelve_prompts(tmp_path)
     for column in ("problem", "question", "text"):
         (tmp_path / "suite.jsonl").write_text(json.dumps({"id": 1, column: text(7)}) + "\n")
         assert len(load_prompts(config, make_tokenizer()).training) == 8

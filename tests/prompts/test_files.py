@@ -38,13 +38,6 @@ def test_the_same_rows_come_from_jsonl_json_gzip_and_parquet(tmp_path):
     assert all(rows == found["a.jsonl"] for rows in found.values())
 
 
-def test_a_line_separator_inside_a_string_does_not_end_the_row(tmp_path):
-    row = {"prompt": "first\u2028second\u2029third\x85fourth", "answer": "1"}
-    (tmp_path / "p.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n" + LINES, encoding="utf-8")
-    rows = read(tmp_path / "p.jsonl")
-    assert len(rows) == 4 and rows[0].prompt == row["prompt"] and rows[1].where.endswith("line 2")
-
-
 @pytest.mark.parametrize("name", ["p.jsonl", "p.json"])
 def test_a_byte_order_mark_is_removed_and_utf16_is_refused(tmp_path, name):
     content = LINES if name == "p.jsonl" else json.dumps(ROWS)
@@ -61,23 +54,6 @@ def test_a_line_over_the_limit_is_refused_in_a_short_message(tmp_path):
         read(tmp_path / "p.jsonl", max_line_mb=2)
     assert len(str(error.value)) < 400
     assert len(read(tmp_path / "p.jsonl", max_line_mb=4)) == 4
-
-
-BAD_BYTES = [
-    (b'{"prompt": "\\ud83d", "answer": "2"}', r"line 1: 'prompt' holds a lone surrogate, \\ud83d, at char"),
-    (
-        b'{"id": 7, "prompt": "1+1=", "answer": "2"}\n\n{"id": 7, "prompt": "1+2=", "answer": "3"}',
-        r"line 3: 'id' is 7, as in p.jsonl line 1, which has another prompt or answer",
-    ),
-]
-
-
-@pytest.mark.parametrize(("content", "message"), BAD_BYTES)
-def test_a_bad_row_is_reported_with_file_line_and_field(tmp_path, content, message):
-    (tmp_path / "p.jsonl").write_bytes(content)
-    with pytest.raises(ConfigError, match=message) as error:
-        read(tmp_path / "p.jsonl")
-    assert "p.jsonl" in str(error.value)
 
 
 def test_whole_surrogate_pairs_are_characters(tmp_path):

@@ -2,17 +2,15 @@
 
 import json
 
-import numpy as np
 import pytest
+from texts import Tokenizer, decode, group
 
 from scalerl.config import RunConfig, read_config
 from scalerl.core.errors import ConfigError
 from scalerl.prompts.dataset import load_prompts
-from scalerl.prompts.layouts import read_rows
 from scalerl.tasks.code_tests import read_tests
 from scalerl.tasks.sandbox.detect import offer
 from scalerl.tasks.scoring import make_scoring
-from scalerl.types import Group, Prompt, Rollout, Visit
 
 datasets = pytest.importorskip("datasets")
 pytest.importorskip("pyarrow")
@@ -39,13 +37,6 @@ ROWS = [
 
 HIDDEN = "max(b - a for a, b in zip(xs, xs[1:]))"
 """Right for the example in the prompt, wrong if neighbors decrease."""
-
-
-class Tokenizer:
-    chat_template = None
-
-    def __call__(self, text):
-        return {"input_ids": list(text.encode())}
 
 
 @pytest.fixture
@@ -76,16 +67,6 @@ def run_with_suite(tmp_path) -> RunConfig:
     return read_config(tmp_path / "run.toml", words)
 
 
-def group(prompt: Prompt, *texts: str) -> Group:
-    """Return a group whose rollouts decode to the texts, one token per byte."""
-    rollouts = tuple(
-        Rollout(np.frombuffer(text.encode(), np.uint8).astype(np.int32), np.zeros(len(text), np.float32),
-                np.zeros(len(text), np.int32), np.ones(len(text), np.bool_), False, False)
-        for text in texts
-    )  # fmt: skip
-    return Group(Visit(prompt, 0, 0), rollouts, 0)
-
-
 def test_a_named_suite_is_read_from_the_hub_and_held_out_completely(tmp_path, hub):
     config = run_with_suite(tmp_path)
     assert config.tasks == ["math", "humaneval"] and config.held_out(config.data[1]) == 164
@@ -107,7 +88,7 @@ def test_right_programs_pass_in_the_sandbox_and_wrong_ones_fail(tmp_path, hub):
         pytest.skip(f"no sandbox here: {error}")
     split = load_prompts(config, Tokenizer())
     gap, shout = sorted((p for p in split.held_out if p.task == "humaneval"), key=lambda prompt: prompt.where)
-    scoring = make_scoring(config, lambda tokens: [bytes(ids).decode() for ids in tokens])
+    scoring = make_scoring(config, decode)
     try:
         whole = f"```python\n{ROWS[0]['prompt']}{ROWS[0]['canonical_solution']}```"
         texts = (whole, f"```python\ndef largest_gap(xs):\n    return {HIDDEN}\n```", "I do not know.")
@@ -119,12 +100,3 @@ def test_right_programs_pass_in_the_sandbox_and_wrong_ones_fail(tmp_path, hub):
         assert [score.passed for score in scoring.submit(group(shout, *bodies)).result().scores] == [True, False]
     finally:
         scoring.close()
-
-
-def test_humaneval_as_the_path_of_a_table_is_the_same_set(hub):
-    config = read_config(None, ["--model", "m", "--data", "humaneval"])
-    (task,) = config.data
-    assert (task.set, task.path, task.split, task.verifier, task.curve) == (
-        "humaneval", "openai/openai_humaneval", "test", "code", "humaneval",
-    )  # fmt: skip
-    assert [row.columns["entry_point"] for row in read_rows(task)] == ["largest_gap", "shout"]

@@ -151,12 +151,6 @@ def test_every_named_set_of_mathematics_is_a_complete_configuration():
         assert "/" in task.path and task.columns["prompt"] and task.columns["answer"] and task.curve == name
 
 
-def test_options_reach_one_of_several_named_sets(tmp_path):
-    text = '[[data]]\nkind = "file"\npath = "gsm8k"\n[[data]]\nkind = "file"\nset = "math"\n'
-    found = config(tmp_path, text, "--data.gsm8k.share", "3", "--data.math.split", "test")
-    assert [task.share for task in found.data] == [3, 1] and found.data[1].split == "test"
-
-
 # ----------------------------------------------------------------------------------------------------------- code
 
 
@@ -175,25 +169,11 @@ def test_mbpp_prompts_have_the_assertions_and_tests_begin_with_the_setup():
     assert read_tests(sanitized).tests == "assert g() == 1" and sanitized["prompt"].startswith("Write g. Your code")
 
 
-@pytest.mark.parametrize(
-    ("tests", "read"),
-    [
-        ({"inputs": ["1\n"], "outputs": ["2\n"]}, InputOutput(("1\n",), ("2\n",))),
-        (
-            [{"type": "stdin_stdout", "input": x, "output": y} for x, y in (("1", "2"), ("3", "4"))],
-            InputOutput(("1", "3"), ("2", "4")),
-        ),
-        (
-            [{"input": "[1]", "output": "2", "testtype": "functional", "metadata": {"func_name": "f"}}],
-            Calls("f", ([[1]],), (2,)),
-        ),
-        ([{"type": "function_call", "fn_name": "f", "input": [1], "output": 2}], Calls("f", ([1],), (2,), True)),
-    ],
-)  # fmt: skip
-def test_deepcoder_tests_of_four_forms_are_read(tests, read):
+def test_deepcoder_tests_are_json_in_a_column():
+    tests = [{"type": "function_call", "fn_name": "f", "input": [1], "output": 2}]
     row = {"problem": "Add one.", "tests": json.dumps(tests), "starter_code": "def f(x):"}
     found = deepcoder(row, "line 1")
-    assert found["tests"] == tests and read_tests(found) == read and "def f(x):" in found["prompt"]
+    assert read_tests(found) == Calls("f", ([1],), (2,), True) and "def f(x):" in found["prompt"]
     with pytest.raises(ConfigError, match="'tests'"):
         deepcoder({**row, "tests": "{"}, "line 1")
 
@@ -218,13 +198,3 @@ def test_livecodebench_unpacks_its_private_tests_and_keeps_the_first_half_of_202
         assert "private_test_cases" not in found
     dates = ("2024-12-31T00:00:00", "2025-01-01T00:00:00", "2025-06-30T23:00:00", "2025-07-01T00:00:00")
     assert [livecodebench(lcb(inner, date), "") is None for date in dates] == [True, False, False, True]
-
-
-def test_a_pickle_with_a_class_is_refused():
-    class Harm:
-        def __reduce__(self):
-            return (print, ("harm",))
-
-    harm = base64.b64encode(zlib.compress(pickle.dumps(Harm()))).decode()
-    with pytest.raises(ConfigError, match="'private_test_cases'"):
-        livecodebench(lcb(harm), "line 1")

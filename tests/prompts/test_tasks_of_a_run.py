@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scalerl.config import read_config, to_toml
+from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.prompts.curriculum import make_curriculum
 from scalerl.prompts.dataset import load_prompts
@@ -37,17 +37,6 @@ def read(tmp_path, text, *words):
     return read_config(file, list(words))
 
 
-def test_every_task_has_its_share_its_held_out_set_and_its_name(tmp_path):
-    config = read(tmp_path, TWO)
-    split = load_prompts(config, make_tokenizer())
-    count = {task: sum(p.task == task for p in split.held_out) for task in config.tasks}
-    assert count == {"arithmetic": 10, "programs": 5}
-    assert {p.id for p in split.held_out}.isdisjoint(p.id for p in split.training)
-    drawn = [visit.prompt.task for visit in make_curriculum(config, split.training).draw(40)]
-    assert drawn.count("arithmetic") == 30 and drawn.count("programs") == 10
-    assert "10 held-out prompts of arithmetic and 5 held-out prompts of programs" in config.derived_sizes()[-1]
-
-
 def test_a_task_with_share_0_is_evaluated_and_never_drawn(tmp_path):
     config = read(tmp_path, TWO, "--data.programs.share", "0")
     split = load_prompts(config, make_tokenizer())
@@ -55,27 +44,13 @@ def test_a_task_with_share_0_is_evaluated_and_never_drawn(tmp_path):
     assert sum(p.task == "programs" for p in split.held_out) == 5
 
 
-def test_a_list_of_tasks_and_a_single_table_are_saved_and_read_unchanged(tmp_path):
-    config = read(tmp_path, TWO)
-    assert read(tmp_path, to_toml(config)) == config and to_toml(config).count("[[data]]") == 2
-    lab = read_config(None, [])
-    assert "\n[data]\n" in to_toml(lab) and read(tmp_path, to_toml(lab)) == lab
-
-
-def test_a_field_of_one_of_several_tasks_is_set_by_its_name(tmp_path):
-    config = read(tmp_path, TWO, "--data.programs.points", "4", "--data.arithmetic.label_noise", "0")
-    assert config.data[1].points == 4 and config.data[0].label_noise == 0 and config.data[1].label_noise == 0.12
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (("share = 3.0", "share = 0.0\nheld_out = 4"), None),  # programs still has a share
-        (("kind = \"programs\"\npoints = 3", "kind = \"arithmetic\""), "'arithmetic'"),
         (("held_out = 5", "held_out = 0"), "'programs'"),
         (("held_out = 5", "share = 0.0\n"), None),
         (("points = 3", "points = 9"), "data.1.points: got 9"),
-        (("kind = \"programs\"", "kind = \"mixed\""), "data.1.kind: got 'mixed'"),
     ],
 )  # fmt: skip
 def test_invalid_lists_of_tasks_are_refused_with_instructions(tmp_path, change, message):

@@ -11,43 +11,27 @@ MODULE = """
         def score(self, row, completion): return 0.5
     class TaskOfOtherRows(Task):
         def rows(self): return []
-    class TaskOfOtherScore(Task):
-        def score(self, completion): return 0.5
-    class TaskRaisesMade(Task):
-        def __init__(self): raise KeyError("gone")
-    class TaskRaisesRow(Task):
-        def rows(self, count):
-            yield {"prompt": "0"}
-            raise KeyError("gone")
     class TaskRaisesScore(Task):
         def score(self, row, completion): raise KeyError("gone")
     class TaskNone(Task):
         def rows(self, count): return None
     class TaskNoneScore(Task):
         def score(self, row, completion): return None
-    class TaskNan(Task):
-        def score(self, row, completion): return float("nan")
 
     def other_arguments(wanted_1, wanted_2, *, wanted_3): pass
     def raises(*given, **named):
         raise KeyError("gone")
-    def raises_in_torch(*given, **named):
-        return torch.ones(2) @ torch.ones(3)
     def exits(*given, **named): raise SystemExit(0)
     def none(*given, **named): return None
-    def text(*given, **named): return "0.5"
-    def a_list(*given, **named): return [[0.0] * 3] * 2
     def one_entry(first=None, *given, **named): return torch.ones(1)
     def nan(first=None, *given, completions=(), **named):
         if first is None: return [float("nan")] * len(completions)
         return first * float("nan")
     def whole_numbers(first, *given): return torch.zeros(first.shape, dtype=torch.long)
-    def float_capped(logp_BT, behavior_BT, advantages_B, mask_BT): return logp_BT, mask_BT.float()
     def negative(mask_BT, prompt_B):
         weights_BT = mask_BT / mask_BT.sum()
         weights_BT[0, 0] = -weights_BT[0, 0]
         return weights_BT
-    def endless(*given, **named): return endless(*given, **named)
     def unsaid(*given, **named): raise Unsaid()
     class Unsaid(Exception):
         def __str__(self): raise KeyError("no text")
@@ -63,8 +47,6 @@ MODULE = """
 
     class TaskOfText(Task):
         def score(self, row, completion): return "1"
-    class TaskExits(Task):
-        def score(self, row, completion): sys.exit(0)
     class TaskOfLambdas(Task):
         def rows(self, count): return [{"prompt": str(n), "f": lambda: n} for n in range(count)]
     class TaskOfHalves(Task):
@@ -83,15 +65,11 @@ MODULE = """
         def reward(prompts, completions, **columns): return values
         return reward
     a_dict = rewarded({0: 1.0, 1: 0.5})
-    keys = rewarded({0.0: 1, 1.0: 2}.keys())
     huge = rewarded([1e300, 0.0])
-    huge_integer = rewarded([10 ** 400, 0.0])
     infinite = rewarded([float("inf"), 0.0])
-    nested = rewarded([[1.0], [0.5]])
     column = rewarded(np.ones((2, 1)))
     texts = rewarded(["1.0", "0.5"])
     too_few = rewarded([1.0])
-    an_array_scalar = rewarded(np.float64(1.0))
     def counts(prompts, completions, **columns):
         while True: yield 1.0
     def raises_late(prompts, completions, **columns):
@@ -117,11 +95,8 @@ MODULE = """
     number = 3
 """
 IMPORTS = {
-    "at_import_exits": "import sys\nsys.exit(0)\n",
     "at_import_raises": "limit = {}['limit']\n",
     "no_python": "def f(:\n",
-    "no_indent": "def f():\nreturn 1\n",
     "needs_more": "\nimport a_module_that_is_not_there\n",
-    "needs_name": "from os import no_such_name\n",
 }
 """Modules with one fault each, by name."""

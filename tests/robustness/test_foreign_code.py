@@ -3,7 +3,6 @@
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import runs
@@ -18,7 +17,7 @@ from scalerl.core import plugins
 from scalerl.core.errors import ConfigError
 from scalerl.learn.custom import check_functions
 from scalerl.rollouts.custom import make_engine
-from scalerl.tasks import checks, custom, user_rewards
+from scalerl.tasks import custom
 from scalerl.tasks.checks import check_reward
 from scalerl.types import Prompt
 
@@ -26,23 +25,13 @@ ROW = Prompt("0" * 16, "2+2=", (1,), "4", "math", {"answer": "4"}, where="prompt
 
 
 @pytest.fixture(autouse=True)
-def module(user_code, monkeypatch):
+def module(user_code, scored_here):
     user_code("faulty_functions", MODULE)
     for name, text in IMPORTS.items():
         user_code(name, text)
-    monkeypatch.setattr(checks, "FunctionScorer", here)
     yield
     for name in ("faulty_functions", *IMPORTS):
         sys.modules.pop(name, None)
-
-
-def here(function, pass_reward, settings, params):
-    """Call a reward function in this process; tests/tasks/test_reward_check.py tests separate processes."""
-
-    def rewards(prompt, completions):
-        return user_rewards.call_by_name(function, [prompt] * len(completions), completions, params)
-
-    return SimpleNamespace(rewards=rewards, close=lambda: None)
 
 
 def check(kind, name):
@@ -69,10 +58,7 @@ NAMES = [
     ("faulty_functions", "got 'faulty_functions'; allowed: package.module:function"),
     ("no_such_module:f", r"cannot import 'no_such_module' .*No module named .*; allowed: a module in the"),
     ("no_python:f", r"cannot import 'no_python' .*invalid syntax \(/.*no_python.py:1\)"),
-    ("no_indent:f", r"expected an indented block .*\(/.*no_indent.py:2\)"),
     ("needs_more:f", r"No module named 'a_module_that_is_not_there' \(/.*needs_more.py:2\)"),
-    ("needs_name:f", r"raised ImportError: cannot import name 'no_such_name'.*needs_name.py:1\)"),
-    ("at_import_exits:f", r"raised SystemExit: 0 \(/.*at_import_exits.py:2\)"),
     ("at_import_raises:f", r"raised KeyError: 'limit' \(/.*at_import_raises.py:1\)"),
     ("faulty_functions:exit", r"has no function 'exit' \(did you mean 'exits'\?\)"),
     ("faulty_functions:number", "faulty_functions:number is 3; allowed: a function or a class"),
@@ -99,53 +85,30 @@ EXPECTED = {
 }
 FAULTS = [
     ("loss", "other_arguments", r"must take \(logp_BT, behavior_BT, advantages_B, mask_BT\); too many positional"),
-    ("advantage", "other_arguments", r"must take \(rewards_PG\); missing a required argument: 'wanted_2'"),
-    ("aggregation", "other_arguments", r"must take \(mask_BT, prompt_B\); missing a required .*'wanted_3'"),
     ("reward", "other_arguments", r"must take \(prompts, completions, \*\*columns\) by name; missing a required"),
     ("task", "TaskOfOtherRows", r"TaskOfOtherRows.rows must take \(count\); too many positional"),
-    ("task", "TaskOfOtherScore", r"TaskOfOtherScore.score must take \(row, completion\); too many positional"),
     *((kind, "raises", f"faulty_functions:raises raised KeyError: 'gone' {HERE}") for kind in FIELDS if kind != "task"),
-    ("loss", "raises_in_torch", f"raised RuntimeError: .* {HERE}"),
     ("loss", "exits", f"raised SystemExit: 0 {HERE}"),
-    ("loss", "endless", f"raised RecursionError: .* {HERE}"),
     ("loss", "unsaid", f"raised .*Unsaid: .* {HERE}"),
     ("task", "TaskOfText", "returned '1'; allowed: a number from 0 to 1"),
-    ("task", "TaskExits", f"TaskExits.score raised SystemExit: 0 {HERE}"),
     ("task", "TaskOfLambdas", "a row that cannot be sent to other processes .*; allowed: rows of plain values"),
     ("task", "TaskOfHalves", "row 0 of .* allowed: a dict with `prompt`, text or"),
-    ("task", "TaskOfOne", "made 1 distinct prompts; allowed: at least 4"),
-    *(
-        ("reward", name, "allowed: a list with a number for each completion")
-        for name in ("a_dict", "column", "an_array_scalar")
-    ),
-    *(
-        ("reward", name, "allowed: a finite number for each completion")
-        for name in ("huge_integer", "infinite", "nested", "texts")
-    ),
+    *(("reward", name, "allowed: a list with a number for each completion") for name in ("a_dict", "column")),
+    *(("reward", name, "allowed: a finite number for each completion") for name in ("infinite", "texts")),
     ("reward", "huge", r"returned 1e\+300; allowed: numbers from -1e\+09 to 1e\+09; scale them"),
     ("reward", "too_few", "returned 1 rewards for 2 completions"),
     ("reward", "counts", "returned 3 or more rewards for 2 completions"),
-    ("reward", "raises_late", f"raises_late raised KeyError: 'gone' {HERE}"),
-    ("task", "TaskRaisesMade", f"TaskRaisesMade raised KeyError: 'gone' {HERE}"),
-    ("task", "TaskRaisesRow", f"TaskRaisesRow.rows raised KeyError: 'gone' {HERE}"),
     ("task", "TaskRaisesScore", f"TaskRaisesScore.score raised KeyError: 'gone' {HERE}"),
     *((kind, "none", f"returned None; {pattern}") for kind, pattern in EXPECTED.items()),
-    ("loss", "text", f"returned '0.5'; {EXPECTED['loss']}"),
-    ("loss", "a_list", f"returned \\[\\[0.0, 0.0, 0.0\\], .*; {EXPECTED['loss']}"),
     ("loss", "one_entry", f"\\(torch.float32\\) of shape \\(1,\\); {EXPECTED['loss']}"),
-    ("reward", "none", "returned None; allowed: a list with a number for each completion"),
-    ("reward", "nan", "returned nan; allowed: a finite number for each completion"),
+    ("reward", "raises_late", f"raises_late raised KeyError: 'gone' {HERE}"),
     ("task", "TaskNone", "TaskNone.rows returned None; allowed: rows, each a dict with `prompt`"),
-    ("task", "TaskNoneScore", "TaskNoneScore.score returned None; allowed: a number from 0 to 1"),
-    ("task", "TaskNan", "returned nan; allowed: a number from 0 to 1"),
-    ("loss", "nan", "returned a loss that is not finite"),
+    ("task", "TaskOfOne", "made 1 distinct prompts; allowed: at least 4"),
     ("advantage", "nan", r"\(torch.float32, 6 entries not finite\) of shape \(2, 3\); expected finite"),
-    ("aggregation", "nan", "weights that sum to nan"),
+    ("task", "TaskNoneScore", "TaskNoneScore.score returned None; allowed: a number from 0 to 1"),
+    ("loss", "nan", "returned a loss that is not finite"),
     ("aggregation", "negative", "at least 0, zero outside the mask"),
     ("loss", "whole_numbers", "returned a loss_BT of torch.int64 and a clipped_BT of torch.bool; expected a floating"),
-    ("loss", "float_capped", "a clipped_BT of torch.float32; expected a floating-point loss_BT and a clipped_BT of"),
-    ("advantage", "whole_numbers", r"\(torch.int64\) of shape \(2, 3\); expected finite .*, in floating point"),
-    ("aggregation", "whole_numbers", r"\(torch.int64\) of shape \(6, 5\); expected weights_BT"),
 ]
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from robustness.damage import OPENED, cut, gone, text
+from robustness.damage import OPENED, gone, text
 from scalerl.core.errors import ConfigError
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import check_vocabulary, load_policy, stop_tokens
@@ -24,9 +24,6 @@ TOKENIZERS = [
     ("none", gone("tokenizer.json", "tokenizer_config.json")),
     ("no vocabulary", gone("tokenizer.json")),
     ("empty", text("tokenizer.json", "")),
-    ("cut off", cut("tokenizer.json", 200)),
-    ("a list", text("tokenizer.json", "[]")),
-    ("NUL bytes", text("tokenizer.json", b"\0" * 99)),
     ("an unknown model", text("tokenizer.json", '{"model": {"type": "Odd", "vocab": {}}}')),
     ("a configuration that is no JSON", text("tokenizer_config.json", "{")),
     ("custom code", own_tokenizer),
@@ -70,11 +67,9 @@ TEMPLATES = [
     ("raises", "{{ raise_exception('only tools') }}", "TemplateError: only tools"),
     ("cannot be parsed", "{% for %}", "TemplateSyntaxError"),
     ("an undefined function", "{{ strftime_then(1) }}", "UndefinedError: 'strftime_then' is undefined"),
-    ("a field of an undefined name", "{{ messagez[0].content }}", "UndefinedError: 'messagez' is undefined"),
     ("divides by zero", "{{ 1 // 0 }}", "ZeroDivisionError"),
     ("reaches for Python", "{{ messages.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
     ("leaves the question out", "Hello {{ question }}", "renders every question as 'Hello '"),
-    ("is empty", " ", "renders every question as ' '"),
 ]  # fmt: skip
 
 
@@ -91,8 +86,6 @@ ENDLESS = {
     "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "a macro that calls itself": "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
     "a power": "{{ messages[0]['content'] and 9 ** (9 ** 9) }}",
-    "a constant power": "{{ 9 ** (9 ** 9) }}",
-    "text without end": "{% for a in range(99999) %}{% for b in range(9999) %}{{ messages }}{% endfor %}{% endfor %}",
     "a text of 100 GB": "{{ messages[0]['content'] * 10 ** 11 }}",
     "a text of 10 MB": "{{ messages[0]['content'] * 10 ** 6 }}",
 }

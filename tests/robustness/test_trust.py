@@ -139,22 +139,16 @@ def test_code_in_a_changed_package_needs_a_new_confirmation(place):
         check_trust([inner], "mine")
 
 
-@pytest.mark.parametrize(
-    ("typed", "mine"),
-    [
-        (["--reward", "theirs:f"], True),
-        (["--data.reward=theirs:f"], True),
-        (["--steps", "3"], False),
-        (["--reward", "not_theirs:f"], False),
-    ],
-)
-def test_only_full_names_on_the_command_line_are_trusted(typed, mine):
-    if not mine:
-        with pytest.raises(ConfigError, match="theirs:f"):
-            check_trust([config("", REWARD)], "run", typed=typed)
-        return
+@pytest.mark.parametrize("typed", [["--steps", "3"], ["--reward", "not_theirs:f"]])
+def test_only_full_names_on_the_command_line_are_trusted(typed):
+    with pytest.raises(ConfigError, match="theirs:f"):
+        check_trust([config("", REWARD)], "run", typed=typed)
+
+
+@pytest.mark.parametrize("typed", [["--reward", "theirs:f"], ["--data.reward=theirs:f"]])
+def test_a_name_on_the_command_line_is_remembered(typed):
     check_trust([config("", REWARD)], "run", typed=typed)
-    check_trust([config("", REWARD)], "run")  # the confirmation is remembered
+    check_trust([config("", REWARD)], "run")
 
 
 def test_another_model_without_a_sandbox_needs_a_new_confirmation():
@@ -246,23 +240,6 @@ def test_any_name_becomes_a_file_in_its_directory(name):
     made = files.safe_name(name)
     assert made not in ("", ".", "..") and "/" not in made and "\0" not in made and len(made.encode()) <= 107
     assert os.path.basename(made) == made and files.safe_name(made) == made
-
-
-@pytest.mark.parametrize(
-    ("name", "made"),
-    [
-        ("scalerl", "scalerl"),
-        ("aime-24", "aime-24"),
-        ("org/model.v2", "org-model.v2"),
-        ("../../etc", "etc-"),
-        ("..", "unnamed-"),
-        ("", "unnamed-"),
-        ("a\nb", "a-b-"),
-    ],
-)
-def test_safe_names_worked_by_hand(name, made):
-    found = files.safe_name(name)
-    assert found == made or (made.endswith("-") and found.startswith(made) and len(found) == len(made) + 6)
 
 
 def test_a_recipe_named_like_a_path_writes_below_runs(place):

@@ -50,28 +50,3 @@ def test_the_engine_of_the_page_trains_within_the_staleness_bound(engine_class, 
             np.testing.assert_allclose(rollout.logps, -math.log(8), rtol=1e-6)
             assert rollout.truncated == (rollout.tokens[-1] != 0) and (np.diff(rollout.versions) >= 0).all()
     assert sorted(set(asked)) == list(range(max(asked) + 1)) and len(asked) == count * (max(asked) + 1)
-
-
-def test_unfinished_groups_of_an_engine_without_exact_resume_are_sampled_again(engine_class):
-    engine = engine_class(4, vocabulary=8, longest=20, receive=lambda version: None)
-    first = Coordinator([engine], PipelineSchedule(3, AtTick(5), 4), group_size=2, seed=0)
-    first.begin(0, visits(0, 15))
-    for _ in range(3):
-        first.step()
-    state = first.state()
-    copy = Coordinator(
-        [engine_class(4, vocabulary=8, longest=20, receive=lambda version: None)],
-        PipelineSchedule(3, AtTick(5), 4), group_size=2, seed=0,
-    )  # fmt: skip
-    copy.load_state(state)
-    copy.begin(0)
-    (formed, *_) = _first_batch(copy)
-    assert len(formed.groups) == 3 and all(len(group.rollouts) == 2 for group in formed.groups.values())
-    assert state["engines"] == [None] and formed.stats.tokens >= engine.work.tokens
-
-
-def _first_batch(coordinator):
-    for _ in range(500):
-        if batches := coordinator.step():
-            return batches
-    raise AssertionError("no batch")

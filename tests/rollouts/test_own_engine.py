@@ -4,7 +4,6 @@ import pytest
 import torch
 from tiny_models import tiny_model
 
-from scalerl.config import parse_config, read_config, to_toml
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
 from scalerl.models.policy import Policy
@@ -145,13 +144,3 @@ def test_the_evaluation_engine_follows_swaps_over_one_model():
     engine.swap(3)
     assert engine.version == evaluator.version == 3 and len(loads) == 1
     assert engine.deterministic and engine.occupancy().slots == 2
-
-
-WORDS = ["--model", "m", "--data", "d.jsonl", "--placement.engine"]
-
-
-def test_an_engine_with_parameters_is_restored_from_the_saved_configuration():
-    config = read_config(None, [*WORDS, '{kind = "custom", function = "my:Engine", params = {every = 3}}'])
-    assert config.placement.engine == Custom(function="my:Engine", params={"every": 3})
-    assert config.schedule == "deterministic" and config.weights == "shared-memory"
-    assert parse_config(to_toml(config), "again") == config

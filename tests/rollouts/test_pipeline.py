@@ -91,19 +91,6 @@ def test_a_round_larger_than_the_engine_uses_its_first_weights_for_any_lag(lag_t
     assert versions == [0] * 96 + [8] * 96
 
 
-def test_updates_wait_for_long_sequences_instead_of_missing_deadlines():
-    spec = ScriptedSpec(PipelineRL(max_lag=1), mean_tokens=60, max_tokens=200, slots=6, lag_ticks=1)
-    batches = train(spec, updates=12)
-    assert max(b.number - g.oldest_version for b, g in groups_of(batches)) == 1
-
-
-def test_every_prompt_is_returned_once_in_a_complete_group():
-    batches = train(ScriptedSpec(PipelineRL(max_lag=2)), updates=20)
-    seen = [group.visit.index for _, group in groups_of(batches)]
-    assert len(seen) == len(set(seen)) == 60 and set(range(42)) <= set(seen)
-    assert all(len(group.rollouts) == 2 for _, group in groups_of(batches))
-
-
 def test_weights_that_an_engine_lost_are_sent_again_while_the_trainer_waits():
     sent = []
 
@@ -142,11 +129,6 @@ def test_random_delays_on_both_sides_do_not_change_results(policy, slots):
     assert (
         [b.stats.tick for b in quiet] == [b.stats.tick for b in late_trainer] == [b.stats.tick for b in late_generator]
     )
-
-
-def test_eager_keeps_the_staleness_bound():
-    batches = train(ScriptedSpec(PipelineRL(max_lag=2), eager=True, delay_s=0.001), updates=20)
-    assert max(b.number - g.oldest_version for b, g in groups_of(batches)) <= 2
 
 
 def test_a_failure_in_the_generator_raises_in_take_with_its_name():

@@ -2,12 +2,7 @@
 
 import os
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from engine_builds import Scripted, Torch
@@ -123,18 +118,6 @@ def test_the_saved_state_of_one_process_is_restored_in_another(remote):
     assert len(early) + sum(map(len, rest)) == 9
 
 
-def test_two_processes_step_in_parallel(remote):
-    """Both processes get a request before the test waits for one of them."""
-    engines = [remote(Scripted(), name).engines()[0] for name in ("a", "b")]
-    for number, engine in enumerate(engines):
-        engine.submit(requests(4 - 2 * number))
-    for engine in engines:
-        engine.advance()
-    for engine in engines:
-        engine.poll()
-    assert [engine.work.tokens for engine in engines] == [4, 2]
-
-
 # ------------------------------------------------------------------------------------------------------------- deaths
 
 
@@ -168,62 +151,3 @@ def test_the_error_names_a_failed_engine_with_its_reason(remote):
     engine = remote(Scripted()).engines()[0]
     with pytest.raises(EngineDied, match=r"(?s)generator 2 of 3 .* failed:.*Error"):
         engine.load_state({"no": "state"})
-
-
-HELPER = """
-import sys, time
-from engine_builds import Scripted
-from scalerl.rollouts.engine import Request
-from scalerl.rollouts.process_engine import EngineProcess
-
-if __name__ == "__main__":
-    process = EngineProcess(Scripted(delay_s=float(sys.argv[1])), "orphan")
-    engine = process.engines()[0]
-    engine.submit([Request((0, 0), (5, 9), 1)])
-    engine.advance()
-    print(process._process.pid, flush=True)
-    time.sleep(600)
-"""
-
-
-def alive(pid):
-    """Return whether a process is running and not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-@pytest.mark.parametrize("step_s", ["0", "600"], ids=["waiting", "in the middle of a long step"])
-def test_the_process_ends_when_its_coordinators_process_is_killed(tmp_path, step_s):
-    (tmp_path / "helper.py").write_text(HELPER)
-    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    parent = subprocess.Popen(
-        [sys.executable, "helper.py", step_s],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    child = int(parent.stdout.readline())
-    assert alive(child)
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    for _ in range(100):
-        if not alive(child):
-            break
-        time.sleep(0.1)
-    assert not alive(child)
-
-
-def test_the_arrays_of_a_rollout_are_arrays_again(remote):
-    engine = remote(Scripted()).engines()[0]
-    engine.submit(requests(3))
-    done = []
-    while engine.occupancy().busy:
-        engine.advance()
-        done += engine.poll()
-    kinds = [(r.tokens.dtype, r.logps.dtype, r.versions.dtype, r.sampled.dtype) for r in (d.rollout for d in done)]
-    assert kinds == [(np.dtype("int32"), np.dtype("float32"), np.dtype("int32"), np.dtype("bool"))] * 3

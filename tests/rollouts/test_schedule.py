@@ -1,13 +1,11 @@
 import math
-import random
 
 import pytest
 
 from scalerl.config.overrides import parse_config
-from scalerl.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.core.serialization import to_plain
 from scalerl.rollouts.activation import WINDOW, AtTick, Following, OnArrival
-from scalerl.rollouts.schedule import SCHEDULES, PipelineSchedule, RoundSchedule, schedule_of
+from scalerl.rollouts.schedule import PipelineSchedule, RoundSchedule, schedule_of
 
 
 def pipeline(k, per_batch=2, lag=3):
@@ -91,45 +89,6 @@ def test_a_closed_curriculum_ends_with_a_smaller_batch():
     assert s.form(tick=1) is None
     s.closed = True
     assert s.form(tick=1) == [0] and s.form(tick=1) is None
-
-
-@pytest.mark.parametrize(
-    "policy", [PipelineRL(max_lag=k) for k in (0, 1, 3, 8)] + [PpoOffPolicy(batches=k) for k in (1, 4)]
-)
-@pytest.mark.parametrize("eager", [False, True])
-def test_no_order_of_finishing_breaks_the_bound_or_deadlocks(policy, eager):
-    """A random generator and a random trainer: 300 updates, staleness at most k, no deadlock."""
-    rng = random.Random(f"{policy} {eager}")
-    for trial in range(6):
-        per_batch, lag = rng.choice((1, 3, 5)), rng.choice((-1, 0, 2, 40))
-        most = 12 + 2 * per_batch if eager else math.inf
-        s, k = SCHEDULES[policy.kind](policy, per_batch, OnArrival() if eager else AtTick(lag), most), policy.max_lag
-        born, running, tick, arrived, formed = {}, [], 0, 0, []
-        while len(formed) < 50:
-            for _ in range(10_000):  # swap in versions that are due or have arrived
-                idle = not running and not s.may_start()
-                if s.active < arrived and (s.on_arrival(s.active + 1) or s.due(tick, idle)):
-                    s.activate(s.active + 1)
-                elif s.due(tick, idle):
-                    assert len(formed) > arrived, "waits for weights that no batch can produce"
-                    arrived += 1  # the trainer was late: the generator waited for it
-                else:
-                    break
-            while s.may_start() and len(running) < 12:
-                index = s.start()
-                born[index] = s.active - s.active % getattr(policy, "batches", 1)  # a round keeps its first weights
-                running.append(index)
-            assert running or s.due(tick, True) or len(formed) > arrived, "deadlock"
-            for index in [i for i in running if rng.random() < rng.choice((0.02, 0.5))]:
-                running.remove(index)
-                s.finish(index)
-            tick += 1
-            while (chosen := s.form(tick)) is not None:
-                assert len(chosen) == s.per_batch
-                assert all(len(formed) - born[i] <= k for i in chosen), (trial, len(formed), [born[i] for i in chosen])
-                formed.append(chosen)
-            if len(formed) > arrived and rng.random() < 0.3:
-                arrived += 1
 
 
 def test_a_restored_schedule_continues_like_the_original():

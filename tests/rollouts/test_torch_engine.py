@@ -86,21 +86,6 @@ def test_the_tokens_of_a_rollout_do_not_depend_on_its_neighbors(slots, refill):
     assert alone == others
 
 
-def test_a_saved_engine_continues_with_the_same_tokens():
-    original = make("qwen3", slots=3)
-    early = [done for _ in range(5) for done in original.poll()]
-    state = original.state()
-    copy = make("qwen3", slots=3)
-    copy.load_state(state)
-    rest, rest_of_copy = run_out(original), run_out(copy)
-    assert len(early) + len(rest) == len(PROMPTS)
-    for a, b in zip(rest, rest_of_copy, strict=True):
-        assert a.id == b.id
-        np.testing.assert_array_equal(a.rollout.tokens, b.rollout.tokens)
-        np.testing.assert_array_equal(a.rollout.logps, b.rollout.logps)
-    assert copy.work == original.work
-
-
 def test_equal_prompts_are_processed_once():
     engine = make("qwen3", slots=8)
     engine.poll()

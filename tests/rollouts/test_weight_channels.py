@@ -7,15 +7,8 @@ import numpy as np
 import pytest
 import torch
 from engine_builds import answer_weights
-from sampled import replay
-from tiny_models import tiny_model
 
-from scalerl.core.rng import stream_key
-from scalerl.models.policy import Policy
 from scalerl.models.weights import WeightLayout
-from scalerl.rollouts.engine import Request, Sampling
-from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.weights import CHANNELS, DirectoryChannel
 
 SHAPES = {"scalar": (), "one": (1,), "odd": (3, 5, 7), "seventeen": (17,), "empty": (0, 4), "matrix": (33, 31)}
@@ -147,37 +140,6 @@ def test_another_process_receives_weights_sent_after_its_start(kind, tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------------- replay
-
-PROMPTS = [(5, 9, 2), (7, 3, 11, 4, 6, 8, 2), (20,), (21, 22, 23, 24, 25, 26, 27, 28), (7, 3), (30, 31)]
-
-
-@channels
-@pytest.mark.parametrize("name", ["qwen3", "qwen3-untied"])
-def test_every_token_has_the_log_probability_of_its_version(kind, name, tmp_path):
-    policies = [Policy(tiny_model(name, seed)) for seed in (0, 1, 2)]
-    names = [name for name, _ in policies[0].weights()]
-    assert ("lm_head.weight" in names) == name.endswith("untied")
-    channel = CHANNELS[kind](WeightLayout.of(policies[0].weights()), tmp_path)
-    for version, policy in enumerate(policies):
-        channel.send(version, policy.weights())
-    rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=14)
-    own = Policy(tiny_model(name, seed=77))  # so that results are wrong before version 0 is received
-    engine = torch_engine(
-        own, slots=3, prompt_tokens=8, rule=rule, sampling=Sampling(stop=(1,)), refill=1, receive=channel.receive
-    )
-    engine.swap(0)
-    engine.submit([Request((i, 0), prompt, stream_key("channel", i)) for i, prompt in enumerate(PROMPTS)])
-    finished, swaps = [], {4: 1, 9: 2}
-    for tick in range(100):
-        if tick in swaps:
-            engine.swap(swaps[tick])
-        finished += engine.poll()
-    assert sorted(done.id[0] for done in finished) == list(range(len(PROMPTS)))
-    for done in finished:
-        expected = replay(policies, PROMPTS[done.id[0]], done.rollout)
-        np.testing.assert_allclose(done.rollout.logps, expected, atol=2e-5)
-    assert sum(len(set(done.rollout.versions.tolist())) > 1 for done in finished) >= 2  # swapped in flight
-
 
 # ------------------------------------------------------------------------------------------------------- directories
 

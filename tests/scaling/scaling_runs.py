@@ -14,3 +14,10 @@ def run(points=41, last=16_000.0, noise=0.004, seed=0, **changes):
     compute = np.linspace(0, last, points)
     wobble = noise * np.random.default_rng(seed).standard_normal(points)
     return Curve(compute, np.clip(sigmoid(compute, **truth) + wobble, 0, 1), axis="device_hours", label="simulated")
+
+
+def fallen(seed=0):
+    """Return a run that reaches 0.6 by half, then falls to 0.2 within five evaluations and stays there."""
+    compute = np.arange(31.0)
+    level = np.where(compute < 16, sigmoid(compute, 0.6, 3.0, 4.0, 0.1), np.maximum(0.6 - 0.08 * (compute - 16), 0.2))
+    return Curve(compute, level + 0.02 * np.random.default_rng(seed).standard_normal(31))

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from scaling_runs import run
+from scaling_runs import fallen, run
 
 from scalerl.scaling import Curve, CurveError, compare, fit, sigmoid
 from scalerl.scaling.compare import (
@@ -136,20 +136,13 @@ def test_invalid_comparisons_are_errors(first, second, options, message):
         compare(first, second, **options)
 
 
-def risen_and_fallen(seed=0):
-    """Return a run that reaches 0.6 by half, then falls to 0.2 within five evaluations and stays there."""
-    compute = np.arange(31.0)
-    level = np.where(compute < 16, sigmoid(compute, 0.6, 3.0, 4.0, 0.1), np.maximum(0.6 - 0.08 * (compute - 16), 0.2))
-    return Curve(compute, level + 0.02 * RNG(seed).standard_normal(31))
-
-
 def steady(level, seed):
     return Curve(np.arange(31.0), level + 0.02 * RNG(seed).standard_normal(31))
 
 
 def test_a_fallen_run_is_compared_by_its_last_level():
     healthy = Curve(np.arange(31.0), sigmoid(np.arange(31.0), 0.5, 3.0, 4.0, 0.1) + 0.02 * RNG(9).standard_normal(31))
-    down = fit(risen_and_fallen())
+    down = fit(fallen())
     comparison = compare(down, healthy)
     # the share that stays down ends near 0.2; the law alone ends above 0.3
     assert down.futures.stays <= (ceilings(down) < 0.3).mean() < down.futures.stays + 0.1

@@ -9,15 +9,7 @@ from scalerl.scaling import Curve, CurveError
 from scalerl.scaling.curve import thinned
 
 ROWS = [
-    {
-        "step": 0,
-        "device_hours": 0.0,
-        "flops": 0.0,
-        "tokens": 0,
-        "task": "arithmetic",
-        "pass_rate": 0.10,
-        "stderr": 0.006,
-    },
+    {"step": 0, "device_hours": 0.0, "flops": 0.0, "tokens": 0, "task": "arithmetic", "pass_rate": 0.10},
     {"step": 100, "device_hours": 0.02, "flops": 3e14, "tokens": 42, "task": "arithmetic", "pass_rate": 0.41},
     {"step": 200, "device_hours": 0.04, "flops": 6e14, "tokens": 84, "task": "arithmetic", "pass_rate": 0.52},
 ]

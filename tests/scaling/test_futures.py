@@ -1,18 +1,10 @@
 import numpy as np
 import pytest
-from scaling_runs import run
+from scaling_runs import fallen, run
 
 from scalerl.scaling import Curve, advise, fit, forecast, sigmoid
 from scalerl.scaling.futures import EVEN_NOISE, LATER_FALL, STAYS_AFTER_FALL, TAKE_OFF, has_fallen, prior_odds
 from scalerl.scaling.noise import local_noise
-
-
-def fallen(seed=0):
-    """Return a run that reaches 0.6 by half, then falls to 0.2 within five evaluations and stays there."""
-    rng = np.random.default_rng(seed)
-    compute = np.arange(31.0)
-    level = np.where(compute < 16, sigmoid(compute, 0.6, 3.0, 4.0, 0.1), np.maximum(0.6 - 0.08 * (compute - 16), 0.2))
-    return Curve(compute, level + 0.02 * rng.standard_normal(31))
 
 
 def flat(seed=0, noise=0.05):

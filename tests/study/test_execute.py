@@ -143,15 +143,6 @@ def test_a_run_that_ended_because_every_prompt_was_solved_is_finished(tmp_path):
     assert again.started == [] and set(execution.states.values()) == {"finished"}
 
 
-def test_finished_runs_are_found_before_the_first_run_starts(tmp_path):
-    study = StudyDirectory.create(tmp_path / "s", plan("a", "b"))
-    run(study, ScriptedWorkers(failing=("a",)))
-    execution = run(study, ScriptedWorkers())
-    assert {str(key): state for key, state in execution.display.first.items()} == {
-        "a/seed-0": "waiting", "b/seed-0": "finished", "a/seed-1": "waiting", "b/seed-1": "finished",
-    }  # fmt: skip
-
-
 def test_a_stop_request_stops_running_jobs_and_starts_no_others(tmp_path):
     study, workers = StudyDirectory.create(tmp_path / "s", plan("a", "b")), ScriptedWorkers(looks=5)
     looks = iter([False, False] + [True] * 50)

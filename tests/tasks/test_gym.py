@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from texts import decode, group
 
 from scalerl.config import read_config, to_toml
 from scalerl.core.errors import ConfigError
@@ -116,17 +117,13 @@ def test_an_unknown_name_or_parameter_suggests_similar_ones(tmp_path, table, mes
 
 
 def test_the_scoring_of_a_run_judges_completions_in_processes(tmp_path):
-    import numpy as np
-
     from scalerl.tasks.scoring import make_scoring
-    from scalerl.types import Group, Rollout, Visit
 
     found = config(tmp_path, 'dataset = "chain_sum"\nprompts = 8\nparameters = {max_terms = 2}')
     question = load_prompts(found, make_tokenizer()).training[0]
-    rollout = Rollout(np.ones(1, int), np.zeros(1, np.float32), np.zeros(1, int), np.ones(1, bool), False, False)
     texts = [f"<answer>{question.answer}</answer>", "<answer>none</answer>"]
-    scoring = make_scoring(found, lambda tokens: texts)
-    scores = scoring.submit(Group(Visit(question, 0, 0), (rollout, rollout), 0)).result().scores
+    scoring = make_scoring(found, decode)
+    scores = scoring.submit(group(question, *texts)).result().scores
     scoring.close()
     assert [score.passed for score in scores] == [True, False] and scoring.timeouts == 0
     assert scores[0].reward == 1.0 and -1.0 <= scores[1].reward < 1.0

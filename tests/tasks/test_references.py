@@ -3,19 +3,13 @@
 import json
 
 import pytest
+from texts import Tokenizer
 
 from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.prompts.dataset import load_prompts
 from scalerl.tasks.checks import reference_notes
 from scalerl.tasks.sandbox.detect import offer
-
-
-class Tokenizer:
-    chat_template = None
-
-    def __call__(self, text):
-        return {"input_ids": list(text.encode())}
 
 
 def written(path, *rows):

@@ -7,9 +7,8 @@ import pytest
 from scalerl.config import Scoring, parse_config, read_config, to_toml
 from scalerl.config.data import RewardFunction
 from scalerl.core.errors import ConfigError
-from scalerl.tasks import checks, user_rewards
 from scalerl.tasks.checks import check_reward, check_rewards
-from scalerl.tasks.scoring import FunctionScorer, make_scorers
+from scalerl.tasks.scoring import make_scorers
 from scalerl.tasks.user_rewards import call_reward
 from scalerl.types import Prompt
 
@@ -35,24 +34,6 @@ ROW = Prompt("0" * 16, "2+2=", (1,), "4", "math", {"answer": "4", "level": 3}, w
 @pytest.fixture(autouse=True)
 def module(user_code):
     user_code("checked_rewards", MODULE)
-
-
-class HereScorer(FunctionScorer):
-    """Calls the function in this process, which takes seconds less."""
-
-    def __init__(self, function, pass_reward, settings, params=None):
-        self._function, self._params = function, params
-
-    def rewards(self, prompt, completions):
-        return user_rewards.call_by_name(self._function, [prompt] * len(completions), completions, self._params)
-
-    def close(self):
-        pass
-
-
-@pytest.fixture
-def here(monkeypatch):
-    monkeypatch.setattr(checks, "FunctionScorer", HereScorer)
 
 
 def reward(name, **params):
@@ -95,7 +76,7 @@ def test_parameters_reach_the_function_in_the_process_that_calls_it():
         scorer.close()
 
 
-def test_columns_may_be_called_like_any_argument(here):
+def test_columns_may_be_called_like_any_argument(scored_here):
     """The run gives `prompts` and `completions`; `name` and `limit_s` are ordinary columns."""
     columns = dict.fromkeys(("prompts", "completions", "name", "function", "limit_s"), "x")
     asked = replace(ROW, columns={**ROW.columns, **columns})
@@ -104,7 +85,7 @@ def test_columns_may_be_called_like_any_argument(here):
     assert found == [5.0]
 
 
-def test_a_parameter_replaces_the_column_of_its_name(here):
+def test_a_parameter_replaces_the_column_of_its_name(scored_here):
     # float("7"); the column's list [3] would also be converted
     check_reward(reward("level", level="7"), ROW, Scoring())
     with pytest.raises(ConfigError, match="'x'"):
@@ -122,7 +103,7 @@ def test_a_parameter_replaces_the_column_of_its_name(here):
         ("none", {}, "prompts.jsonl, line 1"),
     ],
 )
-def test_a_reward_function_is_tried_on_made_up_completions(here, name, params, message):
+def test_a_reward_function_is_tried_on_made_up_completions(scored_here, name, params, message):
     if message is None:
         check_reward(reward(name, **params), ROW, Scoring())
         return
@@ -143,7 +124,7 @@ def test_a_reward_function_that_ends_its_process_or_hangs_is_refused_too(name, m
         check_reward(reward(name), ROW, Scoring(reward_timeout_s=1))
 
 
-def test_the_reward_of_each_task_is_tried_on_a_prompt_of_the_task(here):
+def test_the_reward_of_each_task_is_tried_on_a_prompt_of_the_task(scored_here):
     words = ["--model", "m", "--data", "d.jsonl", "--reward", "checked_rewards:none", "--data.name", "mine"]
     config = read_config(None, words)
     check_rewards(config, [ROW])  # of another task

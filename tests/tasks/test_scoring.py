@@ -1,19 +1,18 @@
 import re
-import subprocess
-import sys
 import textwrap
-import time
+from concurrent.futures import Future
 
-import numpy as np
 import pytest
+from texts import decode, group
 
 from scalerl.config import Scoring, read_config
 from scalerl.tasks import math as math_task
-from scalerl.tasks import pool, scoring
+from scalerl.tasks import scoring
 from scalerl.tasks.base import Verdict, Verifier, verdict
+from scalerl.tasks.pool import ProcessEnded
 from scalerl.tasks.scoring import FunctionScorer, ProcessScorer, ThreadScorer, make_scoring
 from scalerl.tasks.user_rewards import Failures, RewardError, call_reward, load_reward
-from scalerl.types import Group, Prompt, Rollout, Score, Visit
+from scalerl.types import Prompt, Score
 
 SETTINGS = Scoring(workers=1, reward_timeout_s=60)
 
@@ -59,39 +58,6 @@ def test_math_is_judged_on_the_text_after_the_thinking(completion, answer, passe
     assert math_task.verify(prompt(answer), completion).passed is passed
 
 
-def test_processes_score_in_order_if_a_verifier_hangs_or_crashes(monkeypatch, tmp_path):
-    module = tmp_path / "hanging_verifier.py"
-    module.write_text(
-        textwrap.dedent("""
-        import os, time
-        from scalerl.tasks import scoring
-        from scalerl.tasks.base import Verifier, verdict
-        def verify(prompt, completion):
-            if completion == "hang": time.sleep(60)
-            if completion == "crash": os._exit(3)
-            return verdict(completion == prompt.answer, "")
-        scoring.VERIFIERS["trap"] = Verifier(verify, killable=True)
-        def install(*words): pass
-    """)
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import hanging_verifier
-
-    # the pool's initializer imports it in each process
-    monkeypatch.setattr(pool, "_prepare", hanging_verifier.install)
-    try:
-        scorer = ProcessScorer("trap", scoring.VERIFIERS["trap"], Scoring(workers=2, timeout_s=1.5))
-        began = time.perf_counter()
-        scores = score(scorer, prompt("a"), ["a", "hang", "crash", "b"])
-        assert [s.passed for s in scores] == [True, False, False, False]
-        assert [s.reward for s in scores] == [1.0, -1.0, -1.0, -1.0]
-        assert scorer.timeouts == 2 and time.perf_counter() - began < 15
-        assert score(scorer, prompt("a"), ["a"]) == [Score(1.0, True)]
-    finally:
-        scoring.VERIFIERS.pop("trap")
-        scorer.close()
-
-
 def test_a_reward_function_gets_trls_arguments():
     seen = {}
 
@@ -101,13 +67,8 @@ def test_a_reward_function_gets_trls_arguments():
 
     items = [prompt("x", prompt="p1", answer="x", level=1), prompt("y", prompt="p2", answer="y", level=2)]
     assert call_reward(reward, "here", items, ["c1", "c2"]) == [0.2, 0.7]
-    assert seen == {
-        "prompts": ["p1", "p2"],
-        "completions": ["c1", "c2"],
-        "answer": ["x", "y"],
-        "level": [1, 2],
-        "columns": {},
-    }
+    texts = {"prompts": ["p1", "p2"], "completions": ["c1", "c2"], "answer": ["x", "y"]}
+    assert seen == {**texts, "level": [1, 2], "columns": {}}
 
 
 def test_rewards_of_at_least_pass_reward_pass(rewards_here):
@@ -206,6 +167,16 @@ def test_a_comparison_that_hangs_does_not_affect_other_completions():
         scorer.close()
 
 
+def test_a_comparison_that_ends_its_process_fails_its_completion(monkeypatch):
+    scorer, call = ProcessScorer("math", scoring.VERIFIERS["math"], SETTINGS), Future()
+    call.set_exception(ProcessEnded("3 times (exit code 3)"))
+    monkeypatch.setattr(scorer._pool, "schedule", lambda *words, limit_s: call)
+    (found,) = score(scorer, prompt("2"), ["\\boxed{2}"])
+    scorer.close()
+    assert (found.passed, found.reward, scorer.timeouts) == (False, -1.0, 1)
+    assert found.reason == "the verifier's process ended 3 times (exit code 3)"
+
+
 @pytest.mark.parametrize(
     ("reference", "completion"),
     [("\\$6", "\\boxed{6}"), ("$\\$6$", "\\boxed{\\$6}"), ("\\$1{,}250", "it costs $1250$"), ("$6", "\\boxed{6}")],
@@ -215,20 +186,9 @@ def test_a_reference_in_dollars_is_an_amount_and_not_a_formula(reference, comple
     assert not math_task.verify(prompt(reference), "\\boxed{7}").passed
 
 
-def group(asked, *texts, truncated=()):
-    """Return a group whose tokens are the indices of its texts, and the function that decodes them."""
-    rollouts = tuple(
-        Rollout(
-            np.asarray([i]), np.zeros(1, np.float32), np.zeros(1, np.int32), np.ones(1, bool), i in truncated, False
-        )
-        for i in range(len(texts))
-    )
-    return Group(Visit(asked, 0, 0), rollouts, 0), lambda tokens: [texts[i] for (i,) in tokens]
-
-
 def scored(config, asked, *texts, truncated=()):
     """Score one group with the scoring of a configuration."""
-    given, decode = group(asked, *texts, truncated=truncated)
+    given = group(asked, *texts, truncated=truncated)
     service = make_scoring(config, decode)
     try:
         pending = service.submit(given)
@@ -296,34 +256,3 @@ def test_a_truncated_rollout_never_passes(rewards_here):
     for scorer, failed in ((verifier, Score(-1.0, False)), (function, Score(0.0, False))):
         assert scorer.truncated(Score(1.0, True)) == failed
     verifier.close()
-
-
-def test_a_signal_to_the_process_group_does_not_end_a_verifier(tmp_path):
-    """`timeout` and batch systems send SIGTERM to every process of a run; only the run itself should act on it."""
-    script = tmp_path / "group.py"
-    script.write_text(
-        textwrap.dedent("""
-        import os, signal
-        from scalerl.config.run import Scoring
-        from scalerl.tasks.base import Verifier
-        from scalerl.tasks import math
-        from scalerl.tasks.scoring import ProcessScorer
-        from scalerl.types import Prompt
-
-        def scores():
-            pending = scorer.submit(Prompt("0" * 16, "", (1,), "3", "math"), ["so $x = 3$"])
-            return [score.passed for score in pending.finish(pending.futures)]
-
-        if __name__ == "__main__":
-            signal.signal(signal.SIGTERM, lambda *_: None)
-            scorer = ProcessScorer("math", Verifier(math.verify, killable=True), Scoring(workers=1, timeout_s=60))
-            assert scores() == [True]
-            os.killpg(0, signal.SIGTERM)
-            print(scores(), scorer.timeouts)
-            scorer.close()
-        """)
-    )
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, start_new_session=True
-    )
-    assert done.stdout.strip() == "[True] 0", done.stdout + done.stderr

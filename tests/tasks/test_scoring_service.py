@@ -7,27 +7,14 @@ import time
 
 import numpy as np
 import pytest
+from texts import decode, group
 
 from scalerl.config import Scoring
 from scalerl.tasks.base import Verifier, verdict
 from scalerl.tasks.scoring import FunctionScorer, ScoringService, ThreadScorer
-from scalerl.types import Group, Prompt, Rollout, Score, Visit
+from scalerl.types import Prompt, Score
 
 PROMPT = Prompt("0" * 16, "q", (1,), "4", "t", {"level": 3})
-
-
-def group(*texts, prompt=PROMPT, truncated=()):
-    """Return a group whose rollouts decode to the given texts."""
-    rollouts = tuple(
-        Rollout(np.frombuffer(text.encode(), np.uint8).astype(np.int32), np.zeros(len(text), np.float32),
-                np.zeros(len(text), np.int32), np.ones(len(text), np.bool_), i in truncated, False)
-        for i, text in enumerate(texts)
-    )  # fmt: skip
-    return Group(Visit(prompt, 0, 0), rollouts, 0)
-
-
-def decode(tokens):
-    return [bytes(ids).decode() for ids in tokens]
 
 
 def verdict_of(passes):
@@ -61,7 +48,7 @@ def own_function(tmp_path, monkeypatch):
 def test_a_verifier_gets_the_prompt_with_its_columns_and_the_completion():
     seen = []
     service = threads(lambda prompt, text: seen.append((prompt.answer, prompt.columns, text)) or text == prompt.answer)
-    scored = service.submit(group("4", "5")).result()
+    scored = service.submit(group(PROMPT, "4", "5")).result()
     assert seen == [("4", {"level": 3}, "4"), ("4", {"level": 3}, "5")]
     assert scored.scores == (Score(1.0, True), Score(-1.0, False)) and scored.group.visit.prompt is PROMPT
     service.close()
@@ -70,7 +57,7 @@ def test_a_verifier_gets_the_prompt_with_its_columns_and_the_completion():
 def test_submit_returns_before_the_verifier_does():
     release = threading.Event()
     service = threads(lambda prompt, text: release.wait(30))
-    pending = service.submit(group("a"))
+    pending = service.submit(group(PROMPT, "a"))
     assert not pending.wait(0.05)
     release.set()
     assert pending.wait(30) and pending.result().scores == (Score(1.0, True),)
@@ -90,7 +77,7 @@ def test_each_worker_judges_one_group_at_a_time():
         return True
 
     service = threads(verify, workers=3)
-    for pending in [service.submit(group("a", "b")) for _ in range(9)]:
+    for pending in [service.submit(group(PROMPT, "a", "b")) for _ in range(9)]:
         pending.result()
     assert most[0] == 3
     service.close()
@@ -136,12 +123,6 @@ def test_a_function_keeps_its_state_in_a_separate_process(own_function):
     service = own_function(
         "    f.calls = getattr(f, 'calls', 0) + 1\n    return [f.calls + os.getpid() * 1000.0] * len(completions)\n"
     )
-    rewards = [service.submit(group("a", "b")).result().scores[0].reward for _ in range(4)]
+    rewards = [service.submit(group(PROMPT, "a", "b")).result().scores[0].reward for _ in range(4)]
     assert [int(r) % 1000 for r in rewards] == [1, 2, 3, 4]  # one worker, in the order of submission
     assert {int(r) // 1000 for r in rewards} != {os.getpid()} and len({int(r) // 1000 for r in rewards}) == 1
-
-
-def test_a_truncated_rollout_gets_at_most_the_truncated_reward(own_function):
-    service = own_function("    return [0.7, 0.7, -2.0]\n")
-    scores = service.submit(group("a", "b", "c", truncated=(1, 2))).result().scores
-    assert scores == (Score(0.7, True), Score(0.0, False), Score(-2.0, False))

@@ -104,25 +104,3 @@ def test_an_evaluation_within_a_frozen_round_uses_the_newest_weights(lab_model, 
     results = [(p["pass_rate"], p["mean_tokens"]) for p in often["points.jsonl"]]
     # the weights of each update, not of the round
     assert len(set(results[:4])) > 1 and len(set(results[4:8])) > 1, results
-
-
-@pytest.mark.slow
-def test_a_run_directory_of_an_incompatible_version_is_refused(two_engines, tmp_path):
-    import json
-    import shutil
-
-    from scalerl.training.manifest import seal
-
-    path = tmp_path / "old"
-    shutil.copytree(two_engines, path)
-    for file in path.glob("checkpoints/*/trainer.json"):
-        state = json.loads(file.read_text())
-        file.write_text(json.dumps({**state, "format": 2}))
-        (file.parent / "manifest.json").unlink()
-        seal(file.parent, state["progress"]["step"])
-    before = (path / "metrics.jsonl").read_bytes()
-    process = runs.start(["resume", str(path)])
-    text, _ = process.communicate(timeout=60)
-    assert process.returncode == 2 and "Traceback" not in text, text
-    assert "it has the format 2; this version of scalerl reads" in text and f"scalerl train {path}/config.toml" in text
-    assert (path / "metrics.jsonl").read_bytes() == before

@@ -19,14 +19,6 @@ def run(lab_model, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_engines_have_the_log_probabilities_of_the_learner_with_adapters(run):
-    path, _ = run
-    metrics = runs.rows(path, "metrics.jsonl")
-    assert len(metrics) == 12 and 0 <= max(row["replay_difference"] for row in metrics) < 1e-4
-    assert max(abs(metrics[0]["log_ratio_min"]), abs(metrics[0]["log_ratio_max"])) <= 1e-5  # on policy
-
-
-@pytest.mark.slow
 def test_a_stopped_run_resumes_to_the_same_bits(run, lab_model, tmp_path):
     whole, _ = run
     runs.train(lab_model, tmp_path / "stopped", *LORA, "--steps", "6")  # an evaluation is due there in any case
@@ -34,14 +26,6 @@ def test_a_stopped_run_resumes_to_the_same_bits(run, lab_model, tmp_path):
     assert runs.outcome(tmp_path / "stopped") == runs.outcome(whole)
     adapters = [load_file(path / "adapter/adapter_model.safetensors") for path in (whole, tmp_path / "stopped")]
     assert len(adapters[0]) == 28 and all(torch.equal(adapters[0][key], adapters[1][key]) for key in adapters[0])
-
-
-@pytest.mark.slow
-def test_checkpoints_contain_only_the_adapters_and_their_moments(run):
-    path, _ = run
-    (latest, *_) = sorted((path / "checkpoints").iterdir(), reverse=True)
-    names = json.loads((latest / "learner.json").read_text())
-    assert len(names) == 4 * 28 and all(".lora_A." in name or ".lora_B." in name for name in names)
 
 
 @pytest.mark.slow

@@ -1,8 +1,6 @@
 """Whole runs with several trainer ranks: training, a named dead rank, and a resume to the same bits."""
 
-import json
 import os
-import shutil
 import signal
 
 import pytest
@@ -45,35 +43,7 @@ def test_a_killed_rank_ends_the_run_and_a_resume_gives_the_same_bits(undisturbed
     assert f"trainer rank 1 of 2 (process {children[1]}) was killed by signal 9" in text
     assert f"continue with: scalerl resume {path}" in text
     assert not runs.left_of(started, 60)
-    process = runs.start(["resume", str(path)])
-    text, _ = process.communicate(timeout=300)
+    text = runs.finish("resume", str(path))
     # the last one before the eighth, which ends the run
-    assert process.returncode == 0 and "resumed at step 4" in text, text
+    assert "resumed at step 4" in text, text
     assert runs.outcome(path) == runs.outcome(undisturbed)
-
-
-@pytest.mark.slow
-def test_a_damaged_shard_makes_the_run_resume_from_the_checkpoint_before(undisturbed, tmp_path):
-    path = tmp_path / "damaged"
-    shutil.copytree(undisturbed, path)
-    checkpoint = path / "checkpoints/step_000008"
-    listed = json.loads((checkpoint / "manifest.json").read_text())["files"]
-    assert {"learner/.metadata", "learner/__0_0.distcp", "learner/__1_0.distcp", "trainer.json"} < listed.keys()
-    os.truncate(checkpoint / "learner/__1_0.distcp", 100)
-    process = runs.start(["resume", str(path)])
-    text, _ = process.communicate(timeout=300)
-    assert process.returncode == 0 and "Traceback" not in text, text
-    assert "the checkpoint of step 8 cannot be used: learner/__1_0.distcp has 100 bytes" in text
-    assert "resumed at step 4" in text and runs.outcome(path) == runs.outcome(undisturbed)
-
-
-@pytest.mark.slow
-def test_one_process_refuses_a_checkpoint_of_several_ranks(undisturbed, tmp_path):
-    path = tmp_path / "changed"
-    shutil.copytree(undisturbed, path)
-    config = path / "config.toml"
-    config.write_text(config.read_text().replace("trainer_ranks = 2", "trainer_ranks = 1"))
-    process = runs.start(["resume", str(path), "--steps", "10"])
-    text, _ = process.communicate(timeout=60)
-    assert process.returncode == 2 and "Traceback" not in text, text
-    assert "was written by several trainer ranks" in text and "placement.trainer_ranks = 2 or more" in text

@@ -1,14 +1,11 @@
 """Records of a dead process: one line for the user, and its traceback in errors.log."""
 
 import pickle
-from types import SimpleNamespace
 
 import pytest
 
 from scalerl.core.processes import ProcessDied, fault
-from scalerl.rollouts.pipeline import WorkerDied
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.training import complete
 from scalerl.training.learner.ranks import LearnerDied
 from scalerl.training.run_dir import recorded
 
@@ -57,30 +54,3 @@ def test_a_full_disk_does_not_hide_the_message(tmp_path):
 def test_an_error_with_a_traceback_survives_pickling(kind):
     back = pickle.loads(pickle.dumps(kind("it failed", "Traceback ...")))
     assert (str(back), back.trace) == ("it failed", "Traceback ...")
-
-
-def test_a_run_whose_generator_failed_ends_with_one_line_and_instructions(tmp_path, monkeypatch):
-    ended = []
-    session = SimpleNamespace(
-        records=SimpleNamespace(
-            directory=SimpleNamespace(path=tmp_path, moved=lambda: ""),
-            ended=lambda state, message: ended.append((state, message)),
-        ),
-        checkpoints=SimpleNamespace(store=SimpleNamespace(steps=lambda: [])),
-        config=SimpleNamespace(placement=SimpleNamespace(backend="local")),
-        close=lambda: None,
-    )
-    display = SimpleNamespace(start=lambda: None, stop=lambda: None, note=lambda text: None)
-
-    def fail(session):
-        raise WorkerDied("the generator process (7) failed: KeyError: 'slot'", "Traceback ...\nKeyError: 'slot'\n")
-
-    monkeypatch.setattr(complete, "run_to_end", fail)
-    with pytest.raises(complete.RunFailed) as raised:
-        complete.complete(lambda display, stop: session, display, lambda: False)
-    assert str(raised.value) == (
-        f"the generator process (7) failed: KeyError: 'slot' (traceback: {tmp_path}/errors.log)\n"
-        f"All saved results are kept; continue with: scalerl resume {tmp_path}"
-    )
-    assert ended == [("failed", "the generator process (7) failed: KeyError: 'slot'")]
-    assert "KeyError: 'slot'\n" in (tmp_path / "errors.log").read_text()

@@ -173,10 +173,3 @@ def test_an_interrupt_ends_after_the_step_and_writes_the_weights(model, rows, tm
             signal.signal(number, handler)
     record = json.loads((tmp_path / "made" / "sft.json").read_text())
     assert record["stopped"] is True and len(record["steps"]) == 2 and record["held_out_loss"] > 0
-
-
-def test_the_command_line_prints_losses_and_the_path_of_the_model(model, rows, tmp_path, capsys):
-    words = ["sft", str(model), "--data", str(rows), "--out", str(tmp_path / "made"), "--epochs", "1", "--batch-tokens"]
-    assert cli.main([*words, "60", "--held-out", "0.1"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "18 rows of 108 tokens" in lines[0] and lines[4].endswith(f"{tmp_path / 'made'}")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import runs
 
-from scalerl.config import read_config
 from scalerl.training import rollout_rows
 from scalerl.training.rollout_rows import evaluation_rows, marked_text, telling_group, token_detail, token_texts
 from scalerl.types import Group, Prompt, Rollout, Score, ScoredGroup, Visit
@@ -50,14 +49,6 @@ def test_a_suite_is_in_the_summary_and_not_in_the_forecast(run):
         assert "tasks" not in summary and summary["suites"]["products"]["pass_rate"] == last["pass_rate"]
     (source,) = read_sources([path])
     assert source.curve.label == "sums" and len(source.curve) == 3
-
-
-def test_the_saved_configuration_has_the_suite_as_a_table(run):
-    path, _ = run
-    config = read_config(path / "config.toml", [])
-    assert config.tasks == ["sums", "products"] and config.main_tasks == ["sums"]
-    suite = config.data[1]
-    assert (suite.share, suite.held_out, suite.samples, config.samples(suite)) == (0, "all", 3, 3)
 
 
 def test_every_evaluation_leaves_readable_rollouts_of_each_task(run):

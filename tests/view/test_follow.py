@@ -13,10 +13,9 @@ from watched import METRICS as ROW
 from watched import add_points, add_rollouts, add_steps, rollout, write_run
 
 from scalerl.core.rows import RowFile
-from scalerl.view.metrics import GROUPS, METRICS, between, bucketed, level_of
+from scalerl.view.metrics import GROUPS, METRICS, bucketed, level_of
 from scalerl.view.rollouts import RolloutIndex
 from scalerl.view.run import FollowedRun
-from scalerl.view.state import STATES
 from scalerl.view.warnings import warnings
 from scalerl.view.watcher import Watcher
 
@@ -70,18 +69,6 @@ def test_offsets_lead_to_rows_after_a_line_that_is_too_long(tmp_path, monkeypatc
     assert file.broken == 8  # 113 bytes
 
 
-def test_a_skipped_file_is_followed_from_its_last_complete_row(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    write(path, [1, 2])
-    with path.open("a") as out:
-        out.write('{"step"')
-    file = RowFile(path)
-    assert [row["step"] for row in file.tail()] == [1, 2]
-    with path.open("a") as out:
-        out.write(": 3}\n")
-    assert steps(file) == [3] and file.restarts == 0
-
-
 def test_buckets_keep_minimum_mean_and_maximum():
     value_N = np.zeros(1000)
     value_N[437], value_N[438] = 9.0, -3.0
@@ -92,16 +79,6 @@ def test_buckets_keep_minimum_mean_and_maximum():
     assert bucketed(np.array([1.0, 2.0]), np.array([np.nan, 5.0]), 9) == {
         "x": [2.0], "low": [5.0], "mean": [5.0], "high": [5.0],
     }  # fmt: skip
-
-
-def test_the_history_has_every_row_and_a_window_has_a_neighbor_on_each_side(tmp_path):
-    run = FollowedRun(write_run(tmp_path / "run"))
-    assert len(run.history()["loss"]) == 0
-    for step in range(1, 1001):
-        add_steps(run.path, [step], loss="high" if step == 5 else step / 2)
-    columns = run.history()
-    assert len(columns["step"]) == 1000 and np.isnan(columns["loss"][4]) and columns["loss"][-1] == 500
-    assert columns["step"][between(columns["step"], 10, 12)].tolist() == [9, 10, 11, 12, 13]
 
 
 def test_every_documented_metric_has_a_meaning():
@@ -205,15 +182,10 @@ def test_a_watcher_finds_new_runs_fits_new_evaluations_and_reports_only_changes(
     watcher.close()
 
 
-def test_a_removed_run_and_unexpected_rows_do_not_stop_other_runs(tmp_path, monkeypatch):
-    gone = write_run(tmp_path / "runs/gone", rows=3, points=2)
-    odd = write_run(tmp_path / "runs/odd", rows=3)
-    whole = write_run(tmp_path / "runs/whole", rows=3)
+def test_a_removed_run_does_not_stop_other_runs(tmp_path, monkeypatch):
+    gone, whole = (write_run(tmp_path / "runs" / name, rows=3, points=2) for name in ("gone", "whole"))
     watcher = Watcher([tmp_path / "runs"])
     shutil.rmtree(gone)
-    with (odd / "metrics.jsonl").open("a") as file:
-        file.write('{"step": "four", "step_s": [], "loss": {}}\n{"no": "step"}\n')
-    add_points(odd, [1], pass_rate="high", step=None)
     add_steps(whole, [4])
     for run in watcher.runs.values():
         run._looked = 0.0
@@ -222,10 +194,8 @@ def test_a_removed_run_and_unexpected_rows_do_not_stop_other_runs(tmp_path, monk
     assert by_name["whole"]["step"] == 4 and by_name["gone"]["state"] == "unreadable"
     monkeypatch.setattr("scalerl.view.watcher.SEARCH_S", 0.0)
     watcher.poll()
-    assert sorted(run.name for run in watcher.runs.values()) == ["odd", "whole"]
+    assert [run.name for run in watcher.runs.values()] == ["whole"]
     assert watcher.changes_since(-1)["known"] == list(watcher.runs)
-    assert by_name["odd"]["state"] in STATES
-    json.dumps([run.metrics(10) for run in watcher.runs.values()], allow_nan=False)
     watcher.close()
 
 

@@ -12,7 +12,7 @@ from scalerl.config.data import ArithmeticTask, ProgramsTask
 from scalerl.scaling import Curve, CurveError, fit
 from scalerl.types import EvalPoint
 from scalerl.view.figures import plot_curve
-from scalerl.view.outlook import data_note, default_axis, outlook, run_outlook
+from scalerl.view.outlook import data_note, default_axis, run_outlook
 from scalerl.view.summary import refresh, summarize
 
 BOTH = (ArithmeticTask(), ProgramsTask())
@@ -46,15 +46,6 @@ def test_four_evaluations_are_too_few_and_five_are_not(points):
     with pytest.raises(CurveError, match="a fit needs at least 5 points; got 4"):
         run_outlook(points[:4], "flops")
     assert run_outlook(points[:5], "flops").forecast.at[0].compute == pytest.approx(2 * points[4].flops)
-
-
-def test_an_unidentified_ceiling_is_marked_in_text_and_figure(points):
-    from matplotlib.figure import Figure
-
-    early = outlook(Curve([p.flops for p in points[:6]], [p.pass_rate for p in points[:6]], axis="flops"))
-    assert "NOT identified yet" in "\n".join(early.lines())
-    axes = plot_curve(Figure().subplots(), early.fit)
-    assert any("not identified yet" in text.get_text() for text in axes.texts)
 
 
 def test_the_figure_shows_every_point_the_ceiling_and_the_forecast(points):

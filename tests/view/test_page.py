@@ -8,7 +8,6 @@ import pytest
 from browser import contrast, luminance
 from simulated import curve, write
 
-from scalerl.core.errors import ConfigError
 from scalerl.scaling import Curve
 from scalerl.view.analysis import analyze
 from scalerl.view.outlook import read_sources
@@ -116,14 +115,6 @@ def test_a_run_that_only_falls_has_a_page(tmp_path):
         100,
     ]
     assert "11 points at or above A, or at or below R0, have no F" in page(analysis)
-
-
-def test_without_plotly_the_error_names_the_package(studied, monkeypatch):
-    from scalerl.view.page import page
-
-    monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
-    with pytest.raises(ConfigError, match=r"pip install 'scalerl\[report\]'"):
-        page(studied)
 
 
 def test_the_figures_draw_without_console_messages(opened):

@@ -5,7 +5,7 @@ import os
 import time
 
 import pytest
-from watched import add_steps, point, write_run
+from watched import point, write_run
 
 from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
@@ -94,19 +94,6 @@ def test_a_heartbeat_renews_its_file_and_survives_a_removed_directory(tmp_path):
     assert read_status(run) is None and read_status(tmp_path / "away").state == "running"
 
 
-def test_a_broken_configuration_and_broken_files_give_a_state_and_no_error(tmp_path):
-    run = write_run(tmp_path / "run", rows=3)
-    (run / "status.json").write_text("{")
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('oh\n[1]\n{"step": 4')
-    seen = FollowedRun(run)
-    assert (seen.state, seen.step) == ("dead", 3)
-    (run / "config.toml").write_text("steps = 'many'")
-    os.utime(run / "config.toml", (1, 1))
-    seen = FollowedRun(run)
-    assert seen.state == "unreadable" and "steps" in seen.detail and seen.step == 3
-
-
 def test_suites_do_not_count_as_the_pass_rate_of_a_run(tmp_path):
     (tmp_path / "own.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
     data = {"kind": "file", "path": str(tmp_path / "own.jsonl"), "name": "main"}
@@ -137,9 +124,3 @@ def test_durations_are_formatted():
     assert [duration(s) for s in (4, 89, 90, 5399, 5400, 86_400, 200_000, float("nan"))] == [
         "4 s", "89 s", "2 min", "90 min", "1.5 h", "24.0 h", "2.3 days", "-",
     ]  # fmt: skip
-
-
-def test_added_rows_are_read(tmp_path):
-    run = write_run(tmp_path / "run", rows=2)
-    add_steps(run, [3])
-    assert FollowedRun(run).step == 3

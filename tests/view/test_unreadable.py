@@ -17,7 +17,6 @@ from watched import add_points, add_rollouts, point, rollout, write_run
 
 from scalerl.cli import ls
 from scalerl.cli.main import main
-from scalerl.core.rows import RowFile
 from scalerl.view.run import LIFE_S, FollowedRun
 from scalerl.view.watcher import Watcher
 
@@ -151,21 +150,8 @@ ROWS = [
 """Lines that no run writes; those without the step of a healthy row are not counted as steps."""
 
 VALUES = [
-    "NaN",
-    "Infinity",
-    "-Infinity",
-    "1e999",
-    LONG,
-    "9" * 99,
-    "1e308",
-    "-1",
-    "null",
-    '"x"',
-    "[1]",
-    "{}",
-    "true",
-    DEEP,
-]
+    "NaN", "Infinity", "-Infinity", "1e999", LONG, "9" * 99, "1e308", "-1", "null", '"x"', "[1]", "{}", "true", DEEP,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[:30])
@@ -248,17 +234,3 @@ def test_a_long_run_needs_little_memory_and_a_small_figure(tmp_path):
     tracemalloc.stop()
     assert len(watched.points["arithmetic"]) == 20_000 and peak < 20_000 * 800, peak / 20_000
     assert 1000 < len(watched.curve("arithmetic")["x"]) <= 4000
-
-
-def test_an_unreadable_file_is_read_on_where_it_ended(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"step": 1}\n')
-    file = RowFile(path)
-    assert [line.row["step"] for line in file.new_lines()] == [1]
-    path.rename(tmp_path / "kept")
-    os.mkfifo(path)
-    assert list(file.new_lines()) == [] and "pipe" in file.problem and file.restarts == 0
-    (tmp_path / "kept").replace(path)
-    with path.open("a") as out:
-        out.write('{"step": 2}\n')
-    assert [line.row["step"] for line in file.new_lines()] == [2] and not file.problem

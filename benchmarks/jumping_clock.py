@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -49,11 +48,6 @@ time_t time(time_t *out) {
 """
 JUMPS = (3600, -3600, 86_400, -3 * 86_400, 0, 40 * 86_400)
 """Offsets in seconds, one after another."""
-
-
-def can_jump() -> bool:
-    """Return whether this machine has what the library needs."""
-    return shutil.which("gcc") is not None and os.uname().sysname == "Linux"
 
 
 class JumpingClock:
