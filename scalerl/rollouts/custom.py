@@ -9,7 +9,7 @@ from typing import Any
 
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
-from scalerl.core.plugins import PluginError, call, check_arguments, describe, load_function
+from scalerl.core.plugins import PluginError, call, describe, load_function
 from scalerl.models.policy import Policy
 from scalerl.rollouts.engine import Engine, Sampling
 from scalerl.rollouts.interrupt import LengthRule
@@ -48,6 +48,8 @@ class EngineParts:
     """Temperature, nucleus and stop tokens."""
     receive: Receive
     """receive(version) -> weights by name, after they were sent; call it in `swap`."""
+    refill: int = 0
+    """Free slots at which new sequences are prefilled; 0: 1/16 of the slots."""
     evaluating: bool = False
     """Whether this engine is for evaluations. Each generator makes one engine for training and one for evaluations."""
 
@@ -59,6 +61,7 @@ class EngineParts:
             prompt_tokens=self.prompt_tokens,
             rule=self.rule,
             sampling=self.sampling,
+            refill=self.refill,
             receive=self.receive,
         )
 
@@ -70,7 +73,6 @@ def make_engine(choice: Custom, parts: EngineParts) -> Engine:
         ConfigError: It cannot be imported, takes other arguments, raises, or does not return an engine.
     """
     function = load_function(choice.function, f"{FIELD}.function")
-    check_arguments(function, choice.function, FIELD, ("parts",), choice.params)
     try:
         made = call(function, choice.function, parts, **choice.params)
     except PluginError as error:

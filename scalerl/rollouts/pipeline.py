@@ -22,7 +22,7 @@ from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import LocalRemote, Remote, Run
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.weights import WeightChannel
-from scalerl.rollouts.worker import Build, First, generate
+from scalerl.rollouts.worker import Build, generate
 from scalerl.types import GeneratorStats, Group, ScoredGroup, Visit
 
 SendWeights = Callable[[int, WeightChannel], None]
@@ -128,7 +128,7 @@ class Pipeline:
             visits: Prompts that may be started with them.
         """
         self._send_weights(version, send)
-        self._worker = self._launch(partial(generate, self._channel, self._build, First(version, tuple(visits))))
+        self._worker = self._launch(partial(generate, self._channel, self._build, version, tuple(visits)))
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

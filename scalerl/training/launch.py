@@ -30,7 +30,7 @@ from scalerl.tasks.checks import check_rewards, reference_notes
 from scalerl.tasks.sandbox.detect import sandbox_notes
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
-from scalerl.training.checkpoint import CheckpointStore, GeneratorFiles, load_plain, load_state
+from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, save_state
 from scalerl.training.evaluation import Evaluations
 from scalerl.training.learner.base import Learner
 from scalerl.training.learner.policy_learner import batch_flops
@@ -150,7 +150,8 @@ def _assemble(
         longest_prompt=prompts.longest,
         rule=rule,
         stop=stop_tokens(policy, tokenizer),
-        files=GeneratorFiles(checkpoint),
+        load_state=partial(load_state, checkpoint, "generator") if checkpoint else None,
+        save=save_state,
         model=facts,
         run=path,
         make_engines=backend.make_engines,

@@ -11,8 +11,6 @@ MODULE = """
         def score(self, row, completion): return 0.5
     class TaskOfOtherRows(Task):
         def rows(self): return []
-    class TaskOfOtherScore(Task):
-        def score(self, completion): return 0.5
     class TaskRaisesMade(Task):
         def __init__(self): raise KeyError("gone")
     class TaskRaisesRow(Task):
@@ -65,10 +63,6 @@ MODULE = """
         def score(self, row, completion): return "1"
     class TaskExits(Task):
         def score(self, row, completion): sys.exit(0)
-    class TaskOfLambdas(Task):
-        def rows(self, count): return [{"prompt": str(n), "f": lambda: n} for n in range(count)]
-    class TaskOfHalves(Task):
-        def rows(self, count): return [{"prompt": "\\ud800" + str(n)} for n in range(count)]
     class TaskOfOne(Task):
         def rows(self, count):
             while True: yield {"prompt": "the same"}
@@ -82,18 +76,12 @@ MODULE = """
     def rewarded(values):
         def reward(prompts, completions, **columns): return values
         return reward
-    a_dict = rewarded({0: 1.0, 1: 0.5})
-    keys = rewarded({0.0: 1, 1.0: 2}.keys())
     huge = rewarded([1e300, 0.0])
     huge_integer = rewarded([10 ** 400, 0.0])
     infinite = rewarded([float("inf"), 0.0])
     nested = rewarded([[1.0], [0.5]])
-    column = rewarded(np.ones((2, 1)))
     texts = rewarded(["1.0", "0.5"])
     too_few = rewarded([1.0])
-    an_array_scalar = rewarded(np.float64(1.0))
-    def counts(prompts, completions, **columns):
-        while True: yield 1.0
     def raises_late(prompts, completions, **columns):
         yield 1.0
         raise KeyError("gone")

@@ -28,7 +28,7 @@ MODULE = """
             return float("nan")
 
     class NoScore:
-        def rows(self, count): return []
+        def rows(self, count): return [{"prompt": str(n)} for n in range(count)]
 
     class NoPrompt(Doubles):
         def rows(self, count): return [{"question": "2 x 1 ="}]
@@ -57,7 +57,7 @@ def test_rows_are_distinct_and_scores_become_verdicts():
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("NoScore", {}, "no method score"),
+        ("NoScore", {}, "no attribute 'score'"),
         ("NoPrompt", {}, "row 0"),
         ("Doubles", {"params": {"smallest": 1}}, "'smallest'"),
     ],

@@ -116,9 +116,9 @@ def test_a_parameter_replaces_the_column_of_its_name(here):
     [
         ("length", {"limits": 8}, None),  # **columns takes any name
         ("level", {}, None),
-        ("level", {"limit": 8}, "limit=8"),
+        ("level", {"limit": 8}, "'limit'"),
         ("needs_text", {}, "'text'.*answer, level"),
-        ("positional", {}, "by name"),
+        ("positional", {}, "positional-only"),
         ("none", {}, "prompts.jsonl, line 1"),
     ],
 )
