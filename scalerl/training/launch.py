@@ -40,9 +40,9 @@ from scalerl.training.records import Records
 from scalerl.training.resolve import arithmetic_notes, length_notes, nucleus_notes, pinned, resolve
 from scalerl.training.run_dir import RunDirectory, check_empty, inputs_of, recorded
 from scalerl.training.run_model import (
-    LoadPolicy,
     check_length,
     check_sampled,
+    load_in_engine,
     load_of,
     model_path_of,
     revision_of,
@@ -146,7 +146,7 @@ def _assemble(
     progress = overrule(from_plain(Progress, state["progress"]), display) if state else Progress()
     spec = GeneratorSpec(
         config=config,
-        load_policy=LoadPolicy(config, model_path),
+        load_policy=partial(load_in_engine, config, model_path),
         longest_prompt=prompts.longest,
         rule=rule,
         stop=stop_tokens(policy, tokenizer),

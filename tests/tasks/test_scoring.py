@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from scalerl.config import Scoring, read_config
+from scalerl.core.plugins import load_function
 from scalerl.tasks import math as math_task
 from scalerl.tasks import pool, scoring
 from scalerl.tasks.base import Verdict, Verifier, verdict
 from scalerl.tasks.scoring import FunctionScorer, ProcessScorer, ThreadScorer, make_scoring
-from scalerl.tasks.user_rewards import Failures, RewardError, call_reward, load_reward
+from scalerl.tasks.user_rewards import Failures, RewardError, call_reward
 from scalerl.types import Group, Prompt, Rollout, Score, Visit
 
 SETTINGS = Scoring(workers=1, reward_timeout_s=60)
@@ -260,7 +261,7 @@ def test_the_reward_module_of_the_current_directory_replaces_an_imported_one(tmp
         (tmp_path / place).mkdir()
         (tmp_path / place / "rewards_here.py").write_text(f"def f(prompts, completions): return [{reward}]\n")
         monkeypatch.chdir(tmp_path / place)
-        assert load_reward("rewards_here:f")([], []) == [reward]
+        assert load_function("rewards_here:f", "data.reward")([], []) == [reward]
 
 
 TABLES = """

@@ -63,7 +63,7 @@ def test_a_run_whose_generator_failed_ends_with_one_line_and_instructions(tmp_pa
     ended = []
     session = SimpleNamespace(
         records=SimpleNamespace(
-            directory=SimpleNamespace(path=tmp_path, moved=lambda: ""),
+            directory=SimpleNamespace(path=tmp_path),
             ended=lambda state, message: ended.append((state, message)),
         ),
         checkpoints=SimpleNamespace(store=SimpleNamespace(steps=lambda: [])),
