@@ -280,11 +280,6 @@ def suite_tables(suites: Any) -> list[dict[str, Any]]:
     return tables
 
 
-def as_list(data: Any) -> Any:
-    """Return a `data` table as a list of one task; a list is returned unchanged."""
-    return data if isinstance(data, list | tuple) else [data]
-
-
 def check_tasks(tasks: Sequence[TaskData]) -> None:
     """Check a list of tasks.
 

@@ -71,18 +71,18 @@ def _import_here(name: str) -> Any:
     """
     top, here = name.partition(".")[0], os.getcwd()
     importlib.invalidate_caches()
-    found = importlib.machinery.PathFinder.find_spec(top, [here])
-    if found is None:
+    spec = importlib.machinery.PathFinder.find_spec(top, [here])
+    if spec is None:
         return importlib.import_module(name)
     unprotect_children()
     if "" not in sys.path and here not in sys.path:
         sys.path.append(here)
     held = sys.modules.get(top)
-    if found.loader and found.origin and (held is None or (top == name and found.origin != held.__file__)):
-        sys.modules[top] = module = importlib.util.module_from_spec(found)
+    if spec.loader and spec.origin and (held is None or (top == name and spec.origin != held.__file__)):
+        sys.modules[top] = module = importlib.util.module_from_spec(spec)
         with ExitStack() as failed:  # as in an import statement
             failed.callback(sys.modules.pop, top, None)
-            found.loader.exec_module(module)
+            spec.loader.exec_module(module)
             failed.pop_all()
     return importlib.import_module(name)
 
@@ -164,10 +164,10 @@ def number(value: Any) -> float | None:
     if isinstance(value, str | bytes) or getattr(value, "shape", ()) != ():
         return None
     try:
-        found = float(value)
+        result = float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # OverflowError for 10**400
         return None
-    return found if abs(found) < float("inf") else None
+    return result if abs(result) < float("inf") else None
 
 
 def describe(value: Any) -> str:
