@@ -50,11 +50,10 @@ def load_function(name: str, field: str) -> Callable[..., Any]:
             "directory or on the Python path that can be imported"
         ) from None
     function = getattr(module, function_name, None)
-    if function is None and not hasattr(module, function_name):
-        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ConfigError(f"{field}: {module_name} has no function {function_name!r}{nearest(function_name, names)}")
     if not callable(function):
-        raise ConfigError(f"{field}: {name} is {describe(function)}; allowed: a function or a class")
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        close = nearest(function_name, names)
+        raise ConfigError(f"{field}: {module_name} has no function or class {function_name!r}{close}")
     return function  # type: ignore[no-any-return]
 
 

@@ -278,7 +278,7 @@ def check_engine(function: str, model: str, params: Mapping[str, Any] | None = N
 
     Raises:
         EngineError: The engine violates the contract; the message states the actual and the expected behavior.
-        ConfigError: The engine cannot be imported or created, or lacks a method.
+        ConfigError: The engine cannot be imported or created.
 
     Example:
         >>> check_engine("my_engine:Counting", "tiny-model", {"every": 100})   # doctest: +SKIP
@@ -320,10 +320,8 @@ def check_engine_plugin(
 
     try:
         call(check_basics, choice.function, bench_of(make, policy, load_policy, model_path))
-    except EngineError as error:
-        raise ConfigError(f"placement.engine: on made-up prompts, {choice.function}: {error}") from None
     except PluginError as error:
-        raise ConfigError(f"placement.engine: on made-up prompts, {error}") from None
+        raise ConfigError(f"placement.engine: {choice.function}, on made-up prompts: {error}") from None
     if deterministic and not made[0].deterministic:
         raise ConfigError(
             f"placement.engine: {choice.function} is not deterministic; allowed: rollouts.schedule = 'eager', or "

@@ -30,12 +30,12 @@ def test_the_same_rows_come_from_jsonl_json_gzip_and_parquet(tmp_path):
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(LINES.encode()))
     parquet(tmp_path / "d.parquet", ROWS)
     (tmp_path / "e.json").write_text(LINES)  # JSONL with the extension .json
-    found = {
+    by_name = {
         name: [(row.prompt, row.answer, row.columns) for row in read(tmp_path / name)]
         for name in ("a.jsonl", "b.json", "c.jsonl.gz", "d.parquet", "e.json")
     }
-    assert found["a.jsonl"] == [(row["prompt"], row["answer"], row) for row in ROWS]
-    assert all(rows == found["a.jsonl"] for rows in found.values())
+    assert by_name["a.jsonl"] == [(row["prompt"], row["answer"], row) for row in ROWS]
+    assert all(rows == by_name["a.jsonl"] for rows in by_name.values())
 
 
 def test_a_line_separator_inside_a_string_does_not_end_the_row(tmp_path):
@@ -120,8 +120,8 @@ def test_a_hub_set_of_files_is_fetched_file_by_file(monkeypatch, tmp_path):
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
     lcb = PromptFile(set="livecodebench-2025", task="math", reward="a:b")  # reading the set does not need its verifier
-    (found,) = read_rows(lcb)
-    assert found.prompt.startswith("test6.jsonl") and found.columns["tests"] == 2 * json.loads(tests)
+    (only,) = read_rows(lcb)
+    assert only.prompt.startswith("test6.jsonl") and only.columns["tests"] == 2 * json.loads(tests)
 
     def fail(*words, **settings):
         raise OSError("no network\nmore")

@@ -261,8 +261,8 @@ def test_any_name_becomes_a_file_in_its_directory(name):
     ],
 )
 def test_safe_names_worked_by_hand(name, made):
-    found = files.safe_name(name)
-    assert found == made or (made.endswith("-") and found.startswith(made) and len(found) == len(made) + 6)
+    safe = files.safe_name(name)
+    assert safe == made or (made.endswith("-") and safe.startswith(made) and len(safe) == len(made) + 6)
 
 
 def test_a_recipe_named_like_a_path_writes_below_runs(place):

@@ -43,11 +43,11 @@ def spec_of(address, tmp_path, *words):
 
 
 def collect(engine, count, seconds=60.0):
-    found, until = [], time.monotonic() + seconds
-    while len(found) < count:
-        assert time.monotonic() < until, (len(found), engine.occupancy())
-        found += engine.poll(0.02)
-    return found
+    finished, until = [], time.monotonic() + seconds
+    while len(finished) < count:
+        assert time.monotonic() < until, (len(finished), engine.occupancy())
+        finished += engine.poll(0.02)
+    return finished
 
 
 @pytest.mark.slow

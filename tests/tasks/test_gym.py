@@ -82,16 +82,16 @@ def config(tmp_path, *tables):
 
 
 def test_prompts_are_distinct_and_held_out_prompts_are_not_trained(tmp_path):
-    found = config(
+    mixed = config(
         tmp_path,
         'dataset = "chain_sum"\nprompts = 40\nparameters = {min_terms = 2, max_terms = 2}',
         'dataset = "chain_sum"\nname = "other"\nprompts = 40\nseed = 3\nparameters = {min_terms = 2, max_terms = 2}',
         'dataset = "gcd"\nprompts = 20\nheld_out = 5\npass_score = 0.5',
     )
-    (tmp_path / "again.toml").write_text(to_toml(found))
-    assert read_config(tmp_path / "again.toml", []) == found and found.tasks == ["chain_sum", "other", "gcd"]
-    split = load_prompts(found, make_tokenizer())
-    counts = {task: sum(p.task == task for p in split.held_out) for task in found.tasks}
+    (tmp_path / "again.toml").write_text(to_toml(mixed))
+    assert read_config(tmp_path / "again.toml", []) == mixed and mixed.tasks == ["chain_sum", "other", "gcd"]
+    split = load_prompts(mixed, make_tokenizer())
+    counts = {task: sum(p.task == task for p in split.held_out) for task in mixed.tasks}
     assert counts == {"chain_sum": 10, "other": 10, "gcd": 5}
     held_out = {p.text for p in split.held_out}
     assert len(split.training) > 80 and held_out.isdisjoint(p.text for p in split.training)
@@ -121,11 +121,11 @@ def test_the_scoring_of_a_run_judges_completions_in_processes(tmp_path):
     from scalerl.tasks.scoring import make_scoring
     from scalerl.types import Group, Rollout, Visit
 
-    found = config(tmp_path, 'dataset = "chain_sum"\nprompts = 8\nparameters = {max_terms = 2}')
-    question = load_prompts(found, make_tokenizer()).training[0]
+    chosen = config(tmp_path, 'dataset = "chain_sum"\nprompts = 8\nparameters = {max_terms = 2}')
+    question = load_prompts(chosen, make_tokenizer()).training[0]
     rollout = Rollout(np.ones(1, int), np.zeros(1, np.float32), np.zeros(1, int), np.ones(1, bool), False, False)
     texts = [f"<answer>{question.answer}</answer>", "<answer>none</answer>"]
-    scoring = make_scoring(found, lambda tokens: texts)
+    scoring = make_scoring(chosen, lambda tokens: texts)
     scores = scoring.submit(Group(Visit(question, 0, 0), (rollout, rollout), 0)).result().scores
     scoring.close()
     assert [score.passed for score in scores] == [True, False] and scoring.timeouts == 0
