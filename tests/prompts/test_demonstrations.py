@@ -82,7 +82,7 @@ def test_rows_over_the_limit_are_refused_or_left_out(tmp_path):
         load(path, limit=9)
     split = load(path, limit=9, too_long="drop")
     assert [len(row.tokens) for row in split.training] == [6] and split.notes == ("left out 1 rows over 9 tokens",)
-    with pytest.raises(ConfigError, match="all 2 rows"):
+    with pytest.raises(ConfigError, match="2 of 2 rows are over 5 tokens"):
         load(path, limit=5, too_long="drop")
 
 
