@@ -60,12 +60,12 @@ def benchmark(monkeypatch):
 def user_code(tmp_path, monkeypatch):
     """A function that writes a user module into the working directory, from which it can be imported."""
     from scalerl.core import plugins
-    from scalerl.tasks import custom, user_rewards
+    from scalerl.tasks import custom
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield lambda name, text: (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
-    for cached in (plugins.loaded, user_rewards._loaded, custom._made):
+    for cached in (plugins.loaded, custom._made):
         cached.cache_clear()
 
 

@@ -56,6 +56,7 @@ class Seen:
     """Makes engines and learners that report environment variables of their process."""
 
     deterministic = exact_resume = True
+    version, work = 0, None
 
     def __init__(self, name="", place=None):
         self.name, self.place = name, place

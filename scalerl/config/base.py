@@ -10,7 +10,7 @@ from functools import cache
 from types import NoneType
 from typing import Annotated, Any, Literal, LiteralString, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from scalerl.core.errors import ConfigError, nearest, short
@@ -40,27 +40,27 @@ Seconds = Annotated[float, Field(gt=0, le=1e7)]
 """Time limits in seconds: at most 115 days, because larger values overflow timers of the system."""
 
 
-def checked_conditions(value: Any) -> tuple[str, ...]:
-    """Return the conditions as a tuple; accept a single condition without a list.
+def as_list(value: Any) -> Any:
+    """Return one value as a list; a list is returned unchanged."""
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def checked_conditions(conditions: tuple[str, ...]) -> tuple[str, ...]:
+    """Return conditions that can be read.
 
     Raises:
-        ValueError: A value is not text, or not a condition; the message lists the allowed forms.
+        ValueError: A text is not a condition; the message lists the allowed forms.
     """
-    if not isinstance(value, str | list | tuple):
-        raise ValueError(f"got {short(value)}; allowed: a condition as text, or a list of them")
-    conditions = (value,) if isinstance(value, str) else tuple(value)
     if conditions:
         # imported here so that reading a configuration does not load numpy
-        from scalerl.scaling.stop import FORMS, stop_rule
+        from scalerl.scaling.stop import stop_rule
 
         for condition in conditions:
-            if not isinstance(condition, str):
-                raise ValueError(f"got {short(condition)}; allowed: {FORMS}, with other numbers")
             stop_rule(condition)
     return conditions
 
 
-StopWhen = Annotated[tuple[str, ...], BeforeValidator(checked_conditions)]
+StopWhen = Annotated[tuple[str, ...], BeforeValidator(as_list), AfterValidator(checked_conditions)]
 
 
 class Part(BaseModel):
@@ -230,7 +230,9 @@ def _owner(cls: type[Part] | None, path: list[str]) -> tuple[type[Part] | None, 
         if last or owner is None or step not in owner.model_fields:
             return owner, shown
         members = records(owner.model_fields[step].annotation)
-        if members and not last and path[index + 1].isdigit():  # index into a list of records
+        if not members:  # the rest are indices of entries, and kinds of values
+            return owner, [*shown, *filter(str.isdigit, path[index + 1 :])]
+        if not last and path[index + 1].isdigit():  # index into a list of records
             index += 1
             if path[index] != "0":
                 shown.append(path[index])

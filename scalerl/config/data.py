@@ -144,7 +144,7 @@ class PromptFile(TextTask):
     """Column with the tests, for the verifier code, which needs no answer column (docs/rewards.md has the formats)."""
     columns: dict[str, str] = Field(default={})
     """Columns by the names that verifiers and reward functions use: {level = "extra_info.level"}. `prompt` and `answer`
-    replace prompt_column and answer_column. `id` is a column with unique values; empty: there is none."""
+    replace prompt_column and answer_column."""
     answers: Literal["whole", "hashes", "boxed"] = "whole"
     """Position of the answer in the answer column. whole: the whole text. hashes: after the last ####, as in GSM8K.
     boxed: in the last \\boxed{}, as in MATH."""
@@ -278,11 +278,6 @@ def suite_tables(suites: Any) -> list[dict[str, Any]]:
             table["name"] = path.rpartition("/")[2].partition(".")[0]
         tables.append({**table, "kind": "file", "share": 0.0, "held_out": "all"})
     return tables
-
-
-def as_list(data: Any) -> Any:
-    """Return a `data` table as a list of one task; a list is returned unchanged."""
-    return data if isinstance(data, list | tuple) else [data]
 
 
 def check_tasks(tasks: Sequence[TaskData]) -> None:

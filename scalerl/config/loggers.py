@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field
 
-from scalerl.config.base import Part, Seconds
+from scalerl.config.base import Part, Seconds, as_list
 from scalerl.config.recipe import Custom, kind_of
-from scalerl.core.errors import short
 
 
 class TensorBoardLogger(Part):
@@ -64,16 +63,18 @@ def listed_loggers(value: Any) -> Any:
     Raises:
         ValueError: A logger is given twice.
     """
-    loggers = tuple(value) if isinstance(value, list | tuple) else (value,)
-    found = tuple({"kind": one} if isinstance(one, str) else one for one in loggers)
-    kinds = [kind_of(one) for one in found]
+    loggers = tuple({"kind": one} if isinstance(one, str) else one for one in as_list(value))
+    kinds = [kind_of(one) for one in loggers]
     double = [kind for kind in KINDS if kinds.count(kind) > 1]
     if double:
         raise ValueError(f"got {double[0]!r} {kinds.count(double[0])} times; give each logger once")
-    return found
+    return loggers
 
 
 Loggers = Annotated[tuple[AnyLogger, ...], BeforeValidator(listed_loggers)]
+
+
+Event = Literal["finished", "failed", "falling", "identified"]
 
 
 class Notify(Part):
@@ -81,35 +82,9 @@ class Notify(Part):
 
     command: tuple[str, ...] = ()
     """Program and its arguments, started without a shell; it gets the message in its environment and standard input."""
-    webhook: str = ""
+    webhook: Annotated[str, Field(pattern=r"^(https?://.*)?$")] = ""
     """URL to which the message is sent as JSON by POST."""
-    on: tuple[Literal["finished", "failed", "falling", "identified"], ...] = (
-        "finished",
-        "failed",
-        "falling",
-        "identified",
-    )
+    on: Annotated[tuple[Event, ...], BeforeValidator(as_list)] = ("finished", "failed", "falling", "identified")
     """Events to report: the run has finished or failed, its held-out metric falls, its ceiling is identified."""
     timeout_s: Seconds = 30.0
     """Time limit of the command or the request, seconds."""
-
-    @field_validator("command", mode="before")
-    @classmethod
-    def _words(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            raise ValueError(f"got {short(value)}; allowed: a list of words, as in ['notify-send', 'scalerl']")
-        if isinstance(value, list | tuple) and value and not str(value[0]):
-            raise ValueError("got an empty program; allowed: a list of words whose first is a program")
-        return value
-
-    @field_validator("on", mode="before")
-    @classmethod
-    def _one(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
-
-    @field_validator("webhook")
-    @classmethod
-    def _address(cls, value: str) -> str:
-        if value and not value.startswith(("http://", "https://")):
-            raise ValueError(f"got {short(value)}; allowed: a URL that begins with http:// or https://")
-        return value

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from scalerl.config.base import Count, Few, NoneOrFew, Part, Positive, Seed, Share
 
@@ -58,6 +58,9 @@ class TinyModel(Part):
         return self
 
 
+Name = Annotated[str, Field(min_length=1)]
+
+
 class Lora(Part):
     """Low-rank adapters by peft: a matrix becomes W + alpha / rank x B A. W is frozen; A and B are trained.
 
@@ -69,18 +72,9 @@ class Lora(Part):
     """Rows of A and columns of B; larger adapters can learn more and need more memory."""
     alpha: Positive = 32.0
     """The product B A is scaled by alpha / rank."""
-    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    targets: Literal["all-linear"] | Annotated[tuple[Name, ...], Field(min_length=1)] = "all-linear"
     """Linear modules with an adapter, by the ends of their names, such as ["q_proj", "v_proj"]. all-linear: all of the
     decoder layers. The head and the embedding cannot have one."""
-
-    @field_validator("targets", mode="before")
-    @classmethod
-    def _named(cls, targets: Any) -> Any:
-        if targets == "all-linear" or (
-            isinstance(targets, list | tuple) and targets and all(isinstance(name, str) and name for name in targets)
-        ):
-            return targets
-        raise ValueError(f"got {targets!r}; allowed: 'all-linear', or a list of names such as ['q_proj', 'v_proj']")
 
 
 class HuggingFaceModel(Part):

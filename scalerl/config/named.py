@@ -73,21 +73,6 @@ NAMED: dict[str, NamedSet] = {
 """The sets by name."""
 
 
-def settings(name: str) -> dict[str, Any]:
-    """Return the `[data]` table of a named set."""
-    found = NAMED[name]
-    columns = {"prompt": found.prompt} | ({"answer": found.answer} if found.answer else {})
-    return {
-        "set": name,
-        "path": found.path,
-        "subset": found.subset,
-        "split": found.split,
-        "columns": columns,
-        "answers": found.answers,
-        "task": found.task,
-    }
-
-
 def with_named_set(values: Mapping[str, Any]) -> dict[str, Any]:
     """Complete a `[data]` table with the fields of the set that `set` or `path` names.
 
@@ -106,8 +91,9 @@ def with_named_set(values: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"set: got {short(name)}{nearest(name, NAMED)}; allowed: {', '.join(NAMED)}")
     if path == name:
         del out["path"]
-    filled = settings(name)
-    known, own = filled["columns"], out.get("columns", {})
+    chosen, own = NAMED[name], out.get("columns", {})
+    filled = {key: getattr(chosen, key) for key in ("path", "subset", "split", "answers", "task")}
+    known = {"prompt": chosen.prompt} | ({"answer": chosen.answer} if chosen.answer else {})
     for column in ("prompt", "answer"):  # the table's prompt_column overrides the set's columns.prompt
         if out.get(f"{column}_column", column) != column:
             known.pop(column, None)

@@ -259,10 +259,10 @@ def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 def _parse(text: str) -> Any:
     """Parse the value of an option as TOML; text that is not one TOML value is returned unchanged."""
     try:
-        found = parse_toml(f"value = {text}", "")
+        values = parse_toml(f"value = {text}", "")
     except ConfigError:
         return text
-    return text if len(found) > 1 or ("#" in text and isinstance(found["value"], int | float)) else found["value"]
+    return text if len(values) > 1 or ("#" in text and isinstance(values["value"], int | float)) else values["value"]
 
 
 def _without_nulls(value: Any) -> Any:

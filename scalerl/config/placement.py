@@ -114,7 +114,7 @@ class Placement(Part):
     trainer's."""
     tensor_parallel: Few = 1
     """GPUs over which vLLM splits one model; a divisor of its attention heads and of its key-value heads."""
-    servers: tuple[str, ...] = ()
+    servers: tuple[Annotated[str, Field(pattern="^https?://")], ...] = ()
     """Addresses of running vLLM servers, http://HOST:PORT; empty: servers are started and stopped with the run. With
     addresses, `generators` is their number."""
     trainer_address: str = ""
@@ -181,9 +181,6 @@ class Placement(Part):
                 f"gpus_per_generator: got {self.gpus_per_generator} with tensor_parallel {self.tensor_parallel}; "
                 f"allowed: 0 or {self.tensor_parallel}. vLLM uses as many GPUs as it splits the model over"
             )
-        for address in self.servers:
-            if not address.startswith(("http://", "https://")):
-                raise ValueError(f"servers: got {address!r}; allowed: addresses such as http://10.0.0.5:8000")
         return self
 
     @property

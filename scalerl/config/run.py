@@ -10,14 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from scalerl.config.base import Count, Few, Held, Natural, NoneOrFew, Part, Seconds, Seed, Share, StopWhen
+from scalerl.config.base import Count, Few, Held, Natural, NoneOrFew, Part, Seconds, Seed, Share, StopWhen, as_list
 from scalerl.config.data import (
     AnyTask,
     ArithmeticTask,
     PromptFile,
     TaskData,
     TextTask,
-    as_list,
     check_tasks,
     is_suite,
     suite_tables,
@@ -27,7 +26,6 @@ from scalerl.config.model import HuggingFaceModel, Lora, TinyModel
 from scalerl.config.named import NAMED
 from scalerl.config.placement import Hardware, Placement, Sandbox
 from scalerl.config.recipe import SCALERL, Recipe
-from scalerl.core.errors import short
 
 
 class Evaluation(Part):
@@ -55,13 +53,6 @@ EXPECTED_LENGTH = 0.4
 """Default ratio of the mean length of completions to the length limit (0.4 in the lab)."""
 
 
-def _check_lag(value: Any) -> Any:
-    known = value in ("auto", "follow", "measure")
-    if known or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**9):
-        return value
-    raise ValueError(f"got {short(value)}; allowed: auto, follow, measure, or a number of decode steps of at least 0")
-
-
 class Rollouts(Part):
     """Settings of the generators."""
 
@@ -78,7 +69,7 @@ class Rollouts(Part):
     ahead: Natural = 1
     """Eager schedule of PipelineRL: number of complete batches that may wait for the trainer while generation
     continues. Each keeps the trainer busier and makes every token one update older; `max_lag` bounds the number."""
-    lag_ticks: Annotated[Literal["auto", "follow", "measure"] | int, BeforeValidator(_check_lag)] = "auto"
+    lag_ticks: Literal["auto", "follow", "measure"] | Natural = "auto"
     """Deterministic schedule: decode steps from the completion of a batch to the use of the weights trained on it.
     follow: 1.5 times the steps of the latest 8 batches, so that equal runs are equal. auto: follow, or 1.5 times the
     expected steps of a batch if `expected_tokens` is given. measure: timed at the first step, so two equal runs may

@@ -64,43 +64,43 @@ def code_of(config: RunConfig) -> list[Code]:
     """Return the code that a run of this configuration imports or starts, without importing it."""
     functions = [(f"recipe.{part}", getattr(config.recipe, part)) for part in ("loss", "advantage", "aggregation")]
     functions.append(("placement.engine", config.placement.engine))
-    found = [_function(field, choice.function) for field, choice in functions if isinstance(choice, Custom)]
+    code = [_function(field, choice.function) for field, choice in functions if isinstance(choice, Custom)]
     for task in config.data:
         if isinstance(task, PromptFile) and task.reward is not None:
-            found.append(_function("data.reward", task.reward.function))
+            code.append(_function("data.reward", task.reward.function))
         elif isinstance(task, CustomTask):
-            found.append(_function("data.function", task.function))
+            code.append(_function("data.function", task.function))
         elif isinstance(task, EnvironmentTask):
             module = task.environment.rpartition("/")[2].replace("-", "_")
-            found.append(_code("data.environment", task.environment, _sources(module)))
-    found += [_function("loggers.function", one.function) for one in config.loggers if isinstance(one, Custom)]
+            code.append(_code("data.environment", task.environment, _sources(module)))
+    code += [_function("loggers.function", one.function) for one in config.loggers if isinstance(one, Custom)]
     if config.notify.command:
-        found.append(_program("notify.command", config.notify.command))
+        code.append(_program("notify.command", config.notify.command))
     sandbox, placement = config.scoring.sandbox, config.placement
     programs = {"placement.vllm_python": placement.vllm_python, "scoring.sandbox.python": sandbox.python}
-    found += [_program(field, [program]) for field, program in programs.items() if program]
+    code += [_program(field, [program]) for field, program in programs.items() if program]
     if placement.vllm_arguments:
         text = json.dumps(list(placement.vllm_arguments))
-        found.append(Code("placement.vllm_arguments", text, "", _digest([text.encode()])))
+        code.append(Code("placement.vllm_arguments", text, "", _digest([text.encode()])))
     if sandbox.mode == "unsafe":
         # without a sandbox the model's programs are trusted code, so another model needs a new confirmation
         model = config.model.path if isinstance(config.model, HuggingFaceModel) else config.model.kind
         where = os.path.abspath(model) if os.path.exists(model) else model
-        found.append(Code("scoring.sandbox.mode", "unsafe", "", _digest([b"unsafe", where.encode()])))
-    return list(dict.fromkeys(found))
+        code.append(Code("scoring.sandbox.mode", "unsafe", "", _digest([b"unsafe", where.encode()])))
+    return list(dict.fromkeys(code))
 
 
 def addresses_of(config: RunConfig) -> list[Code]:
     """Return the places outside this machine and the run directory to which a run sends data or connects."""
-    placement, found = config.placement, [("notify.webhook", config.notify.webhook)]
+    placement, places = config.placement, [("notify.webhook", config.notify.webhook)]
     for logger in config.loggers:
         if not isinstance(logger, Custom):
             where = str(getattr(logger, DESTINATIONS[logger.kind]))
-            found.append((f"loggers.{logger.kind}", where or ("wandb" if logger.kind == "wandb" else "")))
-    found += [("placement.servers", address) for address in placement.servers]
+            places.append((f"loggers.{logger.kind}", where or ("wandb" if logger.kind == "wandb" else "")))
+    places += [("placement.servers", address) for address in placement.servers]
     if placement.backend == "ray" and placement.ray_address not in ("auto", "local"):
-        found.append(("placement.ray_address", placement.ray_address))
-    return [Code(field, name, "", _digest([name.encode()])) for field, name in found if name]
+        places.append(("placement.ray_address", placement.ray_address))
+    return [Code(field, name, "", _digest([name.encode()])) for field, name in places if name]
 
 
 def check_trust(configs: Iterable[RunConfig], source: str, *, trusted: bool = False, typed: Sequence[str] = ()) -> None:
@@ -116,11 +116,11 @@ def check_trust(configs: Iterable[RunConfig], source: str, *, trusted: bool = Fa
         ConfigError: There is unconfirmed code, or such an address, and the user did not confirm it or there is no
             terminal.
     """
-    found = list(dict.fromkeys(code for config in configs for code in (*code_of(config), *addresses_of(config))))
-    if not found:
+    listed = list(dict.fromkeys(code for config in configs for code in (*code_of(config), *addresses_of(config))))
+    if not listed:
         return
     known = _remembered()
-    new = [code for code in found if not code.digest or code.key not in known]
+    new = [code for code in listed if not code.digest or code.key not in known]
     confirmed_now = [code for code in new if trusted or any(_spells(word, code) for word in typed)]
     unknown = [code for code in new if code not in confirmed_now]
     if unknown:

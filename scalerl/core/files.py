@@ -17,27 +17,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-KINDS = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"),
-         (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"))  # fmt: skip
-
 ADVICE = {
     errno.ENOENT: "no such file or directory; check the path",
     errno.EACCES: "permission denied; change the permissions, or choose another path",
-    errno.EPERM: "the system does not permit it; choose another path",
     errno.EISDIR: "it is a directory; give a file",
     errno.ENOTDIR: "a part of this path is a file, not a directory; choose another path",
-    errno.EEXIST: "it exists already; choose another path",
-    errno.ENOTEMPTY: "the directory is not empty; choose another path",
     errno.ENAMETOOLONG: "a name in this path is too long; allowed: at most 255 bytes per name",
-    errno.ELOOP: "a link in this path leads back to itself; remove the link or choose another path",
     errno.EROFS: "the file system is read-only; choose another path",
     errno.ENOSPC: "no space left on the disk; free some, then `scalerl resume` the run",
     errno.EDQUOT: "the disk quota is used up; free some, then `scalerl resume` the run",
     errno.EFBIG: "the file has reached the size that the system allows; raise the limit (ulimit -f)",
-    errno.EIO: "the disk reports an input/output error; check the disk",
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
 }
-"""Advice for the user, by errno."""
+"""Advice for the user, by errno, where the text of the system has none."""
 
 
 DEEPEST = 100
@@ -127,12 +119,12 @@ def _deeper(value: Any) -> bool:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
+        twice = next(name for name in values if names.count(name) > 1)
         raise ValueError(f"the key {twice[:60]!r} occurs twice in one object")
-    return found
+    return values
 
 
 def _integer(text: str) -> int:
@@ -168,16 +160,16 @@ def check_file(path: Path) -> os.stat_result:
         OSError: As for `read_bytes`, or the file is empty.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except ValueError:
         raise OSError(errno.EINVAL, "a path must not contain a NUL character; remove it", repr(path)) from None
-    for is_kind, name in KINDS:
-        if is_kind(found.st_mode):
-            number = errno.EISDIR if name == "a directory" else errno.EINVAL
-            raise OSError(number, f"it is {name}; give a file (first write the content of a pipe to one)", str(path))
-    if not found.st_size:  # reading files such as /proc/kmsg, whose size is 0, would block forever
+    if stat.S_ISDIR(status.st_mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file; first write its content to one", str(path))
+    if not status.st_size:  # reading files such as /proc/kmsg, whose size is 0, would block forever
         raise OSError(errno.ENODATA, "the file is empty; check the program that wrote it", str(path))
-    return found
+    return status
 
 
 def take_hold(directory: Path) -> int | None:

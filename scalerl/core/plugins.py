@@ -50,11 +50,10 @@ def load_function(name: str, field: str) -> Callable[..., Any]:
             "directory or on the Python path that can be imported"
         ) from None
     function = getattr(module, function_name, None)
-    if function is None and not hasattr(module, function_name):
-        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ConfigError(f"{field}: {module_name} has no function {function_name!r}{nearest(function_name, names)}")
     if not callable(function):
-        raise ConfigError(f"{field}: {name} is {describe(function)}; allowed: a function or a class")
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        close = nearest(function_name, names)
+        raise ConfigError(f"{field}: {module_name} has no function or class {function_name!r}{close}")
     return function  # type: ignore[no-any-return]
 
 
@@ -71,18 +70,18 @@ def _import_here(name: str) -> Any:
     """
     top, here = name.partition(".")[0], os.getcwd()
     importlib.invalidate_caches()
-    found = importlib.machinery.PathFinder.find_spec(top, [here])
-    if found is None:
+    spec = importlib.machinery.PathFinder.find_spec(top, [here])
+    if spec is None:
         return importlib.import_module(name)
     unprotect_children()
     if "" not in sys.path and here not in sys.path:
         sys.path.append(here)
     held = sys.modules.get(top)
-    if found.loader and found.origin and (held is None or (top == name and found.origin != held.__file__)):
-        sys.modules[top] = module = importlib.util.module_from_spec(found)
+    if spec.loader and spec.origin and (held is None or (top == name and spec.origin != held.__file__)):
+        sys.modules[top] = module = importlib.util.module_from_spec(spec)
         with ExitStack() as failed:  # as in an import statement
             failed.callback(sys.modules.pop, top, None)
-            found.loader.exec_module(module)
+            spec.loader.exec_module(module)
             failed.pop_all()
     return importlib.import_module(name)
 
@@ -164,10 +163,10 @@ def number(value: Any) -> float | None:
     if isinstance(value, str | bytes) or getattr(value, "shape", ()) != ():
         return None
     try:
-        found = float(value)
+        result = float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # OverflowError for 10**400
         return None
-    return found if abs(found) < float("inf") else None
+    return result if abs(result) < float("inf") else None
 
 
 def describe(value: Any) -> str:

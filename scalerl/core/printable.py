@@ -13,7 +13,7 @@ def printable(text: str) -> str:
 
     Example: printable("wrong\npass\x1b[2J") == r"wrong\npass\x1b[2J"
     """
-    return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def indented(text: str) -> str:

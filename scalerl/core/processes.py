@@ -38,9 +38,9 @@ def fault(error: BaseException) -> tuple[str, str]:
     """
     if isinstance(error, ProcessDied):  # the message and traceback of a process that this process started
         return str(error), error.trace
-    found = system_error(error)
-    if found is not None and found.errno in (errno.ENOSPC, errno.EDQUOT):  # a checkpoint did not fit on the disk
-        return trouble(found), ""
+    cause = system_error(error)
+    if cause is not None and cause.errno in (errno.ENOSPC, errno.EDQUOT):  # a checkpoint did not fit on the disk
+        return trouble(cause), ""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}{': ' if text else ''}{text[:500]}", "".join(traceback.format_exception(error))
 

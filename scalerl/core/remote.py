@@ -273,19 +273,19 @@ class Group:
 
     def answers(self, method: str, timeout_s: float) -> list[Any]:
         """Return the answers to a call that has been sent; raises what `call` raises."""
-        until, found = time.monotonic() + timeout_s, dict[int, tuple[str, Any]]()
+        until, answered = time.monotonic() + timeout_s, dict[int, tuple[str, Any]]()
         waiting = dict(enumerate(self._processes))
         while waiting and time.monotonic() < until:
             for number, remote in list(waiting.items()):
                 if remote.poll(SLICE_S):
-                    found[number] = remote.read()
-                    until = min(until, time.monotonic() + GRACE_S.get(found[number][0], timeout_s))
+                    answered[number] = remote.read()
+                    until = min(until, time.monotonic() + GRACE_S.get(answered[number][0], timeout_s))
                     del waiting[number]
         for kind in ("ended", "failed"):  # a killed process before those that failed after it
-            for number in sorted(found):
-                if found[number][0] == kind:
-                    raise self._bury(self._processes[number], *found[number], method)
-        raised = [found[number][1] for number in sorted(found) if found[number][0] == "raised"]
+            for number in sorted(answered):
+                if answered[number][0] == kind:
+                    raise self._bury(self._processes[number], *answered[number], method)
+        raised = [answered[number][1] for number in sorted(answered) if answered[number][0] == "raised"]
         if waiting and not raised:
             late = f"did not answer within {timeout_s:g} s"
             raise self._bury(next(iter(waiting.values())), "late", late, method)
@@ -293,7 +293,7 @@ class Group:
             self.close()
         if raised:
             raise raised[0]
-        return [found[number][1] for number in range(len(found))]
+        return [answered[number][1] for number in range(len(answered))]
 
     def watch(self, during: str = "generation") -> None:
         """Check the processes while none of them has a call.

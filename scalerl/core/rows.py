@@ -58,12 +58,12 @@ class RowFile:
         A file that became unreadable continues at the same place when it is readable again.
         """
         try:
-            found = check_file(self.path)
-            self.error, stamp = None, (found.st_ino, found.st_size, found.st_mtime_ns)
+            status = check_file(self.path)
+            self.error, stamp = None, (status.st_ino, status.st_size, status.st_mtime_ns)
             if stamp == self._stamp:
                 return
             with self.path.open("rb") as file:
-                if not self._continues(file, found.st_ino):
+                if not self._continues(file, status.st_ino):
                     self._restart()
                 yield from self._lines(file)
             self._stamp = stamp
@@ -132,8 +132,8 @@ def read_points(run: Path) -> list[EvalPoint]:
     Raises:
         OSError: points.jsonl cannot be read.
     """
-    found = (EvalPoint.of(row) for row in _rows(run / "points.jsonl"))
-    return [point for point in found if point is not None]
+    points = (EvalPoint.of(row) for row in _rows(run / "points.jsonl"))
+    return [point for point in points if point is not None]
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:

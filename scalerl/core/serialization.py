@@ -50,10 +50,10 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | 
         values: Nested plain values.
         prefix: Text before every name.
     """
-    found: dict[str, bool | int | float | str] = {}
+    names: dict[str, bool | int | float | str] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
+            names |= flat(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
-    return found
+            names[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
+    return names

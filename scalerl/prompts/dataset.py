@@ -88,10 +88,13 @@ def task_prompts(task: TaskData, tokenizer: Any, held_out: int) -> tuple[list[Pr
         check_template(tokenizer)
     rows, notes = SOURCES[task.kind](task, held_out)
     prompts = _tokenize(rows, task.curve, lambda row: encode_prompt(tokenizer, row.prompt, task))
-    prompts, dropped = _within_limit(prompts, rows, task)
+    advice = "raise data.max_prompt_tokens, or leave them out with --data.long_prompts drop"
+    kept = within_limit(prompts, task.max_prompt_tokens, task.long_prompts, advice)
+    if len(kept) < len(prompts):
+        notes = [*notes, f"left out {len(prompts) - len(kept)} prompts over {task.max_prompt_tokens} tokens"]
     if isinstance(task, PromptFile) and task.verifier == "code" and not task.reward:
-        prompts = with_tests(prompts, task.tests_column)
-    return prompts, notes + ([f"left out {dropped} prompts over {task.max_prompt_tokens} tokens"] if dropped else [])
+        kept = with_tests(kept, task.tests_column)
+    return kept, notes
 
 
 def _file_rows(data: PromptFile, held_out: int) -> tuple[list[Row], list[str]]:
@@ -170,12 +173,20 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]], data: Text
     return _encode_plain(tokenizer, f"{data.system_prompt}\n\n{spoken}" if data.system_prompt else spoken)
 
 
-def _within_limit(prompts: list[Prompt], rows: list[Row], data: TextTask) -> tuple[list[Prompt], int]:
-    too_long = [(p, row) for p, row in zip(prompts, rows, strict=True) if len(p.tokens) > data.max_prompt_tokens]
-    if too_long and data.long_prompts == "error":
-        named = ", ".join(f"{row.where} ({len(p.tokens)} tokens)" for p, row in too_long[:5])
-        raise ConfigError(
-            f"{len(too_long)} prompts are longer than data.max_prompt_tokens = {data.max_prompt_tokens}: {named}; "
-            "raise the limit, or leave them out with --data.long_prompts drop"
-        )
-    return [p for p in prompts if len(p.tokens) <= data.max_prompt_tokens], len(too_long)
+def within_limit(rows: Sequence[Any], limit: int, too_long: str, advice: str) -> list[Any]:
+    """Return the prompts or rows of at most `limit` tokens.
+
+    Args:
+        rows: Prompts or demonstrations.
+        limit: Maximum number of tokens.
+        too_long: "error", or "drop".
+        advice: Which options to change, for the message.
+
+    Raises:
+        ConfigError: Longer ones are an error, or all are longer.
+    """
+    kept = [row for row in rows if len(row.tokens) <= limit]
+    if len(kept) < len(rows) and (too_long == "error" or not kept):
+        long = [f"{row.where} ({len(row.tokens)} tokens)" for row in rows if len(row.tokens) > limit]
+        raise ConfigError(f"{len(long)} of {len(rows)} rows are over {limit} tokens: {', '.join(long[:5])}; {advice}")
+    return kept

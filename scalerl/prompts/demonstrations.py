@@ -15,9 +15,9 @@ from scalerl.config.data import PromptFile, TextTask
 from scalerl.config.supervised import Supervised
 from scalerl.core.errors import ConfigError, short
 from scalerl.models.template import render
-from scalerl.prompts.dataset import encode_prompt
+from scalerl.prompts.dataset import encode_prompt, within_limit
 from scalerl.prompts.files import read_objects
-from scalerl.prompts.layouts import is_chat, whole_text
+from scalerl.prompts.layouts import is_chat
 
 Messages = list[dict[str, str]]
 
@@ -83,7 +83,8 @@ def load_demonstrations(settings: Supervised, tokenizer: Any, stop: Collection[i
     if not rows:
         raise ConfigError(f"{settings.data}: the file has no rows; allowed: one JSON object per line")
     notes = [f"dropped {count - len(rows)} duplicate rows"] if len(rows) < count else []
-    kept = _within_limit(list(rows.values()), limit, settings.too_long)
+    advice = "raise --max-tokens as far as the model allows, or leave them out with --too-long drop"
+    kept = within_limit(list(rows.values()), limit, settings.too_long, advice)
     if len(kept) < len(rows):
         notes.append(f"left out {len(rows) - len(kept)} rows over {limit} tokens")
     return _divided(kept, settings.held_out, notes)
@@ -143,27 +144,13 @@ def _messages(value: Any, column: str, where: str) -> Messages:
         raise ConfigError(
             f"{where}: {column!r} is {short(value)}; allowed: text, or a list of chat messages with role and content"
         )
-    return [{name: whole_text(message[name], column, where) for name in ("role", "content")} for message in value]
+    return [{name: message[name] for name in ("role", "content")} for message in value]
 
 
 def _filled(value: Any, column: str, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{where}: {column!r} is {short(value)}; allowed: text that is not empty")
-    return whole_text(value, column, where)
-
-
-def _within_limit(rows: list[Demonstration], limit: int, too_long: str) -> list[Demonstration]:
-    long = [row for row in rows if len(row.tokens) > limit]
-    if long and too_long == "error":
-        named = ", ".join(f"{row.where} ({len(row.tokens)} tokens)" for row in long[:5])
-        raise ConfigError(
-            f"{len(long)} rows are longer than {limit} tokens: {named}; raise --max-tokens as far as the model allows, "
-            "or leave them out with --too-long drop"
-        )
-    kept = [row for row in rows if len(row.tokens) <= limit]
-    if not kept:
-        raise ConfigError(f"all {len(rows)} rows are longer than --max-tokens {limit}; raise it, or give shorter rows")
-    return kept
+    return value
 
 
 def _divided(rows: Sequence[Demonstration], share: float, notes: list[str]) -> Demonstrations:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import zlib
 from collections.abc import Callable, Iterator
 from inspect import signature
@@ -15,7 +16,6 @@ from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.files import check_file, parse_json, trouble
 
 BOM = b"\xef\xbb\xbf"
-UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 class FileRow(NamedTuple):
@@ -94,29 +94,19 @@ def _lines(file: BinaryIO, path: Path, limit_mb: int) -> Iterator[FileRow]:
                 "line. Raise data.max_line_mb if the row is meant to be that long"
             )
         if number == 1:
-            line = _without_bom(line, path)
+            line = line.removeprefix(BOM)
         if line.strip():
             yield FileRow(where, _object(_parse(line, where), where))
 
 
-def _without_bom(line: bytes, path: Path) -> bytes:
-    if line.startswith(UTF16):
-        raise ConfigError(f"{path}: not UTF-8 text (it begins like UTF-16); save it as UTF-8, one JSON object per line")
-    return line.removeprefix(BOM)
-
-
 def _parse(text: bytes, where: str) -> Any:
     try:
-        return parse_json(text.decode("utf-8"), long_integers=True)
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{where}: not UTF-8 text (byte {error.start} of the line is 0x{text[error.start]:02x}); "
-            "allowed: one JSON object per line, in UTF-8"
-        ) from None
+        value = parse_json(text, long_integers=True)
+        if b"\\u" in text:  # an escape may be half of a surrogate pair, which no tokenizer takes
+            json.dumps(value, ensure_ascii=False).encode()
     except ValueError as error:
-        raise ConfigError(
-            f"{where}: not valid JSON ({error}); allowed: one flat object with prompt and answer, on one line"
-        ) from None
+        raise ConfigError(f"{where}: not valid JSON ({error}); allowed: one JSON object per line, in UTF-8") from None
+    return value
 
 
 def _object(values: Any, where: str) -> dict[str, Any]:
@@ -128,12 +118,12 @@ def _object(values: Any, where: str) -> dict[str, Any]:
 def _json(path: Path, limit_mb: int) -> Iterator[FileRow]:
     """Yield the rows of a JSON list, or of JSONL in a file with the extension .json."""
     with path.open("rb") as file:
-        if not _without_bom(file.read(64), path).lstrip().startswith(b"["):
+        if not file.read(64).removeprefix(BOM).lstrip().startswith(b"["):
             file.seek(0)
             yield from _lines(file, path, limit_mb)
             return
         file.seek(0)
-        rows = _parse(_without_bom(file.read(), path), str(path))
+        rows = _parse(file.read().removeprefix(BOM), str(path))
     for number, values in enumerate(rows, start=1):
         where = f"{path} row {number}"
         yield FileRow(where, _object(values, where))

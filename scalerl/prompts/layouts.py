@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -63,19 +63,16 @@ def read_rows(data: PromptFile) -> Iterator[Row]:
     """Yield the rows of a file or hub data set, in their order.
 
     Raises:
-        ConfigError: A row cannot be read, has no prompt or answer, or has the id of another row. The message has file,
-            line and field.
+        ConfigError: A row cannot be read, or has no prompt or answer. The message has file, line and field.
     """
     rewrite = ROW_FORMS[NAMED[data.set].rows] if data.set and NAMED[data.set].rows else None
-    seen, empty = dict[str, tuple[str, str]](), True
+    empty = True
     for where, values in read_objects(data):
         empty = False
         rewritten = rewrite(values, where) if rewrite else values
         if rewritten is None:  # another edition of the set
             continue
-        row = _row(data, rewritten, where)
-        _check_id(data, row, seen)
-        yield row
+        yield _row(data, rewritten, where)
     if empty:
         raise ConfigError(f"{data.path}: the file has no rows; allowed: one JSON object per line")
 
@@ -128,16 +125,16 @@ def _row(data: PromptFile, values: dict[str, Any], where: str) -> Row:
             ("answer", data.answer_column, layout.answer),
         )
     }
-    prompt = _prompt(column(values, at["prompt"]), at["prompt"], values, where)
+    prompt = prompt_of(column(values, at["prompt"]), at["prompt"], values, where)
     answer = _answer(data, column(values, at["answer"]), at["answer"], values, where)
     extra = {name: column(values, path) for name, path in data.columns.items() if name not in ("prompt", "answer")}
-    absent = [f"{name} = {data.columns[name]!r}" for name, value in extra.items() if value is None and name != "id"]
+    absent = [f"{name} = {data.columns[name]!r}" for name, value in extra.items() if value is None]
     if absent:
         raise ConfigError(
             f"{where}: data.columns names {', '.join(absent)}, which the row does not have; allowed: "
             f"the columns of the row ({', '.join(values)})"
         )
-    return Row(prompt, answer, {**values, **{name: value for name, value in extra.items() if name != "id"}}, where)
+    return Row(prompt, answer, {**values, **extra}, where)
 
 
 def is_chat(value: Any) -> bool:
@@ -147,21 +144,29 @@ def is_chat(value: Any) -> bool:
     )  # fmt: skip
 
 
-def _prompt(prompt: Any, at: str, values: Mapping[str, Any], where: str) -> str | list[dict[str, str]]:
-    """Return a prompt as text or messages, without the assistant's answers at the end of `messages`."""
+def prompt_of(prompt: Any, at: str, columns: Iterable[str], where: str) -> str | list[dict[str, str]]:
+    """Return a prompt as text or messages, without the assistant's answers at the end of `messages`.
+
+    Args:
+        prompt: Value from a row.
+        at: Its column.
+        columns: Columns of the row, for messages.
+        where: File and line.
+
+    Raises:
+        ConfigError: It is neither, or has no text.
+    """
     if isinstance(prompt, str) and prompt.strip():
-        return whole_text(prompt, at, where)
+        return prompt
     if is_chat(prompt):
         end = len(prompt)
         while end > 1 and prompt[end - 1]["role"] == "assistant" and at == "messages":
             end -= 1
-        for text in (value for message in prompt[:end] for value in message.values() if isinstance(value, str)):
-            whole_text(text, at, where)
         if any(message["content"].strip() for message in prompt[:end]):
             return list(prompt[:end])
     raise ConfigError(
         f"{where}: {at!r} is {short(prompt)}; allowed: text or a list of chat messages with text in `content` "
-        f"(columns here: {', '.join(values)}; choose another with --data.prompt_column)"
+        f"(columns here: {', '.join(columns)}; choose another with --data.prompt_column)"
     )
 
 
@@ -174,8 +179,7 @@ def _answer(data: PromptFile, answer: Any, at: str, values: Mapping[str, Any], w
         raise ConfigError(f"{where}: {at!r} is {short(answer)}; allowed: one reference answer, text or a number")
     if data.reward is None and (isinstance(answer, bool) or (isinstance(answer, float) and not math.isfinite(answer))):
         raise ConfigError(f"{where}: {at!r} is {short(answer)}; allowed: text or a finite number")
-    text = "" if answer is None else whole_text(str(answer), at, where)
-    extracted = ANSWER_FORMS[data.answers](text)
+    extracted = ANSWER_FORMS[data.answers]("" if answer is None else str(answer))
     if extracted is None:
         raise ConfigError(
             f"{where}: {at!r} is {short(answer)}; data.answers = {data.answers!r} finds no answer in it; allowed: "
@@ -187,36 +191,6 @@ def _answer(data: PromptFile, answer: Any, at: str, values: Mapping[str, Any], w
             f"(columns here: {', '.join(values)}; choose another with --data.answer_column)"
         )
     return extracted
-
-
-def _check_id(data: PromptFile, row: Row, seen: dict[str, tuple[str, str]]) -> None:
-    """Refuse two rows with the same id and different content. Equal rows are duplicates and are dropped later."""
-    at = data.columns.get("id", "" if data.set else "id")
-    value = column(row.columns, at) if at else None
-    if value is None:
-        return
-    where, content = seen.setdefault(str(value), (row.where, identity(row)))
-    if content != identity(row):
-        raise ConfigError(
-            f"{row.where}: {at!r} is {short(value)}, as in {where.rpartition('/')[2]}, which has another prompt or "
-            'answer; give every row its own id, or set data.columns = {id = ""} to ignore ids'
-        )
-
-
-def whole_text(text: str, at: str, where: str) -> str:
-    """Return a text after checking that it can be encoded as UTF-8. JSON escapes can encode a lone surrogate.
-
-    Raises:
-        ConfigError: It cannot be encoded.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"{where}: {at!r} holds a lone surrogate, \\u{ord(text[error.start]):04x}, at character "
-            f"{error.start + 1}; write the whole character, or remove it"
-        ) from None
-    return text
 
 
 def after_hashes(text: str) -> str | None:

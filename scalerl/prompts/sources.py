@@ -6,12 +6,11 @@ Each function returns distinct rows with the columns that the scorer needs, and 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from scalerl.config.data import CustomTask, EnvironmentTask, ReasoningGymTask
 from scalerl.core.errors import ConfigError
-from scalerl.prompts.layouts import Row, identity
+from scalerl.prompts.layouts import Row, identity, prompt_of
 from scalerl.tasks import custom
 from scalerl.tasks.environments import load
 from scalerl.tasks.gym import make_data
@@ -52,7 +51,9 @@ def custom_rows(task: CustomTask, held_out: int) -> tuple[list[Row], list[str]]:
     rows = []
     for number, row in enumerate(custom.rows(task, task.prompts + held_out)):
         columns = {"function": task.function, "params": task.params, "pass_score": task.pass_score, "row": row}
-        rows.append(Row(row["prompt"], str(row.get("answer", "")), columns, f"{task.function} row {number}"))
+        where = f"{task.function} row {number}"
+        prompt = prompt_of(row["prompt"], "prompt", row, where)
+        rows.append(Row(prompt, str(row.get("answer", "")), columns, where))
     return rows, []
 
 
@@ -81,20 +82,10 @@ def environment_rows(task: EnvironmentTask, held_out: int) -> tuple[list[Row], l
 
 
 def _environment_row(task: EnvironmentTask, values: dict[str, Any], where: str) -> Row:
-    prompt = values.get("prompt")
-    if isinstance(prompt, list):
-        prompt = [_message(message, where) for message in prompt]
-    if not prompt or not isinstance(prompt, str | list):
-        raise ConfigError(f"{where}: 'prompt' is {prompt!r:.80}; allowed: text or a list of chat messages")
+    prompt = prompt_of(values.get("prompt"), "prompt", values, where)
     answer = values.get("answer")
     own = {name: value for name, value in values.items() if name != "prompt"}
     columns = {"environment": task.environment, "arguments": task.arguments, "row": own}
     # rows without an answer are distinguished by their other columns, which the rubric uses
     reference = "" if answer is None else str(answer)
     return Row(prompt, reference or json.dumps(own, sort_keys=True, default=str), columns, where)
-
-
-def _message(message: Any, where: str) -> dict[str, str]:
-    if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
-        raise ConfigError(f"{where}: a message of 'prompt' is {message!r:.80}; allowed: role and content, both text")
-    return {"role": str(message["role"]), "content": message["content"]}

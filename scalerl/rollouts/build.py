@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from scalerl.cluster.devices import Place, Table
 from scalerl.config.recipe import Custom
@@ -16,28 +16,15 @@ from scalerl.rollouts.coordinator import Coordinator
 from scalerl.rollouts.custom import EngineParts, engine_pair
 from scalerl.rollouts.engine import Engine, Sampling
 from scalerl.rollouts.interrupt import LengthRule
-from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.process_engine import EngineProcess
 from scalerl.rollouts.restarts import Life, Restarter, RestartLimits
 from scalerl.rollouts.schedule import schedule_of
 from scalerl.rollouts.weights import WeightChannel
-from scalerl.rollouts.worker import WorkerParts
+from scalerl.rollouts.worker import SaveState, WorkerParts
 
 EVALUATION_CACHE = 1 << 28
 """Bytes of cache that an evaluation may use to decode more sequences together than training, because the run waits for
 it."""
-
-
-class StateFiles(Protocol):
-    """Reads and writes the generator's part of a checkpoint."""
-
-    def load(self) -> Any:
-        """Return the state to resume from, or None for a new run."""
-        ...
-
-    def save(self, path: Path, name: str, state: dict[str, Any]) -> None:
-        """Write a part of a checkpoint."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +56,9 @@ class GeneratorSpec:
     rule: LengthRule
     stop: tuple[int, ...]
     """Token ids that end a sequence."""
-    files: StateFiles
+    load_state: Callable[[], Any] | None
+    """Reads the generator's part of the checkpoint to resume from; None for a new run."""
+    save: SaveState
     model: ModelFacts
     run: Path
     """The run directory, for logs."""
@@ -87,10 +76,9 @@ class GeneratorSpec:
         schedule = schedule_of(config, -1 if config.rollouts.lag_ticks == "measure" else config.lag_ticks)
         engines, evaluators = zip(*pairs, strict=True)
         coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, config.seed, evaluators)
-        state = self.files.load()
-        if state is not None:
-            coordinator.load_state(state)
-        return WorkerParts(coordinator, self.files.save, notes)
+        if self.load_state is not None:
+            coordinator.load_state(self.load_state())
+        return WorkerParts(coordinator, self.save, notes)
 
 
 @dataclass(frozen=True)
@@ -121,40 +109,25 @@ class EngineSpec:
 
     def __call__(self) -> tuple[Engine, Engine]:
         """Load the model, in the engine's process."""
-        config = self.generator.config
-        if isinstance(config.placement.engine, Custom):
-            return engine_pair(config.placement.engine, self._parts())
-        policy = self.generator.load_policy()
-        count, own = config.placement.engines, self.slots
-        sequences = config.evaluated_sequences
-        positions = self.generator.longest_prompt + self.generator.rule.capacity
-        fit = EVALUATION_CACHE // (policy.cache_bytes * positions)
-        return self._engine(policy, own), self._engine(policy, min(max(own, fit), -(-sequences // count)))
-
-    def _parts(self) -> EngineParts:
-        """Return the parts that a user's engine is made from."""
-        generator, recipe = self.generator, self.generator.config.recipe
-        return EngineParts(
+        generator, config = self.generator, self.generator.config
+        count, own, engine = config.placement.engines, self.slots, config.placement.engine
+        parts = EngineParts(
             load_policy=generator.load_policy,
             model_path=generator.model.path,
-            slots=self.slots,
+            slots=own,
             prompt_tokens=generator.longest_prompt,
             rule=generator.rule,
-            sampling=Sampling(recipe.temperature, recipe.top_p, generator.stop),
+            sampling=Sampling(config.recipe.temperature, config.recipe.top_p, generator.stop),
             receive=self.channel.receive,
+            refill=config.rollouts.refill,
         )
-
-    def _engine(self, policy: Policy, slots: int) -> Engine:
-        recipe = self.generator.config.recipe
-        return torch_engine(
-            policy,
-            slots=slots,
-            prompt_tokens=self.generator.longest_prompt,
-            rule=self.generator.rule,
-            sampling=Sampling(recipe.temperature, recipe.top_p, self.generator.stop),
-            refill=self.generator.config.rollouts.refill,
-            receive=self.channel.receive,
-        )
+        if isinstance(engine, Custom):
+            return engine_pair(engine, parts)
+        policy = generator.load_policy()
+        fit = EVALUATION_CACHE // (policy.cache_bytes * (generator.longest_prompt + generator.rule.capacity))
+        evaluated = min(max(own, fit), -(-config.evaluated_sequences // count))
+        shared = replace(parts, load_policy=lambda: policy)
+        return shared.torch_engine(), replace(shared, slots=evaluated).torch_engine()
 
 
 MakeEngines = Callable[[Sequence[EngineSpec], Callable[[str], None]], Sequence[Sequence[Engine]]]

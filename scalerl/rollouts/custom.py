@@ -9,7 +9,7 @@ from typing import Any
 
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
-from scalerl.core.plugins import PluginError, call, check_arguments, describe, load_function
+from scalerl.core.plugins import PluginError, call, load_function
 from scalerl.models.policy import Policy
 from scalerl.rollouts.engine import Engine, Sampling
 from scalerl.rollouts.interrupt import LengthRule
@@ -17,10 +17,6 @@ from scalerl.rollouts.local.slot_engine import Receive
 from scalerl.rollouts.local.torch_engine import torch_engine
 
 FIELD = "placement.engine"
-METHODS = ("occupancy", "submit", "cancel", "advance", "poll", "swap", "state", "load_state")
-"""Methods of the engine contract (rollouts/engine.py)."""
-DECLARED = ("deterministic", "exact_resume", "work", "version")
-"""Attributes and properties of the contract."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +44,8 @@ class EngineParts:
     """Temperature, nucleus and stop tokens."""
     receive: Receive
     """receive(version) -> weights by name, after they were sent; call it in `swap`."""
+    refill: int = 0
+    """Free slots at which new sequences are prefilled; 0: 1/16 of the slots."""
     evaluating: bool = False
     """Whether this engine is for evaluations. Each generator makes one engine for training and one for evaluations."""
 
@@ -59,6 +57,7 @@ class EngineParts:
             prompt_tokens=self.prompt_tokens,
             rule=self.rule,
             sampling=self.sampling,
+            refill=self.refill,
             receive=self.receive,
         )
 
@@ -67,22 +66,13 @@ def make_engine(choice: Custom, parts: EngineParts) -> Engine:
     """Import a user's class or factory and make an engine with it.
 
     Raises:
-        ConfigError: It cannot be imported, takes other arguments, raises, or does not return an engine.
+        ConfigError: It cannot be imported, takes other arguments, or raises.
     """
     function = load_function(choice.function, f"{FIELD}.function")
-    check_arguments(function, choice.function, FIELD, ("parts",), choice.params)
     try:
-        made = call(function, choice.function, parts, **choice.params)
+        return call(function, choice.function, parts, **choice.params)  # type: ignore[no-any-return]
     except PluginError as error:
         raise ConfigError(f"{FIELD}: {error}") from None
-    methods = [name for name in METHODS if not callable(getattr(made, name, None))]
-    missing = [f"{name}()" for name in methods] + [name for name in DECLARED if not hasattr(made, name)]
-    if missing:
-        raise ConfigError(
-            f"{FIELD}: {choice.function} made {describe(made)}, which lacks {', '.join(missing)}; allowed: an engine "
-            "with the methods of docs/engines.md"
-        )
-    return made  # type: ignore[no-any-return]
 
 
 class Swapping:

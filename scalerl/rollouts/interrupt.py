@@ -87,9 +87,9 @@ def tag_variants(tag: str, encode: Callable[[str], Sequence[int]]) -> set[tuple[
         tag: Text of the tag.
         encode: Encode function of a tokenizer that adds no special tokens.
     """
-    found = {_core(before, tag, after, encode) for before in AROUND for after in AROUND} - {()}
+    forms = {_core(before, tag, after, encode) for before in AROUND for after in AROUND} - {()}
     # a sequence that ends with another one is matched by that one
-    return {tokens for tokens in found if not any(len(o) < len(tokens) and tokens[-len(o) :] == o for o in found)}
+    return {tokens for tokens in forms if not any(len(o) < len(tokens) and tokens[-len(o) :] == o for o in forms)}
 
 
 def _core(before: str, tag: str, after: str, encode: Callable[[str], Sequence[int]]) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import LocalRemote, Remote, Run
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.weights import WeightChannel
-from scalerl.rollouts.worker import Build, First, generate
+from scalerl.rollouts.worker import Build, generate
 from scalerl.types import GeneratorStats, Group, ScoredGroup, Visit
 
 SendWeights = Callable[[int, WeightChannel], None]
@@ -128,7 +128,7 @@ class Pipeline:
             visits: Prompts that may be started with them.
         """
         self._send_weights(version, send)
-        self._worker = self._launch(partial(generate, self._channel, self._build, First(version, tuple(visits))))
+        self._worker = self._launch(partial(generate, self._channel, self._build, version, tuple(visits)))
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -234,18 +234,13 @@ class Pipeline:
         done: list[int] = []
         while not set(wait_for) <= set(done):
             done.append(self._get("snapshot", interruptible=False))
-        while not self._inbox["snapshot"].empty():
-            done.append(self._inbox["snapshot"].get())
-        return done
+        return done + self._rest("snapshot")
 
     # ----------------------------------------------------------------------------------------------------- process
 
     def notes(self) -> list[str]:
         """Return messages for the user since the last call, for example about engines that died."""
-        source, out = self._inbox["note"], list[str]()
-        while not source.empty():
-            out.append(source.get())
-        return out
+        return self._rest("note")
 
     def close(self) -> None:
         """End the process."""
@@ -268,6 +263,11 @@ class Pipeline:
             if interruptible and self._stop_requested():
                 raise Interrupted
         return pending.result()
+
+    def _rest(self, name: str) -> list[Any]:
+        """Return the messages of a kind that have arrived."""
+        source = self._inbox[name]
+        return [source.get() for _ in range(source.qsize())]
 
     def _get(self, name: str, interruptible: bool = True, lost: Callable[[], bool] = lambda: False) -> Any:
         """Return the next message of a kind; send the latest weights again if `lost` says that an engine lost them."""

@@ -39,11 +39,11 @@ class EngineProcess(LocalRemote):
     def engines(self) -> list[RemoteEngine]:
         """Wait until the process is ready; return a stand-in for each of its engines."""
         self.receive()
-        return [RemoteEngine(self, number, *facts) for number, facts in enumerate(self.call("facts"))]
+        return [RemoteEngine(self, number, *declared) for number, declared in enumerate(self.call("declared"))]
 
 
 class RemoteEngine:
-    """One engine of a process, behind the engine contract. Keeps its last reported occupancy and work."""
+    """One engine of a process, behind the engine contract. Keeps its last reported occupancy, work and version."""
 
     def __init__(
         self, process: EngineProcess, number: int, occupancy: Occupancy, deterministic: bool, exact_resume: bool
@@ -60,11 +60,11 @@ class RemoteEngine:
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue sequences."""
         if requests:
-            self._occupancy = self._process.call("submit", self._number, list(requests))
+            self._call("submit", list(requests))
 
     def cancel(self, ids: Collection[tuple[int, int]]) -> None:
         """Drop unfinished sequences."""
-        self._occupancy = self._process.call("cancel", self._number, set(ids))
+        self._call("cancel", set(ids))
 
     def advance(self) -> None:
         """Request a step if there is work; `poll` returns the sequences that it finished."""
@@ -77,51 +77,48 @@ class RemoteEngine:
         if not self._asked:
             return []
         self._asked = False
-        finished, self._occupancy, self.work, self.version = self._process.receive()
-        return list(finished)
+        return list(self._heard(self._process.receive()))
 
     def swap(self, version: int) -> None:
         """Make the process receive and use new weights."""
-        self.version = self._process.call("swap", self._number, version)
+        self._call("swap", version)
 
     def state(self) -> dict[str, Any]:
         """Return the engine's state."""
-        return dict(self._process.call("state", self._number))
+        return dict(self._call("state"))
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        self._occupancy, self.work = self._process.call("load_state", self._number, dict(state))
+        self._call("load_state", dict(state))
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        return self._heard(self._process.call("call", self._number, method, *arguments))
+
+    def _heard(self, answer: tuple[Any, Facts]) -> Any:
+        result, (self._occupancy, self.work, self.version) = answer
+        return result
+
+
+Facts = tuple[Occupancy, Work, int]
+"""What a RemoteEngine must know after every call: occupancy, work and version of the weights."""
 
 
 class _Engines:
-    """The engines inside the process: each method calls one engine and returns what its RemoteEngine must know."""
+    """The engines inside the process."""
 
     def __init__(self, build: BuildEngines) -> None:
         self._engines = build()
 
-    def facts(self) -> list[tuple[Occupancy, bool, bool]]:
-        return [(e.occupancy(), e.deterministic, e.exact_resume) for e in self._engines]
+    def declared(self) -> list[tuple[Occupancy, bool, bool]]:
+        return [(engine.occupancy(), engine.deterministic, engine.exact_resume) for engine in self._engines]
 
-    def submit(self, number: int, requests: Sequence[Request]) -> Occupancy:
-        self._engines[number].submit(requests)
-        return self._engines[number].occupancy()
-
-    def cancel(self, number: int, ids: Collection[tuple[int, int]]) -> Occupancy:
-        self._engines[number].cancel(ids)
-        return self._engines[number].occupancy()
-
-    def step(self, number: int) -> tuple[list[Finished], Occupancy, Work, int]:
+    def _facts(self, number: int) -> Facts:
         engine = self._engines[number]
-        engine.advance()
-        return engine.poll(), engine.occupancy(), engine.work, engine.version
+        return engine.occupancy(), engine.work, engine.version
 
-    def swap(self, number: int, version: int) -> int:
-        self._engines[number].swap(version)
-        return self._engines[number].version
+    def step(self, number: int) -> tuple[list[Finished], Facts]:
+        self._engines[number].advance()
+        return self._engines[number].poll(), self._facts(number)
 
-    def state(self, number: int) -> dict[str, Any]:
-        return self._engines[number].state()
-
-    def load_state(self, number: int, state: Mapping[str, Any]) -> tuple[Occupancy, Work]:
-        self._engines[number].load_state(state)
-        return self._engines[number].occupancy(), self._engines[number].work
+    def call(self, number: int, method: str, *arguments: Any) -> tuple[Any, Facts]:
+        return getattr(self._engines[number], method)(*arguments), self._facts(number)

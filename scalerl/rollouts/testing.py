@@ -87,7 +87,7 @@ def expect(holds: bool, message: str) -> None:
 
 def finish(engine: Engine, polls: int | None = None) -> dict[tuple[int, int], Rollout]:
     """Poll until the engine is idle, at most `polls` times; return the finished rollouts by id."""
-    found: dict[tuple[int, int], Rollout] = {}
+    rollouts: dict[tuple[int, int], Rollout] = {}
     until, done = time.monotonic() + WAIT_S, 0
     while engine.occupancy().busy and (polls is None or done < polls):
         expect(time.monotonic() < until, f"nothing finished for {WAIT_S:g} s with {engine.occupancy()}")
@@ -97,12 +97,12 @@ def finish(engine: Engine, polls: int | None = None) -> dict[tuple[int, int], Ro
             isinstance(polled, list) and all(isinstance(one, Finished) for one in polled),
             f"poll returned {str(polled)[:200]}; expected a list of Finished",
         )
-        twice = [one.id for one in polled if one.id in found]
+        twice = [one.id for one in polled if one.id in rollouts]
         expect(not twice, f"poll returned {twice} a second time; expected each sequence once")
-        found |= {one.id: one.rollout for one in polled}
+        rollouts |= {one.id: one.rollout for one in polled}
         done += 1
         until = time.monotonic() + WAIT_S if polled else until
-    return found
+    return rollouts
 
 
 def check_rollout(bench: Bench, number: tuple[int, int], rollout: Rollout) -> None:
@@ -143,22 +143,22 @@ def check_basics(bench: Bench) -> dict[tuple[int, int], Rollout]:
     expect(not engine.occupancy().busy, f"a new engine has {engine.occupancy()}; expected nothing running or waiting")
     requests = bench.requests()
     engine.submit(requests)
-    found = finish(engine)
+    done = finish(engine)
     wanted = {request.id for request in requests}
-    expect(found.keys() == wanted, f"it returned {sorted(found)}; expected one rollout for each of {sorted(wanted)}")
-    for number, rollout in found.items():
+    expect(done.keys() == wanted, f"it returned {sorted(done)}; expected one rollout for each of {sorted(wanted)}")
+    for number, rollout in done.items():
         check_rollout(bench, number, rollout)
         expect(
             set(np.asarray(rollout.versions).tolist()) == {1},
             f"rollout {number} has versions {rollout.versions}; expected 1, the weights in use",
         )
     prompts = {request.id: request.prompt for request in requests}
-    pairs = [(prompts[number], rollout) for number, rollout in found.items()]
+    pairs = [(prompts[number], rollout) for number, rollout in done.items()]
     try:
         check_current(bench.policy, 1, pairs)
     except ReplayMismatch as error:
         raise EngineError(str(error)) from None
-    return found
+    return done
 
 
 def check_repeats(bench: Bench, first: Mapping[tuple[int, int], Rollout]) -> None:
@@ -182,10 +182,10 @@ def check_cancel(bench: Bench) -> None:
     engine.submit(requests)
     gone = {requests[0].id, requests[-1].id}
     engine.cancel(gone)
-    found = finish(engine)
+    rollouts = finish(engine)
     expect(
-        found.keys() == {request.id for request in requests} - gone,
-        f"after cancel({sorted(gone)}) it returned {sorted(found)}; expected only the others",
+        rollouts.keys() == {request.id for request in requests} - gone,
+        f"after cancel({sorted(gone)}) it returned {sorted(rollouts)}; expected only the others",
     )
 
 
@@ -198,8 +198,8 @@ def check_swap(bench: Bench) -> None:
     engine.submit(requests)
     finish(engine, polls=2)
     bench.swap(engine, 2)
-    found = finish(engine)
-    for number, rollout in found.items():
+    rollouts = finish(engine)
+    for number, rollout in rollouts.items():
         expect(
             rollout.versions.tolist() == [1] * 2 + [2] * (TOKENS - 2),
             f"after a swap to version 2 at token 2, rollout {number} has versions {rollout.versions.tolist()}; "
@@ -209,7 +209,7 @@ def check_swap(bench: Bench) -> None:
     changed.load_weights(2, bench.weights[2])
     prompts = {request.id: request.prompt for request in requests}
     difference = largest_difference(
-        {1: bench.policy, 2: changed}, [(prompts[number], rollout) for number, rollout in found.items()]
+        {1: bench.policy, 2: changed}, [(prompts[number], rollout) for number, rollout in rollouts.items()]
     )
     try:
         check_difference(difference, 2, bound_of(bench.policy.head_weight.dtype))
@@ -223,15 +223,15 @@ def check_state(bench: Bench, first: Mapping[tuple[int, int], Rollout]) -> None:
     if not engine.exact_resume:
         return
     engine.submit(bench.requests())
-    found = finish(engine, polls=3)
+    rollouts = finish(engine, polls=3)
     again = bench.engine()
     again.load_state(engine.state())
-    found |= finish(again)
+    rollouts |= finish(again)
     for number, rollout in first.items():
-        expect(number in found, f"request {number} was lost by state() and load_state(); expected its rollout")
+        expect(number in rollouts, f"request {number} was lost by state() and load_state(); expected its rollout")
         expect(
-            found[number].tokens.tolist() == rollout.tokens.tolist(),
-            f"after load_state request {number} gave {found[number].tokens.tolist()}; expected "
+            rollouts[number].tokens.tolist() == rollout.tokens.tolist(),
+            f"after load_state request {number} gave {rollouts[number].tokens.tolist()}; expected "
             f"{rollout.tokens.tolist()}",
         )
 
@@ -278,7 +278,7 @@ def check_engine(function: str, model: str, params: Mapping[str, Any] | None = N
 
     Raises:
         EngineError: The engine violates the contract; the message states the actual and the expected behavior.
-        ConfigError: The engine cannot be imported or created, or lacks a method.
+        ConfigError: The engine cannot be imported or created.
 
     Example:
         >>> check_engine("my_engine:Counting", "tiny-model", {"every": 100})   # doctest: +SKIP
@@ -320,10 +320,8 @@ def check_engine_plugin(
 
     try:
         call(check_basics, choice.function, bench_of(make, policy, load_policy, model_path))
-    except EngineError as error:
-        raise ConfigError(f"placement.engine: on made-up prompts, {choice.function}: {error}") from None
     except PluginError as error:
-        raise ConfigError(f"placement.engine: on made-up prompts, {error}") from None
+        raise ConfigError(f"placement.engine: {choice.function}, on made-up prompts: {error}") from None
     if deterministic and not made[0].deterministic:
         raise ConfigError(
             f"placement.engine: {choice.function} is not deterministic; allowed: rollouts.schedule = 'eager', or "

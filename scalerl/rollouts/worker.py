@@ -35,29 +35,24 @@ Build = Callable[[WeightChannel], WorkerParts]
 """Makes the parts, given the engines' end of the weight channel; must be picklable."""
 
 
-@dataclass(frozen=True, slots=True)
-class First:
-    """First weights and prompts of the process.
-
-    Example: First(version=0, visits=(Visit(...), ...))
-    """
-
-    version: int
-    """Version of the first weights, which have been sent."""
-    visits: tuple[Visit, ...] = ()
-
-
-def generate(channel: WeightChannel, build: Build, first: First, end: End) -> None:
+def generate(channel: WeightChannel, build: Build, version: int, visits: tuple[Visit, ...], end: End) -> None:
     """Run the message loop until a stop message; every answer is a pair of its name and its content.
 
     Consumes: messages of the pipeline, and weights of the channel.
     Produces: groups, batches, evaluations and snapshots, each as one answer.
     Waits for: a message, when the coordinator is blocked.
     Unblocked by: a message, or the death of the caller, which ends this process.
+
+    Args:
+        channel: The engines' end of the channel.
+        build: Function that makes the coordinator.
+        version: Version of the first weights, which have been sent.
+        visits: First prompts.
+        end: End of the carrier.
     """
     parts = build(channel)
-    parts.coordinator.begin(first.version, first.visits)
-    loop = _Loop(end, channel, parts, first.version)
+    parts.coordinator.begin(version, visits)
+    loop = _Loop(end, channel, parts, version)
     loop.say("ready", None)
     loop.run()
 

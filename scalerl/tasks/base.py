@@ -50,10 +50,6 @@ class Verdict(NamedTuple):
     """Explanation in one line, for readers of rollouts."""
 
 
-def _timeout_s(settings: Scoring) -> float:
-    return settings.timeout_s
-
-
 class Verifier(NamedTuple):
     """A verifier with the way in which it is called."""
 
@@ -63,7 +59,7 @@ class Verifier(NamedTuple):
     """Whether it may hang or crash. It then runs in processes that can be killed, otherwise in trainer threads."""
     prepare: Callable[[Scoring], None] | None = None
     """Function called once in each such process before the first completion."""
-    limit_s: Callable[[Scoring], float] = _timeout_s
+    limit_s: Callable[[Scoring], float] = lambda settings: settings.timeout_s
     """Time limit in seconds for one completion in such a process."""
     answer: Callable[[str], str | None] | None = None
     """Answer of a completion for a majority vote: equal answers are equal texts. None: its answers, such as programs,

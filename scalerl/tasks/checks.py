@@ -13,10 +13,9 @@ from scalerl.config.base import replace as config_replace
 from scalerl.config.data import PromptFile, RewardFunction, TaskData
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
-from scalerl.core.plugins import check_arguments
+from scalerl.core.plugins import load_function
 from scalerl.tasks.code_tests import BadTests, read_tests
 from scalerl.tasks.scoring import FunctionScorer, judge_all, verifier_scorer
-from scalerl.tasks.user_rewards import columns_taken, load_reward
 from scalerl.types import Prompt
 
 NAMED = 20
@@ -144,18 +143,7 @@ def check_reward(reward: RewardFunction, prompt: Prompt, settings: Scoring) -> N
     Raises:
         ConfigError: See `check_rewards`.
     """
-    function = load_reward(reward.function)
-    columns = columns_taken(function, [prompt])
-    given = {"prompts": [prompt.text], "completions": [MADE_UP[0]]}
-    try:
-        check_arguments(function, reward.function, "data.reward", (), {**given, **columns, **reward.params})
-    except ConfigError as error:
-        reason = str(error).rpartition("; ")[2]
-        params = "".join(f", {name}={value!r}" for name, value in reward.params.items())
-        raise ConfigError(
-            f"data.reward: {reward.function} must take (prompts, completions, **columns{params}) by name; {reason}. "
-            f"Columns of the rows: {', '.join(sorted({*prompt.columns} - {'prompt'})) or 'none'}"
-        ) from None
+    load_function(reward.function, "data.reward")
     scorer = FunctionScorer(reward.function, 1.0, config_replace(settings, workers=1), params=reward.params)
     try:
         rewards = scorer.rewards(prompt, MADE_UP)
@@ -164,5 +152,6 @@ def check_reward(reward: RewardFunction, prompt: Prompt, settings: Scoring) -> N
     problems = [given for given in rewards if isinstance(given, str)]
     if problems:
         raise ConfigError(
-            f"data.reward: on {len(MADE_UP)} made-up completions of {prompt.where or 'the first prompt'}, {problems[0]}"
+            f"data.reward: on {len(MADE_UP)} made-up completions of {prompt.where or 'the first prompt'}, "
+            f"{problems[0]}; columns of the rows: {', '.join(sorted({*prompt.columns} - {'prompt'})) or 'none'}"
         )

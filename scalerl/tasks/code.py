@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import closing
 from typing import Any, TypeVar
 
 from scalerl.config.placement import Sandbox
@@ -74,19 +74,14 @@ class Judge:
     # --------------------------------------------------------------------------------------------- the forms of tests
 
     def _input_output(self, program: str, tests: InputOutput, ends: float) -> str:
-        box = self._pool.take()
-        try:
+        with closing(self._pool.take()) as box:
             box.begin("stdin", self._soon(ends), program=program)
             for number, (given, wanted) in enumerate(zip(tests.inputs, tests.outputs, strict=True), start=1):
                 box.send(b"I", given.encode("utf-8", "surrogatepass"), self._soon(ends))
                 kind, payload = box.receive(self._soon(ends, START_S))  # the harness inside enforces test_s
-                where = f"test {number} of {len(tests.inputs)}"
                 self._refused(kind, payload, b"O")
-                problem = _of_program(payload, self._problem, wanted)
-                if problem:
-                    raise Failed(f"{where}: {problem}")
-        finally:
-            box.close()
+                if problem := _of_program(payload, self._problem, wanted):
+                    raise Failed(f"test {number} of {len(tests.inputs)}: {problem}")
         return f"{len(tests.inputs)} tests"
 
     def _problem(self, report: dict[str, Any], wanted: str) -> str | None:
@@ -101,8 +96,8 @@ class Judge:
         return difference(report["output"].decode("utf-8", "replace"), wanted)
 
     def _calls(self, program: str, tests: Calls, ends: float) -> str:
-        box = self._serving(program, ends)
-        try:
+        with closing(self._pool.take()) as box:
+            self._serve(box, program, ends)
             for number, (arguments, wanted) in enumerate(zip(tests.arguments, tests.results, strict=True), start=1):
                 box.send(b"J", dumps(["call", tests.name, "", arguments, {}]), self._soon(ends))
                 kind, payload = box.receive(self._soon(ends))
@@ -112,22 +107,14 @@ class Judge:
                     problem = _of_program(payload, lambda error: f"{error[0]}: {error[1]}"[:300])
                 if problem:
                     raise Failed(f"test {number} of {len(tests.results)}: {problem}")
-        finally:
-            box.close()
         return f"{len(tests.results)} tests"
 
     def _checks(self, program: str, tests: Checks, ends: float) -> str:
-        checker = self._pool.take()
-        try:
-            box = self._serving(program, ends)
-            try:
-                words = {"setup": tests.setup, "tests": tests.tests, "names": list(tests.names), "entry": tests.entry}
-                checker.begin("check", self._soon(ends), **words)
-                return self._relay(checker, box, ends)
-            finally:
-                box.close()
-        finally:
-            checker.close()
+        with closing(self._pool.take()) as checker, closing(self._pool.take()) as box:
+            self._serve(box, program, ends)
+            words = {"setup": tests.setup, "tests": tests.tests, "names": list(tests.names), "entry": tests.entry}
+            checker.begin("check", self._soon(ends), **words)
+            return self._relay(checker, box, ends)
 
     def _relay(self, checker: Box, box: Box, ends: float) -> str:
         """Forward calls and results, without inspecting them, until the checker has its verdict.
@@ -146,15 +133,10 @@ class Judge:
             checker.send(answer if answer == b"V" else b"E", payload, self._soon(ends))
         raise Failed(f"the tests called the program more than {MOST_QUESTIONS} times")
 
-    def _serving(self, program: str, ends: float) -> Box:
-        """Return a sandbox in which the program has run and serves calls."""
-        box = self._pool.take()
-        with ExitStack() as failed:
-            failed.callback(box.close)
-            box.begin("serve", self._soon(ends), program=program)
-            self._refused(*box.receive(self._soon(ends, START_S)), b"R")
-            failed.pop_all()
-        return box
+    def _serve(self, box: Box, program: str, ends: float) -> None:
+        """Run the program in a sandbox that then serves calls of it."""
+        box.begin("serve", self._soon(ends), program=program)
+        self._refused(*box.receive(self._soon(ends, START_S)), b"R")
 
     def _refused(self, kind: bytes, payload: bytes, wanted: bytes) -> None:
         if kind == b"X":

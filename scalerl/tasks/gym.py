@@ -6,7 +6,6 @@ A prompt's columns contain the data set and the entry, or the seed and index fro
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import json
 import re
@@ -14,7 +13,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from scalerl.core.errors import ConfigError, nearest
+from scalerl.core.errors import ConfigError, short
 from scalerl.tasks.base import Verdict, in_braces, judged_text
 from scalerl.types import Prompt
 
@@ -41,8 +40,8 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
         entry = make_data(str(columns["dataset"]), index + 1, seed, columns.get("parameters") or {})[index]
     answer = final_answer(completion)
     score = min(1.0, max(0.0, float(data.score_answer(answer=answer, entry=entry))))
-    expected = f", expected {_short(entry['answer'])}" if entry.get("answer") is not None else ""
-    return Verdict(score >= float(columns.get("pass_score", 1.0)), score, f"got {_short(answer)}{expected}")
+    expected = f", expected {short(entry['answer'])}" if entry.get("answer") is not None else ""
+    return Verdict(score >= float(columns.get("pass_score", 1.0)), score, f"got {short(answer)}{expected}")
 
 
 def final_answer(completion: str) -> str:
@@ -52,9 +51,9 @@ def final_answer(completion: str) -> str:
     that begins with "Answer:"; without that, the content of the last \boxed{}; otherwise the whole text.
     """
     text = judged_text(completion)
-    for found in (TAGGED.findall(text), LABELED.findall(text)):
-        if found:
-            return str(found[-1]).strip()
+    for answers in (TAGGED.findall(text), LABELED.findall(text)):
+        if answers:
+            return str(answers[-1]).strip()
     start = text.rfind("\\boxed{")
     inside = in_braces(text[start + len("\\boxed") :]) if start >= 0 else None
     return (text if inside is None else inside).strip()
@@ -89,24 +88,12 @@ def make_data(name: str, size: int, seed: int, parameters: Mapping[str, Any]) ->
             f"data.dataset: reasoning-gym has no data set {name!r}; similar names: {', '.join(close)}. It has "
             f'{len(DATASETS)}, listed by `python -c "import reasoning_gym.factory as f; print(*f.DATASETS)"`'
         )
-    allowed = {field.name for field in dataclasses.fields(DATASETS[name][1])} - {"size", "seed"}
-    for parameter in parameters:
-        if parameter not in allowed:
-            raise ConfigError(
-                f"data.parameters: {name} has no parameter {parameter!r}{nearest(parameter, allowed)}; allowed: "
-                f"{', '.join(sorted(allowed)) or 'none'} (size and seed are data.prompts and data.seed)"
-            )
     try:
         return create_dataset(name, size=size, seed=seed, **parameters)
-    except (AssertionError, ValueError, TypeError) as error:
+    except (AssertionError, ValueError, TypeError) as error:  # TypeError: it has no such parameter
         raise ConfigError(f"data.parameters: {name} rejects {dict(parameters)!r}: {error}") from None
 
 
 @lru_cache(maxsize=64)
 def _cached(name: str, parameters: str) -> Any:
     return make_data(name, 1, 0, json.loads(parameters))
-
-
-def _short(value: Any, most: int = 80) -> str:
-    text = repr(value)
-    return text if len(text) <= most else f"{text[:most]}..."

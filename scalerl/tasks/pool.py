@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any
 
 from scalerl.config.run import Scoring
-from scalerl.core.errors import outcome
 from scalerl.core.processes import PoolContext, ProcessDied
-from scalerl.core.remote import LocalRemote, Run, serve
+from scalerl.core.remote import LocalRemote, serve
 
 ATTEMPTS = 3
 """Attempts to make a call, each in another process."""
@@ -37,9 +35,10 @@ class ScoringPool:
             prepare: Function called at the start of each process; None: nothing is called.
             settings: Argument of `prepare`.
         """
-        self._calls: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
-        run = partial(serve, partial(_Caller, partial(_prepare, prepare, settings)), (Exception,))
-        self._workers = [_Worker(run, self._calls) for _ in range(workers)]
+        self._run = partial(serve, partial(_Caller, partial(_prepare, prepare, settings)), (Exception,))
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="scoring process")  # each has one process
+        self._own, self._closed = threading.local(), False
+        self._processes: set[LocalRemote] = set()
 
     def __enter__(self) -> ScoringPool:
         return self
@@ -59,63 +58,32 @@ class ScoringPool:
             A future. It raises TimeoutError if the call took longer than its limit (its process was killed), and
             ProcessEnded if the process ended `ATTEMPTS` times, so that the call itself is probably the cause.
         """
-        future: Future[Any] = Future()
-        self._calls.put((future, function, words, limit_s))
-        return future
+        return self._threads.submit(self._call, function, words, limit_s)
 
     def close(self) -> None:
         """Kill the processes and cancel calls that have not started."""
-        for _ in self._workers:
-            self._calls.put(None)
-        for worker in self._workers:
-            worker.close()
-
-
-class _Worker:
-    """One process of a pool, with the thread that makes its calls."""
-
-    def __init__(self, run: Run, calls: SimpleQueue[tuple[Any, ...] | None]) -> None:
-        self._run, self._calls, self._closed = run, calls, False
-        self._process: LocalRemote | None = None
-        self._thread = Thread(target=self._work, name="scoring process", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
         self._closed = True
-        if (process := self._process) is not None:
+        for process in list(self._processes):
             process.kill()
-        self._thread.join()
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.end()
 
-    def _work(self) -> None:
-        """Make calls until the pool is closed.
+    def _call(self, function: Callable[..., Any], words: tuple[Any, ...], limit_s: float) -> Any:
+        """Make one call in the process of this thread.
 
-        Consumes: calls. Produces: their futures' results. Waits for: a call, and its process. Unblocked by: a call, its
-        time limit, the death of the process, or `close`.
+        Consumes: a call. Produces: its result. Waits for: the process. Unblocked by: the result, the time limit, the
+        death of the process, or `close`.
         """
-        while (call := self._calls.get()) is not None:
-            future, *rest = call
-            if self._closed or not future.set_running_or_notify_cancel():
-                future.cancel()
-                continue
-            outcome(partial(self._attempt, *rest), future)
-        self._end()
-
-    def _attempt(self, function: Callable[..., Any], words: tuple[Any, ...], limit_s: float) -> Any:
         how = ""
         for _ in range(ATTEMPTS):
             try:
-                if self._process is not None and self._process.ended():  # killed while it had no call
-                    self._end()
-                if self._process is None:
-                    self._process = LocalRemote(self._run, "it", context=PoolContext)
-                    if self._closed:  # `close` may not have seen the process
-                        self._process.kill()
-                    self._process.receive()
-                self._process.tell("call", function, words)
-                if not self._process.poll(limit_s):
+                process = self._process()
+                process.tell("call", function, words)
+                if not process.poll(limit_s):
                     self._end()
                     raise TimeoutError
-                return self._process.receive()
+                return process.receive()
             except ProcessDied as error:
                 how = str(error).removeprefix("it ended with ")
                 self._end()
@@ -123,10 +91,24 @@ class _Worker:
                 break
         raise ProcessEnded(f"{ATTEMPTS} times ({how})")
 
+    def _process(self) -> LocalRemote:
+        """Return the process of this thread; a new one if it has none, or it was killed while it had no call."""
+        process: LocalRemote | None = getattr(self._own, "process", None)
+        if process is not None and not process.ended():
+            return process
+        self._end()
+        self._own.process = process = LocalRemote(self._run, "it", context=PoolContext)
+        self._processes.add(process)
+        if self._closed:  # `close` may not have seen the process
+            process.kill()
+        process.receive()
+        return process
+
     def _end(self) -> None:
-        if self._process is not None:
-            self._process.end()
-            self._process = None
+        if (process := getattr(self._own, "process", None)) is not None:
+            process.end()
+            self._processes.discard(process)
+            self._own.process = None
 
 
 class _Caller:

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 from scalerl.config.data import EnvironmentTask, PromptFile, TaskData
 from scalerl.config.run import RunConfig, Scoring
 from scalerl.core.errors import ConfigError
-from scalerl.core.plugins import PluginError, call
+from scalerl.core.plugins import PluginError, call, load_function
 from scalerl.tasks import environments
 from scalerl.tasks.base import Verdict, Verifier, reward, verdict
 from scalerl.tasks.pool import ProcessEnded, ScoringPool
-from scalerl.tasks.user_rewards import Failures, call_by_name, load_reward
+from scalerl.tasks.user_rewards import Failures, call_by_name
 from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.types import Group, Prompt, Score, ScoredGroup
 
@@ -148,7 +148,7 @@ def make_scorer(task: TaskData, settings: Scoring) -> Scorer:
         ConfigError: Its reward function cannot be imported.
     """
     if isinstance(task, PromptFile) and task.reward:
-        load_reward(task.reward.function)  # refused now, not during the run
+        load_function(task.reward.function, "data.reward")  # refused now, not during the run
         return FunctionScorer(
             task.reward.function, task.pass_reward, settings, task.truncated_reward, task.reward.params
         )

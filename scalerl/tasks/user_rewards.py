@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
-from functools import cache
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from scalerl.core.plugins import PluginError, call, describe, load_function, number, signature_of
+from scalerl.core.plugins import PluginError, call, describe, loaded, number, signature_of
 from scalerl.types import Prompt
 
 LIMIT = 0.05
@@ -62,20 +60,11 @@ class RewardError(RuntimeError):
     """Too many rewards failed."""
 
 
-def load_reward(name: str) -> Callable[..., Any]:
-    """Import a reward function by `package.module:function`; `plugins.load_function` lists the exceptions."""
-    return load_function(name, "data.reward")
-
-
 def call_by_name(
     name: str, prompts: Sequence[Prompt], completions: Sequence[str], params: Mapping[str, Any] | None = None
 ) -> list[float | str]:
     """Import a reward function, once per process, and call it; see `call_reward`."""
-    return call_reward(_loaded(name), name, prompts, completions, params)
-
-
-_loaded = cache(load_reward)
-"""Cached because a new search for the module is slow and could find another file after an os.chdir."""
+    return call_reward(loaded(name, "data.reward"), name, prompts, completions, params)
 
 
 def call_reward(
@@ -95,8 +84,8 @@ def call_reward(
         params: Further keyword arguments; they replace columns of the same name.
 
     Returns:
-        One entry per completion. All are descriptions if the function raised, exited, or returned a wrong number of
-        rewards.
+        One entry per completion. All are descriptions if the function raised, exited, or returned no list of their
+        length.
     """
     given_prompts = [prompt.columns.get("prompt", prompt.text) for prompt in prompts]
     answers: list[Any] = [
@@ -105,18 +94,13 @@ def call_reward(
     ]
     named = {**columns_taken(function, prompts), **(params or {}), "prompts": given_prompts, "completions": answers}
     try:
-        returned = call(function, name, **named)
-        rewards = call(_listed, name, returned, len(completions) + 1)  # runs the user's generator
+        rewards = call(list, name, call(function, name, **named))  # a generator runs in `list`
     except PluginError as error:
         return [f"reward function {error}"] * len(completions)
-    if rewards is not None and len(rewards) == len(completions):
-        return [_finite(reward, name) for reward in rewards]
-    if rewards is None:
-        problem = f"{describe(returned)}; allowed: a list with a number for each completion"
-    else:
-        count = len(returned) if isinstance(returned, Sized) else f"{len(rewards)} or more"
-        problem = f"{count} rewards for {len(completions)} completions"
-    return [f"reward function {name} returned {problem}"] * len(completions)
+    if len(rewards) != len(completions):
+        problem = f"reward function {name} returned {len(rewards)} rewards for {len(completions)} completions"
+        return [problem] * len(completions)
+    return [_finite(reward, name) for reward in rewards]
 
 
 RESERVED = ("prompt", "prompts", "completions")
@@ -132,15 +116,6 @@ def columns_taken(function: Callable[..., Any], prompts: Sequence[Prompt]) -> di
         takes = {p.name for p in parameters}
         names = dict.fromkeys(name for name in names if name in takes)
     return {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
-
-
-def _listed(returned: Any, most: int) -> list[Any] | None:
-    """Return at most `most` entries of a sequence, an array or a tensor; None for a value without an order."""
-    if not isinstance(returned, Iterable) or isinstance(returned, str | bytes | Mapping | Set):
-        return None
-    if len(getattr(returned, "shape", (1,))) != 1:
-        return None
-    return list(islice(returned, most))
 
 
 LARGEST = 1e9

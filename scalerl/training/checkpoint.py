@@ -10,7 +10,6 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,22 +86,6 @@ def load_state(directory: Path, name: str) -> Any:
 def load_plain(directory: Path, name: str) -> Any:
     """Read the JSON part of a state, with placeholders for arrays."""
     return read_json(directory / f"{name}.json")
-
-
-@dataclass(frozen=True)
-class GeneratorFiles:
-    """Picklable object that reads and writes the generator's part of a checkpoint."""
-
-    checkpoint: Path | None
-    """The checkpoint to resume from; None for a new run."""
-
-    def load(self) -> Any:
-        """Return the generator's part of the checkpoint to resume from; None for a new run."""
-        return None if self.checkpoint is None else load_state(self.checkpoint, "generator")
-
-    def save(self, path: Path, name: str, state: dict[str, Any]) -> None:
-        """Write a part of a checkpoint with its digests, which another process adds to the manifest."""
-        save_state(path, name, state)
 
 
 class CheckpointStore:

@@ -17,7 +17,7 @@ from scalerl.training.launch import resume
 from scalerl.training.learner.ranks import LearnerDied
 from scalerl.training.loop import train
 from scalerl.training.progress import TrainingFailed
-from scalerl.training.run_dir import RunMoved, recorded
+from scalerl.training.run_dir import recorded
 from scalerl.training.session import Session
 from scalerl.training.status import Heartbeat
 from scalerl.view.display import RunDisplay
@@ -61,8 +61,7 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
 
     Raises:
         ConfigError: An error that the user can correct was found before the first step.
-        RunFailed: Training failed, a reward function failed, a process died, or the run directory was moved. Saved
-            files are kept.
+        RunFailed: Training failed, a reward function failed, or a process died. Saved files are kept.
     """
     session: Session | None = None
     returns: list[int] = []  # the steps of the checkpoints that the run went back to
@@ -81,11 +80,9 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
                 display.note(f"{recorded(error, path)}\ngoing back to the last checkpoint")
                 session.close()
                 make_session = partial(resume, path, None)
-    except (TrainingFailed, RewardError, PluginError, RunMoved, OSError, *DIED) as error:
-        if session is not None:
+    except (TrainingFailed, RewardError, PluginError, OSError, *DIED) as error:
+        if session:
             session.records.ended("failed", str(error))
-            if moved := session.records.directory.moved():
-                raise RunFailed(moved) from error
         if isinstance(error, OSError):
             raise
         if session is None:
@@ -160,7 +157,6 @@ def export_model(run: Session) -> None:
     """Write the last weights and the tokenizer as a Hugging Face directory, and adapters next to it, atomically."""
     path = run.records.directory.path
     temporary = path / ".export.tmp"
-    run.records.directory.check_place()
     shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
     run.learner.export(temporary / "model")
     run.learner.export_adapter(temporary / "adapter")

@@ -97,13 +97,13 @@ class Evaluations:
             raise self.checkpoints.failure(error) from None
         if difference is None:
             return {}, ()
-        found, self.progress.replay_difference = difference.log_ratios, difference.largest
+        ratios, self.progress.replay_difference = difference.log_ratios, difference.largest
         try:
             check_difference(difference, step, bound_of(getattr(torch, self.config.hardware.dtype)))
         except ReplayMismatch as error:
             raise TrainingFailed(f"step {step}: {error}") from None
-        by_group = {n: own_N for n, own_N in zip(numbers, found, strict=False) if own_N is not None}
-        return by_group, found[len(numbers) :]
+        by_group = {n: own_N for n, own_N in zip(numbers, ratios, strict=False) if own_N is not None}
+        return by_group, ratios[len(numbers) :]
 
 
 def held_out_visits(prompts: Sequence[Prompt]) -> tuple[Visit, ...]:
@@ -126,10 +126,10 @@ def mean_at_k(passed_PK: np.ndarray) -> tuple[float, float]:
 
 def by_task(groups: Sequence[ScoredGroup]) -> list[list[ScoredGroup]]:
     """Return the groups of each task, sorted by the name of the task."""
-    found: dict[str, list[ScoredGroup]] = {}
+    tasks: dict[str, list[ScoredGroup]] = {}
     for scored in groups:
-        found.setdefault(scored.group.visit.prompt.task, []).append(scored)
-    return [found[name] for name in sorted(found)]
+        tasks.setdefault(scored.group.visit.prompt.task, []).append(scored)
+    return [tasks[name] for name in sorted(tasks)]
 
 
 def eval_point(
@@ -171,10 +171,10 @@ def first_to_stop(conditions: Sequence[str], points: Sequence[EvalPoint], config
         points: Evaluations of the run so far.
         config: Configuration, which determines the tasks with a forecast and the compute axis.
     """
-    found = points_by_task(points)
+    curves = points_by_task(points)
     fits = []
     with suppress(CurveError):  # too few points for a fit
-        fits = [fit(curve_of(found[task], default_axis(config))) for task in config.main_tasks]
+        fits = [fit(curve_of(curves[task], default_axis(config))) for task in config.main_tasks]
     for condition in conditions:
         reason = reason_to_stop(stop_rule(condition), fits)
         if reason is not None:

@@ -30,7 +30,7 @@ from scalerl.tasks.checks import check_rewards, reference_notes
 from scalerl.tasks.sandbox.detect import sandbox_notes
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
-from scalerl.training.checkpoint import CheckpointStore, GeneratorFiles, load_plain, load_state
+from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, save_state
 from scalerl.training.evaluation import Evaluations
 from scalerl.training.learner.base import Learner
 from scalerl.training.learner.policy_learner import batch_flops
@@ -40,9 +40,9 @@ from scalerl.training.records import Records
 from scalerl.training.resolve import arithmetic_notes, length_notes, nucleus_notes, pinned, resolve
 from scalerl.training.run_dir import RunDirectory, check_empty, inputs_of, recorded
 from scalerl.training.run_model import (
-    LoadPolicy,
     check_length,
     check_sampled,
+    load_in_engine,
     load_of,
     model_path_of,
     revision_of,
@@ -146,11 +146,12 @@ def _assemble(
     progress = overrule(from_plain(Progress, state["progress"]), display) if state else Progress()
     spec = GeneratorSpec(
         config=config,
-        load_policy=LoadPolicy(config, model_path),
+        load_policy=partial(load_in_engine, config, model_path),
         longest_prompt=prompts.longest,
         rule=rule,
         stop=stop_tokens(policy, tokenizer),
-        files=GeneratorFiles(checkpoint),
+        load_state=partial(load_state, checkpoint, "generator") if checkpoint else None,
+        save=save_state,
         model=facts,
         run=path,
         make_engines=backend.make_engines,

@@ -34,13 +34,13 @@ def digest(path: Path, size: int | None = None) -> str:
     Reading a file from the page cache and computing XXH3 takes 0.12 s per GB on one core of a Xeon, SHA-256 0.85 s. A
     digest detects damage; it does not protect against changes of both a file and the manifest.
     """
-    found, left = new_digest(), path.stat().st_size if size is None else size
+    running, left = new_digest(), path.stat().st_size if size is None else size
     block = memoryview(bytearray(min(BLOCK, left)))
     with path.open("rb", buffering=0) as file:
         while left > 0 and (count := file.readinto(block[:left])):
-            found.update(block[:count])
+            running.update(block[:count])
             left -= count
-    return str(found.hexdigest())
+    return str(running.hexdigest())
 
 
 def stamp(path: Path) -> None:
@@ -60,8 +60,8 @@ def seal(directory: Path, step: int) -> None:
         if not path.is_file() or path.name.endswith(STAMP) or path.name == MANIFEST:
             continue
         stamped = path.with_name(path.name + STAMP)
-        found = stamped.read_text(encoding="utf-8").split()[0] if stamped.exists() else digest(path)
-        files[path.relative_to(directory).as_posix()] = {"bytes": path.stat().st_size, KIND: found}
+        content = stamped.read_text(encoding="utf-8").split()[0] if stamped.exists() else digest(path)
+        files[path.relative_to(directory).as_posix()] = {"bytes": path.stat().st_size, KIND: content}
         stamped.unlink(missing_ok=True)
     manifest = directory / MANIFEST
     manifest.write_text(json.dumps({"step": step, "files": files}, indent=1) + "\n", encoding="utf-8")
@@ -87,8 +87,8 @@ def check_files(directory: Path) -> None:
         path = directory / name
         if not path.is_file():
             raise Damaged(f"{name} is missing; {size} bytes were written")
-        if (found := path.stat().st_size) != size:
-            raise Damaged(f"{name} has {found} bytes; {size} were written")
+        if (there := path.stat().st_size) != size:
+            raise Damaged(f"{name} has {there} bytes; {size} were written")
         if (other := digest(path)) != expected:
             raise Damaged(
                 f"{name} has other contents than were written ({KIND} {other[:12]}, expected {expected[:12]})"

@@ -67,7 +67,7 @@ def rollout_row(
     rollout: Rollout = scored.group.rollouts[sample]
     score: Score = scored.scores[sample]
     versions = rollout.versions[rollout.sampled] if rollout.sampled.any() else rollout.versions
-    known = log_ratio_N is not None and len(log_ratio_N) > 0
+    ratios = [] if log_ratio_N is None else log_ratio_N.tolist()
     return {
         "step": step,
         "task": prompt.task,
@@ -84,8 +84,8 @@ def rollout_row(
         "interrupted": rollout.interrupted,
         "versions": [int(versions.min()), int(versions.max())],
         "staleness": step - int(versions.min()),
-        "log_ratio_min": float(np.min(log_ratio_N)) if log_ratio_N is not None and known else None,
-        "log_ratio_max": float(np.max(log_ratio_N)) if log_ratio_N is not None and known else None,
+        "log_ratio_min": min(ratios, default=None),
+        "log_ratio_max": max(ratios, default=None),
         "token_detail": token_detail(tokenizer, step, rollout, log_ratio_N) if detailed else None,
     }
 

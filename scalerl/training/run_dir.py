@@ -35,10 +35,6 @@ SAMPLES = ("rollouts.jsonl", "rollouts/samples.jsonl", RECORDS)
 ROW_FILES = ("metrics.jsonl", "points.jsonl", *SAMPLES)
 
 
-class RunMoved(RuntimeError):
-    """The run directory was moved or removed; the message gives its new path, if known."""
-
-
 class RunDirectory:
     """The files of one run, locked by one process at a time."""
 
@@ -113,7 +109,6 @@ class RunDirectory:
 
     def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rows to a JSONL file; numbers that are not finite become null."""
-        self.check_place()
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.writelines(json.dumps({k: _finite(v) for k, v in row.items()}) + "\n" for row in rows)
 
@@ -122,7 +117,6 @@ class RunDirectory:
 
         The records are written first, so that a kill leaves no row without its record.
         """
-        self.check_place()
         with (self.path / RECORDS).open("ab") as file:
             for row, record in zip(rows, records, strict=True):
                 row["record"] = [file.tell(), file.write(record)]
@@ -137,9 +131,9 @@ class RunDirectory:
     def points(self) -> list[EvalPoint]:
         """Return the points in points.jsonl."""
         file = RowFile(self.path / "points.jsonl")
-        found = [EvalPoint.of(line.row) for line in file.new_lines()]
-        points = [point for point in found if point is not None]
-        if broken := len(found) - len(points) + file.broken or file.problem:
+        rows = [EvalPoint.of(line.row) for line in file.new_lines()]
+        points = [point for point in rows if point is not None]
+        if broken := len(rows) - len(points) + file.broken or file.problem:
             raise ConfigError(
                 f"{file.path}: {file.problem or f'{broken} rows cannot be read'}; restore the file as the run wrote "
                 "it. Nothing was changed"
@@ -148,12 +142,10 @@ class RunDirectory:
 
     def write(self, name: str, text: str) -> None:
         """Write a small text file of the run atomically."""
-        self.check_place()
         write_whole(self.path / name, text)
 
     def cursors(self) -> dict[str, int]:
         """Return the sizes of the row files for a checkpoint, after forcing their rows to disk."""
-        self.check_place()
         there = [name for name in ROW_FILES if (self.path / name).exists()]
         for name in there:
             sync(self.path / name)
@@ -203,9 +195,9 @@ class RunDirectory:
     def _row_fault(self, name: str, size: int, state: Mapping[str, Any]) -> str:
         """Return how a row file differs from what a checkpoint counts, or an empty string."""
         path, expected = self.path / name, state.get("row_digests", {}).get(name)
-        found = path.stat().st_size if path.exists() else 0
-        if found < size:
-            return f"{name} has {found} bytes, and the checkpoint counts {size}: rows are missing"
+        there = path.stat().st_size if path.exists() else 0
+        if there < size:
+            return f"{name} has {there} bytes, and the checkpoint counts {size}: rows are missing"
         if expected and digest(path, size) != expected:
             return f"the first {size} bytes of {name} are not the rows that the checkpoint counts"
         return ""
@@ -214,32 +206,6 @@ class RunDirectory:
         """Return the size of a row file up to its last complete line."""
         path = self.path / name
         return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
-
-    def check_place(self) -> None:
-        """Check that the path still leads to this run directory.
-
-        Raises:
-            RunMoved: The directory was moved, removed or replaced; the message gives its new path, if known.
-        """
-        if moved := self.moved():
-            raise RunMoved(moved)
-
-    def moved(self) -> str:
-        """Return a message if the directory was moved, removed or replaced since it was opened, or an empty string."""
-        if self._lock is None:  # closed
-            return ""
-        own = os.fstat(self._lock)
-        try:
-            there = os.stat(self.path / ".lock")
-            if (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino):
-                return ""
-        except OSError:
-            pass
-        if not own.st_nlink:
-            return f"{self.path} was removed during the run, with all its results"
-        held = Path(f"/proc/self/fd/{self._lock}")
-        now = held.readlink().parent if held.exists() else "its new location"
-        return f"{self.path} was moved during the run. Its results are in {now}; continue with: scalerl resume {now}"
 
 
 def recorded(error: ProcessDied | PluginError, directory: Path) -> str:

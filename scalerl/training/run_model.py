@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -132,17 +131,10 @@ def check_length(policy: Policy, rule: LengthRule, longest_prompt: int) -> None:
         )
 
 
-@dataclass(frozen=True)
-class LoadPolicy:
-    """Picklable function that loads the model in an engine's process."""
-
-    config: RunConfig
-    model_path: str
-
-    def __call__(self) -> Policy:
-        """Load the model, with this engine's share of the CPU threads."""
-        torch.set_num_threads(max(1, self.config.hardware.generator_threads // self.config.placement.engines))
-        return load_of(self.config, self.model_path, self.config.hardware.device)
+def load_in_engine(config: RunConfig, model_path: str) -> Policy:
+    """Load the model in an engine's process, with this engine's share of the CPU threads."""
+    torch.set_num_threads(max(1, config.hardware.generator_threads // config.placement.engines))
+    return load_of(config, model_path, config.hardware.device)
 
 
 def sent_weights(config: RunConfig, policy: Policy) -> Iterable[tuple[str, Tensor]]:

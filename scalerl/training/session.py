@@ -145,9 +145,9 @@ class Session:
     def _judge_conditions(self) -> None:
         """End the run if a condition of `stop_when` holds that was not overruled."""
         open_rules = [text for text in self.config.stop_when if text not in self.progress.overruled]
-        found = first_to_stop(open_rules, self.records.points, self.config) if open_rules else None
-        if found is not None:
-            self.progress.stopped_by, reason = found
+        condition = first_to_stop(open_rules, self.records.points, self.config) if open_rules else None
+        if condition is not None:
+            self.progress.stopped_by, reason = condition
             self.records.display.note(f"step {self.progress.step}: stopping, because {reason}")
 
     def checkpoint_if_due(self) -> None:

@@ -6,17 +6,15 @@ not changed for long as a sign that the process has ended.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
+from scalerl.config.base import Part, replace
 from scalerl.core.files import read_json, write_whole
 
 NAME = "status.json"
@@ -37,8 +35,7 @@ LONGEST = 1000
 """Maximum length of the message, characters."""
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Part):
     """Content of status.json.
 
     Example: Status(state="running", message="", host="node-3", pid=4242, started=1795363200.0, beat=1795363500.0,
@@ -47,7 +44,7 @@ class Status:
 
     state: str
     """running, finished, stopped (it can be resumed) or failed."""
-    message: str
+    message: str = ""
     """How the run ended, one or more lines. While it runs, details of the phase; may be empty."""
     host: str
     pid: int
@@ -65,7 +62,8 @@ class Heartbeat:
     def __init__(self, directory: Path, every_s: float = BEAT_S, phase: str = "starting") -> None:
         """Prepare the heartbeat of an existing run directory, which begins in a phase of `PHASES`."""
         self._path, self._every_s = directory / NAME, every_s
-        self._status = Status("running", "", socket.gethostname(), os.getpid(), time.time(), time.time(), phase)
+        now, host = time.time(), socket.gethostname()
+        self._status = Status(state="running", host=host, pid=os.getpid(), started=now, beat=now, phase=phase)
         self._ended, self._wake = False, threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
@@ -109,21 +107,12 @@ class Heartbeat:
     def _write(self) -> None:
         # a full or missing disk is reported when rows are written; the heartbeat must not end the run
         with suppress(OSError):
-            write_whole(self._path, json.dumps(asdict(replace(self._status, beat=time.time()))) + "\n")
+            write_whole(self._path, replace(self._status, beat=time.time()).model_dump_json() + "\n")
 
 
 def read_status(directory: Path) -> Status | None:
     """Return the content of status.json in a run directory; None if it does not exist or cannot be read."""
     try:
-        found: dict[str, Any] = read_json(directory / NAME)
-        return Status(
-            str(found["state"]),
-            str(found["message"]),
-            str(found["host"]),
-            int(found["pid"]),
-            float(found["started"]),
-            float(found["beat"]),
-            str(found["phase"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return Status.model_validate(read_json(directory / NAME))
+    except (OSError, ValueError):
         return None

@@ -185,15 +185,15 @@ def _limit(settings: Supervised, policy: Policy) -> int:
 def _epoch(rows: Sequence[Demonstration], settings: Supervised, epoch: int) -> list[list[Demonstration]]:
     order = list(rows)
     random.Random(f"sft {settings.seed} {epoch}").shuffle(order)
-    found: list[list[Demonstration]] = []
+    full: list[list[Demonstration]] = []
     room = 0
     for row in order:
-        if not found or len(row.tokens) > room:
-            found.append([])
+        if not full or len(row.tokens) > room:
+            full.append([])
             room = settings.batch_tokens
-        found[-1].append(row)
+        full[-1].append(row)
         room -= len(row.tokens)
-    return found
+    return full
 
 
 def _step(learner: SingleLearner, batch: TrainBatch, settings: Supervised) -> dict[str, float]:

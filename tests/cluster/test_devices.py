@@ -190,7 +190,7 @@ def test_the_printed_table_of_a_large_cluster_is_short():
 def specs_of(config, table, tmp_path, build=None):
     rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=40)
     generator = GeneratorSpec(
-        config=config, load_policy=None, longest_prompt=2, rule=rule, stop=(1,), files=None,
+        config=config, load_policy=None, longest_prompt=2, rule=rule, stop=(1,), load_state=None, save=None,
         model=ModelFacts(str(tmp_path), "main", 12, ModelSizes(10.0, (Attention(4, 0),))),
         run=tmp_path, make_engines=local_engines, devices=table,
     )  # fmt: skip
@@ -223,10 +223,10 @@ def test_torch_engines_see_the_gpus_of_their_rows(four_gpus):
 
 def test_the_process_of_a_single_engine_sees_the_gpu_of_its_row(four_gpus, tmp_path):
     from scalerl.rollouts.pipeline import WorkerDied
-    from scalerl.rollouts.worker import First, generate
+    from scalerl.rollouts.worker import generate
 
     backend = BACKENDS["local"](replace(BASE, placement=Placement(gpus_per_generator=1)))
-    worker = backend.launch(partial(generate, DirectoryChannel(tmp_path / "w"), Seen.raised, First(0)))
+    worker = backend.launch(partial(generate, DirectoryChannel(tmp_path / "w"), Seen.raised, 0, ()))
     try:
         with pytest.raises(WorkerDied, match=r"failed: RuntimeError: CUDA_VISIBLE_DEVICES=2$"):
             worker.receive()

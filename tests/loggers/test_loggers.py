@@ -187,7 +187,7 @@ def test_a_custom_logger_gets_its_calls_in_order_and_its_id_on_resume(tmp_path):
 
 
 @pytest.mark.parametrize("logger, problem", [
-    ({"function": "logged_runs:Nobody"}, "has no function 'Nobody'"),
+    ({"function": "logged_runs:Nobody"}, "has no function or class 'Nobody'"),
     ({"function": "logged_runs:point", "params": {"step": 3}}, "without a method start"),
     ({"function": "logged_runs:Remembers"}, "must take ()"),
     ({"function": "logged_runs:Remembers", "params": {"file": 7}}, "TypeError"),

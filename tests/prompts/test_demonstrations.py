@@ -80,20 +80,20 @@ def test_rows_over_the_limit_are_refused_or_left_out(tmp_path):
     assert [len(row.tokens) for row in load(path, limit=10).training] == [6, 10]
     with pytest.raises(ConfigError, match="line 2"):
         load(path, limit=9)
-    found = load(path, limit=9, too_long="drop")
-    assert [len(row.tokens) for row in found.training] == [6] and found.notes == ("left out 1 rows over 9 tokens",)
-    with pytest.raises(ConfigError, match="all 2 rows"):
+    split = load(path, limit=9, too_long="drop")
+    assert [len(row.tokens) for row in split.training] == [6] and split.notes == ("left out 1 rows over 9 tokens",)
+    with pytest.raises(ConfigError, match="2 of 2 rows are over 5 tokens"):
         load(path, limit=5, too_long="drop")
 
 
 def test_the_held_out_share_does_not_depend_on_the_file_order(tmp_path):
     rows = [{"prompt": f"{i}+{j}=", "completion": c} for i in range(10) for j in range(2) for c in ("1", "2")]
-    found = load(file_of(tmp_path, *rows, rows[0]), held_out=0.25)
-    apart, trained = ({text(row.tokens[:4]) for row in part} for part in (found.held_out, found.training))
+    split = load(file_of(tmp_path, *rows, rows[0]), held_out=0.25)
+    apart, trained = ({text(row.tokens[:4]) for row in part} for part in (split.held_out, split.training))
     assert len(apart) == 5 and len(trained) == 15 and not apart & trained  # both rows of a prompt on one side
-    assert len(found.held_out) == 10 and found.notes == ("dropped 1 duplicate rows",)
+    assert len(split.held_out) == 10 and split.notes == ("dropped 1 duplicate rows",)
     again = load(file_of(tmp_path, *rows[::-1]), held_out=0.25)
-    assert {row.tokens for row in again.held_out} == {row.tokens for row in found.held_out}
+    assert {row.tokens for row in again.held_out} == {row.tokens for row in split.held_out}
     alone = load(file_of(tmp_path, rows[0]), held_out=0.25)
     assert len(alone.training) == 1 and alone.notes == ("all rows have the same prompt, so none is held out",)
 

@@ -53,9 +53,9 @@ def environment(tmp_path, monkeypatch):
 
 
 def test_prompts_come_from_the_data_set_and_rewards_from_the_rubric(environment):
-    found, notes = rows(EnvironmentTask(environment=environment, arguments={"most": 5}), 2)
-    assert len(found) == 5 and notes == [] and [row.answer for row in found] == ["1", "2", "3", "4", "5"]
-    first = found[0]
+    made, notes = rows(EnvironmentTask(environment=environment, arguments={"most": 5}), 2)
+    assert len(made) == 5 and notes == [] and [row.answer for row in made] == ["1", "2", "3", "4", "5"]
+    first = made[0]
     assert [message["role"] for message in first.prompt] == ["system", "user"]
     assert first.prompt[1]["content"] == "What is 0+1?"
     columns = {**json.loads(json.dumps(first.columns)), "prompt": first.prompt}  # they are sent to another process

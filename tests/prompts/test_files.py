@@ -30,12 +30,12 @@ def test_the_same_rows_come_from_jsonl_json_gzip_and_parquet(tmp_path):
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(LINES.encode()))
     parquet(tmp_path / "d.parquet", ROWS)
     (tmp_path / "e.json").write_text(LINES)  # JSONL with the extension .json
-    found = {
+    by_name = {
         name: [(row.prompt, row.answer, row.columns) for row in read(tmp_path / name)]
         for name in ("a.jsonl", "b.json", "c.jsonl.gz", "d.parquet", "e.json")
     }
-    assert found["a.jsonl"] == [(row["prompt"], row["answer"], row) for row in ROWS]
-    assert all(rows == found["a.jsonl"] for rows in found.values())
+    assert by_name["a.jsonl"] == [(row["prompt"], row["answer"], row) for row in ROWS]
+    assert all(rows == by_name["a.jsonl"] for rows in by_name.values())
 
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.json"])
@@ -44,7 +44,7 @@ def test_a_byte_order_mark_is_removed_and_utf16_is_refused(tmp_path, name):
     (tmp_path / name).write_bytes(content.encode("utf-8-sig"))
     assert [row.prompt for row in read(tmp_path / name)] == ["0+1=", "1+1=", "2+1="]
     (tmp_path / name).write_bytes(content.encode("utf-16"))
-    with pytest.raises(ConfigError, match="UTF-16"):
+    with pytest.raises(ConfigError, match=r"utf-8.*0xff"):
         read(tmp_path / name)
 
 
@@ -59,18 +59,6 @@ def test_a_line_over_the_limit_is_refused_in_a_short_message(tmp_path):
 def test_whole_surrogate_pairs_are_characters(tmp_path):
     (tmp_path / "p.jsonl").write_text('{"prompt": "\\ud83d\\ude00", "answer": "2"}')
     assert read(tmp_path / "p.jsonl")[0].prompt == "\U0001f600"
-
-
-def test_equal_rows_with_one_id_are_duplicates_and_the_id_column_is_a_setting(tmp_path):
-    rows = [{"id": 1, "key": "a", **ROWS[0]}, {"id": 1, "key": "a", **ROWS[0]}]
-    path = tmp_path / "p.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert len(read(path)) == 2
-    path.write_text("".join(json.dumps({**row, "id": 1, "key": i}) + "\n" for i, row in enumerate(ROWS)))
-    assert len(read(path, columns={"id": ""})) == 3 and len(read(path, columns={"id": "key"})) == 3
-    path.write_text("".join(json.dumps({**row, "key": 5}) + "\n" for row in ROWS))
-    with pytest.raises(ConfigError, match="'key' is 5"):
-        read(path, columns={"id": "key"})
 
 
 # ------------------------------------------------------------------------------------------------------------- the hub
@@ -119,8 +107,8 @@ def test_a_hub_set_of_files_is_fetched_file_by_file(monkeypatch, tmp_path):
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
     lcb = PromptFile(set="livecodebench-2025", task="math", reward="a:b")  # reading the set does not need its verifier
-    (found,) = read_rows(lcb)
-    assert found.prompt.startswith("test6.jsonl") and found.columns["tests"] == 2 * json.loads(tests)
+    (only,) = read_rows(lcb)
+    assert only.prompt.startswith("test6.jsonl") and only.columns["tests"] == 2 * json.loads(tests)
 
     def fail(*words, **settings):
         raise OSError("no network\nmore")

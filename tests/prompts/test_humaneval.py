@@ -72,11 +72,11 @@ def test_a_named_suite_is_read_from_the_hub_and_held_out_completely(tmp_path, hu
     assert config.tasks == ["math", "humaneval"] and config.held_out(config.data[1]) == 164
     split = load_prompts(config, Tokenizer())
     assert hub == [("openai/openai_humaneval", (), "test", "main")]
-    found = sorted((p for p in split.held_out if p.task == "humaneval"), key=lambda prompt: prompt.where)
-    assert [prompt.text for prompt in found] == [row["prompt"] for row in ROWS]
-    assert [prompt.where for prompt in found] == [f"openai/openai_humaneval[test] row {n}" for n in (1, 2)]
+    prompts = sorted((p for p in split.held_out if p.task == "humaneval"), key=lambda prompt: prompt.where)
+    assert [prompt.text for prompt in prompts] == [row["prompt"] for row in ROWS]
+    assert [prompt.where for prompt in prompts] == [f"openai/openai_humaneval[test] row {n}" for n in (1, 2)]
     assert not any(prompt.task == "humaneval" for prompt in split.training) and len(split.training) == 5
-    for prompt, row in zip(found, ROWS, strict=True):
+    for prompt, row in zip(prompts, ROWS, strict=True):
         assert read_tests(prompt.columns).tests == row["test"]
 
 

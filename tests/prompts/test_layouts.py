@@ -122,13 +122,13 @@ def config(tmp_path, text, *words):
 
 @pytest.mark.parametrize("line", ['path = "gsm8k"', 'set = "gsm8k"'])
 def test_the_name_of_a_set_sets_hub_id_split_columns_and_form_of_answers(tmp_path, line):
-    found = config(tmp_path, f'[data]\nkind = "file"\n{line}\n')
-    (task,) = found.data
+    read = config(tmp_path, f'[data]\nkind = "file"\n{line}\n')
+    (task,) = read.data
     assert (task.path, task.subset, task.split, task.curve) == ("openai/gsm8k", "main", "train", "gsm8k")
     assert task.columns == {"prompt": "question", "answer": "answer"} and task.answers == "hashes"
-    assert config(tmp_path, "", "--data", "gsm8k").data == found.data
-    (tmp_path / "again.toml").write_text(to_toml(found))
-    assert read_config(tmp_path / "again.toml", []) == found
+    assert config(tmp_path, "", "--data", "gsm8k").data == read.data
+    (tmp_path / "again.toml").write_text(to_toml(read))
+    assert read_config(tmp_path / "again.toml", []) == read
 
 
 def test_a_copy_of_a_set_is_read_from_its_file_and_explicit_settings_win(tmp_path):
@@ -163,8 +163,8 @@ def test_humaneval_gives_the_check_and_the_name_of_the_function():
 
 def test_mbpp_prompts_have_the_assertions_and_tests_begin_with_the_setup():
     row = {"text": "Write a function.", "test_list": ["assert f(1) == 2"], "test_setup_code": "import math"}
-    found = mbpp(row, "")
-    assert read_tests(found).setup == "import math" and "assert f(1) == 2" in found["prompt"]
+    rewritten = mbpp(row, "")
+    assert read_tests(rewritten).setup == "import math" and "assert f(1) == 2" in rewritten["prompt"]
     sanitized = mbpp({"prompt": "Write g.", "test_list": ["assert g() == 1"], "test_imports": []}, "")
     assert read_tests(sanitized).tests == "assert g() == 1" and sanitized["prompt"].startswith("Write g. Your code")
 
@@ -172,8 +172,8 @@ def test_mbpp_prompts_have_the_assertions_and_tests_begin_with_the_setup():
 def test_deepcoder_tests_are_json_in_a_column():
     tests = [{"type": "function_call", "fn_name": "f", "input": [1], "output": 2}]
     row = {"problem": "Add one.", "tests": json.dumps(tests), "starter_code": "def f(x):"}
-    found = deepcoder(row, "line 1")
-    assert read_tests(found) == Calls("f", ([1],), (2,), True) and "def f(x):" in found["prompt"]
+    rewritten = deepcoder(row, "line 1")
+    assert read_tests(rewritten) == Calls("f", ([1],), (2,), True) and "def f(x):" in rewritten["prompt"]
     with pytest.raises(ConfigError, match="'tests'"):
         deepcoder({**row, "tests": "{"}, "line 1")
 
@@ -193,8 +193,8 @@ def test_livecodebench_unpacks_its_private_tests_and_keeps_the_first_half_of_202
     inner = json.dumps([{"input": "3", "output": "4", "testtype": "stdin"}])
     packed = base64.b64encode(zlib.compress(pickle.dumps(inner))).decode()
     for private in (packed, inner):
-        found = livecodebench(lcb(private), "line 1")
-        assert read_tests(found) == InputOutput(("1", "3"), ("2", "4"))
-        assert "private_test_cases" not in found
+        rewritten = livecodebench(lcb(private), "line 1")
+        assert read_tests(rewritten) == InputOutput(("1", "3"), ("2", "4"))
+        assert "private_test_cases" not in rewritten
     dates = ("2024-12-31T00:00:00", "2025-01-01T00:00:00", "2025-06-30T23:00:00", "2025-07-01T00:00:00")
     assert [livecodebench(lcb(inner, date), "") is None for date in dates] == [True, False, False, True]

@@ -52,14 +52,14 @@ def write(name: str, content: str | bytes) -> Callable[[Path], object]:
 
 def contents(here: Path) -> dict[str, str]:
     """Return the content of all files and links in a directory: a digest, or the target of the link."""
-    found = {}
+    files = {}
     for path in sorted(here.rglob("*")):
         name = str(path.relative_to(here))
         if path.is_symlink():
-            found[name] = f"-> {os.readlink(path)}"
+            files[name] = f"-> {os.readlink(path)}"
         elif path.is_file():
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
+            files[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return files
 
 
 def check_here(case: Case, here: Path, monkeypatch: Any, run: Callable[[Sequence[str]], int] | None = None) -> None:

@@ -11,6 +11,12 @@ MODULE = """
         def score(self, row, completion): return 0.5
     class TaskOfOtherRows(Task):
         def rows(self): return []
+    class TaskRaisesMade(Task):
+        def __init__(self): raise KeyError("gone")
+    class TaskRaisesRow(Task):
+        def rows(self, count):
+            yield {"prompt": "0"}
+            raise KeyError("gone")
     class TaskRaisesScore(Task):
         def score(self, row, completion): raise KeyError("gone")
     class TaskNone(Task):
@@ -47,10 +53,8 @@ MODULE = """
 
     class TaskOfText(Task):
         def score(self, row, completion): return "1"
-    class TaskOfLambdas(Task):
-        def rows(self, count): return [{"prompt": str(n), "f": lambda: n} for n in range(count)]
-    class TaskOfHalves(Task):
-        def rows(self, count): return [{"prompt": "\\ud800" + str(n)} for n in range(count)]
+    class TaskExits(Task):
+        def score(self, row, completion): sys.exit(0)
     class TaskOfOne(Task):
         def rows(self, count):
             while True: yield {"prompt": "the same"}
@@ -64,14 +68,11 @@ MODULE = """
     def rewarded(values):
         def reward(prompts, completions, **columns): return values
         return reward
-    a_dict = rewarded({0: 1.0, 1: 0.5})
     huge = rewarded([1e300, 0.0])
     infinite = rewarded([float("inf"), 0.0])
-    column = rewarded(np.ones((2, 1)))
+    nested = rewarded([[1.0], [0.5]])
     texts = rewarded(["1.0", "0.5"])
     too_few = rewarded([1.0])
-    def counts(prompts, completions, **columns):
-        while True: yield 1.0
     def raises_late(prompts, completions, **columns):
         yield 1.0
         raise KeyError("gone")

@@ -75,11 +75,11 @@ def requests(n, first=0):
 
 def wait_for(condition, engine, seconds=20.0):
     """Poll an engine until a condition holds; return the finished sequences."""
-    until, found = time.monotonic() + seconds, []
-    while not condition(found):
+    until, finished = time.monotonic() + seconds, []
+    while not condition(finished):
         assert time.monotonic() < until, "nothing came"
-        found += engine.poll(0.01)
-    return found
+        finished += engine.poll(0.01)
+    return finished
 
 
 def test_an_engine_samples_only_after_its_first_weights():
@@ -87,9 +87,9 @@ def test_an_engine_samples_only_after_its_first_weights():
     world.engine.submit(requests(20))
     assert world.engine.poll(0.2) == []
     world.engine.swap(4)
-    found = wait_for(lambda found: len(found) == 20, world.engine)
-    assert sorted(f.id for f in found) == [(i, 0) for i in range(20)]
-    assert {int(v) for f in found for v in f.rollout.versions} == {4}
+    finished = wait_for(lambda finished: len(finished) == 20, world.engine)
+    assert sorted(f.id for f in finished) == [(i, 0) for i in range(20)]
+    assert {int(v) for f in finished for v in f.rollout.versions} == {4}
     assert world.engine.occupancy().busy is False and world.engine.version == 4
 
 
@@ -97,15 +97,15 @@ def test_a_swap_does_not_stop_sampling_and_every_token_has_the_version_that_samp
     world = World(decode_s=0.002)
     world.engine.swap(0)
     world.engine.submit(requests(300))
-    found = []
+    finished = []
     for version in range(1, 6):
         world.engine.swap(version)
-        found += wait_for(lambda _, v=version: world.engine.version == v, world.engine)
-        found += world.engine.poll(0.05)
-    found += wait_for(lambda more: len(found) + len(more) == 300, world.engine)
-    assert len({f.id for f in found}) == len(found) == 300
+        finished += wait_for(lambda _, v=version: world.engine.version == v, world.engine)
+        finished += world.engine.poll(0.05)
+    finished += wait_for(lambda more: len(finished) + len(more) == 300, world.engine)
+    assert len({f.id for f in finished}) == len(finished) == 300
     mixed = 0
-    for f in found:
+    for f in finished:
         sampled = f.rollout.tokens[f.rollout.tokens != STOP]
         np.testing.assert_array_equal(sampled, f.rollout.versions[: len(sampled)])
         mixed += len(set(f.rollout.versions.tolist())) > 1
@@ -116,14 +116,14 @@ def test_unfinished_sequences_of_a_dead_engine_are_sampled_again_with_the_latest
     world = World(decode_s=0.001)
     world.engine.swap(3)
     world.engine.submit(requests(40))
-    found = wait_for(lambda found: len(found) >= 5, world.engine)
-    left = 40 - len(found)
+    finished = wait_for(lambda finished: len(finished) >= 5, world.engine)
+    left = 40 - len(finished)
     world.lives[0].dead = True
     assert world.engine.poll() == [] and world.lives[0].killed
     world.engine.swap(7)
     assert world.engine.version == 7  # while it is dead, it does not hold back others
     again = wait_for(lambda more: len(more) == left, world.engine)
-    assert sorted(f.id for f in found + again) == [(i, 0) for i in range(40)]
+    assert sorted(f.id for f in finished + again) == [(i, 0) for i in range(40)]
     assert {int(v) for f in again for v in f.rollout.versions} == {7}
     assert (world.engine.work.restarts, world.engine.work.resampled) == (1, left)
     assert len(world.lives) == 2 and "40" not in world.notes[0] and f"its {left} unfinished" in world.notes[0]
@@ -134,8 +134,8 @@ def test_canceled_sequences_are_never_returned():
     world.engine.swap(0)
     world.engine.submit(requests(30))
     world.engine.cancel({(i, 0) for i in range(0, 30, 2)})
-    found = wait_for(lambda found: len(found) == 15, world.engine)
-    assert sorted(f.id[0] for f in found) == list(range(1, 30, 2))
+    finished = wait_for(lambda finished: len(finished) == 15, world.engine)
+    assert sorted(f.id[0] for f in finished) == list(range(1, 30, 2))
     assert world.engine.poll(0.2) == [] and not world.engine.occupancy().busy
 
 
@@ -143,15 +143,15 @@ def test_an_evaluation_pauses_training_sequences():
     world = World(decode_s=0.001)
     world.engine.swap(0)
     world.engine.submit(requests(100))
-    wait_for(lambda found: len(found) > 5, world.engine)
+    wait_for(lambda finished: len(finished) > 5, world.engine)
     world.evaluator.submit(requests(300))
-    found = wait_for(lambda found: len(found) > 5, world.evaluator)
+    finished = wait_for(lambda finished: len(finished) > 5, world.evaluator)
     training = world.lives[0].engines[0]
     before = training.work.tokens
-    found += wait_for(lambda more: len(found) + len(more) > 150, world.evaluator)
+    finished += wait_for(lambda more: len(finished) + len(more) > 150, world.evaluator)
     assert training.work.tokens == before and training.occupancy().busy
-    found += wait_for(lambda more: len(found) + len(more) == 300, world.evaluator)
-    assert {f.id for f in found} == {(i, 0) for i in range(300)}
+    finished += wait_for(lambda more: len(finished) + len(more) == 300, world.evaluator)
+    assert {f.id for f in finished} == {(i, 0) for i in range(300)}
     assert len(wait_for(lambda more: len(more) > 50, world.engine)) > 50  # and training continues
 
 

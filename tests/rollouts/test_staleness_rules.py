@@ -19,15 +19,15 @@ LENGTHS = lognormal(40.0, 1.0, CONTROL)
 
 @pytest.fixture(scope="module")
 def figures():
-    found = {}
+    rows = {}
     for rule in ("wait", "mask", "drop"):
         off_policy = PipelineRL(max_lag=8, stale=rule)
         recipe = replace(
             LAB.recipe, prompts_per_step=16, generations_per_prompt=16, length=CONTROL, off_policy=off_policy
         )
         config = replace(LAB, recipe=recipe, rollouts=replace(LAB.rollouts, slots=256, expected_tokens=40))
-        found[rule] = simulate_run(config, Speeds(update_seconds=lambda lengths: 20.0), LENGTHS, updates=160)
-    return found
+        rows[rule] = simulate_run(config, Speeds(update_seconds=lambda lengths: 20.0), LENGTHS, updates=160)
+    return rows
 
 
 def length(figures):

@@ -33,7 +33,8 @@ def spec_of(address, tmp_path, *words):
         longest_prompt=2,
         rule=PLAIN,
         stop=(STOP,),
-        files=None,
+        load_state=None,
+        save=None,
         model=ModelFacts("model", "main", VOCABULARY, ModelSizes(10.0, (Attention(4, 0),))),
         run=tmp_path,
         make_engines=server_engines,
@@ -42,11 +43,11 @@ def spec_of(address, tmp_path, *words):
 
 
 def collect(engine, count, seconds=60.0):
-    found, until = [], time.monotonic() + seconds
-    while len(found) < count:
-        assert time.monotonic() < until, (len(found), engine.occupancy())
-        found += engine.poll(0.02)
-    return found
+    finished, until = [], time.monotonic() + seconds
+    while len(finished) < count:
+        assert time.monotonic() < until, (len(finished), engine.occupancy())
+        finished += engine.poll(0.02)
+    return finished
 
 
 @pytest.mark.slow

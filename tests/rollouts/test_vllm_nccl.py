@@ -172,8 +172,8 @@ def networks():
 
 
 def received(path):
-    found = json.loads(path.read_text())
-    return found["master"], {name: torch.tensor(rows) for name, rows in found["weights"].items()}
+    answer = json.loads(path.read_text())
+    return answer["master"], {name: torch.tensor(rows) for name, rows in answer["weights"].items()}
 
 
 def is_version(path, version):

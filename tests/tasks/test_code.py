@@ -68,8 +68,8 @@ PROMPT = 'from typing import List\n\ndef helper(x): return 2 * x\n\ndef f(x: Lis
 def test_an_answer_may_continue_the_prompt_or_replace_the_function(judge, completion):
     test = "def check(candidate):\n    assert candidate([1, 2]) == [2, 4]\n    assert helper(3) == 6"
     tests = read_tests({"test": test, "entry_point": "f", "prompt": PROMPT})
-    found = judge.verdict(with_prompt(completion, PROMPT, "f"), tests)
-    assert found == (True, 1.0, "passed: the checks, with 1 calls")
+    judged = judge.verdict(with_prompt(completion, PROMPT, "f"), tests)
+    assert judged == (True, 1.0, "passed: the checks, with 1 calls")
 
 
 def test_the_code_of_a_chat_prompt_is_its_block():
@@ -247,11 +247,11 @@ def test_any_values_in_the_columns_of_tests_are_tests_or_a_known_error(data):
     named = data.draw(st.sets(st.sampled_from(list(COLUMNS))))
     columns = {name: changed(COLUMNS[name]) for name in COLUMNS if name in named}
     try:
-        found = read_tests(columns)
+        parsed = read_tests(columns)
     except BadTests:
         return
-    if isinstance(found, Calls):
-        dumps([*found.arguments, *found.results])
+    if isinstance(parsed, Calls):
+        dumps([*parsed.arguments, *parsed.results])
 
 
 @pytest.mark.parametrize("digits", [1000, 5000])
@@ -304,8 +304,8 @@ MBPP = [
 
 @pytest.mark.parametrize(("program", "tests"), MBPP, ids=[program[4:12] for program, _ in MBPP])
 def test_assertions_exchange_only_plain_data_with_a_program(judge, program, tests):
-    found = judge.verdict(program, read_tests({"tests": tests}))
-    assert found.passed, found
+    judged = judge.verdict(program, read_tests({"tests": tests}))
+    assert judged.passed, judged
 
 
 @pytest.mark.parametrize(
@@ -318,8 +318,8 @@ def test_assertions_exchange_only_plain_data_with_a_program(judge, program, test
     ],
 )
 def test_a_failed_assertion_is_reported_with_its_reason(judge, program, tests, reason):
-    found = judge.verdict(program, read_tests({"tests": tests}))
-    assert not found.passed and reason in found.reason, found
+    judged = judge.verdict(program, read_tests({"tests": tests}))
+    assert not judged.passed and reason in judged.reason, judged
 
 
 def test_a_check_that_never_calls_the_program_fails(judge):

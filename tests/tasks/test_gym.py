@@ -83,16 +83,16 @@ def config(tmp_path, *tables):
 
 
 def test_prompts_are_distinct_and_held_out_prompts_are_not_trained(tmp_path):
-    found = config(
+    mixed = config(
         tmp_path,
         'dataset = "chain_sum"\nprompts = 40\nparameters = {min_terms = 2, max_terms = 2}',
         'dataset = "chain_sum"\nname = "other"\nprompts = 40\nseed = 3\nparameters = {min_terms = 2, max_terms = 2}',
         'dataset = "gcd"\nprompts = 20\nheld_out = 5\npass_score = 0.5',
     )
-    (tmp_path / "again.toml").write_text(to_toml(found))
-    assert read_config(tmp_path / "again.toml", []) == found and found.tasks == ["chain_sum", "other", "gcd"]
-    split = load_prompts(found, make_tokenizer())
-    counts = {task: sum(p.task == task for p in split.held_out) for task in found.tasks}
+    (tmp_path / "again.toml").write_text(to_toml(mixed))
+    assert read_config(tmp_path / "again.toml", []) == mixed and mixed.tasks == ["chain_sum", "other", "gcd"]
+    split = load_prompts(mixed, make_tokenizer())
+    counts = {task: sum(p.task == task for p in split.held_out) for task in mixed.tasks}
     assert counts == {"chain_sum": 10, "other": 10, "gcd": 5}
     held_out = {p.text for p in split.held_out}
     assert len(split.training) > 80 and held_out.isdisjoint(p.text for p in split.training)
@@ -106,7 +106,7 @@ def test_prompts_are_distinct_and_held_out_prompts_are_not_trained(tmp_path):
     ("table", "message"),
     [
         ('dataset = "chain_summ"', "'chain_summ'.* chain_sum"),
-        ('dataset = "chain_sum"\nparameters = {min_term = 2}', "'min_terms'"),
+        ('dataset = "chain_sum"\nparameters = {min_term = 2}', "'min_term'"),
         ('dataset = "chain_sum"\nparameters = {min_terms = -1}', "-1"),
         ('dataset = "chain_sum"\nprompts = 5000\nparameters = {max_terms = 2, max_digits = 1}', "at least 5010"),
     ],
@@ -119,10 +119,10 @@ def test_an_unknown_name_or_parameter_suggests_similar_ones(tmp_path, table, mes
 def test_the_scoring_of_a_run_judges_completions_in_processes(tmp_path):
     from scalerl.tasks.scoring import make_scoring
 
-    found = config(tmp_path, 'dataset = "chain_sum"\nprompts = 8\nparameters = {max_terms = 2}')
-    question = load_prompts(found, make_tokenizer()).training[0]
+    chosen = config(tmp_path, 'dataset = "chain_sum"\nprompts = 8\nparameters = {max_terms = 2}')
+    question = load_prompts(chosen, make_tokenizer()).training[0]
     texts = [f"<answer>{question.answer}</answer>", "<answer>none</answer>"]
-    scoring = make_scoring(found, decode)
+    scoring = make_scoring(chosen, decode)
     scores = scoring.submit(group(question, *texts)).result().scores
     scoring.close()
     assert [score.passed for score in scores] == [True, False] and scoring.timeouts == 0

@@ -28,7 +28,7 @@ MODULE = """
             return float("nan")
 
     class NoScore:
-        def rows(self, count): return []
+        def rows(self, count): return [{"prompt": str(n)} for n in range(count)]
 
     class NoPrompt(Doubles):
         def rows(self, count): return [{"question": "2 x 1 ="}]
@@ -45,9 +45,9 @@ def task(name, **settings):
 
 
 def test_rows_are_distinct_and_scores_become_verdicts():
-    found = custom.rows(task("Doubles", params={"largest": 4}), 5)
-    assert [row["n"] for row in found] == [0, 1, 2, 3, 4]  # each was made twice
-    columns = {"function": "own_tasks:Doubles", "params": {"largest": 4}, "pass_score": 0.5, "row": found[3]}
+    rows = custom.rows(task("Doubles", params={"largest": 4}), 5)
+    assert [row["n"] for row in rows] == [0, 1, 2, 3, 4]  # each was made twice
+    columns = {"function": "own_tasks:Doubles", "params": {"largest": 4}, "pass_score": 0.5, "row": rows[3]}
     asked = Prompt("0" * 16, "2 x 3 =", (1,), "", "Doubles", columns)
     assert custom.verify(asked, "6") == Verdict(True, 1.0, "score 1")
     assert custom.verify(asked, "7") == Verdict(False, 0.0, "score 0")
@@ -57,7 +57,7 @@ def test_rows_are_distinct_and_scores_become_verdicts():
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("NoScore", {}, "no method score"),
+        ("NoScore", {}, "no attribute 'score'"),
         ("NoPrompt", {}, "row 0"),
         ("Doubles", {"params": {"smallest": 1}}, "'smallest'"),
     ],

@@ -81,8 +81,8 @@ def test_columns_may_be_called_like_any_argument(scored_here):
     columns = dict.fromkeys(("prompts", "completions", "name", "function", "limit_s"), "x")
     asked = replace(ROW, columns={**ROW.columns, **columns})
     check_reward(reward("length", limit_s=8), asked, Scoring())
-    found = call_reward(lambda completions, name, **rest: [len(*completions) + len(*name)], "f", [asked], ["four"])
-    assert found == [5.0]
+    rewards = call_reward(lambda completions, name, **rest: [len(*completions) + len(*name)], "f", [asked], ["four"])
+    assert rewards == [5.0]
 
 
 def test_a_parameter_replaces_the_column_of_its_name(scored_here):
@@ -97,9 +97,9 @@ def test_a_parameter_replaces_the_column_of_its_name(scored_here):
     [
         ("length", {"limits": 8}, None),  # **columns takes any name
         ("level", {}, None),
-        ("level", {"limit": 8}, "limit=8"),
+        ("level", {"limit": 8}, "'limit'"),
         ("needs_text", {}, "'text'.*answer, level"),
-        ("positional", {}, "by name"),
+        ("positional", {}, "positional-only"),
         ("none", {}, "prompts.jsonl, line 1"),
     ],
 )

@@ -65,13 +65,13 @@ def test_instances_of_subclasses_become_their_base_types():
 
         __hash__ = str.__hash__
 
-    found = loads(dumps([Liar("x"), {Liar("k"): True}]))
-    assert found == ["x", {"k": True}] and type(found[0]) is str and found[0] != "y"
+    values = loads(dumps([Liar("x"), {Liar("k"): True}]))
+    assert values == ["x", {"k": True}] and type(values[0]) is str and values[0] != "y"
 
 
 def test_an_iterator_stays_an_iterator():
-    found = crossed(i * i for i in range(3))
-    assert found != [0, 1, 4] and list(found) == [0, 1, 4]
+    items = crossed(i * i for i in range(3))
+    assert items != [0, 1, 4] and list(items) == [0, 1, 4]
 
 
 @pytest.mark.parametrize(
@@ -155,10 +155,10 @@ def test_gvisor_gets_a_read_only_tree_without_network_or_capabilities(tmp_path, 
     command = commands.gvisor(Sandbox(), "/usr/bin/runsc")
     starter = command.words[-1]
     bundle = starter.partition('--bundle "')[2].partition('"')[0]
-    found = json.loads(Path(bundle, "config.json").read_text())
-    assert found["root"]["readonly"] and all("ro" in mount["options"] for mount in found["mounts"])
-    assert set(map(tuple, found["process"]["capabilities"].values())) == {()}
-    assert found["process"]["args"][-1] == f"{commands.INSIDE}/main.py" and found["process"]["env"] == []
+    container = json.loads(Path(bundle, "config.json").read_text())
+    assert container["root"]["readonly"] and all("ro" in mount["options"] for mount in container["mounts"])
+    assert set(map(tuple, container["process"]["capabilities"].values())) == {()}
+    assert container["process"]["args"][-1] == f"{commands.INSIDE}/main.py" and container["process"]["env"] == []
     assert "--network=none" in starter
 
 
@@ -203,16 +203,16 @@ def test_a_custom_python_has_its_packages():
     except ConfigError as error:
         pytest.skip(f"no sandbox here: {error}")
     program = "try:\n    import numpy\n    print(numpy.arange(4).sum())\nexcept ImportError:\n    print('none')"
-    found = []
+    outputs = []
     for python in ("", sys.executable):
         box, deadline = Box(detect.offer(Sandbox(python=python)).command), time.monotonic() + 30
         try:
             box.begin("stdin", deadline, program=program)
             box.send(b"I", b"", deadline)
-            found.append(loads(box.receive(deadline)[1])["output"])
+            outputs.append(loads(box.receive(deadline)[1])["output"])
         finally:
             box.close()
-    assert found == [b"none\n", b"6\n"]
+    assert outputs == [b"none\n", b"6\n"]
 
 
 # ---------------------------------------------------------------------------------------------------- control groups

@@ -6,12 +6,13 @@ import pytest
 from texts import decode, group
 
 from scalerl.config import Scoring, read_config
+from scalerl.core.plugins import load_function
 from scalerl.tasks import math as math_task
 from scalerl.tasks import scoring
 from scalerl.tasks.base import Verdict, Verifier, verdict
 from scalerl.tasks.pool import ProcessEnded
 from scalerl.tasks.scoring import FunctionScorer, ProcessScorer, ThreadScorer, make_scoring
-from scalerl.tasks.user_rewards import Failures, RewardError, call_reward, load_reward
+from scalerl.tasks.user_rewards import Failures, RewardError, call_reward
 from scalerl.types import Prompt, Score
 
 SETTINGS = Scoring(workers=1, reward_timeout_s=60)
@@ -127,9 +128,9 @@ def test_a_completion_without_a_reward_gets_the_mean_of_its_group(rewards_here):
         def f(prompts, completions, **columns):
             return [None if c == "none" else float(c) for c in completions]
     """
-    found = score(rewards_here(text, "f"), prompt(), ["1", "none", "0", "nan"])
-    assert found == [Score(1.0, True), Score(0.5, False), Score(0.0, False), Score(0.5, False)]
-    assert "returned None" in found[1].reason and "returned nan" in found[3].reason
+    scores = score(rewards_here(text, "f"), prompt(), ["1", "none", "0", "nan"])
+    assert scores == [Score(1.0, True), Score(0.5, False), Score(0.0, False), Score(0.5, False)]
+    assert "returned None" in scores[1].reason and "returned nan" in scores[3].reason
 
 
 def test_the_run_ends_if_more_than_5_percent_of_100_completions_have_no_reward():
@@ -148,10 +149,10 @@ def test_a_failing_verifier_affects_only_its_completion_and_is_counted():
     answers = {"a": verdict(True, ""), "b": Verdict(True, float("nan"), ""), "c": None, "d": Verdict(True, 1.5, "")}
     scorer = ThreadScorer("odd", Verifier(lambda prompt, text: answers[text]), SETTINGS)
     try:
-        found = score(scorer, prompt(), ["a", "b", "c", "d", "missing"])
-        assert [s.passed for s in found] == [True, False, False, False, False]
-        assert found[4].reward == -1.0 and "raised KeyError: 'missing'" in found[4].reason
-        assert "returned None; allowed: a verdict with a score from 0 to 1" in found[2].reason
+        scores = score(scorer, prompt(), ["a", "b", "c", "d", "missing"])
+        assert [s.passed for s in scores] == [True, False, False, False, False]
+        assert scores[4].reward == -1.0 and "raised KeyError: 'missing'" in scores[4].reason
+        assert "returned None; allowed: a verdict with a score from 0 to 1" in scores[2].reason
         assert scorer.failures.failed == 4 and scorer.failures.completions == 5
     finally:
         scorer.close()
@@ -160,9 +161,9 @@ def test_a_failing_verifier_affects_only_its_completion_and_is_counted():
 def test_a_comparison_that_hangs_does_not_affect_other_completions():
     scorer = ProcessScorer("math", scoring.VERIFIERS["math"], Scoring(workers=1, timeout_s=2.0))
     try:
-        found = score(scorer, prompt("2"), ["\\boxed{2}", "\\boxed{9^{9^{9^{9}}}}", "\\boxed{2}"])
-        assert [s.passed for s in found] == [True, False, True]
-        assert found[1].reason == "the verifier took longer than 2 s" and scorer.timeouts == 1
+        scores = score(scorer, prompt("2"), ["\\boxed{2}", "\\boxed{9^{9^{9^{9}}}}", "\\boxed{2}"])
+        assert [s.passed for s in scores] == [True, False, True]
+        assert scores[1].reason == "the verifier took longer than 2 s" and scorer.timeouts == 1
     finally:
         scorer.close()
 
@@ -194,9 +195,9 @@ def scored(config, asked, *texts, truncated=()):
         pending = service.submit(given)
         while not pending.wait(0.1):
             pass
-        found = pending.result()
-        assert found.group is given
-        return list(found.scores)
+        result = pending.result()
+        assert result.group is given
+        return list(result.scores)
     finally:
         service.close()
 
@@ -220,7 +221,7 @@ def test_the_reward_module_of_the_current_directory_replaces_an_imported_one(tmp
         (tmp_path / place).mkdir()
         (tmp_path / place / "rewards_here.py").write_text(f"def f(prompts, completions): return [{reward}]\n")
         monkeypatch.chdir(tmp_path / place)
-        assert load_reward("rewards_here:f")([], []) == [reward]
+        assert load_function("rewards_here:f", "data.reward")([], []) == [reward]
 
 
 TABLES = """
@@ -244,14 +245,14 @@ def test_each_completion_is_judged_by_the_verifier_of_its_prompts_task(tmp_path)
 
 def test_a_truncated_rollout_never_passes(rewards_here):
     text = "</think>4"
-    found = scored(read_config(None, []), prompt("4", task="arithmetic"), text, text, truncated=(1,))
-    assert found == [Score(1.0, True), Score(-1.0, False)]
+    scores = scored(read_config(None, []), prompt("4", task="arithmetic"), text, text, truncated=(1,))
+    assert scores == [Score(1.0, True), Score(-1.0, False)]
     function = rewards_here("def f(prompts, completions, **columns): return [5.0] * len(prompts)", "f")
     words = ["--model", "m", "--data", "d.jsonl", "--reward", "my_rewards:f"]
     for most, given in ((None, 0.0), ("-1", -1.0), ("none", 5.0)):
         chosen = words if most is None else [*words, "--data.truncated_reward", most]
-        found = scored(read_config(None, chosen), prompt(task="my_rewards:f"), text, text, truncated=(0,))
-        assert found == [Score(given, False), Score(5.0, True)]
+        scores = scored(read_config(None, chosen), prompt(task="my_rewards:f"), text, text, truncated=(0,))
+        assert scores == [Score(given, False), Score(5.0, True)]
     verifier = ProcessScorer("math", Verifier(math_task.verify, killable=True), SETTINGS)
     for scorer, failed in ((verifier, Score(-1.0, False)), (function, Score(0.0, False))):
         assert scorer.truncated(Score(1.0, True)) == failed

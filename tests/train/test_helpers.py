@@ -82,10 +82,10 @@ def test_helpers_compute_with_the_thread_count_of_their_learner():
         time.sleep(0.01)
         return threading.current_thread().name, torch.get_num_threads()
 
-    found = dict(helpers.in_order([task] * 6))
+    threads = dict(helpers.in_order([task] * 6))
     helpers.close()
     torch.set_num_threads(before)
-    assert len(found) == 2 and set(found.values()) == {1}
+    assert len(threads) == 2 and set(threads.values()) == {1}
 
 
 @pytest.mark.parametrize("budget", [1, 12, 30])
@@ -120,11 +120,11 @@ def test_micro_batches_have_equal_size():
 
 
 def test_the_number_of_helpers_depends_on_the_cores(monkeypatch):
-    found = {}
+    counts = {}
     for cores, threads in [(1, 1), (2, 1), (4, 2), (8, 1), (8, 8)]:
         monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
-        found[cores, threads] = helpers_of(replaced(Hardware(), trainer_threads=threads))
-    assert found == {(1, 1): 0, (2, 1): 1, (4, 2): 1, (8, 1): 3, (8, 8): 0}
+        counts[cores, threads] = helpers_of(replaced(Hardware(), trainer_threads=threads))
+    assert counts == {(1, 1): 0, (2, 1): 1, (4, 2): 1, (8, 1): 3, (8, 8): 0}
     assert helpers_of(replaced(Hardware(), trainer_threads=1, trainer_helpers=5)) == 5
 
 

@@ -33,9 +33,9 @@ def batch(rows=6, width=10, scale=1.0):
 def gradients(learner, given):
     """Return the gradient of a batch's loss as the optimizer gets it, and discard it."""
     learner._add_gradients(given)
-    found = [master.grad.clone() for master in learner._masters]
+    copies = [master.grad.clone() for master in learner._masters]
     learner._discard_gradient()
-    return found
+    return copies
 
 
 def copies(learner):

@@ -86,9 +86,9 @@ class Benches:
         if isinstance(learner, LearnerGroup):
             return learner._ranks.call("gradients", given, timeout_s=60)[0]
         learner._add_gradients(given)
-        found = [master.grad.clone() for master in learner._masters]
+        copies = [master.grad.clone() for master in learner._masters]
         learner._discard_gradient()
-        return found
+        return copies
 
     def close(self):
         for ranks in self.started.values():
@@ -185,8 +185,8 @@ def test_gradient_and_twenty_updates_equal_those_of_one_process(benches, ranks, 
 @pytest.mark.parametrize("option", [{"gradient_checkpointing": True}, {"accumulate": "sharded"}, {"packing": "packed"}])
 def test_recomputed_activations_sharded_sums_and_packing_change_no_gradient(benches, option):
     config = replace(CONFIG, learner=replace(CONFIG.learner, **option))
-    found = benches.gradients(benches.group(2, "qwen3", config), batch())
-    for ours, expected in zip(found, benches.gradients(benches.single(), batch()), strict=True):
+    sums = benches.gradients(benches.group(2, "qwen3", config), batch())
+    for ours, expected in zip(sums, benches.gradients(benches.single(), batch()), strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
 

@@ -86,19 +86,19 @@ def test_the_gradient_follows_from_that_of_the_merged_matrices(name):
     """dL/dA = s B^T dL/dW and dL/dB = s dL/dW A^T, with dL/dW of a plain model that has the merged weights."""
     learner = trained(name)
     given = training_batch()
-    found = dict(zip((n for n, _ in learner.policy.trained()), gradients(learner, given), strict=True))
+    by_name = dict(zip((n for n, _ in learner.policy.trained()), gradients(learner, given), strict=True))
     whole = SingleLearner(plain(name, merged(learner)), SETTINGS, Reinforce())
     by_matrix = dict(zip((n for n, _ in whole.policy.trained()), gradients(whole, given), strict=True))
     parameters, checked = dict(learner.policy.model.named_parameters()), 0
-    for key in found:
+    for key in by_name:
         if ".lora_A." not in key:
             continue
         other, weight = key.replace(".lora_A.", ".lora_B."), key.replace(".lora_A.default", "")
         a, b, dw = parameters[key].detach(), parameters[other].detach(), by_matrix[weight]
-        torch.testing.assert_close(found[key], 2.0 * b.T @ dw, atol=1e-5, rtol=1e-3)
-        torch.testing.assert_close(found[other], 2.0 * dw @ a.T, atol=1e-5, rtol=1e-3)
+        torch.testing.assert_close(by_name[key], 2.0 * b.T @ dw, atol=1e-5, rtol=1e-3)
+        torch.testing.assert_close(by_name[other], 2.0 * dw @ a.T, atol=1e-5, rtol=1e-3)
         checked += 1
-    assert checked == len(found) / 2 >= 8
+    assert checked == len(by_name) / 2 >= 8
 
 
 def test_any_split_packing_and_recomputed_activations_give_the_same_gradient():
@@ -109,9 +109,9 @@ def test_any_split_packing_and_recomputed_activations_give_the_same_gradient():
         {"packing": "packed"},
         {"gradient_checkpointing": True},
     ):
-        found = gradients(trained(**options), given)
-        expected = expected or found
-        for ours, reference in zip(found, expected, strict=True):
+        sums = gradients(trained(**options), given)
+        expected = expected or sums
+        for ours, reference in zip(sums, expected, strict=True):
             torch.testing.assert_close(ours, reference, atol=1e-5, rtol=1e-4)
 
 
@@ -207,17 +207,17 @@ def test_training_adapters_raises_the_reward_of_the_merged_model(tmp_path):
         groups = generate([engine], visits, 8, seed=update, purpose="train")
         shares = [[float((r.tokens < 24).mean()) for r in group.rollouts] for group in groups]
         scores = [tuple(Score(share, False) for share in own) for own in shares]
-        found = collate([ScoredGroup(group, own) for group, own in zip(groups, scores, strict=True)])
-        centered_PG = found.rewards_PG - found.rewards_PG.mean(dim=1, keepdim=True)
-        trained_BT = found.sampled_BT
+        padded = collate([ScoredGroup(group, own) for group, own in zip(groups, scores, strict=True)])
+        centered_PG = padded.rewards_PG - padded.rewards_PG.mean(dim=1, keepdim=True)
+        trained_BT = padded.sampled_BT
         stats = learner.step(
             TrainBatch(
-                found.tokens_BT, found.length_B, found.behavior_BT, centered_PG.view(-1), trained_BT,
+                padded.tokens_BT, padded.length_B, padded.behavior_BT, centered_PG.view(-1), trained_BT,
                 trained_BT / trained_BT.sum(),
             )
         )  # fmt: skip
         assert max(abs(stats.log_ratio_min), abs(stats.log_ratio_max)) < 1e-4
-        rewards.append(float(found.rewards_PG.mean()))
+        rewards.append(float(padded.rewards_PG.mean()))
     assert rewards[0] < 0.6 and sum(rewards[-3:]) / 3 > rewards[0] + 0.2, rewards
 
 

@@ -41,20 +41,20 @@ def config(tmp_path, model='path = "Qwen/Qwen3-0.6B"', suite='{ path = "aime-24"
 
 def test_hub_models_and_data_sets_get_commits_and_files_do_not_change(tmp_path, asked):
     notes = []
-    found = pinned(config(tmp_path), notes.append)
-    assert found.model.revision == "a" * 40
-    assert [task.revision for task in found.data] == ["b" * 40, "c" * 40, "main"]
+    resolved = pinned(config(tmp_path), notes.append)
+    assert resolved.model.revision == "a" * 40
+    assert [task.revision for task in resolved.data] == ["b" * 40, "c" * 40, "main"]
     assert asked == list(COMMITS) and notes == []
-    again = parse_config(to_toml(found), "config.toml")
-    assert again == found and pinned(again, notes.append) == found
+    again = parse_config(to_toml(resolved), "config.toml")
+    assert again == resolved and pinned(again, notes.append) == resolved
     assert asked == list(COMMITS)  # a commit is not looked up
 
 
 def test_an_unresolved_revision_is_kept_with_a_note(tmp_path, asked):
     notes = []
     before = config(tmp_path, suite='"mbpp"')
-    found = pinned(before, notes.append)
-    assert [task.revision for task in found.data] == ["b" * 40, "main", "main"]
+    resolved = pinned(before, notes.append)
+    assert [task.revision for task in resolved.data] == ["b" * 40, "main", "main"]
     assert notes == [
         "google-research-datasets/mbpp: the commit of revision 'main' could not be looked up and is not recorded "
         "(no route to the hub)"
@@ -64,5 +64,5 @@ def test_an_unresolved_revision_is_kept_with_a_note(tmp_path, asked):
 @pytest.mark.parametrize("name", ["directory", "model.gguf"])
 def test_local_models_have_no_commit(tmp_path, asked, name):
     (tmp_path / "directory").mkdir()
-    found = pinned(config(tmp_path, model=f'path = "{tmp_path}/{name}"'), lambda text: None)
-    assert found.model.revision == "main" and {kind for _, _, kind in asked} == {"dataset"}
+    resolved = pinned(config(tmp_path, model=f'path = "{tmp_path}/{name}"'), lambda text: None)
+    assert resolved.model.revision == "main" and {kind for _, _, kind in asked} == {"dataset"}

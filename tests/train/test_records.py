@@ -44,11 +44,11 @@ def test_a_damaged_record_is_an_error_and_an_unharmed_one_is_exact():
         np.array([True, False]), False, True,
     )  # fmt: skip
     record = packed((7, 9), rollout)
-    found = unpacked(record)
-    assert found["prompt_tokens"].tolist() == [7, 9]
+    saved = unpacked(record)
+    assert saved["prompt_tokens"].tolist() == [7, 9]
     for name in ("tokens", "logps", "versions", "sampled"):
-        np.testing.assert_array_equal(found[name], getattr(rollout, name))
-        assert found[name].dtype == getattr(rollout, name).dtype
+        np.testing.assert_array_equal(saved[name], getattr(rollout, name))
+        assert saved[name].dtype == getattr(rollout, name).dtype
     assert packed((7, 9), rollout) == record  # equal runs have equal files
     for end in range(0, len(record), 7):
         with pytest.raises(ValueError):
@@ -59,7 +59,7 @@ def test_a_damaged_record_is_an_error_and_an_unharmed_one_is_exact():
             arrays = unpacked(changed)
         except ValueError:
             continue
-        assert all(np.array_equal(arrays[name], found[name]) for name in found)  # a byte without meaning
+        assert all(np.array_equal(arrays[name], saved[name]) for name in saved)  # a byte without meaning
 
 
 def test_a_run_without_its_records_is_a_one_line_error(tmp_path):

@@ -1,11 +1,9 @@
-import shutil
-
 import pytest
 
 from scalerl.config import LAB, read_config
 from scalerl.core.errors import ConfigError
 from scalerl.core.outputs import check_apart
-from scalerl.training.run_dir import ROW_FILES, RunDirectory, RunMoved, inputs_of
+from scalerl.training.run_dir import ROW_FILES, RunDirectory, inputs_of
 from scalerl.types import EvalPoint
 
 POINT = EvalPoint(100, 0.021, 3.1e14, 4200000, "arithmetic", 0.412, 0.006, 1000, 16)
@@ -81,25 +79,6 @@ def test_an_unreadable_points_file_is_named(tmp_path):
     (run.path / "points.jsonl").write_text("{\n")
     with pytest.raises(ConfigError, match=r"points.jsonl: 1 rows cannot be read"):
         run.points()
-
-
-def test_a_moved_run_does_not_write_to_the_old_path(tmp_path):
-    run, _ = counted(tmp_path / "run")
-    (tmp_path / "run").rename(tmp_path / "elsewhere")
-    with pytest.raises(RunMoved, match="elsewhere"):
-        run.append("metrics.jsonl", [{"step": 2}])
-    RunDirectory.create(tmp_path / "run", LAB)  # another run in the same place is not written to either
-    with pytest.raises(RunMoved, match="elsewhere"):
-        run.cursors()
-    with pytest.raises(RunMoved, match="elsewhere"):
-        run.write("config.toml", "")
-    assert not (tmp_path / "run/metrics.jsonl").exists() and (tmp_path / "run/config.toml").stat().st_size
-
-
-def test_a_removed_run_directory_is_reported(tmp_path):
-    run, _ = counted(tmp_path / "run")
-    shutil.rmtree(run.path)
-    assert run.moved() == f"{run.path} was removed during the run, with all its results"
 
 
 def test_a_run_directory_must_not_overlap_with_model_or_data(tmp_path):

@@ -70,13 +70,13 @@ def test_loss_and_gradient_equal_those_of_cross_entropy():
     rows = [demonstration(5, 6, 7, 8, 9, prompt=2), demonstration(9, 4, 3, prompt=1), demonstration(2, 2, prompt=1)]
     policy, reference = made_policy(), made_policy().model
     learner = SingleLearner(policy, AdamW(), Reinforce(), micro_batch_tokens=5)  # one row a micro-batch
-    found = learner._add_gradients(collate(rows)).loss
+    computed = learner._add_gradients(collate(rows)).loss
 
     labels_BT = torch.tensor([[-100, -100, 7, 8, 9], [-100, 4, 3, -100, -100], [-100, 2, -100, -100, -100]])
     logits_BTV = reference(collate(rows).tokens_BT).logits[:, :-1]
     loss = functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=-100)
     loss.backward()
-    assert found == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert computed == pytest.approx(float(loss.detach()), rel=1e-5)
     for ours, theirs in zip(policy.model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
     assert held_out_loss(policy, rows, micro_batch_tokens=5) == pytest.approx(float(loss.detach()), rel=1e-5)
@@ -158,10 +158,10 @@ def test_an_interrupt_ends_after_the_step_and_writes_the_weights(model, rows, tm
     step = module._step
 
     def interrupted(*given):
-        found = step(*given)
-        if found["step"] == 2:
+        row = step(*given)
+        if row["step"] == 2:
             os.kill(os.getpid(), signal.SIGINT)
-        return found
+        return row
 
     monkeypatch.setattr(module, "_step", interrupted)
     old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

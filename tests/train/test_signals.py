@@ -137,8 +137,8 @@ def test_no_process_of_a_run_under_nohup_ends_by_a_hangup(lab_model, tmp_path, m
         process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
         try:
             runs.wait_for(lambda: len(runs.rows(tmp_path / "run", "metrics.jsonl")) >= 2, 120, "two steps")
-            found = [process.pid, *runs.descendants(process.pid)]
-            assert len(found) >= 5 and [pid for pid in found if not ignores(pid, signal.SIGHUP)] == []
+            pids = [process.pid, *runs.descendants(process.pid)]
+            assert len(pids) >= 5 and [pid for pid in pids if not ignores(pid, signal.SIGHUP)] == []
             os.killpg(process.pid, signal.SIGHUP)
             assert process.wait(timeout=120) == 0, Path("out").read_text()
         finally:

@@ -49,8 +49,8 @@ def test_an_untrained_model_does_not_pass_the_gate_and_nothing_is_saved(tmp_path
 
 
 def test_every_task_of_a_mixture_must_pass_the_gate(tmp_path, monkeypatch):
-    found = [1.0, 0.8, 0.99, 1.0]  # arithmetic and programs, from two seeds
-    monkeypatch.setattr(module, "fact_accuracy", lambda *args: found.pop(0))
+    accuracies = [1.0, 0.8, 0.99, 1.0]  # arithmetic and programs, from two seeds
+    monkeypatch.setattr(module, "fact_accuracy", lambda *args: accuracies.pop(0))
     rows = []
     warm_start(SMALL, BOTH, tmp_path / "made", rows.append)
     tried = [row for row in rows if "seed" in row]

@@ -116,8 +116,8 @@ def test_the_file_system_contains_only_python_and_the_system(judge):
 def test_a_program_that_exceeds_a_limit_is_stopped(judge, hurried, name):
     program, printed = FLOODS[name]
     began = time.monotonic()
-    found = (hurried if "took longer" in printed else judge).verdict(program, InputOutput(("6 7\n",), ("42",)))
-    assert not found.passed and printed in found.reason, found
+    judged = (hurried if "took longer" in printed else judge).verdict(program, InputOutput(("6 7\n",), ("42",)))
+    assert not judged.passed and printed in judged.reason, judged
     assert time.monotonic() - began < 30  # one second of CPU time; the rest is for a busy machine
     assert judge.verdict("print(6 * 7)", InputOutput(("",), ("42",))).passed
 
@@ -190,11 +190,11 @@ def test_a_program_cannot_find_the_expected_values(judge, name):
         Checks("", f"assert f('question') == {MARK!r}", ("f",)),
         Checks("", f"def check(candidate):\n    wanted = {MARK!r}\n    assert candidate('q') == wanted", ("f",), "f"),
     ):
-        found = judge.verdict(spy, tests)
+        judged = judge.verdict(spy, tests)
         if name == "stack" and isinstance(tests, Calls) and tests.arguments == ([MARK],):
-            assert found.passed, found
+            assert judged.passed, judged
         elif not (isinstance(tests, Calls) and tests.arguments == ([MARK],)):
-            assert not found.passed, found
+            assert not judged.passed, judged
     on_input = f"{SPIES[name]}\n{SEARCH}\nprint(search())"
     assert not judge.verdict(on_input, InputOutput(("question\n",), (MARK,))).passed
 
@@ -229,12 +229,12 @@ def test_no_process_of_a_program_outlives_it(hurried):
 
 def _children():
     """Return the sandboxes of this process."""
-    found = []
+    names = []
     for place in Path("/proc").glob("[0-9]*/stat"):
         try:
             text = place.read_text()
         except OSError:
             continue
         if text.rpartition(")")[2].split()[1] == str(os.getpid()) and "(bwrap)" in text:
-            found.append(place.parent.name)
-    return found
+            names.append(place.parent.name)
+    return names
