@@ -1,5 +1,6 @@
 """Attention with torch's variable-length kernel: its layout on CPU with a plain reference, and the kernel on a GPU."""
 
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -97,6 +98,7 @@ def test_long_rollouts_share_their_prompts_if_attention_needs_no_mask(on_cpu, mo
     monkeypatch.setattr("scalerl.training.learner.policy_learner.LONGEST_SHARED", 13)  # the longest rollout has 14
     learner = SingleLearner(Policy(tiny_model("qwen3")), AdamW(), Reinforce(), packing="auto")
     assert learner.policy.varlen and learner.shares(grouped_batch())
+    assert learner.packs(replace(training_batch(), length_B=torch.full((5,), 14)))  # without any padding to save
     monkeypatch.setattr(packing, "takes_varlen", lambda query, value: False)
     learner = SingleLearner(Policy(tiny_model("qwen3")), AdamW(), Reinforce(), packing="auto")
     assert not learner.policy.varlen and not learner.shares(grouped_batch())

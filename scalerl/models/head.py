@@ -178,7 +178,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
         def product(left: Sequence[Tensor], right: Tensor) -> Tensor:
             if not split:
-                return rule.product(left[0], right.t())
+                return cast(Tensor, rule.product(left[0], right.t()))
             return wide_product(left[0], right).add_(wide_product(left[1], right))
 
         for start in range(0, len(weight_VD), chunk):

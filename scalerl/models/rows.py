@@ -48,7 +48,8 @@ class Rows:
         """
         assert tokens_BT.shape == trained_BT.shape, (tokens_BT.shape, trained_BT.shape)
         after_n = trained_BT.flatten().nonzero()[:, 0]
-        return cls(*(upload(x, device) for x in (tokens_BT, after_n - 1, tokens_BT.flatten()[after_n])))
+        before_n, targets_n = upload(after_n - 1, device), upload(tokens_BT.flatten()[after_n], device)
+        return cls(upload(tokens_BT, device), before_n, targets_n)
 
     @classmethod
     def packed(cls, tokens_BT: Tensor, trained_BT: Tensor, length_B: Tensor, device: torch.device) -> Self:
@@ -103,5 +104,10 @@ class Rows:
         """Return the row of the chosen tokens; `index_BT` has the place of each token in it."""
         after_n = trained_BT.flatten().nonzero()[:, 0]
         tokens_1N, positions_1N = tokens_BT.flatten()[chosen_N][None], (chosen_N % tokens_BT.shape[1])[None]
-        parts = (tokens_1N, index_BT.flatten()[after_n - 1], tokens_BT.flatten()[after_n], positions_1N)
-        return cls(*(upload(part, device) for part in parts), layout)
+        return cls(
+            upload(tokens_1N, device),
+            upload(index_BT.flatten()[after_n - 1], device),
+            upload(tokens_BT.flatten()[after_n], device),
+            upload(positions_1N, device),
+            layout,
+        )

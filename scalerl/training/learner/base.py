@@ -173,8 +173,8 @@ class TokenSums(NamedTuple):
     @classmethod
     def of(cls, parts: Sequence[Sequence[float]]) -> TokenSums:
         """Return the sums and extremes of parts with these fields, such as micro-batches or ranks, added in order."""
-        *sums, lows, highs = zip(cls(*[0.0] * 9), *parts, strict=True)
-        return cls(*map(sum, sums), min(lows), max(highs))
+        *sums, lows, highs = zip([0.0] * 9, *parts, strict=True)
+        return cls._make([*map(sum, sums), min(lows), max(highs)])
 
     def means(self) -> dict[str, Any]:
         """Return means and extremes by their names in StepStats."""

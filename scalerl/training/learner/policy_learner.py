@@ -172,6 +172,8 @@ class PolicyLearner:
         """Return whether a batch's micro-batches are packed: as configured; for "auto", if padding costs more."""
         if self._packing != "auto":
             return self._packing in ("packed", "shared")
+        if self.policy.varlen:  # one call for any lengths
+            return True
         padded = sum(len(rows) * width for rows, width in batch.micro_batches(self._budget))
         tokens = int(batch.length_B[batch.trained_B].sum())
         return padded - tokens > PADDING_ALLOWED * padded
