@@ -195,7 +195,7 @@ def install(model: Any) -> None:
         window, scaling = options.get("sliding_window"), options.get("scaling")
         if _observer is not None:
             changed = attention_mask is not None and attention_mask.numel() > 1  # by the architecture: Doge adds scores
-            _observer.append(Seen(-1 if changed else window or 0, takes_varlen(query, value)))
+            _observer.append((-1 if changed else window or 0, takes_varlen(query, value)))
         attention = varlen_attention if takes_varlen(query, value) else segments.attention
         return attention(query, key, value, segments, scaling, window), None
 
@@ -204,21 +204,14 @@ def install(model: Any) -> None:
     model.config._attn_implementation = NAME
 
 
-class Seen(NamedTuple):
-    """What a layer passed to packed attention. Example (full attention on CPU): Seen(window=0, varlen=False)."""
-
-    window: int
-    """Sliding window, 0 for none, -1 with a mask of its own."""
-    varlen: bool
-    """Whether the layer used torch's variable-length kernel."""
-
-
-_observer: list[Seen] | None = None
+_observer: list[tuple[int, bool]] | None = None
 
 
 @contextmanager
-def observed_layers() -> Iterator[list[Seen]]:
-    """Collect what each layer passes to packed attention.
+def observed_layers() -> Iterator[list[tuple[int, bool]]]:
+    """Collect for each layer in packed attention its sliding window, and whether it used the variable-length kernel.
+
+    The window is 0 if there is none, and -1 with a mask of the layer's own.
 
     A layer that applies its window or other scores only through the mask would attend to all earlier tokens equally,
     and a comparison over a few tokens might not show it.

@@ -127,10 +127,9 @@ class TablePolicy:
     def __init__(self, version):
         self.table = torch.tensor([logps(version, token) for token in range(VOCABULARY)])
 
-    def __call__(self, tokens_BT, trained_BT, temperature):
-        logp_BT = (self.table[tokens_BT[:, :-1]] / temperature).log_softmax(-1)
-        target_BT = logp_BT.gather(2, tokens_BT[:, 1:, None])[:, :, 0]
-        return target_BT[trained_BT[:, 1:]], None
+    def __call__(self, rows, temperature):
+        logp_nV = (self.table[rows.tokens.flatten()[rows.before_n]] / temperature).log_softmax(-1)
+        return logp_nV.gather(1, rows.targets_n[:, None])[:, 0], None
 
 
 def test_a_vllm_server_that_keeps_an_old_head_is_detected(make, server):

@@ -103,6 +103,6 @@ def packing_difference(policy: Policy) -> float:
         packed_N, _ = policy(Rows.packed(*inputs, length_B, policy.device))
         shared_N, _ = policy(Rows.shared(*inputs, length_B, prompt_length_B, prompt_B, policy.device))
     reshard(policy)
-    policy.varlen = all(layer.varlen for layer in seen)
-    known = [layer.window for layer in seen] == 2 * [attention.window for attention in policy.sizes.attention]
+    policy.varlen = all(varlen for _, varlen in seen)
+    known = [window for window, _ in seen] == 2 * [attention.window for attention in policy.sizes.attention]
     return max(float((padded_N - found_N).abs().max()) for found_N in (packed_N, shared_N)) if known else float("inf")
