@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from scalerl.config.recipe import AdamW, Cispo
 from scalerl.models import packing
 from scalerl.models.policy import Policy
+from scalerl.training.learner.ranks import expand_segments
 from scalerl.training.learner.single import SingleLearner
 
 
@@ -37,6 +38,19 @@ class Waits(TorchDispatchMode):
             self.reads.append(name)
             return torch.ones(source.shape, dtype=kwargs.get("dtype") or source.dtype)
         return function(*args, **kwargs)
+
+
+def test_segments_grow_on_a_gpu_unless_the_user_configured_the_allocator(monkeypatch):
+    set_to = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", set_to.append)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "backend:native")
+        expand_segments("cuda")
+        monkeypatch.delenv(name)
+    expand_segments("cpu")
+    assert set_to == []
+    expand_segments("cuda")
+    assert set_to == ["expandable_segments:True"]
 
 
 @pytest.fixture
