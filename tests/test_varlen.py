@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.attention import varlen as torch_varlen
 
 from scalerl.config.recipe import AdamW, Reinforce
+from scalerl.core.errors import ConfigError
 from scalerl.models import packing
 from scalerl.models.packing import Segments, packed_attention, takes_varlen, varlen_attention
 from scalerl.models.policy import Policy
@@ -92,6 +93,15 @@ def test_gradients_equal_those_of_the_transformers_forward(name, kind, on_cpu):
     assert relative_error(found, plain_gradient(tiny_model(name), batch)) < 1e-5
     # one call per layer in each packed row of the checks at the start, and in the micro-batch with all sequences
     assert len(on_cpu) == 4 * policy.sizes.layers and on_cpu[-1] == (9 if kind == "shared" else 6)
+
+
+def test_a_kernel_that_fails_on_this_gpu_is_an_error_at_the_start(on_cpu, monkeypatch):
+    def fail(*args, **options):
+        raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.\nException raised from ...")
+
+    monkeypatch.setattr(torch_varlen, "varlen_attn", fail)
+    with pytest.raises(ConfigError, match=r"fails \(FlashAttention only .* newer.\); allowed: padded$"):
+        SingleLearner(Policy(tiny_model("qwen3")), AdamW(), Reinforce(), packing="auto")
 
 
 def test_long_rollouts_share_their_prompts_if_attention_needs_no_mask(on_cpu, monkeypatch):

@@ -5,6 +5,7 @@ boolean indexing fails. The host's part of an update (rows, indices, weights of 
 rows, which GPUs use only for models that cannot be packed, are not tested: transformers reads a value for each of them.
 """
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -98,3 +99,20 @@ def test_a_batch_without_trained_tokens_does_not_wait(learner):
     with Waits() as waits:
         assert made.step(nothing).trained_tokens == 0
     assert waits.reads == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("kind", ["packed", "shared"])
+def test_a_gpu_reports_at_most_4_waits_for_an_update(kind):
+    policy, batch = Policy(tiny_model("mistral-sliding").to("cuda", torch.bfloat16)), grouped_batch()
+    made = SingleLearner(policy, AdamW(), Cispo(), packing=kind, micro_batch_tokens=12)
+    made.step(batch)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            made.step(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert 1 <= len([one for one in found if "synchronizing" in str(one.message)]) <= 4

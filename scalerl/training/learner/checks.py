@@ -73,8 +73,11 @@ def use_packing(policy: Policy, packing: Packing) -> bool:
         why = "its scores are capped or have sinks" if policy.model._supports_attention_backend else "it has its own"
         reason = f"{name} uses {kind!r} attention, because {why}"
     else:
-        difference = packing_difference(policy)
-        limit = tolerance(policy)
+        try:
+            difference, limit = packing_difference(policy), tolerance(policy)
+        except RuntimeError as error:  # raised by the kernel, for example on a GPU that it does not know
+            reason = str(error).strip().split("\n")[0]
+            raise ConfigError(f"learner.packing: attention of packed rows fails ({reason}); allowed: padded") from error
         if difference <= limit:
             return True
         reason = f"the log-probabilities of {name} differ by {difference:.2g} when packed (allowed {limit:g})"
