@@ -16,6 +16,7 @@ from scalerl.config.placement import Hardware
 from scalerl.models.cpu import compiled
 from scalerl.models.cpu.loops import rms_norm
 from scalerl.models.policy import Policy
+from scalerl.models.rows import Rows
 from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.local.torch_engine import check_engine
 from scalerl.training.resolve import arithmetic, arithmetic_notes
@@ -156,7 +157,7 @@ def test_log_probabilities_and_gradients_of_a_model_agree(name, monkeypatch):
 
     def compute():
         policy = Policy(tiny_model(name))
-        logp_N, _ = policy(tokens_BT, trained_BT)
+        logp_N, _ = policy(Rows.padded(tokens_BT, trained_BT, policy.device))
         logp_N.sum().backward()
         return [logp_N.detach(), *(p.grad for p in policy.model.parameters())]
 

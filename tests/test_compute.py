@@ -8,6 +8,7 @@ from transformers import DynamicCache
 
 from scalerl.models.cpu import onednn
 from scalerl.models.policy import Policy
+from scalerl.models.rows import Rows
 from scalerl.models.sizes import Attention, ModelSizes, of_config, of_model
 from scalerl.rollouts.engine import Request
 from scalerl.rollouts.vllm.lane import Lane
@@ -146,7 +147,7 @@ def test_the_flops_of_a_policys_update_agree_with_torchs_counter(monkeypatch):
     tokens, trained = torch.randint(2, 48, (1, 24)), torch.zeros(1, 24, dtype=torch.bool)
     trained[0, 17:22] = True
     with FlopCounterMode(display=False) as counter:
-        logp_N, _ = policy(tokens, trained)
+        logp_N, _ = policy(Rows.padded(tokens, trained, policy.device))
         logp_N.sum().backward()
     sizes = policy.sizes
     assert sizes.head_params == 48 * 32

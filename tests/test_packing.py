@@ -12,6 +12,7 @@ from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.core.errors import ConfigError
 from scalerl.models.packing import Segments, can_pack, causal_attention, install, packed_attention
 from scalerl.models.policy import Policy
+from scalerl.models.rows import Rows
 from scalerl.rollouts.local.torch_engine import check_engine
 from scalerl.training.learner import checks
 from scalerl.training.learner.checks import use_packing
@@ -38,7 +39,7 @@ def test_each_token_attends_only_to_its_sequence_and_window(window):
     torch.manual_seed(0)
     lengths = [11, 10, 4, 9, 1]
     query, key, value = torch.randn(4, 35, 8), torch.randn(2, 35, 8), torch.randn(2, 35, 8)
-    found = packed_attention(query[None], key[None], value[None], Segments.of(lengths, query.device), 0.3, window)
+    found = packed_attention(query[None], key[None], value[None], Segments(lengths, query.device), 0.3, window)
     assert found.shape == (1, 35, 4, 8)
     for head in range(4):
         start = 0
@@ -51,8 +52,8 @@ def test_each_token_attends_only_to_its_sequence_and_window(window):
 
 def test_adjacent_sequences_of_similar_length_share_a_bucket():
     # 10 and 8 are within 0.8 of the longest, 7 is not; 7 and 6 are; 2 and 2 need no padding
-    buckets = Segments.of([10, 8, 7, 6, 2, 2], torch.device("cpu")).buckets
-    assert [(b.start, b.rows, b.width, b.inside_bt is None) for b in buckets] == [
+    buckets = Segments([10, 8, 7, 6, 2, 2], torch.device("cpu")).buckets
+    assert [(b.start, b.rows, b.width, b.inside_n is None) for b in buckets] == [
         (0, 2, 10, False),
         (18, 2, 7, False),
         (31, 2, 2, True),
@@ -104,7 +105,7 @@ def test_no_mask_of_tokens_x_tokens_is_created(name):
     tokens_BT = torch.randint(0, 48, (2, 300))
     trained_BT = (torch.arange(300) >= 1).expand(2, 300)
     with LargestTensor() as seen:
-        logp_N, _ = policy(tokens_BT, trained_BT, 1.0, length_B)
+        logp_N, _ = policy(Rows.packed(tokens_BT, trained_BT, length_B, policy.device))
         logp_N.sum().backward()
     assert 600 * 48 <= seen.entries <= 2 * 600 * 48
 

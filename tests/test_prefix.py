@@ -10,7 +10,8 @@ from tiny_models import tiny_model
 
 from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.models.policy import Policy
-from scalerl.models.prefix import SharedPrompts, SharedRow, shared_attention
+from scalerl.models.prefix import SharedPrompts, shared_attention
+from scalerl.models.rows import Rows
 from scalerl.training.learner.single import SingleLearner
 
 CPU = torch.device("cpu")
@@ -33,10 +34,34 @@ def grouped_batch():
 
 def test_a_row_holds_each_prompt_once_and_then_the_completions():
     # prompt of 2 with completions of 2 and 1 tokens, prompt of 1 with one of 3
-    row = SharedRow.of(4, torch.tensor([4, 3, 4]), torch.tensor([2, 2, 1]), torch.tensor([True, False, True]), CPU)
     tokens_BT = torch.tensor([[10, 11, 12, 13], [10, 11, 22, 0], [30, 31, 32, 33]])
-    assert row.take(tokens_BT).tolist() == [[10, 11, 30, 12, 13, 22, 31, 32, 33]]
-    assert row.index_BT.tolist() == [[0, 1, 3, 4], [0, 1, 5, 0], [2, 6, 7, 8]]
+    trained_BT = torch.tensor([[0, 0, 1, 1], [0, 0, 1, 0], [0, 1, 0, 1]]).bool()
+    of_prompt = (torch.tensor([2, 2, 1]), torch.tensor([7, 7, 3]))
+    rows = Rows.shared(tokens_BT, trained_BT, torch.tensor([4, 3, 4]), *of_prompt, CPU)
+    assert rows.tokens.tolist() == [[10, 11, 30, 12, 13, 22, 31, 32, 33]]
+    assert rows.positions.tolist() == [[0, 1, 0, 2, 3, 2, 1, 2, 3]]
+    # 12 and 22 follow 11 at 1; 13 follows 12 at 3; 31 follows 30 at 2; 33 follows 32 at 7
+    assert rows.before_n.tolist() == [1, 3, 1, 2, 7] and rows.targets_n.tolist() == [12, 13, 22, 31, 33]
+
+
+def test_a_packed_row_holds_the_sequences_one_after_the_other():
+    tokens_BT = torch.tensor([[10, 11, 12, 13], [20, 21, 0, 0]])
+    trained_BT = torch.tensor([[0, 1, 0, 1], [0, 1, 0, 0]]).bool()
+    rows = Rows.packed(tokens_BT, trained_BT, torch.tensor([4, 2]), CPU)
+    assert rows.tokens.tolist() == [[10, 11, 12, 13, 20, 21]] and rows.positions.tolist() == [[0, 1, 2, 3, 0, 1]]
+    assert rows.before_n.tolist() == [0, 2, 4] and rows.targets_n.tolist() == [11, 13, 21]
+    padded = Rows.padded(tokens_BT, trained_BT, CPU)
+    assert padded.before_n.tolist() == [0, 2, 4] and padded.targets_n.tolist() == [11, 13, 21]
+
+
+def places(length_B, prompt_length_B, first_B):
+    """Return the places in the row of each rollout's tokens, prompt and completion."""
+    found, prompt_start, start = [], 0, sum(prompt_length_B[first_B].tolist())
+    for number, (length, prompt) in enumerate(zip(length_B.tolist(), prompt_length_B.tolist(), strict=True)):
+        prompt_start += prompt_length_B[number - 1].item() if number and first_B[number] else 0
+        found.append([*range(prompt_start, prompt_start + prompt), *range(start, start + length - prompt)])
+        start += length - prompt
+    return found
 
 
 @pytest.mark.parametrize("window", [None, 3, 50])
@@ -44,14 +69,12 @@ def test_a_completion_attends_to_its_prompt_and_itself(window):
     torch.manual_seed(0)
     length_B, prompt_length_B = torch.tensor([9, 8, 4, 6, 5]), torch.tensor([3, 3, 3, 5, 1])
     first_B = torch.tensor([True, False, False, True, True])
-    row = SharedRow.of(9, length_B, prompt_length_B, first_B, CPU)
     tokens = 9 + (6 + 5 + 1) + (1 + 4)  # prompts of 3, 5 and 1, then completions
     query, key, value = torch.randn(4, tokens, 8), torch.randn(2, tokens, 8), torch.randn(2, tokens, 8)
     layout = SharedPrompts.of(length_B, prompt_length_B, first_B, CPU)
     found = shared_attention(query[None], key[None], value[None], layout, 0.3, window)
     assert found.shape == (1, tokens, 4, 8)
-    for b, length in enumerate(length_B.tolist()):
-        own = row.index_BT[b, :length]
+    for own in places(length_B, prompt_length_B, first_B):
         for head in range(4):
             expected = attention_by_hand(query[head, own], key[head // 2, own], value[head // 2, own], 0.3, window)
             torch.testing.assert_close(found[0, own, head], expected, atol=1e-5, rtol=1e-5)

@@ -15,6 +15,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.serialization import from_plain, to_plain
 from scalerl.models.policy import Policy
 from scalerl.models.routing import UNKNOWN, can_record, routing_of
+from scalerl.models.rows import Rows
 from scalerl.training.batch import collate
 from scalerl.training.checkpoint import load_state, save_state
 from scalerl.training.learner.single import SingleLearner
@@ -135,7 +136,7 @@ def test_experts_of_rollouts_replayed_at_equal_weights_give_their_log_probabilit
     tensors = collate(groups)
     routing_of(policy).use(tensors.experts_BTLK.flatten(0, 1), replay=True)
     with torch.no_grad():
-        logp_N, _ = policy(tensors.tokens_BT, tensors.sampled_BT)
+        logp_N, _ = policy(Rows.padded(tensors.tokens_BT, tensors.sampled_BT, policy.device))
     assert len(logp_N) > 30 and not routing_of(policy).differs_NL().any()
     torch.testing.assert_close(logp_N, tensors.behavior_BT[tensors.sampled_BT], atol=1e-4, rtol=0)
 

@@ -1,14 +1,16 @@
 """Log-probabilities and entropies of tokens from hidden states, chunked over the vocabulary; sampling from logits.
 
 The trainer never holds a tensor of tokens x vocabulary: the forward pass keeps a running log-sum-exp, and the backward
-pass recomputes each chunk. With `fp32` the operands are cast before the product. A bf16 product rounds logits
-to three digits, which causes most of the mismatch between trainer and generator (ScaleRL sec. 3.2).
+pass recomputes each chunk. With `fp32` the result of the product is FP32: a bf16 result rounds logits to three digits,
+which causes most of the mismatch between trainer and generator (ScaleRL sec. 3.2). GPUs multiply bf16 factors exactly
+on tensor cores; elsewhere the factors are cast to FP32 first. Both give the same product within rounding.
 
 Legend: N tokens, D hidden size, V vocabulary, B rows of logits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 CHUNK_ELEMENTS = 1 << 24
-"""Entries of one [N, chunk] block of logits, 64 MiB in FP32."""
+"""Entries of one [N, chunk] block of logits, 64 MiB in FP32; on a GPU with much free memory more (`chunk_elements`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,14 @@ class HeadRule:
     def logits(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
         """Return FP32 logits [N, V] for a block of the vocabulary."""
         if self.fp32:
-            hidden_ND, weight_VD = hidden_ND.float(), weight_VD.float()
             bias_V = None if bias_V is None else bias_V.float()
-        logits_NV = self.product(hidden_ND, weight_VD, bias_V).float()
+        if self.fp32 and on_tensor_cores(hidden_ND, weight_VD):
+            logits_NV = wide_product(hidden_ND, weight_VD.t())
+            logits_NV = logits_NV if bias_V is None else logits_NV.add_(bias_V)
+        else:
+            if self.fp32:
+                hidden_ND, weight_VD = hidden_ND.float(), weight_VD.float()
+            logits_NV = self.product(hidden_ND, weight_VD, bias_V).float()
         if self.scale != 1.0:
             logits_NV = logits_NV * self.scale
         if self.softcap is not None:
@@ -60,6 +67,35 @@ class HeadRule:
         return nn.functional.linear(hidden_ND, weight_VD, bias_V)
 
 
+def on_tensor_cores(hidden_ND: Tensor, weight_VD: Tensor) -> bool:
+    """Return whether tensor cores compute the FP32 products of these factors."""
+    return hidden_ND.is_cuda and hidden_ND.dtype == weight_VD.dtype == torch.bfloat16
+
+
+def wide_product(left: Tensor, right: Tensor) -> Tensor:
+    """Return the FP32 product of bf16 matrices, whose single products are exact in FP32."""
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
+
+
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Split FP32 into the nearest bf16 and the rest, again in bf16.
+
+    Together they have 16 bits: an entry has a relative error of at most 2^-16. TF32 has 2^-11 and takes the same time.
+    """
+    high = x.bfloat16()
+    return high, (x - high).bfloat16()
+
+
+def chunk_elements(device: torch.device) -> int:
+    """Return the entries of one block of logits: on a GPU, at least those that take 1/32 of the free memory."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return CHUNK_ELEMENTS
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return max(CHUNK_ELEMENTS, (torch.cuda.mem_get_info(device)[0] + cached) // (32 * 4))
+
+
 def token_logprobs(
     hidden_ND: Tensor,
     weight_VD: Tensor,
@@ -78,14 +114,14 @@ def token_logprobs(
         targets_N: Token ids.
         temperature: Divisor of the logits.
         rule: The architecture's head; None for the plain FP32 head.
-        chunk: Vocabulary entries per chunk; 0 to choose by CHUNK_ELEMENTS.
+        chunk: Vocabulary entries per chunk; 0 to choose by `chunk_elements`.
 
     Returns:
         logp_N with gradient and entropy_N (nats) without gradient, both FP32.
     """
     assert hidden_ND.ndim == 2 and weight_VD.ndim == 2 and hidden_ND.shape[1] == weight_VD.shape[1]
     assert targets_N.shape == hidden_ND.shape[:1], (targets_N.shape, hidden_ND.shape)
-    chunk = chunk or max(256, CHUNK_ELEMENTS // max(len(hidden_ND), 1))
+    chunk = chunk or max(256, chunk_elements(hidden_ND.device) // max(len(hidden_ND), 1))
     out = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden_ND, weight_VD, bias_V, targets_N, temperature, rule or HeadRule(), chunk
     )
@@ -107,7 +143,8 @@ class _TokenLogprobs(torch.autograd.Function):
         n = len(hidden_ND)
         high_N = torch.full((n,), -torch.inf, device=hidden_ND.device)
         total_N, weighted_N, target_N = (torch.zeros(n, device=hidden_ND.device) for _ in range(3))
-        operand_ND = hidden_ND.float() if rule.fp32 else hidden_ND  # cast once, not once per chunk
+        cast = rule.fp32 and not on_tensor_cores(hidden_ND, weight_VD)
+        operand_ND = hidden_ND.float() if cast else hidden_ND  # once, not once per chunk
         for start in range(0, len(weight_VD), chunk):
             # in place where possible, so that at most two blocks of logits are in memory
             logits_NV = _block(rule, operand_ND, weight_VD, bias_V, start, chunk).div_(temperature)
@@ -131,12 +168,19 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden_ND, weight_VD, bias_V, targets_N, logsum_N = ctx.saved_tensors
         temperature, rule, chunk = ctx.settings
+        split = rule.fp32 and on_tensor_cores(hidden_ND, weight_VD)
         product_dtype = torch.float32 if rule.fp32 else hidden_ND.dtype
-        operand_ND = hidden_ND.to(product_dtype)
+        operand_ND = hidden_ND if split else hidden_ND.to(product_dtype)
         grad_hidden_ND = torch.zeros_like(hidden_ND, dtype=torch.float32)
         # adapters freeze the head, which saves one of three products and a tensor of the size of the head
         grad_weight_VD = torch.empty_like(weight_VD) if ctx.needs_input_grad[1] else None
         grad_bias_V = torch.empty_like(bias_V) if bias_V is not None and ctx.needs_input_grad[2] else None
+
+        def product(left: Sequence[Tensor], right: Tensor) -> Tensor:
+            if not split:
+                return cast(Tensor, rule.product(left[0], right.t()))
+            return wide_product(left[0], right).add_(wide_product(left[1], right))
+
         for start in range(0, len(weight_VD), chunk):
             logits_NV = _block(rule, operand_ND, weight_VD, bias_V, start, chunk)
             end = start + logits_NV.shape[1]
@@ -145,10 +189,11 @@ class _TokenLogprobs(torch.autograd.Function):
             inside_N, column_N = _columns(targets_N, start, end - start)
             grad_NV.scatter_add_(1, column_N[:, None], (grads[0] * inside_N)[:, None])
             grad_NV = rule.backward(grad_NV.div_(temperature), logits_NV).to(product_dtype)
-            block_VD = weight_VD[start:end].to(product_dtype)
-            grad_hidden_ND += rule.product(grad_NV, block_VD.t())
+            block_VD = weight_VD[start:end] if split else weight_VD[start:end].to(product_dtype)
+            parts = halves(grad_NV) if split else (grad_NV,)
+            grad_hidden_ND += product(parts, block_VD)
             if grad_weight_VD is not None:
-                grad_weight_VD[start:end] = rule.product(grad_NV.t(), operand_ND.t()).to(weight_VD.dtype)
+                grad_weight_VD[start:end] = product([x.t() for x in parts], operand_ND).to(weight_VD.dtype)
             if grad_bias_V is not None:
                 grad_bias_V[start:end] = grad_NV.sum(dim=0).to(grad_bias_V.dtype)
         return grad_hidden_ND.to(hidden_ND.dtype), grad_weight_VD, grad_bias_V, None, None, None, None

@@ -3,7 +3,7 @@
 Any transformers architecture with key-value attention works. A check at load time refuses architectures with an
 unsupported head or cache.
 
-Legend: B sequences, T tokens, N tokens in one row, D hidden size, V vocabulary.
+Legend: B sequences, T tokens, N tokens in one row, n trained tokens, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import as_umask
-from scalerl.models.head import HeadRule, token_logprobs
+from scalerl.models.head import HeadRule, on_tensor_cores, token_logprobs
 from scalerl.models.loading import ATTENTION_KINDS, check_model, load_model
-from scalerl.models.packing import Segments
-from scalerl.models.prefix import SharedPrompts, SharedRow
+from scalerl.models.rows import Rows
 from scalerl.models.sizes import of_model
 
 
@@ -54,6 +53,8 @@ class Policy(nn.Module):
         self.sizes = of_model(model)
         self.version = 0
         """Version of the weights, if an engine has loaded them."""
+        self.varlen = False
+        """Whether packed rows need no masks: all layers use torch's variable-length kernel (checks.py finds out)."""
         self._upcast_head: Tensor | None = None
         if self.device.type == "cpu":
             from scalerl.models.cpu.loops import accelerate_norms
@@ -107,61 +108,22 @@ class Policy(nn.Module):
         """Rows of the LM head."""
         return len(self.head_weight)
 
-    def forward(
-        self,
-        tokens_BT: Tensor,
-        trained_BT: Tensor,
-        temperature: float = 1.0,
-        length_B: Tensor | None = None,
-        row: SharedRow | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, rows: Rows, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return log-probabilities (with gradient) and entropies (nats, without) at the trained tokens, in row order.
 
         Args:
-            tokens_BT: Prompt and completion, padded at the end; the causal mask hides the padding.
-            trained_BT: Tokens whose log-probability is returned; never the first of a row.
+            rows: Tokens, and which are trained.
             temperature: Sampling temperature.
-            length_B: Tokens of each row without padding, on the host; None for padded rows. If given, the rows are
-                computed packed, and the model's attention must be that of packing.py (`install`).
-            row: Layout that computes each prompt once; None without sharing. The attention is as for `length_B`.
         """
-        assert tokens_BT.shape == trained_BT.shape, (tokens_BT.shape, trained_BT.shape)
-        if row is not None:
-            hidden_ND = self._row_hidden(tokens_BT, trained_BT, row)
-        elif length_B is None:
-            hidden_ND = self.hidden(tokens_BT)[:, :-1][trained_BT[:, 1:]]
-        else:
-            hidden_ND = self._packed_hidden(tokens_BT, trained_BT, length_B)
-        targets_N = tokens_BT[:, 1:][trained_BT[:, 1:]]
-        return token_logprobs(hidden_ND, self.head_weight, self.head_bias, targets_N, temperature, self.rule)
-
-    def _packed_hidden(self, tokens_BT: Tensor, trained_BT: Tensor, length_B: Tensor) -> Tensor:
-        """Return the final hidden states [n, D] before each trained token, from one row of all sequences."""
-        device, width = tokens_BT.device, tokens_BT.shape[1]
-        inside_BT = (torch.arange(width)[None] < length_B[:, None]).to(device)
-        before_BT = nn.functional.pad(trained_BT[:, 1:], (0, 1))
-        position_1N = torch.arange(width, device=device).expand_as(tokens_BT)[inside_BT][None]
-        segments = Segments.of(length_B.tolist(), device)
-        return self._segmented_hidden(tokens_BT[inside_BT][None], position_1N, segments)[before_BT[inside_BT]]
-
-    def _row_hidden(self, tokens_BT: Tensor, trained_BT: Tensor, row: SharedRow) -> Tensor:
-        """Return the final hidden states [n, D] before each trained token, from one row with each prompt once."""
-        position_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
-        hidden_ND = self._segmented_hidden(row.take(tokens_BT), row.take(position_BT), row.layout)
-        # index_select sums the gradients of several completions after one prompt
-        return hidden_ND.index_select(0, row.index_BT[:, :-1][trained_BT[:, 1:]])
-
-    def _segmented_hidden(self, tokens_1N: Tensor, position_1N: Tensor, segments: Segments | SharedPrompts) -> Tensor:
-        """Return the final hidden states [N, D] of one row of several sequences."""
-        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=tokens_1N.device)
-        hidden_1ND = self.hidden(
-            tokens_1N,
-            position_ids=position_1N,
+        inputs: dict[str, Any] = {}
+        if rows.layout is not None:
             # transformers passes on a 4D mask unchanged instead of building one of N x N; `segments` replaces it
-            attention_mask=self._by_layer_kind(mask),
-            segments=segments,
-        )
-        return hidden_1ND[0]
+            mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=rows.tokens.device)
+            inputs = {"position_ids": rows.positions, "segments": rows.layout}
+            inputs["attention_mask"] = self._by_layer_kind(mask)
+        # index_select sums the gradients of several completions after one prompt
+        hidden_nD = self.hidden(rows.tokens, **inputs).flatten(0, 1).index_select(0, rows.before_n)
+        return token_logprobs(hidden_nD, self.head_weight, self.head_bias, rows.targets_n, temperature, self.rule)
 
     def _by_layer_kind(self, mask: Tensor) -> Any:
         """Return a mask in the form that the architecture expects: one, or one for each kind of layer."""
@@ -174,9 +136,9 @@ class Policy(nn.Module):
         return cast(Tensor, out.last_hidden_state)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """Return FP32 logits [N, V] for decoding, with an FP32 copy of the head that is cached between swaps."""
+        """Return FP32 logits [N, V] for decoding; an FP32 copy of the head, if needed, is cached between swaps."""
         weight_VD = self.head_weight
-        if self.rule.fp32 and weight_VD.dtype != torch.float32:
+        if self.rule.fp32 and weight_VD.dtype != torch.float32 and not on_tensor_cores(hidden_ND, weight_VD):
             if self._upcast_head is None:
                 self._upcast_head = weight_VD.detach().float()
             weight_VD = self._upcast_head

@@ -9,21 +9,22 @@ Legend: N tokens of the row; b completions of a part, t tokens of its longest; P
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from scalerl.models.packing import Segments, bucket_rows, neighbors, packed_attention, padded
+from scalerl.models.packing import Segments, Varlen, packed_attention
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completions:
-    """Completions of one prompt, in buckets for attention.
+    """Completions of one prompt.
 
     Example (prompt of 4 tokens at 10; two completions of 3 and 2 tokens from 30 on): Completions(prompt_start=10,
-    prompt=4, segments=Segments(buckets=(Bucket(30, 2, 3, ...),)))
+    prompt=4, segments=Segments((3, 2), torch.device("cpu"), 30))
     """
 
     prompt_start: int
@@ -33,16 +34,14 @@ class Completions:
     segments: Segments
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class SharedPrompts:
     """Positions of prompts and completions in a row.
 
-    Example (two completions of 3 tokens of one prompt of 4): SharedPrompts(tokens=4, prompts=Segments(...),
+    Example (two completions of 3 tokens of one prompt of 4): SharedPrompts(prompts=Segments((4,), ...),
     groups=(Completions(0, 4, ...),))
     """
 
-    tokens: int
-    """Number of tokens of all prompts."""
     prompts: Segments
     groups: tuple[Completions, ...]
     masks: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict)
@@ -63,13 +62,19 @@ class SharedPrompts:
         starts = [*first_B.nonzero()[:, 0].tolist(), len(completions)]
         groups, prompt_start, start = [], 0, sum(prompts)
         for prompt, first, end in zip(prompts, starts[:-1], starts[1:], strict=True):
-            buckets = []
-            for part in neighbors(completions[first:end]):
-                buckets.append(bucket_rows(start, part, device))
-                start += sum(part)
-            groups.append(Completions(prompt_start, prompt, Segments(tuple(buckets))))
+            groups.append(Completions(prompt_start, prompt, Segments(completions[first:end], device, start)))
             prompt_start += prompt
-        return cls(sum(prompts), Segments.of(prompts, device), tuple(groups))
+            start += sum(completions[first:end])
+        return cls(Segments(prompts, device), tuple(groups))
+
+    @cached_property
+    def varlen(self) -> Varlen:
+        """Every prompt as a sequence, then every completion with its prompt ahead."""
+        lengths, ahead = list(self.prompts.lengths), [(0, 0) for _ in self.prompts.lengths]
+        for group in self.groups:
+            lengths += group.segments.lengths
+            ahead += [(group.prompt_start, group.prompt) for _ in group.segments.lengths]
+        return Varlen.of(lengths, ahead, self.prompts.device)
 
     def mask(self, prompt: int, width: int, window: int | None, like: Tensor) -> Tensor:
         """Return the additive mask [t, P + t] of a completion's tokens: 0 for visible keys, -inf for others."""
@@ -81,46 +86,8 @@ class SharedPrompts:
 
     @property
     def attention(self) -> Callable[..., Tensor]:
-        """The attention function for this layout."""
+        """The attention over buckets for this layout."""
         return shared_attention
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SharedRow:
-    """The row itself: which tokens of [B, T] it holds, and the index of each token's hidden state.
-
-    Example (one prompt of 2 tokens, completions of 2 and 1): the row holds 2 + 2 + 1 tokens, and index_BT =
-    [[0, 1, 2, 3], [0, 1, 4, 0]]
-    """
-
-    prompt_BT: Tensor
-    """True for the tokens of the first rollout's prompt, for each prompt."""
-    completion_BT: Tensor
-    """True for the tokens of completions."""
-    index_BT: Tensor
-    """Index of each token in the row; 0 for padding."""
-    layout: SharedPrompts
-
-    @classmethod
-    def of(
-        cls, width: int, length_B: Tensor, prompt_length_B: Tensor, first_B: Tensor, device: torch.device
-    ) -> SharedRow:
-        """Lay out rollouts that are ordered by prompt. `width` is T; the other arguments are as in SharedPrompts.of."""
-        position_T = torch.arange(width)
-        in_prompt_BT = position_T < prompt_length_B[:, None]
-        prompt_BT = in_prompt_BT & first_B[:, None]
-        completion_BT = ~in_prompt_BT & (position_T < length_B[:, None])
-        prompt_lengths = prompt_length_B[first_B]
-        start_B = (prompt_lengths.cumsum(0) - prompt_lengths)[first_B.cumsum(0) - 1]
-        index_BT = torch.where(in_prompt_BT, start_B[:, None] + position_T, 0)
-        total, own = int(prompt_lengths.sum()), int(completion_BT.sum())
-        index_BT[completion_BT] = torch.arange(total, total + own)
-        layout = SharedPrompts.of(length_B, prompt_length_B, first_B, device)
-        return cls(prompt_BT.to(device), completion_BT.to(device), index_BT.to(device), layout)
-
-    def take(self, x_BT: Tensor) -> Tensor:
-        """Return the row's values [1, N] of a tensor [B, T]."""
-        return torch.cat([x_BT[self.prompt_BT], x_BT[self.completion_BT]])[None]
 
 
 def shared_attention(
@@ -144,17 +111,16 @@ def shared_attention(
     Returns:
         [1, N, H, D], as transformers expects.
     """
-    sizes = [shared.tokens, query_1HND.shape[2] - shared.tokens]
+    bucket_sizes = [size for group in shared.groups for size in group.segments.sizes()]
+    sizes = [sum(shared.prompts.lengths), sum(bucket_sizes)]
     query, key, value = (torch.split(x, sizes, dim=2) for x in (query_1HND, key_1HND, value_1HND))
     parts = [packed_attention(query[0], key[0], value[0], shared.prompts, scaling, window)[0]]
     prompts_1HPD = [torch.split(x, [group.prompt for group in shared.groups], dim=2) for x in (key[0], value[0])]
-    completions = Segments(tuple(bucket for group in shared.groups for bucket in group.segments.buckets))
-    own_sizes = completions.sizes(sizes[1])
-    pieces = [torch.split(x[1][0].transpose(0, 1), own_sizes) for x in (query, key, value)]
+    pieces = [torch.split(x[1][0].transpose(0, 1), bucket_sizes) for x in (query, key, value)]
     own_of_bucket = zip(*pieces, strict=True)
     for group, *prompt in zip(shared.groups, *prompts_1HPD, strict=True):
         for bucket in group.segments.buckets:
-            query_bHtD, *own = (padded(x, bucket) for x in next(own_of_bucket))
+            query_bHtD, *own = (bucket.padded(x) for x in next(own_of_bucket))
             key_bHkD, value_bHkD = (
                 torch.cat([ahead.expand(bucket.rows, -1, -1, -1), behind], dim=2)
                 for ahead, behind in zip(prompt, own, strict=True)
@@ -167,8 +133,7 @@ def shared_attention(
                 scale=scaling,
                 enable_gqa=query_bHtD.shape[1] != key_bHkD.shape[1],
             )
-            out_btHD = out_bHtD.transpose(1, 2)
-            parts.append(out_btHD.flatten(0, 1) if bucket.inside_bt is None else out_btHD[bucket.inside_bt])
+            parts.append(bucket.without_padding(out_bHtD))
     return torch.cat(parts)[None]
 
 
@@ -177,9 +142,3 @@ def _mask(prompt: int, width: int, window: int | None, device: torch.device) -> 
     position_t = torch.arange(prompt, prompt + width, device=device)
     age_tk = position_t[:, None] - torch.arange(prompt + width, device=device)
     return (age_tk >= 0) & (age_tk < (window or prompt + width))
-
-
-def first_of_prompt(prompt_B: Sequence[int] | Tensor) -> Tensor:
-    """Return whether each rollout is the first of its prompt, for rows that are ordered by prompt."""
-    number_B = torch.as_tensor(prompt_B)
-    return torch.cat([torch.ones(1, dtype=torch.bool), number_B[1:] != number_B[:-1]])

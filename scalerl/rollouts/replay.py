@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from scalerl.models.policy import Policy
+from scalerl.models.rows import Rows
 from scalerl.types import FloatArray, Rollout
 
 BOUNDS = {torch.float32: 1e-3}
@@ -189,7 +190,7 @@ def _differences(policy: Policy, rollouts: Sequence[tuple[Sequence[int], Rollout
         end = len(prompt) + len(rollout)
         tokens_BT[row, :end] = torch.tensor([*prompt, *rollout.tokens.tolist()])
         sampled_BT[row, len(prompt) : end] = torch.from_numpy(rollout.sampled)
-    logp_N, _ = policy(tokens_BT.to(policy.device), sampled_BT.to(policy.device), temperature or 1.0)
+    logp_N, _ = policy(Rows.padded(tokens_BT, sampled_BT, policy.device), temperature or 1.0)
     if not logp_N.isfinite().all():
         raise NotFinite
     engine_logps = [torch.from_numpy(rollout.logps[rollout.sampled]) for _, rollout in rollouts]

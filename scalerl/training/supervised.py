@@ -30,6 +30,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.outputs import check_apart, check_new_directory
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, stop_tokens
+from scalerl.models.rows import Rows
 from scalerl.prompts.demonstrations import Demonstration, Demonstrations, load_demonstrations
 from scalerl.training.learner.base import BadGradient, TrainBatch
 from scalerl.training.learner.single import SingleLearner
@@ -158,8 +159,8 @@ def held_out_loss(policy: Policy, rows: Sequence[Demonstration], micro_batch_tok
         return None
     batch, total, tokens = collate(rows), 0.0, 0
     for chosen, width in batch.micro_batches(micro_batch_tokens):
-        tokens_bt, trained_bt = (part[chosen, :width].to(policy.device) for part in (batch.tokens_BT, batch.trained_BT))
-        logp_n, _ = policy(tokens_bt, trained_bt)
+        tokens_bt, trained_bt = (part[chosen, :width] for part in (batch.tokens_BT, batch.trained_BT))
+        logp_n, _ = policy(Rows.padded(tokens_bt, trained_bt, policy.device))
         total, tokens = total - float(logp_n.sum()), tokens + len(logp_n)
     return total / tokens
 

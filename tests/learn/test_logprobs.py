@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from scalerl.models import head
 from scalerl.models.head import HeadRule, token_logprobs
 
 
@@ -72,3 +73,76 @@ def test_no_block_of_logits_is_larger_than_the_chunk(monkeypatch):
     logp, _ = token_logprobs(hidden, torch.randn(1000, 4), None, torch.arange(3), chunk=128)
     logp.sum().backward()
     assert max(shapes) == 128 and len(shapes) == 2 * math.ceil(1000 / 128)
+
+
+@pytest.fixture
+def on_tensor_cores(monkeypatch):
+    """Take the form of a GPU; on CPU the products of bf16 factors are computed in FP32, which is exact too."""
+    monkeypatch.setattr(head, "on_tensor_cores", lambda h, w: h.dtype == w.dtype == torch.bfloat16)
+
+
+def exact_head(hidden, weight, bias, targets, upstream):
+    """Return log-probabilities and gradients in float64, the gradients rounded to bf16 at the end."""
+    leaves = [part.detach().double().requires_grad_() for part in (hidden, weight, bias)]
+    logits = (leaves[0] @ leaves[1].t() + leaves[2]) / 0.7
+    logp = logits.log_softmax(1).gather(1, targets[:, None])[:, 0]
+    return [logp.detach(), *(grad.bfloat16().double() for grad in torch.autograd.grad((logp * upstream).sum(), leaves))]
+
+
+def bf16_head(device="cpu"):
+    torch.manual_seed(5)
+    parts = torch.randn(64, 96), torch.randn(500, 96) / 8, torch.randn(500)
+    leaves = [part.bfloat16().to(device).requires_grad_() for part in parts]
+    return leaves, torch.randint(0, 500, (64,), device=device), torch.randn(64, device=device)
+
+
+def assert_exact(leaves, targets, upstream):
+    logp, _ = token_logprobs(*leaves, targets, temperature=0.7, chunk=128)
+    found = [logp.detach(), *torch.autograd.grad((logp * upstream).sum(), leaves)]
+    exact = exact_head(*leaves, targets, upstream)
+    assert float((found[0].double() - exact[0]).abs().max()) < 1e-5
+    for ours, truth in zip(found[1:], exact[1:], strict=True):
+        # nearly all entries have the bf16 nearest to the truth; the others are its neighbor
+        assert ours.dtype == torch.bfloat16
+        assert float((ours.double() == truth).double().mean()) > 0.97
+        torch.testing.assert_close(ours.double(), truth, rtol=2.0**-7, atol=1e-6)
+
+
+def test_the_head_of_a_gpu_gives_the_float64_values_and_gradients(on_tensor_cores):
+    assert_exact(*bf16_head())
+
+
+def test_the_forms_for_gpus_and_for_cpus_agree(on_tensor_cores, monkeypatch):
+    (hidden, weight, bias), targets, _ = bf16_head()
+    ours = token_logprobs(hidden, weight, bias, targets)
+    monkeypatch.setattr(head, "on_tensor_cores", lambda h, w: False)
+    for one, other in zip(ours, token_logprobs(hidden, weight, bias, targets), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_two_bf16_halves_have_16_bits():
+    high, low = head.halves(torch.tensor([1.0 + 2.0**-8 - 2.0**-15]))
+    assert (float(high), float(low)) == (1.0, 2.0**-8 - 2.0**-15)  # 1 is nearer than 1 + 2^-7
+    x = torch.randn(100_000)
+    high, low = (half.double() for half in head.halves(x))
+    error = ((x.double() - high - low) / x.double()).abs().max()
+    assert 2.0**-18 < float(error) <= 2.0**-16
+
+
+def test_blocks_of_a_gpu_use_a_32nd_of_its_free_memory(monkeypatch):
+    assert head.chunk_elements(torch.device("cpu")) == head.CHUNK_ELEMENTS
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 24 << 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 8 << 30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (16 << 30, 80 << 30))
+    # 16 GiB free and 16 GiB in torch's cache: 1 GiB of FP32
+    assert head.chunk_elements(torch.device("cuda", 0)) == 1 << 28
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 24 << 30)
+    assert head.chunk_elements(torch.device("cuda", 0)) == head.CHUNK_ELEMENTS
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_the_head_on_a_gpu_gives_the_float64_values_and_gradients():
+    assert_exact(*bf16_head("cuda"))

@@ -11,6 +11,7 @@ from tiny_models import tiny_model
 from vllm_setup import drain, prompts_of, wait_for
 
 from scalerl.models.policy import Policy
+from scalerl.models.rows import Rows
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.replay import ReplayMismatch, check_current, largest_difference, replay
@@ -103,7 +104,7 @@ def test_a_large_difference_stops_the_run_with_its_values():
     policy = Policy(tiny_model("qwen3"))
     tokens = torch.tensor([[5, 9, 2]])
     with torch.no_grad():
-        logp, _ = policy(tokens, torch.tensor([[False, True, True]]))
+        logp, _ = policy(Rows.padded(tokens, torch.tensor([[False, True, True]]), policy.device))
     right = Rollout(
         np.asarray([9, 2], np.int32), logp.numpy(), np.asarray([3, 3], np.int32), np.ones(2, np.bool_), False, False
     )
@@ -126,10 +127,9 @@ class TablePolicy:
     def __init__(self, version):
         self.table = torch.tensor([logps(version, token) for token in range(VOCABULARY)])
 
-    def __call__(self, tokens_BT, trained_BT, temperature):
-        logp_BT = (self.table[tokens_BT[:, :-1]] / temperature).log_softmax(-1)
-        target_BT = logp_BT.gather(2, tokens_BT[:, 1:, None])[:, :, 0]
-        return target_BT[trained_BT[:, 1:]], None
+    def __call__(self, rows, temperature):
+        logp_nV = (self.table[rows.tokens.flatten()[rows.before_n]] / temperature).log_softmax(-1)
+        return logp_nV.gather(1, rows.targets_n[:, None])[:, 0], None
 
 
 def test_a_vllm_server_that_keeps_an_old_head_is_detected(make, server):

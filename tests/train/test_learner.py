@@ -8,6 +8,7 @@ from tiny_models import tiny_model
 
 from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.models.policy import Policy
+from scalerl.models.rows import Rows
 from scalerl.training.learner.base import BadGradient, TrainBatch
 from scalerl.training.learner.single import SingleLearner
 from scalerl.types import Rollout
@@ -62,7 +63,11 @@ def test_padding_at_the_end_changes_nothing():
     given, policy = batch(rows=2, width=6), make().policy
     padded = torch.cat([given.tokens_BT, torch.zeros(2, 5, dtype=torch.long)], dim=1)
     mask = torch.cat([given.trained_BT, torch.zeros(2, 5, dtype=torch.bool)], dim=1)
-    for ours, plain in zip(policy(padded, mask), policy(given.tokens_BT, given.trained_BT), strict=True):
+    for ours, plain in zip(
+        policy(Rows.padded(padded, mask, policy.device)),
+        policy(Rows.padded(given.tokens_BT, given.trained_BT, policy.device)),
+        strict=True,
+    ):
         torch.testing.assert_close(ours, plain, atol=1e-5, rtol=1e-5)
 
 

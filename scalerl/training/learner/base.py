@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -151,56 +151,75 @@ class StepStats:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-_SUMS = ("log_ratio", "capped", "entropy", "routed", "rerouted")
+class TokenSums(NamedTuple):
+    """Sums and extremes over the trained tokens of an update.
+
+    Example: TokenSums(tokens=6100.0, loss=-0.002, log_ratio=1.8, capped=0.0, entropy=2500.0, routed=0.0, rerouted=0.0,
+                       low=-0.9, high=0.7)
+    """
+
+    tokens: float
+    loss: float
+    log_ratio: float
+    capped: float
+    entropy: float
+    routed: float
+    """Trained tokens x layers whose experts the engine recorded, and how many of them differ."""
+    rerouted: float
+    low: float
+    """Smallest log ratio, at most 0."""
+    high: float
+
+    @classmethod
+    def of(cls, parts: Sequence[Sequence[float]]) -> TokenSums:
+        """Return the sums and extremes of parts with these fields, such as micro-batches or ranks, added in order."""
+        *sums, lows, highs = zip([0.0] * 9, *parts, strict=True)
+        return cls._make([*map(sum, sums), min(lows), max(highs)])
+
+    def means(self) -> dict[str, Any]:
+        """Return means and extremes by their names in StepStats."""
+        n = max(1.0, self.tokens)
+        return {
+            "loss": self.loss,
+            "trained_tokens": int(self.tokens),
+            "log_ratio_mean": self.log_ratio / n,
+            "log_ratio_min": self.low,
+            "log_ratio_max": self.high,
+            "capped_share": self.capped / n,
+            "entropy": self.entropy / n,
+            "router_disagreement": self.rerouted / self.routed if self.routed else None,
+        }
 
 
 @dataclass(slots=True)
 class TokenMeter:
-    """Sums over the trained tokens of a step's micro-batches."""
+    """The sums of micro-batches, which stay on the device until they are read together."""
 
-    tokens: int = 0
-    loss: float = 0.0
-    _sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0.0))
-    _extremes: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    parts: list[Tensor] = field(default_factory=list)
+    """For each micro-batch the fields of TokenSums, float64."""
 
-    def add(self, loss: Tensor, log_ratio_N: Tensor, capped_N: Tensor, entropy_N: Tensor) -> None:
-        """Add one micro-batch: its share of the loss, and the other values for each trained token."""
-        self.tokens += len(log_ratio_N)
-        self.loss += float(loss.detach())
-        self._sums["log_ratio"] += float(log_ratio_N.sum())
-        self._sums["capped"] += float(capped_N.sum())
-        self._sums["entropy"] += float(entropy_N.sum())
-        low, high = self._extremes
-        self._extremes = [min(low, float(log_ratio_N.min())), max(high, float(log_ratio_N.max()))]
+    def add(
+        self, loss: Tensor, log_ratio_N: Tensor, capped_N: Tensor, entropy_N: Tensor, differs_NL: Tensor | None = None
+    ) -> None:
+        """Add one micro-batch: its share of the loss, and the other values for each trained token.
 
-    def add_routing(self, differs_NL: Tensor) -> None:
-        """Add, for each trained token and layer, whether the router's choice differs from the engine's."""
-        self._sums["routed"] += differs_NL.numel()
-        self._sums["rerouted"] += float(differs_NL.sum())
+        Args:
+            loss: The micro-batch's share of the loss.
+            log_ratio_N: Policy minus engine, nats.
+            capped_N: Whether the ratio was capped.
+            entropy_N: Nats.
+            differs_NL: Whether the router's choice differs from the engine's, for each layer; None if not recorded.
+        """
+        routed = (0.0, 0.0) if differs_NL is None else (differs_NL.numel(), differs_NL.sum())
+        values = (len(log_ratio_N), loss.detach(), log_ratio_N.sum(), capped_N.sum(), entropy_N.sum(), *routed)
+        own = torch.zeros(9, dtype=torch.float64, device=loss.device)
+        for place, value in enumerate((*values, log_ratio_N.min(), log_ratio_N.max())):
+            own[place] = value
+        self.parts.append(own)
 
-    @classmethod
-    def merged(cls, meters: Sequence[TokenMeter]) -> TokenMeter:
-        """Return one meter with the sums of several, such as those of the ranks."""
-        return cls(
-            tokens=sum(meter.tokens for meter in meters),
-            loss=sum(meter.loss for meter in meters),
-            _sums={name: sum(meter._sums[name] for meter in meters) for name in meters[0]._sums},
-            _extremes=[min(meter._extremes[0] for meter in meters), max(meter._extremes[1] for meter in meters)],
-        )
-
-    def means(self) -> dict[str, Any]:
-        """Return means and extremes by their names in StepStats."""
-        n = max(1, self.tokens)
-        return {
-            "loss": self.loss,
-            "trained_tokens": self.tokens,
-            "log_ratio_mean": self._sums["log_ratio"] / n,
-            "log_ratio_min": self._extremes[0],
-            "log_ratio_max": self._extremes[1],
-            "capped_share": self._sums["capped"] / n,
-            "entropy": self._sums["entropy"] / n,
-            "router_disagreement": self._sums["rerouted"] / self._sums["routed"] if self._sums["routed"] else None,
-        }
+    def read(self) -> TokenSums:
+        """Wait for the device and return the sums."""
+        return TokenSums.of(torch.stack(self.parts).tolist() if self.parts else [])
 
 
 class Learner(Protocol):

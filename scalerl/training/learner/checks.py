@@ -8,40 +8,44 @@ import torch
 
 from scalerl.core.errors import ConfigError
 from scalerl.models.loading import ALLOWED
-from scalerl.models.packing import can_pack, install, observed_windows
+from scalerl.models.packing import can_pack, install, observed_layers
 from scalerl.models.policy import Policy, tolerance
+from scalerl.models.rows import Rows
 
 Packing = Literal["auto", "padded", "packed", "shared"]
 
 
-def check_update(policy: Policy) -> None:
+def check_update(policy: Policy, packed: bool) -> None:
     """Refuse a model whose training pass fails, or computes other log-probabilities than its evaluation.
 
     Args:
         policy: The model; if it is sharded, all ranks must call this.
+        packed: Whether to pass packed rows too, whose attention is another kernel.
 
     Raises:
         ConfigError: For example if dropout or router noise is active in updates only.
     """
-    tokens_BT = (torch.arange(8)[None] * 7 % policy.vocab_size).to(policy.device)
-    trained_BT = torch.arange(8, device=policy.device)[None] >= 1
-    name = type(policy.model).__name__
+    tokens_BT = torch.arange(8)[None] * 7 % policy.vocab_size
+    trained_BT, length_B = torch.arange(8)[None] >= 1, torch.tensor([8])
+    plain, name = Rows.padded(tokens_BT, trained_BT, policy.device), type(policy.model).__name__
     with torch.no_grad():
-        expected_N, _ = policy(tokens_BT, trained_BT)
+        expected_N, _ = policy(plain)
     reshard(policy)
-    try:
-        found_N, _ = policy(tokens_BT, trained_BT)
-        found_N.sum().backward()
-    except RuntimeError as error:  # raised by the code of the architecture
-        reason = str(error).strip().split("\n")[0]
-        raise ConfigError(f"model.path: an update of {name} fails ({reason}); {ALLOWED}") from error
-    policy.zero_grad(set_to_none=True)
-    worst = float((found_N.detach() - expected_N).abs().max())
-    if not worst <= tolerance(policy):
-        raise ConfigError(
-            f"model.path: {name} computes other log-probabilities in an update than in evaluation (difference "
-            f"{worst:.2g}, allowed {tolerance(policy):g}), for example because of dropout or router noise; {ALLOWED}"
-        )
+    for rows in (plain, *([Rows.packed(tokens_BT, trained_BT, length_B, policy.device)] if packed else ())):
+        try:
+            found_N, _ = policy(rows)
+            found_N.sum().backward()
+        except RuntimeError as error:  # raised by the code of the architecture
+            reason = str(error).strip().split("\n")[0]
+            raise ConfigError(f"model.path: an update of {name} fails ({reason}); {ALLOWED}") from error
+        policy.zero_grad(set_to_none=True)
+        worst = float((found_N.detach() - expected_N).abs().max())
+        if not worst <= tolerance(policy):
+            raise ConfigError(
+                f"model.path: {name} computes other log-probabilities in an update than in evaluation (difference "
+                f"{worst:.2g}, allowed {tolerance(policy):g}), for example because of dropout or router noise; "
+                f"{ALLOWED}"
+            )
 
 
 def reshard(policy: Policy) -> None:
@@ -69,8 +73,11 @@ def use_packing(policy: Policy, packing: Packing) -> bool:
         why = "its scores are capped or have sinks" if policy.model._supports_attention_backend else "it has its own"
         reason = f"{name} uses {kind!r} attention, because {why}"
     else:
-        difference = packing_difference(policy)
-        limit = tolerance(policy)
+        try:
+            difference, limit = packing_difference(policy), tolerance(policy)
+        except RuntimeError as error:  # raised by the kernel, for example on a GPU that it does not know
+            reason = str(error).strip().split("\n")[0]
+            raise ConfigError(f"learner.packing: attention of packed rows fails ({reason}); allowed: padded") from error
         if difference <= limit:
             return True
         reason = f"the log-probabilities of {name} differ by {difference:.2g} when packed (allowed {limit:g})"
@@ -83,17 +90,22 @@ def use_packing(policy: Policy, packing: Packing) -> bool:
 
 @torch.no_grad()
 def packing_difference(policy: Policy) -> float:
-    """Install packed attention; return the largest difference between a few packed and padded log-probabilities, nats.
+    """Install packed attention; return the largest difference to a few padded log-probabilities, nats.
 
-    The difference is infinite if a layer does not pass on the sliding window that the configuration gives it.
+    Rows with and without shared prompts are compared. The difference is infinite if a layer does not pass on the
+    sliding window that the configuration gives it.
     """
     install(policy.model)
-    length_B = torch.tensor([9, 8, 3])
-    tokens_BT = (torch.arange(27).view(3, 9) * 7 % policy.vocab_size).to(policy.device)
-    trained_BT = ((torch.arange(9) >= 1) & (torch.arange(9) < length_B[:, None])).to(policy.device)
-    padded_N, _ = policy(tokens_BT, trained_BT)
-    with observed_windows() as windows:
-        packed_N, _ = policy(tokens_BT, trained_BT, 1.0, length_B)
+    length_B, prompt_length_B, prompt_B = torch.tensor([9, 8, 3]), torch.tensor([3, 3, 1]), torch.tensor([0, 0, 1])
+    tokens_BT = torch.arange(27).view(3, 9) * 7 % policy.vocab_size
+    tokens_BT[1, :3] = tokens_BT[0, :3]
+    trained_BT = (torch.arange(9) >= 1) & (torch.arange(9) < length_B[:, None])
+    inputs = (tokens_BT, trained_BT)
+    padded_N, _ = policy(Rows.padded(*inputs, policy.device))
+    with observed_layers() as seen:
+        packed_N, _ = policy(Rows.packed(*inputs, length_B, policy.device))
+        shared_N, _ = policy(Rows.shared(*inputs, length_B, prompt_length_B, prompt_B, policy.device))
     reshard(policy)
-    known = windows == [attention.window for attention in policy.sizes.attention]
-    return float((padded_N - packed_N).abs().max()) if known else float("inf")
+    policy.varlen = all(varlen for _, varlen in seen)
+    known = [window for window, _ in seen] == 2 * [attention.window for attention in policy.sizes.attention]
+    return max(float((padded_N - found_N).abs().max()) for found_N in (packed_N, shared_N)) if known else float("inf")

@@ -20,13 +20,14 @@ from scalerl.config.recipe import AdamW, Loss, Recipe
 from scalerl.core.errors import ConfigError
 from scalerl.learn.losses import LOSSES
 from scalerl.models.lora import LoraPolicy
+from scalerl.models.packing import upload
 from scalerl.models.policy import Policy, recompute_activations
-from scalerl.models.prefix import SharedRow, first_of_prompt
 from scalerl.models.routing import routing_of
+from scalerl.models.rows import Rows
 from scalerl.models.sizes import ModelSizes
 from scalerl.models.weights import checkpoint_weights
 from scalerl.rollouts.replay import Difference, NotFinite, check_current
-from scalerl.training.learner.base import BadGradient, PromptedRollout, StepStats, TokenMeter, TrainBatch
+from scalerl.training.learner.base import BadGradient, PromptedRollout, StepStats, TokenMeter, TokenSums, TrainBatch
 from scalerl.training.learner.checks import Packing, check_update, use_packing
 from scalerl.training.learner.cpu import HeapTrim
 
@@ -40,7 +41,7 @@ SHARED_BELOW = 0.9
 """With `learner.packing = "auto"` each prompt is computed once if this leaves less than this share of the tokens."""
 
 LONGEST_SHARED = 4096
-"""Longest rollout for which "auto" shares prompts: attention needs a mask of completion x (prompt + completion)."""
+"""Longest rollout for which "auto" shares prompts if attention needs masks of completion x (prompt + completion)."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """State of AdamW for a parameter: both moments and the number of updates."""
@@ -91,7 +92,7 @@ class PolicyLearner:
         self._optimizer = torch.optim.AdamW(
             [g for g in groups if g["params"]], lr=0.0, betas=optimizer.betas, eps=optimizer.eps, fused=True
         )
-        check_update(policy)
+        check_update(policy, packed=self._packing != "padded")
 
     @classmethod
     def of(
@@ -116,13 +117,16 @@ class PolicyLearner:
         Raises:
             BadGradient: The loss or the gradient is not finite; the weights are unchanged.
         """
-        meter = self._add_gradients(batch)
-        norm, rate = self._update() if meter.tokens else (0.0, 0.0)
+        sums = self._add_gradients(batch)
+        if not math.isfinite(sums.loss):  # the sum over all ranks, so that all raise together
+            self._discard_gradient()
+            raise BadGradient(f"the loss is {sums.loss}")
+        norm, rate = self._update() if sums.tokens else (0.0, 0.0)
         self._discard_gradient()
         self.updates += 1
         if self.policy.device.type == "cpu":
             self._trim_heap()
-        return StepStats(**meter.means(), grad_norm=norm, learning_rate=rate)
+        return StepStats(**sums.means(), grad_norm=norm, learning_rate=rate)
 
     def rehearse(self, batch: TrainBatch) -> float:
         """Return the seconds of a batch's forward and backward passes after a warm-up; the weights are unchanged."""
@@ -160,14 +164,16 @@ class PolicyLearner:
     def close(self) -> None:
         """Do nothing, because this learner has no other processes."""
 
-    def _add_gradients(self, batch: TrainBatch) -> TokenMeter:
-        """Compute the batch's gradient into the masters and return the meter of the whole batch."""
+    def _add_gradients(self, batch: TrainBatch) -> TokenSums:
+        """Compute the batch's gradient into the masters and return the sums over the whole batch."""
         raise NotImplementedError
 
     def packs(self, batch: TrainBatch) -> bool:
         """Return whether a batch's micro-batches are packed: as configured; for "auto", if padding costs more."""
         if self._packing != "auto":
             return self._packing in ("packed", "shared")
+        if self.policy.varlen:  # one call for any lengths
+            return True
         padded = sum(len(rows) * width for rows, width in batch.micro_batches(self._budget))
         tokens = int(batch.length_B[batch.trained_B].sum())
         return padded - tokens > PADDING_ALLOWED * padded
@@ -180,9 +186,9 @@ class PolicyLearner:
         if self._packing == "shared":
             return True
         length_B = batch.length_B[batch.trained_B]
-        return (
-            len(length_B) > 0 and int(length_B.max()) <= LONGEST_SHARED and tokens < SHARED_BELOW * int(length_B.sum())
-        )
+        if len(length_B) == 0 or (int(length_B.max()) > LONGEST_SHARED and not self.policy.varlen):
+            return False
+        return tokens < SHARED_BELOW * int(length_B.sum())
 
     def _sent(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
         """Return full weights by the names with which they are sent: the model's, or those of a checkpoint."""
@@ -201,22 +207,34 @@ class PolicyLearner:
             shared: Whether each prompt is computed once; the rows are then ordered by prompt.
         """
         rows, width = part
-        device = self.policy.device
-        mask_bt, tokens_bt, behavior_bt, weights_bt = (
-            part_BT[rows, :width].to(device)
-            for part_BT in (batch.trained_BT, batch.tokens_BT, batch.behavior_BT, batch.weights_BT)
+        device, length_b = self.policy.device, batch.length_B[rows]
+        tokens_bt, trained_bt = batch.tokens_BT[rows, :width], batch.trained_BT[rows, :width]
+        if shared:
+            assert batch.prompt_B is not None and batch.prompt_length_B is not None
+            of_prompt = (batch.prompt_length_B[rows], batch.prompt_B[rows])
+            inputs = Rows.shared(tokens_bt, trained_bt, length_b, *of_prompt, device)
+        elif packed:
+            inputs = Rows.packed(tokens_bt, trained_bt, length_b, device)
+        else:
+            inputs = Rows.padded(tokens_bt, trained_bt, device)
+        place_n, mask_bt, behavior_bt, weights_bt, advantages_b = (
+            upload(one, device)
+            for one in (
+                trained_bt.flatten().nonzero()[:, 0],
+                trained_bt,
+                batch.behavior_BT[rows, :width],
+                batch.weights_BT[rows, :width],
+                batch.advantages_B[rows],
+            )
         )
-        length_b = batch.length_B[rows] if packed else None
-        routed = self._use_experts(batch, rows, width, packed)
-        row = _shared_row(batch, part, device) if shared else None
-        logp_n, entropy_n = self.policy(tokens_bt, mask_bt, self._temperature, length_b, row)
-        logp_bt = torch.zeros_like(behavior_bt).masked_scatter(mask_bt, logp_n)
-        advantages_b = batch.advantages_B[rows].to(device)
+        routed_n = self._use_experts(batch, rows, width, packed)
+        logp_n, entropy_n = self.policy(inputs, self._temperature)
+        logp_bt = torch.zeros_like(behavior_bt).flatten().index_copy(0, place_n, logp_n).view_as(behavior_bt)
         loss_bt, capped_bt = LOSSES[self._loss.kind](self._loss, logp_bt, behavior_bt, advantages_b, mask_bt)
         loss = (loss_bt * weights_bt).sum()
-        if routed is not None:
-            meter.add_routing(routing_of(self.policy).differs_NL()[routed])
-        meter.add(loss, (logp_n.detach() - behavior_bt[mask_bt]), capped_bt[mask_bt], entropy_n)
+        behavior_n, capped_n = (x_bt.flatten().index_select(0, place_n) for x_bt in (behavior_bt, capped_bt))
+        differs_nL = None if routed_n is None else routing_of(self.policy).differs_NL().index_select(0, routed_n)
+        meter.add(loss, logp_n.detach() - behavior_n, capped_n, entropy_n, differs_nL)
         return loss
 
     def _use_experts(self, batch: TrainBatch, rows: Tensor, width: int, packed: bool) -> Tensor | None:
@@ -228,10 +246,10 @@ class PolicyLearner:
         inside_bt = torch.ones(len(rows), width, dtype=torch.bool)
         if packed:
             inside_bt = torch.arange(width)[None] < batch.length_B[rows][:, None]
-        experts_NLK = batch.experts_BTLK[rows, :width][inside_bt].to(self.policy.device)
+        experts_NLK = upload(batch.experts_BTLK[rows, :width][inside_bt], self.policy.device)
         routing_of(self.policy).use(experts_NLK, batch.replay_experts)
         before_bt = nn.functional.pad(batch.trained_BT[rows, 1:width], (0, 1))
-        return before_bt[inside_bt].to(self.policy.device)
+        return upload(before_bt[inside_bt].nonzero()[:, 0], self.policy.device)
 
     def _update(self) -> tuple[float, float]:
         """Clip the gradient and update the weights; return the norm before clipping and the learning rate."""
@@ -307,13 +325,6 @@ class PolicyLearner:
                 f"{where}: holds the weights of another model: {len(differing)} of them differ, the first is {name} "
                 f"({there} in the checkpoint, {here} in the model); resume with the model that the run started with"
             )
-
-
-def _shared_row(batch: TrainBatch, part: MicroBatch, device: torch.device) -> SharedRow:
-    rows, width = part
-    assert batch.prompt_B is not None and batch.prompt_length_B is not None
-    first_b = first_of_prompt(batch.prompt_B[rows])
-    return SharedRow.of(width, batch.length_B[rows], batch.prompt_length_B[rows], first_b, device)
 
 
 def batch_flops(sizes: ModelSizes, batch: TrainBatch, checkpointing: bool) -> float:

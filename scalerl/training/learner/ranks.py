@@ -6,6 +6,7 @@ The loop's process holds no weights. A `Group` (core/remote.py) carries the call
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -186,6 +187,7 @@ def join(spec: RankSpec) -> DeviceMesh:
     from torch.distributed.device_mesh import init_device_mesh
 
     device, cuda = spec.config.hardware.device, spec.config.hardware.device == "cuda"
+    expand_segments(device)
     torch.set_num_threads(max(1, spec.config.hardware.trainer_threads // spec.ranks))
     dist.init_process_group(
         "nccl" if cuda else "gloo",
@@ -196,6 +198,18 @@ def join(spec: RankSpec) -> DeviceMesh:
         device_id=torch.device("cuda", 0) if cuda else None,
     )
     return init_device_mesh(device, (spec.ranks,))
+
+
+def expand_segments(device: str) -> None:
+    """Let torch's allocator grow its segments on a GPU, unless the user has configured it.
+
+    Micro-batches of different sizes otherwise fragment the memory. The environment would reach vLLM too, which does
+    not allow it with sleep mode.
+    """
+    import torch
+
+    if device == "cuda" and not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 def load_learner(spec: RankSpec, mesh: DeviceMesh) -> ShardedLearner:
@@ -241,6 +255,7 @@ def single_learner(config: RunConfig, policy: Policy) -> SingleLearner:
     from scalerl.training.learner.cpu import helpers_of
     from scalerl.training.learner.single import SingleLearner
 
+    expand_segments(config.hardware.device)
     return SingleLearner.of(
         policy,
         config.recipe,

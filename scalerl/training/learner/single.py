@@ -21,7 +21,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.models.policy import Policy
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.training.checkpoint import load_state, save_state
-from scalerl.training.learner.base import BadGradient, TokenMeter, TrainBatch
+from scalerl.training.learner.base import TokenMeter, TokenSums, TrainBatch
 from scalerl.training.learner.cpu import Helpers
 from scalerl.training.learner.policy_learner import MOMENTS, MicroBatch, PolicyLearner
 
@@ -44,7 +44,7 @@ class SingleLearner(PolicyLearner):
         together = policy.experts == 0 and not self._checkpointing and policy.device.type == "cpu"
         self._helpers = Helpers(helpers if together else 0)
 
-    def _add_gradients(self, batch: TrainBatch) -> TokenMeter:
+    def _add_gradients(self, batch: TrainBatch) -> TokenSums:
         """Accumulate the batch's gradient over micro-batches; the token weights make the split irrelevant.
 
         Helpers, if any, compute some of the micro-batches. The gradients are summed in the order of the micro-batches,
@@ -54,15 +54,11 @@ class SingleLearner(PolicyLearner):
         ordinary = partial(batch.micro_batches, packed=packed)
         parts = (batch.shared_micro_batches if shared else ordinary)(self._even_budget(batch, shared))
         tasks = [partial(self._gradients, batch, part, packed, shared) for part in parts]
-        meters = [TokenMeter()]
-        try:
-            for meter, gradients in self._helpers.in_order(tasks, batch.idle_cores):
-                self._collect(gradients)
-                meters.append(meter)
-        except BadGradient:
-            self._discard_gradient()
-            raise
-        return TokenMeter.merged(meters)
+        meter = TokenMeter()
+        for own, gradients in self._helpers.in_order(tasks, batch.idle_cores):
+            self._collect(gradients)
+            meter.parts += own.parts
+        return meter.read()
 
     def _even_budget(self, batch: TrainBatch, shared: bool) -> int:
         """Return the budget that splits a batch into equal micro-batches, so that helpers finish together."""
@@ -78,8 +74,6 @@ class SingleLearner(PolicyLearner):
         """Return the meter of one micro-batch, and its gradient with respect to the parameters."""
         meter = TokenMeter()
         loss = self._micro_batch_loss(batch, part, packed, meter, shared=shared)
-        if not torch.isfinite(loss):
-            raise BadGradient(f"the loss is {float(loss.detach())}")
         return meter, torch.autograd.grad(loss, self._parameters, allow_unused=True)
 
     @torch.no_grad()
