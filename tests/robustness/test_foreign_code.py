@@ -108,7 +108,6 @@ FAULTS = [
     ("reward", "nan", "returned nan; allowed: a finite number for each completion"),
     ("task", "TaskNone", "TaskNone.rows raised TypeError: 'NoneType' object is not iterable"),
     ("task", "TaskNoneScore", "TaskNoneScore.score returned None; allowed: a number from 0 to 1"),
-    ("task", "TaskNan", "returned nan; allowed: a number from 0 to 1"),
     ("loss", "nan", "returned a loss that is not finite"),
     ("advantage", "nan", r"\(torch.float32, 6 entries not finite\) of shape \(2, 3\); expected finite"),
     ("task", "TaskNoneScore", "TaskNoneScore.score returned None; allowed: a number from 0 to 1"),
