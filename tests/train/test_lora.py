@@ -18,6 +18,7 @@ from scalerl.config.run import Placement, RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.models.lora import LoraPolicy, target_names
 from scalerl.models.policy import Policy, load_policy
+from scalerl.models.rows import Rows
 from scalerl.models.sizes import Attention, ModelSizes, of_model
 from scalerl.rollouts.engine import Sampling, generate
 from scalerl.rollouts.interrupt import LengthRule
@@ -141,8 +142,9 @@ def test_merged_bf16_weights_are_rounded_once_and_pass_the_replay(tmp_path):
     policy = Policy(tiny_model("qwen3", seed=9).bfloat16())
     policy.load_weights(3, weights)
     given = batch()
+    rows = Rows.padded(given.tokens_BT, given.trained_BT, policy.device)
     with torch.no_grad():
-        ours, theirs = (p(given.tokens_BT, given.trained_BT)[0] for p in (learner.policy, policy))
+        ours, theirs = (p(rows)[0] for p in (learner.policy, policy))
     assert float((ours - theirs).abs().mean()) < 0.1  # rollouts/replay.py: BOUND_OF_ROUNDED_WEIGHTS
 
 
