@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from scalerl.cli.curves import add_curve_parsers
+from scalerl.cli.doctor import doctor
 from scalerl.cli.eval import add_eval_parser
 from scalerl.cli.exits import USER_ERROR, StopFlag, complain, guarded, prepare_streams, watch_signals
 from scalerl.cli.import_ import add_import_parser
@@ -37,6 +38,7 @@ def _study(words: list[str]) -> int:
 WITH_FIELDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "train": (train, "train; without arguments, train the embedded lab (see `scalerl train --help`)"),
     "plan": (plan, "simulate a run before it starts: throughput, idle shares, best split of GPUs"),
+    "doctor": (doctor, "check that a run will work on this machine or cluster, in two minutes"),
     "study": (_study, "plan, run and compare many runs: loo, recipes, forward, axes, rates"),
     "resume": (resume, "resume a run from its last checkpoint"),
     "sft": (sft, "supervised warm start of a model on prompts and completions; default: the lab's model"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,6 +25,10 @@ SHOWN = 16
 
 LEAST_SHARE = 0.05
 """Smallest share of a GPU's memory that a vLLM server can start with."""
+
+
+SHARED_BYTES = 1 << 30
+"""Free bytes of /dev/shm that several GPU processes need: the size that NCCL's guide recommends for containers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +198,32 @@ def this_machine() -> Host:
     gpus = named.split(",")[:count] if named else map(str, range(count))
     memory = torch.cuda.get_device_properties(0).total_memory / GB if count == 1 else 0.0
     return Host("this machine", tuple(gpus), memory)
+
+
+def gpu_problem() -> str:
+    """Return why torch can use no GPU in this process; empty if it can."""
+    import torch
+
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:  # torch without CUDA; no driver, an old one, or no GPU
+        return str(error).strip().split("\n")[0]
+    return ""
+
+
+def check_shared_memory(table: Table, path: str = "/dev/shm") -> None:
+    """Check that NCCL and vLLM can share memory between the processes of this machine.
+
+    Raises:
+        ConfigError: /dev/shm is too small, as in a container with Docker's default of 64 MB.
+    """
+    processes = len({at.gpus for at in table.values() if at.gpus})
+    free, needed = shutil.disk_usage(path).free, SHARED_BYTES if processes > 1 else 0
+    if free < needed:
+        raise ConfigError(
+            f"{path}: {free / 1e6:,.0f} MB are free; NCCL and vLLM need {needed / 1e6:,.0f} MB between {processes} GPU "
+            "processes. Start the container with --shm-size=8g or --ipc=host"
+        )
 
 
 def counted(table: Table) -> Devices:

@@ -11,7 +11,7 @@ import atexit
 import contextlib
 import pickle
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -252,7 +252,8 @@ class Group:
     def __init__(self, remotes: Iterable[Remote]) -> None:
         """Use processes that have been started; `answers` waits until they are ready."""
         self._processes = list(remotes)
-        self._death: ProcessDied | None = None
+        self.death: ProcessDied | None = None
+        """Why the group has ended; None while it runs."""
 
     def call(self, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
         """Make one call in every process and return the answers in order.
@@ -264,11 +265,17 @@ class Group:
             ProcessDied: A process ended, failed or took longer than `timeout_s` seconds; all were ended.
             Exception: Raised unchanged by a process, as declared there.
         """
-        if self._death is not None:
-            raise self._death
+        if self.death is not None:
+            raise self.death
         packed = self._processes[0].pack((method, arguments))
         for remote in self._processes:
             remote.send(packed)
+        return self.answers(method, timeout_s)
+
+    def each(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float) -> list[Any]:
+        """Make a call with other arguments in every process; returns and raises what `call` does."""
+        for remote, own in zip(self._processes, arguments, strict=True):
+            remote.tell(method, *own)
         return self.answers(method, timeout_s)
 
     def answers(self, method: str, timeout_s: float) -> list[Any]:
@@ -309,10 +316,10 @@ class Group:
         """End all processes; may be called more than once. They hold no unsaved state."""
         for remote in self._processes:
             remote.end()
-            self._death = self._death or remote.death("ended", "was ended")
+            self.death = self.death or remote.death("ended", "was ended")
         self._processes = []
 
     def _bury(self, remote: Remote, kind: str, content: Any, during: str) -> ProcessDied:
-        self._death = remote.death(kind, content, f"`{during}`")
+        self.death = remote.death(kind, content, f"`{during}`")
         self.close()
-        return self._death
+        return self.death

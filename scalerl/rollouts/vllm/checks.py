@@ -60,7 +60,7 @@ def check_server(address: str, needs: Needs) -> list[str]:
     """
     with httpx.Client(base_url=address, timeout=_PROBE_S, trust_env=False) as client:
         try:
-            _check_version(address, client)
+            check_version(address, client.get(VERSION).json()["version"])
             _check_development_mode(address, client)
             notes = _check_settings(address, client, needs)
             _check_length(address, client, needs)
@@ -92,12 +92,16 @@ def _resume(client: httpx.Client) -> None:
         client.post(path, json={}, headers={"connection": "close"})  # vLLM closes it after an error
 
 
-def _check_version(address: str, client: httpx.Client) -> None:
-    got = client.get(VERSION).json()["version"]
+def check_version(where: str, got: str) -> None:
+    """Check a version of vLLM, given as text.
+
+    Raises:
+        ConfigError: It is not supported.
+    """
     numbers = tuple(int(part) for part in re.findall(r"\d+", got)[:2])
     if not OLDEST <= numbers < NEWEST:
         allowed = f">={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, NEWEST))}"
-        raise ConfigError(f"vllm: {address} runs version {got}; allowed: {allowed}; install another vLLM there")
+        raise ConfigError(f"vllm: {where} runs version {got or 'none'}; allowed: {allowed}; install another vLLM there")
 
 
 def _check_development_mode(address: str, client: httpx.Client) -> None:

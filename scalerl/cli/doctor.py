@@ -1,0 +1,45 @@
+"""`scalerl doctor`: checks this machine, or the machines of a configuration, in two minutes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from dataclasses import asdict
+from pathlib import Path
+
+from scalerl.cli.exits import FAILED, prepare_environment
+from scalerl.cli.parsing import Parser
+from scalerl.cli.terminal import say
+
+DESCRIPTION = """check that a run will work here, in two minutes: versions, GPUs, the learner and the FP32 head against
+float64, speed, the network between trainer ranks and hosts, a vLLM server, disk and memory. One line each: works, works
+slowly, or does not work with the cause and the cure. Without CONFIG: one trainer on each GPU of this machine. Every
+field of the configuration is an option, as for `scalerl train`. The exit code is 1 if something does not work."""
+
+
+def doctor(words: list[str]) -> int:
+    """Run `scalerl doctor`; return the exit code.
+
+    Raises:
+        ConfigError: The configuration is invalid.
+    """
+    usage = "scalerl doctor [CONFIG.toml] [--json] [--any.field VALUE ...]"
+    parser = Parser(prog="scalerl doctor", usage=usage, description=DESCRIPTION, allow_abbrev=False)
+    parser.takes_fields = True
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md), for a bug report")
+    file = Path(words[0]) if words and not words[0].startswith("-") else None
+    options, fields = parser.parse_known_args(words[1:] if file else words)
+    from scalerl.cluster.doctor import FAILS, examine
+    from scalerl.config import read_config
+
+    config = read_config(file, fields) if file or fields else None
+    prepare_environment()
+    found = []
+    for finding in examine(config):
+        found.append(finding)
+        if not options.json:
+            say(f"{finding.check:<9}  {finding.verdict}: {finding.text}")
+    if options.json:
+        print(json.dumps({"host": platform.node(), "checks": [asdict(finding) for finding in found]}, indent=1))
+    return FAILED if any(finding.verdict == FAILS for finding in found) else 0

@@ -1,0 +1,429 @@
+"""What `scalerl doctor` measures inside one process of a placement: devices, the learner, the head, the network, vLLM."""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import platform
+import re
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalerl.cluster.devices import gpu_problem
+from scalerl.config.run import RunConfig
+from scalerl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PACKAGES = ("scalerl", "torch", "transformers", "ray", "vllm")
+EXTRAS = ("", "train", "ray", "vllm")
+"""Extras of scalerl whose requirements are checked."""
+
+ERROR = {"float32": 1e-3, "bfloat16": 0.1}
+"""Largest relative error of the loss and of the gradient against float64, by dtype of the weights."""
+
+HEAD_ERROR = 1e-3
+"""Largest error of log-probabilities of the FP32 head against float64, nats."""
+
+REACHED_S = 5.0
+"""Time limit of one TCP connection between two hosts, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU that a process sees.
+
+    Example: Gpu("NVIDIA H100 80GB HBM3", free=84.1e9, total=85.0e9)
+    """
+
+    name: str
+    free: float
+    """Bytes that no process uses."""
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Software and devices that a process sees.
+
+    Example: Seen("node-1", {"python": "3.11.9", "torch": "2.13.0"}, gpus=(Gpu(...),), problem="")
+    """
+
+    host: str
+    versions: dict[str, str] = field(default_factory=dict)
+    gpus: tuple[Gpu, ...] = ()
+    problem: str = ""
+    """Why torch can use no GPU; empty if it can."""
+    unsupported: tuple[str, ...] = ()
+    """Packages outside the supported ranges, in words."""
+
+
+class Probe:
+    """An object in a process of the placement, with its devices."""
+
+    def __init__(self, address: str) -> None:
+        """Store the address under which the other hosts reach this one."""
+        self._address = address
+        self._socket: socket.socket | None = None
+
+    def look(self) -> Seen:
+        """Return what this process sees."""
+        import torch
+
+        problem = gpu_problem()
+        gpus = []
+        for number in range(0 if problem else torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(number)
+            gpus.append(Gpu(torch.cuda.get_device_name(number), free, total))
+        return Seen(socket.gethostname(), versions(), tuple(gpus), problem, tuple(unsupported()))
+
+    def speed(self) -> list[tuple[str, float, float]]:
+        """Return (name, FLOP/s of a matrix product, bytes/s of a copy) of each device: BF16 on GPUs, FP32 on CPU."""
+        import torch
+
+        gpus = torch.cuda.device_count()
+        found = []
+        for device in [torch.device("cuda", number) for number in range(gpus)] or [torch.device("cpu")]:
+            n, size, dtype = (8192, 1 << 30, torch.bfloat16) if gpus else (1024, 1 << 27, torch.float32)
+            a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))  # zeros draw less power
+            source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
+            flops = 2.0 * n**3 / _seconds(lambda a=a, b=b: a @ b)
+            moved = 2.0 * size / _seconds(lambda source=source, target=target: target.copy_(source))
+            found.append((torch.cuda.get_device_name(device) if gpus else "CPU", flops, moved))
+        return found
+
+    def learner(self, config: RunConfig) -> str:
+        """Compare updates of the model in miniature with float64 on CPU; return the errors in words.
+
+        Raises:
+            ConfigError: An error is too large.
+        """
+        from scalerl.models.miniature import miniature
+        from scalerl.models.packing import can_pack
+        from scalerl.models.policy import Policy
+        from scalerl.training.learner.single import SingleLearner
+
+        model, name = miniature(*_model_of(config))
+        dtype, words, bad = config.hardware.dtype, [], []
+        model = model.to(_dtype(dtype))
+        batch = _batch()
+        expected, gradient = exact_update(copy.deepcopy(model).double(), batch)
+        forms = ("padded", "packed", "shared") if config.learner.packing == "auto" and can_pack(model) else ("padded",)
+        for form in forms if config.learner.packing == "auto" else (config.learner.packing,):
+            policy = Policy(copy.deepcopy(model).to(_device()), fp32_head=config.recipe.fp32_head)
+            learner = SingleLearner.of(
+                policy, _on_policy(config.recipe), 4096, config.learner.gradient_checkpointing, packing=form
+            )
+            loss, norm = (stats := learner.step(batch)).loss, stats.grad_norm
+            of_loss, of_gradient = abs(loss / expected - 1), _error(learner.tensors(), norm, gradient)
+            words.append(f"{form} {of_gradient:.1g}")
+            if not max(of_loss, of_gradient) <= ERROR[dtype]:
+                bad.append(f"{form}: loss {loss:.4g} instead of {expected:.4g}, gradient {of_gradient:.2g} off")
+        if bad:
+            raise ConfigError(
+                f"an update of {name} in {dtype} differs from float64 ({'; '.join(bad)}; allowed: {ERROR[dtype]:g} of "
+                "the value). Report this with `scalerl doctor --json`; try learner.packing = 'padded'"
+            )
+        return f"{name} in miniature, {dtype}: errors of the gradient against float64: {', '.join(words)}"
+
+    def head(self, config: RunConfig) -> str:
+        """Compare log-probabilities of the FP32 head with float64; raises ConfigError if they differ too much."""
+        import torch
+
+        from scalerl.models.head import HeadRule, token_logprobs
+
+        torch.manual_seed(0)
+        hidden_ND, weight_VD = (torch.randn(n, 1024).to(_device(), _dtype(config.hardware.dtype)) for n in (256, 8192))
+        weight_VD /= 32
+        targets_N = torch.arange(256, device=_device()) * 31
+        logp_N, _ = token_logprobs(hidden_ND, weight_VD, None, targets_N, rule=HeadRule())
+        logits_NV = hidden_ND.cpu().double() @ weight_VD.cpu().double().t()
+        exact_N = logits_NV.log_softmax(-1).gather(1, targets_N.cpu()[:, None])[:, 0]
+        error = float((logp_N.cpu() - exact_N).abs().max())
+        if not error <= HEAD_ERROR:
+            raise ConfigError(
+                f"log-probabilities of the FP32 head are {error:.2g} nats off those in float64; allowed: "
+                f"{HEAD_ERROR:g}. Unset NVIDIA_TF32_OVERRIDE, and report this with `scalerl doctor --json`"
+            )
+        return f"log-probabilities within {error:.1g} nats of float64"
+
+    # ------------------------------------------------------------------------------------------------------ network
+
+    def listen(self) -> str:
+        """Listen on a free port and return HOST:PORT."""
+        self._socket = socket.create_server((self._address, 0), backlog=4096)
+        return f"{self._address}:{self._socket.getsockname()[1]}"
+
+    def reach(self, addresses: Sequence[str]) -> str:
+        """Connect to all addresses; return the first that fails, with the reason, or an empty string."""
+        for address in addresses:
+            host, _, port = address.rpartition(":")
+            try:
+                socket.create_connection((host, int(port)), timeout=REACHED_S).close()
+            except OSError as error:
+                return f"{address} ({error})"
+        return ""
+
+    def meet(self, address: str, rank: int, count: int, limit_s: float) -> None:
+        """Join a process group at rank 0's address: NCCL on GPUs, gloo on CPUs."""
+        import torch.distributed as dist
+
+        assert self._socket is not None
+        self._socket.close()
+        dist.init_process_group(
+            "nccl" if _device().type == "cuda" else "gloo",
+            init_method=f"tcp://{address}", rank=rank, world_size=count, timeout=timedelta(seconds=limit_s),
+            device_id=_device() if _device().type == "cuda" else None,
+        )  # fmt: skip
+
+    def exchange(self) -> tuple[float, list[float]]:
+        """Return the bytes/s of an all-reduce, and of sending to each other rank, beginning with the next one."""
+        import torch
+        import torch.distributed as dist
+
+        rank, count = dist.get_rank(), dist.get_world_size()
+        size = 1 << (28 if _device().type == "cuda" else 24)
+        sent, got = (torch.ones(size // 4, device=_device()) for _ in range(2))
+
+        def pair(shift: int) -> None:
+            to, source = (rank + shift) % count, (rank - shift) % count
+            works = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, got, source)])
+            for work in works:
+                work.wait()
+
+        dist.all_reduce(got)
+        if not bool((got == count).all()):
+            raise ConfigError(f"an all-reduce of ones over {count} ranks gave {float(got.mean()):g}; expected {count}")
+        reduced = 2.0 * (count - 1) / count * size / _seconds(lambda: dist.all_reduce(got), 3)
+        return reduced, [size / _seconds(lambda shift=shift: pair(shift), 3) for shift in range(1, count)]
+
+    # --------------------------------------------------------------------------------------------------------- vLLM
+
+    def vllm(self, config: RunConfig, limit_s: float) -> str:
+        """Start a server with the model in miniature; sample, swap twice, replay; return the outcome in words.
+
+        Raises:
+            ConfigError: The server does not start, or is not fit.
+            ReplayMismatch: It does not sample with the weights that it got.
+        """
+        with tempfile.TemporaryDirectory(prefix="scalerl-doctor-") as directory:
+            return serve_miniature(config, limit_s, Path(directory))
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of this process's software; packages that are not installed are left out."""
+    import torch
+
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    driver = Path("/proc/driver/nvidia/version")
+    if driver.exists() and (number := re.search(r"\d{3,}\.[\d.]+", driver.read_text())):
+        found["driver"] = number[0]
+    return found
+
+
+def unsupported() -> list[str]:
+    """Return the installed packages that scalerl's requirements do not allow, in words."""
+    from packaging.requirements import Requirement
+
+    found = []
+    for need in map(Requirement, importlib.metadata.requires("scalerl") or ()):
+        if need.marker and not any(need.marker.evaluate({"extra": extra}) for extra in EXTRAS):
+            continue
+        try:
+            version = importlib.metadata.version(need.name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if not need.specifier.contains(version, prereleases=True):
+            found.append(f"{need.name} {version}; supported: {need.specifier}; pip install '{need.name}{need.specifier}'")
+    return found
+
+
+def exact_update(model: Any, batch: Any) -> tuple[float, dict[str, Tensor]]:
+    """Return the loss -sum(weight x advantage x log-probability) and its gradient by name, one row at a time.
+
+    Args:
+        model: A transformers model in float64 on CPU.
+        batch: The TrainBatch.
+    """
+    total = 0.0
+    for row, length in enumerate(batch.length_B.tolist()):
+        tokens_1T = batch.tokens_BT[row : row + 1, :length]
+        logp_TV = model(input_ids=tokens_1T, use_cache=False).logits[0, :-1].double().log_softmax(-1)
+        logp_T = logp_TV.gather(1, tokens_1T[0, 1:, None])[:, 0]
+        loss = -(batch.weights_BT[row, 1:length] * batch.advantages_B[row] * logp_T).sum()
+        loss.backward()
+        total += float(loss.detach())
+    return total, {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def _batch() -> Any:
+    """Return two prompts with two completions each, of unequal lengths beyond a kernel's block."""
+    import torch
+
+    from scalerl.training.learner.base import TrainBatch
+
+    draw = torch.Generator().manual_seed(0)
+    length_B, prompt_length_B = torch.tensor([211, 90, 160, 41]), torch.tensor([75, 75, 30, 30])
+    tokens_BT = torch.randint(2, 500, (4, 211), generator=draw)
+    tokens_BT[1, :75], tokens_BT[3, :30] = tokens_BT[0, :75], tokens_BT[2, :30]
+    at_T = torch.arange(211)
+    trained_BT = (at_T >= prompt_length_B[:, None]) & (at_T < length_B[:, None])
+    return TrainBatch(
+        tokens_BT=tokens_BT * (at_T < length_B[:, None]), length_B=length_B, behavior_BT=torch.zeros(4, 211),
+        advantages_B=torch.tensor([1.0, -0.5, 0.7, -0.9]), trained_BT=trained_BT,
+        weights_BT=trained_BT / trained_BT.sum(), prompt_B=torch.tensor([0, 0, 1, 1]), prompt_length_B=prompt_length_B,
+    )  # fmt: skip
+
+
+def _on_policy(recipe: Any) -> Any:
+    from scalerl.config.base import replace as changed
+    from scalerl.config.recipe import Reinforce
+
+    return changed(recipe, loss=Reinforce(), temperature=1.0)
+
+
+def _error(tensors: dict[str, Tensor], norm: float, exact: dict[str, Tensor]) -> float:
+    """Return the relative error of a gradient, whose direction is that of AdamW's first moment after one update."""
+    first = {name: tensors[f"exp_avg.{name}"].cpu().double() for name in exact}
+    scale = norm / sum(float(m.square().sum()) for m in first.values()) ** 0.5
+    off = sum(float((scale * m - exact[name]).square().sum()) for name, m in first.items())
+    return float((off / sum(float(g.square().sum()) for g in exact.values())) ** 0.5)
+
+
+def serve_miniature(config: RunConfig, limit_s: float, directory: Path) -> str:
+    """Start a vLLM server in a directory and check it; see `Probe.vllm`."""
+    import sys
+
+    from scalerl.core.rng import stream_key
+    from scalerl.models.miniature import VOCABULARY, miniature
+    from scalerl.models.policy import Policy
+    from scalerl.models.weights import checkpoint_weights
+    from scalerl.rollouts.engine import Request, Sampling
+    from scalerl.rollouts.interrupt import NEVER, LengthRule
+    from scalerl.rollouts.replay import bound_of, check_difference, largest_difference
+    from scalerl.rollouts.vllm.checks import Needs
+    from scalerl.rollouts.vllm.engine import vllm_engines
+    from scalerl.rollouts.vllm.server import Server, ServerSpec
+    from scalerl.rollouts.vllm.updates import DirectoryUpdates
+    from scalerl.rollouts.weights import DirectoryChannel
+
+    place, dtype = config.placement, config.hardware.dtype
+    model, name = miniature(*_model_of(config), parallel=place.tensor_parallel)
+    model.to(_dtype(dtype)).save_pretrained(directory / "model")
+    began = time.monotonic()
+    head = config.recipe.fp32_head and dtype != "float32"
+    needs = Needs(VOCABULARY, 512, 16, "scalerl_directory", head)
+    server = Server(
+        ServerSpec(
+            str(directory / "model"), 512, 16, directory / "vllm.log", place.vllm_python or sys.executable,
+            dtype=dtype, fp32_head=head, tensor_parallel=place.tensor_parallel, start_s=limit_s,
+            extra=(*place.vllm_arguments, "--enforce-eager", "--gpu-memory-utilization", "0.2"),
+            environment={"VLLM_CPU_KVCACHE_SPACE": "1"},
+        )
+    )  # fmt: skip
+    try:
+        server.wait_ready()
+        ready_s, channel = time.monotonic() - began, DirectoryChannel(directory / "weights")
+        policies = {}
+        for version in (0, 1, 2):
+            policies[version] = Policy(_scaled(model, 1.0 - 0.2 * version).to(_device()), fp32_head=config.recipe.fp32_head)
+            weights = policies[version].weights()
+            channel.send(version, checkpoint_weights(model, weights))
+        engine, _ = vllm_engines(
+            server, slots=(8, 8), rule=LengthRule(None, NEVER, 200), sampling=Sampling(), needs=needs,
+            updates=DirectoryUpdates(channel),
+        )  # fmt: skip
+        sent = {(i, 0): Request((i, 0), (5, 9, 2 + i), stream_key("doctor", i)) for i in range(8)}
+        engine.swap(0)
+        engine.submit(list(sent.values()))
+        finished, asked, until = [], 0, time.monotonic() + limit_s
+        while len(finished) < len(sent) and time.monotonic() < until:
+            finished += engine.poll(0.02)
+            if asked < 2 and engine.version == asked and engine.work.tokens > 300 * (asked + 1):
+                asked += 1
+                engine.swap(asked)
+        engine.close()
+        pairs = [(sent[done.id].prompt, done.rollout) for done in finished]
+        found = largest_difference(policies, pairs)
+        check_difference(found, 2, bound_of(_dtype(dtype)))
+    finally:
+        server.close()
+    used = sorted({int(v) for _, rollout in pairs for v in rollout.versions})
+    return (
+        f"{name} in miniature: ready after {ready_s:.0f} s, {found.tokens} tokens with versions "
+        f"{', '.join(map(str, used))}, log-probabilities {found.mean:.1g} nats off on average"
+    )
+
+
+def _scaled(model: Any, factor: float) -> Any:
+    """Return a copy of a model whose matrices, embedding and head are multiplied by a factor."""
+    import torch
+
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(factor)
+    return model
+
+
+def vllm_version(python: str) -> str:
+    """Return the version of vLLM that a Python has; empty if it has none."""
+    code = (
+        "import importlib.metadata as m; "
+        "print(*(m.version(name) for name in m.packages_distributions().get('vllm', ())[:1]))"
+    )
+    try:
+        done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
+
+
+def _model_of(config: RunConfig) -> tuple[str, str]:
+    from scalerl.config.model import HuggingFaceModel
+
+    return (config.model.path, config.model.revision) if isinstance(config.model, HuggingFaceModel) else ("", "main")
+
+
+def _device() -> Any:
+    import torch
+
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _dtype(name: str) -> Any:
+    import torch
+
+    return getattr(torch, name)
+
+
+def _seconds(action: Callable[[], Any], times: int = 10) -> float:
+    """Return the mean seconds of an action, after two to warm up."""
+    import torch
+
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    for _ in range(2):
+        action()
+    wait()
+    began = time.perf_counter()
+    for _ in range(times):
+        action()
+    wait()
+    return (time.perf_counter() - began) / times
