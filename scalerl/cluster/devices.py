@@ -205,7 +205,7 @@ def gpu_problem() -> str:
     import torch
 
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     except (AssertionError, RuntimeError) as error:  # torch without CUDA; no driver, an old one, or no GPU
         return str(error).strip().split("\n")[0]
     return ""

@@ -37,6 +37,9 @@ LIMIT_S, VLLM_S = 45.0, 110.0
 MARGIN_S = 5.0
 """Seconds by which the processes of a check have a shorter limit than the check, so that its line names them."""
 
+START_S = 15.0
+"""Seconds of the limit of vLLM's check for everything but the start of the server."""
+
 WRITTEN = 1 << 28
 """Bytes written to measure the disk."""
 
@@ -109,7 +112,11 @@ class Site:
         return replace(config, hardware=replace(config.hardware, device=device, dtype=dtype))
 
     def _no_gpu(self) -> str:
-        return "the Ray cluster has no GPU" if self.ray else f"torch sees no GPU on {socket.gethostname()} ({gpu_problem()})"
+        return (
+            "the Ray cluster has no GPU"
+            if self.ray
+            else f"torch sees no GPU on {socket.gethostname()} ({gpu_problem()})"
+        )
 
     @cached_property
     def table(self) -> Mapping[tuple[str, int], Place]:
@@ -293,12 +300,18 @@ def meeting(group: Group, limit_s: float, device: str, hosts: bool) -> Outcome:
             "all TCP ports; NCCL_DEBUG=WARN prints the reason"
         )
     reduced = min(rate for rate, _ in answers)
-    pairs = [(rate, n, (n + shift) % len(answers)) for n, (_, rates) in enumerate(answers) for shift, rate in enumerate(rates, 1)]
+    pairs = [
+        (rate, n, (n + shift) % len(answers))
+        for n, (_, rates) in enumerate(answers)
+        for shift, rate in enumerate(rates, 1)
+    ]
     text = f"{library} between {len(answers)} processes: all-reduce {reduced / GB:.2g} GB/s"
     if not pairs:
         return WORKS, text
     rate, n, to = min(pairs)
-    text += f", slowest pair {addresses[n].rpartition(':')[0]} to {addresses[to].rpartition(':')[0]} {rate / GB:.2g} GB/s"
+    text += (
+        f", slowest pair {addresses[n].rpartition(':')[0]} to {addresses[to].rpartition(':')[0]} {rate / GB:.2g} GB/s"
+    )
     assumed = Assumptions(GPUS["H100"]).network
     if hosts and device == "cuda" and rate < SLOW_BELOW * assumed:
         return SLOW, f"{text}; plans assume {assumed / GB:g} GB/s: check InfiniBand or EFA and {variable}"
@@ -312,8 +325,11 @@ def vllm(site: Site) -> Outcome:
     if site.config.placement.servers:
         for address in site.config.placement.servers:
             wait_for_server(address, MARGIN_S)
-        return WORKS, f"{len(site.config.placement.servers)} servers answer; the run checks their settings when it starts"
-    return WORKS, site.ask("vllm", site.config, site.limit_s - MARGIN_S, of="generator")[0]
+        return (
+            WORKS,
+            f"{len(site.config.placement.servers)} servers answer; the run checks their settings when it starts",
+        )
+    return WORKS, site.ask("vllm", site.config, site.limit_s - START_S, of="generator")[0]
 
 
 def disk(site: Site) -> Outcome:
@@ -354,7 +370,10 @@ def memory(site: Site) -> Outcome:
     else:
         room, what, cure = _available(), f"memory of {socket.gethostname()}", "use a machine with more memory"
     if room < needed:
-        return FAILS, f"{what}: {room / GB:.1f} GB are free; four versions of the weights need {needed / GB:.1f} GB; {cure}"
+        return (
+            FAILS,
+            f"{what}: {room / GB:.1f} GB are free; four versions of the weights need {needed / GB:.1f} GB; {cure}",
+        )
     shared = shutil.disk_usage("/dev/shm").free
     return WORKS, f"/dev/shm {shared / GB:.1f} GB free; {what}: {room / GB:.1f} GB free, {needed / GB:.2g} GB needed"
 

@@ -1,4 +1,4 @@
-"""What `scalerl doctor` measures inside one process of a placement: devices, the learner, the head, the network, vLLM."""
+"""What `scalerl doctor` measures in a process of a placement: devices, learner, FP32 head, network, vLLM."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,8 +96,8 @@ class Probe:
             n, size, dtype = (8192, 1 << 30, torch.bfloat16) if gpus else (1024, 1 << 27, torch.float32)
             a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))  # zeros draw less power
             source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
-            flops = 2.0 * n**3 / _seconds(lambda a=a, b=b: a @ b)
-            moved = 2.0 * size / _seconds(lambda source=source, target=target: target.copy_(source))
+            flops = 2.0 * n**3 / _seconds(partial(torch.matmul, a, b))
+            moved = 2.0 * size / _seconds(partial(target.copy_, source))
             found.append((torch.cuda.get_device_name(device) if gpus else "CPU", flops, moved))
         return found
 
@@ -203,7 +204,7 @@ class Probe:
         if not bool((got == count).all()):
             raise ConfigError(f"an all-reduce of ones over {count} ranks gave {float(got.mean()):g}; expected {count}")
         reduced = 2.0 * (count - 1) / count * size / _seconds(lambda: dist.all_reduce(got), 3)
-        return reduced, [size / _seconds(lambda shift=shift: pair(shift), 3) for shift in range(1, count)]
+        return reduced, [size / _seconds(partial(pair, shift), 3) for shift in range(1, count)]
 
     # --------------------------------------------------------------------------------------------------------- vLLM
 
@@ -250,7 +251,9 @@ def unsupported() -> list[str]:
         except importlib.metadata.PackageNotFoundError:
             continue
         if not need.specifier.contains(version, prereleases=True):
-            found.append(f"{need.name} {version}; supported: {need.specifier}; pip install '{need.name}{need.specifier}'")
+            found.append(
+                f"{need.name} {version}; supported: {need.specifier}; pip install '{need.name}{need.specifier}'"
+            )
     return found
 
 
@@ -316,17 +319,16 @@ def serve_miniature(config: RunConfig, limit_s: float, directory: Path) -> str:
     from scalerl.models.weights import checkpoint_weights
     from scalerl.rollouts.engine import Request, Sampling
     from scalerl.rollouts.interrupt import NEVER, LengthRule
-    from scalerl.rollouts.replay import bound_of, check_difference, largest_difference
+    from scalerl.rollouts.replay import check_current
     from scalerl.rollouts.vllm.checks import Needs
     from scalerl.rollouts.vllm.engine import vllm_engines
     from scalerl.rollouts.vllm.server import Server, ServerSpec
     from scalerl.rollouts.vllm.updates import DirectoryUpdates
     from scalerl.rollouts.weights import DirectoryChannel
 
-    place, dtype = config.placement, config.hardware.dtype
+    place, dtype, began = config.placement, config.hardware.dtype, time.monotonic()
     model, name = miniature(*_model_of(config), parallel=place.tensor_parallel)
     model.to(_dtype(dtype)).save_pretrained(directory / "model")
-    began = time.monotonic()
     head = config.recipe.fp32_head and dtype != "float32"
     needs = Needs(VOCABULARY, 512, 16, "scalerl_directory", head)
     server = Server(
@@ -340,34 +342,29 @@ def serve_miniature(config: RunConfig, limit_s: float, directory: Path) -> str:
     try:
         server.wait_ready()
         ready_s, channel = time.monotonic() - began, DirectoryChannel(directory / "weights")
-        policies = {}
-        for version in (0, 1, 2):
-            policies[version] = Policy(_scaled(model, 1.0 - 0.2 * version).to(_device()), fp32_head=config.recipe.fp32_head)
-            weights = policies[version].weights()
-            channel.send(version, checkpoint_weights(model, weights))
         engine, _ = vllm_engines(
-            server, slots=(8, 8), rule=LengthRule(None, NEVER, 200), sampling=Sampling(), needs=needs,
+            server, slots=(8, 8), rule=LengthRule(None, NEVER, 64), sampling=Sampling(), needs=needs,
             updates=DirectoryUpdates(channel),
         )  # fmt: skip
-        sent = {(i, 0): Request((i, 0), (5, 9, 2 + i), stream_key("doctor", i)) for i in range(8)}
-        engine.swap(0)
-        engine.submit(list(sent.values()))
-        finished, asked, until = [], 0, time.monotonic() + limit_s
-        while len(finished) < len(sent) and time.monotonic() < until:
-            finished += engine.poll(0.02)
-            if asked < 2 and engine.version == asked and engine.work.tokens > 300 * (asked + 1):
-                asked += 1
-                engine.swap(asked)
+        worst = 0.0
+        for version in (0, 1, 2):
+            policy = Policy(_scaled(model, 1.0 - 0.2 * version).to(_device()), fp32_head=config.recipe.fp32_head)
+            channel.send(version, checkpoint_weights(model, policy.weights()))
+            sent = {(n, 0): Request((n, 0), (5, 9, 2 + n), stream_key("doctor", version, n)) for n in range(8)}
+            engine.swap(version)
+            engine.submit(list(sent.values()))
+            pairs: list[Any] = []
+            while len(pairs) < len(sent):
+                pairs += [(sent[done.id].prompt, done.rollout) for done in engine.poll(0.1)]
+            found = check_current(policy, version, pairs)
+            assert found is not None, f"a server that was asked for version {version} sampled with another one"
+            worst = max(worst, found.mean)
         engine.close()
-        pairs = [(sent[done.id].prompt, done.rollout) for done in finished]
-        found = largest_difference(policies, pairs)
-        check_difference(found, 2, bound_of(_dtype(dtype)))
     finally:
         server.close()
-    used = sorted({int(v) for _, rollout in pairs for v in rollout.versions})
     return (
-        f"{name} in miniature: ready after {ready_s:.0f} s, {found.tokens} tokens with versions "
-        f"{', '.join(map(str, used))}, log-probabilities {found.mean:.1g} nats off on average"
+        f"{name} in miniature: ready after {ready_s:.0f} s; after each of three swaps, log-probabilities within "
+        f"{worst:.1g} nats of the weights that were sent"
     )
 
 
@@ -418,7 +415,7 @@ def _seconds(action: Callable[[], Any], times: int = 10) -> float:
     """Return the mean seconds of an action, after two to warm up."""
     import torch
 
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    wait: Callable[[], None] = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     for _ in range(2):
         action()
     wait()

@@ -53,7 +53,9 @@ def miniature(path: str = "", revision: str = "main", parallel: int = 1) -> tupl
         return model, type(model).__name__
     from transformers import Qwen3Config
 
-    own = Qwen3Config(hidden_size=1024, num_attention_heads=16, num_key_value_heads=8, head_dim=128, vocab_size=VOCABULARY)
+    own = Qwen3Config(
+        hidden_size=1024, num_attention_heads=16, num_key_value_heads=8, head_dim=128, vocab_size=VOCABULARY
+    )
     note = f" ({path}: no configuration on this machine that can be made smaller)" if path else ""
     return _small(own, parallel), f"Qwen3ForCausalLM{note}"
 
