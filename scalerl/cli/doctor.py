@@ -23,16 +23,20 @@ def doctor(words: list[str]) -> int:
     Raises:
         ConfigError: The configuration is invalid.
     """
-    usage = "scalerl doctor [CONFIG.toml] [--json] [--any.field VALUE ...]"
+    usage = "scalerl doctor [CONFIG.toml] [--json] [--trust] [--any.field VALUE ...]"
     parser = Parser(prog="scalerl doctor", usage=usage, description=DESCRIPTION, allow_abbrev=False)
     parser.takes_fields = True
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md), for a bug report")
     file = Path(words[0]) if words and not words[0].startswith("-") else None
+    parser.add_argument("--trust", action="store_true", help="run the code that CONFIG.toml names without confirmation")
     options, fields = parser.parse_known_args(words[1:] if file else words)
     from scalerl.cluster.doctor import FAILS, examine
     from scalerl.config import read_config
+    from scalerl.config.trust import check_trust
 
     config = read_config(file, fields) if file or fields else None
+    if config is not None:
+        check_trust([config], str(file or "the command line"), trusted=options.trust or file is None, typed=fields)
     prepare_environment()
     found = []
     for finding in examine(config):

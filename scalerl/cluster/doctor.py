@@ -17,7 +17,7 @@ from typing import Any
 
 from scalerl.cluster.devices import Host, Place, check_shared_memory, devices, gpu_problem, this_machine
 from scalerl.cluster.memory import BF16, FP32, GB, USABLE
-from scalerl.cluster.probe import Probe, Seen, vllm_version
+from scalerl.cluster.probe import Probe, Seen
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config.base import replace
 from scalerl.config.run import RunConfig
@@ -198,7 +198,7 @@ def _on_hosts(ray: Any, rows: list[Place], limit_s: float) -> Group:
 
 def versions(site: Site) -> Outcome:
     """Check the versions on every host against the supported ranges, and against each other."""
-    from scalerl.rollouts.vllm.checks import check_version
+    from scalerl.rollouts.vllm.checks import check_version, installed_version
 
     seen: list[Seen] = site.ask("look")
     place, own = site.config.placement, seen[0].versions
@@ -210,7 +210,7 @@ def versions(site: Site) -> Outcome:
                 bad.append(f"{name} is {here} on {seen[0].host} and {there} on {one.host}; install the same everywhere")
     if place.engine == "vllm" and not place.servers and not site.ray:
         python = place.vllm_python or sys.executable
-        own = {**own, "vllm": vllm_version(place.vllm_python or sys.executable)}
+        own = {**own, "vllm": installed_version(place.vllm_python or sys.executable)}
         try:
             check_version(f"{python} on {seen[0].host}", own["vllm"])
         except ConfigError as error:
@@ -296,8 +296,8 @@ def meeting(group: Group, limit_s: float, device: str, hosts: bool) -> Outcome:
         answers = group.call("exchange", timeout_s=limit_s)
     except ProcessDied as error:
         return FAILS, (
-            f"{library} between {', '.join(addresses)}: {error}. Choose the network interface with {variable}, and open "
-            "all TCP ports; NCCL_DEBUG=WARN prints the reason"
+            f"{library} between {', '.join(addresses)}: {error}. Choose the network interface with {variable}, and "
+            "open all TCP ports; NCCL_DEBUG=WARN prints the reason"
         )
     reduced = min(rate for rate, _ in answers)
     pairs = [

@@ -7,7 +7,6 @@ import importlib.metadata
 import platform
 import re
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -378,19 +377,6 @@ def _scaled(model: Any, factor: float) -> Any:
             if parameter.ndim >= 2:
                 parameter.mul_(factor)
     return model
-
-
-def vllm_version(python: str) -> str:
-    """Return the version of vLLM that a Python has; empty if it has none."""
-    code = (
-        "import importlib.metadata as m; "
-        "print(*(m.version(name) for name in m.packages_distributions().get('vllm', ())[:1]))"
-    )
-    try:
-        done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip()
 
 
 def _model_of(config: RunConfig) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from scalerl.cluster.devices import Table, devices, needs, this_machine
+from scalerl.cluster.devices import Table, check_shared_memory, devices, needs, this_machine
 from scalerl.cluster.layout import lay_out
 from scalerl.config.run import RunConfig
 from scalerl.core.remote import Group, Remote, Run
@@ -43,6 +43,7 @@ class Backend:
 def _local(config: RunConfig) -> Backend:
     hosts = [this_machine()] if config.hardware.device == "cuda" else None
     table = devices(config, hosts, lambda: lay_out(config).trainer.total)
+    check_shared_memory(table)
     ranks = [at.environment for (kind, _), at in table.items() if kind == "trainer"]
     start_ranks, channel = partial(RankProcesses.of, ranks), partial(_channel, config)
     if config.placement.engine == "vllm":

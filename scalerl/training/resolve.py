@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from scalerl.cluster.connect import cluster_gpus
+from scalerl.cluster.devices import gpu_problem
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
 from scalerl.config.data import PromptFile
@@ -53,6 +54,7 @@ def resolve_hardware(hardware: Hardware, placement: Placement | None = None) -> 
         if placement and placement.backend == "ray":  # the trainer and the engines are elsewhere
             gpus, where = cluster_gpus(placement.ray_address) > 0, "the Ray cluster has no GPU"
         if device == "cuda" and not gpus:
+            where += f" ({gpu_problem()})" if where.endswith("here") else ""
             raise ConfigError(f"hardware.device: got 'cuda', but {where}; allowed: cpu, auto")
         device = "cuda" if gpus else "cpu"
     dtype = hardware.dtype if hardware.dtype != "auto" else "bfloat16" if device == "cuda" else "float32"

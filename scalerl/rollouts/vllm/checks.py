@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import subprocess
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -90,6 +91,19 @@ def _resume(client: httpx.Client) -> None:
     """
     for path in (START_UPDATE, FINISH_UPDATE, RESUME):
         client.post(path, json={}, headers={"connection": "close"})  # vLLM closes it after an error
+
+
+def installed_version(python: str) -> str:
+    """Return the version of vLLM that a Python has; empty if it has none."""
+    code = (
+        "import importlib.metadata as m; "
+        "print(*(m.version(name) for name in m.packages_distributions().get('vllm', ())[:1]))"
+    )
+    try:
+        done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
 
 
 def check_version(where: str, got: str) -> None:

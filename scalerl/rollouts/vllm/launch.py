@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from scalerl.rollouts.build import EngineSpec, restarted_engines
 from scalerl.rollouts.engine import Engine, Sampling
 from scalerl.rollouts.free_running import PolledEngines
-from scalerl.rollouts.vllm.checks import Needs
+from scalerl.rollouts.vllm.checks import Needs, check_version, installed_version
 from scalerl.rollouts.vllm.engine import vllm_engines
 from scalerl.rollouts.vllm.server import Server, ServerSpec, wait_for_server
 from scalerl.rollouts.vllm.updates import UPDATES
@@ -54,6 +54,9 @@ def server_life(
     if placement.servers:
         server = placement.servers[spec.number]
     else:
+        python = placement.vllm_python or sys.executable
+        if version := installed_version(python):  # before a large model is loaded; without vLLM the log has the reason
+            check_version(python, version)
         server = Server(_server_spec(spec, needs, environment or {}))
         server.wait_ready()
     with ExitStack() as failed:

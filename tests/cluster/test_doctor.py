@@ -1,0 +1,358 @@
+"""`scalerl doctor`: each problem is produced for real where this machine allows it, and is one line with its cure."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from functools import partial
+from importlib import metadata
+
+import pytest
+import torch
+from commands import call
+from tiny_models import ARCHITECTURES, tiny_model
+
+from scalerl.cluster import doctor, probe
+from scalerl.cluster.devices import Host, Place, check_shared_memory
+from scalerl.cluster.doctor import CHECKS, FAILS, SLOW, WORKS, Site, examine, meeting
+from scalerl.cluster.probe import Gpu, Probe, Seen, unsupported
+from scalerl.config import RunConfig, read_config
+from scalerl.core.errors import ConfigError
+from scalerl.core.processes import ProcessDied
+from scalerl.core.remote import PASSED, Group, LocalRemote, serve
+from scalerl.models.miniature import VOCABULARY, miniature
+from scalerl.training.resolve import resolve_hardware
+
+CARD = Gpu("NVIDIA H100 80GB HBM3", 84e9, 85e9)
+
+
+def site_of(*words, seen=(), speeds=()):
+    """Return a site whose Probes answer `seen` and `speeds`."""
+    site = Site(read_config(None, list(words)))
+    answers = {"look": list(seen), "speed": [list(speeds)]}
+    site.ask = lambda method, *arguments, of="first": answers[method]
+    return site
+
+
+def on_gpus(site, *gpus):
+    """Let a site have GPUs on this machine, without asking torch."""
+    site.hosts = [Host("this machine", gpus)]
+    return site
+
+
+# ---------------------------------------------------------------------------------------------------- configuration
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [[], ["--hardware.dtype", "bfloat16", "--placement.trainer_ranks", "2"]])
+def test_everything_works_on_this_machine_within_the_limit(words, capsys):
+    began = time.monotonic()
+    code, out, err = call(capsys, "doctor", "--json", *words)
+    found = json.loads(out)
+    assert [one["check"] for one in found["checks"]] == [name for name in CHECKS if name != "vLLM"], err
+    assert {one["verdict"] for one in found["checks"]} <= {WORKS, SLOW} and code == 0, found
+    assert time.monotonic() - began < 120  # 15 s on a quiet machine
+    (network,) = [one["text"] for one in found["checks"] if one["check"] == "network"]
+    assert "gloo between 2 processes" in network and "slowest pair" in network
+
+
+def test_a_configured_gpu_that_is_missing_fails_with_torchs_reason(capsys):
+    site = Site(read_config(None, ["--hardware.device", "cuda"]))
+    site.ask = lambda method, of: [Seen("here", problem="Torch not compiled with CUDA enabled")]
+    if torch.cuda.is_available():
+        pytest.skip("a GPU here")
+    verdict, text = doctor.gpus(site)
+    assert verdict == FAILS and "hardware.device: got 'cuda', but torch sees no GPU on" in text
+    assert "Torch not compiled with CUDA enabled" in text and "allowed: cpu, auto" in text
+    assert site.config.hardware.device == "cpu"  # the other checks go on
+    with pytest.raises(ConfigError, match=r"sees no GPU here .Torch not compiled with CUDA enabled"):
+        resolve_hardware(site.given.hardware)
+
+
+def test_too_few_gpus_fail_and_the_existing_ones_are_checked():
+    site = on_gpus(site_of("--placement.trainer_ranks", "4", seen=[Seen("here", gpus=(CARD,))] * 2), "0", "1")
+    verdict, text = doctor.gpus(site)
+    assert (
+        verdict == FAILS and "4 trainer ranks" in text and "this machine has, or CUDA_VISIBLE_DEVICES names, 2" in text
+    )
+    assert site.table == {("trainer", 0): Place("this machine", ("0",)), ("trainer", 1): Place("this machine", ("1",))}
+
+
+@pytest.mark.parametrize(
+    ("seen", "verdict", "words"),
+    [
+        ([Seen("a", gpus=(CARD,)), Seen("a", gpus=(CARD,))], WORKS, "2 GPUs in 2 processes: NVIDIA H100 80GB HBM3"),
+        ([Seen("a", problem="The NVIDIA driver on your system is too old (found version 11040)")], FAILS,
+         "a: torch can use no GPU: The NVIDIA driver on your system is too old"),
+        ([Seen("a", gpus=(CARD,)), Seen("b", gpus=(Gpu("X", 20e9, 85e9),))], FAILS,
+         "b: X: 20.0 of 85.0 GB are free, runs use 90%; end the other programs"),
+        ([Seen("a", gpus=(CARD,)), Seen("b", gpus=(Gpu("NVIDIA A100", 84e9, 85e9),))], SLOW, "use one model of GPU"),
+        ([Seen("a", gpus=(Gpu("L4", 24e9, 24e9),))], FAILS, "a: L4 has 24 GB; set placement.gpu_gb = 24"),
+    ],
+    ids=["two equal", "old driver", "used by others", "different", "small"],
+)  # fmt: skip
+def test_what_processes_see_of_their_gpus(seen, verdict, words):
+    found, text = doctor.gpus(on_gpus(site_of("--placement.trainer_ranks", "2", seen=seen), "0", "1"))
+    assert found == verdict and words in text, text
+
+
+def test_a_gpu_below_half_of_its_data_sheet_is_slow():
+    """An H100 has 989 TFLOP/s and 3.35 TB/s: 700 and 2.8 are 71% and 84%, 400 is 40%."""
+    fast, throttled = ("NVIDIA H100 80GB HBM3", 700e12, 2.8e12), ("NVIDIA H100 80GB HBM3", 400e12, 2.8e12)
+    verdict, text = doctor.speed(site_of(speeds=[fast]))
+    assert verdict == WORKS and "71% and 84% of the data sheet of H100" in text
+    verdict, text = doctor.speed(site_of(speeds=[fast, throttled]))
+    assert verdict == SLOW and "slowest of 2 devices" in text and "40% and 84%" in text and "nvidia-smi" in text
+
+
+def test_different_software_on_two_hosts_is_named_with_both_versions():
+    seen = [Seen("a", {"torch": "2.13.0", "ray": "2.60"}), Seen("b", {"torch": "2.12.0", "ray": "2.60"})]
+    assert doctor.versions(site_of(seen=seen)) == (
+        FAILS, "torch is 2.13.0 on a and 2.12.0 on b; install the same everywhere",
+    )  # fmt: skip
+
+
+def test_a_package_outside_its_range_is_named_with_the_command(monkeypatch):
+    assert unsupported() == []
+    installed = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "2.10.0" if name == "torch" else installed(name))
+    assert unsupported() == ["torch 2.10.0; supported: <2.14,>=2.11; pip install 'torch<2.14,>=2.11'"]
+
+
+def fake_python(path, version):
+    path.write_text(f"#!/bin/sh\necho {version}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_another_vllm_is_refused_before_a_server_starts(tmp_path):
+    python = fake_python(tmp_path / "python", "0.31.2")
+    site = site_of("--placement.engine", "vllm", "--placement.vllm_python", python, seen=[Seen("a")])
+    verdict, text = doctor.versions(site)
+    assert verdict == FAILS and f"{python} on a runs version 0.31.2; allowed: >=0.32,<0.34" in text
+    python = fake_python(tmp_path / "other", "0.33.0")
+    site = site_of("--placement.engine", "vllm", "--placement.vllm_python", python, seen=[Seen("a")])
+    assert doctor.versions(site) == (WORKS, "vllm 0.33.0")
+
+
+# ------------------------------------------------------------------------------------------------- disk and memory
+
+
+def test_a_model_too_large_for_the_disk_and_the_memory(tmp_path, monkeypatch):
+    """Qwen3-8B: 8.19e9 parameters, 12 bytes each in a checkpoint; no machine of the tests has 16 TB for 170 of them."""
+    monkeypatch.chdir(tmp_path)
+    words = ["--model", "Qwen/Qwen3-8B", "--data", "prompts.jsonl", "--task", "math"]
+    verdict, text = doctor.disk(site_of(*words, "--checkpoint.keep", "199"))
+    assert verdict == FAILS and "200 checkpoints" in text and "--run-dir" in text
+    assert float(re.search(r"need ([\d.]+) GB", text)[1]) == pytest.approx(200 * 12 * 8.19, rel=0.01)
+    verdict, text = doctor.memory(site_of(*words))
+    assert verdict == FAILS and "four versions of the weights need 131" in text
+
+
+def test_a_small_dev_shm_stops_runs_with_more_than_one_gpu_process(monkeypatch):
+    two = {("trainer", 0): Place("a", ("0",)), ("trainer", 1): Place("a", ("1",))}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(64 << 20, 0, 64 << 20))
+    with pytest.raises(ConfigError, match=r"/dev/shm: 67 MB are free; .* between 2 GPU processes.*--shm-size=8g"):
+        check_shared_memory(two)
+    check_shared_memory({("trainer", 0): Place("a", ("0",)), ("generator", 0): Place("a", ("0",))})
+
+
+# ----------------------------------------------------------------------------------------------- processes and time
+
+
+def crash(site):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def hang(site):
+    time.sleep(600)
+
+
+def refuse(site):
+    raise ConfigError("x: got 1;\nallowed: 2")
+
+
+def fine(site):
+    return WORKS, str(os.getpid())
+
+
+class Mine(Site):
+    def check(self, name):
+        return {"crash": crash, "hang": hang, "refuse": refuse}.get(name, fine)(self)
+
+
+@pytest.mark.slow
+def test_a_crash_a_hang_and_an_error_are_one_line_each_and_the_next_check_runs(monkeypatch):
+    monkeypatch.setattr(doctor, "Site", Mine)
+    began = time.monotonic()
+    found = list(examine(None, limit_s=15.0, checks=["a", "b", "crash", "c", "refuse", "d", "hang", "e"]))
+    a, b, crashed, c, refused, d, hung, e = found
+    assert a.verdict == WORKS and a.text == b.text != c.text == d.text != e.text
+    assert [one.verdict for one in (crashed, refused, hung)] == [FAILS] * 3
+    assert "was killed by signal 11" in crashed.text and refused.text == "x: got 1; allowed: 2"
+    assert "did not answer within 15 s" in hung.text and time.monotonic() - began < 60
+
+
+class Absent(Probe):
+    """A peer that does not come to the meeting."""
+
+    def meet(self, address, rank, count, limit_s):
+        time.sleep(600)
+
+
+class Shut(Probe):
+    """A host whose firewall lets nobody in."""
+
+    def listen(self):
+        address = super().listen()
+        self._socket.close()
+        return address
+
+
+def probes(*kinds):
+    group = Group(
+        LocalRemote(partial(serve, partial(kind, "127.0.0.1"), PASSED), f"host {n} (process {{}})")
+        for n, kind in enumerate(kinds)
+    )
+    group.answers("start", 60)
+    return group
+
+
+@pytest.mark.slow
+def test_a_host_that_cannot_be_reached_is_named(tmp_path):
+    group = probes(Probe, Shut)
+    try:
+        verdict, text = meeting(group, 30.0, "cpu", False)
+    finally:
+        group.close()
+    assert verdict == FAILS and "127.0.0.1 cannot connect to 127.0.0.1:" in text and "Connection refused" in text
+
+
+@pytest.mark.slow
+def test_a_peer_that_never_comes_ends_with_the_limit_and_names_the_interface():
+    began = time.monotonic()
+    verdict, text = meeting(probes(Probe, Absent), 20.0, "cpu", False)
+    assert verdict == FAILS and "GLOO_SOCKET_IFNAME" in text and time.monotonic() - began < 60
+    assert re.search(r"host [01] \(process \d+\) (did not answer within 20 s|failed) during `meet`", text), text
+
+
+def test_sending_slower_than_half_of_what_plans_assume_is_slow_between_hosts():
+    class Answers:
+        def call(self, method, *arguments, timeout_s):
+            return {"listen": ["a:1", "b:1"], "reach": ["", ""], "exchange": [(9e9, [9e9]), (9e9, [1e9])]}[method]
+
+        def each(self, method, arguments, timeout_s):
+            assert arguments == [("a:1", 0, 2, 5.0), ("a:1", 1, 2, 5.0)]
+
+    verdict, text = meeting(Answers(), 5.0, "cuda", True)
+    assert verdict == SLOW and "slowest pair b to a 1 GB/s; plans assume 40 GB/s" in text
+    assert meeting(Answers(), 5.0, "cuda", False)[0] == WORKS
+
+
+# ----------------------------------------------------------------------------------------------------- the learner
+
+
+def config_of(*words, dtype="float32"):
+    return read_config(None, ["--hardware.dtype", dtype, *words])
+
+
+def test_an_update_with_a_wrong_gradient_fails(monkeypatch):
+    """Weights 5% off move the gradient far beyond the tolerance of FP32."""
+    exact = probe.exact_update
+
+    def wrong(model, batch):
+        with torch.no_grad():
+            next(iter(model.parameters())).mul_(1.05)
+        return exact(model, batch)
+
+    assert "padded" in Probe("").learner(config_of("--learner.packing", "padded"))
+    monkeypatch.setattr(probe, "exact_update", wrong)
+    with pytest.raises(ConfigError, match=r"in float32 differs from float64 .padded: loss .*allowed: 0.001"):
+        Probe("").learner(config_of("--learner.packing", "padded"))
+
+
+def test_the_head_in_bf16_is_refused(monkeypatch):
+    from scalerl.models import head
+
+    assert "nats of float64" in Probe("").head(config_of(dtype="bfloat16"))
+    rule = head.HeadRule
+    monkeypatch.setattr(head, "HeadRule", lambda: rule(fp32=False))
+    with pytest.raises(ConfigError, match="log-probabilities of the FP32 head are 0"):
+        Probe("").head(config_of(dtype="bfloat16"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen2-sliding", "qwen3-moe", "gemma3-mixed", "deepseek-v3", "gemma4"])
+def test_an_architecture_in_miniature_agrees_with_float64(name, tmp_path):
+    tiny_model(name).config.save_pretrained(tmp_path)
+    words = ["--model", str(tmp_path), "--data", "prompts.jsonl", "--task", "math"]
+    text = Probe("").learner(config_of(*words))
+    own = f"{ARCHITECTURES[name][0].removesuffix('Text')}ForCausalLM in miniature"
+    assert (own if name != "gemma4" else "can be made smaller") in text
+
+
+def test_a_miniature_keeps_head_size_and_grouping_and_divides_over_gpus(tmp_path):
+    """32 query heads over 8 key-value heads of 128, as in Llama 3.1 8B; 4 GPUs share 8 of them."""
+    from transformers import LlamaConfig
+
+    LlamaConfig(
+        hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, intermediate_size=14336, vocab_size=128256,
+        eos_token_id=128001, architectures=["LlamaForCausalLM"],
+    ).save_pretrained(tmp_path)  # fmt: skip
+    model, name = miniature(str(tmp_path), parallel=4)
+    config = model.config
+    assert name == "LlamaForCausalLM" and len(model.get_output_embeddings().weight) == VOCABULARY == 512
+    assert (config.num_attention_heads, config.num_key_value_heads, config.num_hidden_layers) == (32, 8, 2)
+    assert config.head_dim == 128 and config.hidden_size == 256
+
+
+# ---------------------------------------------------------------------------------------------------------- servers
+
+
+def test_a_server_given_by_address_that_does_not_answer(monkeypatch):
+    site = site_of("--placement.engine", "vllm", "--placement.servers", "['http://127.0.0.1:9']")
+    monkeypatch.setattr(doctor, "MARGIN_S", 0.5)
+    with pytest.raises(ConfigError, match=r"no answer from http://127.0.0.1:9"):
+        doctor.vllm(site)
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(not os.environ.get("SCALERL_VLLM_PYTHON"), reason="SCALERL_VLLM_PYTHON names no Python with vLLM")
+def test_a_real_server_samples_with_the_weights_that_it_gets():
+    python = os.environ["SCALERL_VLLM_PYTHON"]
+    config = read_config(None, ["--placement.engine", "vllm", "--placement.vllm_python", python])
+    (found,) = examine(config, checks=["vLLM"], vllm_s=400.0)
+    assert found.verdict == WORKS and "after each of three swaps" in found.text, found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_on_ray_every_host_is_asked_and_ids_without_gpus_are_found(monkeypatch):
+    """Ray gives out ids 0 to 7 on this machine; torch in the actor finds no GPU."""
+    ray = pytest.importorskip("ray", reason="needs Ray")
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+    ray.init(address="local", num_cpus=2, num_gpus=8, include_dashboard=False, log_to_driver=False)
+    try:
+        words = ["--placement.backend", "ray", "--placement.trainer_ranks", "2", "--placement.generators", "3"]
+        site = Site(read_config(None, words), 120.0)
+        assert site.config.hardware.device == "cuda" and sum(len(at.gpus) for at in site.table.values()) == 5
+        verdict, text = doctor.gpus(site)
+        assert verdict == FAILS and "torch can use no GPU: " in text
+        assert doctor.versions(site)[0] == WORKS
+        with pytest.raises(ProcessDied, match=r"5 GPUs, Ray actor"):
+            site.ask("no_such_method")
+    finally:
+        ray.shutdown()
+
+
+def test_the_default_is_a_trainer_on_each_gpu_or_two_ranks_on_cpu():
+    site = Site(None)
+    site.hosts = [Host("this machine")]
+    assert site.config.placement.trainer_ranks == 2 and site.config.hardware.dtype == "float32"
+    gpus = on_gpus(Site(None), "0", "1", "2")
+    assert [at.gpus for (kind, _), at in gpus.table.items() if kind == "trainer"] == [("0",), ("1",), ("2",)]
+    assert gpus.config.hardware.dtype == "bfloat16" and gpus.config.placement == RunConfig().placement.__class__(
+        trainer_ranks=3
+    )
