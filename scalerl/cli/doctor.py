@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from dataclasses import asdict
 from pathlib import Path
@@ -38,6 +39,7 @@ def doctor(words: list[str]) -> int:
     if config is not None:
         check_trust([config], str(file or "the command line"), trusted=options.trust or file is None, typed=fields)
     prepare_environment()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the lines of the checks give the reasons
     found = []
     for finding in examine(config):
         found.append(finding)

@@ -9,7 +9,7 @@ import re
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -72,18 +72,16 @@ class Probe:
     def __init__(self, address: str) -> None:
         """Store the address under which the other hosts reach this one."""
         self._address = address
-        self._socket: socket.socket | None = None
 
     def look(self) -> Seen:
         """Return what this process sees."""
         import torch
 
-        problem = gpu_problem()
-        gpus = []
-        for number in range(0 if problem else torch.cuda.device_count()):
-            free, total = torch.cuda.mem_get_info(number)
-            gpus.append(Gpu(torch.cuda.get_device_name(number), free, total))
-        return Seen(socket.gethostname(), versions(), tuple(gpus), problem, tuple(unsupported()))
+        problem, cuda = gpu_problem(), torch.cuda
+        gpus = () if problem else range(cuda.device_count())
+        seen = tuple(Gpu(cuda.get_device_name(n), *map(float, cuda.mem_get_info(n))) for n in gpus)
+        installed = {found.name.lower(): found.version for found in importlib.metadata.distributions()}
+        return Seen(socket.gethostname(), versions(installed), seen, problem, tuple(unsupported(installed)))
 
     def speed(self) -> list[tuple[str, float, float]]:
         """Return (name, FLOP/s of a matrix product, bytes/s of a copy) of each device: BF16 on GPUs, FP32 on CPU."""
@@ -106,33 +104,31 @@ class Probe:
         Raises:
             ConfigError: An error is too large.
         """
+        from scalerl.config.recipe import AdamW, Reinforce
         from scalerl.models.miniature import miniature
         from scalerl.models.packing import can_pack
         from scalerl.models.policy import Policy
         from scalerl.training.learner.single import SingleLearner
 
-        model, name = miniature(*_model_of(config))
-        dtype, words, bad = config.hardware.dtype, [], []
-        model = model.to(_dtype(dtype))
+        dtype, packing, words = config.hardware.dtype, config.learner.packing, []
+        model, name = miniature(config.model)
+        model = model.to(_dtype(config))
         batch = _batch()
         expected, gradient = exact_update(copy.deepcopy(model).double(), batch)
-        forms = ("padded", "packed", "shared") if config.learner.packing == "auto" and can_pack(model) else ("padded",)
-        for form in forms if config.learner.packing == "auto" else (config.learner.packing,):
+        forms = ("padded", "packed", "shared") if can_pack(model) else ("padded",)
+        for form in forms if packing == "auto" else (packing,):
             policy = Policy(copy.deepcopy(model).to(_device()), fp32_head=config.recipe.fp32_head)
-            learner = SingleLearner.of(
-                policy, _on_policy(config.recipe), 4096, config.learner.gradient_checkpointing, packing=form
-            )
-            loss, norm = (stats := learner.step(batch)).loss, stats.grad_norm
-            of_loss, of_gradient = abs(loss / expected - 1), _error(learner.tensors(), norm, gradient)
-            words.append(f"{form} {of_gradient:.1g}")
-            if not max(of_loss, of_gradient) <= ERROR[dtype]:
-                bad.append(f"{form}: loss {loss:.4g} instead of {expected:.4g}, gradient {of_gradient:.2g} off")
-        if bad:
-            raise ConfigError(
-                f"an update of {name} in {dtype} differs from float64 ({'; '.join(bad)}; allowed: {ERROR[dtype]:g} of "
-                "the value). Report this with `scalerl doctor --json`; try learner.packing = 'padded'"
-            )
-        return f"{name} in miniature, {dtype}: errors of the gradient against float64: {', '.join(words)}"
+            options = {"packing": form, "gradient_checkpointing": config.learner.gradient_checkpointing}
+            learner = SingleLearner(policy, AdamW(), Reinforce(), **options)
+            stats = learner.step(batch)
+            error = max(abs(stats.loss / expected - 1), _error(learner.tensors(), stats.grad_norm, gradient))
+            words.append(f"{form} {error:.1g}")
+            if not error <= ERROR[dtype]:
+                raise ConfigError(
+                    f"{name} in {dtype}, {form}: loss or gradient of an update are {error:.2g} off those in float64; "
+                    f"allowed: {ERROR[dtype]:g} of the value. Try learner.packing = 'padded', and report this"
+                )
+        return f"{name} in miniature, {dtype}: relative errors of an update against float64: {', '.join(words)}"
 
     def head(self, config: RunConfig) -> str:
         """Compare log-probabilities of the FP32 head with float64; raises ConfigError if they differ too much."""
@@ -141,7 +137,7 @@ class Probe:
         from scalerl.models.head import HeadRule, token_logprobs
 
         torch.manual_seed(0)
-        hidden_ND, weight_VD = (torch.randn(n, 1024).to(_device(), _dtype(config.hardware.dtype)) for n in (256, 8192))
+        hidden_ND, weight_VD = (torch.randn(n, 1024).to(_device(), _dtype(config)) for n in (256, 8192))
         weight_VD /= 32
         targets_N = torch.arange(256, device=_device()) * 31
         logp_N, _ = token_logprobs(hidden_ND, weight_VD, None, targets_N, rule=HeadRule())
@@ -157,10 +153,12 @@ class Probe:
 
     # ------------------------------------------------------------------------------------------------------ network
 
-    def listen(self) -> str:
-        """Listen on a free port and return HOST:PORT."""
-        self._socket = socket.create_server((self._address, 0), backlog=4096)
-        return f"{self._address}:{self._socket.getsockname()[1]}"
+    def listen(self) -> tuple[str, str]:
+        """Listen on a free port; return HOST:PORT, and that of another free port for a meeting."""
+        self._socket, spare = (socket.create_server((self._address, 0), backlog=4096) for _ in range(2))
+        with spare:
+            self._meeting = f"{self._address}:{spare.getsockname()[1]}"
+        return f"{self._address}:{self._socket.getsockname()[1]}", self._meeting
 
     def reach(self, addresses: Sequence[str]) -> str:
         """Connect to all addresses; return the first that fails, with the reason, or an empty string."""
@@ -172,16 +170,14 @@ class Probe:
                 return f"{address} ({error})"
         return ""
 
-    def meet(self, address: str, rank: int, count: int, limit_s: float) -> None:
-        """Join a process group at rank 0's address: NCCL on GPUs, gloo on CPUs."""
+    def meet(self, meetings: Sequence[str], limit_s: float) -> None:
+        """Join a process group at the first meeting: NCCL on GPUs, gloo on CPUs."""
         import torch.distributed as dist
 
-        assert self._socket is not None
-        self._socket.close()
+        cuda = _device().type == "cuda"
         dist.init_process_group(
-            "nccl" if _device().type == "cuda" else "gloo",
-            init_method=f"tcp://{address}", rank=rank, world_size=count, timeout=timedelta(seconds=limit_s),
-            device_id=_device() if _device().type == "cuda" else None,
+            "nccl" if cuda else "gloo", init_method=f"tcp://{meetings[0]}", rank=meetings.index(self._meeting),
+            world_size=len(meetings), timeout=timedelta(seconds=limit_s), device_id=_device() if cuda else None,
         )  # fmt: skip
 
     def exchange(self) -> tuple[float, list[float]]:
@@ -218,60 +214,46 @@ class Probe:
             return serve_miniature(config, limit_s, Path(directory))
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of this process's software; packages that are not installed are left out."""
+def versions(installed: Mapping[str, str]) -> dict[str, str]:
+    """Return the versions of this process's software; what is not installed is left out."""
     import torch
 
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    found = {"python": platform.python_version(), **{name: installed[name] for name in PACKAGES if name in installed}}
     if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        found |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, nccl))}
     driver = Path("/proc/driver/nvidia/version")
     if driver.exists() and (number := re.search(r"\d{3,}\.[\d.]+", driver.read_text())):
         found["driver"] = number[0]
     return found
 
 
-def unsupported() -> list[str]:
+def unsupported(installed: Mapping[str, str]) -> list[str]:
     """Return the installed packages that scalerl's requirements do not allow, in words."""
     from packaging.requirements import Requirement
 
-    found = []
-    for need in map(Requirement, importlib.metadata.requires("scalerl") or ()):
-        if need.marker and not any(need.marker.evaluate({"extra": extra}) for extra in EXTRAS):
-            continue
-        try:
-            version = importlib.metadata.version(need.name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        if not need.specifier.contains(version, prereleases=True):
-            found.append(
-                f"{need.name} {version}; supported: {need.specifier}; pip install '{need.name}{need.specifier}'"
-            )
-    return found
+    needs = map(Requirement, importlib.metadata.requires("scalerl") or ())
+    return [
+        f"{need.name} {installed[need.name]}; supported: {need.specifier}; pip install '{need.name}{need.specifier}'"
+        for need in needs
+        if need.name in installed
+        and (not need.marker or any(need.marker.evaluate({"extra": extra}) for extra in EXTRAS))
+        and not need.specifier.contains(installed[need.name], prereleases=True)
+    ]
 
 
 def exact_update(model: Any, batch: Any) -> tuple[float, dict[str, Tensor]]:
-    """Return the loss -sum(weight x advantage x log-probability) and its gradient by name, one row at a time.
+    """Return the loss -sum(weight x advantage x log-probability) and its gradient by name.
 
     Args:
         model: A transformers model in float64 on CPU.
-        batch: The TrainBatch.
+        batch: The TrainBatch, whose padding at the end no token sees.
     """
-    total = 0.0
-    for row, length in enumerate(batch.length_B.tolist()):
-        tokens_1T = batch.tokens_BT[row : row + 1, :length]
-        logp_TV = model(input_ids=tokens_1T, use_cache=False).logits[0, :-1].double().log_softmax(-1)
-        logp_T = logp_TV.gather(1, tokens_1T[0, 1:, None])[:, 0]
-        loss = -(batch.weights_BT[row, 1:length] * batch.advantages_B[row] * logp_T).sum()
-        loss.backward()
-        total += float(loss.detach())
-    return total, {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    logp_BTV = model(input_ids=batch.tokens_BT, use_cache=False).logits[:, :-1].double().log_softmax(-1)
+    logp_BT = logp_BTV.gather(2, batch.tokens_BT[:, 1:, None])[..., 0]
+    loss = -(batch.weights_BT[:, 1:] * batch.advantages_B[:, None] * logp_BT).sum()
+    loss.backward()
+    return float(loss.detach()), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def _batch() -> Any:
@@ -291,13 +273,6 @@ def _batch() -> Any:
         advantages_B=torch.tensor([1.0, -0.5, 0.7, -0.9]), trained_BT=trained_BT,
         weights_BT=trained_BT / trained_BT.sum(), prompt_B=torch.tensor([0, 0, 1, 1]), prompt_length_B=prompt_length_B,
     )  # fmt: skip
-
-
-def _on_policy(recipe: Any) -> Any:
-    from scalerl.config.base import replace as changed
-    from scalerl.config.recipe import Reinforce
-
-    return changed(recipe, loss=Reinforce(), temperature=1.0)
 
 
 def _error(tensors: dict[str, Tensor], norm: float, exact: dict[str, Tensor]) -> float:
@@ -326,8 +301,8 @@ def serve_miniature(config: RunConfig, limit_s: float, directory: Path) -> str:
     from scalerl.rollouts.weights import DirectoryChannel
 
     place, dtype, began = config.placement, config.hardware.dtype, time.monotonic()
-    model, name = miniature(*_model_of(config), parallel=place.tensor_parallel)
-    model.to(_dtype(dtype)).save_pretrained(directory / "model")
+    model, name = miniature(config.model, place.tensor_parallel)
+    model.to(_dtype(config)).save_pretrained(directory / "model")
     head = config.recipe.fp32_head and dtype != "float32"
     needs = Needs(VOCABULARY, 512, 16, "scalerl_directory", head)
     server = Server(
@@ -379,22 +354,16 @@ def _scaled(model: Any, factor: float) -> Any:
     return model
 
 
-def _model_of(config: RunConfig) -> tuple[str, str]:
-    from scalerl.config.model import HuggingFaceModel
-
-    return (config.model.path, config.model.revision) if isinstance(config.model, HuggingFaceModel) else ("", "main")
-
-
 def _device() -> Any:
     import torch
 
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def _dtype(name: str) -> Any:
+def _dtype(config: RunConfig) -> Any:
     import torch
 
-    return getattr(torch, name)
+    return getattr(torch, config.hardware.dtype)
 
 
 def _seconds(action: Callable[[], Any], times: int = 10) -> float:

@@ -11,7 +11,7 @@ import atexit
 import contextlib
 import pickle
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -267,16 +267,14 @@ class Group:
         """
         if self.death is not None:
             raise self.death
+        self.tell(method, *arguments)
+        return self.answers(method, timeout_s)
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Send a call to every process and return at once; `answers` gives the answers."""
         packed = self._processes[0].pack((method, arguments))
         for remote in self._processes:
             remote.send(packed)
-        return self.answers(method, timeout_s)
-
-    def each(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float) -> list[Any]:
-        """Make a call with other arguments in every process; returns and raises what `call` does."""
-        for remote, own in zip(self._processes, arguments, strict=True):
-            remote.tell(method, *own)
-        return self.answers(method, timeout_s)
 
     def answers(self, method: str, timeout_s: float) -> list[Any]:
         """Return the answers to a call that has been sent; raises what `call` raises."""

@@ -7,57 +7,41 @@ from typing import Any
 
 import torch
 
+from scalerl.config.model import HuggingFaceModel
 from scalerl.core.errors import outcome
 
 VOCABULARY = 512
 """Tokens of a miniature."""
 
 LARGEST = {
-    "hidden_size": 256,
-    "intermediate_size": 256,
-    "moe_intermediate_size": 128,
-    "shared_expert_intermediate_size": 128,
+    "hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 128, "q_lora_rank": 128, "kv_lora_rank": 128,
+    "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "max_window_layers": 1, "sliding_window": 64,
     "vocab_size": VOCABULARY,
-    "vocab_size_per_layer_input": VOCABULARY,
-    "q_lora_rank": 128,
-    "kv_lora_rank": 128,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "num_kv_shared_layers": 0,
-    "max_window_layers": 1,
-    "sliding_window": 64,
-}
+}  # fmt: skip
 """Largest values of fields, by their names in transformers."""
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok")
 """Fields set to 4: every token uses all experts, because rounding changes a router's choice."""
 
 
-def miniature(path: str = "", revision: str = "main", parallel: int = 1) -> tuple[Any, str]:
-    """Return a random FP32 model and a name for it; a Qwen3 if the model's configuration is not on this machine.
+def miniature(model: object, parallel: int = 1) -> tuple[Any, str]:
+    """Return a random FP32 model and a name for it; a Qwen3 if there is no configuration that can be made smaller.
 
     The size of a head and the ratio of query heads to key-value heads are the model's, because kernels depend on them.
 
     Args:
-        path: Directory, or name in the hub's cache; empty: a Qwen3.
-        revision: Branch, tag or commit, for a name on the hub.
+        model: `model` of a configuration; a name on the hub is looked up in the cache of this machine.
         parallel: Number that divides the heads.
     """
-    from transformers import AutoConfig
+    from transformers import AutoConfig, Qwen3Config
 
-    found = outcome(lambda: AutoConfig.from_pretrained(path, revision=revision, local_files_only=True))
-    made = outcome(lambda: _small(found.result(), parallel))
-    if path and not made.exception():
-        model = made.result()
-        return model, type(model).__name__
-    from transformers import Qwen3Config
-
-    own = Qwen3Config(
-        hidden_size=1024, num_attention_heads=16, num_key_value_heads=8, head_dim=128, vocab_size=VOCABULARY
-    )
-    note = f" ({path}: no configuration on this machine that can be made smaller)" if path else ""
-    return _small(own, parallel), f"Qwen3ForCausalLM{note}"
+    if isinstance(model, HuggingFaceModel):
+        where = {"revision": model.revision, "local_files_only": True}
+        made = outcome(lambda: _small(AutoConfig.from_pretrained(model.path, **where), parallel))
+        if not made.exception():
+            return made.result(), type(made.result()).__name__
+    small = _small(Qwen3Config(num_attention_heads=16, num_key_value_heads=8, head_dim=128), parallel)
+    return small, "Qwen3ForCausalLM" + (" (in place of model.path)" if isinstance(model, HuggingFaceModel) else "")
 
 
 def _small(config: Any, parallel: int) -> Any:
