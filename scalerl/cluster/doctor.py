@@ -76,7 +76,8 @@ class Site:
         """
         from scalerl.cluster.connect import connect, hosts_of
 
-        self.given, self.limit_s, self.problem, self._groups = config is not None, limit_s - MARGIN_S, "", {}
+        self._groups: dict[str, Group] = {}
+        self.given, self.limit_s, self.problem = config is not None, limit_s - MARGIN_S, ""
         config = config or RunConfig()
         place, hardware = config.placement, config.hardware
         elsewhere = place.backend == "ray" and place.ray_address != "local"
@@ -90,14 +91,14 @@ class Site:
             self.problem = f"hardware.device: got 'cuda', but {where}; allowed: cpu, auto"
         device, dtype = ("cuda", "bfloat16") if gpus and hardware.device != "cpu" else ("cpu", "float32")
         dtype = dtype if hardware.dtype == "auto" else hardware.dtype
-        self.config = config = replace(config, hardware=replace(hardware, device=device, dtype=dtype))
+        self.config: RunConfig = replace(config, hardware=replace(hardware, device=device, dtype=dtype))
         try:
-            self.table = devices(config, hosts)
+            self.table = devices(self.config, hosts)
         except ConfigError as error:  # too few GPUs: the other checks use those that there are
             self.problem = str(error)
             self.table = {("trainer", n): Place(host, (gpu,)) for n, (host, gpu) in enumerate(gpus)}
         if place.engine == "vllm" and not place.servers and device == "cpu" and not self.ray:
-            self.group("generator").tell("vllm", config, VLLM_S - 4 * MARGIN_S)  # starts while other checks run
+            self.group("generator").tell("vllm", self.config, VLLM_S - 4 * MARGIN_S)  # starts while other checks run
 
     def check(self, name: str) -> Outcome:
         """Run a check; raises what it raises."""
@@ -224,8 +225,11 @@ def speed(site: Site) -> Outcome:
 
 def network(site: Site) -> Outcome:
     """Check TCP between all hosts, then all-reduce and sending between all pairs, over NCCL or gloo."""
-    with closing(site.processes("hosts" if site.ray else "trainers")) as group:
-        return meeting(group, site.limit_s, site.config.hardware.device)
+    device = site.config.hardware.device
+    if site.ray:  # the shared processes hold the GPUs
+        return meeting(site.group("all"), site.limit_s, device)
+    with closing(site.processes("trainers")) as group:
+        return meeting(group, site.limit_s, device)
 
 
 def meeting(group: Group, limit_s: float, device: str) -> Outcome:
@@ -331,14 +335,20 @@ def examine(config: RunConfig | None, limit_s: float = LIMIT_S, checks: Iterable
         began, limit = time.monotonic(), VLLM_S if name == "vLLM" else limit_s
         if remote is None:
             remote = LocalRemote(partial(serve, partial(Site, config, limit_s), PASSED), "the check")
-            remote.receive(limit)
+            kind, content = remote.answer(limit)
+            if kind != "done":
+                yield _finding("placement", remote, kind, content, began)
+                break
         remote.tell("check", name)
         kind, content = remote.answer(limit)
-        verdict, text = content if kind == "done" else (FAILS, content)
+        yield _finding(name, remote, kind, content, began)
         if kind not in ("done", "raised"):
-            text = remote.death(kind, content)
             remote.end()
             remote = None
-        yield Finding(name, verdict, " ".join(str(text).split()), round(time.monotonic() - began, 1))
     if remote is not None:
         remote.end()
+
+
+def _finding(name: str, remote: Any, kind: str, content: Any, began: float) -> Finding:
+    verdict, text = content if kind == "done" else (FAILS, content if kind == "raised" else remote.death(kind, content))
+    return Finding(name, verdict, " ".join(str(text).split()), round(time.monotonic() - began, 1))

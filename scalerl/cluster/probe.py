@@ -118,8 +118,8 @@ class Probe:
         forms = ("padded", "packed", "shared") if can_pack(model) else ("padded",)
         for form in forms if packing == "auto" else (packing,):
             policy = Policy(copy.deepcopy(model).to(_device()), fp32_head=config.recipe.fp32_head)
-            options = {"packing": form, "gradient_checkpointing": config.learner.gradient_checkpointing}
-            learner = SingleLearner(policy, AdamW(), Reinforce(), **options)
+            again = config.learner.gradient_checkpointing
+            learner = SingleLearner(policy, AdamW(), Reinforce(), packing=form, gradient_checkpointing=again)
             stats = learner.step(batch)
             error = max(abs(stats.loss / expected - 1), _error(learner.tensors(), stats.grad_norm, gradient))
             words.append(f"{form} {error:.1g}")
@@ -348,9 +348,8 @@ def _scaled(model: Any, factor: float) -> Any:
 
     model = copy.deepcopy(model)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim >= 2:
-                parameter.mul_(factor)
+        for matrix in filter(lambda parameter: parameter.ndim >= 2, model.parameters()):
+            matrix.mul_(factor)
     return model
 
 

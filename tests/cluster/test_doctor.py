@@ -254,6 +254,13 @@ def test_sending_slower_than_half_of_what_plans_assume_is_slow_between_hosts():
     assert meeting(Answers("a:1", "a:2"), 5.0, "cuda")[0] == WORKS
 
 
+@pytest.mark.slow
+def test_a_cluster_that_does_not_answer_is_the_only_finding():
+    config = read_config(None, ["--placement.backend", "ray", "--placement.ray_address", "127.0.0.1:9"])
+    (found,) = examine(config, limit_s=60.0)
+    assert (found.check, found.verdict) == ("placement", FAILS) and "placement.ray_address 127.0.0.1:9" in found.text
+
+
 # ----------------------------------------------------------------------------------------------------- the learner
 
 
@@ -345,6 +352,7 @@ def test_on_ray_every_host_is_asked_and_ids_without_gpus_are_found(monkeypatch):
         verdict, text = doctor.gpus(site)
         assert verdict == FAILS and "torch can use no GPU: " in text
         assert doctor.versions(site)[0] == WORKS
+        assert doctor.network(site)[0] == WORKS
         with pytest.raises(ProcessDied, match=r"5 GPUs, Ray actor"):
             site.ask("no_such_method")
     finally:
