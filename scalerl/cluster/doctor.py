@@ -17,7 +17,7 @@ from typing import Any
 
 from scalerl.cluster.devices import Host, Place, check_shared_memory, devices, gpu_problem, this_machine
 from scalerl.cluster.memory import BF16, FP32, GB, USABLE
-from scalerl.cluster.probe import Probe, Seen
+from scalerl.cluster.probe import REACHED_S, Probe, Seen
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config.base import replace
 from scalerl.config.run import RunConfig
@@ -33,10 +33,7 @@ SLOW_BELOW = 0.5
 """Share of a data sheet, or of the bandwidth that plans assume, below which a device or a pair of hosts is slow."""
 
 LIMIT_S, VLLM_S = 45.0, 110.0
-"""Time limits in seconds of a check, and of the check of vLLM."""
-
-MARGIN_S = 5.0
-"""Seconds by which a call inside a check has a shorter limit, so that the line names the process."""
+"""Time limits in seconds of a call to a process, and of vLLM's check. A check has at most three such calls."""
 
 WRITTEN, SLOW_DISK = 1 << 28, 1e8
 """Bytes written to measure the disk, and bytes per second below which it is slow."""
@@ -68,7 +65,7 @@ class Site:
 
         Args:
             config: The configuration; None: the lab's, with one trainer per GPU of this machine, or two on CPU.
-            limit_s: Time limit of a check, seconds.
+            limit_s: Time limit of a call to a process, seconds.
             hosts: The machines; empty: this one or, with `placement.backend = "ray"`, those of the cluster.
 
         Raises:
@@ -77,7 +74,7 @@ class Site:
         from scalerl.cluster.connect import connect, hosts_of
 
         self._groups: dict[str, Group] = {}
-        self.given, self.limit_s, self.problem = config is not None, limit_s - MARGIN_S, ""
+        self.given, self.limit_s, self.problem = config is not None, limit_s, ""
         config = config or RunConfig()
         place, hardware = config.placement, config.hardware
         elsewhere = place.backend == "ray" and place.ray_address != "local"
@@ -98,7 +95,7 @@ class Site:
             self.problem = str(error)
             self.table = {("trainer", n): Place(host, (gpu,)) for n, (host, gpu) in enumerate(gpus)}
         if place.engine == "vllm" and not place.servers and device == "cpu" and not self.ray:
-            self.group("generator").tell("vllm", self.config, VLLM_S - 4 * MARGIN_S)  # starts while other checks run
+            self.group("generator").tell("vllm", self.config, VLLM_S - 20.0)  # starts while other checks run
 
     def check(self, name: str) -> Outcome:
         """Run a check; raises what it raises."""
@@ -298,13 +295,13 @@ def vllm(site: Site) -> Outcome:
     from scalerl.rollouts.vllm.server import wait_for_server
 
     for address in site.config.placement.servers:
-        wait_for_server(address, MARGIN_S)
+        wait_for_server(address, REACHED_S)
     if servers := site.config.placement.servers:
         return WORKS, f"{len(servers)} servers answer; the run checks their settings when it starts"
     group = site.group("generator")
     if site.ray or site.config.hardware.device == "cuda":  # on CPU it was asked at the start
-        group.tell("vllm", site.config, VLLM_S - 4 * MARGIN_S)
-    return WORKS, group.answers("vllm", VLLM_S - MARGIN_S)[0]
+        group.tell("vllm", site.config, VLLM_S - 20.0)
+    return WORKS, group.answers("vllm", VLLM_S)[0]
 
 
 CHECKS: dict[str, Callable[[Site], Outcome]] = {
@@ -325,14 +322,14 @@ def examine(config: RunConfig | None, limit_s: float = LIMIT_S, checks: Iterable
 
     Args:
         config: A configuration; None: the lab's, on all GPUs of this machine.
-        limit_s: Time limit of each check except vLLM's, seconds.
+        limit_s: Time limit of each call to a process, seconds.
         checks: Names of the checks.
     """
     remote: Any = None
     for name in checks:
         if name == "vLLM" and (config is None or config.placement.engine != "vllm"):
             continue
-        began, limit = time.monotonic(), VLLM_S if name == "vLLM" else limit_s
+        began, limit = time.monotonic(), 3 * limit_s
         if remote is None:
             remote = LocalRemote(partial(serve, partial(Site, config, limit_s), PASSED), "the check")
             kind, content = remote.answer(limit)

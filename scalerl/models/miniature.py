@@ -16,7 +16,6 @@ VOCABULARY = 512
 LARGEST = {
     "hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 128, "q_lora_rank": 128, "kv_lora_rank": 128,
     "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "max_window_layers": 1, "sliding_window": 64,
-    "vocab_size": VOCABULARY,
 }  # fmt: skip
 """Largest values of fields, by their names in transformers."""
 
@@ -64,7 +63,13 @@ def _small(config: Any, parallel: int) -> Any:
         if isinstance(value := getattr(config, name, None), int):
             changes.setdefault(name, min(value, most))
     changes |= {name: 4 for name in EXPERTS if getattr(config, name, None)}
-    changes |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": 1, "initializer_range": 0.1}
+    changes |= {
+        "vocab_size": VOCABULARY,
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "initializer_range": 0.1,
+    }
     for name, value in changes.items():
         setattr(config, name, value)
     torch.manual_seed(0)

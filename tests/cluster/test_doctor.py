@@ -15,7 +15,7 @@ from tiny_models import ARCHITECTURES, tiny_model
 
 from scalerl.cluster import doctor, probe
 from scalerl.cluster.devices import Host, Place, check_shared_memory
-from scalerl.cluster.doctor import CHECKS, FAILS, SLOW, WORKS, Site, examine, meeting
+from scalerl.cluster.doctor import CHECKS, FAILS, SLOW, WORKS, Finding, Site, examine, meeting
 from scalerl.cluster.probe import Gpu, Probe, Seen, unsupported
 from scalerl.config import Hardware, HuggingFaceModel, read_config
 from scalerl.core.errors import ConfigError
@@ -40,15 +40,29 @@ def site_of(*words, gpus=(), seen=(), speeds=()):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [[], ["--hardware.dtype", "bfloat16", "--placement.trainer_ranks", "2"]])
-def test_everything_works_on_this_machine_within_the_limit(words, capsys):
-    began = time.monotonic()
-    code, out, err = call(capsys, "doctor", "--json", *words)
-    found = json.loads(out)
-    assert [one["check"] for one in found["checks"]] == [name for name in CHECKS if name != "vLLM"], err
-    assert {one["verdict"] for one in found["checks"]} <= {WORKS, SLOW} and code == 0, found
-    assert time.monotonic() - began < 120  # 15 s on a quiet machine
-    (network,) = [one["text"] for one in found["checks"] if one["check"] == "network"]
+def test_everything_works_on_this_machine(words):
+    """In 15 s on a quiet machine."""
+    found = list(examine(read_config(None, words) if words else None, limit_s=150.0))
+    assert [one.check for one in found] == [name for name in CHECKS if name != "vLLM"]
+    assert {one.verdict for one in found} <= {WORKS, SLOW}, found
+    (network,) = [one.text for one in found if one.check == "network"]
     assert "gloo between 2 processes" in network and "slowest pair" in network
+
+
+@pytest.mark.parametrize(("verdict", "code"), [(WORKS, 0), (SLOW, 0), (FAILS, 1)])
+def test_the_command_prints_a_line_per_check_and_fails_if_something_does_not_work(verdict, code, capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "examine", lambda config: [Finding("room", verdict, "a line", 0.1)])
+    assert call(capsys, "doctor") == (code, f"room       {verdict}: a line\n", "")
+    found = json.loads(call(capsys, "doctor", "--json", "--placement.trainer_ranks", "2")[1])
+    assert found["checks"] == [{"check": "room", "verdict": verdict, "text": "a line", "seconds": 0.1}]
+
+
+def test_code_of_a_configuration_from_elsewhere_needs_confirmation(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "examine", lambda config: [])
+    (tmp_path / "run.toml").write_text('[placement]\nengine = "vllm"\nvllm_python = "/bin/sh"\n')
+    code, _, err = call(capsys, "doctor", tmp_path / "run.toml")
+    assert code == 2 and "/bin/sh" in err and "--trust" in err
+    assert call(capsys, "doctor", tmp_path / "run.toml", "--trust")[0] == 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU here")
@@ -184,12 +198,12 @@ class Mine:
 def test_a_crash_a_hang_and_an_error_are_one_line_each_and_the_next_check_runs(monkeypatch):
     monkeypatch.setattr(doctor, "Site", Mine)
     began = time.monotonic()
-    found = list(examine(None, limit_s=15.0, checks=["a", "b", "crash", "c", "refuse", "d", "hang", "e"]))
+    found = list(examine(None, limit_s=8.0, checks=["a", "b", "crash", "c", "refuse", "d", "hang", "e"]))
     a, b, crashed, c, refused, d, hung, e = found
     assert a.verdict == WORKS and a.text == b.text != c.text == d.text != e.text
     assert [one.verdict for one in (crashed, refused, hung)] == [FAILS] * 3
     assert "was killed by signal 11" in crashed.text and refused.text == "x: got 1; allowed: 2"
-    assert "did not answer within 15 s" in hung.text and time.monotonic() - began < 60
+    assert "did not answer within 24 s" in hung.text and time.monotonic() - began < 90
 
 
 class Absent(Probe):
