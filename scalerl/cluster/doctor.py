@@ -245,12 +245,13 @@ def meeting(group: Group, limit_s: float, device: str) -> Outcome:
             f"{library} between {', '.join(addresses)}: {error}. Choose the network interface with {variable}, open "
             "all TCP ports, and see the reason with NCCL_DEBUG=WARN"
         )
+    if len(hosts) == 1:
+        return WORKS, f"{library} starts in the only process"
     text = f"{library} between {len(hosts)} processes: all-reduce {min(answer[0] for answer in answers) / GB:.2g} GB/s"
-    pairs = [
+    rate, n, to = min(
         (rate, n, (n + 1 + k) % len(hosts)) for n, answer in enumerate(answers) for k, rate in enumerate(answer[1])
-    ]
-    rate, n, to = min(pairs, default=(float("inf"), 0, 0))
-    text += f", slowest pair {hosts[n]} to {hosts[to]} {rate / GB:.2g} GB/s" if pairs else ""
+    )
+    text += f", slowest pair {hosts[n]} to {hosts[to]} {rate / GB:.2g} GB/s"
     assumed = Assumptions(GPUS["H100"]).network
     if device == "cuda" and len(set(hosts)) > 1 and rate < SLOW_BELOW * assumed:
         return SLOW, f"{text}; plans assume {assumed / GB:g} GB/s: check InfiniBand or EFA and {variable}"
