@@ -59,6 +59,7 @@ def test_the_command_prints_a_line_per_check_and_fails_if_something_does_not_wor
 
 def test_code_of_a_configuration_from_elsewhere_needs_confirmation(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(doctor, "examine", lambda config: [])
+    monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "run.toml").write_text('[placement]\nengine = "vllm"\nvllm_python = "/bin/sh"\n')
     code, _, err = call(capsys, "doctor", tmp_path / "run.toml")
     assert code == 2 and "/bin/sh" in err and "--trust" in err
