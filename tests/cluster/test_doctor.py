@@ -204,7 +204,7 @@ def test_a_crash_a_hang_and_an_error_are_one_line_each_and_the_next_check_runs(m
     assert a.verdict == WORKS and a.text == b.text != c.text == d.text != e.text
     assert [one.verdict for one in (crashed, refused, hung)] == [FAILS] * 3
     assert "was killed by signal 11" in crashed.text and refused.text == "x: got 1; allowed: 2"
-    assert "did not answer within 24 s" in hung.text and time.monotonic() - began < 90
+    assert "did not answer within 24 s" in hung.text and time.monotonic() - began < 300  # 35 s on a quiet machine
 
 
 class Absent(Probe):
