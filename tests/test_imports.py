@@ -20,7 +20,7 @@ LAYERS = {  # package -> other packages that it may import
     "tasks": {"types", "config", "core"},
     "prompts": {"types", "config", "core", "tasks", "models.template"},
     "rollouts": {"types", "config", "core", "models", "cluster.devices"},
-    "cluster": {"config", "core", "models.sizes", "rollouts", "tasks", "training.learner", "types"},
+    "cluster": {"config", "core", "models", "rollouts", "tasks", "training.learner", "types"},
     "loggers": {"types", "config", "core", "view", "scaling"},
     "view": {"types", "config", "core", "scaling", "study", "training.status"},
     "study": {"scaling", "config", "types", "view", "core"},
