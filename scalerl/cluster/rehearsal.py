@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 from scalerl.cluster.layout import prompt_tokens, widest
 from scalerl.config.base import replace
 from scalerl.config.run import RunConfig
-from scalerl.core.errors import ConfigError
+from scalerl.core.errors import ConfigError, raising
 from scalerl.core.remote import End, LocalRemote
 from scalerl.models.sizes import Found
 from scalerl.training.learner.base import TrainBatch
@@ -93,13 +93,19 @@ def _run(config: RunConfig, found: Found, end: End) -> None:
 
 
 def _replace_cpu_code() -> None:
-    """Compute as on a GPU, and let a rank gather objects from itself only: a fake group transfers nothing."""
+    """Compute as on a GPU, without what fake tensors and groups cannot do; the process serves no other purpose."""
     from scalerl.models.cpu import loops, onednn
 
     def gather(parts: list[Any], part: Any, group: Any = None) -> None:
         parts[:] = [part] * len(parts)
 
-    dist.all_gather_object = gather
+    def convert(module: Any, change: Any, recurse: bool = True) -> Any:  # of adapters; torch's swaps tensors in place
+        for inner in module.modules():
+            for name, parameter in inner.named_parameters(recurse=False):
+                setattr(inner, name, torch.nn.Parameter(change(parameter.detach()), parameter.requires_grad))
+        return module
+
+    dist.all_gather_object, torch.nn.Module._apply = gather, convert
     loops.accelerate_norms = lambda model: 0
     onednn.accelerate, onednn.linear = (lambda model: model), torch.nn.functional.linear
 
@@ -152,23 +158,24 @@ def architecture(found: Found) -> Any:
     """Return a transformers configuration: from the model's config.json, or a Qwen3 or Llama of the same sizes.
 
     Raises:
-        ConfigError: The learner cannot train this architecture.
+        ConfigError: The learner cannot train this architecture, or the sizes of a mixture are known only in total.
     """
-    from transformers import AutoConfig, LlamaConfig, Qwen3Config, Qwen3MoeConfig
+    from transformers import AutoConfig, LlamaConfig, Qwen3Config
 
-    from scalerl.models.loading import check_config
+    from scalerl.models.loading import ALLOWED, check_config
 
-    if Path(found.source).is_file():
-        config = AutoConfig.from_pretrained(Path(found.source).parent, trust_remote_code=False)
+    sizes, file = found.sizes, Path(found.source)
+    if file.name == "config.json":
+        with raising(ConfigError, lambda error: f"model.path: {file} is of no known architecture ({error}); {ALLOWED}"):
+            config = AutoConfig.from_pretrained(file.parent, trust_remote_code=False)
         check_config(config)
         return config
-    sizes = found.sizes
-    kind = Qwen3MoeConfig if sizes.experts else Qwen3Config if "Qwen3" in found.source else LlamaConfig
-    mixture = {
-        "num_experts": sizes.experts,
-        "num_experts_per_tok": sizes.active_experts,
-        "moe_intermediate_size": sizes.mlp // max(1, sizes.active_experts),
-    }
+    if sizes.experts or sizes.expanded_params:
+        raise ConfigError(
+            f"--rehearse: needs the config.json of this model, not only sizes from {found.source}; set model.path to a "
+            "directory with one"
+        )
+    kind = Qwen3Config if "Qwen3" in found.source else LlamaConfig
     return kind(
         vocab_size=int(sizes.head_params) // sizes.width,
         hidden_size=sizes.width,
@@ -178,7 +185,6 @@ def architecture(found: Found) -> Any:
         num_key_value_heads=sizes.kv_heads,
         head_dim=int(sizes.attention[0].width) // sizes.heads,
         tie_word_embeddings=sizes.tied,
-        **(mixture if sizes.experts else {}),
     )
 
 
