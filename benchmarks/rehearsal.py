@@ -17,6 +17,7 @@ from pathlib import Path
 from scalerl.cluster.layout import lay_out, widest
 from scalerl.cluster.rehearsal import rehearse
 from scalerl.config import read_config
+from scalerl.core.errors import ConfigError
 
 
 def main() -> None:
@@ -31,8 +32,12 @@ def main() -> None:
             file.write_text(block)
             config = read_config(file, [])
         layout = lay_out(config)
-        found = rehearse(config, layout.found)
-        name = f"{config.model.path}, {config.placement.trainer_ranks} ranks, {widest(config):,} tokens"
+        name = f"{layout.found.source}, {config.placement.trainer_ranks} ranks, {widest(config):,} tokens"
+        try:
+            found = rehearse(config, layout.found)
+        except ConfigError as error:  # a mixture of which only the sizes are known
+            print(f"| {name} | {layout.trainer.total / 1e9:.1f} | {error} |", flush=True)
+            continue
         estimate, ratio = layout.trainer.total, layout.trainer.total / found.total
         rows.append({"block": name, "estimate": layout.trainer._asdict(), "ratio": ratio, **found._asdict()})
         parts = ", ".join(f"{part} {size / 1e9:.1f}" for part, size in found.parts.items())

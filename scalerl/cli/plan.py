@@ -108,7 +108,10 @@ def _rehearse(config: RunConfig, as_json: bool) -> int:
         raise ConfigError(f"--rehearse: this torch lacks a part ({error}); allowed: torch 2.11 to 2.13") from None
     layout = lay_out(config)
     if not as_json:
-        say(size_line(layout.found), "rehearsing two updates with fake tensors; an 8B model takes one to four minutes ...")
+        say(
+            size_line(layout.found),
+            "rehearsing two updates with fake tensors; an 8B model takes one to four minutes ...",
+        )
     found = rehearse(config, layout.found)
     if as_json:
         print(json.dumps({**found._asdict(), "total": found.total, "estimate": layout.trainer.total}, indent=1))

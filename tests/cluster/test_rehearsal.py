@@ -54,3 +54,11 @@ def test_each_of_two_ranks_holds_half_of_the_masters_and_moments(tmp_path, capsy
     assert found["sent"]["all-gather"] == 2 * 2 * (2 * (3 * (LAYER + 128)) + 2 * 64000 + 64)
     assert found["sent"]["reduce-scatter"] == 4 * 2 * (PARAMS + NORMS)  # FP32, after each micro-batch
     assert found["total"] == sum(found["parts"].values())
+
+
+def test_a_mixture_of_which_only_sizes_are_known_is_one_line(tmp_path, capsys):
+    mixture = "num_experts = 4\nnum_experts_per_tok = 2\nmoe_intermediate_size = 64\n"
+    (tmp_path / "run.toml").write_text(RUN + mixture)
+    assert cli.main(["plan", str(tmp_path / "run.toml"), "--rehearse", "--json"]) == 2
+    error = capsys.readouterr().err
+    assert "set model.path to a directory with one" in error and error.count("\n") == 1
