@@ -105,11 +105,17 @@ def _replace_cpu_code() -> None:
                 setattr(inner, name, torch.nn.Parameter(change(parameter.detach()), parameter.requires_grad))
         return module
 
-    dist.all_gather_object, torch.nn.Module._apply = gather, convert
-    head.on_tensor_cores = lambda hidden, weight: hidden.dtype == weight.dtype == torch.bfloat16
-    head.wide_product = lambda left, right: torch.empty(left.shape[0], right.shape[1])
-    loops.accelerate_norms = lambda model: 0
-    onednn.accelerate, onednn.linear = (lambda model: model), torch.nn.functional.linear
+    replaced: list[tuple[Any, str, Any]] = [
+        (dist, "all_gather_object", gather),
+        (torch.nn.Module, "_apply", convert),
+        (head, "on_tensor_cores", lambda hidden, weight: hidden.dtype == weight.dtype == torch.bfloat16),
+        (head, "wide_product", lambda left, right: torch.empty(left.shape[0], right.shape[1])),
+        (loops, "accelerate_norms", lambda model: 0),
+        (onednn, "accelerate", lambda model: model),
+        (onednn, "linear", torch.nn.functional.linear),
+    ]
+    for owner, name, own in replaced:
+        setattr(owner, name, own)
 
 
 def full_batch(config: RunConfig, vocabulary: int, micro_batches: int) -> TrainBatch:
@@ -193,7 +199,7 @@ def architecture(found: Found) -> Any:
 # --------------------------------------------------------------------------------------------------------- the memory
 
 
-class Tracker(TorchDispatchMode):
+class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of living tensors and of collectives, and answers what fake tensors cannot.
 
     Tensors of a batch are real and stay real, because the shapes of an update depend on them. A value that the learner
@@ -202,14 +208,17 @@ class Tracker(TorchDispatchMode):
 
     def __init__(self, fakes: FakeTensorMode) -> None:
         """Count inside this mode, in which `fakes` is active."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.parts: dict[str, int] = {}
         self.sent: Counter[str] = Counter()
         self.built = False
         """Whether the model exists; before, all tensors are fake."""
         self.answer = 0.0
         """Value of every number that is read from a fake tensor: 0 while the learner compares, then 1."""
-        self._fakes, self._learner, self._owner, self._shards = fakes, None, {}, []
+        self._fakes = fakes
+        self._learner: Any = None
+        self._owner: dict[int, str] = {}
+        self._shards: list[FSDPParam] = []
         self._living: dict[int, tuple[Any, int, str]] = {}
         self._total = self._peak = 0
         resize = torch.UntypedStorage.resize_
@@ -219,7 +228,8 @@ class Tracker(TorchDispatchMode):
             self._see(storage, "gathered")
             return out
 
-        torch.UntypedStorage.resize_ = resized
+        storages: Any = torch.UntypedStorage
+        storages.resize_ = resized
 
     def begin(self, learner: Any) -> None:
         """Record the peak from now on, by owner: the learner's parameters, gradients and moments."""
@@ -271,7 +281,6 @@ class Tracker(TorchDispatchMode):
 
     def _record(self) -> None:
         """Record the bytes by part, of an owner or else by the time of their creation."""
-        assert self._learner is not None
         gradients = [p.grad for p in (*self._learner._masters, *self._learner._parameters)]
         for shard in self._shards:  # of a whole layer, before it is reduced
             whole = getattr(shard, "_unsharded_param", None)
