@@ -50,6 +50,8 @@ def plan_parser() -> argparse.ArgumentParser:
     for name, (kind, default, words) in NUMBERS.items():
         option, letter = f"--{name.replace('_', '-')}", "N" if kind is int else "X"
         parser.add_argument(option, type=kind, default=default, metavar=letter, help=words)
+    words = "measure the peak memory of a trainer rank with fake tensors instead, in minutes (docs/cluster.md)"
+    parser.add_argument("--rehearse", action="store_true", help=words)
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     return parser
 
@@ -70,6 +72,8 @@ def plan(words: list[str]) -> int:
     from scalerl.config import read_config
 
     config = read_config(file, fields)
+    if options.rehearse:
+        return _rehearse(config, options.json)
     given = _given(config, options)
     layout = lay_out(config, given.found)
     lengths = (
@@ -90,6 +94,35 @@ def plan(words: list[str]) -> int:
         return 0
     about = [size_line(given.found)] if options.gpus else lines(config, layout)
     say(*about, *_in_words(lengths, outcomes, notes, config.evaluation.every, options.gpus))
+    return 0
+
+
+def _rehearse(config: RunConfig, as_json: bool) -> int:
+    """Print the peak memory of a trainer rank, and the bytes that its collectives move."""
+    from scalerl.cluster.layout import lay_out, size_line
+    from scalerl.core.errors import ConfigError
+
+    try:
+        from scalerl.cluster.rehearsal import rehearse
+    except ImportError as error:  # private modules of torch
+        raise ConfigError(f"--rehearse: this torch lacks a part ({error}); allowed: torch 2.11 to 2.13") from None
+    layout = lay_out(config)
+    if not as_json:
+        say(
+            size_line(layout.found),
+            "rehearsing two updates with fake tensors; an 8B model takes one to four minutes ...",
+        )
+    found = rehearse(config, layout.found)
+    if as_json:
+        print(json.dumps({**found._asdict(), "total": found.total, "estimate": layout.trainer.total}, indent=1))
+        return 0
+    parts, sent = (", ".join(f"{k} {v / 1e9:.1f}" for k, v in of.items()) for of in (found.parts, found.sent))
+    say(
+        f"trainer {found.total / 1e9:.1f} GB per rank at the peak: {parts}; the estimate is "
+        f"{layout.trainer.total / 1e9:.1f} GB",
+        f"collectives of an update of two micro-batches, GB: {sent or 'none'}",
+        f"took {found.seconds:.0f} s",
+    )
     return 0
 
 

@@ -63,43 +63,41 @@ class GeneratorMemory(NamedTuple):
         return sum(self)
 
 
-def layer_activation_bytes(sizes: ModelSizes, tokens: int) -> float:
-    """Return the bytes that one layer's backward pass needs, for T tokens in BF16 with fused attention.
+def saved_bytes(sizes: ModelSizes, tokens: int) -> float:
+    """Return the bytes that a layer saves for its backward pass, for T tokens in BF16 with fused attention.
 
-    2 T (6 D + 2 q + kv + 4 m): the inputs of norms, attention, output and residual (6 D), queries and attention's
-    result (q each), keys and values (kv together), and gate, up, activation and product of the MLP (m each). With
-    latent attention, keys and values have one head per query head.
+    T (8 m + 16 D + 10 q + 5 kv). In BF16: gate, up, activation and product of the MLP (m each), queries and attention's
+    result (q each), keys and values (kv together), and the results of two norms, and of those of queries and keys,
+    before and after their weights. In FP32: the inputs of these norms. With latent attention, keys and values have one
+    head per query head.
     """
     queries = sizes.attention[0].width
     keys_and_values = 2 * queries if sizes.expanded_params else sizes.cache_width / sizes.layers
-    return BF16 * tokens * (6.0 * sizes.width + 2 * queries + keys_and_values + 4 * sizes.mlp)
+    return tokens * (8.0 * sizes.mlp + 16 * sizes.width + 10 * queries + 5 * keys_and_values)
 
 
-def activation_bytes(sizes: ModelSizes, tokens: int, checkpointing: bool) -> float:
-    """Return the bytes of activations of T tokens.
+def kept_bytes(sizes: ModelSizes, tokens: int, checkpointing: bool) -> float:
+    """Return the bytes that the forward pass keeps: of every layer its input with checkpointing, else all it saves."""
+    return sizes.layers * (BF16 * tokens * sizes.width if checkpointing else saved_bytes(sizes, tokens))
 
-    Without checkpointing, the activations of all layers; with it, the input of each layer and the activations of one.
+
+def layer_bytes(sizes: ModelSizes, tokens: int, checkpointing: bool) -> float:
+    """Return the bytes of the backward pass of a layer: BF16 gradients, and what it saves if that is recomputed.
+
+    The gradients are those of the MLP's product and one of its factors (m each) and of the layer's result (D).
     """
-    own = layer_activation_bytes(sizes, tokens)
-    return sizes.layers * BF16 * tokens * sizes.width + own if checkpointing else sizes.layers * own
+    gradients = BF16 * tokens * (2.0 * sizes.mlp + sizes.width)
+    return gradients + (saved_bytes(sizes, tokens) if checkpointing else 0.0)
 
 
 def logits_bytes(sizes: ModelSizes, tokens: int) -> float:
-    """Return the bytes of the head's chunked product.
+    """Return the bytes of the head's product in FP32: three blocks of logits, and three hidden states per token.
 
-    Three FP32 blocks of logits, two FP32 hidden states per token, and the BF16 gradient of the whole head.
+    The blocks are the gradient, its difference from BF16, and both in BF16. The hidden states are the gradient and the
+    two products that are added to it.
     """
-    block = max(LOGITS, 256 * tokens)
-    return FP32 * (3.0 * block + 2 * tokens * sizes.width) + BF16 * sizes.head_params
-
-
-def gathered_bytes(sizes: ModelSizes, ranks: int) -> float:
-    """Return the bytes that FSDP2 holds unsharded at a time; 0 for one rank.
-
-    Two layers, embedding and head in BF16, and one layer's gradient in FP32.
-    """
-    ends = sizes.head_params * (1 if sizes.tied else 2)
-    return BF16 * (2.0 * sizes.layer_params + ends) + FP32 * sizes.layer_params if ranks > 1 else 0.0
+    block = min(max(LOGITS, 256 * tokens), tokens * sizes.head_params / sizes.width)
+    return FP32 * (3.0 * block + 3 * tokens * sizes.width)
 
 
 def adapter_params(sizes: ModelSizes, lora: Lora) -> int:
@@ -124,9 +122,7 @@ def trainer_memory(
     whole_gradient: bool = False,
     adapters: int = 0,
 ) -> TrainerMemory:
-    """Return the memory of each trainer GPU: its share of FP32 masters, gradient and two moments.
-
-    A single rank also holds weights and a micro-batch's gradient in BF16; several ranks gather weights layer by layer.
+    """Return the memory of each trainer GPU at the largest of three moments of a micro-batch's backward pass.
 
     Args:
         sizes: The model.
@@ -137,16 +133,31 @@ def trainer_memory(
         adapters: Entries of adapters that one rank trains instead of the model (`model.lora`); 0: none.
     """
     own, alone = adapters or sizes.params / ranks, ranks == 1
-    whole = sizes.params if whole_gradient else 0.0
-    return TrainerMemory(
+    head = 0 if adapters else BF16 * sizes.head_params
+    ends = sizes.head_params * (1 if sizes.tied else 2)
+    at_head = TrainerMemory(
         weights=BF16 * (sizes.params + adapters) if alone else 0.0,
         masters=FP32 * own,
-        gradients=(BF16 + FP32) * own if alone else FP32 * (own + whole),
+        gradients=FP32 * (sizes.params if whole_gradient else own) + head,
         optimizer=2 * FP32 * own,
-        gathered=gathered_bytes(sizes, ranks),
-        activations=activation_bytes(sizes, tokens, checkpointing),
-        logits=logits_bytes(sizes, tokens) - (BF16 * sizes.head_params if adapters else 0.0),  # a frozen head
+        gathered=0.0 if alone else BF16 * (sizes.layer_params + ends),
+        activations=kept_bytes(sizes, tokens, checkpointing),
+        logits=logits_bytes(sizes, tokens),
     )
+    at_last_layer = at_head._replace(
+        # the layer, the next one, and the FP32 gradient that is reduced
+        gathered=0.0 if alone else BF16 * (2.0 * sizes.layer_params + ends) + FP32 * sizes.layer_params,
+        activations=at_head.activations + layer_bytes(sizes, tokens, checkpointing),
+        logits=0.0,
+    )
+    # autograd adds the gradients of a tied head and embedding out of place
+    last = BF16 * (own + (2 * sizes.head_params if sizes.tied and not adapters else 0.0))
+    at_embedding = at_last_layer._replace(
+        gradients=at_head.gradients - head + (last if alone else BF16 * ends),
+        gathered=0.0 if alone else float(FP32 * ends),
+        activations=0.0,
+    )
+    return max(at_head, at_last_layer, at_embedding, key=lambda moment: moment.total)
 
 
 def cache_bytes_per_token(sizes: ModelSizes, tensor_parallel: int = 1) -> float:

@@ -16,11 +16,12 @@ from scalerl.config import read_config
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/cluster.md").read_text()
 BLOCKS = blocks("docs/cluster.md", "toml")
+PAPER = next(block for block in BLOCKS if "generators = 64" in block)
 
 
 def test_the_page_goes_from_one_gpu_to_many():
     gpus = [int(n) for n in re.findall(r"^gpus = (\d+)", PAGE, re.M)]
-    assert gpus == [1, 8, 80, 128] and len(BLOCKS) == 5
+    assert gpus == [1, 1, 2, 8, 8, 80, 128] and len(BLOCKS) == 8
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -35,7 +36,7 @@ def test_a_configuration_of_the_page_passes_a_dry_run(block, tmp_path, capsys):
 
 
 def test_the_block_of_the_paper_has_its_sizes(tmp_path, capsys):
-    (tmp_path / "run.toml").write_text(BLOCKS[3])
+    (tmp_path / "run.toml").write_text(PAPER)
     cli.main(["train", str(tmp_path / "run.toml"), "--dry-run"])
     out = capsys.readouterr().out
     assert "48 prompts x 16 generations = 768" in out and "at most 8 updates old" in out
@@ -53,7 +54,7 @@ def test_the_kuberay_example_places_the_papers_run_on_its_workers_and_no_process
     gpus = tuple(map(str, range(int(container["resources"]["limits"]["nvidia.com/gpu"]))))
     workers = [Host(f"worker {n}", gpus) for n in range(group["replicas"])]
     file = tmp_path / "run.toml"
-    file.write_text(BLOCKS[3])
+    file.write_text(PAPER)
     config = read_config(file, [])
     table = devices(config, [head, *workers])
     used = [(at.host, gpu) for (kind, _), at in table.items() if kind != "scorer" for gpu in at.gpus]

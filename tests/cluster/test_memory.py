@@ -8,11 +8,13 @@ import torch
 from tiny_models import tiny_model
 
 from scalerl.cluster.memory import (
-    activation_bytes,
     adapter_params,
     cache_bytes_per_token,
     generator_memory,
+    kept_bytes,
+    layer_bytes,
     logits_bytes,
+    saved_bytes,
     slots_that_fit,
     trainer_memory,
 )
@@ -89,13 +91,23 @@ def test_the_cache_of_llama_8b_is_128_kib_per_token():
 
 def test_a_single_trainer_holds_20_bytes_per_parameter_and_each_of_four_ranks_4():
     alone = trainer_memory(SMALL, 1, tokens=1, checkpointing=True)
-    assert alone.weights + alone.masters + alone.gradients + alone.optimizer == 20 * SMALL.params
+    # at the end of the backward pass, which has the BF16 gradients of the tied head and embedding and their sum
+    held = alone.weights + alone.masters + alone.gradients + alone.optimizer
+    assert held == alone.total == 20 * SMALL.params + 2 * 2 * 80
     four = trainer_memory(SMALL, 4, tokens=1, checkpointing=True)
-    assert four.weights + four.masters + four.gradients + four.optimizer == 16 * SMALL.params / 4
+    head = 2 * 80  # the head's gradient, while the last layer's is computed
+    assert four.weights + four.masters + four.gradients + four.optimizer == 16 * SMALL.params / 4 + head
     whole = trainer_memory(SMALL, 4, tokens=1, checkpointing=True, whole_gradient=True)
-    assert whole.gradients - four.gradients == 4 * SMALL.params
+    assert whole.gradients == 4 * SMALL.params + head
     # two layers and the tied head in BF16, one layer's gradient in FP32
     assert alone.gathered == 0 and four.gathered == 2 * (2 * 576 + 80) + 4 * 576
+
+
+def test_a_large_embedding_is_reduced_in_fp32_after_all_layers():
+    sizes = dataclasses.replace(SMALL, head_params=8 * 1000, tied=False, params=2 * 576 + 2 * 8000)
+    two = trainer_memory(sizes, 2, tokens=1, checkpointing=True)
+    assert two.gathered == 4 * 16000 and two.gradients == 4 * sizes.params / 2 + 2 * 16000
+    assert two.activations == two.logits == 0
 
 
 def test_the_memory_of_a_single_trainer_matches_torch():
@@ -111,15 +123,20 @@ def test_the_memory_of_a_single_trainer_matches_torch():
 
 
 def test_activations_by_hand():
-    # 2 bytes x 5 tokens x (6 x 8 + 2 x 8 + 2 x 4 + 4 x 16) = 1360 per layer; its input is 2 x 5 x 8 = 80
-    assert activation_bytes(SMALL, 5, checkpointing=False) == 2 * 1360
-    assert activation_bytes(SMALL, 5, checkpointing=True) == 1360 + 2 * 80
+    # 5 tokens x (8 x 16 + 16 x 8 + 10 x 8 + 5 x 8) = 1880 per layer; its input is 2 x 5 x 8 = 80
+    assert saved_bytes(SMALL, 5) == 1880
+    assert kept_bytes(SMALL, 5, checkpointing=False) == 2 * 1880
+    assert kept_bytes(SMALL, 5, checkpointing=True) == 2 * 80
+    # gradients of two tensors of the MLP and of the layer: 2 x 5 x (2 x 16 + 8)
+    assert layer_bytes(SMALL, 5, checkpointing=False) == 400
+    assert layer_bytes(SMALL, 5, checkpointing=True) == 400 + 1880
 
 
 def test_logits_are_three_blocks_of_64_mib_until_a_block_of_256_columns_is_larger():
-    fixed = 2 * SMALL.head_params
-    assert logits_bytes(SMALL, 100) == 3 * 2**26 + 4 * 2 * 100 * 8 + fixed
-    assert logits_bytes(SMALL, 2**17) == 4 * 3 * 256 * 2**17 + 4 * 2 * 2**17 * 8 + fixed
+    assert logits_bytes(SMALL, 100) == 4 * (3 * 100 * 10 + 3 * 100 * 8)  # the whole vocabulary is one block
+    large = dataclasses.replace(SMALL, head_params=8 * 2**20)
+    assert logits_bytes(large, 100) == 3 * 2**26 + 4 * 3 * 100 * 8
+    assert logits_bytes(large, 2**17) == 4 * 3 * 256 * 2**17 + 4 * 3 * 2**17 * 8
 
 
 def test_slots_fill_the_memory_that_the_weights_leave():
@@ -171,8 +188,8 @@ def test_bytes_of_a_trainer_with_adapters_by_hand():
     assert adapter_params(SMALL, Lora(rank=3, targets=("v_proj", "layers.1.mlp.up_proj"))) == 3 * 2 * (12 + 24)
     whole, found = trainer_memory(SMALL, 1, 50, False), trainer_memory(SMALL, 1, 50, False, adapters=100)
     assert found.weights == 2 * (SMALL.params + 100) and found.activations == whole.activations
-    assert (found.masters, found.gradients, found.optimizer) == (400, 600, 800)
-    assert whole.logits - found.logits == 2 * 8 * 10  # no gradient of the head
+    assert (found.masters, found.gradients, found.optimizer) == (400, 400, 800)
+    assert whole.gradients - 4 * SMALL.params == 2 * 8 * 10  # of the head, which adapters freeze
 
 
 def test_adapter_entries_match_those_of_the_model():

@@ -214,18 +214,25 @@ def expand_segments(device: str) -> None:
 
 def load_learner(spec: RankSpec, mesh: DeviceMesh) -> ShardedLearner:
     """Load this rank's shard of the model and create the learner for the recipe."""
-    import torch
+    from scalerl.training.learner.fsdp import load_sharded
 
-    from scalerl.training.learner.fsdp import ShardedLearner, load_sharded
-
-    config, dtype = spec.config, spec.config.hardware.dtype
+    config = spec.config
     policy = load_sharded(
         spec.model_path,
         mesh,
         revision=config.model.revision if isinstance(config.model, HuggingFaceModel) else "main",
-        dtype=dtype,
+        dtype=config.hardware.dtype,
         fp32_head=config.recipe.fp32_head,
     )
+    return sharded_learner(config, policy)
+
+
+def sharded_learner(config: RunConfig, policy: Policy) -> ShardedLearner:
+    """Create a rank's learner, which takes over a sharded policy."""
+    import torch
+
+    from scalerl.training.learner.fsdp import ShardedLearner
+
     return ShardedLearner.of(
         policy,
         config.recipe,
@@ -233,7 +240,7 @@ def load_learner(spec: RankSpec, mesh: DeviceMesh) -> ShardedLearner:
         config.learner.gradient_checkpointing,
         packing=config.learner.packing,
         checkpoint_names=config.placement.engine == "vllm",
-        dtype=getattr(torch, dtype),
+        dtype=getattr(torch, config.hardware.dtype),
         accumulate=config.learner.accumulate,
     )
 

@@ -57,6 +57,7 @@ class SingleLearner(PolicyLearner):
         meter = TokenMeter()
         for own, gradients in self._helpers.in_order(tasks, batch.idle_cores):
             self._collect(gradients)
+            del gradients  # otherwise they live until the next micro-batch has computed its own
             meter.parts += own.parts
         return meter.read()
 

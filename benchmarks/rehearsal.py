@@ -1,0 +1,49 @@
+"""Compares the estimated memory of trainer ranks with rehearsals (`scalerl plan --rehearse`), for docs/cluster.md.
+
+    python benchmarks/rehearsal.py [--page docs/cluster.md] [--out rehearsal.json]
+
+A block is named by its model, trainer ranks and tokens. Prints both peaks and their ratio in GB, and the parts of the
+rehearsal. A block takes one to four minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tempfile
+from pathlib import Path
+
+from scalerl.cluster.layout import lay_out, widest
+from scalerl.cluster.rehearsal import rehearse
+from scalerl.config import read_config
+from scalerl.core.errors import ConfigError
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--page", type=Path, default=Path("docs/cluster.md"))
+    parser.add_argument("--out", type=Path, default=Path("rehearsal.json"))
+    options = parser.parse_args()
+    rows = []
+    for block in re.findall(r"^```toml\n(.*?)```", options.page.read_text(), re.DOTALL | re.MULTILINE):
+        with tempfile.TemporaryDirectory() as directory:
+            file = Path(directory) / "run.toml"
+            file.write_text(block)
+            config = read_config(file, [])
+        layout = lay_out(config)
+        name = f"{layout.found.source}, {config.placement.trainer_ranks} ranks, {widest(config):,} tokens"
+        try:
+            found = rehearse(config, layout.found)
+        except ConfigError as error:  # a mixture of which only the sizes are known
+            print(f"| {name} | {layout.trainer.total / 1e9:.1f} | {error} |", flush=True)
+            continue
+        estimate, ratio = layout.trainer.total, layout.trainer.total / found.total
+        rows.append({"block": name, "estimate": layout.trainer._asdict(), "ratio": ratio, **found._asdict()})
+        parts = ", ".join(f"{part} {size / 1e9:.1f}" for part, size in found.parts.items())
+        print(f"| {name} | {estimate / 1e9:.1f} | {found.total / 1e9:.1f} | {ratio:.2f} | {parts} |", flush=True)
+        options.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

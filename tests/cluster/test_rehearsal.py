@@ -1,0 +1,64 @@
+"""`scalerl plan --rehearse`: the peak memory of an update of the real learner, without GPUs or weights."""
+
+import json
+
+import pytest
+
+from scalerl import cli
+
+RUN = """
+preset = "scalerl"
+[model]
+kind = "hf"
+path = "none"
+[data]
+kind = "file"
+path = "prompts.jsonl"
+task = "math"
+max_prompt_tokens = 56
+[recipe.length]
+thinking_tokens = [100, 150]
+answer_tokens = 50
+[learner]
+micro_batch_tokens = 512
+gradient_checkpointing = true
+accumulate = "sharded"
+[placement]
+trainer_ranks = 2
+[placement.model_numbers]
+hidden_size = 64
+num_hidden_layers = 3
+num_attention_heads = 4
+num_key_value_heads = 2
+intermediate_size = 128
+vocab_size = 1000
+"""
+LAYER = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128  # queries and output, keys and values, the MLP
+PARAMS = 3 * LAYER + 2 * 1000 * 64  # with the embedding and the head
+NORMS = 7 * 64
+
+
+def rehearsed(tmp_path, capsys, text=RUN, *fields):
+    (tmp_path / "run.toml").write_text(text)
+    assert cli.main(["plan", str(tmp_path / "run.toml"), "--rehearse", "--json", *fields]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_each_of_two_ranks_holds_half_of_the_masters_and_moments(tmp_path, capsys):
+    found = rehearsed(tmp_path, capsys)
+    half = (PARAMS + NORMS) // 2
+    assert found["parts"]["parameters"] == pytest.approx(4 * half, rel=0.01)  # inverse frequencies of the rotation too
+    assert found["parts"]["optimizer"] == pytest.approx(8 * half, rel=0.01)  # a counter per matrix too
+    assert 4 * half <= found["parts"]["gradients"] <= 4 * half + 2 * (PARAMS + NORMS)  # and some of this micro-batch
+    # the embedding's group stays gathered, so it is gathered once per micro-batch, and a layer twice (bf16)
+    assert found["sent"]["all-gather"] == 2 * 2 * (2 * (3 * (LAYER + 128)) + 2 * 64000 + 64)
+    assert found["sent"]["reduce-scatter"] == 4 * 2 * (PARAMS + NORMS)  # FP32, after each micro-batch
+    assert found["total"] == sum(found["parts"].values())
+
+
+def test_a_mixture_of_which_only_sizes_are_known_is_one_line(tmp_path, capsys):
+    mixture = "num_experts = 4\nnum_experts_per_tok = 2\nmoe_intermediate_size = 64\n"
+    (tmp_path / "run.toml").write_text(RUN + mixture)
+    assert cli.main(["plan", str(tmp_path / "run.toml"), "--rehearse", "--json"]) == 2
+    error = capsys.readouterr().err
+    assert "set model.path to a directory with one" in error and error.count("\n") == 1
