@@ -158,6 +158,9 @@ class Handler(BaseHTTPRequestHandler):
         self.fake.bodies.append(body)
         self.answer(200, {"message": "Weight transfer initialized"})
 
+    def on_shutdown_weight_transfer_engine(self, body: dict | None) -> None:
+        self.answer(200, {"message": "Weight transfer shut down"})
+
     def on_start_weight_update(self, body: dict | None) -> None:
         assert not self.fake.unpaused.is_set(), "weights are sent only to a paused server"
         self.fake.partial = True

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from scalerl.rollouts.build import EngineSpec, restarted_engines
 from scalerl.rollouts.engine import Engine, Sampling
@@ -32,7 +33,10 @@ def server_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> 
 
 
 def server_life(
-    spec: EngineSpec, note: Callable[[str], None] = lambda text: None, environment: Mapping[str, str] | None = None
+    spec: EngineSpec,
+    note: Callable[[str], None] = lambda text: None,
+    environment: Mapping[str, str] | None = None,
+    host: str = "127.0.0.1",
 ) -> PolledEngines:
     """Start a server, or use the one given by address, and connect to it.
 
@@ -40,6 +44,7 @@ def server_life(
         spec: Specification of the engine.
         note: Function that gets warnings about the server.
         environment: Additional environment variables of a new server; an actor's server inherits the actor's.
+        host: Interface on which a new server listens.
 
     Raises:
         ConfigError: The server does not start, or does not meet the run's requirements.
@@ -54,7 +59,7 @@ def server_life(
     if placement.servers:
         server = placement.servers[spec.number]
     else:
-        server = Server(_server_spec(spec, needs, environment or {}))
+        server = Server(replace(_server_spec(spec, needs, environment or {}), host=host))
         server.wait_ready()
     with ExitStack() as failed:
         failed.callback(_end, server)
@@ -71,7 +76,11 @@ def server_life(
     for line in engines[0].notes:
         note(line)
 
+    announce = getattr(spec.channel, "announce", lambda number, address: None)
+    announce(spec.number, server.address if isinstance(server, Server) else server)
+
     def end() -> None:
+        announce(spec.number, "")
         engines[0].close()
         _end(server)
 
