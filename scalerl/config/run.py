@@ -281,9 +281,7 @@ class RunConfig(Part):
     def channel(self, shared: bool, vllm: bool) -> tuple[str, str]:
         """Return the weight channel for `auto`, and the reason if vLLM servers on GPUs get files instead of NCCL.
 
-        Args:
-            shared: Whether engines use the GPUs of the trainer.
-            vllm: Whether vLLM is installed in the trainer's environment.
+        `shared`: engines use the trainer's GPUs. `vllm`: the trainer's environment has vLLM.
         """
         rounds, reason = self.recipe.off_policy, ""
         if self.placement.engine != "vllm" or self.hardware.device == "cpu":

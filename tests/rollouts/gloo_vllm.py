@@ -43,6 +43,7 @@ class InitInfo:
     master_address: str
     master_port: int
     world_size: int
+    packed_buffer_size_bytes: int
 
 
 class Trainer:

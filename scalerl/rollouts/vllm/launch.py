@@ -91,6 +91,7 @@ def _server_spec(spec: EngineSpec, needs: Needs, environment: Mapping[str, str])
     generator, place = spec.generator, spec.place
     placement, model = generator.config.placement, generator.model
     revision = () if os.path.isdir(model.path) else ("--revision", model.revision)
+    eager = ("--enforce-eager",) if generator.config.hardware.device == "cpu" else ()  # compiling takes a minute
     share = ("--gpu-memory-utilization", f"{place.share:.2f}") if place.share else ()
     return ServerSpec(
         model=model.path,
@@ -103,7 +104,7 @@ def _server_spec(spec: EngineSpec, needs: Needs, environment: Mapping[str, str])
         fp32_head=needs.fp32_head,
         tensor_parallel=placement.tensor_parallel,
         start_s=placement.start_timeout_s,
-        extra=(*revision, *share, *placement.vllm_arguments),
+        extra=(*revision, *eager, *share, *placement.vllm_arguments),
         environment=environment,
     )
 

@@ -42,6 +42,9 @@ ASK_S = 5.0
 """Seconds between two questions whether a server needs weights, and time limit of an answer."""
 JOIN_S = 120.0
 """Seconds in which all servers must join the transfer group, which takes a few."""
+BUFFER = 1 << 28
+"""Bytes of one broadcast; both sides hold two of them, and a larger tensor. vLLM's default of 1 GB would need memory
+that the servers' cache takes."""
 SPARE = 0.9
 """Share of the time limit that this process uses: the loop ends it at the limit, and does not know the servers."""
 
@@ -169,6 +172,7 @@ class _Sender:
             master_address=master_address or address_towards(servers),
             master_port=_free_port(),
             world_size=1 + sum(self._client.world_sizes),
+            packed_buffer_size_bytes=BUFFER,
         )
         self._where = f"{info.master_address}:{info.master_port}"
         begin = partial(WeightTransferTrainerFactory.trainer_init, info, client=self._client, source=self._source)
