@@ -72,7 +72,7 @@ class NcclChannel:
                 of its interface that routes to them.
             timeout_s: Seconds after which the caller ends a process that sends.
         """
-        self._layout, self._directory = layout, directory
+        self._layout, self._directory = layout, directory.absolute()  # actors have other current directories
         self._master_address, self._timeout_s = master_address, timeout_s
         self._sender: Any = None
         self._asked_at = 0.0
