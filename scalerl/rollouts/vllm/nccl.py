@@ -111,7 +111,7 @@ class NcclChannel:
             self.close()
         if self._sender is None:
             self._sender = _Sender(self._layout, tuple(labels), self._master_address, limit_s)
-        self._sender.send(version, weights, until)
+        self._sender.send(version, weights, until - time.monotonic())
 
     def lost(self) -> bool:
         """Return whether a server does not have the latest weights; asks the servers every few seconds."""
@@ -174,35 +174,37 @@ class _Sender:
             world_size=1 + sum(self._client.world_sizes),
             packed_buffer_size_bytes=BUFFER,
         )
-        self._where = f"{info.master_address}:{info.master_port}"
         begin = partial(WeightTransferTrainerFactory.trainer_init, info, client=self._client, source=self._source)
-        self._engine = self._limited(begin, time.monotonic() + min(JOIN_S, limit_s), "to join the transfer group at")
+        late = ConfigError(
+            f"to join it over NCCL at {info.master_address}:{info.master_port}; allow all TCP ports between the hosts "
+            "(firewall), set placement.trainer_address to an address that they reach, or use rollouts.weights = "
+            "'directory'"
+        )
+        self._engine = self._limited(begin, min(JOIN_S, limit_s), late)
 
-    def send(self, version: int, weights: Iterable[tuple[str, Any]], until: float) -> None:
+    def send(self, version: int, weights: Iterable[tuple[str, Any]], limit_s: float) -> None:
         self._client.version = version
         self._source.weights = weights
-        self._limited(self._engine.send_weights, until, f"to receive version {version} from")
+        late = RuntimeError(f"to receive version {version} of the weights over NCCL; see their logs")
+        self._limited(self._engine.send_weights, limit_s, late)
 
-    def _limited(self, call: Callable[[], Any], until: float, purpose: str) -> Any:
+    def _limited(self, call: Callable[[], Any], limit_s: float, late: Exception) -> Any:
         """Call vLLM in a thread, which NCCL may block forever, and return the result.
 
         Raises:
-            ConfigError: It took too long.
             RuntimeError: A server failed.
+            Exception: `late`, completed by the processes: it took too long.
         """
         done: Future[Any] = Future()
-        began = time.monotonic()
         Thread(target=outcome, args=(call, done), name="weights", daemon=True).start()
-        wait((done, self._client.failure), max(0.0, until - began), FIRST_COMPLETED)
+        wait((done, self._client.failure), max(0.0, limit_s), FIRST_COMPLETED)
         if self._client.failure.done() or not done.done():
             self._client.close()
             if self._client.failure.done():
                 self._client.failure.result()
-            raise ConfigError(
-                f"rollouts.weights: the process {os.getpid()} of trainer rank 1 on {socket.gethostname()} waited "
-                f"{time.monotonic() - began:.0f} s for the vLLM servers {', '.join(self.servers)} {purpose} "
-                f"{self._where} over NCCL; allow all TCP ports between the hosts (firewall), set "
-                "placement.trainer_address to an address that they reach, or use rollouts.weights = 'directory'"
+            raise type(late)(
+                f"rollouts.weights: process {os.getpid()} of trainer rank 1 on {socket.gethostname()} waited "
+                f"{limit_s:.0f} s for the vLLM servers {', '.join(self.servers)} {late}"
             )
         return done.result()
 
