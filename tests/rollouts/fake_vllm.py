@@ -298,6 +298,9 @@ class Handler(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     with FakeVllm(int(sys.argv[sys.argv.index("--port") + 1])) as server:
+        if "--weight-transfer-config" in sys.argv:
+            how = sys.argv[sys.argv.index("--weight-transfer-config") + 1]
+            server.settings["weight_transfer_config"] = json.loads(how)
         print("fake vLLM at", server.address, flush=True)
         if "--die" in sys.argv:
             sys.exit("RuntimeError: out of luck")
