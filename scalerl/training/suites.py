@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,10 @@ from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
 from scalerl.tasks.pool import ProcessEnded, ScoringPool
 from scalerl.tasks.scoring import make_scoring
 from scalerl.tasks.verifiers import VERIFIERS
-from scalerl.training.checkpoint import GeneratorFiles
+from scalerl.training.checkpoint import save_state
 from scalerl.training.evaluation import held_out_visits, mean_at_k
 from scalerl.training.rollout_rows import rollout_row
-from scalerl.training.run_model import LoadPolicy, check_length, load_model, local_model
+from scalerl.training.run_model import check_length, load_in_engine, load_model, local_model
 from scalerl.types import Prompt, ScoredGroup
 
 CPU_CACHE, GPU_SHARE = 1 << 30, 0.5
@@ -203,7 +204,7 @@ class Evaluator:
         if not self._servers:
             from scalerl.rollouts.vllm.launch import server_engines
 
-            count, files = self.config.placement.engines, GeneratorFiles(None)
+            count = self.config.placement.engines
             channel: Any = None  # the servers keep the weights that they load
             slots = self.config.rollouts.slots or SERVED_SLOTS * count
             config = replace(self.config, rollouts=replace(self.config.rollouts, slots=slots))
@@ -211,8 +212,8 @@ class Evaluator:
             path = local_model(config.model.path, config.hardware.dtype, self._note)
             facts = ModelFacts(path, config.model.revision, self._policy.vocab_size, self._policy.sizes)
             spec = GeneratorSpec(
-                config, LoadPolicy(config, path), self._longest, self._rule, stop, files, facts, self._where,
-                server_engines, served_places(config),
+                config, partial(load_in_engine, config, path), self._longest, self._rule, stop, None, save_state, facts,
+                self._where, server_engines, served_places(config),
             )  # fmt: skip
             pairs = server_engines([EngineSpec(spec, channel, number) for number in range(count)], self._note)
             self._servers = [training for training, _ in pairs]
