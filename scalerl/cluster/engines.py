@@ -93,7 +93,7 @@ def _post(life: Life, end: End) -> None:
 def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[Sequence[Engine]]:
     """Make each engine in an actor that is replaced when it dies; Ray must be connected.
 
-    A vLLM actor starts its server on the same node, on the loopback interface. Servers given by address need no actor.
+    A vLLM actor starts its server on the same node. Servers given by address need no actor.
     """
     import ray
 
@@ -115,9 +115,13 @@ def _torch_life(spec: EngineSpec) -> Life:
 
 
 def _vllm_life(spec: EngineSpec) -> Life:
+    import ray
+
     from scalerl.rollouts.vllm.launch import server_life
 
-    return server_life(spec)
+    # over NCCL, the trainer's node drives the server; who reaches it there reaches Ray too, which runs any code
+    remote = spec.generator.config.weights == "nccl"
+    return server_life(spec, host=ray.util.get_node_ip_address() if remote else "127.0.0.1")
 
 
 BEGIN: dict[str, Callable[[EngineSpec], Life]] = {"torch": _torch_life, "vllm": _vllm_life}

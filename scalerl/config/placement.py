@@ -195,10 +195,9 @@ class Placement(Part):
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """Weight channels that can reach the engines, in order of preference."""
+        """Weight channels that can reach the engines, the most general first."""
         if self.engine == "vllm":
-            # a transfer over NCCL begins in the trainer, which must know the servers when it starts
-            return ("directory", "nccl") if self.servers else ("directory",)
+            return ("directory", "nccl")
         return ("shared-memory", "directory") if self.backend == "local" else ("object-store", "directory")
 
     @property

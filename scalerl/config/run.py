@@ -77,7 +77,8 @@ class Rollouts(Part):
     weights: Literal["auto", "shared-memory", "directory", "object-store", "nccl"] = "auto"
     """Channel by which weights reach the generators. shared-memory: torch engines on one machine. object-store: torch
     engines on Ray. directory: safetensors files in the run directory, which both sides must see. nccl: vLLM servers
-    given by address, faster for large models, not tested on GPUs. auto: the first that fits the placement."""
+    with their own GPUs, if the trainer's environment has vLLM too; not run on GPUs yet. auto: nccl for servers that the
+    run starts on GPUs, if it is possible, else the first that fits the placement."""
 
 
 class Scoring(Part):
@@ -273,10 +274,27 @@ class RunConfig(Part):
 
     @property
     def weights(self) -> str:
-        """The weight channel, a key of CHANNELS."""
-        if self.rollouts.weights != "auto":
-            return self.rollouts.weights
-        return self.placement.channels[0]
+        """The weight channel; for `auto` before `resolve`, that of machines with vLLM everywhere."""
+        shared = self.placement.gpus == 1 and self.placement.backend == "local"
+        return self.rollouts.weights if self.rollouts.weights != "auto" else self.channel(shared, vllm=True)[0]
+
+    def channel(self, shared: bool, vllm: bool) -> tuple[str, str]:
+        """Return the weight channel for `auto`, and the reason if vLLM servers on GPUs get files instead of NCCL.
+
+        `shared`: engines use the trainer's GPUs. `vllm`: the trainer's environment has vLLM.
+        """
+        rounds, reason = self.recipe.off_policy, ""
+        if self.placement.engine != "vllm" or self.hardware.device == "cpu":
+            return self.placement.channels[0], ""
+        if self.placement.servers:
+            reason = "servers given by address take weights as their command line says"
+        elif shared:
+            reason = "an engine shares the trainer's GPU, and NCCL needs one for each process"
+        elif not vllm:
+            reason = "NCCL needs vLLM in the trainer's environment too"
+        elif rounds.max_lag and not rounds.streams:
+            reason = f"servers hold one version, and {rounds.kind} needs older ones"
+        return "directory" if reason else "nccl", reason
 
     @property
     def trains_in_loop(self) -> bool:

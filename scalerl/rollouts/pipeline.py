@@ -108,6 +108,7 @@ class Pipeline:
         self._worker: Remote | None = None
         self._build, self._channel, self._score, self._stop_requested = build, channel, score, stop_requested
         self._lost: Callable[[], bool] = getattr(channel, "lost", lambda: False)
+        self._first: Callable[[], None] = lambda: None
         self._latest: Callable[[], None] = lambda: None
         self._held: set[int] = set()
         self._pending: dict[int, PendingScores] = {}
@@ -127,14 +128,18 @@ class Pipeline:
             version: Version of those weights.
             visits: Prompts that may be started with them.
         """
-        self._send_weights(version, send)
+        if getattr(self._channel, "into_engines", False):
+            self._first = partial(self._send_weights, version, send)
+        else:
+            self._send_weights(version, send)
         self._worker = self._launch(partial(generate, self._channel, self._build, version, tuple(visits)))
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def wait_ready(self) -> None:
-        """Wait until the process has loaded everything."""
+        """Wait until the process has loaded everything and the engines can get the first weights."""
         self._get("ready")
+        self._first()
 
     # ---------------------------------------------------------------------------------------------------- rollouts
 

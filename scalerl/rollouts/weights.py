@@ -3,7 +3,8 @@
 To add a channel, write a class with the methods of `WeightChannel` and add it to CHANNELS. Channels are pickled to
 reach engine processes. Every channel is tested by replay: the log-probabilities after a swap must match the weights
 that were sent. If engines can lose the weights, the channel also has a method `lost() -> bool`; the trainer then sends
-the latest version again. torch is imported only when weights are sent or received.
+the latest version again. A channel that sends into running engines has `into_engines = True`. torch is imported only
+when weights are sent or received.
 """
 
 from __future__ import annotations

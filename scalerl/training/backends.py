@@ -59,7 +59,7 @@ def _channel(config: RunConfig, layout: WeightLayout, run: Path) -> WeightChanne
         from scalerl.rollouts.vllm.nccl import NcclChannel
 
         placement = config.placement
-        return NcclChannel(layout, placement.servers, placement.trainer_address, placement.transfer_timeout_s)
+        return NcclChannel(layout, run / "servers", placement.trainer_address, placement.transfer_timeout_s)
     return CHANNELS[config.weights](layout, run)
 
 

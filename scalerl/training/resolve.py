@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from scalerl.cluster.connect import cluster_gpus
-from scalerl.cluster.devices import gpu_problem
+from scalerl.cluster.devices import gpu_problem, shares_gpus
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
 from scalerl.config.data import PromptFile
@@ -27,7 +28,11 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Replace every `auto` by the value for this machine, so that the saved configuration repeats the run elsewhere."""
+    """Replace every `auto` by the value for this machine, so that the saved configuration repeats the run elsewhere.
+
+    Raises:
+        ConfigError: The hardware or the weight channel is not possible here.
+    """
     hardware = resolve_hardware(config.hardware, config.placement)
     rollouts = replace(config.rollouts, slots=config.slots)
     if config.lag_follows:
@@ -35,6 +40,13 @@ def resolve(config: RunConfig) -> RunConfig:
     elif rollouts.lag_ticks == "auto" or not config.lag_is_used:
         rollouts = replace(rollouts, lag_ticks=replace(config, rollouts=rollouts).lag_ticks)
     config = replace(config, hardware=hardware, rollouts=rollouts)
+    if config.placement.engine == "vllm" and rollouts.weights == "auto":
+        config = replace(config, rollouts=replace(rollouts, weights=_channel_here(config)[0]))
+    if config.weights == "nccl" and hardware.device == "cuda" and shares_gpus(config, torch.cuda.device_count()):
+        raise ConfigError(
+            "rollouts.weights: got 'nccl', but trainer and engine share the only GPU here, and NCCL needs one for each "
+            "process; allowed: auto, directory"
+        )
     return replace(config, learner=replace(config.learner, micro_batch_tokens=config.micro_batch_tokens))
 
 
@@ -66,6 +78,19 @@ def resolve_hardware(hardware: Hardware, placement: Placement | None = None) -> 
         generator_threads=hardware.generator_threads or half,
         trainer_threads=hardware.trainer_threads or half,
     )
+
+
+def _channel_here(config: RunConfig) -> tuple[str, str]:
+    gpus = torch.cuda.device_count() if config.hardware.device == "cuda" else 0
+    return config.channel(shares_gpus(config, gpus), find_spec("vllm") is not None)
+
+
+def channel_notes(config: RunConfig) -> list[str]:
+    """Return a note if vLLM servers get weights through files although the run has GPUs, with the reason."""
+    _, reason = _channel_here(config)
+    if not reason or config.weights != "directory":
+        return []
+    return [f"weights reach the vLLM servers through files: {reason} (docs/vllm.md)"]
 
 
 def pinned(config: RunConfig, note: Callable[[str], None]) -> RunConfig:

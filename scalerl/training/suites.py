@@ -1,4 +1,4 @@
-"""Evaluates a model on suites, with the torch engine in this process: mean@k, pass@k and majority votes.
+"""Evaluates a model on suites, with the torch engine or vLLM servers: mean@k, pass@k and majority votes.
 
 Axes: P prompts, N samples per prompt.
 """
@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -18,26 +19,33 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from scalerl.cluster.devices import served_places
 from scalerl.config import HuggingFaceModel, RunConfig
+from scalerl.config.base import replace
 from scalerl.config.data import PromptFile, TaskData
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import whole
 from scalerl.models.policy import stop_tokens
 from scalerl.prompts.dataset import load_prompts, task_prompts
-from scalerl.rollouts.engine import Sampling, generate
+from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
+from scalerl.rollouts.engine import Engine, Sampling, generate
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
 from scalerl.tasks.pool import ProcessEnded, ScoringPool
 from scalerl.tasks.scoring import make_scoring
 from scalerl.tasks.verifiers import VERIFIERS
+from scalerl.training.checkpoint import save_state
 from scalerl.training.evaluation import held_out_visits, mean_at_k
 from scalerl.training.rollout_rows import rollout_row
-from scalerl.training.run_model import check_length, load_model
+from scalerl.training.run_model import check_length, load_in_engine, load_model, local_model
 from scalerl.types import Prompt, ScoredGroup
 
 CPU_CACHE, GPU_SHARE = 1 << 30, 0.5
 """Limits of the key-value cache of an evaluation: bytes on CPU, and a share of the free memory on a GPU."""
+
+SERVED_SLOTS = 256
+"""Sequences that a vLLM server decodes together."""
 
 RUN_COLUMNS = ("step", "versions", "staleness", "log_ratio_min", "log_ratio_max", "token_detail")
 """Columns of a training run's rollouts that have no meaning in an evaluation."""
@@ -97,11 +105,12 @@ class SuiteResult:
 class Evaluator:
     """Evaluates a loaded model on suites."""
 
-    def __init__(self, config: RunConfig, note: Callable[[str], None]) -> None:
+    def __init__(self, config: RunConfig, where: Path, note: Callable[[str], None]) -> None:
         """Load the model.
 
         Args:
-            config: Resolved configuration with model, recipe (sampling, length limits), scoring and seed.
+            config: Resolved configuration with model, recipe (sampling, length limits), scoring, engine and seed.
+            where: Directory for the logs of vLLM servers.
             note: Function called with notes about prompts that were left out.
 
         Raises:
@@ -109,10 +118,13 @@ class Evaluator:
         """
         assert isinstance(config.model, HuggingFaceModel), config.model
         torch.set_num_threads(config.hardware.generator_threads + config.hardware.trainer_threads)
-        self.config, self._note = config, note
-        model, fp32_head = config.model, config.recipe.fp32_head
-        self._policy, self.tokenizer = load_model(model.path, model.revision, config.hardware, fp32_head, note)
-        check_engine(self._policy)
+        self.config, self._where, self._note = config, where, note
+        self._longest, self._servers = 0, list[Engine]()
+        served, model, fp32_head = config.placement.engine == "vllm", config.model, config.recipe.fp32_head
+        hardware = replace(config.hardware, device="cpu") if served else config.hardware
+        self._policy, self.tokenizer = load_model(model.path, model.revision, hardware, fp32_head, note)
+        if not served:
+            check_engine(self._policy)
         self._rule: LengthRule = length_rule(
             config.recipe.length, lambda text: self.tokenizer.encode(text, add_special_tokens=False)
         )
@@ -122,21 +134,22 @@ class Evaluator:
         prompts, notes = task_prompts(task, self.tokenizer, 0)
         return self._first(prompts, notes, most)
 
-    def held_out_of_run(self, most: int | None) -> dict[str, list[Prompt]]:
-        """Return the held-out prompts of the configured run, by task."""
+    def held_out_of_run(self, most: int | None) -> list[list[Prompt]]:
+        """Return the held-out prompts of each task of the configured run."""
         split = load_prompts(self.config, self.tokenizer)
-        return {
-            task: self._first([p for p in split.held_out if p.task == task], split.notes, most)
-            for task in self.config.tasks
-        }
+        return [
+            self._first([p for p in split.held_out if p.task == task], split.notes, most) for task in self.config.tasks
+        ]
 
     def _first(self, prompts: list[Prompt], notes: Sequence[str], most: int | None) -> list[Prompt]:
         for note in notes:
             self._note(note)
-        return sorted(prompts, key=lambda prompt: prompt.id)[:most]
+        chosen = sorted(prompts, key=lambda prompt: prompt.id)[:most]
+        self._longest = max([self._longest, *(len(prompt.tokens) for prompt in chosen)])
+        return chosen
 
     def evaluate(self, task: TaskData, prompts: Sequence[Prompt], samples: int, texts: Path) -> SuiteResult:
-        """Sample and score completions, write them to a file, and return the metrics.
+        """Sample and score completions, write them to a file, and return the metrics; all prompts are loaded before.
 
         Args:
             task: Task with the verifier or reward function.
@@ -147,20 +160,15 @@ class Evaluator:
         Raises:
             ConfigError: A prompt is too long for the model.
             RewardError: A reward function failed.
+            EngineDied: A vLLM server died too often.
         """
         if not prompts:
             raise ConfigError(f"{task.curve}: no prompt is left to evaluate on; increase data.max_prompt_tokens")
         longest = max(len(prompt.tokens) for prompt in prompts)
         check_length(self._policy, self._rule, longest)
-        recipe, began = self.config.recipe, time.perf_counter()
-        engine = torch_engine(
-            self._policy,
-            slots=self._slots(longest, samples * len(prompts)),
-            prompt_tokens=longest,
-            rule=self._rule,
-            sampling=Sampling(recipe.temperature, recipe.top_p, stop_tokens(self._policy, self.tokenizer)),
-        )
-        groups = generate([engine], held_out_visits(prompts), samples, self.config.seed, "evaluate")
+        engines = self._engines(longest, samples * len(prompts))
+        began = time.perf_counter()
+        groups = generate(engines, held_out_visits(prompts), samples, self.config.seed, "evaluate")
         sampled_s = time.perf_counter() - began
         scoring = make_scoring(self.config, self._decode)
         try:
@@ -182,10 +190,36 @@ class Evaluator:
             majority=self._majority(task, scored),
             truncated=float(np.mean([rollout.truncated for rollout in rollouts])),
             mean_tokens=float(np.mean([len(rollout) for rollout in rollouts])),
-            tokens_per_s=engine.work.tokens / max(1e-9, sampled_s),
+            tokens_per_s=sum(map(len, rollouts)) / max(1e-9, sampled_s),
             seconds=time.perf_counter() - began,
             texts=str(texts),
         )
+
+    def _engines(self, longest: int, sequences: int) -> list[Engine]:
+        """Return a torch engine for this suite, or vLLM servers, which serve all suites and end with this process."""
+        recipe, stop = self.config.recipe, stop_tokens(self._policy, self.tokenizer)
+        if self.config.placement.engine != "vllm":
+            sampling, slots = Sampling(recipe.temperature, recipe.top_p, stop), self._slots(longest, sequences)
+            return [torch_engine(self._policy, slots=slots, prompt_tokens=longest, rule=self._rule, sampling=sampling)]
+        if not self._servers:
+            from scalerl.rollouts.vllm.launch import server_engines
+
+            count = self.config.placement.engines
+            channel: Any = None  # the servers keep the weights that they load
+            slots = self.config.rollouts.slots or SERVED_SLOTS * count
+            config = replace(self.config, rollouts=replace(self.config.rollouts, slots=slots))
+            assert isinstance(config.model, HuggingFaceModel)
+            path = local_model(config.model.path, config.hardware.dtype, self._note)
+            facts = ModelFacts(path, config.model.revision, self._policy.vocab_size, self._policy.sizes)
+            spec = GeneratorSpec(
+                config, partial(load_in_engine, config, path), self._longest, self._rule, stop, None, save_state, facts,
+                self._where, server_engines, served_places(config),
+            )  # fmt: skip
+            pairs = server_engines([EngineSpec(spec, channel, number) for number in range(count)], self._note)
+            self._servers = [training for training, _ in pairs]
+            for engine in self._servers:
+                engine.swap(0)
+        return self._servers
 
     def _decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         return list(self.tokenizer.batch_decode(tokens, skip_special_tokens=True))

@@ -1,5 +1,6 @@
 """The table of devices: by hand for every backend, and as the environment of the processes."""
 
+import dataclasses
 import stat
 import sys
 from collections import Counter
@@ -19,8 +20,10 @@ from scalerl.config.placement import Placement
 from scalerl.config.run import Hardware
 from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import Attention, ModelSizes
+from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts, local_engines
 from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.rollouts.vllm.nccl import NcclChannel
 from scalerl.rollouts.weights import DirectoryChannel
 from scalerl.training.backends import BACKENDS
 from scalerl.training.learner.rank_processes import RankProcesses
@@ -254,9 +257,13 @@ def test_vllm_servers_are_started_on_the_gpus_of_their_rows(four_gpus, tmp_path)
     place = Placement(engine="vllm", generators=2, vllm_python=str(program))
     config = replace(BASE, placement=place, hardware=replace(BASE.hardware, dtype="float32"))
     backend = BACKENDS["local"](config)
-    engines = server_engines(specs_of(config, backend.devices, tmp_path), print)
+    channel = backend.channel(WeightLayout.of([]), tmp_path)
+    assert isinstance(channel, NcclChannel)  # the default of servers with their own GPUs
+    specs = [dataclasses.replace(spec, channel=channel) for spec in specs_of(config, backend.devices, tmp_path)]
+    engines = server_engines(specs, print)
     try:
         assert sorted(seen_by_servers(tmp_path)) == ["2", "3"]
+        assert list(channel._labels().values()) == ["default", "default"] and channel.lost()
     finally:
         for training, _ in engines:
             training._restarter.close()

@@ -154,18 +154,20 @@ def test_the_best_split_has_the_most_useful_tokens_and_keeps_both_sides_busy():
 @pytest.mark.parametrize(
     ("placement", "weights", "expected"),
     [
-        # 8.03e9 parameters in BF16 are 16.06 GB. vLLM servers that the run starts read files: one write at 2 GB/s, and
-        # one read by each of the 8 nodes with engines (16 ranks fill two nodes, 64 engines the next eight)
-        ({}, "auto", (8.03, 8 * 8.03)),
-        ({"generators": 3, "trainer_ranks": 1}, "auto", (8.03, 8.03)),
-        # one broadcast at 40 GB/s, to any number of servers
+        # 8.03e9 parameters in BF16 are 16.06 GB: one broadcast at 40 GB/s, to any number of vLLM servers
+        ({}, "auto", (0.4015, 0.4015)),
+        ({"generators": 8, "trainer_ranks": 1}, "auto", (0.4015, 0.4015)),
+        # files: one write at 2 GB/s, and one read by each of the 8 nodes with engines (16 ranks fill two nodes, 64
+        # engines the next eight)
+        ({}, "directory", (8.03, 8 * 8.03)),
+        ({"generators": 3, "trainer_ranks": 1}, "directory", (8.03, 8.03)),
         ({"servers": ("http://a:1", "http://a:2", "http://b:1")}, "nccl", (0.4015, 0.4015)),
         ({"servers": ("http://a:1", "http://a:2", "http://b:1")}, "auto", (8.03, 2 * 8.03)),
         # a copy to host memory at 25 GB/s, then one over the network to each of the two nodes, and to the GPU
         ({"engine": "torch", "generators": 9, "trainer_ranks": 1}, "auto", (0.6424, 2 * 0.4015 + 0.6424)),
         ({"engine": "torch", "generators": 1, "trainer_ranks": 1, "backend": "local"}, "auto", (0.6424, 0.6424)),
     ],
-    ids=["paper", "one-node", "nccl", "servers", "object-store", "shared-memory"],
+    ids=["paper", "8-engines", "files", "one-node", "nccl", "servers", "object-store", "shared-memory"],
 )
 def test_a_plan_times_the_channel_that_the_run_uses_and_every_node_that_reads(placement, weights, expected):
     generators = 1 if "servers" in placement else 64

@@ -158,6 +158,9 @@ class Handler(BaseHTTPRequestHandler):
         self.fake.bodies.append(body)
         self.answer(200, {"message": "Weight transfer initialized"})
 
+    def on_shutdown_weight_transfer_engine(self, body: dict | None) -> None:
+        self.answer(200, {"message": "Weight transfer shut down"})
+
     def on_start_weight_update(self, body: dict | None) -> None:
         assert not self.fake.unpaused.is_set(), "weights are sent only to a paused server"
         self.fake.partial = True
@@ -295,6 +298,9 @@ class Handler(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     with FakeVllm(int(sys.argv[sys.argv.index("--port") + 1])) as server:
+        if "--weight-transfer-config" in sys.argv:
+            how = sys.argv[sys.argv.index("--weight-transfer-config") + 1]
+            server.settings["weight_transfer_config"] = json.loads(how)
         print("fake vLLM at", server.address, flush=True)
         if "--die" in sys.argv:
             sys.exit("RuntimeError: out of luck")

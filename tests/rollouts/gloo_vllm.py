@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+import tempfile
 import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,7 @@ class InitInfo:
     master_address: str
     master_port: int
     world_size: int
+    packed_buffer_size_bytes: int
 
 
 class Trainer:
@@ -112,11 +114,14 @@ def weights(version: int) -> list[tuple[str, torch.Tensor]]:
 
 
 def channel_to(*servers: str, **options: Any) -> Any:
-    """Return a channel for `weights`, over gloo."""
+    """Return a channel for `weights`, over gloo, whose servers have been announced."""
     from scalerl.models.weights import WeightLayout
     from scalerl.rollouts.vllm.nccl import NcclChannel
 
-    return NcclChannel(WeightLayout.of(weights(0)), servers, **options)
+    channel = NcclChannel(WeightLayout.of(weights(0)), Path(tempfile.mkdtemp(prefix="servers-")), **options)
+    for number, address in enumerate(servers):
+        channel.announce(number, address)
+    return channel
 
 
 class Sender:

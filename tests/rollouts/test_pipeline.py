@@ -3,6 +3,7 @@
 import random
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -106,6 +107,30 @@ def test_weights_that_an_engine_lost_are_sent_again_while_the_trainer_waits():
     finally:
         pipeline.close()
     assert sent == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("into_engines", "order"), [(False, ["sent 4", "started", "ready"]), (True, ["started", "ready", "sent 4"])]
+)
+def test_a_channel_into_running_engines_gets_the_first_weights_when_they_are_ready(into_engines, order):
+    events = []
+
+    class Process:
+        def __init__(self, run):
+            events.append("started")
+
+        def receive(self):
+            if "ready" in events:
+                raise WorkerDied("it has ended")
+            time.sleep(0.05)
+            events.append("ready")
+            return "ready", None
+
+    channel = SimpleNamespace(capacity=2, into_engines=into_engines)
+    pipeline = Pipeline(None, channel, Scored, launch=Process)
+    pipeline.start(lambda version, channel: events.append(f"sent {version}"), 4)
+    pipeline.wait_ready()
+    assert events == order
 
 
 def test_a_wait_without_end_is_an_error():

@@ -1,5 +1,6 @@
 """Engines from a configuration over servers given by address, and a lost server that restarts."""
 
+import dataclasses
 import json
 import re
 import time
@@ -14,8 +15,10 @@ from scalerl.config import Hardware, RunConfig, read_config
 from scalerl.config.base import replace
 from scalerl.config.placement import Placement
 from scalerl.models.sizes import Attention, ModelSizes
+from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
-from scalerl.rollouts.vllm.launch import server_engines
+from scalerl.rollouts.vllm.launch import server_engines, server_life
+from scalerl.rollouts.vllm.nccl import NcclChannel
 from scalerl.rollouts.vllm.updates import UPDATES
 from scalerl.rollouts.weights import DirectoryChannel
 
@@ -74,6 +77,20 @@ def test_a_restarted_server_gets_the_weights_and_every_sequence_is_returned_once
         assert engine.work.flops > 0
         evaluator.submit(requests(3))
         assert len(collect(evaluator, 3)) == 3
+
+
+def test_an_engine_announces_its_server_to_the_trainer_as_long_as_it_lives(tmp_path):
+    channel = NcclChannel(WeightLayout.of([("weight", torch.zeros(1))]), tmp_path / "servers")
+    with FakeVllm() as server:
+        server.settings["weight_transfer_config"] = {"backend": "nccl"}
+        spec = dataclasses.replace(spec_of(server.address, tmp_path, "--rollouts.weights", "nccl"), channel=channel)
+        life = server_life(spec)
+        assert channel._labels() == {server.address: "default"} and channel.lost()
+        server.label = "3"
+        channel._asked_at = -1e9
+        assert not channel.lost()
+        life.kill()
+        assert channel._labels() == {}
 
 
 SHORT = ["--placement.silence_timeout_s", "4"]

@@ -18,12 +18,14 @@ import torch
 from fake_vllm import FakeVllm
 from vllm_setup import drain, requests, wait_for
 
-from scalerl.config import Rollouts, RunConfig
+from scalerl.config import Rollouts, RunConfig, read_config
 from scalerl.config.placement import Placement
 from scalerl.core.errors import ConfigError
 from scalerl.models.weights import WeightLayout
+from scalerl.rollouts.vllm import nccl
 from scalerl.rollouts.vllm.nccl import NcclChannel, ServersClient, address_towards
 from scalerl.rollouts.vllm.updates import UPDATES
+from scalerl.training import resolve
 from scalerl.training.learner.rank_processes import RankProcesses
 from scalerl.training.learner.ranks import LearnerDied, LearnerGroup
 
@@ -52,6 +54,7 @@ def test_ranks_are_assigned_to_servers_in_order(pair, client):
     assert client.world_sizes == [2, 1]
     client.init_weight_transfer_engine({"rank_offset": 1, "world_size": 4, "master_port": 5})
     assert [server.bodies[0]["init_info"]["rank_offset"] for server in pair] == [1, 3]
+    assert all("/shutdown_weight_transfer_engine" in server.calls for server in pair)  # an earlier group
     assert all(server.bodies[0]["init_info"]["world_size"] == 4 for server in pair)
 
 
@@ -79,12 +82,8 @@ def test_the_error_names_a_server_that_rejects_an_update(pair, client):
         client.start_weight_update()
 
 
-def layout():
-    return WeightLayout.of([("a", torch.zeros(2, 3)), ("b", torch.zeros(4, dtype=torch.bfloat16))])
-
-
 def test_the_channel_is_pickled_without_its_communicator_and_receives_nothing():
-    channel = NcclChannel(layout(), ["http://127.0.0.1:1"])
+    channel = gloo_vllm.channel_to("http://127.0.0.1:1")
     channel._sender = threading.Lock()  # like a communicator it cannot be pickled
     copy = pickle.loads(pickle.dumps(channel))
     assert copy._sender is None and copy.capacity == 2
@@ -93,9 +92,52 @@ def test_the_channel_is_pickled_without_its_communicator_and_receives_nothing():
         copy.receive(0)
 
 
+CUDA = ["--hardware.device", "cuda"]
+VLLM = ["--placement.engine", "vllm"]
+SERVERS = ["--placement.servers", "['http://x:1']"]
+ROUNDS = ["--recipe.off_policy.kind", "ppo-off-policy"]
+
+
+@pytest.mark.parametrize(
+    ("words", "shared", "vllm", "channel", "reason"),
+    [
+        ([*CUDA, *VLLM], False, True, "nccl", ""),
+        ([*CUDA, *VLLM, "--placement.backend", "ray"], False, True, "nccl", ""),
+        ([*CUDA, *VLLM, "--placement.trainer_ranks", "4"], False, True, "nccl", ""),
+        ([*CUDA, *VLLM, *ROUNDS, "--recipe.off_policy.batches", "1"], False, True, "nccl", ""),
+        ([*CUDA, *VLLM, *ROUNDS], False, True, "directory", "ppo-off-policy needs older ones"),
+        ([*CUDA, *VLLM], True, True, "directory", "shares the trainer's GPU"),
+        ([*CUDA, *VLLM], False, False, "directory", "needs vLLM in the trainer's environment"),
+        ([*CUDA, *VLLM, *SERVERS], False, True, "directory", "as their command line says"),
+        (["--hardware.device", "cpu", *VLLM], False, True, "directory", ""),
+        (CUDA, True, True, "shared-memory", ""),
+        ([*CUDA, "--placement.backend", "ray"], False, True, "object-store", ""),
+    ],
+)
+def test_the_placement_determines_the_channel(words, shared, vllm, channel, reason):
+    found = read_config(None, words).channel(shared, vllm)
+    assert found[0] == channel and reason in found[1] and bool(reason) == bool(found[1])
+
+
+def test_a_machine_without_vllm_or_with_one_gpu_uses_files_and_says_so(monkeypatch):
+    config, gpus, installed = read_config(None, [*CUDA, *VLLM]), [8], [object()]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus[0])
+    monkeypatch.setattr(resolve, "find_spec", lambda name: installed[0])
+    found = resolve.resolve(config)
+    assert found.rollouts.weights == "nccl" and not found.trains_in_loop and resolve.channel_notes(found) == []
+    gpus[0] = 1
+    shared = resolve.resolve(config)
+    assert shared.rollouts.weights == "directory" and shared.trains_in_loop
+    with pytest.raises(ConfigError, match=r"share the only GPU here.*allowed: auto, directory"):
+        resolve.resolve(found)
+    gpus[0], installed[0] = 8, None
+    assert "through files: NCCL needs vLLM" in resolve.channel_notes(resolve.resolve(config))[0]
+
+
 @pytest.mark.skipif("vllm" in sys.modules, reason="vLLM is installed here")
 def test_the_channel_needs_vllm_in_the_trainers_environment(pair):
-    channel = NcclChannel(layout(), [server.address for server in pair])
+    channel = gloo_vllm.channel_to(*(server.address for server in pair))
     with pytest.raises(ConfigError, match="needs vLLM"):
         channel.send(0, [])
 
@@ -225,6 +267,7 @@ def test_a_restarted_server_joins_a_new_group_with_the_others(gloo, serve, tmp_p
     first.kill()
     first.wait()
     serve("first", port=int(address.rpartition(":")[2]))
+    channel._asked_at = time.monotonic()
     assert not channel.lost()  # asked a moment ago
     channel._asked_at = -1e9
     assert channel.lost()
@@ -233,6 +276,54 @@ def test_a_restarted_server_joins_a_new_group_with_the_others(gloo, serve, tmp_p
     channel._asked_at = -1e9
     assert not channel.lost()
     channel.close()
+
+
+@pytest.mark.slow
+def test_a_server_that_ended_is_left_out_and_joins_again_at_its_new_address(gloo, serve, tmp_path):
+    (first, address), (_, other) = serve("first"), serve("other")
+    channel = gloo_vllm.channel_to(address, other, timeout_s=60.0)
+    channel.send(1, gloo_vllm.weights(1))
+    first.kill()
+    first.wait()
+    channel.send(2, gloo_vllm.weights(2))  # its address is still there
+    assert is_version(tmp_path / "other", 2) and channel._sender.servers == (other,) and not channel.lost()
+    channel.announce(0, "")
+    channel.announce(0, serve("first")[1])
+    channel._asked_at = -1e9
+    assert channel.lost()
+    channel.send(2, gloo_vllm.weights(2))
+    assert is_version(tmp_path / "first", 2) and not pickle.loads(pickle.dumps(channel)).lost()
+    channel.close()
+
+
+@pytest.mark.slow
+def test_a_blocked_port_is_one_line_with_host_process_cause_and_cure(gloo, serve, monkeypatch):
+    monkeypatch.setattr(nccl, "JOIN_S", 2.0)
+    _, address = serve("got")
+    channel = gloo_vllm.channel_to(address, master_address="127.0.0.2")
+    monkeypatch.setattr(gloo_vllm, "join", lambda *where: time.sleep(30))  # like NCCL, which waits forever
+    with pytest.raises(ConfigError) as caught:
+        channel.send(1, gloo_vllm.weights(1))
+    text = str(caught.value)
+    assert f"process {os.getpid()} of trainer rank 1 on {socket.gethostname()} waited 2 s" in text
+    assert address in text and "at 127.0.0.2:" in text and "firewall" in text and "\n" not in text
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_in_a_transfer_ends_it_at_once(gloo, serve, monkeypatch):
+    server, address = serve("got")
+    channel = gloo_vllm.channel_to(address)
+    channel.send(1, gloo_vllm.weights(1))
+
+    def dying():
+        yield gloo_vllm.weights(2)[0]
+        server.kill()
+        time.sleep(30)  # like a broadcast to a dead worker
+
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match=f"the vLLM server at {address}"):
+        channel.send(2, dying())
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.slow
@@ -314,7 +405,8 @@ def test_the_server_samples_with_weights_sent_over_nccl(tmp_path):
         )
     )  # fmt: skip
     server.wait_ready()
-    channel = NcclChannel(WeightLayout.of(policies[0].weights()), [server.address])
+    channel = NcclChannel(WeightLayout.of(policies[0].weights()), tmp_path / "servers")
+    channel.announce(0, server.address)
     engine, _ = vllm_engines(
         server, slots=(4, 4), rule=LengthRule(None, NEVER, 60), sampling=Sampling(),
         needs=Needs(vocabulary=48, positions=128, sequences=8, backend="nccl"), updates=UPDATES["nccl"](channel),

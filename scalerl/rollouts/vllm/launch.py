@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from scalerl.rollouts.build import EngineSpec, restarted_engines
 from scalerl.rollouts.engine import Engine, Sampling
@@ -32,7 +33,10 @@ def server_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> 
 
 
 def server_life(
-    spec: EngineSpec, note: Callable[[str], None] = lambda text: None, environment: Mapping[str, str] | None = None
+    spec: EngineSpec,
+    note: Callable[[str], None] = lambda text: None,
+    environment: Mapping[str, str] | None = None,
+    host: str = "127.0.0.1",
 ) -> PolledEngines:
     """Start a server, or use the one given by address, and connect to it.
 
@@ -40,6 +44,7 @@ def server_life(
         spec: Specification of the engine.
         note: Function that gets warnings about the server.
         environment: Additional environment variables of a new server; an actor's server inherits the actor's.
+        host: Interface on which a new server listens.
 
     Raises:
         ConfigError: The server does not start, or does not meet the run's requirements.
@@ -57,7 +62,7 @@ def server_life(
         python = placement.vllm_python or sys.executable
         if version := installed_version(python):  # before a large model is loaded; without vLLM the log has the reason
             check_version(python, version)
-        server = Server(_server_spec(spec, needs, environment or {}))
+        server = Server(replace(_server_spec(spec, needs, environment or {}), host=host))
         server.wait_ready()
     with ExitStack() as failed:
         failed.callback(_end, server)
@@ -74,7 +79,11 @@ def server_life(
     for line in engines[0].notes:
         note(line)
 
+    announce = getattr(spec.channel, "announce", lambda number, address: None)
+    announce(spec.number, server.address if isinstance(server, Server) else server)
+
     def end() -> None:
+        announce(spec.number, "")
         engines[0].close()
         _end(server)
 
@@ -85,6 +94,7 @@ def _server_spec(spec: EngineSpec, needs: Needs, environment: Mapping[str, str])
     generator, place = spec.generator, spec.place
     placement, model = generator.config.placement, generator.model
     revision = () if os.path.isdir(model.path) else ("--revision", model.revision)
+    eager = ("--enforce-eager",) if generator.config.hardware.device == "cpu" else ()  # compiling takes a minute
     share = ("--gpu-memory-utilization", f"{place.share:.2f}") if place.share else ()
     return ServerSpec(
         model=model.path,
@@ -97,7 +107,7 @@ def _server_spec(spec: EngineSpec, needs: Needs, environment: Mapping[str, str])
         fp32_head=needs.fp32_head,
         tensor_parallel=placement.tensor_parallel,
         start_s=placement.start_timeout_s,
-        extra=(*revision, *share, *placement.vllm_arguments),
+        extra=(*revision, *eager, *share, *placement.vllm_arguments),
         environment=environment,
     )
 

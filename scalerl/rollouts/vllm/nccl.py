@@ -9,98 +9,130 @@ up to the broadcast, and between two networks with gloo in the place of NCCL.
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
+from functools import partial
+from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
-from scalerl.core.errors import ConfigError
+from scalerl.core.errors import ConfigError, outcome
+from scalerl.core.files import write_whole
 from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.vllm.protocol import (
     FINISH_UPDATE,
     INIT_TRANSFER,
     PAUSE,
     RESUME,
+    SHUTDOWN_TRANSFER,
     START_UPDATE,
     UNLABELED,
     UPDATE,
     WEIGHT_INFO,
     WORLD_SIZE,
 )
-from scalerl.rollouts.vllm.server import wait_for_server
 
 ASK_S = 5.0
-"""Seconds between two questions whether a server was restarted, and time limit of an answer."""
+"""Seconds between two questions whether a server needs weights, and time limit of an answer."""
+JOIN_S = 120.0
+"""Seconds in which all servers must join the transfer group, which takes a few."""
+BUFFER = 1 << 28
+"""Bytes of one broadcast; both sides hold two of them, and a larger tensor. vLLM's default of 1 GB would need memory
+that the servers' cache takes."""
+SPARE = 0.9
+"""Share of the time limit that this process uses: the loop ends it at the limit, and does not know the servers."""
 
 
 class NcclChannel:
-    """Sends every version to all servers at once; engines receive nothing."""
+    """Sends every version to all servers at once; engines receive nothing.
+
+    Each engine writes the address of its server into a directory when the server is ready, and removes it when it ends.
+    """
 
     capacity = 2
     """The version in use and one that was sent: a third would overwrite one that no engine has used yet."""
+    into_engines = True
+    """The engines must run before the first version is sent."""
 
     def __init__(
-        self, layout: WeightLayout, servers: Sequence[str], master_address: str = "", timeout_s: float = 600.0
+        self, layout: WeightLayout, directory: Path, master_address: str = "", timeout_s: float = 600.0
     ) -> None:
         """Prepare the channel; the first `send` connects to the servers.
 
         Args:
             layout: Names, types and shapes of the model's weights.
-            servers: Addresses, http://host:port.
+            directory: Directory for the addresses, which all processes see; addresses of an earlier run are removed.
             master_address: Address under which the servers' workers reach the process that sends; empty: the address
                 of its interface that routes to them.
-            timeout_s: Seconds that a server may be away, and seconds for one request, which may include a whole
-                transfer. The caller must end a process whose transfer takes longer, because NCCL waits forever.
+            timeout_s: Seconds after which the caller ends a process that sends.
         """
-        self._layout, self._servers = layout, tuple(servers)
+        self._layout, self._directory = layout, directory.absolute()  # actors have other current directories
         self._master_address, self._timeout_s = master_address, timeout_s
         self._sender: Any = None
         self._asked_at = 0.0
+        directory.mkdir(parents=True, exist_ok=True)
+        for left in directory.glob("server_*"):
+            left.unlink()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the communicator, which engine processes do not need."""
         return {**self.__dict__, "_sender": None}
 
-    def send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
-        """Load a version into every server; return when all use it.
+    def announce(self, number: int, address: str) -> None:
+        """Record the address of an engine's server, http://host:port; empty: it has ended (engine's side)."""
+        file = self._directory / f"server_{number}"
+        if address:
+            write_whole(file, address)
+        else:
+            file.unlink(missing_ok=True)
 
-        Waits for servers that are away. If one was restarted, all servers join a new transfer group.
+    def send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
+        """Load a version into every server that answers; return when all use it.
+
+        A server that is away gets the weights when it is back (`lost`). If one came or went, all join a new group.
 
         Raises:
-            ConfigError: vLLM is not installed in this environment, or a server is away for too long.
+            ConfigError: vLLM is not installed in this environment, no server answers, or one cannot join.
             RuntimeError: A server failed; it is left paused, and the transfer group is lost.
         """
-        until = time.monotonic() + self._timeout_s
-        for server in self._servers:
-            wait_for_server(server, max(0.0, until - time.monotonic()))
-        if self._restarted():
+        limit_s = SPARE * self._timeout_s
+        until = time.monotonic() + limit_s
+        while not (labels := self._labels()):
+            if time.monotonic() > until:
+                raise ConfigError(f"vllm: no server answered for {limit_s:g} s; see its log in the run directory")
+            time.sleep(0.5)
+        if self._sender is not None and (tuple(labels) != self._sender.servers or UNLABELED in labels.values()):
             self.close()
         if self._sender is None:
-            self._sender = _Sender(self._layout, self._servers, self._master_address, self._timeout_s)
-        self._sender.send(version, weights)
+            self._sender = _Sender(self._layout, tuple(labels), self._master_address, limit_s)
+        self._sender.send(version, weights, until - time.monotonic())
 
     def lost(self) -> bool:
-        """Return whether a server was restarted and waits for weights; asks the servers every few seconds."""
+        """Return whether a server does not have the latest weights; asks the servers every few seconds."""
         if time.monotonic() - self._asked_at < ASK_S:
             return False
-        found = self._restarted()
+        labels = set(self._labels().values())
         self._asked_at = time.monotonic()
-        return found
+        return UNLABELED in labels or len(labels) > 1
 
-    def _restarted(self) -> bool:
-        """Return whether a server has the weights that it started with; a server that does not answer is not asked."""
-        for server in self._servers:
+    def _labels(self) -> dict[str, str]:
+        """Return the label of the weights of every server that answers, by its address, in the engines' order."""
+        labels = {}
+        for file in sorted(self._directory.glob("server_*")):
             try:
-                answer = httpx.get(server.rstrip("/") + WEIGHT_INFO, timeout=ASK_S, trust_env=False)
-            except httpx.TransportError:
+                address = file.read_text(encoding="utf-8").rstrip("/")
+                answer = httpx.get(address + WEIGHT_INFO, timeout=ASK_S, trust_env=False)
+            except (FileNotFoundError, httpx.TransportError):  # it is ending, or away
                 continue
-            if answer.status_code == 200 and answer.json()["weight_version"] == UNLABELED:
-                return True
-        return False
+            if answer.status_code == 200:
+                labels[address] = str(answer.json()["weight_version"])
+        return labels
 
     def receive(self, version: int) -> Mapping[str, Any]:
         """Raise RuntimeError, because the weights go only into the servers' memory.
@@ -123,7 +155,7 @@ class NcclChannel:
 class _Sender:
     """The objects in the learner's process: vLLM's trainer engine, its weight source, and its client."""
 
-    def __init__(self, layout: WeightLayout, servers: Sequence[str], master_address: str, timeout_s: float) -> None:
+    def __init__(self, layout: WeightLayout, servers: Sequence[str], master_address: str, limit_s: float) -> None:
         try:
             from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
             from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
@@ -132,20 +164,49 @@ class _Sender:
                 f"rollouts.weights: got 'nccl', which needs vLLM in the trainer's environment too ({error}); install "
                 "it there, or use 'directory'"
             ) from None
-        self._client = ServersClient(servers, timeout_s)
+        self.servers = servers
+        self._client = ServersClient(servers, limit_s)
         self._source = weight_source(layout)
         info = NCCLTrainerInitInfo(
             rank=0,
             master_address=master_address or address_towards(servers),
             master_port=_free_port(),
             world_size=1 + sum(self._client.world_sizes),
+            packed_buffer_size_bytes=BUFFER,
         )
-        self._engine = WeightTransferTrainerFactory.trainer_init(info, client=self._client, source=self._source)
+        begin = partial(WeightTransferTrainerFactory.trainer_init, info, client=self._client, source=self._source)
+        late = ConfigError(
+            f"to join it over NCCL at {info.master_address}:{info.master_port}; allow all TCP ports between the hosts "
+            "(firewall), set placement.trainer_address to an address that they reach, or use rollouts.weights = "
+            "'directory'"
+        )
+        self._engine = self._limited(begin, min(JOIN_S, limit_s), late)
 
-    def send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
+    def send(self, version: int, weights: Iterable[tuple[str, Any]], limit_s: float) -> None:
         self._client.version = version
         self._source.weights = weights
-        self._engine.send_weights()
+        late = RuntimeError(f"to receive version {version} of the weights over NCCL; see their logs")
+        self._limited(self._engine.send_weights, limit_s, late)
+
+    def _limited(self, call: Callable[[], Any], limit_s: float, late: Exception) -> Any:
+        """Call vLLM in a thread, which NCCL may block forever, and return the result.
+
+        Raises:
+            RuntimeError: A server failed.
+            Exception: `late`, completed by the processes: it took too long.
+        """
+        done: Future[Any] = Future()
+        Thread(target=outcome, args=(call, done), name="weights", daemon=True).start()
+        wait((done, self._client.failure), max(0.0, limit_s), FIRST_COMPLETED)
+        if self._client.failure.done() or not done.done():
+            self._client.close()
+            if self._client.failure.done():
+                self._client.failure.result()
+            raise type(late)(
+                f"rollouts.weights: process {os.getpid()} of trainer rank 1 on {socket.gethostname()} waited "
+                f"{limit_s:.0f} s for the vLLM servers {', '.join(self.servers)} {late}"
+            )
+        return done.result()
 
     def close(self) -> None:
         self._engine.shutdown()
@@ -168,6 +229,8 @@ class ServersClient:
         """
         self.version = 0
         """Version that the next update names."""
+        self.failure: Future[None] = Future()
+        """Gets the first error of a server."""
         self._clients = [httpx.Client(base_url=s, timeout=timeout_s, trust_env=False) for s in servers]
         self._threads = ThreadPoolExecutor(len(self._clients))
         self.world_sizes = [client.get(WORLD_SIZE).raise_for_status().json()["world_size"] for client in self._clients]
@@ -178,6 +241,7 @@ class ServersClient:
         for size in self.world_sizes:
             bodies.append({"init_info": {**init_info, "rank_offset": first}})
             first += size
+        self._all(SHUTDOWN_TRANSFER)  # leave an earlier group
         self._all(INIT_TRANSFER, bodies)
 
     def start_weight_update(self) -> None:
@@ -197,7 +261,7 @@ class ServersClient:
 
     def close(self) -> None:
         """Close the connections."""
-        self._threads.shutdown()
+        self._threads.shutdown(wait=False)
         for client in self._clients:
             client.close()
 
@@ -207,16 +271,16 @@ class ServersClient:
         def ask(client: Any, body: Any) -> None:
             response = client.post(path, json=body)
             if response.status_code != 200:
-                raise RuntimeError(
-                    f"the vLLM server at {client.base_url}: POST {path} failed with {response.status_code}: "
-                    f"{response.text[:500]}"
-                )
+                raise RuntimeError(f"POST {path} failed with {response.status_code}: {response.text[:500]}")
 
-        for done in [
-            self._threads.submit(ask, client, body)
-            for client, body in zip(self._clients, bodies or [None] * len(self._clients), strict=True)
-        ]:
-            done.result()
+        pairs = zip(self._clients, bodies or [None] * len(self._clients), strict=True)
+        asked = {self._threads.submit(ask, client, body): client for client, body in pairs}
+        for done in as_completed(asked):
+            if error := done.exception():
+                said = RuntimeError(f"the vLLM server at {asked[done].base_url}: {error or type(error).__name__}")
+                if not self.failure.done():
+                    self.failure.set_exception(said)
+                raise said
 
 
 def address_towards(servers: Sequence[str]) -> str:

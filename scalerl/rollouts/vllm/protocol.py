@@ -29,6 +29,7 @@ FINISH_UPDATE = "/finish_weight_update"
 WEIGHT_INFO = "/weight_info"
 IS_PAUSED = "/is_paused"
 INIT_TRANSFER = "/init_weight_transfer_engine"
+SHUTDOWN_TRANSFER = "/shutdown_weight_transfer_engine"
 WORLD_SIZE = "/get_world_size"
 
 UNLABELED = "default"

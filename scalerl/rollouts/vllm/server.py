@@ -123,6 +123,11 @@ class Server:
                 death = self.obituary()
                 if death is not None:
                     self.close()
+                    if "No module named 'vllm'" in death:
+                        death = (
+                            f"{self.spec.python} has no vLLM; install it there, or give a Python that has it: "
+                            "placement.vllm_python, or --vllm-python of scalerl eval"
+                        )
                     raise ConfigError(f"vllm: the server did not start: {death}")
                 if time.monotonic() > end:
                     last = self.reason()
