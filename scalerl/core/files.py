@@ -166,7 +166,7 @@ def check_file(path: Path) -> os.stat_result:
     if stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file; first write its content to one", str(path))
+        raise OSError(errno.EINVAL, "not a regular file; write its content to one first", str(path))
     if not status.st_size:  # reading files such as /proc/kmsg, whose size is 0, would block forever
         raise OSError(errno.ENODATA, "the file is empty; check the program that wrote it", str(path))
     return status

@@ -35,7 +35,7 @@ def miniature(model: object, parallel: int = 1) -> tuple[Any, str]:
     from transformers import AutoConfig, Qwen3Config
 
     if isinstance(model, HuggingFaceModel):
-        where = {"revision": model.revision, "local_files_only": True}
+        where = {"revision": model.revision, "local_files_only": True, "trust_remote_code": False}
         made = outcome(lambda: _small(AutoConfig.from_pretrained(model.path, **where), parallel))
         if not made.exception():
             return made.result(), type(made.result()).__name__

@@ -338,7 +338,7 @@ def test_a_miniature_keeps_head_size_and_grouping_and_divides_over_gpus(tmp_path
 
 def test_a_server_given_by_address_that_does_not_answer(monkeypatch):
     site = site_of("--placement.engine", "vllm", "--placement.servers", "['http://127.0.0.1:9']")
-    monkeypatch.setattr(doctor, "MARGIN_S", 0.5)
+    monkeypatch.setattr(doctor, "REACHED_S", 0.5)
     with pytest.raises(ConfigError, match=r"no answer from http://127.0.0.1:9"):
         doctor.vllm(site)
 

@@ -297,5 +297,5 @@ def test_adapters_with_several_ranks_are_refused():
 
 @pytest.mark.parametrize("targets", ["q_proj", [], [3], ""])
 def test_targets_that_are_not_a_list_of_names_are_refused(targets):
-    with pytest.raises(ValueError, match="allowed"):
+    with pytest.raises(ValueError, match="targets"):
         Lora(targets=targets)

@@ -83,7 +83,7 @@ def pipe(name):
     [
         (private("."), "permission denied"), (private("config.toml"), "permission denied"),
         (private("metrics.jsonl"), "permission denied"), (private("points.jsonl"), "permission denied"),
-        (pipe("config.toml"), "pipe"), (pipe("metrics.jsonl"), "pipe"), (pipe("points.jsonl"), "pipe"),
+        (pipe("config.toml"), "regular"), (pipe("metrics.jsonl"), "regular"), (pipe("points.jsonl"), "regular"),
     ],
 )  # fmt: skip
 def test_a_run_that_cannot_be_read_is_one_row_with_the_reason(place, capsys, change, reason):
