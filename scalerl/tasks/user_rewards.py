@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from scalerl.core.plugins import PluginError, call, describe, loaded, number, signature_of
@@ -94,9 +94,13 @@ def call_reward(
     ]
     named = {**columns_taken(function, prompts), **(params or {}), "prompts": given_prompts, "completions": answers}
     try:
-        rewards = call(list, name, call(function, name, **named))  # a generator runs in `list`
+        returned = call(function, name, **named)
+        rewards = call(list, name, returned)  # a generator runs in `list`
     except PluginError as error:
         return [f"reward function {error}"] * len(completions)
+    if isinstance(returned, Mapping | Set):  # the keys of a mapping would be taken for rewards
+        problem = f"reward function {name} returned {describe(returned)}; allowed: a list with a number for each of"
+        return [f"{problem} {len(completions)} completions"] * len(completions)
     if len(rewards) != len(completions):
         problem = f"reward function {name} returned {len(rewards)} rewards for {len(completions)} completions"
         return [problem] * len(completions)

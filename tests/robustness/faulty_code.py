@@ -68,6 +68,8 @@ MODULE = """
     def rewarded(values):
         def reward(prompts, completions, **columns): return values
         return reward
+    a_dict = rewarded({0: 1.0, 1: 0.5})
+    a_set = rewarded({0.0, 1.0})
     huge = rewarded([1e300, 0.0])
     infinite = rewarded([float("inf"), 0.0])
     nested = rewarded([[1.0], [0.5]])

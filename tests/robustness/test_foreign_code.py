@@ -97,6 +97,7 @@ FAULTS = [
     ("task", "TaskOfOne", "made 1 distinct prompts; allowed: at least 4"),
     *(("reward", name, "allowed: a finite number for each completion") for name in ("infinite", "nested", "texts")),
     ("reward", "huge", r"returned 1e\+300; allowed: numbers from -1e\+09 to 1e\+09; scale them"),
+    *(("reward", name, "allowed: a list with a number for each of 2 completions") for name in ("a_dict", "a_set")),
     ("reward", "too_few", "returned 1 rewards for 2 completions"),
     ("reward", "raises_late", f"raises_late raised KeyError: 'gone' {HERE}"),
     ("task", "TaskRaisesMade", f"TaskRaisesMade raised KeyError: 'gone' {HERE}"),
@@ -110,8 +111,6 @@ FAULTS = [
     ("task", "TaskNoneScore", "TaskNoneScore.score returned None; allowed: a number from 0 to 1"),
     ("loss", "nan", "returned a loss that is not finite"),
     ("advantage", "nan", r"\(torch.float32, 6 entries not finite\) of shape \(2, 3\); expected finite"),
-    ("task", "TaskNoneScore", "TaskNoneScore.score returned None; allowed: a number from 0 to 1"),
-    ("loss", "nan", "returned a loss that is not finite"),
     ("aggregation", "negative", "at least 0, zero outside the mask"),
     ("loss", "whole_numbers", "returned a loss_BT of torch.int64 and a clipped_BT of torch.bool; expected a floating"),
 ]
