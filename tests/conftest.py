@@ -8,10 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# equal examples in every run, so that a failure is not chance
-settings.register_profile("repeatable", derandomize=True)
+# equal examples in every run and no timing, so that a failure is not chance
+UNTIMED = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture)
+settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=UNTIMED)
 settings.load_profile("repeatable")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background with SIGINT ignored
 for number in (signal.SIGHUP, signal.SIGTERM):

@@ -3,7 +3,7 @@
 import builders
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scalerl.importers import points
@@ -30,7 +30,6 @@ def log(seconds):
 TIMES = st.lists(st.floats(1.0, 1000.0), min_size=3, max_size=40)
 
 
-@settings(deadline=None)
 @given(seconds=TIMES, data=st.data())
 def test_the_order_of_rows_and_exact_duplicates_do_not_matter(seconds, data):
     rows = log(seconds)
@@ -39,7 +38,6 @@ def test_the_order_of_rows_and_exact_duplicates_do_not_matter(seconds, data):
     assert curve(shuffled) == curve(rows)
 
 
-@settings(deadline=None)
 @given(seconds=TIMES, data=st.data())
 def test_repeated_steps_of_a_resumed_run_count_once(seconds, data):
     rows = log(seconds)
@@ -49,7 +47,6 @@ def test_repeated_steps_of_a_resumed_run_count_once(seconds, data):
     assert curve(rows[:checkpoint] + lost + rows[checkpoint:]) == curve(rows)
 
 
-@settings(deadline=None)
 @given(seconds=TIMES, data=st.data())
 def test_each_point_costs_the_steps_up_to_it(seconds, data):
     for point in curve(log(seconds)):
@@ -57,7 +54,6 @@ def test_each_point_costs_the_steps_up_to_it(seconds, data):
         assert point["device_hours"] == pytest.approx(spent * 8 / 3600) and point["tokens"] == pytest.approx(10 * spent)
 
 
-@settings(deadline=None)
 @given(seconds=TIMES, data=st.data())
 def test_a_counter_restored_from_a_checkpoint_counts_each_step_once(seconds, data):
     total = np.cumsum(seconds)
@@ -106,7 +102,6 @@ def test_a_step_is_inferred_from_the_column_that_has_it():
 NAMES = st.from_regex(r"[a-z][a-z_@/0-9]{0,12}", fullmatch=True).filter(lambda name: name != "step")
 
 
-@settings(deadline=None)
 @given(
     step=st.integers(0, 10**6), row=st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=6)
 )

@@ -147,7 +147,7 @@ VALUES = st.one_of(st.floats(), st.integers(-5, 40), st.sampled_from([0.5, "NaN"
 
 
 @example(rows=[{"step": 0.0, "eval_reward": -8e-270}], source=None, devices=None)
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     rows=st.lists(st.dictionaries(st.sampled_from(COLUMNS), VALUES), min_size=1, max_size=8),
     source=st.sampled_from([None, *IMPORTERS]),
@@ -169,7 +169,7 @@ def test_arbitrary_columns_give_points_or_a_message(tmp_path_factory, rows, sour
 LINES = st.text('[]{}":,;\t\n -./0159eastp@_NaN', max_size=80)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     content=st.one_of(
         st.binary(max_size=200), LINES, LINES.map(lambda text: f"step:1 - val-core/a/acc/mean@1:0.5\n{text}")

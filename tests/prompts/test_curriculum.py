@@ -68,7 +68,7 @@ def test_visits_are_numbered_per_prompt_and_overall():
     assert sorted((v.prompt.text, v.number) for v in visits) == [(f"q{i}", n) for i in (0, 1) for n in (0, 1, 2)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_restored_curriculum_neither_skips_nor_repeats_prompts(data):
     """Draws have random sizes, results a random order, and the state is saved and restored at random moments."""

@@ -6,7 +6,7 @@ import json
 
 import pyarrow
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as some
 from pyarrow import parquet
 
@@ -106,14 +106,14 @@ DOCUMENTS = some.recursive(
 FIELDS = some.sampled_from(["prompt", "answer", "messages", "reward_model", "solution", "id", "ground_truth"])
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(rows=some.lists(some.dictionaries(FIELDS, DOCUMENTS), min_size=1, max_size=3))
 def test_rows_of_any_content_are_read_or_refused(rows, tmp_path, monkeypatch):
     text = "".join(json.dumps(row) + "\n" for row in rows)
     check_here(case("any JSON", text, (), allowed=(0, 2)), tmp_path, monkeypatch, read)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(content=some.binary(min_size=1, max_size=200), ending=some.sampled_from(["jsonl", "json", "parquet"]))
 def test_bytes_of_any_kind_are_refused(content, ending, tmp_path, monkeypatch):
     check_here(case("any bytes", content, (), f"p.{ending}", (2,)), tmp_path, monkeypatch, read)

@@ -5,7 +5,7 @@ import json
 import os
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from robustness.campaign import Case, check_here, write
@@ -101,7 +101,7 @@ def test_a_file_instead_of_a_run_and_a_folder_instead_of_a_file_are_refused(tmp_
         check_here(Case(f"run: folders for files ({verb[0]})", (*verb, "run"), folders), here, monkeypatch)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 @given(at=some.integers(0, len(CONFIG) - 1), change=some.binary(min_size=1, max_size=3))
 def test_a_configuration_with_other_bytes_in_it_is_read_or_refused(at, change, tmp_path, monkeypatch):
     data = CONFIG.encode()

@@ -58,7 +58,7 @@ def test_a_forecast_without_an_identified_ceiling_is_marked():
     assert "at 3000 device-hours:" in text
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10_000), noise=st.floats(0.0, 0.1), last=st.floats(1e3, 1e5))
 def test_forecasts_stay_within_bounds_and_fall_only_as_an_excursion_ends(seed, noise, last):
     fitted = fit(run(seed=seed, noise=noise, last=last))

@@ -78,7 +78,7 @@ def test_draws_obey_the_bounds():
     assert (draws.initial >= 0).all()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(factor=st.floats(1e-9, 1e18))
 def test_the_unit_of_compute_changes_the_midpoint_and_nothing_else(factor):
     here = fit(run())
@@ -88,7 +88,7 @@ def test_the_unit_of_compute_changes_the_midpoint_and_nothing_else(factor):
     assert there.midpoint.mean == pytest.approx(here.midpoint.mean * factor, rel=2e-2)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(low=st.floats(-5, 5), width=st.floats(0.01, 1000))
 def test_the_unit_of_the_metric_scales_the_levels_and_nothing_else(low, width):
     here = fit(run())
@@ -98,7 +98,7 @@ def test_the_unit_of_the_metric_scales_the_levels_and_nothing_else(low, width):
     assert there.efficiency.mean == pytest.approx(here.efficiency.mean, rel=2e-2)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.floats(0, 1), min_size=5, max_size=30).filter(lambda values: max(values) - min(values) > 1e-6),
 )
