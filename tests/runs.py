@@ -49,7 +49,7 @@ def scored(place: Path) -> list[str]:
     return ["--preset", "lab", "--data", "rows.jsonl", "--reward", "scored:score", *RECIPE, "--steps", "12"]
 
 
-def make_model(path: Path) -> Path:
+def make_model(path: Path, width: int = 32) -> Path:
     """Train a model on a few hundred traces, so that some of its answers pass, and save it."""
     import torch
     from transformers.utils import logging
@@ -62,7 +62,7 @@ def make_model(path: Path) -> Path:
     from scalerl.training import warm_start
 
     torch.set_num_threads(1)
-    model = TinyModel(width=32, warm_start=WarmStart(steps=300, batch=32, step_noise=0.2, learning_rate=1e-2))
+    model = TinyModel(width=width, warm_start=WarmStart(steps=300, batch=32, step_noise=0.2, learning_rate=1e-2))
     torch.manual_seed(0)
     tokenizer = warm_start.make_tokenizer()
     policy = Policy(warm_start.make_model(model, tokenizer))
