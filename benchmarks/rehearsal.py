@@ -34,14 +34,14 @@ def main() -> None:
         layout = lay_out(config)
         name = f"{layout.found.source}, {config.placement.trainer_ranks} ranks, {widest(config):,} tokens"
         try:
-            found = rehearse(config, layout.found)
+            result = rehearse(config, layout.found)
         except ConfigError as error:  # a mixture of which only the sizes are known
             print(f"| {name} | {layout.trainer.total / 1e9:.1f} | {error} |", flush=True)
             continue
-        estimate, ratio = layout.trainer.total, layout.trainer.total / found.total
-        rows.append({"block": name, "estimate": layout.trainer._asdict(), "ratio": ratio, **found._asdict()})
-        parts = ", ".join(f"{part} {size / 1e9:.1f}" for part, size in found.parts.items())
-        print(f"| {name} | {estimate / 1e9:.1f} | {found.total / 1e9:.1f} | {ratio:.2f} | {parts} |", flush=True)
+        estimate, ratio = layout.trainer.total, layout.trainer.total / result.total
+        rows.append({"block": name, "estimate": layout.trainer._asdict(), "ratio": ratio, **result._asdict()})
+        parts = ", ".join(f"{part} {size / 1e9:.1f}" for part, size in result.parts.items())
+        print(f"| {name} | {estimate / 1e9:.1f} | {result.total / 1e9:.1f} | {ratio:.2f} | {parts} |", flush=True)
         options.out.write_text(json.dumps(rows, indent=1) + "\n")
 
 

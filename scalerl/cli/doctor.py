@@ -6,10 +6,9 @@ import json
 import os
 import platform
 from dataclasses import asdict
-from pathlib import Path
 
 from scalerl.cli.exits import FAILED, prepare_environment
-from scalerl.cli.parsing import Parser
+from scalerl.cli.parsing import Parser, parse_with_config
 from scalerl.cli.terminal import say
 
 DESCRIPTION = """check that a run will work here, in two minutes: versions, GPUs, the learner and the FP32 head against
@@ -28,9 +27,8 @@ def doctor(words: list[str]) -> int:
     parser = Parser(prog="scalerl doctor", usage=usage, description=DESCRIPTION, allow_abbrev=False)
     parser.takes_fields = True
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md), for a bug report")
-    file = Path(words[0]) if words and not words[0].startswith("-") else None
     parser.add_argument("--trust", action="store_true", help="run the code that CONFIG.toml names without confirmation")
-    options, fields = parser.parse_known_args(words[1:] if file else words)
+    file, options, fields = parse_with_config(parser, words)
     from scalerl.cluster.doctor import FAILS, examine
     from scalerl.config import read_config
     from scalerl.config.trust import check_trust
@@ -40,11 +38,11 @@ def doctor(words: list[str]) -> int:
         check_trust([config], str(file or "the command line"), trusted=options.trust or file is None, typed=fields)
     prepare_environment()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the lines of the checks give the reasons
-    found = []
+    findings = []
     for finding in examine(config):
-        found.append(finding)
+        findings.append(finding)
         if not options.json:
             say(f"{finding.check:<9}  {finding.verdict}: {finding.text}")
     if options.json:
-        print(json.dumps({"host": platform.node(), "checks": [asdict(finding) for finding in found]}, indent=1))
-    return FAILED if any(finding.verdict == FAILS for finding in found) else 0
+        print(json.dumps({"host": platform.node(), "checks": [asdict(finding) for finding in findings]}, indent=1))
+    return FAILED if any(finding.verdict == FAILS for finding in findings) else 0

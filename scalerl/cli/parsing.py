@@ -33,6 +33,12 @@ class Parser(argparse.ArgumentParser):
         return known, rest
 
 
+def parse_with_config(parser: Parser, words: Sequence[str]) -> tuple[Path | None, Any, list[str]]:
+    """Return the configuration file, the first word if it is no option; the options; the fields."""
+    file = Path(words[0]) if words and not words[0].startswith("-") else None
+    return file, *parser.parse_known_args(words[1:] if file else words)
+
+
 def count(text: str, least: int = 1) -> int:
     """Read the value of an option that is a whole number."""
     if not (text.isdecimal() and len(text) < 9 and int(text) >= least):

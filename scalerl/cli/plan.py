@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.parsing import Parser
+from scalerl.cli.parsing import Parser, parse_with_config
 from scalerl.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ NUMBERS: dict[str, tuple[type, float | None, str]] = {
 """Options that are numbers above 0 (`transfer_s` may be 0): type, default and help."""
 
 
-def plan_parser() -> argparse.ArgumentParser:
+def plan_parser() -> Parser:
     """Return the parser of `scalerl plan`; unknown options are fields of the configuration."""
     usage = "scalerl plan [CONFIG.toml] [options] [--any.field VALUE ...]"
     parser = Parser(prog="scalerl plan", usage=usage, description=DESCRIPTION, allow_abbrev=False)
@@ -62,8 +62,7 @@ def plan(words: list[str]) -> int:
     Raises:
         ConfigError: An option or the configuration is invalid.
     """
-    file = Path(words[0]) if words and not words[0].startswith("-") else None
-    options, fields = plan_parser().parse_known_args(words[1:] if file else words)
+    file, options, fields = parse_with_config(plan_parser(), words)
     if file is None and options.runs:
         file = options.runs[0] / "config.toml"
     from scalerl.cluster.layout import check, lay_out, lines, size_line
@@ -112,16 +111,16 @@ def _rehearse(config: RunConfig, as_json: bool) -> int:
             size_line(layout.found),
             "rehearsing two updates with fake tensors; an 8B model takes one to four minutes ...",
         )
-    found = rehearse(config, layout.found)
+    result = rehearse(config, layout.found)
     if as_json:
-        print(json.dumps({**found._asdict(), "total": found.total, "estimate": layout.trainer.total}, indent=1))
+        print(json.dumps({**result._asdict(), "total": result.total, "estimate": layout.trainer.total}, indent=1))
         return 0
-    parts, sent = (", ".join(f"{k} {v / 1e9:.1f}" for k, v in of.items()) for of in (found.parts, found.sent))
+    parts, sent = (", ".join(f"{k} {v / 1e9:.1f}" for k, v in of.items()) for of in (result.parts, result.sent))
     say(
-        f"trainer {found.total / 1e9:.1f} GB per rank at the peak: {parts}; the estimate is "
+        f"trainer {result.total / 1e9:.1f} GB per rank at the peak: {parts}; the estimate is "
         f"{layout.trainer.total / 1e9:.1f} GB",
         f"collectives of an update of two micro-batches, GB: {sent or 'none'}",
-        f"took {found.seconds:.0f} s",
+        f"took {result.seconds:.0f} s",
     )
     return 0
 

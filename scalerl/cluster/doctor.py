@@ -53,7 +53,7 @@ class Finding:
     verdict: str
     """works, works slowly, or does not work."""
     text: str
-    """One line: what was found; for a problem host, process, cause and cure."""
+    """One line: what it saw; for a problem host, process, cause and cure."""
     seconds: float
 
 
@@ -189,8 +189,8 @@ def gpus(site: Site) -> Outcome:
     bad = [site.problem] if site.problem else []
     wanted = site.config.hardware.device == "cuda"
     bad += [f"{one.host}: torch can use no GPU: {one.problem}" for one in seen if one.problem and wanted]
-    found = [(f"{one.host}: {gpu.name}", gpu) for one in seen for gpu in one.gpus if wanted]
-    for name, gpu in found:
+    visible = [(f"{one.host}: {gpu.name}", gpu) for one in seen for gpu in one.gpus if wanted]
+    for name, gpu in visible:
         if gpu.free < USABLE * gpu.total:
             bad.append(f"{name}: {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB are free; end the programs on it "
                        "(`nvidia-smi` lists them)")  # fmt: skip
@@ -198,18 +198,18 @@ def gpus(site: Site) -> Outcome:
             bad.append(f"{name} has {gpu.total / GB:.0f} GB; set placement.gpu_gb = {gpu.total / GB:.0f}")
     if bad:
         return FAILS, "; ".join(dict.fromkeys(bad))
-    if not found:
+    if not visible:
         return WORKS, f"the run uses the CPU of {_HOST}: {os.cpu_count()} cores"
-    names = sorted({gpu.name for _, gpu in found})
-    text = f"{len(found)} GPUs in {len(seen)} processes: {', '.join(names)}"
+    names = sorted({gpu.name for _, gpu in visible})
+    text = f"{len(visible)} GPUs in {len(seen)} processes: {', '.join(names)}"
     return (SLOW, f"{text}; the slowest sets the pace: use one model of GPU") if len(names) > 1 else (WORKS, text)
 
 
 def speed(site: Site) -> Outcome:
     """Compare a matrix product and a copy on every device with its data sheet."""
-    found = [one for answer in site.ask("speed", of="all") for one in answer]
-    name, flops, moved = (min(column) for column in zip(*found, strict=True))
-    text = f"{name}, slowest of {len(found)}: {flops / 1e12:.3g} TFLOP/s, {moved / 1e12:.2g} TB/s"
+    rates = [one for answer in site.ask("speed", of="all") for one in answer]
+    name, flops, moved = (min(column) for column in zip(*rates, strict=True))
+    text = f"{name}, slowest of {len(rates)}: {flops / 1e12:.3g} TFLOP/s, {moved / 1e12:.2g} TB/s"
     sheet = next((gpu for gpu in GPUS.values() if gpu.name in name.replace(" ", "")), None)
     if sheet is None:
         return WORKS, text

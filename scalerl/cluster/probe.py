@@ -80,7 +80,7 @@ class Probe:
         problem, cuda = gpu_problem(), torch.cuda
         gpus = () if problem else range(cuda.device_count())
         seen = tuple(Gpu(cuda.get_device_name(n), *map(float, cuda.mem_get_info(n))) for n in gpus)
-        installed = {found.name.lower(): found.version for found in importlib.metadata.distributions()}
+        installed = {package.name.lower(): package.version for package in importlib.metadata.distributions()}
         return Seen(socket.gethostname(), versions(installed), seen, problem, tuple(unsupported(installed)))
 
     def speed(self) -> list[tuple[str, float, float]]:
@@ -88,15 +88,15 @@ class Probe:
         import torch
 
         gpus = torch.cuda.device_count()
-        found = []
+        rates = []
         for device in [torch.device("cuda", number) for number in range(gpus)] or [torch.device("cpu")]:
             n, size, dtype = (8192, 1 << 30, torch.bfloat16) if gpus else (1024, 1 << 27, torch.float32)
             a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))  # zeros draw less power
             source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
             flops = 2.0 * n**3 / _seconds(partial(torch.matmul, a, b))
             moved = 2.0 * size / _seconds(partial(target.copy_, source))
-            found.append((torch.cuda.get_device_name(device) if gpus else "CPU", flops, moved))
-        return found
+            rates.append((torch.cuda.get_device_name(device) if gpus else "CPU", flops, moved))
+        return rates
 
     def learner(self, config: RunConfig) -> str:
         """Compare updates of the model in miniature with float64 on CPU; return the errors in words.
@@ -220,14 +220,14 @@ def versions(installed: Mapping[str, str]) -> dict[str, str]:
     """Return the versions of this process's software; what is not installed is left out."""
     import torch
 
-    found = {"python": platform.python_version(), **{name: installed[name] for name in PACKAGES if name in installed}}
+    known = {"python": platform.python_version(), **{name: installed[name] for name in PACKAGES if name in installed}}
     if torch.version.cuda:
         nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-        found |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, nccl))}
+        known |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, nccl))}
     driver = Path("/proc/driver/nvidia/version")
     if driver.exists() and (number := re.search(r"\d{3,}\.[\d.]+", driver.read_text())):
-        found["driver"] = number[0]
-    return found
+        known["driver"] = number[0]
+    return known
 
 
 def unsupported(installed: Mapping[str, str]) -> list[str]:
@@ -332,9 +332,9 @@ def serve_miniature(config: RunConfig, limit_s: float, directory: Path) -> str:
             pairs: list[Any] = []
             while len(pairs) < len(sent):
                 pairs += [(sent[done.id].prompt, done.rollout) for done in engine.poll(0.1)]
-            found = check_current(policy, version, pairs)
-            assert found is not None, f"a server that was asked for version {version} sampled with another one"
-            worst = max(worst, found.mean)
+            difference = check_current(policy, version, pairs)
+            assert difference is not None, f"a server that was asked for version {version} sampled with another one"
+            worst = max(worst, difference.mean)
         engine.close()
     finally:
         server.close()

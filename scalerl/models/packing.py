@@ -16,7 +16,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -250,8 +250,9 @@ def varlen_attention(
     if of.key_index is not None:  # through FP32, in which the gradients of a prompt's completions are summed
         key, value = (x.float().index_select(0, of.key_index).to(x.dtype) for x in (key, value))
     # torch 2.11 takes fewer key heads without the option, later versions with it
-    grouped = "enable_gqa" in inspect.signature(varlen_attn).parameters
-    options: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1]} if grouped else {}
+    options: dict[str, Any] = (
+        {"enable_gqa": query.shape[1] != key.shape[1]} if _has_option(varlen_attn, "enable_gqa") else {}
+    )
     out_NHD = varlen_attn(
         query,
         key,
@@ -266,6 +267,11 @@ def varlen_attention(
     )
     assert isinstance(out_NHD, Tensor)
     return out_NHD[None]
+
+
+@cache  # every layer of every micro-batch asks
+def _has_option(function: Callable[..., Any], name: str) -> bool:
+    return name in inspect.signature(function).parameters
 
 
 def packed_attention(

@@ -32,6 +32,8 @@ class Rows:
     """Index of the token before each trained token, which predicts it, among all tokens."""
     targets_n: Tensor
     """The trained tokens."""
+    place_n: Tensor
+    """Index of each trained token among the B x T tokens of the batch."""
     positions: Tensor | None = None
     """[1, N] position of each token in its sequence; None if padded."""
     layout: Segments | SharedPrompts | None = None
@@ -48,8 +50,10 @@ class Rows:
         """
         assert tokens_BT.shape == trained_BT.shape, (tokens_BT.shape, trained_BT.shape)
         after_n = trained_BT.flatten().nonzero()[:, 0]
-        before_n, targets_n = upload(after_n - 1, device), upload(tokens_BT.flatten()[after_n], device)
-        return cls(upload(tokens_BT, device), before_n, targets_n)
+        tokens, before, targets, place = (
+            upload(part, device) for part in (tokens_BT, after_n - 1, tokens_BT.flatten()[after_n], after_n)
+        )
+        return cls(tokens, before, targets, place)
 
     @classmethod
     def packed(cls, tokens_BT: Tensor, trained_BT: Tensor, length_B: Tensor, device: torch.device) -> Self:
@@ -104,10 +108,8 @@ class Rows:
         """Return the row of the chosen tokens; `index_BT` has the place of each token in it."""
         after_n = trained_BT.flatten().nonzero()[:, 0]
         tokens_1N, positions_1N = tokens_BT.flatten()[chosen_N][None], (chosen_N % tokens_BT.shape[1])[None]
-        return cls(
-            upload(tokens_1N, device),
-            upload(index_BT.flatten()[after_n - 1], device),
-            upload(tokens_BT.flatten()[after_n], device),
-            upload(positions_1N, device),
-            layout,
+        before_n, targets_n = index_BT.flatten()[after_n - 1], tokens_BT.flatten()[after_n]
+        tokens, before, targets, place, positions = (
+            upload(part, device) for part in (tokens_1N, before_n, targets_n, after_n, positions_1N)
         )
+        return cls(tokens, before, targets, place, positions, layout)

@@ -81,7 +81,7 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
                 session.close()
                 make_session = partial(resume, path, None)
     except (TrainingFailed, RewardError, PluginError, OSError, *DIED) as error:
-        if session:
+        if session is not None:
             session.records.ended("failed", str(error))
         if isinstance(error, OSError):
             raise
@@ -91,7 +91,7 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
         text = recorded(error, path) if isinstance(error, ProcessDied | PluginError) else str(error)
         raise RunFailed(f"{text}\nAll saved results are kept; continue with: scalerl resume {path}") from error
     except Exception as error:  # unexpected errors are reported to loggers and notifications too
-        if session:
+        if session is not None:
             session.records.ended("failed", f"{type(error).__name__}: {error}")
         raise
     finally:

@@ -42,10 +42,10 @@ def site_of(*words, gpus=(), seen=(), speeds=()):
 @pytest.mark.parametrize("words", [[], ["--hardware.dtype", "bfloat16", "--placement.trainer_ranks", "2"]])
 def test_everything_works_on_this_machine(words):
     """In 15 s on a quiet machine."""
-    found = list(examine(read_config(None, words) if words else None, limit_s=150.0))
-    assert [one.check for one in found] == [name for name in CHECKS if name != "vLLM"]
-    assert {one.verdict for one in found} <= {WORKS, SLOW}, found
-    (network,) = [one.text for one in found if one.check == "network"]
+    findings = list(examine(read_config(None, words) if words else None, limit_s=150.0))
+    assert [one.check for one in findings] == [name for name in CHECKS if name != "vLLM"]
+    assert {one.verdict for one in findings} <= {WORKS, SLOW}, findings
+    (network,) = [one.text for one in findings if one.check == "network"]
     assert "gloo between 2 processes" in network and "slowest pair" in network
 
 
@@ -53,8 +53,8 @@ def test_everything_works_on_this_machine(words):
 def test_the_command_prints_a_line_per_check_and_fails_if_something_does_not_work(verdict, code, capsys, monkeypatch):
     monkeypatch.setattr(doctor, "examine", lambda config: [Finding("room", verdict, "a line", 0.1)])
     assert call(capsys, "doctor") == (code, f"room       {verdict}: a line\n", "")
-    found = json.loads(call(capsys, "doctor", "--json", "--placement.trainer_ranks", "2")[1])
-    assert found["checks"] == [{"check": "room", "verdict": verdict, "text": "a line", "seconds": 0.1}]
+    findings = json.loads(call(capsys, "doctor", "--json", "--placement.trainer_ranks", "2")[1])
+    assert findings["checks"] == [{"check": "room", "verdict": verdict, "text": "a line", "seconds": 0.1}]
 
 
 def test_code_of_a_configuration_from_elsewhere_needs_confirmation(tmp_path, capsys, monkeypatch):
@@ -100,8 +100,8 @@ def test_too_few_gpus_fail_and_the_existing_ones_are_checked():
     ids=["two equal", "old driver", "used by others", "different", "small"],
 )  # fmt: skip
 def test_what_processes_see_of_their_gpus(seen, verdict, words):
-    found, text = doctor.gpus(site_of("--placement.trainer_ranks", "2", gpus=("0", "1"), seen=seen))
-    assert found == verdict and words in text, text
+    verdict_seen, text = doctor.gpus(site_of("--placement.trainer_ranks", "2", gpus=("0", "1"), seen=seen))
+    assert verdict_seen == verdict and words in text, text
 
 
 def test_a_gpu_below_half_of_its_data_sheet_is_slow():
@@ -199,8 +199,8 @@ class Mine:
 def test_a_crash_a_hang_and_an_error_are_one_line_each_and_the_next_check_runs(monkeypatch):
     monkeypatch.setattr(doctor, "Site", Mine)
     began = time.monotonic()
-    found = list(examine(None, limit_s=8.0, checks=["a", "b", "crash", "c", "refuse", "d", "hang", "e"]))
-    a, b, crashed, c, refused, d, hung, e = found
+    findings = list(examine(None, limit_s=8.0, checks=["a", "b", "crash", "c", "refuse", "d", "hang", "e"]))
+    a, b, crashed, c, refused, d, hung, e = findings
     assert a.verdict == WORKS and a.text == b.text != c.text == d.text != e.text
     assert [one.verdict for one in (crashed, refused, hung)] == [FAILS] * 3
     assert "was killed by signal 11" in crashed.text and refused.text == "x: got 1; allowed: 2"
@@ -218,9 +218,9 @@ class Shut(Probe):
     """A host whose firewall lets nobody in."""
 
     def listen(self):
-        found = super().listen()
+        heard = super().listen()
         self._socket.close()
-        return found
+        return heard
 
 
 def probes(*kinds):
@@ -272,8 +272,9 @@ def test_sending_slower_than_half_of_what_plans_assume_is_slow_between_hosts():
 @pytest.mark.slow
 def test_a_cluster_that_does_not_answer_is_the_only_finding():
     config = read_config(None, ["--placement.backend", "ray", "--placement.ray_address", "127.0.0.1:9"])
-    (found,) = examine(config, limit_s=60.0)
-    assert (found.check, found.verdict) == ("placement", FAILS) and "placement.ray_address 127.0.0.1:9" in found.text
+    (finding,) = examine(config, limit_s=60.0)
+    assert (finding.check, finding.verdict) == ("placement", FAILS)
+    assert "placement.ray_address 127.0.0.1:9" in finding.text
 
 
 # ----------------------------------------------------------------------------------------------------- the learner
@@ -349,8 +350,8 @@ def test_a_real_server_samples_with_the_weights_that_it_gets(monkeypatch):
     python = os.environ["SCALERL_VLLM_PYTHON"]
     config = read_config(None, ["--placement.engine", "vllm", "--placement.vllm_python", python])
     monkeypatch.setattr(doctor, "VLLM_S", 400.0)
-    (found,) = examine(config, checks=["vLLM"])
-    assert found.verdict == WORKS and "after each of three swaps" in found.text, found
+    (finding,) = examine(config, checks=["vLLM"])
+    assert finding.verdict == WORKS and "after each of three swaps" in finding.text, finding
 
 
 @pytest.mark.slow

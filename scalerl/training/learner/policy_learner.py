@@ -217,22 +217,16 @@ class PolicyLearner:
             inputs = Rows.packed(tokens_bt, trained_bt, length_b, device)
         else:
             inputs = Rows.padded(tokens_bt, trained_bt, device)
-        place_n, mask_bt, behavior_bt, weights_bt, advantages_b = (
-            upload(one, device)
-            for one in (
-                trained_bt.flatten().nonzero()[:, 0],
-                trained_bt,
-                batch.behavior_BT[rows, :width],
-                batch.weights_BT[rows, :width],
-                batch.advantages_B[rows],
-            )
+        behavior_bt, weights_bt = batch.behavior_BT[rows, :width], batch.weights_BT[rows, :width]
+        mask_bt, behavior_bt, weights_bt, advantages_b = (
+            upload(one, device) for one in (trained_bt, behavior_bt, weights_bt, batch.advantages_B[rows])
         )
         routed_n = self._use_experts(batch, rows, width, packed)
         logp_n, entropy_n = self.policy(inputs, self._temperature)
-        logp_bt = torch.zeros_like(behavior_bt).flatten().index_copy(0, place_n, logp_n).view_as(behavior_bt)
+        logp_bt = torch.zeros_like(behavior_bt).flatten().index_copy(0, inputs.place_n, logp_n).view_as(behavior_bt)
         loss_bt, capped_bt = LOSSES[self._loss.kind](self._loss, logp_bt, behavior_bt, advantages_b, mask_bt)
         loss = (loss_bt * weights_bt).sum()
-        behavior_n, capped_n = (x_bt.flatten().index_select(0, place_n) for x_bt in (behavior_bt, capped_bt))
+        behavior_n, capped_n = (x_bt.flatten().index_select(0, inputs.place_n) for x_bt in (behavior_bt, capped_bt))
         differs_nL = None if routed_n is None else routing_of(self.policy).differs_NL().index_select(0, routed_n)
         meter.add(loss, logp_n.detach() - behavior_n, capped_n, entropy_n, differs_nL)
         return loss
