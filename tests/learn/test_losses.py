@@ -4,8 +4,11 @@ import math
 
 import pytest
 import torch
+from doc_pages import blocks
 
+from scalerl.config import recipe
 from scalerl.config.recipe import Cispo, Dapo, Grpo, Gspo, Reinforce
+from scalerl.learn import losses
 from scalerl.learn.losses import LOSSES
 
 RATIO = torch.tensor([[1.0, 8.0, 0.5], [1.25, 0.75, 1.0]])
@@ -152,3 +155,11 @@ def test_gspo_has_no_gradient_for_any_token_of_a_rollout_beyond_the_limit():
     loss, capped = LOSSES["gspo"](Gspo(), logp, behavior, torch.tensor([-1.0]), torch.ones(1, 2, dtype=torch.bool))
     loss.sum().backward()
     assert not logp.grad.any() and capped.all()
+
+
+def test_the_loss_of_the_contributing_page_passes_its_test(monkeypatch):
+    record, function, test = blocks("CONTRIBUTING.md", "python")
+    names = {**vars(recipe), **vars(losses), **globals()}
+    exec(record + function + test, names)
+    monkeypatch.setitem(LOSSES, "bounded", names["bounded"])
+    names["test_bounded_cuts_the_ratio_on_both_sides"]()
