@@ -347,6 +347,17 @@ def examine(config: RunConfig | None, limit_s: float = LIMIT_S, checks: Iterable
         remote.end()
 
 
+def host_notes(config: RunConfig) -> list[str]:
+    """Return what `versions` and `GPUs` find at the start of a run on GPUs, unless all is well.
+
+    Notes, not errors: a GPU that others use may still have room for the run.
+    """
+    if config.hardware.device != "cuda":
+        return []
+    findings = examine(config, checks=["versions", "GPUs"])
+    return [f"{one.check}: {one.text} (scalerl doctor)" for one in findings if one.verdict != WORKS]
+
+
 def _finding(name: str, remote: Any, kind: str, content: Any, began: float) -> Finding:
     verdict, text = content if kind == "done" else (FAILS, content if kind == "raised" else remote.death(kind, content))
     return Finding(name, verdict, " ".join(str(text).split()), round(time.monotonic() - began, 1))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from scalerl.cluster.devices import counted
+from scalerl.cluster.doctor import host_notes
 from scalerl.config import RunConfig
 from scalerl.core.outputs import check_apart
 from scalerl.core.serialization import from_plain
@@ -135,7 +136,7 @@ def _assemble(
         check_sampled(config, policy, model_path)
         check_rewards(config, prompts.training)
         notes = [*prompts.notes, *length_notes(rule), *nucleus_notes(config.recipe.top_p), *sandbox_notes(config)]
-        notes += channel_notes(config)
+        notes += [*channel_notes(config), *host_notes(config)]
         if not state:  # a resumed run has passed this check when it started
             notes += reference_notes(config, (*prompts.training, *prompts.held_out))
         notes += arithmetic_notes(config.hardware, state.get("arithmetic", ""))

@@ -120,6 +120,20 @@ def test_different_software_on_two_hosts_is_named_with_both_versions():
     )  # fmt: skip
 
 
+def test_a_run_on_gpus_starts_with_notes_on_what_is_not_well(monkeypatch):
+    asked = []
+
+    def examine(config, checks):
+        asked.append(checks)
+        return [Finding("versions", WORKS, "equal", 1.0), Finding("GPUs", FAILS, "X: 20.0 of 85.0 GB are free", 1.0)]
+
+    monkeypatch.setattr(doctor, "examine", examine)
+    assert doctor.host_notes(read_config(None, ["--hardware.device", "cpu"])) == [] and asked == []
+    on_gpu = read_config(None, ["--hardware.device", "cuda"])
+    assert doctor.host_notes(on_gpu) == ["GPUs: X: 20.0 of 85.0 GB are free (scalerl doctor)"]
+    assert asked == [["versions", "GPUs"]]
+
+
 def test_a_package_outside_its_range_is_named_with_the_command():
     assert unsupported({"torch": "2.11.0", "ruff": "0.1"}) == []  # ruff is for developers
     assert unsupported({"torch": "2.10.0"}) == [
