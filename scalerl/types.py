@@ -60,6 +60,25 @@ class Visit:
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the environment of a rollout ended it (docs/environments.md).
+
+    Example: Outcome(turns=3, ended="environment", score=1.0, problem="", metrics={"calls": 2.0})
+    """
+
+    turns: int
+    """Turns of the policy."""
+    ended: str
+    """What ended it: environment, tokens (of a turn), turns (their limit), or problem."""
+    score: float
+    """Score from 0 to 1; 0 unless the environment ended it."""
+    problem: str
+    """Reason for which the environment gave no reply; such a rollout has no score."""
+    metrics: dict[str, float]
+    """The environment's own numbers."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
     """One completion of T tokens, without the prompt, with each token's log-probability when it was sampled.
 
@@ -80,6 +99,8 @@ class Rollout:
     """Whether it reached its length limit without a stop token."""
     interrupted: bool
     """Whether its thinking was ended by the inserted phrase."""
+    outcome: Outcome | None = None
+    """End of a rollout with an environment, whose replies are among the tokens that were not sampled."""
     experts: ExpertArray | None = None
     """[T, L, K] the K experts that each of the L layers used for the preceding token, whose hidden state gave this
     token's distribution. None for dense models and for engines that do not record experts."""

@@ -19,7 +19,7 @@ LAYERS = {  # package -> other packages that it may import
     "learn": {"config", "core"},
     "tasks": {"types", "config", "core"},
     "prompts": {"types", "config", "core", "tasks", "models.template"},
-    "rollouts": {"types", "config", "core", "models", "cluster.devices"},
+    "rollouts": {"types", "config", "core", "models", "tasks", "cluster.devices"},
     "cluster": {"config", "core", "models", "rollouts", "tasks", "training.learner", "types"},
     "loggers": {"types", "config", "core", "view", "scaling"},
     "view": {"types", "config", "core", "scaling", "study", "training.status"},

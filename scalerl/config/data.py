@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from scalerl.config.base import Count, Few, Fraction, Held, Part, Seed, Share
+from scalerl.config.base import Count, Few, Fraction, Held, Part, Positive, Seed, Share
 from scalerl.config.named import NAMED, with_named_set
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import short
@@ -220,7 +220,7 @@ class EnvironmentTask(TextTask):
 
 
 class CustomTask(TextTask):
-    """Your task: a class that makes rows and scores completions (docs/extending.md)."""
+    """Your task: a class that makes rows and scores completions (docs/extending.md), or replies (environments.md)."""
 
     kind: Literal["custom"] = "custom"
     function: str
@@ -231,6 +231,13 @@ class CustomTask(TextTask):
     """Size of the training pool."""
     pass_score: Fraction = 1.0
     """Smallest score that counts as passed in the pass rate and the curve; the reward follows the score."""
+    turns: Few = 8
+    """Environments: most turns of the policy. `recipe.length` is the limit of each turn. A rollout that has not ended
+    after them is truncated."""
+    reply_tokens: Count = 256
+    """Environments: most tokens of a reply with those of the chat template; a longer reply is cut."""
+    reply_s: Positive = 60.0
+    """Environments: time limit of a reply, seconds."""
 
     @property
     def curve(self) -> str:

@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,56 @@ def render(tokenizer: Any, messages: list[dict[str, str]], *, answer: bool = Tru
         if len(text) > LONGEST + 10 * sum(len(message["content"]) for message in messages):
             raise ValueError(f"it makes a text of {len(text)} characters")
     return text
+
+
+def continuation(tokenizer: Any, messages: Sequence[Mapping[str, str]], last: int, chat: bool, limit: int) -> list[int]:
+    """Return the tokens between a completion and the next one: the template's, and those of messages in between.
+
+    A message is encoded apart from the template, as plain text: special tokens in it do not become control tokens. The
+    template is rendered with a mark for the completion, so that the tokens of the completion stay as sampled.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        messages: Messages with role and content.
+        last: Last token of the completion, which the template may repeat.
+        chat: Whether to use the chat template, if the tokenizer has one.
+        limit: Most tokens to return; messages are cut at the end.
+
+    Raises:
+        ConfigError: The template fails on the messages, changes them, or leaves no room for them.
+    """
+    roles = tuple(message["role"] for message in messages)
+    parts = _between(tokenizer, roles) if chat and tokenizer.chat_template else [""] * (len(roles) + 1)
+    encoded = [list(tokenizer(part, add_special_tokens=False)["input_ids"]) if part else [] for part in parts]
+    tokens = encoded[0][1:] if encoded[0][:1] == [last] else encoded[0]
+    room = limit - sum(map(len, encoded))
+    if room < 1:
+        raise ConfigError(
+            f"data.reply_tokens: got {limit}, and the chat template alone takes {limit - room} tokens around a reply "
+            f"of the roles {', '.join(roles)}; allowed: more"
+        )
+    for message, after in zip(messages, encoded[1:], strict=True):
+        plain = tokenizer(message["content"], add_special_tokens=False, split_special_tokens=True)["input_ids"][:room]
+        room -= len(plain)
+        tokens = [*tokens, *plain, *after]
+    return tokens
+
+
+def _between(tokenizer: Any, roles: Sequence[str]) -> list[str]:
+    """Return the template's text after a completion, and after each of the messages that follow it."""
+    marks = [f"Mark{number}Mark" for number in range(len(roles) + 1)]
+    messages = [{"role": "user", "content": "Question"}, {"role": "assistant", "content": marks[0]}]
+    messages += [{"role": role, "content": mark} for role, mark in zip(roles, marks[1:], strict=True)]
+    parts, rest = [], render(tokenizer, messages)
+    for mark in marks:
+        before, found, rest = rest.partition(mark)
+        if not found or mark in rest:
+            raise ConfigError(
+                f"data.chat_template: the chat template of the model's tokenizer omits or repeats messages of roles "
+                f"assistant, {', '.join(roles)}, so that turns cannot be continued; {TEMPLATE_ADVICE}"
+            )
+        parts.append(before)
+    return [*parts[1:], rest]
 
 
 @contextmanager

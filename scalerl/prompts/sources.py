@@ -49,8 +49,11 @@ def gym_rows(task: ReasoningGymTask, held_out: int) -> tuple[list[Row], list[str
 def custom_rows(task: CustomTask, held_out: int) -> tuple[list[Row], list[str]]:
     """Return `task.prompts` + `held_out` rows with distinct prompts; raises as `rows` in tasks/custom.py."""
     rows = []
-    for number, row in enumerate(custom.rows(task, task.prompts + held_out)):
+    made, replies = custom.rows(task, task.prompts + held_out)
+    turns = {name: getattr(task, name) for name in ("turns", "reply_tokens", "reply_s", "chat_template")}
+    for number, row in enumerate(made):
         columns = {"function": task.function, "params": task.params, "pass_score": task.pass_score, "row": row}
+        columns |= {"turns": turns} if replies else {}
         where = f"{task.function} row {number}"
         prompt = prompt_of(row["prompt"], "prompt", row, where)
         rows.append(Row(prompt, str(row.get("answer", "")), columns, where))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from scalerl.cluster.devices import Place, Table
 from scalerl.config.recipe import Custom
 from scalerl.config.run import RunConfig
+from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import Policy
 from scalerl.models.sizes import ModelSizes
 from scalerl.rollouts.coordinator import Coordinator
@@ -19,6 +21,7 @@ from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.process_engine import EngineProcess
 from scalerl.rollouts.restarts import Life, Restarter, RestartLimits
 from scalerl.rollouts.schedule import schedule_of
+from scalerl.rollouts.turns import with_turns
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.rollouts.worker import SaveState, WorkerParts
 
@@ -52,7 +55,7 @@ class GeneratorSpec:
     """Resolved configuration."""
     load_policy: Callable[[], Policy]
     longest_prompt: int
-    """Longest prompt, tokens."""
+    """Longest prompt, tokens; with environments, of a last turn."""
     rule: LengthRule
     stop: tuple[int, ...]
     """Token ids that end a sequence."""
@@ -66,6 +69,8 @@ class GeneratorSpec:
     """Makes the engines; a module-level function, because it is pickled."""
     devices: Table = field(default_factory=dict)
     """Devices of all processes."""
+    environments: bool = False
+    """Whether environments reply to completions."""
 
     def __call__(self, channel: WeightChannel) -> WorkerParts:
         """Load the model and restore the state, in the generator process."""
@@ -73,6 +78,9 @@ class GeneratorSpec:
         notes: list[str] = []
         specs = [EngineSpec(self, channel, number) for number in range(config.placement.engines)]
         pairs = self.make_engines(specs, notes.append)
+        if self.environments:
+            load = partial(load_tokenizer, self.model.path, self.model.revision)
+            pairs = with_turns(pairs, load, config.scoring)
         schedule = schedule_of(config, -1 if config.rollouts.lag_ticks == "measure" else config.lag_ticks)
         engines, evaluators = zip(*pairs, strict=True)
         coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, config.seed, evaluators)

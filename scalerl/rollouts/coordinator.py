@@ -287,9 +287,9 @@ class Coordinator:
 
     def _submit(self, index: int, samples: Sequence[int]) -> None:
         group = self._open[index]
-        prompt, visit = group.visit.prompt.tokens, group.visit
+        visit = group.visit
         self.engines[group.engine].submit(
-            [Request((index, s), prompt, sample_key(self.seed, visit, s)) for s in samples]
+            [Request.of((index, s), visit.prompt, sample_key(self.seed, visit, s)) for s in samples]
         )
 
     def _collect(self, finished: Finished) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from scalerl.core.rng import stream_key
-from scalerl.types import Group, Rollout, Visit
+from scalerl.types import Group, Prompt, Rollout, Visit
 
 POLL_S = 0.02
 """Seconds to wait in a poll of all asynchronous engines after one that found nothing."""
@@ -32,6 +32,13 @@ class Request:
     """Prompt tokens, at least one."""
     key: int
     """Key of the rollout's random stream (core/rng.py)."""
+    source: Prompt | None = None
+    """The prompt if its environment replies, for `TurnEngine`; other engines never see it."""
+
+    @classmethod
+    def of(cls, id: tuple[int, int], prompt: Prompt, key: int) -> Request:
+        """Return the request for a rollout of a prompt."""
+        return cls(id, prompt.tokens, key, prompt if "turns" in prompt.columns else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +230,7 @@ def generate(
     for number, engine in enumerate(engines):
         engine.submit(
             [
-                Request((i, s), visit.prompt.tokens, stream_key(seed, purpose, visit.prompt.id, visit.number, s))
+                Request.of((i, s), visit.prompt, stream_key(seed, purpose, visit.prompt.id, visit.number, s))
                 for i, visit in enumerate(visits)
                 if i % len(engines) == number
                 for s in range(counts[i])

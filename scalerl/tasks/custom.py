@@ -28,13 +28,19 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
         PluginError: The task raised, or returned something other than a score.
     """
     columns = prompt.columns
-    task = _made(columns["function"], json.dumps(columns["params"], sort_keys=True))
-    score, reason = _score(task, columns["function"], columns["row"], completion)
+    score, reason = _score(made_of(columns), columns["function"], columns["row"], completion)
     return Verdict(score >= columns["pass_score"], score, reason)
 
 
-def rows(task: CustomTask, count: int) -> list[dict[str, Any]]:
-    """Return the first `count` distinct rows of a task, and check its `score` on an empty completion of the first row.
+def environment(made: object) -> bool:
+    """Return whether a task replies to completions instead of scoring them (tasks/turns.py)."""
+    return callable(getattr(made, "reply", None))
+
+
+def rows(task: CustomTask, count: int) -> tuple[list[dict[str, Any]], bool]:
+    """Return the first `count` distinct rows of a task, and whether it is an environment.
+
+    A `score` is checked on an empty completion of the first row, a `reply` by `check_reply`.
 
     Raises:
         ConfigError: The class cannot be created, a row has no prompt, there are too few rows, or `score` does not
@@ -44,10 +50,11 @@ def rows(task: CustomTask, count: int) -> list[dict[str, Any]]:
     try:
         made = make(name, task.params)
         rows = call(lambda: _distinct(islice(made.rows(4 * count), 4 * count), count, name), f"{name}.rows")
-        _score(made, name, copy.deepcopy(rows[0]), "")
+        if not environment(made):
+            _score(made, name, copy.deepcopy(rows[0]), "")
     except PluginError as error:
         raise ConfigError(f"data.function: {error}") from None
-    return rows  # type: ignore[no-any-return]
+    return rows, environment(made)
 
 
 def _distinct(made: Iterable[Any], count: int, name: str) -> list[dict[str, Any]]:
@@ -73,6 +80,11 @@ def make(function: str, params: Mapping[str, Any]) -> Any:
         PluginError: Creating the object raised.
     """
     return call(load_function(function, "data.function"), function, **params)
+
+
+def made_of(columns: Mapping[str, Any]) -> Any:
+    """Return the task of a prompt with these columns; one object per process."""
+    return _made(columns["function"], json.dumps(columns["params"], sort_keys=True))
 
 
 @cache

@@ -98,6 +98,9 @@ class ScoringService:
 
         Consumes: a group. Produces: its pending scores. Waits for: nothing. Unblocked by: nothing.
         """
+        if any(rollout.outcome for rollout in group.rollouts):
+            failures = self._scorers[group.visit.prompt.task].failures
+            return Pending([], lambda _: _outcomes(group, failures))
         texts = self._decode([rollout.tokens.tolist() for rollout in group.rollouts])
         return self._scorers[group.visit.prompt.task].submit(group.visit.prompt, texts)
 
@@ -288,14 +291,10 @@ class FunctionScorer:
     def _finish(self, call: Future[Any], count: int) -> list[Score]:
         """Return the scores. A completion without a reward gets the mean of its group, which adds no advantage."""
         rewards = self._rewards(call, count)
-        problems = [reward for reward in rewards if isinstance(reward, str)]
-        self.failures.count(count, problems)
-        given = [reward for reward in rewards if not isinstance(reward, str)]
-        mean = math.fsum(given) / len(given) if given else 0.0
-        return [
-            Score(mean, False, reward) if isinstance(reward, str) else Score(reward, reward >= self._pass_reward)
-            for reward in rewards
-        ]
+        return _with_mean(
+            [given if isinstance(given, str) else Score(given, given >= self._pass_reward) for given in rewards],
+            self.failures,
+        )
 
     def _rewards(self, call: Future[Any], count: int) -> list[float | str]:
         try:
@@ -317,6 +316,24 @@ class FunctionScorer:
     def close(self) -> None:
         """Kill the processes."""
         self._pool.close()
+
+
+def _with_mean(scores: Sequence[Score | str], failures: Failures) -> list[Score]:
+    """Count the failures; a completion without a reward gets the mean of its group, which adds no advantage."""
+    failures.count(len(scores), [given for given in scores if isinstance(given, str)])
+    given = [score.reward for score in scores if not isinstance(score, str)]
+    mean = math.fsum(given) / len(given) if given else 0.0
+    return [Score(mean, False, score) if isinstance(score, str) else score for score in scores]
+
+
+def _outcomes(group: Group, failures: Failures) -> list[Score]:
+    """Return the scores that environments gave."""
+    least, scores = group.visit.prompt.columns["pass_score"], list[Score | str]()
+    for outcome in (rollout.outcome for rollout in group.rollouts):
+        assert outcome is not None
+        judged = Verdict(outcome.score >= least, outcome.score, f"score {outcome.score:g} after {outcome.turns} turns")
+        scores.append(outcome.problem or reward(judged))
+    return _with_mean(scores, failures)
 
 
 def _verify(name: str, prompt: Prompt, completion: str) -> Verdict | str:

@@ -1,0 +1,243 @@
+"""Rollouts of several turns over any engine: every turn is a request, whose prompt has all turns and replies before it.
+
+A slot is free while an environment thinks. What the policy sampled is never encoded again: the tokens of a reply are
+appended to them, and the next turn's prefill computes the keys of all of them with the current weights.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from scalerl.config.run import Scoring
+from scalerl.core.errors import ConfigError
+from scalerl.core.plugins import PluginError
+from scalerl.core.rng import stream_key
+from scalerl.core.serialization import from_plain, to_plain
+from scalerl.models.template import continuation
+from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request
+from scalerl.tasks import turns
+from scalerl.tasks.pool import ProcessEnded, ScoringPool
+from scalerl.tasks.turns import Message, Reply
+from scalerl.types import IntArray, Outcome, Prompt, Rollout
+
+REPLY_TICKS = 8
+"""Decode steps after which a deterministic engine uses a reply; it waits for a reply that is later. An environment that
+needs less time than these steps costs none."""
+
+Ask = Callable[[Prompt, Sequence[Message]], "Future[Reply]"]
+"""Asks an environment, given the messages after the opening."""
+
+
+@dataclass(slots=True)
+class Episode:
+    """A rollout under way.
+
+    Example (the policy's second turn is being sampled):
+        Episode(id=(17, 3), key=99, prompt=Prompt(...), said=[{"role": "assistant", ...}, {"role": "user", ...}],
+                turns=(Rollout(...),), observed=[array([5, 9])], due=-1)
+    """
+
+    id: tuple[int, int]
+    key: int
+    prompt: Prompt
+    said: list[dict[str, str]]
+    """Messages after the opening."""
+    turns: tuple[Rollout, ...]
+    """Finished turns of the policy."""
+    observed: list[IntArray]
+    """Tokens of each reply; reply i is after turn i."""
+    due: int
+    """Step at which the reply is used; -1 while a turn is sampled."""
+
+    def request(self) -> Request:
+        """Return the request of the next turn."""
+        number, tokens = len(self.turns), list(self.prompt.tokens)
+        for turn, observed in zip(self.turns, self.observed, strict=True):
+            tokens += [*turn.tokens.tolist(), *observed.tolist()]
+        key = stream_key(self.key, "turn", number) if number else self.key
+        return Request(self.id, tuple(tokens), key)
+
+    def rollout(self, outcome: Outcome) -> Rollout:
+        """Return turns and replies as one rollout; replies carry no loss."""
+        pieces: list[Rollout] = []
+        for number, turn in enumerate(self.turns):
+            pieces.append(turn)
+            if number < len(self.observed):
+                pieces.append(_observed(self.observed[number], int(turn.versions[-1])))
+        joined = {
+            name: np.concatenate([getattr(piece, name) for piece in pieces])
+            for name in ("tokens", "logps", "versions", "sampled")
+        }
+        cut = outcome.ended in ("tokens", "turns")
+        interrupted = any(turn.interrupted for turn in self.turns)
+        return Rollout(**joined, truncated=cut, interrupted=interrupted, outcome=outcome)
+
+
+def _observed(tokens_T: IntArray, version: int) -> Rollout:
+    """Return a reply as tokens that were not sampled."""
+    none_T, versions_T = np.zeros(len(tokens_T)), np.full(len(tokens_T), version, np.int32)
+    return Rollout(tokens_T, none_T.astype(np.float32), versions_T, none_T.astype(bool), False, False)
+
+
+class TurnEngine:
+    """Adds turns to an engine: requests with a `source` are sampled turn by turn; all others pass through."""
+
+    def __init__(self, inner: Engine, ask: Ask, tokenizer: Any) -> None:
+        """Wrap an engine.
+
+        Args:
+            inner: Engine that samples the turns; its prompts may be as long as `context_tokens` of the prompts.
+            ask: Function that asks an environment.
+            tokenizer: The policy's tokenizer.
+        """
+        self._inner, self._ask, self._tokenizer = inner, ask, tokenizer
+        self._episodes: dict[tuple[int, int], Episode] = {}
+        self._asked: dict[tuple[int, int], Future[Reply]] = {}
+        self._tick = 0
+
+    def __getattr__(self, name: str) -> Any:
+        """Forward the rest to the inner engine: version, work, swap, advance, deterministic, exact_resume."""
+        return getattr(self._inner, name)
+
+    def occupancy(self) -> Occupancy:
+        """Return how full the engine is; rollouts that wait for a reply have no slot, but have not finished."""
+        inner = self._inner.occupancy()
+        return replace(inner, waiting=inner.waiting + len(self._asked))
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue rollouts."""
+        for request in requests:
+            if request.source is not None:
+                self._episodes[request.id] = Episode(request.id, request.key, request.source, [], (), [], -1)
+        self._inner.submit([replace(request, source=None) for request in requests])
+
+    def cancel(self, ids: Collection[tuple[int, int]]) -> None:
+        """Drop unfinished rollouts; replies that were asked for are not used."""
+        for id in ids:
+            self._episodes.pop(id, None)
+            if (asked := self._asked.pop(id, None)) is not None:
+                asked.cancel()
+        self._inner.cancel(ids)
+
+    def poll(self, timeout_s: float = 0.0) -> list[Finished]:
+        """Poll the inner engine, ask environments about finished turns, and use their replies.
+
+        A deterministic engine uses a reply `REPLY_TICKS` polls after its request, whenever it arrived.
+        """
+        if self._asked and timeout_s and not self._inner.occupancy().busy:
+            time.sleep(timeout_s)
+        self._tick += 1
+        done = [end for finished in self._inner.poll(timeout_s) for end in self._turn_ended(finished)]
+        arrived = [
+            id
+            for id, asked in self._asked.items()
+            if (self._episodes[id].due <= self._tick if self._inner.deterministic else asked.done())
+        ]
+        return done + [end for id in arrived for end in self._replied(self._episodes[id], self._asked.pop(id))]
+
+    def _turn_ended(self, finished: Finished) -> Iterable[Finished]:
+        episode, turn = self._episodes.get(finished.id), finished.rollout
+        if episode is None:
+            return [finished]
+        episode.turns += (turn,)
+        text = self._tokenizer.decode(turn.tokens.tolist(), skip_special_tokens=True)
+        episode.said.append({"role": "assistant", "content": text})
+        if turn.truncated:
+            return [self._end(episode, "tokens")]
+        episode.due = self._tick + REPLY_TICKS
+        self._asked[episode.id] = self._ask(episode.prompt, episode.said)
+        return []
+
+    def _replied(self, episode: Episode, asked: Future[Reply]) -> Iterable[Finished]:
+        """Use a reply: submit the next turn, or return the finished rollout.
+
+        Consumes: a reply. Produces: a request, or a rollout. Waits for: the environment, whose call has a time limit.
+        Unblocked by: its reply, its time limit, or the death of its process.
+        """
+        settings, name = episode.prompt.columns["turns"], episode.prompt.columns["function"]
+        try:
+            reply = asked.result()
+        except TimeoutError:
+            return [self._end(episode, "problem", f"{name}.reply took longer than {settings['reply_s']:g} s")]
+        except (PluginError, ConfigError, ProcessEnded) as error:
+            return [self._end(episode, "problem", str(error) if str(error) else name)]
+        if not reply.messages:
+            return [self._end(episode, "environment", reply=reply)]
+        if len(episode.turns) == settings["turns"]:
+            return [self._end(episode, "turns")]
+        chat, last = settings["chat_template"] != "never", int(episode.turns[-1].tokens[-1])
+        tokens = continuation(self._tokenizer, reply.messages, last, chat, settings["reply_tokens"])
+        episode.said += reply.messages
+        episode.observed.append(np.asarray(tokens, np.int32))
+        episode.due = -1
+        self._inner.submit([episode.request()])
+        return []
+
+    def _end(self, episode: Episode, ended: str, problem: str = "", reply: Reply | None = None) -> Finished:
+        del self._episodes[episode.id]
+        reply = reply or Reply()
+        outcome = Outcome(len(episode.turns), ended, reply.score, problem, reply.metrics)
+        return Finished(episode.id, episode.rollout(outcome))
+
+    def state(self) -> dict[str, Any]:
+        """Return the inner engine's state, and the rollouts under way; replies are asked for again."""
+        return {"inner": self._inner.state(), "tick": self._tick, "episodes": to_plain(list(self._episodes.values()))}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self._inner.load_state(state["inner"])
+        self._tick = int(state["tick"])
+        for plain in state["episodes"]:
+            episode = from_plain(Episode, plain)
+            self._episodes[episode.id] = episode
+            if episode.due >= 0:
+                self._asked[episode.id] = self._ask(episode.prompt, episode.said)
+
+
+def with_turns(
+    pairs: Sequence[Sequence[Engine]], load_tokenizer: Callable[[], Any], settings: Scoring
+) -> Sequence[Sequence[Engine]]:
+    """Add turns to engines, whose environments share one pool of processes."""
+    pool, tokenizer = ScoringPool(settings.workers or max(4, os.cpu_count() or 1), None, settings), load_tokenizer()
+
+    def ask(prompt: Prompt, said: Sequence[Message]) -> Future[Reply]:
+        return pool.schedule(turns.ask, prompt, list(said), limit_s=prompt.columns["turns"]["reply_s"])
+
+    return [[cast(Engine, TurnEngine(engine, ask, tokenizer)) for engine in pair] for pair in pairs]
+
+
+def check_environments(prompts: Iterable[Prompt], tokenizer: Any) -> None:
+    """Ask the environment of each task for its reply to an empty completion of the first prompt, and render it.
+
+    Raises:
+        ConfigError: It fails, or the chat template cannot continue a rollout with it.
+    """
+    for prompt in {prompt.task: prompt for prompt in prompts if "turns" in prompt.columns}.values():
+        try:
+            reply = turns.ask(prompt, [{"role": "assistant", "content": ""}])
+        except PluginError as error:
+            raise ConfigError(f"data.function: {error}") from None
+        settings = prompt.columns["turns"]
+        continuation(tokenizer, reply.messages, -1, settings["chat_template"] != "never", settings["reply_tokens"])
+
+
+def context_tokens(prompts: Iterable[Prompt], capacity: int) -> int:
+    """Return the most tokens before the last turn of any prompt: a bound, from the limits of its task.
+
+    Args:
+        prompts: Prompts of the run.
+        capacity: Most tokens of a turn.
+    """
+    longest = 0
+    for prompt in prompts:
+        settings = prompt.columns.get("turns")
+        later = (settings["turns"] - 1) * (capacity + settings["reply_tokens"]) if settings else 0
+        longest = max(longest, len(prompt.tokens) + later)
+    return longest

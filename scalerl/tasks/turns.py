@@ -1,0 +1,90 @@
+"""Environments: tasks whose class replies to the policy, so that a rollout has turns (docs/environments.md).
+
+An environment is the class of a custom task with `reply(row, messages)` instead of `score(row, completion)`. A reply
+depends only on the row and the messages so far, so that a run that is killed can ask again and get the same bits.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from scalerl.core.plugins import PluginError, call, describe, number
+from scalerl.tasks.custom import made_of
+from scalerl.types import Prompt
+
+Message = dict[str, str]
+
+ALLOWED = (
+    "the text of the next message, a list of messages with `role` and `content`, or the end: a score from 0 to 1, or a "
+    "dict with `score` and metrics that are numbers"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What an environment returned: messages, or the end with a score.
+
+    Example: Reply(messages=(), score=1.0, metrics={"calls": 2.0})
+    """
+
+    messages: tuple[Message, ...] = ()
+    """Messages to the policy; none if the rollout has ended."""
+    score: float = 0.0
+    """Score of the whole rollout, from 0 to 1."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Your own numbers of the rollout."""
+
+
+def opening(prompt: str | Sequence[Message]) -> list[Message]:
+    """Return the prompt of a row as messages."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(one) for one in prompt]
+
+
+def ask(prompt: Prompt, said: Sequence[Message]) -> Reply:
+    """Ask an environment for its reply, in a process of the pool.
+
+    Args:
+        prompt: Prompt of the rollout, whose columns have the class and the row.
+        said: Messages after the opening, the completion of the policy last.
+
+    Raises:
+        PluginError: The environment raised, or returned something else than a reply.
+    """
+    columns = prompt.columns
+    task, name = made_of(columns), columns["function"]
+    row = copy.deepcopy(columns["row"])
+    messages = [*opening(row["prompt"]), *(dict(one) for one in said)]
+    return read_reply(call(lambda: task.reply(row, messages), f"{name}.reply"), name)
+
+
+def read_reply(returned: Any, name: str) -> Reply:
+    """Return what an environment's `reply` returned as a record.
+
+    Args:
+        returned: The value.
+        name: Import path of the class, for messages.
+
+    Raises:
+        PluginError: It is not a reply.
+    """
+    if isinstance(returned, str):
+        returned = [{"role": "user", "content": returned}]
+    if isinstance(returned, list) and returned and all(map(_is_message, returned)):
+        return Reply(tuple({"role": one["role"], "content": one["content"]} for one in returned))
+    values = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
+    numbers = {str(key): number(value) for key, value in values.items()}
+    score = numbers.pop("score", None)
+    if score is None or not 0 <= score <= 1 or None in numbers.values():
+        raise PluginError(f"{name}.reply returned {describe(returned)}; allowed: {ALLOWED}")
+    return Reply((), score, {key: value for key, value in numbers.items() if value is not None})
+
+
+def _is_message(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and all(isinstance(value.get(key), str) for key in ("role", "content"))
+        and value["role"] in ("user", "tool", "system")
+    )
