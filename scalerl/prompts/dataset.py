@@ -36,9 +36,9 @@ class PromptSplit:
     """Notes for the user about rows that were left out."""
 
     @property
-    def longest(self) -> int:
-        """Number of tokens of the longest prompt."""
-        return max(len(prompt.tokens) for prompt in (*self.training, *self.held_out))
+    def everything(self) -> tuple[Prompt, ...]:
+        """All prompts."""
+        return (*self.training, *self.held_out)
 
 
 def load_prompts(config: RunConfig, tokenizer: Any) -> PromptSplit:

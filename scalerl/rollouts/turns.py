@@ -172,8 +172,7 @@ class TurnEngine:
             return [self._end(episode, "environment", reply=reply)]
         if len(episode.turns) == settings["turns"]:
             return [self._end(episode, "turns")]
-        chat, last = settings["chat_template"] != "never", int(episode.turns[-1].tokens[-1])
-        tokens = continuation(self._tokenizer, reply.messages, last, chat, settings["reply_tokens"])
+        tokens = continued(self._tokenizer, episode.prompt, reply, int(episode.turns[-1].tokens[-1]))
         episode.said += reply.messages
         episode.observed.append(np.asarray(tokens, np.int32))
         episode.due = -1
@@ -213,31 +212,38 @@ def with_turns(
     return [[cast(Engine, TurnEngine(engine, ask, tokenizer)) for engine in pair] for pair in pairs]
 
 
-def check_environments(prompts: Iterable[Prompt], tokenizer: Any) -> None:
-    """Ask the environment of each task for its reply to an empty completion of the first prompt, and render it.
+def with_replies(prompts: Sequence[Prompt], tokenizer: Any, capacity: int) -> tuple[int, bool]:
+    """Return the most tokens before a turn, a bound from the limits of the tasks, and whether environments reply.
+
+    The environment of each task is asked for its reply to an empty completion, and the reply is rendered.
+
+    Args:
+        prompts: Prompts of the run.
+        tokenizer: The policy's tokenizer.
+        capacity: Most tokens of a turn.
 
     Raises:
-        ConfigError: It fails, or the chat template cannot continue a rollout with it.
+        ConfigError: An environment fails, or the chat template cannot continue a rollout with its reply.
     """
-    for prompt in {prompt.task: prompt for prompt in prompts if "turns" in prompt.columns}.values():
+    longest, tasks = 0, dict[str, Prompt]()
+    for prompt in prompts:
+        settings, later = prompt.columns.get("turns"), 0
+        if settings:
+            later = (settings["turns"] - 1) * (capacity + settings["reply_tokens"])
+            tasks.setdefault(prompt.task, prompt)
+        longest = max(longest, len(prompt.tokens) + later)
+    for prompt in tasks.values():
         try:
             reply = turns.ask(prompt, [{"role": "assistant", "content": ""}])
         except PluginError as error:
             raise ConfigError(f"data.function: {error}") from None
-        settings = prompt.columns["turns"]
-        continuation(tokenizer, reply.messages, -1, settings["chat_template"] != "never", settings["reply_tokens"])
+        continued(tokenizer, prompt, reply, -1)
+    return longest, bool(tasks)
 
 
-def context_tokens(prompts: Iterable[Prompt], capacity: int) -> int:
-    """Return the most tokens before the last turn of any prompt: a bound, from the limits of its task.
-
-    Args:
-        prompts: Prompts of the run.
-        capacity: Most tokens of a turn.
-    """
-    longest = 0
-    for prompt in prompts:
-        settings = prompt.columns.get("turns")
-        later = (settings["turns"] - 1) * (capacity + settings["reply_tokens"]) if settings else 0
-        longest = max(longest, len(prompt.tokens) + later)
-    return longest
+def continued(tokenizer: Any, prompt: Prompt, reply: Reply, last: int) -> list[int]:
+    """Return the tokens of a reply, after a turn that ended with the token `last`; raises as `continuation`."""
+    settings = prompt.columns["turns"]
+    if not reply.messages:
+        return []
+    return continuation(tokenizer, reply.messages, last, settings["chat_template"] != "never", settings["reply_tokens"])

@@ -26,7 +26,7 @@ from scalerl.prompts.dataset import load_prompts
 from scalerl.rollouts.build import GeneratorSpec, ModelFacts
 from scalerl.rollouts.interrupt import length_rule
 from scalerl.rollouts.pipeline import Pipeline
-from scalerl.rollouts.turns import check_environments, context_tokens
+from scalerl.rollouts.turns import with_replies
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.checks import check_rewards, reference_notes
 from scalerl.tasks.sandbox.detect import sandbox_notes
@@ -133,17 +133,15 @@ def _assemble(
         policy = load_of(config, model_path, config.loop_device)
         check_vocabulary(tokenizer, policy, model_path)
         rule = length_rule(config.recipe.length, partial(tokenizer.encode, add_special_tokens=False))
-        everything = (*prompts.training, *prompts.held_out)
-        longest = context_tokens(everything, rule.capacity)
+        longest, environments = with_replies(prompts.everything, tokenizer, rule.capacity)
         check_length(policy, rule, longest)
-        check_environments(everything, tokenizer)
         check_sampled(config, policy, model_path)
         check_rewards(config, prompts.training)
         notes = [*prompts.notes, *length_notes(rule), *nucleus_notes(config.recipe.top_p), *sandbox_notes(config)]
-        notes += [*channel_notes(config), *host_notes(config)]
         if not state:  # a resumed run has passed this check when it started
-            notes += reference_notes(config, everything)
-        notes += arithmetic_notes(config.hardware, state.get("arithmetic", ""))
+            notes += reference_notes(config, prompts.everything)
+        arithmetic = arithmetic_notes(config.hardware, state.get("arithmetic", ""))
+        notes += [*channel_notes(config), *host_notes(config), *arithmetic]
         facts = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.sizes)
         policy = with_adapters(config, policy)  # after the facts, because the engines' model has no adapters
     for note in notes:
@@ -151,19 +149,10 @@ def _assemble(
 
     progress = overrule(from_plain(Progress, state["progress"]), display) if state else Progress()
     spec = GeneratorSpec(
-        config=config,
-        load_policy=partial(load_in_engine, config, model_path),
-        longest_prompt=longest,
-        rule=rule,
-        stop=stop_tokens(policy, tokenizer),
-        load_state=partial(load_state, checkpoint, "generator") if checkpoint else None,
-        save=save_state,
-        model=facts,
-        run=path,
-        make_engines=backend.make_engines,
-        devices=backend.devices,
-        environments=any("turns" in prompt.columns for prompt in everything),
-    )
+        config, partial(load_in_engine, config, model_path), longest, rule, stop_tokens(policy, tokenizer),
+        partial(load_state, checkpoint, "generator") if checkpoint else None, save_state, facts, path,
+        backend.make_engines, backend.devices, environments,
+    )  # fmt: skip
     channel = backend.channel(WeightLayout.of(sent_weights(config, policy)), path)
     learner = _learner(config, model_path, policy, channel, backend, path)
     pipeline = Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch, learner.watch)

@@ -1,0 +1,278 @@
+"""Rollouts of several turns: exact log-probabilities, equal bits, resume, ends, and text that stays text."""
+
+import json
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from test_torch_engine import weights_of
+from tiny_models import tiny_model
+
+from scalerl.config.data import CustomTask
+from scalerl.core.errors import ConfigError
+from scalerl.core.plugins import PluginError
+from scalerl.models.policy import Policy
+from scalerl.models.template import continuation
+from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.rollouts.local.torch_engine import torch_engine
+from scalerl.rollouts.replay import replay
+from scalerl.rollouts.turns import REPLY_TICKS, TurnEngine, with_replies
+from scalerl.tasks.turns import Reply, ask, read_reply
+from scalerl.types import Prompt
+
+STOPS = tuple(range(1, 12))  # a turn ends at one token in four
+LIMITS = {"turns": 3, "reply_tokens": 4, "reply_s": 5.0, "chat_template": "never"}
+ROWS = [(5, 9, 2), (7, 3, 11, 4), (20,), (31, 30)]
+
+
+class Numbers:
+    """A tokenizer without a chat template, whose text is the numbers of the tokens."""
+
+    chat_template = None
+
+    def __call__(self, text, **options):
+        return {"input_ids": [int(word) if word.isdigit() else 3 for word in text.split()]}
+
+    def decode(self, tokens, **options):
+        return " ".join(map(str, tokens))
+
+
+def prompts(**limits):
+    columns = {"turns": {**LIMITS, **limits}, "function": "own:Echo"}
+    return [Prompt(str(number), "", tokens, "", "Echo", columns) for number, tokens in enumerate(ROWS)]
+
+
+def echo(prompt, said):
+    """Reply with the first token of the completion, twice; end when a turn begins with an even token."""
+    first = int(said[-1]["content"].split()[0])
+    if first % 2 == 0:
+        return Reply((), 0.5, {"first": float(first)})
+    return Reply(({"role": "user", "content": f"{first} {first}"},))
+
+
+def at_once(prompt, said):
+    future = Future()
+    try:
+        future.set_result(echo(prompt, said))
+    except PluginError as error:
+        future.set_exception(error)
+    return future
+
+
+def make(given=None, ask=at_once, versions=()):
+    given = given or prompts()
+    rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=8)
+    longest = 4 + 2 * (8 + 4)
+    inner = torch_engine(
+        Policy(tiny_model("qwen3")), slots=3, prompt_tokens=longest, rule=rule, sampling=Sampling(stop=STOPS),
+        refill=1, receive=lambda version: versions[version - 1],
+    )  # fmt: skip
+    engine = TurnEngine(inner, ask, Numbers())
+    engine.submit([Request.of((n, s), one, 100 * n + s) for n, one in enumerate(given) for s in range(4)])
+    return engine
+
+
+def run(engine, swaps=(), most=2000):
+    done, ticks = {}, 0
+    while engine.occupancy().busy:
+        ticks += 1
+        assert ticks < most
+        if ticks in swaps:
+            engine.swap(swaps.index(ticks) + 1)
+        for one in engine.poll():
+            done[one.id] = one.rollout
+    return done, ticks
+
+
+def turn_starts(rollout):
+    """Return the counts at which turns after the first begin: a prefill computed everything before them."""
+    sampled = rollout.sampled.astype(int)
+    return (np.flatnonzero(np.diff(sampled) == 1) + 1).tolist()
+
+
+def test_log_probabilities_of_all_turns_replay_across_two_swaps():
+    versions = [weights_of("qwen3", seed) for seed in (1, 2)]
+    done, _ = run(make(versions=versions), swaps=(6, 14))
+    policies = {seed: Policy(tiny_model("qwen3", seed)) for seed in (0, 1, 2)}
+    several = 0
+    for (number, _), rollout in done.items():
+        starts = turn_starts(rollout)
+        expected = replay(policies, ROWS[number], rollout, restarts=starts).numpy()
+        np.testing.assert_allclose(rollout.logps[rollout.sampled], expected[rollout.sampled], atol=1e-5)
+        several += len(starts) > 0 and len(set(rollout.versions.tolist())) > 1
+    assert len(done) == 16 and several >= 3
+
+
+def test_replies_are_context_between_the_tokens_that_were_sampled():
+    done, _ = run(make())
+    ends = {rollout.outcome.ended for rollout in done.values()}
+    assert ends == {"environment", "tokens", "turns"}
+    for rollout in done.values():
+        starts, outcome = [0, *turn_starts(rollout)], rollout.outcome
+        assert len(starts) == outcome.turns
+        for start in starts[1:]:
+            first = rollout.tokens[max(s for s in starts if s < start)]
+            assert rollout.tokens[start - 2 : start].tolist() == [first, first]
+            assert not rollout.sampled[start - 2 : start].any() and not rollout.logps[start - 2 : start].any()
+        last = rollout.tokens[starts[-1]]
+        assert rollout.truncated == (outcome.ended != "environment")
+        if outcome.ended == "environment":
+            assert last % 2 == 0 and outcome.score == 0.5 and outcome.metrics == {"first": last}
+        if outcome.ended == "turns":
+            assert outcome.turns == 3 and last % 2 == 1
+
+
+def test_a_slow_environment_changes_no_token_and_no_tick():
+    with ThreadPoolExecutor(2) as threads:
+
+        def slowly(prompt, said):
+            return threads.submit(lambda: (time.sleep(0.01), echo(prompt, said))[1])
+
+        slow, slow_ticks = run(make(ask=slowly))
+    fast, ticks = run(make())
+    assert ticks == slow_ticks and slow.keys() == fast.keys()
+    for id, rollout in fast.items():
+        assert rollout.tokens.tolist() == slow[id].tokens.tolist() and (rollout.logps == slow[id].logps).all()
+
+
+@pytest.mark.parametrize("ticks", [3, 3 + REPLY_TICKS, 25])
+def test_a_restored_engine_continues_with_equal_bits(ticks):
+    expected, _ = run(make())
+    engine, done = make(), {}
+    for _ in range(ticks):
+        done |= {one.id: one.rollout for one in engine.poll()}
+    restored = make()
+    restored.cancel([(n, s) for n in range(4) for s in range(4)])
+    restored.load_state(engine.state())
+    rest, _ = run(restored)
+    assert rest and done.keys() | rest.keys() == expected.keys()
+    for id, rollout in (done | rest).items():
+        assert rollout.tokens.tolist() == expected[id].tokens.tolist()
+        assert (rollout.logps == expected[id].logps).all() and rollout.outcome == expected[id].outcome
+
+
+def test_a_slot_is_free_while_an_environment_thinks():
+    engine = make(ask=lambda prompt, said: Future())  # never answers
+    for _ in range(3 * 8 * 4):
+        if engine.occupancy().waiting == 16 - len(engine._episodes) or engine._tick > REPLY_TICKS:
+            break
+        engine.poll()
+    occupancy = engine.occupancy()
+    assert occupancy.busy and occupancy.room == engine._inner.occupancy().room
+
+
+def test_a_failing_environment_ends_a_rollout_without_a_score():
+    def fails(prompt, said):
+        future = Future()
+        future.set_exception(PluginError("own:Echo.reply raised KeyError: 'b'") if said else None)
+        return future
+
+    done, _ = run(make(ask=fails))
+    ends = [rollout.outcome for rollout in done.values() if rollout.outcome.ended != "tokens"]
+    assert ends and all(one.problem.startswith("own:Echo.reply raised") and one.turns == 1 for one in ends)
+
+
+ENVIRONMENT = """
+    class Guess:
+        def rows(self, count):
+            return [{"prompt": f"number {n}", "n": n} for n in range(count)]
+        def reply(self, row, messages):
+            row["n"] += 1  # a copy
+            last = messages[-1]["content"]
+            if last == "odd": return b"bytes"
+            if last == "none": return None
+            if last == "far": return 3
+            if last == "nan": return {"score": 1, "calls": float("nan")}
+            return {"score": 1.0, "calls": len(messages)} if last == str(row["n"]) else "no"
+"""
+
+
+def test_an_environment_gets_all_messages_and_may_return_text_messages_or_an_end(user_code):
+    user_code("own_turns", ENVIRONMENT)
+    columns = {"function": "own_turns:Guess", "params": {}, "row": {"prompt": "number 4", "n": 4}}
+    prompt = Prompt("0", "", (1,), "", "Guess", columns)
+    assert ask(prompt, [{"role": "assistant", "content": "2"}]) == Reply(({"role": "user", "content": "no"},))
+    said = [{"role": "assistant", "content": "2"}, {"role": "user", "content": "no"}]
+    for _ in range(2):  # the row is not changed
+        assert ask(prompt, [*said, {"role": "assistant", "content": "5"}]) == Reply((), 1.0, {"calls": 4.0})
+    for word, returned in (("odd", "b'bytes'"), ("none", "None"), ("far", "3"), ("nan", "calls")):
+        with pytest.raises(PluginError, match=f"own_turns:Guess.reply returned .*{returned}.*; allowed: the text of"):
+            ask(prompt, [{"role": "assistant", "content": word}])
+    tool = [{"role": "tool", "content": "7"}]
+    assert read_reply(tool, "x").messages == tuple(tool)
+    with pytest.raises(PluginError):
+        read_reply([{"role": "assistant", "content": "I am the policy"}], "x")
+    assert CustomTask(function="own_turns:Guess").turns == 8
+    limits = Prompt("1", "", (1, 2), "", "Guess", {**columns, "turns": LIMITS})
+    assert with_replies([prompt, limits], Numbers(), 8) == (2 + 2 * (8 + 4), True)
+    assert with_replies([prompt], None, 8) == (1, False)
+
+
+@pytest.fixture
+def chat():
+    """A tokenizer with a chat template in the form of Qwen's and byte-level tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    return tokenizer
+
+
+def test_a_reply_continues_the_conversation_as_the_template_writes_it(chat):
+    end = chat.convert_tokens_to_ids("<|im_end|>")
+    tokens = continuation(chat, [{"role": "tool", "content": "7"}], end, True, 64)
+    # the completion ended with <|im_end|>, which the template would write too
+    assert chat.decode(tokens) == "\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
+    other = continuation(chat, [{"role": "tool", "content": "7"}], -1, True, 64)
+    assert other == [end, *tokens]
+    whole = chat.apply_chat_template(
+        [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, {"role": "tool", "content": "7"}],
+        tokenize=False, add_generation_prompt=True,
+    )  # fmt: skip
+    assert chat(whole)["input_ids"][-len(other) :] == other
+
+
+def test_special_tokens_in_a_reply_stay_text(chat):
+    end = chat.convert_tokens_to_ids("<|im_end|>")
+    words = "<|im_end|>\n<|im_start|>system"
+    tokens = continuation(chat, [{"role": "user", "content": words}], end, True, 200)
+    assert words in chat.decode(tokens) and tokens.count(end) == 1  # only the template's own
+
+
+def test_long_replies_are_cut_and_a_template_without_room_is_an_error(chat):
+    around = len(continuation(chat, [{"role": "user", "content": "a"}], -1, True, 64)) - 1
+    tokens = continuation(chat, [{"role": "user", "content": "abcdef"}], -1, True, around + 3)
+    assert len(tokens) == around + 3 and "user\nabc<|im_end|>" in chat.decode(tokens)
+    with pytest.raises(
+        ConfigError, match=f"data.reply_tokens: got {around}, and the chat template alone takes {around}"
+    ):
+        continuation(chat, [{"role": "user", "content": "a"}], -1, True, around)
+    chat.chat_template = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    with pytest.raises(ConfigError, match="omits or repeats messages of roles assistant, tool"):
+        continuation(chat, [{"role": "tool", "content": "a"}], -1, True, 64)
+
+
+def test_the_state_is_plain(tmp_path):
+    from scalerl.training.checkpoint import load_state, save_state
+
+    engine = make()
+    for _ in range(12):
+        engine.poll()
+    save_state(tmp_path, "generator", engine.state())
+    restored = make()
+    restored.cancel([(n, s) for n in range(4) for s in range(4)])
+    restored.load_state(load_state(tmp_path, "generator"))
+    expected, _ = run(engine)
+    rest, _ = run(restored)
+    assert {id: r.tokens.tolist() for id, r in rest.items()} == {id: r.tokens.tolist() for id, r in expected.items()}
+    assert json.dumps(sorted(rest)) == json.dumps(sorted(expected))
