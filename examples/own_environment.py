@@ -1,10 +1,11 @@
 """An environment: it replies to the policy, so that a rollout has turns. A tiny random model learns to use it.
 
-python examples/own_environment.py
+python examples/own_environment.py [STEPS]     # 200 steps learn it in minutes
 scalerl train --model MODEL --data.kind custom --data.function own_environment:Lookups --data.params '{hops = 1}'
 """
 
 import random
+import sys
 
 from tiny_model import QUICK, show, tiny_model
 
@@ -14,7 +15,7 @@ LETTERS = "abcd"
 
 
 class Lookups:
-    """Follow a chain through a table that only the environment sees: "dab>" with b -> e has the answer "=e"."""
+    """Follow a chain through a table that only the environment sees: "dab>" with b -> c is solved by b, then c."""
 
     def __init__(self, hops=1, seed=0):
         """Receive the parameters of the configuration."""
@@ -28,27 +29,35 @@ class Lookups:
             yield {"prompt": f"{name}{chain[0]}>", "chain": chain}
 
     def reply(self, row, messages):
-        """Return the next letter of the chain, or the score of an answer.
+        """Return the entry of the letter that the policy asked for; after a mistake or the last letter, the score.
 
         Args:
             row: The row.
             messages: All messages so far, with role and content; the last one is the policy's.
         """
-        chain, said = row["chain"], [one["content"] for one in messages if one["role"] == "assistant"]
-        asked = sum(letter in said for letter in chain[:-1]) / self.hops
-        if said[-1].startswith("="):
-            return {"score": 0.5 * asked + 0.5 * (said[-1] == f"={chain[-1]}"), "lookups": len(said) - 1}
-        if said[-1] in chain[:-1]:
-            return chain[chain.index(said[-1]) + 1] + ">"
-        return ">"  # no such entry
+        said = [one["content"] for one in messages if one["role"] == "assistant"]
+        if said == row["chain"][: len(said)] and len(said) <= self.hops:
+            return row["chain"][len(said)] + ">"
+        right = sum(a == b for a, b in zip(said, row["chain"], strict=False))
+        return {"score": right / (self.hops + 1), "lookups": len(said) - 1}
 
+
+SETTINGS = {
+    "recipe__prompts_per_step": 16,
+    "recipe__generations_per_prompt": 16,
+    "recipe__length": {"kind": "none", "max_tokens": 3},  # of each turn
+    "recipe__truncated": "keep",  # so that the model learns to end its turns
+    "recipe__optimizer": {"learning_rate": 4e-3, "warmup_steps": 5},
+}
 
 if __name__ == "__main__":
+    steps = {"steps": int(sys.argv[1])} if len(sys.argv) > 1 else {}
     run = scalerl.train(
-        model=tiny_model(LETTERS + ">="),
+        model=tiny_model(LETTERS + ">"),
         data={"kind": "custom", "function": "own_environment:Lookups", "prompts": 200, "turns": 3, "reply_tokens": 2},
         progress=False,
-        **QUICK | {"recipe__length": {"kind": "none", "max_tokens": 3}, "recipe__truncated": "keep", "steps": 120},
+        **QUICK | SETTINGS | steps,
     )
+    print("The score is the share of right turns. The model first learns to end a turn, then to copy the entries.")
     show(run, ["reward", "pass_rate", "truncation_rate"])
     print(run)

@@ -14,7 +14,7 @@ import runs
 from scalerl.core import plugins
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-OWN = ("tiny_model", "own_reward", "own_loss", "own_task", "own_engine")
+OWN = ("tiny_model", "own_reward", "own_loss", "own_task", "own_engine", "own_environment")
 """Modules of the examples that a run imports."""
 NOTEBOOK = json.loads((EXAMPLES / "forecast_and_train.ipynb").read_text())
 
@@ -26,6 +26,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import tiny_model
 
+    monkeypatch.setattr(sys, "argv", ["example"])
     shorter = {"steps": 3, "evaluation": {"prompts": 8, "samples": 2, "every": 3}}
     monkeypatch.setattr(tiny_model, "QUICK", tiny_model.QUICK | shorter)
     yield tmp_path
@@ -40,6 +41,7 @@ def place(tmp_path, monkeypatch):
         ("own_reward", 'function = "own_reward:letters"', "truncation_rate"),
         ("own_loss", "highest = 1.1", "staleness_mean"),
         ("own_task", 'function = "own_task:Reverse"', "truncation_rate"),
+        ("own_environment", 'function = "own_environment:Lookups"', "truncation_rate"),
         ("own_engine", 'function = "own_engine:Counting"', "replay_difference"),
     ],
 )

@@ -6,14 +6,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from doc_pages import blocks
 from test_torch_engine import weights_of
 from tiny_models import tiny_model
 
 from scalerl.config.data import CustomTask
+from scalerl.config.overrides import parse_config
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
 from scalerl.models.policy import Policy
 from scalerl.models.template import continuation
+from scalerl.prompts.sources import custom_rows
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine
@@ -276,3 +279,20 @@ def test_the_state_is_plain(tmp_path):
     rest, _ = run(restored)
     assert {id: r.tokens.tolist() for id, r in rest.items()} == {id: r.tokens.tolist() for id, r in expected.items()}
     assert json.dumps(sorted(rest)) == json.dumps(sorted(expected))
+
+
+def test_the_environment_of_the_page_plays_a_game(user_code):
+    user_code("my_environments", *blocks("docs/environments.md", "python"))
+    config = parse_config('[model]\nkind = "hf"\npath = "m"\n' + blocks("docs/environments.md", "toml")[0], "page")
+    rows, _ = custom_rows(config.data[0], held_out=10)
+    assert len(rows) == 110 and rows[0].columns["row"]["number"] == 38  # 1 + 37 mod 50
+    limits = rows[0].columns["turns"]
+    assert limits == {"turns": 6, "reply_tokens": 64, "reply_s": 10.0, "chat_template": "auto"}
+    prompt = Prompt("0", "", (1,), "", "Guess", rows[0].columns)
+    said, replies = [], []
+    for guess in ("50", "a", "20", "38"):
+        said.append({"role": "assistant", "content": guess})
+        replies.append(ask(prompt, said))
+        said += replies[-1].messages
+    assert [one.messages[0]["content"] for one in replies[:3]] == ["Smaller.", "Write a number.", "Larger."]
+    assert replies[3] == Reply((), 1.0, {"guesses": 4.0})
