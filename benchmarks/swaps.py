@@ -10,6 +10,7 @@ each, 8 rollouts of 32 tokens are replayed. Prints a table of the largest differ
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import sys
@@ -40,9 +41,12 @@ from scalerl.rollouts.weights import DirectoryChannel
 SWAPS = 10
 SIZES = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 1024}
 """vLLM's attention on CPU needs heads of at least 32, its experts a width that is a multiple of 32."""
-LATENT = {"q_lora_rank": None, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32}
+LATENT = {"q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "v_head_dim": 32}
 OTHER_SIZES = {
-    "opt": {"word_embed_proj_dim": 64}, "gemma4": {"global_head_dim": 64}, "falcon-alibi": {"num_key_value_heads": 2},
+    "opt": {"word_embed_proj_dim": 64},
+    "gemma4": {"global_head_dim": 64},
+    "gpt-oss": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10_000.0,
+                                    "original_max_position_embeddings": 256, "beta_fast": 32.0, "beta_slow": 1.0}},
 }  # fmt: skip
 
 
@@ -66,7 +70,8 @@ def measure(name: str, python: str, directory: Path) -> dict[str, Any]:
     try:
         server.wait_ready()
         engine, _ = vllm_engines(
-            server, slots=(4, 4), rule=LengthRule(None, NEVER, 32), sampling=Sampling(), updates=DirectoryUpdates(channel),
+            server, slots=(4, 4), rule=LengthRule(None, NEVER, 32), sampling=Sampling(),
+            updates=DirectoryUpdates(channel),
             needs=Needs(tiny_model(name).config.vocab_size, 512, 8, "scalerl_directory"),
         )  # fmt: skip
         for version in range(SWAPS + 1):
@@ -84,12 +89,13 @@ def measure(name: str, python: str, directory: Path) -> dict[str, Any]:
             assert difference is not None and difference.rollouts == 8
             largest.append(difference.largest)
     except (ConfigError, EngineDied, ReplayMismatch) as error:
-        text = re.sub(r"\(log: .*?\)|http://\S+", "", str(error))
-        return {"largest": largest, "error": " ".join(text.split())[:300]}
+        why = server.reason() if isinstance(error, ConfigError) else str(error)
+        return {"largest": largest, "error": re.sub(r"\(log: .*?\)|http://\S+|\s+", " ", why)[:200].strip()}
     finally:
         if engine is not None:
             engine.close()
-        server.close()
+        with contextlib.suppress(ValueError):  # it ended already if it was never ready
+            server.close()
     return {"largest": largest}
 
 

@@ -105,7 +105,9 @@ class DirectoryEngine(WeightTransferEngine):  # type: ignore[misc]
         from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
         layers = self.model.modules() if self.device.type == "cpu" else ()
-        return [layer for layer in layers if isinstance(getattr(layer, "quant_method", None), UnquantizedFusedMoEMethod)]
+        return [
+            layer for layer in layers if isinstance(getattr(layer, "quant_method", None), UnquantizedFusedMoEMethod)
+        ]
 
     def _is_tied(self, layer: torch.nn.Module) -> bool:
         """Return whether a layer is an LM head that shares the embedding's weights."""
