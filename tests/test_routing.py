@@ -9,6 +9,7 @@ from tiny_models import tiny_model
 
 from scalerl.config import RunConfig
 from scalerl.config.base import replace
+from scalerl.config.placement import Custom
 from scalerl.config.recipe import SCALERL, AdamW, Reinforce
 from scalerl.config.run import Placement
 from scalerl.core.errors import ConfigError
@@ -141,12 +142,16 @@ def test_experts_of_rollouts_replayed_at_equal_weights_give_their_log_probabilit
     torch.testing.assert_close(logp_N, tensors.behavior_BT[tensors.sampled_BT], atol=1e-4, rtol=0)
 
 
-def test_routing_replay_is_refused_with_vllm():
+def test_routing_replay_is_refused_where_the_engine_cannot_report_the_experts_of_every_layer():
     recipe = replace(SCALERL, routing_replay="on")
-    with pytest.raises(ValueError, match="routing_replay"):
-        RunConfig(recipe=recipe, placement=Placement(engine="vllm"))
+    with pytest.raises(ValueError, match="'torch' or 'vllm'"):
+        RunConfig(recipe=recipe, placement=Placement(engine=Custom(function="a:b")))
     from scalerl.training.run_model import check_sampled
 
     with pytest.raises(ConfigError, match="no experts"):
         check_sampled(RunConfig(recipe=recipe), Policy(tiny_model("qwen3")), "model")
     check_sampled(RunConfig(recipe=recipe), Policy(tiny_model("qwen3-moe")), "model")
+    with_vllm = RunConfig(recipe=recipe, placement=Placement(engine="vllm"))
+    check_sampled(with_vllm, Policy(tiny_model("qwen3-moe")), "model")
+    with pytest.raises(ConfigError, match="experts in 1 of its 2 layers"):
+        check_sampled(with_vllm, Policy(tiny_model("qwen3-moe", mlp_only_layers=[0])), "model")

@@ -58,6 +58,16 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Moe",
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "tie_word_embeddings": False},
     ),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "tie_word_embeddings": True,
+        },
+    ),
     "qwen3-wide-heads": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),  # 4 heads of 16 in a width of 32
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral-sliding": ("Mistral", {"sliding_window": 5}),

@@ -230,7 +230,7 @@ class Recipe(Part):
     """Compute the LM head as an FP32 product in generator and trainer; has an effect if the weights are bf16."""
     routing_replay: Literal["off", "on"] = "off"
     """Mixtures of experts: the trainer uses the experts that the engine chose for each token (R3, arXiv 2510.11370), or
-    chooses them itself. Torch engines only; the paper does not use it."""
+    chooses them itself. With torch engines, or vLLM servers on GPUs; the paper does not use it."""
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
     """Sampling temperature of training rollouts; log-probabilities are those of the tempered distribution."""
     top_p: Fraction = 1.0

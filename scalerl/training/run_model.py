@@ -19,7 +19,7 @@ from scalerl.models.gguf import converted, gguf_directory, is_gguf
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, check_vocabulary, load_policy
-from scalerl.models.routing import can_record
+from scalerl.models.routing import can_record, routing_of
 from scalerl.models.weights import checkpoint_weights
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import check_engine
@@ -156,6 +156,12 @@ def check_sampled(config: RunConfig, policy: Policy, model_path: str) -> None:
         raise ConfigError(
             f"recipe.routing_replay: got 'on' for {type(policy.model).__name__}, {kind}; allowed: off, or a mixture "
             "such as Mixtral, Qwen3-MoE, OLMoE or GPT-OSS (docs/models.md)"
+        )
+    if config.recipe.routing_replay == "on" and engine == "vllm" and routing_of(policy).layers != policy.sizes.layers:
+        raise ConfigError(
+            f"recipe.routing_replay: got 'on' for a model with experts in {routing_of(policy).layers} of its "
+            f"{policy.sizes.layers} layers, but vLLM reports experts of all; allowed: off, or placement.engine = "
+            "'torch'"
         )
 
 

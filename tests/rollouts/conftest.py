@@ -29,11 +29,11 @@ def make(server, files):
 
     made = []
 
-    def engines(rule=PLAIN, limits=QUICK, slots=(8, 4), sampling=None):
+    def engines(rule=PLAIN, limits=QUICK, slots=(8, 4), sampling=None, needs=NEEDS):
         sampling = sampling or Sampling(stop=(STOP,))
         updates = DirectoryUpdates(files)
         pair = vllm_engines(
-            server.address, slots=slots, rule=rule, sampling=sampling, needs=NEEDS, updates=updates, limits=limits
+            server.address, slots=slots, rule=rule, sampling=sampling, needs=needs, updates=updates, limits=limits
         )
         made.append(pair[0])
         return pair

@@ -1,4 +1,5 @@
-"""A fake server with vLLM's HTTP interface and faults on demand. Needs only the standard library.
+"""A fake server with vLLM's HTTP interface and faults on demand. Needs only the standard library, and
+numpy to report experts.
 
 Its model is a table: the distribution of the next token depends on the previous token and on the version of the
 weights, `logps(version, token)`. The version is read from the name of the loaded file. As a program it takes vLLM's
@@ -7,6 +8,8 @@ command line: `fake_vllm.py -m ... --port 8000`.
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
 import random
@@ -50,6 +53,8 @@ class FakeVllm:
         self.faults: Counter[str] = Counter()
         """Number of next requests with each fault: refuse, hang, preempt, drop, half, error, nonsense, short, no_pause,
         no_load, wrong_label, stale."""
+        self.experts: tuple[int, int, int] | None = None
+        """Layers with experts, experts per token and per layer, with --enable-return-routed-experts."""
         self.label, self.weights = "default", 0
         self.partial = False
         """Whether an update has begun that did not finish: a request then ends the server, as it does vLLM's."""
@@ -78,6 +83,17 @@ class FakeVllm:
         with self.lock:
             self.faults[fault] -= 1
             return self.faults[fault] >= 0
+
+    def routed(self, tokens: list[int]) -> str | None:
+        """Return the experts of tokens as vLLM does; in layer l, token t has the experts t + l, t + l + 1, ..."""
+        if self.experts is None:
+            return None
+        import numpy as np
+
+        layers, active, count = self.experts
+        of_token = np.asarray(tokens)[:, None, None] + np.arange(layers)[:, None] + np.arange(active)
+        np.save(file := io.BytesIO(), (of_token % count).astype(np.uint8))
+        return base64.b64encode(file.getvalue()).decode()
 
     def sample(self, draw: random.Random, last: int, parameters: dict) -> tuple[int, float]:
         """Return the next token and its log-probability; `stale` always samples with version 0."""
@@ -221,6 +237,7 @@ class Handler(BaseHTTPRequestHandler):
         draw = random.Random(f"{body.get('request_id')}")
         interval = parameters.get("stream_interval", 1) if body.get("stream") else 1 << 40
         entries: list[dict] = []
+        tokens = body["token_ids"][parameters.get("routed_experts_prompt_start", 0) :]
         spans: list[dict] = []
         limit = parameters["max_tokens"]
         if self.fake.suffers("short"):
@@ -234,15 +251,17 @@ class Handler(BaseHTTPRequestHandler):
                     spans.append({"version": self.fake.label, "start": count - 1, "end": count})
                 spans[-1]["end"] = count
             entries.append({"token_id": last, "logprob": logp})
+            tokens.append(last)
             stopped = last in parameters.get("stop_token_ids", ())
             final = stopped or count == limit
-            if count == 1 or len(entries) >= interval or final:
+            if (count == 1 and body.get("stream")) or len(entries) >= interval or final:
                 yield {
                     "index": 0,
                     "finish_reason": ("stop" if stopped else "length") if final else None,
                     "token_ids": [entry["token_id"] for entry in entries],
                     "logprobs": {"content": entries},
                     "weight_versions": spans if final else None,
+                    "routed_experts": self.fake.routed(tokens[:-1]) if final else None,
                 }
                 entries = []
             if final:

@@ -1,19 +1,70 @@
 """The vLLM engine with a faulty server: retries where they help, errors otherwise."""
 
+import base64
+import dataclasses
+import io
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 from fake_vllm import logps
-from vllm_setup import PLAIN, agree, drain, prompts_of, requests, wait_for
+from vllm_setup import NEEDS, PLAIN, agree, drain, prompts_of, requests, wait_for
 
+from scalerl.models.routing import UNKNOWN
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.rollouts.local.slots import RoutingShape
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.vllm.protocol import BadAnswer, Span, parse_chunk
+from scalerl.rollouts.vllm.protocol import BadAnswer, Span, experts_of, parse_chunk
 from scalerl.rollouts.vllm.sequence import TokenSequence
 
+
+def npy(array):
+    np.save(file := io.BytesIO(), array)
+    return base64.b64encode(file.getvalue()).decode()
+
+
 # ------------------------------------------------------------------------------------------------------------- faults
+
+
+def test_every_token_has_the_experts_of_the_token_before_it_and_those_of_a_broken_request_are_unknown(make, server):
+    """The inserted phrase has none, because no request samples its tokens."""
+    server.experts, server.delay_s = (3, 2, 8), 0.002
+    rule = LengthRule(thinking=(20, 40), answer_tokens=30, max_tokens=72, phrase=(10, 11), end_tag=(11,))
+    needs = dataclasses.replace(NEEDS, routing=RoutingShape(3, 2, 8))
+    engine, _ = make(rule=rule, sampling=Sampling(), slots=(4, 4), needs=needs)
+    engine.swap(1)
+    wait_for(lambda: engine.version == 1)
+    server.faults["drop"] = 3
+    sent = requests(12)
+    engine.submit(sent)
+    known = 0
+    for done in drain(engine):
+        rollout, prompt = done.rollout, sent[done.id[0]].prompt
+        before_T = np.asarray([*prompt, *rollout.tokens.tolist()])[len(prompt) - 1 : -1]
+        expected_TLK = (before_T[:, None, None] + np.arange(3)[:, None] + np.arange(2)) % 8
+        known_T = (rollout.experts != UNKNOWN).all((1, 2))
+        assert (rollout.experts[known_T] == expected_TLK[known_T]).all()
+        assert (rollout.experts[~known_T] == UNKNOWN).all() and rollout.sampled[known_T].all()
+        known += known_T.mean()
+    assert engine._connection.retried == 3 and known > 6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "does not return"),
+        ("!", "is no array"),
+        ("AAAA", "is no array"),
+        (npy(np.zeros((4, 3, 2), np.uint8)), r"shape \(4, 3, 2\).*5 tokens, 3 layers and 2 active"),
+        (npy(np.full((5, 3, 2), np.nan)), "type float64"),
+        (npy(np.full((5, 3, 2), -1)), "experts -1 to -1; the model has 0 to 7"),
+    ],
+)
+def test_experts_that_do_not_fit_the_model_are_an_error_with_numbers(text, message):
+    with pytest.raises(BadAnswer, match=message):
+        experts_of(text, 5, RoutingShape(3, 2, 8))
 
 
 @pytest.mark.parametrize("fault", ["refuse", "drop", "half", "error"])
@@ -160,7 +211,7 @@ def test_spans_give_each_token_its_version_and_must_cover_all():
     ("data", "message"),
     [
         (b'{"choices": [{"token_ids": [3], "finish_reason": null, "weight_versions": null, "logprobs": {"content": '
-         b'[{"token_id": 3, "logprob": -9999.0}]}}]}', "reports for NaN"),
+         b'[{"token_id": 3, "logprob": -9999.0}]}}]}', "token 3.*reports for NaN"),
         (b'{"choices": [{"token_ids": [3, 4], "finish_reason": null, "weight_versions": null, "logprobs": {"content": '
          b'[{"token_id": 3, "logprob": -1.0}]}}]}', "1 other tokens"),
         (b'{"choices": [{"token_ids": [], "finish_reason": "stop", "logprobs": null, "weight_versions": '

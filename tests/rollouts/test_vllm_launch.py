@@ -17,7 +17,9 @@ from scalerl.config.placement import Placement
 from scalerl.models.sizes import Attention, ModelSizes
 from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
-from scalerl.rollouts.vllm.launch import server_engines, server_life
+from scalerl.rollouts.local.slots import RoutingShape
+from scalerl.rollouts.vllm.checks import Needs
+from scalerl.rollouts.vllm.launch import _server_spec, server_engines, server_life
 from scalerl.rollouts.vllm.nccl import NcclChannel
 from scalerl.rollouts.vllm.updates import UPDATES
 from scalerl.rollouts.weights import DirectoryChannel
@@ -91,6 +93,22 @@ def test_an_engine_announces_its_server_to_the_trainer_as_long_as_it_lives(tmp_p
         assert not channel.lost()
         life.kill()
         assert channel._labels() == {}
+
+
+def test_routing_replay_requests_the_experts_of_the_model(tmp_path):
+    with FakeVllm() as server:
+        server.experts = (3, 2, 8)
+        spec = spec_of(server.address, tmp_path, "--recipe.routing_replay", "on")
+        sizes = ModelSizes(10.0, (Attention(4, 0),), experts=8, active_experts=2, layers=3)
+        model = ModelFacts("model", "main", VOCABULARY, sizes)
+        spec = dataclasses.replace(spec, generator=dataclasses.replace(spec.generator, model=model))
+        ((engine, _),) = server_engines([spec], print)
+        engine.swap(1)
+        engine.submit(requests(1))
+        (done,) = collect(engine, 1)
+    assert done.rollout.experts.shape == (len(done.rollout), 3, 2) and (done.rollout.experts >= 0).all()
+    needs = Needs(VOCABULARY, 200, 8, "scalerl_directory", routing=RoutingShape(3, 2, 8))
+    assert "--enable-return-routed-experts" in _server_spec(spec, needs, {}).extra
 
 
 SHORT = ["--placement.silence_timeout_s", "4"]

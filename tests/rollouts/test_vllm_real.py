@@ -48,7 +48,7 @@ def policy(name, seed):
     return Policy(tiny_model(name, seed, **SIZES))
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen3-untied"])
+@pytest.fixture(scope="module", params=["qwen3", "qwen3-untied", "qwen3-moe"])
 def started(request, tmp_path_factory):
     """Return (server, model name, versions by number, their channel); the server starts with other weights."""
     path = tmp_path_factory.mktemp(request.param)

@@ -16,6 +16,7 @@ from fake_vllm import VOCABULARY
 from vllm_setup import NEEDS, wait_for
 
 from scalerl.core.errors import ConfigError
+from scalerl.rollouts.local.slots import RoutingShape
 from scalerl.rollouts.vllm import server as server_module
 from scalerl.rollouts.vllm.checks import check_server
 from scalerl.rollouts.vllm.server import INSIDE, Server, ServerSpec, command, environment
@@ -49,6 +50,21 @@ def test_an_unsuitable_server_is_a_one_line_error_with_the_remedy(server, change
     with pytest.raises(ConfigError, match=message) as caught:
         check_server(server.address, NEEDS)
     assert "\n" not in str(caught.value) and server.address in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("experts", "message"),
+    [
+        (None, "does not return the experts"),
+        ((2, 2, 8), r"\(6, 2, 2\) and type uint8; expected integers for 6 tokens, 3 layers and 2 active"),
+        ((3, 1, 8), r"\(6, 3, 1\)"),
+        ((3, 2, 16), "experts 0 to 12; the model has 0 to 7"),
+    ],
+)
+def test_a_server_without_the_models_experts_is_an_error(server, experts, message):
+    server.experts = experts
+    with pytest.raises(ConfigError, match=f"{message}.*--enable-return-routed-experts"):
+        check_server(server.address, dataclasses.replace(NEEDS, routing=RoutingShape(3, 2, 8)))
 
 
 def test_another_weight_transfer_and_a_head_in_bf16_are_errors(server):

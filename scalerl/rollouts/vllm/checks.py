@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from scalerl.core.errors import ConfigError
+from scalerl.rollouts.local.slots import RoutingShape
 from scalerl.rollouts.vllm.protocol import (
     FINISH_UPDATE,
     GENERATE,
@@ -22,6 +23,8 @@ from scalerl.rollouts.vllm.protocol import (
     START_UPDATE,
     VERSION,
     WEIGHT_INFO,
+    BadAnswer,
+    experts_of,
 )
 
 OLDEST, NEWEST = (0, 32), (0, 34)
@@ -48,6 +51,8 @@ class Needs:
     """Backend in --weight-transfer-config."""
     fp32_head: bool = False
     """Whether logits must be computed in FP32 although the weights are not FP32."""
+    routing: RoutingShape | None = None
+    """Shape of the experts that it must report; None: none."""
 
 
 def check_server(address: str, needs: Needs) -> list[str]:
@@ -67,7 +72,7 @@ def check_server(address: str, needs: Needs) -> list[str]:
             _check_length(address, client, needs)
             if client.get(IS_PAUSED).json()["is_paused"]:
                 _resume(client)
-            _check_logprobs(address, client)
+            _check_logprobs(address, client, needs.routing)
             _check_vocabulary(address, client, needs)
         except httpx.TransportError as error:
             raise ConfigError(
@@ -164,7 +169,7 @@ def _probe(client: httpx.Client, tokens: list[int], **sampling: Any) -> httpx.Re
     return client.post(GENERATE, json={"token_ids": tokens, "sampling_params": parameters})
 
 
-def _check_logprobs(address: str, client: httpx.Client) -> None:
+def _check_logprobs(address: str, client: httpx.Client, routing: RoutingShape | None) -> None:
     """Sample with top_k = 1: log-probabilities are 0 after the sampler's processing, and below 0 before it."""
     answer = _probe(client, [0, 1, 0], temperature=1.0, top_k=1)
     if answer.status_code in (403, 404):
@@ -180,6 +185,14 @@ def _check_logprobs(address: str, client: httpx.Client) -> None:
         )
     if choice.get("weight_versions") is None:
         raise ConfigError(f"vllm: {address} does not report which weights sampled a token (weight_versions)")
+    if routing is not None:
+        try:
+            experts_of(choice.get("routed_experts"), 3 + len(logps) - 1, routing)  # the last token was not processed
+        except BadAnswer as error:
+            raise ConfigError(
+                f"vllm: {address}: {error}; recipe.routing_replay = 'on' needs a server on GPUs that was started with "
+                "--enable-return-routed-experts"
+            ) from None
 
 
 def _check_vocabulary(address: str, client: httpx.Client, needs: Needs) -> None:

@@ -206,6 +206,7 @@ class Connection:
             sequence.prefix, allowance, self._sampling, f"scalerl-{lane.name}-{next(self._numbers)}",
             # within a frozen round a version may be used again; its earlier prefix cache must not be
             salt=f"{self._epoch}.{version}", stream_interval=self._limits.stream_interval,
+            experts=sequence.routing is not None,
         )  # fmt: skip
         self._prefilling.add(sequence)
         try:
@@ -305,7 +306,7 @@ def _settle(sequence: TokenSequence, chunk: Chunk, allowance: int) -> None:
     """Take the versions from a last chunk; raise if the sequence's limits do not explain the end."""
     if chunk.spans is None:
         raise BadAnswer("its last chunk does not name the weights (weight_versions)")
-    sequence.settle(chunk.spans)
+    sequence.settle(chunk.spans, chunk.experts)
     reason, got = chunk.reason, len(sequence) - sequence.restarts[-1]
     if reason == "stop" and sequence.ended is None:  # otherwise its budget ended before the stop token
         raise BadAnswer(f"it stopped after token {sequence.tokens[-1]}, which is not a stop token")

@@ -9,6 +9,7 @@ from typing import Any
 from scalerl.models.sizes import ModelSizes
 from scalerl.rollouts.engine import Finished, Occupancy, Request, Sampling, Work
 from scalerl.rollouts.interrupt import LengthRule
+from scalerl.rollouts.local.slots import RoutingShape
 from scalerl.rollouts.vllm.checks import Needs, check_server
 from scalerl.rollouts.vllm.connection import Connection
 from scalerl.rollouts.vllm.lane import Lane, LaneLimits
@@ -26,7 +27,14 @@ class VllmEngine:
     deterministic = False
     exact_resume = False
 
-    def __init__(self, connection: Connection, lane: Lane, rule: LengthRule, stop: Collection[int]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        lane: Lane,
+        rule: LengthRule,
+        stop: Collection[int],
+        routing: RoutingShape | None = None,
+    ) -> None:
         """Make an engine; call `vllm_engines` instead.
 
         Args:
@@ -34,8 +42,10 @@ class VllmEngine:
             lane: This engine's share of the connection.
             rule: Length limits.
             stop: Token ids that end a sequence.
+            routing: Shape of the experts that the server reports; None: they are not requested.
         """
         self._connection, self._lane, self._rule, self._stop = connection, lane, rule, frozenset(stop)
+        self._routing = routing
         self._open: dict[tuple[int, int], TokenSequence] = {}
         self.notes: list[str] = []
         """Warnings about the server."""
@@ -60,7 +70,7 @@ class VllmEngine:
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue sequences; they start when slots become free and a requested swap is done."""
-        sequences = [TokenSequence(request, self._rule, self._stop) for request in requests]
+        sequences = [TokenSequence(request, self._rule, self._stop, self._routing) for request in requests]
         self._open |= {sequence.request.id: sequence for sequence in sequences}
         self._connection.submit(self._lane, sequences)
 
@@ -139,6 +149,6 @@ def vllm_engines(
     lanes = [Lane(name, count, sizes) for name, count in zip(("train", "evaluate"), slots, strict=True)]
     obituary = server.obituary if isinstance(server, Server) else lambda: None
     connection = Connection(address, sampling, updates, lanes, limits, obituary)
-    training, evaluating = (VllmEngine(connection, lane, rule, sampling.stop) for lane in lanes)
+    training, evaluating = (VllmEngine(connection, lane, rule, sampling.stop, needs.routing) for lane in lanes)
     training.notes = notes
     return training, evaluating

@@ -12,6 +12,7 @@ from dataclasses import replace
 from scalerl.rollouts.build import EngineSpec, restarted_engines
 from scalerl.rollouts.engine import Engine, Sampling
 from scalerl.rollouts.free_running import PolledEngines
+from scalerl.rollouts.local.slots import RoutingShape
 from scalerl.rollouts.vllm.checks import Needs, check_version, installed_version
 from scalerl.rollouts.vllm.engine import vllm_engines
 from scalerl.rollouts.vllm.server import Server, ServerSpec, wait_for_server
@@ -54,7 +55,9 @@ def server_life(
     updates = UPDATES[config.weights](spec.channel)
     positions = generator.longest_prompt + generator.rule.capacity
     fp32_head = recipe.fp32_head and config.hardware.dtype != "float32"
-    needs = Needs(model.vocabulary, positions, 2 * spec.slots, updates.backend, fp32_head)
+    sizes = model.sizes
+    routing = RoutingShape(sizes.layers, sizes.active_experts, sizes.experts) if recipe.routing_replay == "on" else None
+    needs = Needs(model.vocabulary, positions, 2 * spec.slots, updates.backend, fp32_head, routing)
     server: Server | str
     if placement.servers:
         server = placement.servers[spec.number]
@@ -73,7 +76,7 @@ def server_life(
             sampling=Sampling(recipe.temperature, recipe.top_p, generator.stop),
             needs=needs,
             updates=updates,
-            sizes=model.sizes,
+            sizes=sizes,
         )
         failed.pop_all()
     for line in engines[0].notes:
@@ -95,6 +98,7 @@ def _server_spec(spec: EngineSpec, needs: Needs, environment: Mapping[str, str])
     placement, model = generator.config.placement, generator.model
     revision = () if os.path.isdir(model.path) else ("--revision", model.revision)
     eager = ("--enforce-eager",) if generator.config.hardware.device == "cpu" else ()  # compiling takes a minute
+    experts = ("--enable-return-routed-experts",) if needs.routing else ()
     share = ("--gpu-memory-utilization", f"{place.share:.2f}") if place.share else ()
     return ServerSpec(
         model=model.path,
@@ -107,7 +111,7 @@ def _server_spec(spec: EngineSpec, needs: Needs, environment: Mapping[str, str])
         fp32_head=needs.fp32_head,
         tensor_parallel=placement.tensor_parallel,
         start_s=placement.start_timeout_s,
-        extra=(*revision, *eager, *share, *placement.vllm_arguments),
+        extra=(*revision, *eager, *experts, *share, *placement.vllm_arguments),
         environment=environment,
     )
 

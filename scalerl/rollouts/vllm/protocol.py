@@ -8,12 +8,19 @@ and `vllm/entrypoints/rl/online/api_router.py`).
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from scalerl.rollouts.engine import Sampling
+from scalerl.rollouts.local.slots import RoutingShape
+from scalerl.types import ExpertArray
 
 GENERATE = "/inference/v1/generate"
 VERSION = "/version"
@@ -75,10 +82,18 @@ class Chunk:
     """Why the request ended: stop or length; None: more chunks follow."""
     spans: tuple[Span, ...] | None
     """Versions of the whole answer; only in the last chunk."""
+    experts: str | None = None
+    """Experts of the whole answer as `experts_of` reads them; only in the last chunk of a server that records them."""
 
 
 def generate_body(
-    tokens: Sequence[int], max_tokens: int, sampling: Sampling, request_id: str, salt: str, stream_interval: int
+    tokens: Sequence[int],
+    max_tokens: int,
+    sampling: Sampling,
+    request_id: str,
+    salt: str,
+    stream_interval: int,
+    experts: bool = False,
 ) -> dict[str, Any]:
     """Return the body of a request that continues `tokens`.
 
@@ -91,6 +106,7 @@ def generate_body(
         request_id: Id of the request in the server's log.
         salt: Text; only requests with the same salt share entries of the server's prefix cache.
         stream_interval: Tokens per chunk.
+        experts: Whether to request the experts of the last of `tokens` and of those that follow.
     """
     parameters = {
         "temperature": sampling.temperature,
@@ -101,7 +117,7 @@ def generate_body(
         "logprobs": 0,  # only that of the sampled token
         "detokenize": False,
         "stream_interval": stream_interval,
-    }
+    } | ({"routed_experts_prompt_start": len(tokens) - 1} if experts else {})
     return {
         "request_id": request_id,
         "token_ids": list(tokens),
@@ -137,12 +153,38 @@ def parse_chunk(data: bytes) -> Chunk | None:
         raise BadAnswer(
             f"it sent {len(tokens)} tokens, but log-probabilities of {len(of)} other tokens: {data[:200]!r}"
         )
-    if _NO_LOGPROB in logps:
+    for token, logp in zip(tokens, logps, strict=True):
+        if logp == _NO_LOGPROB or not math.isfinite(logp):
+            raise BadAnswer(
+                f"it sampled token {token}, which has no log-probability (got {logp:g}, which vLLM reports for NaN): "
+                "the weights or the activations are not finite"
+            )
+    return Chunk(tokens, logps, reason, spans, choice.get("routed_experts"))
+
+
+def experts_of(text: str | None, rows: int, routing: RoutingShape) -> ExpertArray:
+    """Read the experts [T, L, K] that a server used for each token: a `.npy` file in base64.
+
+    Raises:
+        BadAnswer: They are missing, of another shape, or beyond the model's experts.
+    """
+    if text is None:
+        raise BadAnswer("it does not return the experts that it used (routed_experts)")
+    try:
+        experts_TLK = np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise BadAnswer(f"it sent routed_experts {text[:40]!r}, which is no array ({error})") from None
+    if experts_TLK.shape != (rows, routing.layers, routing.active) or experts_TLK.dtype.kind not in "iu":
         raise BadAnswer(
-            "a sampled token has no log-probability, which vLLM reports for NaN: the weights or the activations are "
-            "not finite"
+            f"it sent experts of shape {experts_TLK.shape} and type {experts_TLK.dtype}; expected integers for {rows} "
+            f"tokens, {routing.layers} layers and {routing.active} active experts"
         )
-    return Chunk(tokens, logps, reason, spans)
+    if experts_TLK.size and not 0 <= experts_TLK.min() <= experts_TLK.max() < routing.experts:
+        raise BadAnswer(
+            f"it sent experts {experts_TLK.min()} to {experts_TLK.max()}; the model has 0 to {routing.experts - 1}"
+        )
+    signed_TLK: ExpertArray = experts_TLK.astype(np.int16)
+    return signed_TLK
 
 
 def _spans(spans: Any) -> tuple[Span, ...] | None:

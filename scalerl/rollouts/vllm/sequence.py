@@ -14,21 +14,27 @@ import numpy as np
 from scalerl.core.rng import uniforms
 from scalerl.rollouts.engine import Finished, Request
 from scalerl.rollouts.interrupt import INTERRUPT_DRAW, NEVER, LengthRule, interrupt_point
-from scalerl.rollouts.vllm.protocol import BadAnswer, Span
-from scalerl.types import Rollout
+from scalerl.rollouts.local.slots import RoutingShape
+from scalerl.rollouts.vllm.protocol import BadAnswer, Span, experts_of
+from scalerl.types import ExpertArray, Rollout
 
 
 class TokenSequence:
     """An unfinished sequence."""
 
-    def __init__(self, request: Request, rule: LengthRule, stop: Iterable[int]) -> None:
+    def __init__(
+        self, request: Request, rule: LengthRule, stop: Iterable[int], routing: RoutingShape | None = None
+    ) -> None:
         """Start at the prompt.
 
         Args:
             request: The sequence to generate.
             rule: Length limits.
             stop: Tokens that end a sequence.
+            routing: Shape of the experts that the server reports; None: they are not requested.
         """
+        self.routing = routing
+        self._experts: list[tuple[int, ExpertArray]] = []
         self.request, self.rule, self._stop = request, rule, frozenset(stop)
         uniform = float(uniforms(np.asarray([request.key], np.uint64), INTERRUPT_DRAW)[0])
         self.interrupt_at = interrupt_point(rule, uniform)
@@ -80,11 +86,11 @@ class TokenSequence:
                 return
             self._append(token, logp, version, sampled=True)
 
-    def settle(self, spans: Sequence[Span]) -> None:
-        """Set the versions of the latest request's tokens to those that the server reports.
+    def settle(self, spans: Sequence[Span], experts: str | None = None) -> None:
+        """Set the versions and experts of the latest request's tokens to those that the server reports.
 
         Raises:
-            BadAnswer: The spans do not cover the tokens.
+            BadAnswer: The spans or the experts do not cover the tokens.
         """
         first = self.restarts[-1]
         covered = 0
@@ -97,6 +103,8 @@ class TokenSequence:
             self.versions[first + span.start : end] = [span.version] * count
         if first + covered < len(self.tokens):
             raise BadAnswer(f"it named the weights of {covered} tokens, but had sent {len(self.tokens) - first}")
+        if self.routing is not None:
+            self._experts.append((first, experts_of(experts, covered, self.routing)))
 
     def write_phrase(self, version: int) -> None:
         """Insert the phrase at the thinking limit if thinking has not ended; its tokens are context."""
@@ -107,6 +115,14 @@ class TokenSequence:
     def finish(self) -> Finished:
         """Return the rollout of an ended sequence."""
         assert self.ended is not None
+        experts_TLK = None
+        if self.routing is not None:
+            from scalerl.models.routing import UNKNOWN  # loads torch
+
+            shape = (len(self.tokens), self.routing.layers, self.routing.active)
+            experts_TLK = np.full(shape, UNKNOWN, np.int16)
+            for first, rows_nLK in self._experts:
+                experts_TLK[first : first + len(rows_nLK)] = rows_nLK[: len(self.tokens) - first]
         rollout = Rollout(
             tokens=np.asarray(self.tokens, np.int32),
             logps=np.asarray(self.logps, np.float32),
@@ -114,6 +130,7 @@ class TokenSequence:
             sampled=np.asarray(self.sampled, np.bool_),
             truncated=not self.ended,
             interrupted=not all(self.sampled),
+            experts=experts_TLK,
         )
         return Finished(self.request.id, rollout)
 

@@ -53,6 +53,9 @@ class DirectoryEngine(WeightTransferEngine):  # type: ignore[misc]
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         initialize_layerwise_reload(self.model)
+        for layer in self._cpu_experts():
+            # vLLM packs experts only when it makes their kernel, and would multiply with unpacked ones after a reload
+            layer.quant_method.moe_kernel = None
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Load a version; unlike in the base class, this also works without an accelerator."""
@@ -85,24 +88,26 @@ class DirectoryEngine(WeightTransferEngine):  # type: ignore[misc]
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
-        if self.device.type == "cpu":
-            self._repack_tied_head()
+        for layer in self._cpu_experts():
+            if layer.quant_method.moe_kernel is None:  # nothing was loaded: the old, packed weights are back
+                layer.quant_method._init_moe_kernel(layer)
+        for layer in self.model.modules():
+            # on CPU, vLLM multiplies with a packed copy of the head, and packs only what was loaded by name. A tied
+            # head has no name; with the old copy, a replay differs by about 1 nat.
+            if self.device.type == "cpu" and self._is_tied(layer):
+                layer.quant_method.process_weights_after_loading(layer)
 
     def shutdown(self) -> None:
         """Do nothing: no resources are held."""
 
-    def _repack_tied_head(self) -> None:
-        """Repack a tied LM head.
+    def _cpu_experts(self) -> list[Any]:
+        """Return the layers of experts whose weights vLLM packs; none on GPUs."""
+        from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
-        On CPU, vLLM multiplies with a packed copy of the head. A reload repacks the weights that were loaded by name,
-        and a tied head has no separate name. Without this call, vLLM 0.32 silently uses the old head; a replay differs
-        by about 1 nat.
-        """
-        from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-
-        for module in self.model.modules():
-            if self._is_tied(module):
-                dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+        layers = self.model.modules() if self.device.type == "cpu" else ()
+        return [
+            layer for layer in layers if isinstance(getattr(layer, "quant_method", None), UnquantizedFusedMoEMethod)
+        ]
 
     def _is_tied(self, layer: torch.nn.Module) -> bool:
         """Return whether a layer is an LM head that shares the embedding's weights."""
