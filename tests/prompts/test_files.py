@@ -38,16 +38,6 @@ def test_the_same_rows_come_from_jsonl_json_gzip_and_parquet(tmp_path):
     assert all(rows == by_name["a.jsonl"] for rows in by_name.values())
 
 
-@pytest.mark.parametrize("name", ["p.jsonl", "p.json"])
-def test_a_byte_order_mark_is_removed_and_utf16_is_refused(tmp_path, name):
-    content = LINES if name == "p.jsonl" else json.dumps(ROWS)
-    (tmp_path / name).write_bytes(content.encode("utf-8-sig"))
-    assert [row.prompt for row in read(tmp_path / name)] == ["0+1=", "1+1=", "2+1="]
-    (tmp_path / name).write_bytes(content.encode("utf-16"))
-    with pytest.raises(ConfigError, match=r"utf-8.*0xff"):
-        read(tmp_path / name)
-
-
 def test_a_line_over_the_limit_is_refused_in_a_short_message(tmp_path):
     (tmp_path / "p.jsonl").write_text(LINES + json.dumps({"prompt": "x" * (3 << 20), "answer": "1"}) + "\n")
     with pytest.raises(ConfigError, match=r"line 4.*data.max_line_mb") as error:

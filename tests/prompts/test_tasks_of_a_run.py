@@ -63,12 +63,6 @@ def test_invalid_lists_of_tasks_are_refused_with_instructions(tmp_path, change, 
         read(tmp_path, text)
 
 
-def test_a_task_with_too_few_prompts_is_reported(tmp_path):
-    config = read(tmp_path, TWO, "--data.programs.prompts", "1", "--recipe.prompts_per_step", "16")
-    with pytest.raises(ConfigError, match="5 of 6"):
-        load_prompts(config, make_tokenizer())
-
-
 def test_a_held_out_prompt_is_not_trained_by_any_task(tmp_path):
     rows = [{"prompt": f"{a}+{b}=", "answer": str((a + b) % 10)} for a in range(10) for b in range(4)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -59,6 +59,7 @@ NAMED = [
      'placement.vllm_arguments = ["--trust-remote-code"]'),
     ("a Python of vLLM", '[placement]\nengine = "vllm"\nvllm_python = "/bin/sh"\n', DATA, "placement.vllm_python = "),
     ("a Python of the sandbox", '[scoring.sandbox]\npython = "/bin/sh"\n', DATA, "scoring.sandbox.python = /bin/sh ("),
+    ("a command for notifications", '[notify]\ncommand = ["sh", "theirs.py"]\n', DATA, "notify.command = "),
     ("no sandbox", '[scoring.sandbox]\nmode = "unsafe"\n', DATA, "scoring.sandbox.mode = unsafe"),
 ]  # fmt: skip
 

@@ -6,7 +6,8 @@ import re
 import numpy as np
 import pytest
 from browser import contrast, luminance
-from simulated import curve, write
+from simulated_runs import run as curve
+from simulated_runs import write
 
 from scalerl.scaling import Curve
 from scalerl.view.analysis import analyze

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from browser import opened_page
-from simulated import curve
+from simulated_runs import run as curve
 
 from scalerl.config import read_config, to_toml
 from scalerl.view.analysis import analyze

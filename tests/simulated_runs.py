@@ -1,5 +1,7 @@
 """Synthetic curves with known truth, shared by the tests."""
 
+import json
+
 import numpy as np
 
 from scalerl.scaling import Curve, sigmoid
@@ -14,6 +16,14 @@ def run(points=41, last=16_000.0, noise=0.004, seed=0, **changes):
     compute = np.linspace(0, last, points)
     wobble = noise * np.random.default_rng(seed).standard_normal(points)
     return Curve(compute, np.clip(sigmoid(compute, **truth) + wobble, 0, 1), axis="device_hours", label="simulated")
+
+
+def write(path, made):
+    """Write a curve as a file of points; return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = zip(made.compute, made.metric, strict=True)
+    path.write_text("".join(json.dumps({"device_hours": c, "pass_rate": r}) + "\n" for c, r in rows))
+    return path
 
 
 def fallen(seed=0):
