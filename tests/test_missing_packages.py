@@ -25,7 +25,7 @@ CASES = [
     ("wandb.proto.wandb_internal_pb2", lambda place: read(place / "run-1.wandb"), "wandb"),
     (
         "tensorboard.backend.event_processing.event_accumulator",
-        lambda place: read(place / "e.tfevents.1"),
+        lambda place: read(place / "a.tfevents"),
         "tensorboard",
     ),
 ]
