@@ -1,8 +1,7 @@
 """Synthetic curves with known truth, shared by the tests."""
 
-import json
-
 import numpy as np
+from json_rows import write_rows
 
 from scalerl.scaling import Curve, sigmoid
 
@@ -21,9 +20,8 @@ def run(points=41, last=16_000.0, noise=0.004, seed=0, **changes):
 def write(path, made):
     """Write a curve as a file of points; return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = zip(made.compute, made.metric, strict=True)
-    path.write_text("".join(json.dumps({"device_hours": c, "pass_rate": r}) + "\n" for c, r in rows))
-    return path
+    rows = zip(made.compute.tolist(), made.metric.tolist(), strict=True)
+    return write_rows(path, [{"device_hours": c, "pass_rate": r} for c, r in rows])
 
 
 def fallen(seed=0):

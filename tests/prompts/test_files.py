@@ -4,13 +4,14 @@ import gzip
 import json
 
 import pytest
+from json_rows import lines
 
 from scalerl.config.data import PromptFile
 from scalerl.core.errors import ConfigError
 from scalerl.prompts.layouts import read_rows
 
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1), "level": i} for i in range(3)]
-LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+LINES = lines(ROWS)
 
 
 def read(path, **fields):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from commands import call
 from doc_pages import json_keys
+from json_rows import write_rows
 from simulated_runs import run as curve
 from simulated_runs import write
 
@@ -161,7 +162,7 @@ def test_the_figure_of_a_run_is_updated_by_the_default_method_only(capsys, tmp_p
     run.mkdir()
     (run / "config.toml").write_text(to_toml(LAB))
     rows = [json.loads(line) for line in points.read_text().splitlines()]
-    (run / "points.jsonl").write_text("".join(json.dumps({**row, "flops": row["device_hours"]}) + "\n" for row in rows))
+    write_rows(run / "points.jsonl", [{**row, "flops": row["device_hours"]} for row in rows])
     code, out, _ = call(capsys, "fit", run, "--method", "least-squares")
     assert code == 0 and "FLOPs" in out and not (run / "curve.png").exists()
     code, out, _ = call(capsys, "fit", run)
@@ -182,7 +183,7 @@ def test_runs_get_their_shortest_unique_names(tmp_path):
 def test_a_reward_in_minus_one_to_one_needs_bounds(capsys, tmp_path):
     source, path = curve(), tmp_path / "rewards.jsonl"
     rows = zip(source.compute, 2 * source.metric - 1, strict=True)
-    path.write_text("".join(json.dumps({"step": c, "metric": r}) + "\n" for c, r in rows))
+    write_rows(path, [{"step": c, "metric": r} for c, r in rows])
     code, _, error = call(capsys, "fit", path)
     assert code == 2 and "metric must lie in [0, 1]" in error and "--bounds -1 1" in error
     fitted = answer(capsys, "fit", path, "--bounds", -1, 1)
