@@ -77,7 +77,7 @@ def write_study(
     path.mkdir(parents=True)
     (path / "study.toml").write_text(plan_toml(plan), encoding="utf-8")
     study = StudyDirectory.open(path)
-    for number, key in enumerate(study.runs()):
+    for number, key in enumerate(study.plan.runs()):
         _write_run(study, key, truths[key.arm], number)
     return study
 
@@ -90,8 +90,8 @@ def _write_run(study: StudyDirectory, key: RunKey, truth: Truth, number: int) ->
     if truth.last_step < 0:
         return
     run.mkdir(parents=True)
-    (run / "config.toml").write_text(to_toml(study.config(key)), encoding="utf-8")
-    write_rows(run / "points.jsonl", _points(study.config(key), truth, number))
+    (run / "config.toml").write_text(to_toml(study.plan.run_config(key)), encoding="utf-8")
+    write_rows(run / "points.jsonl", _points(study.plan.run_config(key), truth, number))
     write_rows(run / "metrics.jsonl", [_metrics(step, truth) for step in range(1, truth.last_step + 1)])
 
 

@@ -215,16 +215,10 @@ class FollowedRun(RunView):
 
     def summary(self) -> dict[str, Any]:
         """Return the run's entry in the list, as JSON values."""
+        names = ("id", "name", "study", "version", "state", "detail", "step", "steps")
         return {
-            "id": self.id,
-            "name": self.name,
+            **{name: getattr(self, name) for name in names},
             "path": str(self.path),
-            "study": self.study,
-            "version": self.version,
-            "state": self.state,
-            "detail": self.detail,
-            "step": self.step,
-            "steps": self.steps,
             "step_s": as_json(pace(list(self.rows))),
             "left_s": as_json(self.left_s),
             "points": sum(map(len, self.points.values())),

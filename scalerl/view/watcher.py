@@ -207,26 +207,18 @@ class FollowedStudy:
             for title, effects in GROUPS.items()
         ]
         reference = {"title": "The reference", "excluded": "", "arms": [_arm(results, results.arm(results.reference))]}
-        return {
-            **shown,
-            "name": results.name,
-            "about": results.about,
-            "sentence": summary(results),
-            "notes": list(results.notes),
-            "groups": [reference, *(group for group in groups if group["arms"])],
-        }
+        shown |= {"name": results.name, "about": results.about, "sentence": summary(results)}
+        listed = [reference, *(group for group in groups if group["arms"])]
+        return {**shown, "notes": list(results.notes), "groups": listed}
 
 
 def _arm(results: StudyResult, arm: ArmResult) -> dict[str, Any]:
     ceiling = arm.asymptote
     return {
-        "name": arm.name,
-        "about": arm.about,
+        **{name: getattr(arm, name) for name in ("name", "about", "problems", "done")},
         "color": EFFECTS[arm.effect].color,
         "sentence": arm.sentence if arm.name != results.reference else "",
-        "problems": arm.problems,
         "ceiling": None if ceiling is None else [ceiling.mean, ceiling.low, ceiling.high],
-        "done": arm.done,
         "seeds": len(arm.runs),
         "steps": [[max(run.step, 0), run.steps] for run in arm.runs],
     }
