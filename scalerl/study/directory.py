@@ -151,12 +151,11 @@ def check_same(old: Plan, new: Plan, path: Path) -> None:
     Raises:
         ConfigError: The plans differ; the message lists the changes.
     """
-    if old == new:
-        return
-    raise ConfigError(
-        f"{path} contains another study: {'; '.join(changes(old, new))}. Give another -o, or resume that study with "
-        f"`scalerl study resume {path}`. Nothing was changed"
-    )
+    if old != new:
+        raise ConfigError(
+            f"{path} contains another study: {'; '.join(changes(old, new))}. Give another -o, or resume that study "
+            f"with `scalerl study resume {path}`. Nothing was changed"
+        )
 
 
 def changes(old: Plan, new: Plan) -> list[str]:

@@ -191,11 +191,9 @@ class FollowedRun(RunView):
         again = self._points_file.restarts != restarts
         if again:
             self.points, self._strange = {}, 0
-        for point in points:
-            if point is None:
-                self._strange += 1
-            else:
-                self.points.setdefault(point.task, []).append(point)
+        self._strange += points.count(None)
+        for point in filter(None, points):
+            self.points.setdefault(point.task, []).append(point)
         if points or again:
             self._falls = None
         return bool(points) or again

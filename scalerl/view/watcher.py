@@ -170,7 +170,7 @@ class FollowedStudy:
         self.path = path
         self.id = id_of(path)
         self.problem = ""
-        self._found: StudyResult | None = None
+        self._results: StudyResult | None = None
         self._seen: tuple[int, ...] | None = None
         self._next = 0.0
 
@@ -186,7 +186,7 @@ class FollowedStudy:
         """Fit all runs of the study and compare its arms."""
         began = time.monotonic()
         try:
-            self._found, self.problem = study_results(StudyDirectory.open(self.path)), ""
+            self._results, self.problem = study_results(StudyDirectory.open(self.path)), ""
         except (ConfigError, CurveError, OSError) as error:
             self.problem = str(error)
         ended = time.monotonic()
@@ -194,7 +194,7 @@ class FollowedStudy:
 
     def summary(self) -> dict[str, Any]:
         """Return the study as JSON values."""
-        results = self._found
+        results = self._results
         shown: dict[str, Any] = {"id": self.id, "name": self.path.name, "path": str(self.path), "problem": self.problem}
         if results is None:
             return {**shown, "sentence": "", "about": "", "notes": [], "groups": []}
