@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
 import time
@@ -125,6 +126,8 @@ def test_a_failing_webhook_is_reported_without_its_address(server, tmp_path):
         post(f"{address}/broken", {"token": 1}, 10.0)
     assert "500" in str(error.value) and "127.0.0.1" not in str(error.value)
     assert bodies == [{"token": 1}]
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(NotSent, match="timed out"):
+        post(f"http://127.0.0.1:{silent.getsockname()[1]}", {}, 0.2)
     output = []
     followers = followers_of(tmp_path, output, webhook="http://127.0.0.1:9/nobody")
     followers.ended("finished", "")
