@@ -55,12 +55,12 @@ def pack(study: StudyDirectory) -> dict[str, Any]:
         "machine": work.machine(),
         "seconds": round(sum(row["seconds"] for row in journal), 1),
         "headlines": study_results(study).headlines(),
-        "runs": {str(key): _packed(study, key, journal) for key in study.runs()},
+        "runs": {str(key): _packed(study, key, journal) for key in study.plan.runs()},
     }
 
 
 def _packed(study: StudyDirectory, key: RunKey, journal: list[dict[str, Any]]) -> dict[str, Any]:
-    run, every = study.run(key), study.config(key).evaluation.every
+    run, every = study.run(key), study.plan.run_config(key).evaluation.every
     mine = [row for row in journal if RunKey(row["arm"], row["seed"]) == key]
     points = [{name: row[name] for name in POINTS} for row in read_rows(run / "points.jsonl")]
     metrics = [
@@ -97,7 +97,7 @@ def unpack(packed: Mapping[str, Any], to: Path) -> StudyDirectory:
     to.mkdir(parents=True)
     (to / "study.toml").write_text(packed["plan"], encoding="utf-8")
     study = StudyDirectory.open(to)
-    for key in study.runs():
+    for key in study.plan.runs():
         held = packed["runs"][str(key)]
         for row in held["journal"]:
             study.note(row)
@@ -147,7 +147,7 @@ def _cell(found: Estimate | None, pattern: str) -> str:
 def sweep(study: StudyDirectory) -> list[str]:
     """Return a Markdown table of a sweep of learning rates: the mean of the last evaluations by loss and rate."""
     ends: dict[str, dict[str, float]] = defaultdict(dict)
-    for key in study.runs():
+    for key in study.plan.runs():
         loss, _, rate = key.arm.partition("-")
         rows = read_rows(study.run(key) / "points.jsonl")[-LAST_POINTS:]
         ends[loss][rate] = statistics.fmean(row["pass_rate"] for row in rows)
@@ -174,7 +174,7 @@ def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
     inside: dict[str, list[float]] = defaultdict(list)
     ends: list[tuple[float, bool]] = []
     for study in studies:
-        for key in study.runs():
+        for key in study.plan.runs():
             curve = Curve.read(study.run(key), axis=study.axis(), task=study.task())
             by_posterior, by_paper = (split_at(curve, fraction, method) for method in ("posterior", "paper"))
             scores = {

@@ -82,3 +82,12 @@ def scored_here(monkeypatch):
         return SimpleNamespace(rewards=rewards, close=lambda: None)
 
     monkeypatch.setattr(checks, "FunctionScorer", scorer)
+
+
+@pytest.fixture
+def handlers():
+    """Restore the signal handlers after a test."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from json_rows import write_rows
 
 from scalerl.config import PRESETS, RunConfig, to_toml
 from scalerl.config.base import replace as replace_part
@@ -76,7 +77,7 @@ def write_study(
     path.mkdir(parents=True)
     (path / "study.toml").write_text(plan_toml(plan), encoding="utf-8")
     study = StudyDirectory.open(path)
-    for number, key in enumerate(study.runs()):
+    for number, key in enumerate(study.plan.runs()):
         _write_run(study, key, truths[key.arm], number)
     return study
 
@@ -89,9 +90,9 @@ def _write_run(study: StudyDirectory, key: RunKey, truth: Truth, number: int) ->
     if truth.last_step < 0:
         return
     run.mkdir(parents=True)
-    (run / "config.toml").write_text(to_toml(study.config(key)), encoding="utf-8")
-    _rows(run / "points.jsonl", _points(study.config(key), truth, number))
-    _rows(run / "metrics.jsonl", [_metrics(step, truth) for step in range(1, truth.last_step + 1)])
+    (run / "config.toml").write_text(to_toml(study.plan.run_config(key)), encoding="utf-8")
+    write_rows(run / "points.jsonl", _points(study.plan.run_config(key), truth, number))
+    write_rows(run / "metrics.jsonl", [_metrics(step, truth) for step in range(1, truth.last_step + 1)])
 
 
 def _points(config: RunConfig, truth: Truth, number: int) -> list[dict[str, Any]]:
@@ -116,10 +117,6 @@ def _points(config: RunConfig, truth: Truth, number: int) -> list[dict[str, Any]
 def _metrics(step: int, truth: Truth) -> dict[str, Any]:
     spent = {"device_hours": step * HOURS_A_STEP, "flops": step * FLOPS_A_STEP, "tokens": step * TOKENS_A_STEP}
     return {"step": step, **METRICS, **truth.metrics, **spent}
-
-
-def _rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 KNOWN = {

@@ -1,5 +1,6 @@
 """The Python interface: train, resume and load from scripts, and the methods of a run."""
 
+import json
 import os
 import signal
 import subprocess
@@ -19,12 +20,8 @@ from scalerl.training import launch
 
 matplotlib.use("Agg")
 
-FIELDS = {
-    "recipe.prompts_per_step": 4, "recipe.generations_per_prompt": 4, "recipe.off_policy.max_lag": 4,
-    "recipe.length.thinking_tokens": [12, 20], "recipe.optimizer.learning_rate": 1e-3, "evaluation.prompts": 16,
-    "evaluation.samples": 2, "evaluation.every": 1, "checkpoint.every": 4, "rollouts.lag_ticks": 12,
-    "data.operations": [1, 1], "data.prompts": 60,
-}  # fmt: skip
+FIELDS = {name[2:]: json.loads(value) for name, value in zip(runs.SMALL[::2], runs.SMALL[1::2], strict=True)}
+FIELDS = {name: value for name, value in FIELDS.items() if name != "steps"} | {"evaluation.every": 1}
 
 
 def script(tmp_path, body):

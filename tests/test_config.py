@@ -67,38 +67,25 @@ def test_the_schedule_is_eager_if_engines_do_not_step_together():
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("text", "words"),
     [
-        [],
-        ["--recipe.loss", "dapo"],
-        ["--recipe.retire_pass_rate", "none"],
-        ["--model", "m", "--data", "d"],
-        ["--model.experts", "4", "--recipe.off_policy.stale", "mask", "--rollouts.lag_ticks", "measure"],
-        ["--placement.generators", "2", "--rollouts.lag_ticks", "0", "--rollouts.weights", "directory"],
+        ("", ["--recipe.retire_pass_rate", "none"]),
+        ("", ["--model", "m", "--data", "d"]),
+        ("", ["--model.experts", "4", "--recipe.off_policy.stale", "mask", "--rollouts.lag_ticks", "measure"]),
+        ("", ["--placement.generators", "2", "--rollouts.lag_ticks", "0", "--rollouts.weights", "directory"]),
+        (TWO_TASKS, ["--model.experts", "4"]),
+        (TWO_FILES, ["--model", "m"]),
     ],
 )
-def test_a_saved_configuration_reads_back_equal(words, tmp_path):
-    assert_reads_back(read_config(None, words), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("tables", "words"), [("TWO_TASKS", ["--model.experts", "4"]), ("TWO_FILES", ["--model", "m"])]
-)
-def test_a_saved_configuration_of_several_tasks_reads_back_equal(tables, words, tmp_path):
-    config = written(tmp_path, globals()[tables], *words)
-    assert len(config.data) == 2
-    assert_reads_back(config, tmp_path)
+def test_a_saved_configuration_reads_back_equal(text, words, tmp_path):
+    config = written(tmp_path, 'preset = "lab"\n' + text, *words)
+    assert build(RunConfig, tomllib.loads(to_toml(config)), "x") == config
+    assert written(tmp_path, to_toml(config)) == config
 
 
 def written(directory, text, *words):
     (directory / "given.toml").write_text(text)
     return read_config(directory / "given.toml", words)
-
-
-def assert_reads_back(config, tmp_path):
-    assert build(RunConfig, tomllib.loads(to_toml(config)), "x") == config
-    (tmp_path / "config.toml").write_text(to_toml(config))
-    assert read_config(tmp_path / "config.toml", []) == config
 
 
 @pytest.mark.parametrize(
@@ -107,7 +94,6 @@ def assert_reads_back(config, tmp_path):
         ("--loss.max_ratio 4", "--recipe.loss.max_ratio"),
         ("--recipe.lss x", "recipe.loss"),
         ("--recipe.loss.max_ratio", "value is needed"),
-        ("--steps soon", "command line: steps"),
         ("--preset labb", "'lab'"),
         ("--data p.jsonl", "give --model"),
         ("--model.experts 4 --model.active_experts 6", "1 to experts = 4"),
@@ -117,7 +103,6 @@ def assert_reads_back(config, tmp_path):
         ("--data.share 0.3", "one task"),
         ("--data.share 0", "more than 0"),
         ("--data.held_out 0", "data.held_out: got 0"),
-        ("--rollouts.lag_ticks -2", "rollouts.lag_ticks: got -2"),
         ("--rollouts.lag_ticks soon", "rollouts.lag_ticks: got 'soon'"),
         ("--placement.generators 4 --rollouts.slots 3", "rollouts.slots: got 3"),
         ("--placement.backend ray --rollouts.schedule deterministic", "rollouts.schedule"),
@@ -125,7 +110,6 @@ def assert_reads_back(config, tmp_path):
         ("--placement.engine vllm --placement.servers ['a:1']", "got 'a:1'"),
         ("--placement.tensor_parallel 2", "tensor_parallel: got 2"),
         ("stray", "got 'stray'"),
-        ("--recipe.length.thinking_tokens 60 80", r"'\[60, 80\]'"),
         ("--hardware.device tpu", "'cpu'"),
     ],
 )
@@ -137,13 +121,10 @@ def test_a_mistyped_option_is_an_error_with_the_nearest_name(words, expected):
 @pytest.mark.parametrize(
     ("text", "words", "expected"),
     [
-        ("steps = \n", [], "not valid TOML"),
         ("stepps = 3\n", [], "'steps'"),
         ("[recipe.loss]\nmax_ratio = 0\n", [], "recipe.loss.max_ratio: got 0"),
-        ("[recipe]\nloss = 3\n", [], "recipe.loss: got 3"),
         (TWO_TASKS, ["--data.points", "3"], "arithmetic, lines"),
         ("data = []\n", [], "no task"),
-        ("data = 3\n", [], "data"),
         ('[[data]]\nkind = "arithmetic"\n' * 2, [], "'arithmetic'"),
     ],
 )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import runs
 from doc_pages import json_keys
+from json_rows import write_rows
 
 from scalerl.cli import main
 from scalerl.tasks.math import answer as math_answer
@@ -74,7 +75,7 @@ def evaluate(place, monkeypatch, capsys):
 def place(lab_model, tmp_path_factory):
     root = tmp_path_factory.mktemp("eval")
     rows = [{"prompt": f"{a}+{b}=<think>", "answer": str((a + b) % 10)} for a in range(10) for b in range(4)]
-    (root / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(root / "sums.jsonl", rows)
     runs.train(lab_model, root / "run", "--steps", "6")
     (root / "empty").mkdir()
     return root
@@ -113,7 +114,7 @@ def test_a_run_is_evaluated_on_its_own_held_out_prompts_as_at_its_last_point(eva
 
 def test_a_copy_of_a_suite_is_read_by_its_columns(evaluate, place):
     rows = [{"problem": f"{a}+1=<think>", "answer": str(a + 1)} for a in range(3)]
-    (place / "copy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(place / "copy.jsonl", rows)
     code, out, _ = evaluate("run", "--suite", "aime-24=copy.jsonl", "--task", "arithmetic", "--json")
     assert code == 0 and [(s["suite"], s["prompts"]) for s in json.loads(out)["suites"]] == [("aime-24", 3)]
 

@@ -62,8 +62,7 @@ def test_amd_processors_use_it_and_others_do_not(monkeypatch):
 
 
 def test_trainers_and_engines_on_different_processors_agree(monkeypatch):
-    tokens_BT = torch.arange(24).view(2, 12)
-    trained_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
+    tokens_BT, trained_BT = torch.arange(24).view(2, 12), torch.ones(2, 12, dtype=torch.bool)
     trained_BT[:, 0] = False
     calls, original, found = [], onednn._product, []
     monkeypatch.setattr(onednn, "_product", lambda *values: calls.append(1) or original(*values))

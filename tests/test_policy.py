@@ -3,10 +3,8 @@ import torch
 from tiny_models import ARCHITECTURES, tiny_model
 
 from scalerl.core.errors import ConfigError
-from scalerl.models.loading import load_tokenizer
-from scalerl.models.policy import Policy, check_head, check_vocabulary, load_policy
+from scalerl.models.policy import Policy, check_head
 from scalerl.models.weights import WeightLayout
-from scalerl.training.warm_start import make_tokenizer
 
 
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
@@ -63,11 +61,3 @@ def test_a_swap_renews_the_fp32_copy_of_a_bf16_head():
         assert torch.equal(target.logits(hidden), source.logits(hidden)) and not torch.equal(
             target.logits(hidden), before
         )
-
-
-def test_a_model_saved_on_disk_is_loaded_with_its_tokenizer(tmp_path):
-    tiny_model("llama").save_pretrained(tmp_path)
-    make_tokenizer().save_pretrained(tmp_path)
-    policy, tokenizer = load_policy(str(tmp_path)), load_tokenizer(str(tmp_path))
-    check_vocabulary(tokenizer, policy, str(tmp_path))
-    assert policy.vocab_size == 48 and tokenizer.decode(tokenizer("1+2=<think>")["input_ids"]) == "1+2=<think>"

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from test_display import points
 
 from scalerl.cli import main
 from scalerl.cli.exits import complain
@@ -15,7 +16,6 @@ from scalerl.config import LAB, read_config
 from scalerl.config.trust import check_trust
 from scalerl.core.errors import ConfigError
 from scalerl.core.printable import printable
-from scalerl.types import EvalPoint
 from scalerl.view.display import RunDisplay
 
 HOSTILE = "x\npass  1.00  forged\x1b[2J\r\x9b31m\u202e\u2028\ud800"
@@ -26,11 +26,6 @@ def check(text):
     assert "forged" in text and "pass  1.00" in text
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\ud800-\udfff]", text), repr(text)
     assert not any(line.startswith("pass") for line in text.split("\n")), text
-
-
-def points(name):
-    rates = [0.2, 0.3, 0.42, 0.5, 0.56, 0.6, 0.63]
-    return [EvalPoint(10 * i, 0.0, 1e11 * i, i, name, rates[i], 0.01, 64, 4) for i in range(len(rates))]
 
 
 def test_unsafe_characters_are_escaped_and_others_kept():
@@ -83,7 +78,7 @@ def test_the_display_of_a_run_shows_notes_and_names_safely(terminal):
 
 def test_names_in_the_display_of_a_run_are_one_line():
     display = RunDisplay(LAB, Console(file=io.StringIO(), width=400))
-    display.point([*points("a"), *points(HOSTILE)])
+    display.point([*points(7, "a"), *points(7, HOSTILE)])
     check(display.console.file.getvalue())
     display.console.print(display._render())
     check(display.console.file.getvalue())

@@ -3,12 +3,12 @@
 import json
 import shlex
 import shutil
-import signal
 import tomllib
 
 import pytest
 import runs
 from doc_pages import blocks
+from json_rows import write_rows
 
 from scalerl import cli
 
@@ -23,23 +23,15 @@ CHANGES = {
 """For the lab's model: fewer steps, enough evaluations for a fit, and a rate that changes the curve in few steps."""
 
 
-@pytest.fixture
-def signals():
-    old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in old.items():
-        signal.signal(number, handler)
-
-
 @pytest.mark.slow
-def test_the_commands_of_the_page_lead_from_a_model_to_a_forecast(lab_model, tmp_path, monkeypatch, capsys, signals):
+def test_the_commands_of_the_page_lead_from_a_model_to_a_forecast(lab_model, tmp_path, monkeypatch, capsys, handlers):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(lab_model, tmp_path / "my-model")
     sums = [(i, j) for i in range(10) for j in range(8)]
-    write(tmp_path / "traces.jsonl", [{"prompt": f"{i}+{j}=", "completion": f"{(i + j) % 10}"} for i, j in sums])
+    write_rows(tmp_path / "traces.jsonl", [{"prompt": f"{i}+{j}=", "completion": f"{(i + j) % 10}"} for i, j in sums])
     rows = [{"prompt": f"{i}+{j}=<think>", "answer": f"{(i + j) % 10}"} for i, j in sums]
-    write(tmp_path / "prompts.jsonl", rows)
-    write(tmp_path / "test.jsonl", rows[:12])
+    write_rows(tmp_path / "prompts.jsonl", rows)
+    write_rows(tmp_path / "test.jsonl", rows[:12])
     (table,) = blocks(PAGE, "toml")
     assert tomllib.loads(table)["model"]["path"] == "warm"
     for old, new in CHANGES.items():
@@ -59,10 +51,6 @@ def test_the_commands_of_the_page_lead_from_a_model_to_a_forecast(lab_model, tmp
     output = capsys.readouterr().out
     assert "saved: warm" in output and "test: 12 prompts" in output
     assert len((tmp_path / "runs/mine/points.jsonl").read_text().splitlines()) == 15
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def test_the_rows_of_the_page_are_rows_that_sft_reads():

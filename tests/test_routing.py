@@ -1,7 +1,10 @@
 """Routers of mixtures: the engine's choice is recorded, compared with the trainer's, and replayed."""
 
+import dataclasses
+
 import numpy as np
 import pytest
+import texts
 import torch
 from sampled import samples
 from test_families import INTERRUPTED, PROMPTS, learner_gradient, plain_gradient, relative_error, training_batch
@@ -20,7 +23,7 @@ from scalerl.models.rows import Rows
 from scalerl.training.batch import collate
 from scalerl.training.checkpoint import load_state, save_state
 from scalerl.training.learner.single import SingleLearner
-from scalerl.types import Group, Prompt, Rollout, Score, ScoredGroup, Visit
+from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 
 MIXTURES = ("mixtral", "qwen3-moe", "olmoe", "gpt-oss")
 
@@ -59,10 +62,8 @@ def test_dense_models_record_nothing():
 def test_recorded_experts_are_placed_at_their_tokens_and_survive_a_checkpoint(tmp_path):
     """A prompt of 2 and 3 tokens: the experts of tokens 1, 2 and 3 led to tokens 2, 3 and 4."""
     experts = np.arange(12).reshape(3, 2, 2).astype(np.uint8)
-    arrays = {"tokens": np.array([7, 8, 1], np.int32), "logps": np.zeros(3, np.float32),
-              "versions": np.zeros(3, np.int32), "sampled": np.ones(3, np.bool_)}  # fmt: skip
-    with_experts = Rollout(**arrays, truncated=False, interrupted=False, experts=experts)
-    without = Rollout(**arrays, truncated=False, interrupted=False)
+    without = texts.rollout([7, 8, 1])
+    with_experts = dataclasses.replace(without, experts=experts)
     visit = Visit(Prompt("a", "", (5, 6), "", "t"), 0, 0)
     group = ScoredGroup(Group(visit, (with_experts, without), 0), (Score(1.0, True), Score(0.0, False)))
     save_state(tmp_path, "group", {"group": to_plain(group)})
@@ -77,8 +78,6 @@ def test_recorded_experts_are_placed_at_their_tokens_and_survive_a_checkpoint(tm
 
 def routed_batch(name, wrong=0, replay=False):
     """Return a batch with the trainer's experts, except in the first layer of `wrong` trained tokens."""
-    from dataclasses import replace as change
-
     batch, model = training_batch(), tiny_model(name)
     experts = torch.full((*batch.tokens_BT.shape, 2, 2), UNKNOWN, dtype=torch.int16)
     for row, length in enumerate(batch.length_B.tolist()):
@@ -86,7 +85,7 @@ def routed_batch(name, wrong=0, replay=False):
     led_to_BT = torch.nn.functional.pad(batch.trained_BT[:, 1:], (0, 1))
     for row, token in led_to_BT.nonzero()[:wrong].tolist():
         experts[row, token, 0] = torch.tensor(sorted(set(range(4)) - set(experts[row, token, 0].tolist())))
-    return change(batch, experts_BTLK=experts, replay_experts=replay)
+    return dataclasses.replace(batch, experts_BTLK=experts, replay_experts=replay)
 
 
 @pytest.mark.parametrize("packing", ["padded", "packed"])

@@ -9,37 +9,39 @@ import torch
 import transformers
 
 COMMON = {
-    "vocab_size": 48,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,  # large enough that a wrong mask or stale weight shows in every log-probability
-    "eos_token_id": 1,
-    "bos_token_id": None,
-    "pad_token_id": 0,
-}
-
-LATENT = {  # attention with queries and keys of 12 + 8 and values of 10, over latents of 16
-    "num_key_value_heads": 4,
-    "q_lora_rank": 20,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
+    "vocab_size": 48, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128, "initializer_range": 0.3,
+    "eos_token_id": 1, "bos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
+"""The range is large enough that a wrong mask or a stale weight shows in every log-probability."""
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+QWEN3_EXPERTS = {**EXPERTS, "moe_intermediate_size": 24}
+SLIDING = {"sliding_window": 5, "query_pre_attn_scalar": 8}
+LATENT = {
+    "num_key_value_heads": 4, "q_lora_rank": 20, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
     "v_head_dim": 10,
-}
+}  # fmt: skip
+"""Attention with queries and keys of 12 + 8 and values of 10, over latents of 16."""
 SHARED_EXPERT = {
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-}
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+GEMMA4 = {
+    "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2,
+    "sliding_window": 5, "global_head_dim": 16, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 48,
+}  # fmt: skip
+TWO_ROPES = {
+    **SLIDING, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "num_hidden_layers": 3,
+    "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 10_000.0}},
+}  # fmt: skip
+AFMOE = {
+    **QWEN3_EXPERTS, "num_dense_layers": 1, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+CAPPED = {**SLIDING, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+"""Low enough that leaving the caps out shows."""
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -50,50 +52,15 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-untied": ("Qwen3", {"tie_word_embeddings": False}),
     "qwen3-eager": ("Qwen3", {"attn_implementation": "eager", "tie_word_embeddings": True}),
     "qwen3-many-heads": ("Qwen3", {"num_attention_heads": 6, "num_key_value_heads": 6, "tie_word_embeddings": True}),
-    "qwen3-moe": (
-        "Qwen3Moe",
-        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "tie_word_embeddings": True},
-    ),
-    "qwen3-moe-untied": (
-        "Qwen3Moe",
-        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "tie_word_embeddings": False},
-    ),
-    "qwen2-moe": (
-        "Qwen2Moe",
-        {
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 40,
-            "tie_word_embeddings": True,
-        },
-    ),
+    "qwen3-moe": ("Qwen3Moe", {**QWEN3_EXPERTS, "tie_word_embeddings": True}),
+    "qwen3-moe-untied": ("Qwen3Moe", {**QWEN3_EXPERTS, "tie_word_embeddings": False}),
+    "qwen2-moe": ("Qwen2Moe", {**QWEN3_EXPERTS, "shared_expert_intermediate_size": 40, "tie_word_embeddings": True}),
     "qwen3-wide-heads": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),  # 4 heads of 16 in a width of 32
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral-sliding": ("Mistral", {"sliding_window": 5}),
-    "gemma3-mixed": ("Gemma3Text", {"sliding_window": 5, "sliding_window_pattern": 2, "query_pre_attn_scalar": 8}),
-    "gemma2-softcap": (
-        "Gemma2",
-        {
-            "sliding_window": 5,
-            "query_pre_attn_scalar": 8,
-            "attn_logit_softcapping": 2.0,  # low enough that leaving it out shows
-            "final_logit_softcapping": 3.0,
-        },
-    ),
-    "gemma3-two-ropes": (
-        "Gemma3Text",
-        {
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-            "num_hidden_layers": 3,
-            "sliding_window": 5,
-            "query_pre_attn_scalar": 8,
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 10_000.0},
-            },
-        },
-    ),
+    "gemma3-mixed": ("Gemma3Text", {**SLIDING, "sliding_window_pattern": 2}),
+    "gemma2-softcap": ("Gemma2", CAPPED),
+    "gemma3-two-ropes": ("Gemma3Text", TWO_ROPES),
     "granite-scaled": ("Granite", {"logits_scaling": 4.0}),
     "olmo2": ("Olmo2", {}),
     "phi3": ("Phi3", {}),
@@ -102,37 +69,15 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "biogpt": ("BioGpt", {"scale_embedding": False}),
     "seed-oss": ("SeedOss", {}),
     "gpt-bigcode": ("GPTBigCode", {}),
-    "phimoe": ("Phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "phimoe": ("Phimoe", LOCAL_EXPERTS),
+    "mixtral": ("Mixtral", LOCAL_EXPERTS),
+    "olmoe": ("Olmoe", EXPERTS),
     "olmo-clipped": ("Olmo", {"clip_qkv": 0.5}),  # in place
-    "olmoe-clipped": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 0.5}),
+    "olmoe-clipped": ("Olmoe", {**EXPERTS, "clip_qkv": 0.5}),
     "llama-dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}}),
-    "gemma4": (
-        "Gemma4Text",
-        {
-            "num_hidden_layers": 4,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "num_kv_shared_layers": 2,
-            "sliding_window": 5,
-            "global_head_dim": 16,
-            "num_global_key_value_heads": 1,
-            "hidden_size_per_layer_input": 8,
-            "vocab_size_per_layer_input": 48,
-        },
-    ),
+    "gemma4": ("Gemma4Text", GEMMA4),
     "diffllama": ("DiffLlama", {}),
-    "afmoe": (
-        "Afmoe",
-        {
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "num_dense_layers": 1,
-            "sliding_window": 5,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
-    ),
+    "afmoe": ("Afmoe", AFMOE),
     "doge": ("Doge", {}),
     "falcon": ("Falcon", {"num_kv_heads": 2, "new_decoder_architecture": True}),
     "falcon-alibi": ("Falcon", {"alibi": True, "multi_query": False}),
@@ -144,12 +89,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "youtu": ("Youtu", {**LATENT, "pad_token_id": None}),  # transformers zeroes the row of a padding token
     "gpt-oss": (
         "GptOss",
-        {
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "sliding_window": 5,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
-        },
+        {**LOCAL_EXPERTS, "sliding_window": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
     ),
 }
 

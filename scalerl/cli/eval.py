@@ -132,8 +132,8 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
         path=str(path / "model") if run else arguments.model, revision=arguments.revision or "main"
     )
     recipe = base.recipe if base else replace(SCALERL, length=NoLengthControl(max_tokens=MAX_TOKENS))
-    options = {"temperature": arguments.temperature, "top_p": arguments.top_p}
-    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    options = ("temperature", "top_p")
+    changes = {name: getattr(arguments, name) for name in options if getattr(arguments, name) is not None}
     if arguments.max_tokens:
         changes["length"] = NoLengthControl(max_tokens=arguments.max_tokens)
     shared: dict[str, Any] = {
@@ -185,17 +185,15 @@ def _suite(name: str, task: str | None, reward: str | None, system: str) -> Prom
     from scalerl.core.errors import ConfigError, nearest
 
     known, equals, copy = name.partition("=")
+    own: dict[str, Any] = {"path": name}
     if equals and known in NAMED:
-        own_path: dict[str, Any] = {"set": known, "path": copy}
-    else:
-        own_path = {"path": name}
-    if "set" not in own_path and name not in NAMED and "/" not in name and not Path(name).exists():
-        raise ConfigError(
-            f"--suite: got {name!r}{nearest(name, NAMED)}; allowed: a file of prompts, a hub name with a slash, "
-            f"NAME=FILE for a copy of a suite, or one of {', '.join(NAMED)}"
-        )
-    if "set" not in own_path and name not in NAMED:
-        own_path["name"] = Path(name).name.partition(".")[0]
-    given = {"task": task, "reward": reward}
-    judged = {field: value for field, value in given.items() if value is not None}
-    return build(PromptFile, {"system_prompt": system, **own_path, **judged}, "--suite")
+        own = {"set": known, "path": copy}
+    elif name not in NAMED:
+        if "/" not in name and not Path(name).exists():
+            raise ConfigError(
+                f"--suite: got {name!r}{nearest(name, NAMED)}; allowed: a file of prompts, a hub name with a slash, "
+                f"NAME=FILE for a copy of a suite, or one of {', '.join(NAMED)}"
+            )
+        own["name"] = Path(name).name.partition(".")[0]
+    judged = {field: value for field, value in (("task", task), ("reward", reward)) if value is not None}
+    return build(PromptFile, {"system_prompt": system, **own, **judged}, "--suite")

@@ -98,7 +98,8 @@ def read(
     rows, extra = dialect.prepare(rows)
     notes += extra
     dialect = with_columns(dialect, columns, rows, name)
-    rows = with_task(rows, columns)
+    if (of_task := columns.get("task")) is not None:
+        rows = [{**row, "task": str(row[of_task])} if of_task in row else row for row in rows]
     chosen = choose(rows, dialect, metric, task, name)
     notes.append(metric_note(chosen, others(rows, dialect, chosen), given_by_user=metric is not None))
     points, axis, more = points_of(rows, dialect, chosen, devices, columns)
@@ -151,8 +152,6 @@ def find_dialect(source: str | None, logs: list[Log], rows: list[Row], name: str
 def renamed(rows: list[Row], dialect: Dialect) -> list[Row]:
     """Return the rows with the column names that the dialect uses."""
     names = {name: dialect.rename(name) for name in names_of(rows)}
-    if all(name == new for name, new in names.items()):
-        return rows
     return [{names[name]: value for name, value in row.items()} for row in rows]
 
 
@@ -174,13 +173,6 @@ def with_columns(dialect: Dialect, columns: Mapping[str, str], rows: list[Row], 
     if "tokens" in columns:
         given["step_tokens"] = ()
     return replace(dialect, **given)
-
-
-def with_task(rows: list[Row], columns: Mapping[str, str]) -> list[Row]:
-    """Return the rows with the task in a column named `task`."""
-    if "task" not in columns:
-        return rows
-    return [{**row, "task": str(row[columns["task"]])} if columns["task"] in row else row for row in rows]
 
 
 def metric_note(chosen: Candidate, rest: list[str], given_by_user: bool) -> str:
@@ -298,11 +290,8 @@ def compute_notes(axis: str, dialect: Dialect, seconds: Spent | None, count: flo
         return []
     if dialect.name == "table" and seconds is None:
         return [f"compute falls back to {axis}: the table has no device_hours"]
-    why = (
-        "the log has no times"
-        if seconds is None
-        else "the log does not contain the number of devices; give devices= (--devices)"
-    )
+    uncounted = "the log does not contain the number of devices; give devices= (--devices)"
+    why = "the log has no times" if seconds is None else uncounted
     return [f"compute falls back from device-hours to {axis}: {why}"]
 
 

@@ -49,7 +49,6 @@ class Logger(Protocol):
         Returns:
             The id of the logged run, which is kept in the run directory for a later resume; not empty.
         """
-        ...
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log numbers by name (docs/metrics.md); all of them are finite.
@@ -58,7 +57,6 @@ class Logger(Protocol):
             metrics: Metrics of a training step, or of an evaluation (names with `eval/` and `forecast/`).
             step: Number of updates so far.
         """
-        ...
 
     def figure(self, name: str, png: Path, step: int) -> None:
         """Log a picture.
@@ -68,7 +66,6 @@ class Logger(Protocol):
             png: File with the picture; it is removed after the call.
             step: Number of updates so far.
         """
-        ...
 
     def finish(self, state: str) -> None:
         """End the logged run; called once, after all other methods.
@@ -76,7 +73,6 @@ class Logger(Protocol):
         Args:
             state: State of the run: finished, stopped (it can be resumed) or failed.
         """
-        ...
 
 
 METHODS = ("start", "log", "figure", "finish")

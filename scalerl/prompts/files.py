@@ -28,6 +28,10 @@ class FileRow(NamedTuple):
     values: dict[str, Any]
 
 
+Form = Callable[[Path, int], Iterator[FileRow]]
+"""A reader of files: (file, largest length of a line in MiB) -> rows."""
+
+
 def read_objects(data: PromptFile) -> Iterator[FileRow]:
     """Yield the rows of a file or of a data set on the hub, in their order.
 
@@ -53,11 +57,11 @@ def on_hub(data: PromptFile) -> bool:
     return _form(path) is None and not path.exists()
 
 
-def _form(path: Path) -> Callable[[Path, int], Iterator[FileRow]] | None:
+def _form(path: Path) -> Form | None:
     return next((form for ending, form in FORMS.items() if path.name.endswith(ending)), None)
 
 
-def _on_disk(path: Path, read: Callable[[Path, int], Iterator[FileRow]], limit_mb: int) -> Iterator[FileRow]:
+def _on_disk(path: Path, read: Form, limit_mb: int) -> Iterator[FileRow]:
     try:
         check_file(path)
         yield from read(path, limit_mb)
@@ -153,12 +157,7 @@ def _parquet(path: Path, limit_mb: int) -> Iterator[FileRow]:
         ) from None
 
 
-FORMS: dict[str, Callable[[Path, int], Iterator[FileRow]]] = {
-    ".jsonl": _jsonl,
-    ".json": _json,
-    ".jsonl.gz": _gzipped,
-    ".parquet": _parquet,
-}
+FORMS: dict[str, Form] = {".jsonl": _jsonl, ".json": _json, ".jsonl.gz": _gzipped, ".parquet": _parquet}
 """Readers by file extension. Any other existing file is read as JSONL."""
 
 

@@ -70,9 +70,8 @@ def read_rows(data: PromptFile) -> Iterator[Row]:
     for where, values in read_objects(data):
         empty = False
         rewritten = rewrite(values, where) if rewrite else values
-        if rewritten is None:  # another edition of the set
-            continue
-        yield _row(data, rewritten, where)
+        if rewritten is not None:  # None: a row of another edition of the set
+            yield _row(data, rewritten, where)
     if empty:
         raise ConfigError(f"{data.path}: the file has no rows; allowed: one JSON object per line")
 
@@ -118,13 +117,10 @@ def _row(data: PromptFile, values: dict[str, Any], where: str) -> Row:
     layout = layout_of(values) if recognize else LAYOUTS[data.layout]
     if data.task in ANSWERLESS and data.reward is None:
         layout = layout._replace(answer="answer")  # `solution` is a program in this case, which must pass the tests
-    at = {
-        name: data.columns.get(name) or (given if given != name else usual)
-        for name, given, usual in (
-            ("prompt", data.prompt_column, layout.prompt),
-            ("answer", data.answer_column, layout.answer),
-        )
-    }
+    at = {}
+    for name in ("prompt", "answer"):
+        given = getattr(data, f"{name}_column")
+        at[name] = data.columns.get(name) or (given if given != name else getattr(layout, name))
     prompt = prompt_of(column(values, at["prompt"]), at["prompt"], values, where)
     answer = _answer(data, column(values, at["answer"]), at["answer"], values, where)
     extra = {name: column(values, path) for name, path in data.columns.items() if name not in ("prompt", "answer")}

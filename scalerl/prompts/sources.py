@@ -30,12 +30,7 @@ def gym_rows(task: ReasoningGymTask, held_out: int) -> tuple[list[Row], list[str
     rows: dict[str, Row] = {}
     for index in range(TRIES * wanted):
         entry = entries[index]
-        columns = {
-            "dataset": task.dataset,
-            "parameters": task.parameters,
-            "pass_score": task.pass_score,
-            "entry": entry,
-        }
+        columns = {name: getattr(task, name) for name in ("dataset", "parameters", "pass_score")} | {"entry": entry}
         answer = "" if entry["answer"] is None else str(entry["answer"])
         rows.setdefault(entry["question"], Row(entry["question"], answer, columns, f"{task.dataset} entry {index}"))
         if len(rows) == wanted:

@@ -82,11 +82,8 @@ class Curve:
             raise CurveError(f"columns must have the same length; got {lengths}")
         compute_N, metric_N, stderr_N, repairs = repaired(compute_N, metric_N, stderr_N)
         check_range(compute_N, metric_N, low, high)
-        columns = {
-            "compute": compute_N,
-            "metric": metric_N,
-            "stderr": stderr_N if np.isfinite(stderr_N).any() else None,
-        }
+        known = np.isfinite(stderr_N).any()
+        columns = {"compute": compute_N, "metric": metric_N, "stderr": stderr_N if known else None}
         for array in columns.values():
             if array is not None:
                 array.flags.writeable = False
@@ -174,14 +171,9 @@ class Curve:
         table, label = one_task(table, task, source)
         axis_name = column(table, axis, AXES, "compute", source)
         metric_name = column(table, metric, METRICS, "metric", source)
-        return cls(
-            compute=as_numbers(axis_name, table[axis_name]),
-            metric=as_numbers(metric_name, table[metric_name]),
-            stderr=as_numbers("stderr", table["stderr"]) if "stderr" in table else None,
-            bounds=bounds,
-            axis=axis_name,
-            label=label,
-        )
+        compute_N, metric_N = (as_numbers(name, table[name]) for name in (axis_name, metric_name))
+        stderr_N = as_numbers("stderr", table["stderr"]) if "stderr" in table else None
+        return cls(compute_N, metric_N, bounds, stderr_N, axis_name, label)
 
 
 def checked_bounds(bounds: Iterable[float]) -> tuple[float, float]:

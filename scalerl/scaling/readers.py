@@ -126,10 +126,7 @@ def read_csv(path: Path, text: str) -> tuple[Table, tuple[str, ...]]:
     return dict(zip(header, cells, strict=True)), notes
 
 
-READERS: dict[str, Callable[[Path, str], tuple[Table, tuple[str, ...]]]] = {
-    ".jsonl": read_jsonl,
-    ".csv": read_csv,
-}
+READERS: dict[str, Callable[[Path, str], tuple[Table, tuple[str, ...]]]] = {".jsonl": read_jsonl, ".csv": read_csv}
 """Reader by file extension."""
 
 

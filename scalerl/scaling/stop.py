@@ -297,11 +297,7 @@ def reason_to_stop(rule: StopRule, fits: Sequence[Fit]) -> str | None:
         rule: Condition to evaluate.
         fits: Fits of the run's curves, one per task; without fits the result is None.
     """
-    judged = [JUDGES[rule.kind](rule, fit) for fit in fits]
-    reasons = [
-        f"{fit.curve.label}: {said}" if len(fits) > 1 else said
-        for fit, said in zip(fits, judged, strict=True)
-        if said is not None
-    ]
+    judged = [(fit.curve.label, JUDGES[rule.kind](rule, fit)) for fit in fits]
+    reasons = [f"{label}: {said}" if len(fits) > 1 else said for label, said in judged if said is not None]
     enough = 1 if rule.kind == "falling" else max(1, len(fits))
     return f"{rule.text!r} holds: {'; '.join(reasons)}" if len(reasons) >= enough else None

@@ -48,7 +48,7 @@ def study_results(study: StudyDirectory, axis: str | None = None, task: str | No
     plan, axis, task = study.plan, axis or study.axis(), task or study.task()
     runs: dict[str, list[RunResult]] = defaultdict(list)
     failures = _failures(study)
-    for key in study.runs():
+    for key in study.plan.runs():
         runs[key.arm].append(_run(study, key, axis, task, failures.get(key, "")))
     fits = {name: [run.fit for run in results if run.fit is not None] for name, results in runs.items()}
     everything = [f for results in fits.values() for f in results]
@@ -126,7 +126,7 @@ def _failures(study: StudyDirectory) -> dict[RunKey, str]:
 
 
 def _run(study: StudyDirectory, key: RunKey, axis: str, task: str | None, failure: str) -> RunResult:
-    path, config = study.run(key), study.config(key)
+    path, config = study.run(key), study.plan.run_config(key)
     curve, fitted, problem = None, None, ""
     if (path / "points.jsonl").exists():
         try:
@@ -191,8 +191,8 @@ def sweep_note(study: StudyDirectory) -> str:
 def _ends(study: StudyDirectory) -> dict[str, dict[float, float]]:
     """Return the mean over seeds and the last evaluations, by loss and learning rate."""
     ends: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for key in study.runs():
-        config = study.config(key)
+    for key in study.plan.runs():
+        config = study.plan.run_config(key)
         if study.step(key) < config.steps:
             raise ConfigError(
                 f"--rates: {study.run(key)} is not finished; resume it with: scalerl study resume {study.path}"

@@ -77,14 +77,6 @@ class StudyDirectory:
             raise ConfigError(f"{path}: no study here (no study.toml); start one with `scalerl study PLAN -o {path}`")
         return cls(path, read_plan(path / "study.toml"))
 
-    def runs(self) -> list[RunKey]:
-        """Return all runs, in the order in which they are started."""
-        return self.plan.runs()
-
-    def config(self, key: RunKey) -> RunConfig:
-        """Return a run's configuration."""
-        return self.plan.run_config(key)
-
     def run(self, key: RunKey) -> Path:
         """Return a run's directory."""
         return self.path / key.arm / f"seed-{key.seed}"
@@ -95,7 +87,7 @@ class StudyDirectory:
 
     def axis(self) -> str:
         """Return the default compute axis of the curves, by the device of the runs."""
-        saved = (self.run(key) / "config.toml" for key in self.runs())
+        saved = (self.run(key) / "config.toml" for key in self.plan.runs())
         first = next((file for file in saved if file.exists()), None)
         return default_axis(read_config(first, []) if first else self.plan.base)
 
@@ -159,12 +151,11 @@ def check_same(old: Plan, new: Plan, path: Path) -> None:
     Raises:
         ConfigError: The plans differ; the message lists the changes.
     """
-    if old == new:
-        return
-    raise ConfigError(
-        f"{path} contains another study: {'; '.join(changes(old, new))}. Give another -o, or resume that study with "
-        f"`scalerl study resume {path}`. Nothing was changed"
-    )
+    if old != new:
+        raise ConfigError(
+            f"{path} contains another study: {'; '.join(changes(old, new))}. Give another -o, or resume that study "
+            f"with `scalerl study resume {path}`. Nothing was changed"
+        )
 
 
 def changes(old: Plan, new: Plan) -> list[str]:
@@ -193,14 +184,15 @@ def equal_runs(plan: Plan, others: Sequence[StudyDirectory]) -> dict[RunKey, Hel
     held = [
         (_unending(config), Held(other.run(key), config.steps))
         for other in others
-        for key in other.runs()
-        if other.step(key) == (config := other.config(key)).steps and not other.held(key)
+        for key in other.plan.runs()
+        if other.step(key) == (config := other.plan.run_config(key)).steps and not other.held(key)
     ]
     longest = {}
     for key in plan.runs():
         config = plan.run_config(key)
-        wanted = _unending(config)
-        ends = [run for same, run in held if same == wanted and _on_the_way(run.steps, config)]
+        wanted, steps, every = _unending(config), config.steps, config.evaluation.every
+        equal = [run for same, run in held if same == wanted]
+        ends = [run for run in equal if run.steps == steps or (run.steps < steps and run.steps % every == 0)]
         if ends:
             longest[key] = max(ends, key=lambda run: run.steps)
     return longest
@@ -208,10 +200,6 @@ def equal_runs(plan: Plan, others: Sequence[StudyDirectory]) -> dict[RunKey, Hel
 
 def _unending(config: RunConfig) -> RunConfig:
     return replace(unnamed(config), steps=1)
-
-
-def _on_the_way(steps: int, config: RunConfig) -> bool:
-    return steps == config.steps or (steps < config.steps and steps % config.evaluation.every == 0)
 
 
 def take_over(study: StudyDirectory, others: Sequence[StudyDirectory]) -> list[str]:
@@ -228,7 +216,7 @@ def take_over(study: StudyDirectory, others: Sequence[StudyDirectory]) -> list[s
         half = run.with_name(f".{run.name}.copy")
         shutil.rmtree(half, ignore_errors=True)
         shutil.copytree(place, half, copy_function=_copy, ignore=shutil.ignore_patterns(".lock"))
-        whole = steps == study.config(key).steps
+        whole = steps == study.plan.run_config(key).steps
         line = f"{key}: taken over from {place}{'' if whole else f', to be resumed from step {steps}'}"
         study.file(key, "log").write_text(f"{line}\n", encoding="utf-8")
         half.rename(run)

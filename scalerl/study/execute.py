@@ -109,7 +109,7 @@ class Execution:
             share: Share of the steps, in (0, 1]; rounded to a step with an evaluation.
         """
         wanted = set(arms)
-        for key in self.study.runs():
+        for key in self.study.plan.runs():
             self.states.setdefault(key, "waiting")
             if key.arm in wanted and key not in self.failures:
                 if self._done(key, share):  # checked before anything starts, so that the display counts it as finished
@@ -154,7 +154,7 @@ class Execution:
 
     def _must_wait(self, key: RunKey) -> bool:
         """Return whether another run is creating the warm start that this run also needs."""
-        own_config = self.study.config(key)
+        own_config = self.study.plan.run_config(key)
         same = [
             other
             for other, running in self._jobs.items()
@@ -165,7 +165,7 @@ class Execution:
 
     def _start(self, key: RunKey, share: float) -> None:
         study = self.study
-        config = study.config(key)
+        config = study.plan.run_config(key)
         target = target_step(config, share)
         if self._done(key, share):  # a process of a killed study has finished it
             self.states[key] = "finished"
@@ -206,7 +206,7 @@ class Execution:
 
     def _done(self, key: RunKey, share: float) -> bool:
         """Return whether a run has reached its share, or has no prompts left."""
-        if self.study.step(key) >= target_step(self.study.config(key), share):
+        if self.study.step(key) >= target_step(self.study.plan.run_config(key), share):
             return True
         # it may have ended before its last step, because every prompt was retired
         own_rows = [row for row in self.study.journal() if (row["arm"], row["seed"]) == (key.arm, key.seed)]
@@ -272,7 +272,7 @@ def by_forecast(study: StudyDirectory) -> tuple[list[str], str]:
     """Return the arms that continue, none when the study is over, and the reason; append to allocation.jsonl."""
     axis, task = study.axis(), study.task()
     curves: dict[str, list[Curve]] = {}
-    for key in study.runs():
+    for key in study.plan.runs():
         try:
             curve = Curve.read(study.run(key), axis=axis, task=task)
         except CurveError:  # the run failed before its second evaluation; its arm may have other runs

@@ -182,13 +182,8 @@ def ceilings(results: StudyResult) -> Figure | None:
     return Figure("Ceiling A, by arm and seed", caption, data, layout, True)
 
 
-FIGURES: dict[str, Callable[[StudyResult], Figure | None]] = {
-    "differences": differences,
-    "ratios": ratios,
-    "curves": curves,
-    "slopes": slopes,
-    "ceilings": ceilings,
-}
+ORDER: tuple[Callable[[StudyResult], Figure | None], ...] = (differences, ratios, curves, slopes, ceilings)
+FIGURES = {make.__name__: make for make in ORDER}
 """The figures in the order of the page; None if there is nothing to draw."""
 
 

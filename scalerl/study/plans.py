@@ -50,13 +50,8 @@ WIDTHS = (0.75, 1.5)
 def loo(base: RunConfig) -> Plan:
     """Compare the recipe with variants that replace one component each (section 4; ICLR figure 12)."""
     left_out = leave_one_out(base.recipe)
-    return Plan(
-        name="loo",
-        about="Which component of the recipe matters when all the others are present?",
-        reference="scalerl",
-        base=base,
-        arms=(Arm(name="scalerl", about="the whole recipe"), *_variants(left_out, base.recipe, LEFT_OUT)),
-    )
+    arms = [_arm("scalerl", "the whole recipe", {}), *_variants(left_out, base.recipe, LEFT_OUT)]
+    return _plan("loo", "Which component of the recipe matters when all the others are present?", base, arms)
 
 
 LEFT_OUT = {
@@ -75,13 +70,9 @@ LEFT_OUT = {
 def recipes(base: RunConfig) -> Plan:
     """Compare the five recipes at the base's sizes (figure 2, appendix A.16)."""
     adopted = {name: adopt(recipe, base.recipe) for name, recipe in RECIPES.items() if name != "baseline"}
-    return Plan(
-        name="recipes",
-        about="Which recipe has the higher ceiling, and which is only more efficient?",
-        reference="scalerl",
-        base=replace(base, recipe=adopted["scalerl"]),
-        arms=tuple(_variants(adopted, adopted["scalerl"], {})),
-    )
+    base = replace(base, recipe=adopted["scalerl"])
+    about = "Which recipe has the higher ceiling, and which is only more efficient?"
+    return _plan("recipes", about, base, _variants(adopted, adopted["scalerl"], {}))
 
 
 def forward(base: RunConfig) -> Plan:
@@ -104,13 +95,8 @@ def forward(base: RunConfig) -> Plan:
         **{f"gspo-{low:g}": {"loss": Gspo(clip_low=low, clip_high=high)} for low, high in GSPO_CLIPS},
     }
     variants = {name: replace(start, **change) for name, change in changes.items()}
-    return Plan(
-        name="forward",
-        about="Which choice helps the baseline?",
-        reference="baseline",
-        base=replace(base, recipe=start),
-        arms=tuple(_variants(variants, start, {"baseline": "GRPO with the asymmetric clip 0.26, on PipelineRL-8"})),
-    )
+    arms = _variants(variants, start, {"baseline": "GRPO with the asymmetric clip 0.26, on PipelineRL-8"})
+    return _plan("forward", "Which choice helps the baseline?", replace(base, recipe=start), arms)
 
 
 GSPO_CLIPS = ((3e-4, 4e-4), (3e-3, 4e-3), (4e-3, 5e-3))
@@ -121,7 +107,7 @@ def axes(base: RunConfig) -> Plan:
     """Vary the scaling axes of section 5: model size, length, batch, and generations per prompt at a fixed total."""
     recipe = base.recipe
     total, group = recipe.completions_per_step, recipe.generations_per_prompt
-    arms = [Arm(name="scalerl", about="the base")]
+    arms = [_arm("scalerl", "the base", {})]
     for factor in BATCHES:
         prompts = max(1, round(recipe.prompts_per_step * factor))
         arms.append(_arm(f"prompts-{prompts}", "batch", {"recipe": {"prompts_per_step": prompts}}))
@@ -142,13 +128,7 @@ def axes(base: RunConfig) -> Plan:
     if len(base.data) == 1 and isinstance(base.data[0], ArithmeticTask):
         both = [task.model_dump(mode="json", exclude_none=True) for task in (base.data[0], ProgramsTask())]
         arms.append(_arm("mixed", "half of the prompts are programs", {"data": both}))
-    return Plan(
-        name="axes",
-        about="Which axis of scale raises the ceiling?",
-        reference="scalerl",
-        base=base,
-        arms=tuple(arms),
-    )
+    return _plan("axes", "Which axis of scale raises the ceiling?", base, arms)
 
 
 def scaled(recipe: Recipe, factor: float) -> Recipe:
@@ -172,24 +152,18 @@ def rates(base: RunConfig) -> Plan:
             tuned = replace(base.recipe.optimizer, learning_rate=float(f"{rate * factor:.3g}"))
             changes = recipe_changes(replace(base.recipe, loss=loss, optimizer=tuned), base.recipe)
             arms.append(_arm(f"{loss.kind}-{tuned.learning_rate:g}", "", changes))
-    return Plan(
-        name="rates",
-        about="Which learning rate suits each loss?",
-        reference=f"cispo-{rate:g}",
-        seeds=(RATE_SEED,),
-        base=base,
-        arms=tuple(arms),
-    )
+    plan = _plan("rates", "Which learning rate suits each loss?", base, arms)
+    return replace(plan, reference=f"cispo-{rate:g}", seeds=(RATE_SEED,))
 
 
-PLANS: dict[str, Callable[[RunConfig], Plan]] = {
-    "loo": loo,
-    "recipes": recipes,
-    "forward": forward,
-    "axes": axes,
-    "rates": rates,
-}
+PLANS: dict[str, Callable[[RunConfig], Plan]] = {plan.__name__: plan for plan in (loo, recipes, forward, axes, rates)}
 """Plans by name."""
+
+
+def _plan(name: str, about: str, base: RunConfig, arms: Iterable[Arm]) -> Plan:
+    """Return a plan whose first arm is the reference."""
+    arms = tuple(arms)
+    return Plan(name=name, about=about, reference=arms[0].name, base=base, arms=arms)
 
 
 def _variants(variants: dict[str, Recipe], reference: Recipe, about: dict[str, str]) -> Iterable[Arm]:

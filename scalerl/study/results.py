@@ -254,13 +254,10 @@ class StudyResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the results as JSON values; docs/json.md has the keys."""
+        names = ("reference", "axis", "common_asymptote", "seed_sd", "seed_source")
         return {
             "study": self.name,
-            "reference": self.reference,
-            "axis": self.axis,
-            "common_asymptote": self.common_asymptote,
-            "seed_sd": self.seed_sd,
-            "seed_source": self.seed_source,
+            **{name: getattr(self, name) for name in names},
             "notes": list(self.notes),
             "headlines": self.headlines(),
             "arms": [_arm_dict(arm) for arm in self.arms],
@@ -268,11 +265,9 @@ class StudyResult:
 
 
 def _arm_dict(arm: ArmResult) -> dict[str, Any]:
+    of_run = ("step", "steps", "last", "problem", "failure")
     return {
-        "name": arm.name,
-        "about": arm.about,
-        "effect": arm.effect,
-        "sentence": arm.sentence,
+        **{name: getattr(arm, name) for name in ("name", "about", "effect", "sentence")},
         **{name: as_json(getattr(arm, name)) for name in ("asymptote", "efficiency", "midpoint")},
         **{name: as_json(getattr(arm.comparison, name, None)) for name in AGAINST},
         "excluded": arm.excluded,
@@ -280,11 +275,7 @@ def _arm_dict(arm: ArmResult) -> dict[str, Any]:
         "runs": [
             {
                 "seed": run.key.seed,
-                "step": run.step,
-                "steps": run.steps,
-                "last": run.last,
-                "problem": run.problem,
-                "failure": run.failure,
+                **{name: getattr(run, name) for name in of_run},
                 "fit": run.fit.to_dict() if run.fit else None,
             }
             for run in arm.runs

@@ -64,8 +64,7 @@ def reference_notes(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
     """
     notes, allowed = [], config.scoring.failing_references
     for task in config.data:
-        judged = getattr(task, "reward", None) is None and task.verifier in REFERENCES
-        if not judged:
+        if getattr(task, "reward", None) is not None or task.verifier not in REFERENCES:
             continue
         answers = [(p, REFERENCES[task.verifier](p)) for p in prompts if p.task == task.curve and p.where]
         failed = _failing(config, task, [(p, text) for p, text in answers if text is not None])

@@ -108,13 +108,10 @@ def difference(got: str, wanted: str) -> str | None:
 
 
 def _same_tokens(got: list[str], wanted: list[str]) -> bool:
-    return len(got) == len(wanted) and all(map(_same_token, got, wanted))
-
-
-def _same_token(got: str, wanted: str) -> bool:
-    if got == wanted:
-        return True
-    return bool(NUMBER.fullmatch(got) and NUMBER.fullmatch(wanted)) and Decimal(got) == Decimal(wanted)
+    return len(got) == len(wanted) and all(
+        one == other or bool(NUMBER.fullmatch(one) and NUMBER.fullmatch(other) and Decimal(one) == Decimal(other))
+        for one, other in zip(got, wanted, strict=True)
+    )
 
 
 def value_difference(got: Any, wanted: Any, wrapped: bool = False) -> str | None:

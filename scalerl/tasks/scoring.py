@@ -46,19 +46,15 @@ class Scorer(Protocol):
     @property
     def timeouts(self) -> int:
         """Number of completions so far whose verifier had to be stopped."""
-        ...
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
         """Start scoring completions of one prompt."""
-        ...
 
     def truncated(self, score: Score) -> Score:
         """Return the score of a truncated completion, given the score of its text."""
-        ...
 
     def close(self) -> None:
         """Stop all processes and threads."""
-        ...
 
 
 class ScoringService:

@@ -173,10 +173,7 @@ def sides_of(comparison: Comparison) -> dict[str, tuple[Side, Side]]:
         return Side(summarize_ratio(np.mean(log_SD, axis=0)), tuple(summarize_ratio(log_D) for log_D in log_SD))
 
     first, second = comparison.sides
-    return {
-        "asymptote": (ceiling(first), ceiling(second)),
-        "efficiency": (steepness(first), steepness(second)),
-    }
+    return {"asymptote": (ceiling(first), ceiling(second)), "efficiency": (steepness(first), steepness(second))}
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,14 +299,6 @@ def _run(
             raise CurveError(f"the {method} fit of the first {certain[0]:.0%} of the run has no uncertainty")
     except CurveError as error:  # a run too short for a backtest is still shown
         scores, parts, untested = None, (), str(error)
-    return RunAnalysis(
-        source=source,
-        side=side,
-        style=style,
-        outlook=ahead,
-        slope=slope_at(ahead.fit.curve, ceiling, source.name),
-        density=joint_density(ahead.fit.draws, source.curve.bounds),
-        parts=parts,
-        backtest=scores,
-        untested=untested,
-    )
+    slope = slope_at(ahead.fit.curve, ceiling, source.name)
+    density = joint_density(ahead.fit.draws, source.curve.bounds)
+    return RunAnalysis(source, side, style, ahead, slope, density, parts, scores, untested)

@@ -66,10 +66,8 @@ def html_page(
     Raises:
         ConfigError: The `plotly` package is not installed.
     """
-    drawings = {
-        name: {"data": figure.data, "layout": figure.layout, "choices": figure.choices}
-        for name, figure in figures.items()
-    }
+    drawn = ("data", "layout", "choices")
+    drawings = {name: {part: getattr(figure, part) for part in drawn} for name, figure in figures.items()}
     return Template(_asset("page.html")).substitute(
         version=scalerl.__version__,
         title=title,

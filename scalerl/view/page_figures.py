@@ -340,13 +340,7 @@ def _backtest_traces(run: RunAnalysis) -> list[Json]:
     return [*traces, evaluations(replace(run.source.curve, stderr=None), "@ink", "evaluations")]
 
 
-FIGURES: dict[str, Callable[[Analysis], Figure | None]] = {
-    "curves": curves,
-    "suites": suites,
-    "ceilings": ceilings,
-    "steepness": steepness,
-    "slopes": slopes,
-    "posterior": posterior,
-    "backtests": backtests,
-}
+Make = Callable[[Analysis], Figure | None]
+ORDER: tuple[Make, ...] = (curves, suites, ceilings, steepness, slopes, posterior, backtests)
+FIGURES = {make.__name__: make for make in ORDER}
 """The figures in the order of the page."""

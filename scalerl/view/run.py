@@ -191,11 +191,9 @@ class FollowedRun(RunView):
         again = self._points_file.restarts != restarts
         if again:
             self.points, self._strange = {}, 0
-        for point in points:
-            if point is None:
-                self._strange += 1
-            else:
-                self.points.setdefault(point.task, []).append(point)
+        self._strange += points.count(None)
+        for point in filter(None, points):
+            self.points.setdefault(point.task, []).append(point)
         if points or again:
             self._falls = None
         return bool(points) or again
@@ -215,16 +213,10 @@ class FollowedRun(RunView):
 
     def summary(self) -> dict[str, Any]:
         """Return the run's entry in the list, as JSON values."""
+        names = ("id", "name", "study", "version", "state", "detail", "step", "steps")
         return {
-            "id": self.id,
-            "name": self.name,
+            **{name: getattr(self, name) for name in names},
             "path": str(self.path),
-            "study": self.study,
-            "version": self.version,
-            "state": self.state,
-            "detail": self.detail,
-            "step": self.step,
-            "steps": self.steps,
             "step_s": as_json(pace(list(self.rows))),
             "left_s": as_json(self.left_s),
             "points": sum(map(len, self.points.values())),

@@ -170,7 +170,7 @@ class FollowedStudy:
         self.path = path
         self.id = id_of(path)
         self.problem = ""
-        self._found: StudyResult | None = None
+        self._results: StudyResult | None = None
         self._seen: tuple[int, ...] | None = None
         self._next = 0.0
 
@@ -186,7 +186,7 @@ class FollowedStudy:
         """Fit all runs of the study and compare its arms."""
         began = time.monotonic()
         try:
-            self._found, self.problem = study_results(StudyDirectory.open(self.path)), ""
+            self._results, self.problem = study_results(StudyDirectory.open(self.path)), ""
         except (ConfigError, CurveError, OSError) as error:
             self.problem = str(error)
         ended = time.monotonic()
@@ -194,7 +194,7 @@ class FollowedStudy:
 
     def summary(self) -> dict[str, Any]:
         """Return the study as JSON values."""
-        results = self._found
+        results = self._results
         shown: dict[str, Any] = {"id": self.id, "name": self.path.name, "path": str(self.path), "problem": self.problem}
         if results is None:
             return {**shown, "sentence": "", "about": "", "notes": [], "groups": []}
@@ -207,26 +207,18 @@ class FollowedStudy:
             for title, effects in GROUPS.items()
         ]
         reference = {"title": "The reference", "excluded": "", "arms": [_arm(results, results.arm(results.reference))]}
-        return {
-            **shown,
-            "name": results.name,
-            "about": results.about,
-            "sentence": summary(results),
-            "notes": list(results.notes),
-            "groups": [reference, *(group for group in groups if group["arms"])],
-        }
+        shown |= {"name": results.name, "about": results.about, "sentence": summary(results)}
+        listed = [reference, *(group for group in groups if group["arms"])]
+        return {**shown, "notes": list(results.notes), "groups": listed}
 
 
 def _arm(results: StudyResult, arm: ArmResult) -> dict[str, Any]:
     ceiling = arm.asymptote
     return {
-        "name": arm.name,
-        "about": arm.about,
+        **{name: getattr(arm, name) for name in ("name", "about", "problems", "done")},
         "color": EFFECTS[arm.effect].color,
         "sentence": arm.sentence if arm.name != results.reference else "",
-        "problems": arm.problems,
         "ceiling": None if ceiling is None else [ceiling.mean, ceiling.low, ceiling.high],
-        "done": arm.done,
         "seeds": len(arm.runs),
         "steps": [[max(run.step, 0), run.steps] for run in arm.runs],
     }

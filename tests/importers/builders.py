@@ -5,7 +5,8 @@ Every run takes 60 s per step on 8 GPUs. Every fifth step has a score of step / 
 
 import csv
 import io
-import json
+
+from json_rows import lines as jsonl
 
 STEPS = range(1, 31)
 EVALUATED = [step for step in STEPS if step % 5 == 0]
@@ -112,10 +113,6 @@ def pipeline_rl():
         for n, step in enumerate(EVALUATED)
     ]
     return jsonl(trainer), jsonl(actor)
-
-
-def jsonl(rows):
-    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def as_csv(rows):

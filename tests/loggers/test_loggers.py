@@ -198,12 +198,6 @@ def test_an_unusable_logger_is_refused_at_the_start(logger, problem):
     assert problem in str(error.value)
 
 
-def test_a_missing_package_is_one_sentence_with_the_command_to_install_it(monkeypatch):
-    monkeypatch.setattr("scalerl.loggers.base.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="pip install"):
-        makers_of(config_of("mlflow"))
-
-
 # ---- faulty loggers
 
 

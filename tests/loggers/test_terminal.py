@@ -2,6 +2,8 @@
 
 import sys
 
+import pytest
+
 from scalerl.cli.exits import complain
 from scalerl.cli.terminal import say, wrapped
 
@@ -21,24 +23,11 @@ def test_a_path_is_never_broken_and_a_line_that_fits_is_unchanged():
     assert wrapped("  A       0.6    the ceiling", 80) == "  A       0.6    the ceiling"
 
 
-def test_an_error_is_wrapped_on_a_terminal_and_one_line_elsewhere(monkeypatch, capsys):
-    long = "runs/" + "a-name-of-many-characters-" * 4
-    complain(
-        f"{long} already holds a run; continue it with `scalerl resume`, or give another --run-dir. Nothing changed"
-    )
-    whole = capsys.readouterr().err
-    assert whole.count("\n") == 1
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "80")
-    complain(whole.removeprefix("scalerl: ").strip())
-    lines = capsys.readouterr().err.splitlines()
-    assert [len(line) <= 80 or line.split()[-1] == long for line in lines] == [True] * len(lines) and len(lines) >= 2
-
-
-def test_a_pipe_gets_whole_lines_and_a_terminal_wrapped_ones(monkeypatch, capsys):
-    say("word " * 30)
-    assert capsys.readouterr().out == "word " * 30 + "\n"
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+@pytest.mark.parametrize(("show", "stream"), [(say, "stdout"), (complain, "stderr")])
+def test_a_pipe_gets_whole_lines_and_a_terminal_wrapped_ones(show, stream, monkeypatch, capsys):
+    show("word " * 30)
+    assert "".join(capsys.readouterr()).removeprefix("scalerl: ").strip() == ("word " * 30).strip()
+    monkeypatch.setattr(getattr(sys, stream), "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "40")
-    say("word " * 30)
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 40
+    show("word " * 30)
+    assert max(map(len, "".join(capsys.readouterr()).splitlines())) <= 40

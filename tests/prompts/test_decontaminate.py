@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from json_rows import write_rows
 
 from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
@@ -45,7 +46,7 @@ def test_a_preamble_of_many_prompts_does_not_count_as_overlap():
 def twelve_prompts(place):
     """Write twelve prompts; return a configuration that trains them without those of suite.jsonl."""
     rows = [{"prompt": text(i), "answer": "1"} for i in range(12)]
-    (place / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(place / "p.jsonl", rows)
     words = ["--model", "m", "--data", str(place / "p.jsonl"), "--recipe.prompts_per_step", "1"]
     suites = json.dumps([str(place / "suite.jsonl")])
     return read_config(None, [*words, "--evaluation.prompts", "3", "--data.decontaminate", suites])

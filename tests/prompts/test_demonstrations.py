@@ -1,8 +1,7 @@
 """Rows of prompt and completion: tokens as in RL, the end token, and errors with file and line."""
 
-import json
-
 import pytest
+from json_rows import write_rows
 
 from scalerl.config import RunConfig, TinyModel
 from scalerl.config.base import build
@@ -27,9 +26,7 @@ def tokenizer(template=None):
 
 
 def file_of(tmp_path, *rows):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return str(write_rows(tmp_path / "rows.jsonl", rows))
 
 
 def load(path, template=None, stop=(), limit=100, **settings):

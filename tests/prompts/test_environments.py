@@ -70,9 +70,3 @@ def test_an_unusable_environment_is_refused(environment):
         load(environment, {"no": 1})
     with pytest.raises(ConfigError, match=r"cannot load 'nowhere-to-be-found'"):
         load("nowhere-to-be-found", {})
-
-
-def test_a_missing_package_is_reported_with_the_command_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "verifiers", None)
-    with pytest.raises(ConfigError, match="pip install"):
-        rows(EnvironmentTask(environment="any"), 1)

@@ -4,13 +4,14 @@ import gzip
 import json
 
 import pytest
+from json_rows import lines
 
 from scalerl.config.data import PromptFile
 from scalerl.core.errors import ConfigError
 from scalerl.prompts.layouts import read_rows
 
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1), "level": i} for i in range(3)]
-LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+LINES = lines(ROWS)
 
 
 def read(path, **fields):
@@ -36,16 +37,6 @@ def test_the_same_rows_come_from_jsonl_json_gzip_and_parquet(tmp_path):
     }
     assert by_name["a.jsonl"] == [(row["prompt"], row["answer"], row) for row in ROWS]
     assert all(rows == by_name["a.jsonl"] for rows in by_name.values())
-
-
-@pytest.mark.parametrize("name", ["p.jsonl", "p.json"])
-def test_a_byte_order_mark_is_removed_and_utf16_is_refused(tmp_path, name):
-    content = LINES if name == "p.jsonl" else json.dumps(ROWS)
-    (tmp_path / name).write_bytes(content.encode("utf-8-sig"))
-    assert [row.prompt for row in read(tmp_path / name)] == ["0+1=", "1+1=", "2+1="]
-    (tmp_path / name).write_bytes(content.encode("utf-16"))
-    with pytest.raises(ConfigError, match=r"utf-8.*0xff"):
-        read(tmp_path / name)
 
 
 def test_a_line_over_the_limit_is_refused_in_a_short_message(tmp_path):

@@ -3,14 +3,11 @@
 import json
 
 import pytest
-from texts import Tokenizer, decode, group
+from texts import Tokenizer
 
 from scalerl.config import RunConfig, read_config
-from scalerl.core.errors import ConfigError
 from scalerl.prompts.dataset import load_prompts
 from scalerl.tasks.code_tests import read_tests
-from scalerl.tasks.sandbox.detect import offer
-from scalerl.tasks.scoring import make_scoring
 
 datasets = pytest.importorskip("datasets")
 pytest.importorskip("pyarrow")
@@ -34,9 +31,6 @@ ROWS = [
     },
 ]
 """Two made-up rows with the five columns of openai/openai_humaneval."""
-
-HIDDEN = "max(b - a for a, b in zip(xs, xs[1:]))"
-"""Right for the example in the prompt, wrong if neighbors decrease."""
 
 
 @pytest.fixture
@@ -78,25 +72,3 @@ def test_a_named_suite_is_read_from_the_hub_and_held_out_completely(tmp_path, hu
     assert not any(prompt.task == "humaneval" for prompt in split.training) and len(split.training) == 5
     for prompt, row in zip(prompts, ROWS, strict=True):
         assert read_tests(prompt.columns).tests == row["test"]
-
-
-def test_right_programs_pass_in_the_sandbox_and_wrong_ones_fail(tmp_path, hub):
-    config = run_with_suite(tmp_path)
-    try:
-        offer(config.scoring.sandbox)
-    except ConfigError as error:
-        pytest.skip(f"no sandbox here: {error}")
-    split = load_prompts(config, Tokenizer())
-    gap, shout = sorted((p for p in split.held_out if p.task == "humaneval"), key=lambda prompt: prompt.where)
-    scoring = make_scoring(config, decode)
-    try:
-        whole = f"```python\n{ROWS[0]['prompt']}{ROWS[0]['canonical_solution']}```"
-        texts = (whole, f"```python\ndef largest_gap(xs):\n    return {HIDDEN}\n```", "I do not know.")
-        scores = scoring.submit(group(gap, *texts)).result().scores
-        assert [(score.passed, score.reward) for score in scores] == [(True, 1.0), (False, -1.0), (False, -1.0)]
-        assert scores[0].reason == "passed: the checks, with 2 calls" and "AssertionError" in scores[1].reason
-        # the output of a base model: it continues the prompt with the body of the function
-        bodies = [ROWS[1]["canonical_solution"], "    return word.lower()\n"]
-        assert [score.passed for score in scoring.submit(group(shout, *bodies)).result().scores] == [True, False]
-    finally:
-        scoring.close()

@@ -1,11 +1,9 @@
 """Layouts of other trainers and of public data sets."""
 
-import base64
 import json
-import pickle
-import zlib
 
 import pytest
+from json_rows import write_rows
 
 from scalerl.config import read_config, to_toml
 from scalerl.config.data import PromptFile
@@ -39,11 +37,6 @@ OPEN_INSTRUCT = {
 TRL = {"prompt": USER, "solution": "$3$", "source": "s"}
 
 
-def write(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def read(path, **fields):
     return list(read_rows(PromptFile(path=str(path), **fields)))
 
@@ -52,21 +45,21 @@ def read(path, **fields):
     ("layout", "row", "answer"), [("verl", VERL, "3"), ("open-instruct", OPEN_INSTRUCT, "3"), ("trl", TRL, "$3$")]
 )
 def test_a_layout_is_recognized_by_its_columns_or_configured(tmp_path, layout, row, answer):
-    path = write(tmp_path / "p.jsonl", row)
+    path = write_rows(tmp_path / "p.jsonl", [row])
     (told,), (named,) = read(path), read(path, layout=layout)
     assert told == named and told.prompt == USER and told.answer == answer and told.columns == row
 
 
 def test_rows_with_prompt_and_answer_have_the_plain_layout(tmp_path):
     """The same as before layouts existed, so that prompt ids of old runs do not change."""
-    path = write(tmp_path / "p.jsonl", {**VERL, "answer": "7", "solution": "8"})
+    path = write_rows(tmp_path / "p.jsonl", [{**VERL, "answer": "7", "solution": "8"}])
     assert read(path)[0].answer == "7" and read(path, layout="verl")[0].answer == "3"
     assert read(path, layout="trl")[0].answer == "8"
-    assert read(write(tmp_path / "q.jsonl", {"prompt": "p", "answer": "7"}), layout="trl")[0].answer == "7"
+    assert read(write_rows(tmp_path / "q.jsonl", [{"prompt": "p", "answer": "7"}]), layout="trl")[0].answer == "7"
 
 
 def test_columns_are_renamed_and_dots_address_nested_columns(tmp_path):
-    path = write(tmp_path / "p.jsonl", VERL)
+    path = write_rows(tmp_path / "p.jsonl", [VERL])
     (row,) = read(path, columns={"prompt": "prompt", "answer": "extra_info.index", "level": "extra_info.level.name"})
     assert row.answer == "9a9b" and row.columns["level"] == "hard" and row.columns["ability"] == "MATH"
     assert read(path, answer_column="extra_info.index")[0].answer == "9a9b"
@@ -132,9 +125,8 @@ def test_the_name_of_a_set_sets_hub_id_split_columns_and_form_of_answers(tmp_pat
 
 
 def test_a_copy_of_a_set_is_read_from_its_file_and_explicit_settings_win(tmp_path):
-    copy = write(
-        tmp_path / "copy.jsonl", {"question": "What is 70+2?", "hint": "sum", "answer": "70 + 2 = 72\n#### 72"}
-    )
+    row = {"question": "What is 70+2?", "hint": "sum", "answer": "70 + 2 = 72\n#### 72"}
+    copy = write_rows(tmp_path / "copy.jsonl", [row])
     (row,) = read(copy, set="gsm8k")
     assert (row.prompt, row.answer) == ("What is 70+2?", "72")
     (own,) = read(copy, set="gsm8k", prompt_column="hint", answers="whole")
@@ -191,10 +183,7 @@ def lcb(private, date="2025-03-01T00:00:00"):
 
 def test_livecodebench_unpacks_its_private_tests_and_keeps_the_first_half_of_2025():
     inner = json.dumps([{"input": "3", "output": "4", "testtype": "stdin"}])
-    packed = base64.b64encode(zlib.compress(pickle.dumps(inner))).decode()
-    for private in (packed, inner):
-        rewritten = livecodebench(lcb(private), "line 1")
-        assert read_tests(rewritten) == InputOutput(("1", "3"), ("2", "4"))
-        assert "private_test_cases" not in rewritten
+    rewritten = livecodebench(lcb(inner), "line 1")
+    assert read_tests(rewritten) == InputOutput(("1", "3"), ("2", "4")) and "private_test_cases" not in rewritten
     dates = ("2024-12-31T00:00:00", "2025-01-01T00:00:00", "2025-06-30T23:00:00", "2025-07-01T00:00:00")
     assert [livecodebench(lcb(inner, date), "") is None for date in dates] == [True, False, False, True]

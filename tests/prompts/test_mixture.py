@@ -95,7 +95,9 @@ def test_one_task_has_the_plain_curriculum():
 
 def test_every_task_needs_the_prompts_of_its_share():
     load_prompts(lab(ArithmeticTask(share=3.0), ProgramsTask(prompts=4)), make_tokenizer())
-    with pytest.raises(ConfigError, match="leaves 4"):
-        load_prompts(lab(ArithmeticTask(), ProgramsTask(prompts=4)), make_tokenizer())
-    with pytest.raises(ConfigError, match="800 distinct"):
-        load_prompts(lab(ArithmeticTask(), ProgramsTask(points=3, prompts=1000)), make_tokenizer())
+    for programs, message in (
+        (ProgramsTask(prompts=4), "leaves 4"),
+        (ProgramsTask(points=3, prompts=1000), "800 dist"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_prompts(lab(ArithmeticTask(), programs), make_tokenizer())

@@ -1,8 +1,7 @@
 """`data` as a list of tasks: shares, names, held-out sets, and errors."""
 
-import json
-
 import pytest
+from json_rows import write_rows
 
 from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
@@ -63,15 +62,9 @@ def test_invalid_lists_of_tasks_are_refused_with_instructions(tmp_path, change, 
         read(tmp_path, text)
 
 
-def test_a_task_with_too_few_prompts_is_reported(tmp_path):
-    config = read(tmp_path, TWO, "--data.programs.prompts", "1", "--recipe.prompts_per_step", "16")
-    with pytest.raises(ConfigError, match="5 of 6"):
-        load_prompts(config, make_tokenizer())
-
-
 def test_a_held_out_prompt_is_not_trained_by_any_task(tmp_path):
     rows = [{"prompt": f"{a}+{b}=", "answer": str((a + b) % 10)} for a in range(10) for b in range(4)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "rows.jsonl", rows)
     table = f'[[data]]\nkind = "file"\npath = "{tmp_path}/rows.jsonl"\ntask = "arithmetic"\n'
     text = (
         '[model]\nkind = "hf"\npath = "m"\n[recipe]\nprompts_per_step = 4\n'

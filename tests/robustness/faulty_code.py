@@ -11,23 +11,23 @@ MODULE = """
         def score(self, row, completion): return 0.5
     class TaskOfOtherRows(Task):
         def rows(self): return []
-    class TaskRaisesMade(Task):
-        def __init__(self): raise KeyError("gone")
     class TaskRaisesRow(Task):
         def rows(self, count):
             yield {"prompt": "0"}
             raise KeyError("gone")
-    class TaskRaisesScore(Task):
-        def score(self, row, completion): raise KeyError("gone")
-    class TaskNone(Task):
-        def rows(self, count): return None
-    class TaskNoneScore(Task):
-        def score(self, row, completion): return None
+    class TaskNan(Task):
+        def score(self, row, completion): return float("nan")
+    class TaskOfNoScore:
+        rows = Task.rows
+    class TaskOfNoPrompt(Task):
+        def rows(self, count): return [{"question": "2 x 1 ="}]
 
     def other_arguments(wanted_1, wanted_2, *, wanted_3): pass
     def raises(*given, **named):
         raise KeyError("gone")
-    def exits(*given, **named): raise SystemExit(0)
+    def exits(): pass
+    def needs_text(prompts, completions, text): pass
+    def positional(prompts, completions, /): pass
     def none(*given, **named): return None
     def one_entry(first=None, *given, **named): return torch.ones(1)
     def nan(first=None, *given, completions=(), **named):
@@ -38,6 +38,10 @@ MODULE = """
         weights_BT = mask_BT / mask_BT.sum()
         weights_BT[0, 0] = -weights_BT[0, 0]
         return weights_BT
+    def detached(logp_BT, *given): return logp_BT.detach()
+    def flat(rewards_PG): return rewards_PG.view(-1)
+    def sums_to_two(mask_BT, prompt_B): return 2 * mask_BT / mask_BT.sum()
+    def off_mask(mask_BT, prompt_B): return torch.ones(mask_BT.shape) / mask_BT.numel()
     def unsaid(*given, **named): raise Unsaid()
     class Unsaid(Exception):
         def __str__(self): raise KeyError("no text")
@@ -51,8 +55,6 @@ MODULE = """
         submit = cancel = advance = swap = state = load_state = occupancy
         def poll(self, timeout_s=0.0): raise KeyError("slot")
 
-    class TaskOfText(Task):
-        def score(self, row, completion): return "1"
     class TaskExits(Task):
         def score(self, row, completion): sys.exit(0)
     class TaskOfOne(Task):
@@ -71,7 +73,7 @@ MODULE = """
     a_dict = rewarded({0: 1.0, 1: 0.5})
     a_set = rewarded({0.0, 1.0})
     huge = rewarded([1e300, 0.0])
-    infinite = rewarded([float("inf"), 0.0])
+    none_first = rewarded([None, 1.0])
     nested = rewarded([[1.0], [0.5]])
     texts = rewarded(["1.0", "0.5"])
     too_few = rewarded([1.0])

@@ -1,6 +1,5 @@
 """Files named like modules of Python, in the current directory: no command and none of its processes runs them."""
 
-import json
 import os
 import shutil
 import signal
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import runs
+from json_rows import write_rows
 from serving import first_event
 
 from scalerl.rollouts.vllm.server import ServerSpec, environment
@@ -62,14 +62,9 @@ def watching(*words):
                 process.send_signal(signal.SIGINT)
 
 
-def rows(file, *given):
-    file.write_text("".join(json.dumps(row) + "\n" for row in given))
-    return file
-
-
 @pytest.mark.parametrize("start", [["../bin/scalerl"], ["-m", "scalerl.cli"]], ids=["scalerl", "python -m"])
 def test_verifier_processes_run_no_files_of_a_data_directory(start, planted):
-    file = rows(planted / "x.jsonl", {"prompt": "1+1", "answer": "2", "completion": r"\boxed{2}"})
+    file = write_rows(planted / "x.jsonl", [{"prompt": "1+1", "answer": "2", "completion": r"\boxed{2}"}])
     command = [sys.executable, *start, "score", file, "--task", "math"]
     done = subprocess.run(command, env=SHELL, capture_output=True, text=True, timeout=120)
     assert "1 of 1 passed" in done.stdout, done.stderr

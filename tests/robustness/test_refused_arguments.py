@@ -91,6 +91,9 @@ WORDS = [
     *(options(f"{verb[0]} {option} {value}", *verb, option, value, *([value] if option == "--bounds" else []),
               arrange=write("p.jsonl", POINTS)) for option, verb in NUMBERS.items()
       for value in ("nan", "many")),
+    options("watch of no such path", "watch", "nowhere", expect="name runs, studies, or a directory"),
+    *(options(f"watch {' '.join(words)}", "watch", *words, ".", expect="or an address of this machine")
+      for words in (("--host", "203.0.113.7"), ("--port", "99999"))),
     options("--steps of 6,000 digits", *DRY, "--steps", "9" * 6000, expect="steps"),
     options("--steps with a second line", *DRY, "--steps", "5\nseed = 7", expect="steps"),
     options("--steps without a value", *DRY, "--steps", expect="--steps"),

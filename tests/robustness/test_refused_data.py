@@ -44,24 +44,22 @@ def table(rows=64):
     return out.getvalue()
 
 
-def beyond(prompt):
-    return row(prompt=prompt)
-
-
 def chat(content, role="user"):
     return row(prompt=[{"role": role, "content": content}])
 
 
 PARQUET, GZIPPED = table(), gzip.compress(ROW.encode() * 200)
 DEEP = "[" * 100_000 + "]" * 100_000
+TEXTS = {"p.jsonl": ROW, "p.json": f"[{ROW}]"}
 
 CASES = [
     case("an empty file", b"", "empty"),
     case("only blank lines", "\n\n  \n", "no rows"),
     case("U+2028 inside a string", ROW.replace("1+1", "1\u20281"), "rows: 1", allowed=(0,)),
-    case("an escaped NUL in a prompt", beyond("a\0b"), "rows: 1", allowed=(0,)),
+    case("an escaped NUL in a prompt", row(prompt="a\0b"), "rows: 1", allowed=(0,)),
     case("Latin-1 text", ROW.replace("1+1", "\xe9").encode("latin-1"), "utf-8"),
-    case("UTF-16 text", ROW.encode("utf-16"), "utf-8"),
+    *(case(f"{name}: a byte-order mark", "\ufeff" + text, "rows: 1", name, (0,)) for name, text in TEXTS.items()),
+    *(case(f"{name}: UTF-16", text.encode("utf-16"), "utf-8", name) for name, text in TEXTS.items()),
     case("an escaped lone surrogate", r'{"prompt": "a\ud83d", "answer": "2"}', "surrogate"),
     case("nested 100,000 deep", f'{{"prompt": {DEEP}, "answer": "2"}}', "nested too deeply"),
     case("an integer of 5,000 digits", f'{{"prompt": "a", "answer": {"9" * 5000}}}', "line 1"),

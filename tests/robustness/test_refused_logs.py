@@ -65,6 +65,11 @@ EVENTS = next(LOGS.rglob("*tfevents*"))
 IMPORTS = [
     log("an empty file", b"", "empty"),
     log("a device's name", b"x", "no known format", "null"),
+    log("an executable", b"\x7fELF\x02\x01\x00\x00\x00\x01", "is binary"),
+    log("prose", "hello\nworld\n", "has no known format"),
+    log("no evaluation", '{"step": 1, "timing_s/step": 60.0}\n', "no evaluation"),
+    log("a training reward", '{"step": 1, "timing_s/step": 60.0, "critic/score/mean": 0.3}\n', "reward critic/score"),
+    log("no compute", '{"x": 1, "val-core/a/acc/mean@4": 0.5}\n', "no compute for"),
     log("objects 300 deep", ('{"a": ' * 300 + "1" + "}" * 300 + "\n") * 3, "line 1"),
     log("the same key twice", '{"step": 1, "step": 2}\n', "line 1"),
     log("log_history of text", '{"log_history": ["a", 7]}', "no evaluation", "trainer_state.json"),

@@ -7,6 +7,7 @@ import os
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from json_rows import lines
 
 from robustness.campaign import Case, check_here, write
 from scalerl.cli.exits import guarded
@@ -29,10 +30,6 @@ POINTS = [
      "tokens": 1000 * n, "stderr": 0.01, "mean_tokens": 20.0} for n in range(12)
 ]  # fmt: skip
 VERBS = (("fit",), ("report",), ("plan", "--from"))
-
-
-def lines(rows):
-    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def run(fault, expect=(), config=CONFIG, points=None, metrics=None, allowed=(1, 2), verbs=VERBS):

@@ -59,6 +59,7 @@ NAMED = [
      'placement.vllm_arguments = ["--trust-remote-code"]'),
     ("a Python of vLLM", '[placement]\nengine = "vllm"\nvllm_python = "/bin/sh"\n', DATA, "placement.vllm_python = "),
     ("a Python of the sandbox", '[scoring.sandbox]\npython = "/bin/sh"\n', DATA, "scoring.sandbox.python = /bin/sh ("),
+    ("a command for notifications", '[notify]\ncommand = ["sh", "theirs.py"]\n', DATA, "notify.command = "),
     ("no sandbox", '[scoring.sandbox]\nmode = "unsafe"\n', DATA, "scoring.sandbox.mode = unsafe"),
 ]  # fmt: skip
 
@@ -131,12 +132,15 @@ def test_code_in_a_changed_file_and_another_function_need_a_new_confirmation(pla
         check_trust([config("", REWARD)], "mine")
 
 
-def test_code_in_a_changed_package_needs_a_new_confirmation(place):
-    inner = config("", DATA + 'reward = "pack.inner.code:f"\n')
-    check_trust([inner], "mine", trusted=True)
-    (place / "pack/__init__.py").write_text("open('ran.txt', 'w')  # changed\n")
-    with pytest.raises(ConfigError, match=r"pack\.inner\.code:f"):
-        check_trust([inner], "mine")
+@pytest.mark.parametrize(("text", "data", "file", "message"), [
+    ("", DATA + 'reward = "pack.inner.code:f"\n', "pack/__init__.py", r"pack\.inner\.code:f"),
+    ('[notify]\ncommand = ["sh", "theirs.py"]\n', DATA, "theirs.py", r"notify\.command"),
+])  # fmt: skip
+def test_a_changed_package_or_script_needs_a_new_confirmation(place, text, data, file, message):
+    check_trust([config(text, data)], "mine", trusted=True)
+    (place / file).write_text("open('ran.txt', 'w')  # changed\n")
+    with pytest.raises(ConfigError, match=message):
+        check_trust([config(text, data)], "mine")
 
 
 @pytest.mark.parametrize("typed", [["--steps", "3"], ["--reward", "not_theirs:f"]])

@@ -1,9 +1,8 @@
-import json
 import math
 
 import numpy as np
 import pytest
-from scaling_runs import run
+from simulated_runs import run
 
 from scalerl.scaling import Curve, CurveError, advise, fit, sigmoid
 from scalerl.scaling.stop import climbed, doubt_at, earlier
@@ -125,9 +124,3 @@ def test_invalid_budgets_and_gains_are_errors(budget, min_gain, message):
 def test_a_fit_without_uncertainty_cannot_advise():
     with pytest.raises(CurveError, match="no uncertainty"):
         advise(fit(run(), method="paper"), "2x", 0.01)
-
-
-def test_advice_is_json():
-    advice = json.loads(json.dumps(advise(fit(run()), "2x", 0.01).to_dict()))
-    assert advice["train_to"] == 16400.0 and advice["go_back_to"] is None
-    assert advice["sentence"] == f"Not known yet: {advice['reason']}"

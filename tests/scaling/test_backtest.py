@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from scaling_runs import run
+from simulated_runs import run
 
 from scalerl.scaling import Curve, CurveError, backtest
 from scalerl.scaling.backtest import rmse

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from scaling_runs import fallen, run
+from simulated_runs import fallen, run
 
 from scalerl.scaling import Curve, CurveError, compare, fit, sigmoid
 from scalerl.scaling.compare import (

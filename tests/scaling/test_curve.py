@@ -1,9 +1,8 @@
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from json_rows import lines
 
 from scalerl.scaling import Curve, CurveError
 from scalerl.scaling.curve import thinned
@@ -13,10 +12,6 @@ ROWS = [
     {"step": 100, "device_hours": 0.02, "flops": 3e14, "tokens": 42, "task": "arithmetic", "pass_rate": 0.41},
     {"step": 200, "device_hours": 0.04, "flops": 6e14, "tokens": 84, "task": "arithmetic", "pass_rate": 0.52},
 ]
-
-
-def jsonl(rows):
-    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def test_device_hours_are_the_axis_unless_another_is_named():
@@ -31,7 +26,7 @@ def test_one_compute_column_and_the_pass_rate_are_enough():
 
 
 def test_a_file_a_run_directory_and_a_csv_give_the_same_curve(tmp_path):
-    (tmp_path / "points.jsonl").write_text(jsonl(ROWS))
+    (tmp_path / "points.jsonl").write_text(lines(ROWS))
     (tmp_path / "points.csv").write_text("device_hours,pass_rate\n0.0,0.1\n0.02,0.41\n0.04,0.52\n")
     curves = [Curve.read(tmp_path), Curve.read(tmp_path / "points.jsonl"), Curve.read(tmp_path / "points.csv")]
     for curve in curves:
@@ -41,7 +36,7 @@ def test_a_file_a_run_directory_and_a_csv_give_the_same_curve(tmp_path):
 
 def test_an_incomplete_last_line_is_left_out_with_a_note(tmp_path):
     path = tmp_path / "points.jsonl"
-    path.write_text(jsonl(ROWS) + '{"step": 300, "device_h')
+    path.write_text(lines(ROWS) + '{"step": 300, "device_h')
     curve = Curve.read(path)
     assert len(curve) == 3
     assert curve.notes == ("the last line of points.jsonl is incomplete (was the run killed?) and was left out",)

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from scaling_runs import run
+from simulated_runs import run
 
 from scalerl.scaling import Curve, Prior, sigmoid
 from scalerl.scaling.curve_families import CREEP, LATE_START, LAW, RISE_SCALE, SECOND_RISE, rarely_large

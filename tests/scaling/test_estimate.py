@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from scalerl.scaling import Estimate, EstimateAt
+from scalerl.scaling import Estimate
 from scalerl.scaling.estimate import as_json, short, summarize
 
 
@@ -22,10 +22,6 @@ from scalerl.scaling.estimate import as_json, short, summarize
 )
 def test_an_estimate_prints_two_digits_of_its_uncertainty(value, text):
     assert str(value) == text
-
-
-def test_an_estimate_at_a_compute_prints_the_compute():
-    assert str(EstimateAt(0.5, 0.01, 0.48, 0.52, 2000.0)) == "at 2000: 0.500 ± 0.010 (0.480 to 0.520)"
 
 
 def test_values_that_json_cannot_express_become_none():

@@ -3,7 +3,7 @@ import sys
 
 import numpy as np
 import pytest
-from scaling_runs import run
+from simulated_runs import run
 
 from scalerl.scaling import METHODS, Curve, CurveError, PaperGrid, Prior, fit, sigmoid
 from scalerl.scaling.posterior import least_midpoint

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scaling_runs import run
+from simulated_runs import run
 
 from scalerl.scaling import Curve, CurveError, fit, forecast, sigmoid
 from scalerl.scaling.estimate import as_json

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from scaling_runs import fallen, run
+from simulated_runs import fallen, run
 
 from scalerl.scaling import Curve, advise, fit, forecast, sigmoid
 from scalerl.scaling.futures import EVEN_NOISE, LATER_FALL, STAYS_AFTER_FALL, TAKE_OFF, has_fallen, prior_odds
@@ -166,10 +166,3 @@ def test_the_ceiling_is_not_identified_if_the_last_points_contradict_the_curve()
     metric[-3:] -= 0.03
     fitted = fit(Curve(curve.compute, metric))
     assert not fitted.identified and not has_fallen(fitted.curve)
-
-
-def test_the_dict_names_both_futures_and_the_count():
-    values = fit(flat()).to_dict()["futures"]
-    assert values["rises"] + values["stays"] == pytest.approx(1.0)
-    assert set(values["later_fall"]) == {"probability", "fell", "of"}
-    assert fit(run(), method="paper").to_dict()["futures"] is None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scaling_runs import run
+from simulated_runs import run
 
 from scalerl.scaling import Curve, advise, fit, forecast
 

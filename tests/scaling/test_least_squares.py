@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from scaling_runs import TRUTH, run
+from simulated_runs import TRUTH, run
 
 from scalerl.scaling import Curve, Search, fit, sigmoid
 

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from scaling_runs import run
+from simulated_runs import run
 
 from scalerl.scaling import Curve, fit
 from scalerl.scaling.noise import OTHER_NOISE, binomial, evaluations, local_noise, relative_noise

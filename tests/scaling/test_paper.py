@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from scaling_runs import run
+from simulated_runs import run
 
 from scalerl.scaling import PUBLISHED_GRID, Curve, CurveError, PaperGrid, fit, sigmoid
 

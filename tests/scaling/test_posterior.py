@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scaling_runs import TRUTH, run
+from simulated_runs import TRUTH, run
 
 from scalerl.scaling import Curve, CurveError, Prior, fit, sigmoid
 from scalerl.scaling.curve_families import LAW

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from scaling_runs import run
+from simulated_runs import run
 
 from scalerl.scaling import Curve, CurveError, fit
 from scalerl.scaling.stop import StopRule, reason_to_stop, stop_rule

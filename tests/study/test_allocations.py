@@ -38,7 +38,7 @@ def test_with_a_single_curve_all_arms_continue(tmp_path):
 def test_the_best_rate_of_each_loss_is_the_one_that_ended_highest(tmp_path):
     study = StudyDirectory.create(tmp_path / "rates", PLANS["rates"](QUICK))
     ends = {"cispo-6e-05": 0.7, "cispo-0.00012": 0.8, "dapo-0.00024": 0.75, "gspo-0.00048": 0.6, "grpo-6e-05": 0.65}
-    for key in study.runs():
+    for key in study.plan.runs():
         study.run(key).mkdir(parents=True)
         # a single early high point must not count; the mean of the last three counts
         rates = [0.95, *[ends.get(key.arm, 0.5)] * 3]
@@ -50,7 +50,7 @@ def test_the_best_rate_of_each_loss_is_the_one_that_ended_highest(tmp_path):
         "dapo 0.00024, 0.750; gspo 0.00048 (at the edge of the sweep: the best may lie beyond), 0.600; "
         "grpo 6e-05 (at the edge of the sweep: the best may lie beyond), 0.650"
     )
-    (study.run(study.runs()[0]) / "points.jsonl").write_text(point_row(232, 0.5))
+    (study.run(study.plan.runs()[0]) / "points.jsonl").write_text(point_row(232, 0.5))
     with pytest.raises(ConfigError, match="not finished"):
         best_rates(study.path)
     assert sweep_note(study) == ""

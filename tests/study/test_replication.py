@@ -35,7 +35,7 @@ def test_a_packed_study_gives_the_same_results_after_unpacking(replication, tmp_
     again = replication.unpack(packed, tmp_path / "again")
     one, other = (study_results(s) for s in (study, again))
     assert one.to_dict() == other.to_dict() and packed["headlines"] == one.headlines()
-    assert len(read_rows(again.run(again.runs()[0]) / "metrics.jsonl")) == 20  # 160 steps, evaluated every 8
+    assert len(read_rows(again.run(again.plan.runs()[0]) / "metrics.jsonl")) == 20  # 160 steps, evaluated every 8
 
 
 @pytest.mark.parametrize("name", PACKED)

@@ -50,12 +50,6 @@ def test_a_stopped_process_can_handle_the_signal(tmp_path):
     job.terminate()  # a second call has no effect
 
 
-def test_without_ray_the_error_names_the_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install 'scalerl\[ray\]'"):
-        RayWorkers("local", 1, 1.0, 0.0)
-
-
 @pytest.fixture(scope="module")
 def ray():
     """A local Ray; warnings of its threads and files are ignored."""

@@ -370,3 +370,7 @@ def test_the_verifier_takes_program_and_tests_from_the_row(judge, monkeypatch):
     right = "<think>hm</think>```python\nprint(sum(map(int, input().split())))\n```"
     assert code.verify(prompt, right).passed
     assert not code.verify(prompt, "7").passed and not code.verify(prompt, "no idea").passed
+    check = {"test": "def check(candidate):\n    assert candidate([1]) == [2]", "entry_point": "f", "prompt": PROMPT}
+    continued = Prompt("0" * 16, PROMPT, (1,), "", "humaneval", check)
+    body = "    return [{} * i for i in x]\n"  # a base model continues the prompt
+    assert [code.verify(continued, body.format(factor)).passed for factor in (2, 3)] == [True, False]

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from texts import decode, group
 
 from scalerl.config import read_config, to_toml
 from scalerl.core.errors import ConfigError
@@ -114,16 +113,3 @@ def test_prompts_are_distinct_and_held_out_prompts_are_not_trained(tmp_path):
 def test_an_unknown_name_or_parameter_suggests_similar_ones(tmp_path, table, message):
     with pytest.raises(ConfigError, match=message):
         load_prompts(config(tmp_path, table), make_tokenizer())
-
-
-def test_the_scoring_of_a_run_judges_completions_in_processes(tmp_path):
-    from scalerl.tasks.scoring import make_scoring
-
-    chosen = config(tmp_path, 'dataset = "chain_sum"\nprompts = 8\nparameters = {max_terms = 2}')
-    question = load_prompts(chosen, make_tokenizer()).training[0]
-    texts = [f"<answer>{question.answer}</answer>", "<answer>none</answer>"]
-    scoring = make_scoring(chosen, decode)
-    scores = scoring.submit(group(question, *texts)).result().scores
-    scoring.close()
-    assert [score.passed for score in scores] == [True, False] and scoring.timeouts == 0
-    assert scores[0].reward == 1.0 and -1.0 <= scores[1].reward < 1.0

@@ -4,7 +4,6 @@ import pytest
 
 from scalerl.config.data import CustomTask
 from scalerl.config.overrides import read_config
-from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
 from scalerl.tasks import custom
 from scalerl.tasks.base import Verdict
@@ -26,12 +25,6 @@ MODULE = """
     class Wrong(Doubles):
         def score(self, row, completion):
             return float("nan")
-
-    class NoScore:
-        def rows(self, count): return [{"prompt": str(n)} for n in range(count)]
-
-    class NoPrompt(Doubles):
-        def rows(self, count): return [{"question": "2 x 1 ="}]
 """
 
 
@@ -52,19 +45,6 @@ def test_rows_are_distinct_and_scores_become_verdicts():
     assert custom.verify(asked, "6") == Verdict(True, 1.0, "score 1")
     assert custom.verify(asked, "7") == Verdict(False, 0.0, "score 0")
     assert custom.verify(asked, "half") == Verdict(True, 0.5, "half right")
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("NoScore", {}, "no attribute 'score'"),
-        ("NoPrompt", {}, "row 0"),
-        ("Doubles", {"params": {"smallest": 1}}, "'smallest'"),
-    ],
-)
-def test_an_unusable_task_is_refused_at_the_start(name, settings, message):
-    with pytest.raises(ConfigError, match=message):
-        custom.rows(task(name, **settings), 4)
 
 
 def test_a_score_that_fails_during_a_run_is_counted():

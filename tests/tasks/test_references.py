@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from json_rows import write_rows
 from texts import Tokenizer
 
 from scalerl.config import read_config
@@ -10,11 +11,6 @@ from scalerl.core.errors import ConfigError
 from scalerl.prompts.dataset import load_prompts
 from scalerl.tasks.checks import reference_notes
 from scalerl.tasks.sandbox.detect import offer
-
-
-def written(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def loaded(config):
@@ -29,7 +25,7 @@ def config_of(file, *words):
 
 def test_references_that_fail_are_reported_with_file_and_line(tmp_path):
     answers = ["12", "$\\frac{1}{2}$", "No solution", "\\$6", "2: 15$ PM"]
-    file = written(tmp_path / "p.jsonl", *({"prompt": f"q{i}", "answer": a} for i, a in enumerate(answers)))
+    file = write_rows(tmp_path / "p.jsonl", ({"prompt": f"q{i}", "answer": a} for i, a in enumerate(answers)))
     config = config_of(file, "--scoring.failing_references", "0.2")
     (note,) = reference_notes(config, loaded(config))
     assert note.startswith("math: 1 of 5 references fail their own verifier") and f"{file} line 5 (got " in note
@@ -37,11 +33,11 @@ def test_references_that_fail_are_reported_with_file_and_line(tmp_path):
 
 def test_a_run_with_too_many_failing_references_is_refused(tmp_path):
     answers = ["2: 15$ PM", *map(str, range(18))]  # 1 of 19 is 5.3%
-    file = written(tmp_path / "p.jsonl", *({"prompt": f"q{i}", "answer": a} for i, a in enumerate(answers)))
+    file = write_rows(tmp_path / "p.jsonl", ({"prompt": f"q{i}", "answer": a} for i, a in enumerate(answers)))
     config = config_of(file)
     with pytest.raises(ConfigError, match="1 of 19"):
         reference_notes(config, loaded(config))
-    written(file, *({"prompt": f"q{i}", "answer": a} for i, a in enumerate([*answers, "18"])))  # 1 of 20 is 5%
+    write_rows(file, ({"prompt": f"q{i}", "answer": a} for i, a in enumerate([*answers, "18"])))  # 1 of 20 is 5%
     (note,) = reference_notes(config, loaded(config))
     assert note.startswith("math: 1 of 20 references fail their own verifier")
 
@@ -49,9 +45,9 @@ def test_a_run_with_too_many_failing_references_is_refused(tmp_path):
 def test_a_solution_that_fails_its_tests_is_reported(tmp_path):
     tests = {"inputs": ["3 4"], "outputs": ["7"]}
     solutions = ["print(sum(map(int, input().split())))", "print(8)", None]
-    file = written(
+    file = write_rows(
         tmp_path / "c.jsonl",
-        *({"prompt": f"q{i}", "checks": json.dumps(tests), "solution": s} for i, s in enumerate(solutions)),
+        ({"prompt": f"q{i}", "checks": json.dumps(tests), "solution": s} for i, s in enumerate(solutions)),
     )
     config = config_of(file, "--task", "code", "--data.tests_column", "checks", "--scoring.failing_references", "1")
     try:
@@ -65,6 +61,6 @@ def test_a_solution_that_fails_its_tests_is_reported(tmp_path):
 
 
 def test_a_task_with_a_reward_function_has_no_references(tmp_path):
-    file = written(tmp_path / "p.jsonl", *({"prompt": f"q{i}", "answer": "2: 15$ PM"} for i in range(3)))
+    file = write_rows(tmp_path / "p.jsonl", ({"prompt": f"q{i}", "answer": "2: 15$ PM"} for i in range(3)))
     config = config_of(file, "--reward", "my:f")
     assert reference_notes(config, loaded(config)) == []

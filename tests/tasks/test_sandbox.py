@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections import deque
 from decimal import Decimal
 from fractions import Fraction
@@ -15,13 +14,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from texts import report_of
 
 from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
 from scalerl.tasks.code import Judge
 from scalerl.tasks.code_tests import InputOutput
 from scalerl.tasks.sandbox import box, commands, detect
-from scalerl.tasks.sandbox.box import Box
 from scalerl.tasks.sandbox.guest.plain import NotPlain, dumps, loads
 
 
@@ -142,13 +141,7 @@ def test_bubblewrap_requires_libseccomp(monkeypatch):
 def test_unsafe_mode_is_reported_and_runs_programs():
     offer = detect.offer(Sandbox(mode="unsafe"))
     assert "WITHOUT a sandbox" in offer.line
-    box, deadline = Box(offer.command), time.monotonic() + 20
-    try:
-        box.begin("stdin", deadline, program="print(int(input()) + 1)")
-        box.send(b"I", b"41\n", deadline)
-        assert loads(box.receive(deadline)[1])["output"] == b"42\n"
-    finally:
-        box.close()
+    assert report_of(offer.command, "print(int(input()) + 1)", b"41\n")["output"] == b"42\n"
 
 
 def test_gvisor_gets_a_read_only_tree_without_network_or_capabilities(tmp_path, monkeypatch):
@@ -203,16 +196,8 @@ def test_a_custom_python_has_its_packages():
     except ConfigError as error:
         pytest.skip(f"no sandbox here: {error}")
     program = "try:\n    import numpy\n    print(numpy.arange(4).sum())\nexcept ImportError:\n    print('none')"
-    outputs = []
-    for python in ("", sys.executable):
-        box, deadline = Box(detect.offer(Sandbox(python=python)).command), time.monotonic() + 30
-        try:
-            box.begin("stdin", deadline, program=program)
-            box.send(b"I", b"", deadline)
-            outputs.append(loads(box.receive(deadline)[1])["output"])
-        finally:
-            box.close()
-    assert outputs == [b"none\n", b"6\n"]
+    commands = [detect.offer(Sandbox(python=python)).command for python in ("", sys.executable)]
+    assert [report_of(command, program)["output"] for command in commands] == [b"none\n", b"6\n"]
 
 
 # ---------------------------------------------------------------------------------------------------- control groups

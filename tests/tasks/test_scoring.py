@@ -1,3 +1,4 @@
+import os
 import re
 import textwrap
 from concurrent.futures import Future
@@ -172,10 +173,10 @@ def test_a_comparison_that_ends_its_process_fails_its_completion(monkeypatch):
     scorer, call = ProcessScorer("math", scoring.VERIFIERS["math"], SETTINGS), Future()
     call.set_exception(ProcessEnded("3 times (exit code 3)"))
     monkeypatch.setattr(scorer._pool, "schedule", lambda *words, limit_s: call)
-    (found,) = score(scorer, prompt("2"), ["\\boxed{2}"])
+    (judged,) = score(scorer, prompt("2"), ["\\boxed{2}"])
     scorer.close()
-    assert (found.passed, found.reward, scorer.timeouts) == (False, -1.0, 1)
-    assert found.reason == "the verifier's process ended 3 times (exit code 3)"
+    assert (judged.passed, judged.reward, scorer.timeouts) == (False, -1.0, 1)
+    assert judged.reason == "the verifier's process ended 3 times (exit code 3)"
 
 
 @pytest.mark.parametrize(
@@ -257,3 +258,16 @@ def test_a_truncated_rollout_never_passes(rewards_here):
     for scorer, failed in ((verifier, Score(-1.0, False)), (function, Score(0.0, False))):
         assert scorer.truncated(Score(1.0, True)) == failed
     verifier.close()
+
+
+def test_a_function_keeps_its_state_in_a_separate_process(rewards_here):
+    text = """
+        import os
+        def f(prompts, completions, **columns):
+            f.calls = getattr(f, "calls", 0) + 1
+            return [f.calls + os.getpid() * 1000.0] * len(completions)
+    """
+    scorer = rewards_here(text, "f")
+    rewards = [int(score(scorer, prompt(), ["a", "b"])[0].reward) for _ in range(4)]
+    assert [r % 1000 for r in rewards] == [1, 2, 3, 4]  # one worker, in the order of submission
+    assert {r // 1000 for r in rewards} != {os.getpid()} and len({r // 1000 for r in rewards}) == 1

@@ -1,7 +1,5 @@
 """Scoring in parallel with training: it starts with each finished group, and a slow verifier does not block."""
 
-import os
-import sys
 import threading
 import time
 
@@ -11,7 +9,7 @@ from texts import decode, group
 
 from scalerl.config import Scoring
 from scalerl.tasks.base import Verifier, verdict
-from scalerl.tasks.scoring import FunctionScorer, ScoringService, ThreadScorer
+from scalerl.tasks.scoring import ScoringService, ThreadScorer
 from scalerl.types import Prompt, Score
 
 PROMPT = Prompt("0" * 16, "q", (1,), "4", "t", {"level": 3})
@@ -24,25 +22,6 @@ def verdict_of(passes):
 
 def threads(verify, workers=1):
     return ScoringService({"t": ThreadScorer("t", Verifier(verdict_of(verify)), Scoring(workers=workers))}, decode)
-
-
-@pytest.fixture
-def own_function(tmp_path, monkeypatch):
-    """A scorer of a function in a user module, with one worker."""
-    made = []
-
-    def make(body, **settings):
-        (tmp_path / "user_module.py").write_text(
-            f"import os, sys, time\ndef f(prompts, completions, **columns):\n{body}"
-        )
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-        made.append(ScoringService({"t": FunctionScorer("user_module:f", 0.5, Scoring(**settings))}, decode))
-        return made[-1]
-
-    yield make
-    for service in made:
-        service.close()
 
 
 def test_a_verifier_gets_the_prompt_with_its_columns_and_the_completion():
@@ -117,12 +96,3 @@ def test_a_slow_verifier_does_not_idle_the_trainer_while_batches_are_in_flight()
     # the first batches wait for the first scores; after that verification hides behind the batches in flight,
     # where waiting for it would cost at least 1 s a step (a group's two completions one after the other)
     assert np.median(waits[8:]) < 0.1, waits
-
-
-def test_a_function_keeps_its_state_in_a_separate_process(own_function):
-    service = own_function(
-        "    f.calls = getattr(f, 'calls', 0) + 1\n    return [f.calls + os.getpid() * 1000.0] * len(completions)\n"
-    )
-    rewards = [service.submit(group(PROMPT, "a", "b")).result().scores[0].reward for _ in range(4)]
-    assert [int(r) % 1000 for r in rewards] == [1, 2, 3, 4]  # one worker, in the order of submission
-    assert {int(r) // 1000 for r in rewards} != {os.getpid()} and len({int(r) // 1000 for r in rewards}) == 1

@@ -1,22 +1,14 @@
-import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from texts import rollout
 
 from scalerl.config.base import replace
 from scalerl.config.recipe import SCALERL
 from scalerl.training.batch import collate
 from scalerl.training.learner.base import TrainBatch
 from scalerl.training.loop import kept_prompts, trained_tokens
-from scalerl.types import Group, Prompt, Rollout, Score, ScoredGroup, Visit
-
-
-def rollout(tokens, sampled=None, version=0, truncated=False):
-    sampled = [True] * len(tokens) if sampled is None else sampled
-    return Rollout(
-        np.asarray(tokens, np.int32), -0.1 * np.arange(1, len(tokens) + 1, dtype=np.float32),
-        np.full(len(tokens), version, np.int32), np.asarray(sampled), truncated, not all(sampled),
-    )  # fmt: skip
+from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 
 
 def group(prompt, *rollouts, scores=None):
@@ -25,7 +17,7 @@ def group(prompt, *rollouts, scores=None):
 
 
 def test_prompt_completion_and_padding_are_at_the_right_positions():
-    first = [rollout([7, 8, 9], [True, False, True], version=3), rollout([4])]
+    first = [rollout([7, 8, 9], [True, False, True], versions=3), rollout([4])]
     second = [rollout([2, 3], truncated=True), rollout([1])]
     batch = collate(
         [

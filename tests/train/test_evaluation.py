@@ -3,9 +3,10 @@
 import math
 
 import numpy as np
+from texts import rollout
 
 from scalerl.training.evaluation import by_task, eval_point, held_out_visits, mean_at_k
-from scalerl.types import Group, Prompt, Rollout, Score, ScoredGroup
+from scalerl.types import Group, Prompt, Score, ScoredGroup
 
 
 def test_mean_at_k_and_its_error_over_prompts():
@@ -22,7 +23,7 @@ def test_a_point_counts_passes_truncations_and_tokens():
     prompts = [Prompt(f"{i:016x}", "q", (1,), "a", "t", {}) for i in range(2)]
     scores = (Score(1.0, True), Score(-1.0, False))
     groups = [
-        ScoredGroup(Group(visit, tuple(rollout(cut) for cut in (False, True)), 0), scores)
+        ScoredGroup(Group(visit, tuple(rollout([4, 5], truncated=cut) for cut in (False, True)), 0), scores)
         for visit in held_out_visits(prompts)
     ]
     point = eval_point(groups, step=5, device_hours=0.1, flops=2.0, tokens=3, eval_s=0.5)
@@ -34,7 +35,9 @@ def test_groups_and_scores_are_split_by_task():
     tasks = ["b", "a", "b"]
     prompts = [Prompt(f"{i:016x}", "q", (1,), "a", task, {}) for i, task in enumerate(tasks)]
     groups = [
-        ScoredGroup(Group(visit, (rollout(False), rollout(False)), 0), (Score(2.0 * i, True), Score(2.0 * i + 1, True)))
+        ScoredGroup(
+            Group(visit, (rollout([4, 5]), rollout([4, 5])), 0), (Score(2.0 * i, True), Score(2.0 * i + 1, True))
+        )
         for i, visit in enumerate(held_out_visits(prompts))
     ]
     first, second = by_task(groups)
@@ -44,7 +47,3 @@ def test_groups_and_scores_are_split_by_task():
 
 def rewards(groups):
     return [score.reward for scored in groups for score in scored.scores]
-
-
-def rollout(truncated):
-    return Rollout(np.array([4, 5]), np.zeros(2, np.float32), np.zeros(2, np.int32), np.ones(2, bool), truncated, False)

@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import runs
+from texts import rollout
 
 import scalerl
 from scalerl.core.errors import ConfigError
@@ -39,17 +40,14 @@ def test_a_record_replayed_with_the_exported_model_has_the_recorded_log_probabil
 
 
 def test_a_damaged_record_is_an_error_and_an_unharmed_one_is_exact():
-    rollout = Rollout(
-        np.array([3, 1], np.int32), np.array([-0.25, -1e-7], np.float32), np.array([4, 5], np.int32),
-        np.array([True, False]), False, True,
-    )  # fmt: skip
-    record = packed((7, 9), rollout)
+    made = rollout([3, 1], [True, False], versions=[4, 5])
+    record = packed((7, 9), made)
     saved = unpacked(record)
     assert saved["prompt_tokens"].tolist() == [7, 9]
     for name in ("tokens", "logps", "versions", "sampled"):
-        np.testing.assert_array_equal(saved[name], getattr(rollout, name))
-        assert saved[name].dtype == getattr(rollout, name).dtype
-    assert packed((7, 9), rollout) == record  # equal runs have equal files
+        np.testing.assert_array_equal(saved[name], getattr(made, name))
+        assert saved[name].dtype == getattr(made, name).dtype
+    assert packed((7, 9), made) == record  # equal runs have equal files
     for end in range(0, len(record), 7):
         with pytest.raises(ValueError):
             unpacked(record[:end])
@@ -67,8 +65,7 @@ def test_a_run_without_its_records_is_a_one_line_error(tmp_path):
     from scalerl.training.run_dir import RunDirectory
 
     run = RunDirectory.create(tmp_path / "run", RunConfig())
-    rollout = Rollout(*(np.zeros(2, kind) for kind in (np.int32, np.float32, np.int32, np.bool_)), False, False)
-    run.add_samples([{"step": 1}], [packed((1,), rollout)])
+    run.add_samples([{"step": 1}], [packed((1,), rollout([0, 0]))])
     (sample,) = scalerl.load(run.path).samples()
     assert sample["step"] == 1 and sample["tokens"].tolist() == [0, 0]
     (run.path / "rollouts/samples.bin").unlink()

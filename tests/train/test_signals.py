@@ -25,15 +25,6 @@ def read_until(process, text, seconds=120.0):
     return printed
 
 
-@pytest.fixture
-def handlers():
-    """Restore the signal handlers after a test."""
-    before = {number: signal.getsignal(number) for number in NAMES}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 @pytest.mark.parametrize("number", NAMES)
 def test_an_early_signal_ends_the_command_with_128_plus_its_number(number, handlers, capsys):
     code = exits.guarded(lambda: os.kill(os.getpid(), number) or 0)

@@ -6,10 +6,12 @@ import json
 import numpy as np
 import pytest
 import runs
+from json_rows import write_rows
+from texts import rollout
 
 from scalerl.training import rollout_rows
 from scalerl.training.rollout_rows import evaluation_rows, marked_text, telling_group, token_detail, token_texts
-from scalerl.types import Group, Prompt, Rollout, Score, ScoredGroup, Visit
+from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 from scalerl.view.outlook import read_sources
 
 
@@ -17,10 +19,8 @@ from scalerl.view.outlook import read_sources
 def run(lab_model, tmp_path_factory):
     root = tmp_path_factory.mktemp("suites")
     sums = [{"prompt": f"{a}+{b}=<think>", "answer": str((a + b) % 10)} for a in range(10) for b in range(4)]
-    (root / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
-    (root / "products.jsonl").write_text(
-        "".join(json.dumps({"prompt": f"{a}*3=<think>", "answer": str(3 * a % 10)}) + "\n" for a in range(9))
-    )
+    write_rows(root / "sums.jsonl", sums)
+    write_rows(root / "products.jsonl", [{"prompt": f"{a}*3=<think>", "answer": str(3 * a % 10)} for a in range(9)])
     (root / "run.toml").write_text(
         f'preset = "lab"\nsuites = [{{path = "{root}/products.jsonl", task = "arithmetic", samples = 3}}]\n'
         f'[model]\nkind = "hf"\npath = "{lab_model}"\n[data]\nkind = "file"\npath = "{root}/sums.jsonl"\n'
@@ -87,10 +87,9 @@ class Letters:
 
 
 def scored(identity, task, samples, interrupted=False):
-    sampled = np.array([True, not interrupted, True])
-    rollout = Rollout(np.array([0, 1, 2]), np.zeros(3, np.float32), np.array([3, 4, 5]), sampled, False, interrupted)
+    made = rollout([0, 1, 2], [True, not interrupted, True], versions=[3, 4, 5])
     visit = Visit(Prompt(identity, "q", (1,), "a", task, {}), 0, 0)
-    return ScoredGroup(Group(visit, (rollout,) * samples, 3), (Score(-1.0, False, "no"),) * samples)
+    return ScoredGroup(Group(visit, (made,) * samples, 3), (Score(-1.0, False, "no"),) * samples)
 
 
 def test_injected_text_is_marked():
@@ -123,9 +122,8 @@ def test_the_texts_of_tokens_join_to_the_whole_text():
 
 def test_the_detail_of_a_long_rollout_is_its_first_and_last_tokens(monkeypatch):
     monkeypatch.setattr(rollout_rows, "DETAIL_TOKENS", 4)
-    versions, sampled = np.array([3, 3, 3, 4, 4, 4]), np.array([True, True, True, True, False, True])
-    rollout = Rollout(np.arange(6), np.zeros(6, np.float32), versions, sampled, True, True)
-    detail = token_detail(Letters(), 5, rollout, np.array([0.1, 0.2, 0.3, 0.4, float("inf")]))
+    made = rollout(range(6), [True, True, True, True, False, True], versions=[3, 3, 3, 4, 4, 4], truncated=True)
+    detail = token_detail(Letters(), 5, made, np.array([0.1, 0.2, 0.3, 0.4, float("inf")]))
     assert detail == {
         "text": ["a", "b", "e", "f"], "staleness": [2, 2, None, 1], "log_ratio": [0.1, 0.2, None, None], "left_out": 2,
     }  # fmt: skip

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from commands import call
 from doc_pages import json_keys
-from simulated import curve, write
+from json_rows import write_rows
+from simulated_runs import run as curve
+from simulated_runs import write
 
 
 def answer(capsys, *words):
@@ -75,14 +77,8 @@ def test_several_runs_print_an_array_in_order(capsys, sides):
     assert out.count("advice ") == 2 and "ours-1.jsonl\n" in out
 
 
-def test_amounts_of_compute_can_be_given_separately(capsys, points):
-    together = answer(capsys, "forecast", points, "--at", "2x", "3x")
-    assert answer(capsys, "forecast", points, "--at", "2x", "--at", "3x") == together
-    assert len(together["forecast"]["at"]) == 2
-
-
 def test_a_forecast_is_given_at_the_requested_compute(capsys, points):
-    answers = answer(capsys, "forecast", points, "--at", "2e4", "3x")
+    answers = answer(capsys, "forecast", points, "--at", "2e4", "--at", "3x")
     assert [at["compute"] for at in answers["forecast"]["at"]] == [20_000, 48_000]
     code, out, _ = call(capsys, "forecast", points, "--target", 0.5)
     assert code == 0 and "the target is reached, in device-hours" in out and "last value" in out
@@ -118,14 +114,6 @@ def test_excluded_points_are_not_fitted_but_the_one_before_training_is(capsys, p
     assert answer(capsys, "fit", points, "--exclude-below", 1601)["points"] == 37
     split = answer(capsys, "backtest", points, "--exclude-below", 1601, "--fractions", 0.5)["splits"][0]
     assert split["shown"] == 17
-
-
-def test_the_papers_method_reports_no_uncertainty(capsys, points):
-    answers = answer(capsys, "fit", points, "--method", "paper")
-    assert answers["asymptote"]["mean"] == pytest.approx(0.61) and answers["asymptote"]["sd"] is None
-    assert answers["advice"] is None and answers["identified"] is False
-    _, out, _ = call(capsys, "fit", points, "--method", "paper")
-    assert "(no uncertainty given)" in out and "nan" not in out and "advice    none: this fit has no uncertainty" in out
 
 
 @pytest.mark.parametrize(
@@ -174,7 +162,7 @@ def test_the_figure_of_a_run_is_updated_by_the_default_method_only(capsys, tmp_p
     run.mkdir()
     (run / "config.toml").write_text(to_toml(LAB))
     rows = [json.loads(line) for line in points.read_text().splitlines()]
-    (run / "points.jsonl").write_text("".join(json.dumps({**row, "flops": row["device_hours"]}) + "\n" for row in rows))
+    write_rows(run / "points.jsonl", [{**row, "flops": row["device_hours"]} for row in rows])
     code, out, _ = call(capsys, "fit", run, "--method", "least-squares")
     assert code == 0 and "FLOPs" in out and not (run / "curve.png").exists()
     code, out, _ = call(capsys, "fit", run)
@@ -193,10 +181,9 @@ def test_runs_get_their_shortest_unique_names(tmp_path):
 
 
 def test_a_reward_in_minus_one_to_one_needs_bounds(capsys, tmp_path):
-    source = curve()
-    path = tmp_path / "rewards.jsonl"
-    rows = [{"step": c, "metric": 2 * r - 1} for c, r in zip(source.compute, source.metric, strict=True)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source, path = curve(), tmp_path / "rewards.jsonl"
+    rows = zip(source.compute, 2 * source.metric - 1, strict=True)
+    write_rows(path, [{"step": c, "metric": r} for c, r in rows])
     code, _, error = call(capsys, "fit", path)
     assert code == 2 and "metric must lie in [0, 1]" in error and "--bounds -1 1" in error
     fitted = answer(capsys, "fit", path, "--bounds", -1, 1)

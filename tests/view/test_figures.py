@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from simulated import curve, level
+from simulated_runs import run as curve
 
 from scalerl.scaling import Curve, compare, fit
 from scalerl.view.analysis import Slope, analyze, common_unit, joint_density, sides_of, slope_at
@@ -27,12 +27,16 @@ def texts(axes):
     return [text.get_text() for text in axes.texts]
 
 
-def test_on_a_linear_axis_the_evaluation_before_training_is_a_point(axes):
+@pytest.mark.parametrize(("scale", "first"), [("linear", 0), ("log", 1)])
+def test_the_figure_shows_every_point_the_ceiling_and_the_forecast(axes, scale, first):
     made = curve()
-    assert plot_curve(axes, fit(made), scale="linear") is axes
-    drawn = next(line for line in axes.lines if len(line.get_xdata()) == 41 and line.get_marker() == "o")
-    np.testing.assert_array_equal(drawn.get_xdata(), made.compute)
-    assert axes.get_xscale() == "linear" and axes.get_xlim()[0] == 0 and axes.get_xlim()[1] >= 64_000
+    assert plot_curve(axes, fit(made), scale=scale, note="a note") is axes
+    drawn = next(line for line in axes.lines if len(line.get_xdata()) == 41 - first and line.get_marker() == "o")
+    np.testing.assert_array_equal(drawn.get_xdata(), made.compute[first:])  # on a log axis without the one before RL
+    assert axes.get_xscale() == scale and axes.get_xlim()[1] >= 64_000
+    shown = texts(axes)
+    assert any(t.startswith("2×: ") for t in shown) and any(t.startswith("ceiling A = ") for t in shown)
+    assert "a note" in shown and "before RL" in shown
 
 
 def test_a_fit_without_uncertainty_is_drawn_without_a_band(axes):
@@ -50,8 +54,7 @@ def test_f_is_compute_to_the_power_b():
 
 
 def test_a_lower_fixed_ceiling_makes_a_run_steeper():
-    compute = np.linspace(0, 16_000, 41)
-    made = Curve(compute, level(compute))
+    made = curve(noise=0.0)
     own, lower = slope_at(made, 0.61), slope_at(made, 0.605)
     assert (own.efficiency, own.midpoint, own.initial) == pytest.approx((1.92, 2542, 0.2), rel=0.005)
     assert lower.ceiling == 0.605 and lower.efficiency > 1.93

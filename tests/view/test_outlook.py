@@ -9,9 +9,7 @@ import pytest
 from scalerl.config import LAB
 from scalerl.config.base import replace
 from scalerl.config.data import ArithmeticTask, ProgramsTask
-from scalerl.scaling import Curve, CurveError, fit
 from scalerl.types import EvalPoint
-from scalerl.view.figures import plot_curve
 from scalerl.view.outlook import data_note, default_axis, run_outlook
 from scalerl.view.summary import refresh, summarize
 
@@ -40,25 +38,6 @@ def test_the_text_contains_the_law_the_forecast_and_the_advice(points):
     twice, four = ahead.forecast.at
     assert f"at 2x     {twice.mean:.3f}" in text and f"at 4x     {four.mean:.3f}" in text and "advice" in text
     assert abs(ahead.fit.asymptote.mean - 0.8) < 0.02 and twice.low < level(8e12) < twice.high
-
-
-def test_four_evaluations_are_too_few_and_five_are_not(points):
-    with pytest.raises(CurveError, match="a fit needs at least 5 points; got 4"):
-        run_outlook(points[:4], "flops")
-    assert run_outlook(points[:5], "flops").forecast.at[0].compute == pytest.approx(2 * points[4].flops)
-
-
-def test_the_figure_shows_every_point_the_ceiling_and_the_forecast(points):
-    from matplotlib.figure import Figure
-
-    curve = Curve([p.flops for p in points], [p.pass_rate for p in points], axis="flops", label="a run")
-    axes = Figure().subplots()
-    assert plot_curve(axes, fit(curve), note="a note") is axes
-    drawn = next(line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata()) == 29)
-    np.testing.assert_array_equal(drawn.get_ydata(), curve.metric[1:])  # without the one before RL
-    texts = [text.get_text() for text in axes.texts]
-    assert any(t.startswith("2×: ") for t in texts) and any(t.startswith("ceiling A = ") for t in texts)
-    assert "before RL" in texts and "a note" in texts and axes.get_xlim()[1] >= 4 * 4e12
 
 
 def test_a_finished_run_writes_a_figure_and_a_summary(points, tmp_path):

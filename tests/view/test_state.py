@@ -13,7 +13,7 @@ from scalerl.core.rows import RowFile
 from scalerl.training.status import Heartbeat, read_status
 from scalerl.types import EvalPoint
 from scalerl.view.run import FollowedRun, RunView
-from scalerl.view.state import duration, find, pace
+from scalerl.view.state import find, pace
 
 
 def age(path, seconds):
@@ -118,9 +118,3 @@ def test_runs_and_studies_are_found_below_a_directory(tmp_path):
     assert find([tmp_path / "runs/two", tmp_path / "studies"]) == ([two, inner], [tmp_path / "studies/loo"])
     with pytest.raises(ConfigError, match="nowhere: no such directory"):
         find([tmp_path / "nowhere"])
-
-
-def test_durations_are_formatted():
-    assert [duration(s) for s in (4, 89, 90, 5399, 5400, 86_400, 200_000, float("nan"))] == [
-        "4 s", "89 s", "2 min", "90 min", "1.5 h", "24.0 h", "2.3 days", "-",
-    ]  # fmt: skip

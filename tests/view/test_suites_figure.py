@@ -1,10 +1,9 @@
 """The figure of evaluation suites on the page of a run: a curve for each suite, with its standard error."""
 
-import json
-
 import pytest
 from browser import opened_page
-from simulated import curve
+from json_rows import write_rows
+from simulated_runs import run as curve
 
 from scalerl.config import read_config, to_toml
 from scalerl.view.analysis import analyze
@@ -32,7 +31,7 @@ def run_directory(path, seed=0):
         rows.append({**shared, "task": "main", "pass_rate": level, "stderr": 0.005})
         for name, (start, error) in SUITES.items():
             rows.append({**shared, "task": name, "pass_rate": start + 0.01 * step, "stderr": error})
-    (path / "points.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path / "points.jsonl", rows)
     return path
 
 

@@ -7,8 +7,6 @@ from serving import ask, first_event, get, served
 from simulated_study import LEAVE_ONE_OUT, write_study
 from watched import add_rollouts, rollout, write_run
 
-from scalerl.cli import main
-
 pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
 
 from scalerl.view.server import Guard, is_loopback, same
@@ -109,26 +107,3 @@ def test_only_loopback_hosts_are_local_and_only_equal_secrets_match():
     assert same("ä", "ä") and not same("a", "b") and not same("", "b")
     guard = Guard(None, "0.0.0.0", 1, "secret")
     assert guard.answers_to("10.0.0.7:1") and not guard.answers_to("evil.example:1") and not guard.answers_to("")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["nowhere"], "nowhere: no such directory; name runs, studies, or a directory that contains them"),
-        (["--host", "203.0.113.7", "."], "give another port (0: a free port), or an address of this machine"),
-        (["--port", "99999", "."], "give another port (0: a free port), or an address of this machine"),
-    ],
-)
-def test_errors_at_the_start_are_one_sentence(tmp_path, monkeypatch, capsys, words, message):
-    monkeypatch.chdir(tmp_path)
-    assert main(["watch", *words]) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, monkeypatch, capsys):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "scalerl.view.server", raising=False)
-    assert main(["watch", str(tmp_path)]) == 2
-    assert "pip install 'scalerl[watch]'" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import pytest
 from cheats import CALLS, OUTPUTS, SPIES, UNREADABLE
 from escapes import ESCAPES
 from floods import FLOODS
+from texts import report_of
 
 from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
@@ -17,7 +18,6 @@ from scalerl.tasks.code import START_S, Judge
 from scalerl.tasks.code_tests import Calls, Checks, InputOutput
 from scalerl.tasks.sandbox.box import Box
 from scalerl.tasks.sandbox.detect import offer
-from scalerl.tasks.sandbox.guest.plain import loads
 
 SECRET = "the-users-own-secret"
 SETTINGS = Sandbox(test_s=20.0, program_s=60.0, memory_mb=256, output_kb=256)
@@ -44,11 +44,6 @@ def hurried(judge):
     judge.close()
 
 
-@cache
-def command():
-    return offer(SETTINGS).command
-
-
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory, judge):
     """A secret of the user in a file and in the environment, and a socket that programs must not reach."""
@@ -61,15 +56,13 @@ def outside(tmp_path_factory, judge):
     del os.environ["SCALERL_TEST_SECRET"]
 
 
-def report_of(program, data=b""):
-    """Run a program in a fresh sandbox; return its report."""
-    box, deadline = Box(command()), time.monotonic() + 60
-    try:
-        box.begin("stdin", deadline, program=program)
-        box.send(b"I", data, deadline)
-        return loads(box.receive(deadline)[1])
-    finally:
-        box.close()
+@cache
+def command():
+    return offer(SETTINGS).command
+
+
+def reported(program):
+    return report_of(command(), program)
 
 
 @pytest.mark.parametrize("name", list(ESCAPES))
@@ -80,9 +73,7 @@ def test_an_escape_attempt_raises(judge, outside, name):
     attempt = ESCAPES[name].replace("{port}", str(server.getsockname()[1])).replace("{pid}", str(os.getpid()))
     attempt = attempt.replace("{secret!r}", repr(str(secret)))
     body = "\n".join("    " + line for line in attempt.splitlines())
-    report = report_of(
-        f"try:\n{body}\nexcept BaseException as error:\n    print('held')\nelse:\n    print('ESCAPED')\n"
-    )
+    report = reported(f"try:\n{body}\nexcept BaseException as error:\n    print('held')\nelse:\n    print('ESCAPED')\n")
     assert report["output"] == b"held\n", report
     with pytest.raises(BlockingIOError):
         server.accept()  # no program has connected
@@ -90,9 +81,9 @@ def test_an_escape_attempt_raises(judge, outside, name):
 
 
 def test_a_program_cannot_read_the_users_environment(judge, outside):
-    report = report_of("import os; print(dict(os.environ), len(os.environb))")
+    report = reported("import os; print(dict(os.environ), len(os.environb))")
     assert report["status"] == 0 and SECRET.encode() not in report["output"]
-    names = report_of("import os; print(*sorted(os.environ))")["output"].split()
+    names = reported("import os; print(*sorted(os.environ))")["output"].split()
     assert set(names) <= {b"PWD", b"LC_CTYPE", b"OLDPWD"}
 
 
@@ -102,14 +93,14 @@ def test_a_program_sees_only_the_processes_of_its_sandbox(judge):
         "    try: os.kill(n, 0); alive.append(n)\n    except ProcessLookupError: pass\nprint(len(alive))"
     )
     # the first process, the harness (if it is another process), and itself
-    assert int(report_of(others)["output"]) <= 3
+    assert int(reported(others)["output"]) <= 3
 
 
 def test_the_file_system_contains_only_python_and_the_system(judge):
-    seen = set(report_of("import os; print(*os.listdir('/'))")["output"].decode().split())
+    seen = set(reported("import os; print(*os.listdir('/'))")["output"].decode().split())
     prefix = {Path(os.path.realpath(os.sys.base_prefix)).parts[1], Path(os.sys.base_prefix).parts[1]}
     assert seen <= {"usr", "bin", "lib", "lib32", "lib64", "etc", "dev", "tmp", "guest"} | prefix
-    assert report_of("import os; print(*sorted(os.listdir('/dev')))")["output"] == b"null random urandom zero\n"
+    assert reported("import os; print(*sorted(os.listdir('/dev')))")["output"] == b"null random urandom zero\n"
 
 
 @pytest.mark.parametrize("name", list(FLOODS))

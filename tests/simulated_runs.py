@@ -1,6 +1,7 @@
 """Synthetic curves with known truth, shared by the tests."""
 
 import numpy as np
+from json_rows import write_rows
 
 from scalerl.scaling import Curve, sigmoid
 
@@ -14,6 +15,13 @@ def run(points=41, last=16_000.0, noise=0.004, seed=0, **changes):
     compute = np.linspace(0, last, points)
     wobble = noise * np.random.default_rng(seed).standard_normal(points)
     return Curve(compute, np.clip(sigmoid(compute, **truth) + wobble, 0, 1), axis="device_hours", label="simulated")
+
+
+def write(path, made):
+    """Write a curve as a file of points; return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = zip(made.compute.tolist(), made.metric.tolist(), strict=True)
+    return write_rows(path, [{"device_hours": c, "pass_rate": r} for c, r in rows])
 
 
 def fallen(seed=0):
