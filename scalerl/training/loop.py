@@ -63,6 +63,8 @@ def train(run: Session) -> None:
                 weights_BT,
                 rollouts.experts_BTLK,
                 replay_experts=recipe.routing_replay == "on",
+                mismatch=recipe.mismatch,
+                stale_BT=rollouts.version_BT < now,
                 prompt_B=rollouts.prompt_B,
                 prompt_length_B=rollouts.prompt_length_B,
                 idle_cores=run.generators_idle,
@@ -71,11 +73,9 @@ def train(run: Session) -> None:
 
         # new weights -> engines, during generation, with the next prompts
         run.publish(taken)
-        row = {
-            **rollout_row(rollouts, rewards_PG, keep_P),
-            **staleness(rollouts, trained_BT, now, recipe.off_policy.max_lag),
-        }
-        run.records.step(taken, {**row, **stats.to_dict()}, step_s=time.perf_counter() - began)
+        ages = staleness(rollouts, trained_BT, now, recipe.off_policy.max_lag)
+        row = {**rollout_row(rollouts, rewards_PG, keep_P), **ages, **stats.to_dict()}
+        run.records.step(taken, row, step_s=time.perf_counter() - began)
 
         # update -> evaluation point, checkpoint
         run.evaluate_if_due(taken)
