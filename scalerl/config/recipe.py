@@ -242,8 +242,8 @@ class Recipe(Part):
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
     """Sampling temperature of training rollouts; log-probabilities are those of the tempered distribution."""
     top_p: Fraction = 1.0
-    """Nucleus sampling: sample from the smallest set of tokens whose probability reaches this. Below 1 training is
-    biased, because the log-probabilities ignore the nucleus (docs/recipe.md). Torch engines only."""
+    """Nucleus sampling: sample from the smallest set of tokens whose probability reaches this. Below 1 the trainer
+    normalizes over the same tokens (docs/recipe.md). Torch engines only."""
     optimizer: AdamW = AdamW()
     """The optimizer's settings."""
 

@@ -65,6 +65,7 @@ def train(run: Session) -> None:
                 replay_experts=recipe.routing_replay == "on",
                 mismatch=recipe.mismatch,
                 stale_BT=rollouts.version_BT < now,
+                nucleus=rollouts.nucleus,
                 prompt_B=rollouts.prompt_B,
                 prompt_length_B=rollouts.prompt_length_B,
                 idle_cores=run.generators_idle,

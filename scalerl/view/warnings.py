@@ -124,10 +124,10 @@ def mismatch(rows: Rows, config: RunConfig) -> dict[str, str]:
 
     A large log ratio for equal weights comes from the engine; one that only older tokens have, from staleness.
     """
-    fresh, stale, effective = (
-        _mean(row.get(name) for row in rows[-WINDOW:])
-        for name in ("log_ratio_fresh", "log_ratio_stale", "effective_samples")
+    stale, effective = (
+        _mean(row.get(name) for row in rows[-WINDOW:]) for name in ("log_ratio_stale", "effective_samples")
     )
+    fresh = _mean(row.get("log_ratio_fresh") for row in rows)  # an asynchronous run has few tokens of staleness 0
     if fresh > MISMATCH:
         cures = [] if config.recipe.fp32_head else ["recipe.fp32_head = true"]
         if any("router_disagreement" in row for row in rows[-WINDOW:]) and config.recipe.routing_replay == "off":

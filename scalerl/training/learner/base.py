@@ -55,6 +55,9 @@ class TrainBatch:
     """Correction for differences between the engine's probabilities and the policy's (`recipe.mismatch`)."""
     stale_BT: Tensor | None = None
     """Tokens that were sampled with older weights than those that they train; None: no token."""
+    nucleus: tuple[Tensor, Tensor] | None = None
+    """Under top-p: (place among the B x T tokens, id) of every id that could be sampled; the policy's probabilities are
+    normalized over the same ids."""
     prompt_B: Tensor | None = None
     """Index of each rollout's prompt, if known; rollouts of one prompt may then share its computation."""
     prompt_length_B: Tensor | None = None

@@ -218,6 +218,9 @@ class PolicyLearner:
             inputs = Rows.packed(tokens_bt, trained_bt, length_b, device)
         else:
             inputs = Rows.padded(tokens_bt, trained_bt, device)
+        if batch.nucleus is not None:
+            place_bt = rows[:, None] * batch.tokens_BT.shape[1] + torch.arange(width)
+            inputs = inputs.within(batch.nucleus, place_bt[trained_bt])
         behavior_bt, weights_bt = batch.behavior_BT[rows, :width], batch.weights_BT[rows, :width]
         stale_bt = torch.zeros_like(trained_bt) if batch.stale_BT is None else batch.stale_BT[rows, :width]
         mask_bt, behavior_bt, weights_bt, advantages_b, stale_bt = (
