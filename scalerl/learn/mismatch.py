@@ -18,8 +18,6 @@ from torch import Tensor
 
 from scalerl.config import mismatch as parts
 
-Correction = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]
-
 
 def no_correction(params: parts.NoCorrection, log_ratio_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Return factors of 1 (see `token_mask`)."""
@@ -87,7 +85,7 @@ def _sum_B1(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return torch.where(mask_BT, log_ratio_BT, 0.0).sum(dim=1, keepdim=True)
 
 
-MISMATCH: dict[str, Correction] = {
+MISMATCH: dict[str, Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "none": no_correction,
     "token-mask": token_mask,
     "sequence-mask": sequence_mask,

@@ -21,9 +21,7 @@ from scalerl.training.session import Session
 
 
 def train(run: Session) -> None:
-    """Train until the steps are done, all prompts are retired or a stop is requested.
-
-    Rows, points and checkpoints are written to the run directory.
+    """Train until the steps are done, all prompts are retired or a stop is requested; write to the run directory.
 
     Raises:
         TrainingFailed: The loss or gradient was not finite.

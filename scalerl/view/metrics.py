@@ -82,8 +82,7 @@ METRICS = {
     ),
     "log_ratio_fresh": Metric(
         "staleness", "|Log ratio|, staleness 0",
-        "mean |log ratio| of tokens sampled with the trainer's own weights: numerical mismatch of the engine", "nats",
-        above=(MISMATCH,),
+        "mean |log ratio| of tokens of the trainer's own weights: the engine's mismatch", "nats", above=(MISMATCH,),
     ),
     "log_ratio_stale": Metric(
         "staleness", "|Log ratio|, older tokens", "mean |log ratio| of tokens sampled with older weights", "nats"
@@ -92,9 +91,7 @@ METRICS = {
         "staleness", "Effective samples", "effective sample size of the ratios, as a share of the trained tokens",
         below=(LEAST_EFFECTIVE,), share=True,
     ),
-    "corrected_share": Metric(
-        "staleness", "Corrected", "share of trained tokens that recipe.mismatch masked or truncated", share=True
-    ),
+    "corrected_share": Metric("staleness", "Corrected", "share of tokens that recipe.mismatch changed", share=True),
     "capped_share": Metric(
         "staleness", "Capped", "share of trained tokens whose ratio was capped or clipped", share=True
     ),

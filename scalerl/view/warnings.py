@@ -134,8 +134,8 @@ def mismatch(rows: Rows, config: RunConfig) -> dict[str, str]:
             cures.append("recipe.routing_replay = 'on'")
         if config.recipe.mismatch.kind == "none":
             cures.append("recipe.mismatch = 'token-mask'")
-        text = f"trainer and engine differ by {fresh:.2g} nats per token for the same weights"
-        return {"mismatch": f"{text}: {' or '.join(cures) or 'check the numerics of the engine (docs/mismatch.md)'}"}
+        cure = " or ".join(cures) or "check the numerics of the engine (docs/mismatch.md)"
+        return {"mismatch": f"trainer and engine differ by {fresh:.2g} nats per token for the same weights: {cure}"}
     if effective < LEAST_EFFECTIVE:
         known = f"{fresh:.2g} at staleness 0" if math.isfinite(fresh) else "no token of staleness 0"
         text = (

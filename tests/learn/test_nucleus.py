@@ -10,7 +10,6 @@ from test_families import INTERRUPTED, PROMPTS, learner_gradient, relative_error
 from test_prefix import grouped_batch
 from tiny_models import tiny_model
 
-from scalerl.config.recipe import AdamW, Cispo
 from scalerl.models.head import HeadRule, nucleus_of, token_logprobs
 from scalerl.models.policy import Policy
 from scalerl.rollouts.engine import Request, Sampling
@@ -18,8 +17,6 @@ from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.replay import check_current, flat_nuclei, largest_difference
 from scalerl.training.checkpoint import load_state, save_state
-from scalerl.training.learner.base import TrainBatch
-from scalerl.training.learner.single import SingleLearner
 from scalerl.types import Rollout
 
 
@@ -98,22 +95,6 @@ def test_the_ratio_of_an_engine_with_a_nucleus_is_1_on_policy_and_injected_token
     assert largest_difference({0: policy}, rollouts, 0.7).largest < 1e-4
     without = [(prompt, replace(rollout, nucleus=None)) for prompt, rollout in rollouts]
     assert check_current(policy, 0, without, temperature=0.7, bound=9.0).largest > 0.1
-    assert trained(policy, rollouts).log_ratio_fresh < 1e-5
-
-
-def trained(policy, rollouts):
-    """Return the metrics of an update on rollouts, all of whose sampled tokens are trained."""
-    width = max(len(prompt) + len(rollout) for prompt, rollout in rollouts)
-    tokens, behavior = torch.zeros(len(rollouts), width, dtype=torch.long), torch.zeros(len(rollouts), width)
-    mask = torch.zeros(len(rollouts), width, dtype=torch.bool)
-    for row, (prompt, rollout) in enumerate(rollouts):
-        span = slice(len(prompt), len(prompt) + len(rollout))
-        tokens[row, : span.stop] = torch.tensor([*prompt, *rollout.tokens.tolist()])
-        behavior[row, span], mask[row, span] = torch.from_numpy(rollout.logps), torch.from_numpy(rollout.sampled)
-    lengths = torch.tensor([len(prompt) + len(rollout) for prompt, rollout in rollouts])
-    nucleus = flat_nuclei([(len(prompt), rollout) for prompt, rollout in rollouts], width)
-    batch = TrainBatch(tokens, lengths, behavior, torch.ones(len(rollouts)), mask, mask / mask.sum(), nucleus=nucleus)
-    return SingleLearner(policy, AdamW(), Cispo(), temperature=0.7, packing="packed").step(batch)
 
 
 def test_a_checkpoint_keeps_the_nuclei_of_sequences_in_flight(tmp_path):

@@ -118,13 +118,7 @@ class SlotTable:
         return length_B
 
     def record(
-        self,
-        slots_B: Ints,
-        tokens_B: Ints,
-        logps_B: Any,
-        version: int,
-        experts_BLK: Any = None,
-        nuclei_B: Sequence[Ints] = (),
+        self, slots_B: Ints, tokens_B: Ints, logps_B: Any, version: int, experts_BLK: Any = None, nuclei_B: Any = ()
     ) -> list[Finished]:
         """Append one token to each sequence and return the sequences that ended.
 
