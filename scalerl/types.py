@@ -90,7 +90,8 @@ class Rollout:
     tokens: IntArray
     """[T] token ids, including the stop token."""
     logps: FloatArray
-    """[T] log-probability under the policy that sampled the token (tempered, before top-p); 0 where not sampled."""
+    """[T] log-probability under the policy that sampled the token (tempered, within the nucleus); 0 where not
+    sampled."""
     versions: IntArray
     """[T] version of the weights that produced the token: the number of updates applied to them."""
     sampled: BoolArray
@@ -104,6 +105,9 @@ class Rollout:
     experts: ExpertArray | None = None
     """[T, L, K] the K experts that each of the L layers used for the preceding token, whose hidden state gave this
     token's distribution. None for dense models and for engines that do not record experts."""
+    nucleus: tuple[IntArray, IntArray] | None = None
+    """Under top-p: [T] number of tokens that each was sampled from, and the ids of all of these, one set after the
+    other; the set of an injected token is empty. None: sampled from the whole vocabulary."""
 
     def __len__(self) -> int:
         return len(self.tokens)

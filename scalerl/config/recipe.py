@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from scalerl.config.base import Few, Fraction, Natural, Part, Positive, replace
 from scalerl.config.length import Interruption, LengthControl, LengthPenalty, NoLengthControl
+from scalerl.config.mismatch import Mismatch, NoCorrection, SequenceTruncate, TokenTruncate
 from scalerl.core.errors import nearest, short
 
 # ------------------------------------------------------------------------------------------------------- user functions
@@ -195,6 +196,10 @@ AGGREGATION_OF_LOSS = {"gspo": "sample"}
 """Default aggregation by the kind of the loss; `prompt` for all others."""
 
 
+RATIOLESS = ("reinforce", "custom")
+"""Losses that may be multiplied by a truncated ratio; the others have one. (CISPO is REINFORCE with token-truncate.)"""
+
+
 class Recipe(Part):
     """A complete RL recipe. The defaults are ScaleRL's (paper section 4, figure 3 and appendix A.3)."""
 
@@ -231,11 +236,14 @@ class Recipe(Part):
     routing_replay: Literal["off", "on"] = "off"
     """Mixtures of experts: the trainer uses the experts that the engine chose for each token (R3, arXiv 2510.11370), or
     chooses them itself. With torch engines, or vLLM servers on GPUs; the paper does not use it."""
+    mismatch: Mismatch = NoCorrection()
+    """Correction for engines whose probabilities differ from the trainer's: none, token-mask, sequence-mask,
+    geometric-mask, reject, token-truncate or sequence-truncate (docs/mismatch.md). The paper has none."""
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
     """Sampling temperature of training rollouts; log-probabilities are those of the tempered distribution."""
     top_p: Fraction = 1.0
-    """Nucleus sampling: sample from the smallest set of tokens whose probability reaches this. Below 1 training is
-    biased, because the log-probabilities ignore the nucleus (docs/recipe.md). Torch engines only."""
+    """Nucleus sampling: sample from the smallest set of tokens whose probability reaches this. Below 1 the trainer
+    normalizes over the same tokens (docs/recipe.md). Torch engines only."""
     optimizer: AdamW = AdamW()
     """The optimizer's settings."""
 
@@ -253,6 +261,11 @@ class Recipe(Part):
             raise ValueError(
                 f"prompts_per_step: got {self.prompts_per_step:,} with {self.generations_per_prompt:,} generations_per_"
                 f"prompt; allowed: at most {MOST_COMPLETIONS:,} completions per step"
+            )
+        if isinstance(self.mismatch, TokenTruncate | SequenceTruncate) and self.loss.kind not in RATIOLESS:
+            raise ValueError(
+                f"mismatch: got {self.mismatch.kind!r} with the loss {self.loss.kind!r}, which would count the ratio "
+                f"twice; allowed: the loss {' or '.join(RATIOLESS)}, or a mask"
             )
         return self
 

@@ -221,7 +221,7 @@ class RunConfig(Part):
         if self.placement.engine == "vllm" and recipe.top_p < 1:
             raise ValueError(
                 f"recipe.top_p: got {recipe.top_p:g} with placement.engine 'vllm'; allowed: 1. Its log-probabilities "
-                "include the nucleus and the trainer's do not, so the ratio of the two would be wrong for every token"
+                "are those within the nucleus, which the server does not return, so the trainer cannot compute the same"
             )
         if self.weights == "nccl" and not rounds.streams and rounds.max_lag:
             raise ValueError(  # servers hold one version, and an evaluation within a round would replace it

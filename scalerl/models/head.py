@@ -21,6 +21,10 @@ CHUNK_ELEMENTS = 1 << 24
 """Entries of one [N, chunk] block of logits, 64 MiB in FP32; on a GPU with much free memory more (`chunk_elements`)."""
 
 
+EXCLUDED = -1e30
+"""Logit of a token outside a nucleus: exp gives 0, and products with 0 and sums over a vocabulary stay finite."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeadRule:
     """Rule by which an architecture computes logits from hidden @ weight.T; plain models use the defaults.
@@ -104,6 +108,7 @@ def token_logprobs(
     temperature: float = 1.0,
     rule: HeadRule | None = None,
     chunk: int = 0,
+    nucleus: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return log softmax(logits / temperature) at the targets, and the entropy of that distribution.
 
@@ -115,6 +120,8 @@ def token_logprobs(
         temperature: Divisor of the logits.
         rule: The architecture's head; None for the plain FP32 head.
         chunk: Vocabulary entries per chunk; 0 to choose by `chunk_elements`.
+        nucleus: (number of the token, id) of every kept id; a softmax is then over the kept ids, among which the target
+            must be. None: over the whole vocabulary.
 
     Returns:
         logp_N with gradient and entropy_N (nats) without gradient, both FP32.
@@ -123,7 +130,7 @@ def token_logprobs(
     assert targets_N.shape == hidden_ND.shape[:1], (targets_N.shape, hidden_ND.shape)
     chunk = chunk or max(256, chunk_elements(hidden_ND.device) // max(len(hidden_ND), 1))
     out = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, weight_VD, bias_V, targets_N, temperature, rule or HeadRule(), chunk
+        hidden_ND, weight_VD, bias_V, targets_N, (temperature, rule or HeadRule(), chunk, nucleus)
     )
     return cast(tuple[Tensor, Tensor], out)
 
@@ -136,11 +143,9 @@ class _TokenLogprobs(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         targets_N: Tensor,
-        temperature: float,
-        rule: HeadRule,
-        chunk: int,
+        settings: tuple[float, HeadRule, int, tuple[Tensor, Tensor] | None],
     ) -> tuple[Tensor, Tensor]:
-        n = len(hidden_ND)
+        n, (temperature, rule, chunk, nucleus) = len(hidden_ND), settings
         high_N = torch.full((n,), -torch.inf, device=hidden_ND.device)
         total_N, weighted_N, target_N = (torch.zeros(n, device=hidden_ND.device) for _ in range(3))
         cast = rule.fp32 and not on_tensor_cores(hidden_ND, weight_VD)
@@ -148,6 +153,8 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, len(weight_VD), chunk):
             # in place where possible, so that at most two blocks of logits are in memory
             logits_NV = _block(rule, operand_ND, weight_VD, bias_V, start, chunk).div_(temperature)
+            if nucleus is not None:
+                logits_NV.masked_fill_(_outside(nucleus, logits_NV, start), EXCLUDED)
             new_high_N = torch.maximum(high_N, logits_NV.amax(dim=1))
             shrink_N = (high_N - new_high_N).exp()
             exp_NV = (logits_NV - new_high_N[:, None]).exp_()
@@ -159,7 +166,7 @@ class _TokenLogprobs(torch.autograd.Function):
             high_N = new_high_N
         logsum_N = high_N + total_N.log()
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, logsum_N)
-        ctx.settings = (temperature, rule, chunk)
+        ctx.settings = settings
         entropy_N = logsum_N - weighted_N / total_N
         ctx.mark_non_differentiable(entropy_N)
         return target_N - logsum_N, entropy_N
@@ -167,7 +174,7 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden_ND, weight_VD, bias_V, targets_N, logsum_N = ctx.saved_tensors
-        temperature, rule, chunk = ctx.settings
+        temperature, rule, chunk, nucleus = ctx.settings
         split = rule.fp32 and on_tensor_cores(hidden_ND, weight_VD)
         product_dtype = torch.float32 if rule.fp32 else hidden_ND.dtype
         operand_ND = hidden_ND if split else hidden_ND.to(product_dtype)
@@ -186,6 +193,8 @@ class _TokenLogprobs(torch.autograd.Function):
             end = start + logits_NV.shape[1]
             grad_NV = logits_NV if rule.softcap is None else logits_NV.clone()  # backward reads the logits
             grad_NV.div_(temperature).sub_(logsum_N[:, None]).exp_().mul_(-grads[0][:, None])
+            if nucleus is not None:
+                grad_NV.masked_fill_(_outside(nucleus, grad_NV, start), 0.0)
             inside_N, column_N = _columns(targets_N, start, end - start)
             grad_NV.scatter_add_(1, column_N[:, None], (grads[0] * inside_N)[:, None])
             grad_NV = rule.backward(grad_NV.div_(temperature), logits_NV).to(product_dtype)
@@ -196,7 +205,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_weight_VD[start:end] = product([x.t() for x in parts], operand_ND).to(weight_VD.dtype)
             if grad_bias_V is not None:
                 grad_bias_V[start:end] = grad_NV.sum(dim=0).to(grad_bias_V.dtype)
-        return grad_hidden_ND.to(hidden_ND.dtype), grad_weight_VD, grad_bias_V, None, None, None, None
+        return grad_hidden_ND.to(hidden_ND.dtype), grad_weight_VD, grad_bias_V, None, None
 
 
 def _block(
@@ -212,18 +221,25 @@ def _columns(targets_N: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]
     return inside_N, torch.where(inside_N, targets_N - start, 0)
 
 
-def draw(logits_BV: Tensor, uniforms_B: Tensor, temperature: float, top_p: float) -> tuple[Tensor, Tensor]:
+def _outside(nucleus: tuple[Tensor, Tensor], block_NV: Tensor, start: int) -> Tensor:
+    """Return which entries of a block of logits are in no nucleus."""
+    (number_M, id_M), (n, width) = nucleus, block_NV.shape
+    inside_M, column_M = _columns(id_M, start, width)
+    outside_NV = torch.ones(n, width + 1, dtype=torch.bool, device=block_NV.device)
+    outside_NV[number_M, torch.where(inside_M, column_M, width)] = False  # the last column takes ids of other blocks
+    return outside_NV[:, :width]
+
+
+def draw(logits_BV: Tensor, uniforms_B: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Draw a token for each row by inverting the cumulative distribution.
 
     Args:
         logits_BV: Logits in FP32.
         uniforms_B: Uniform numbers in [0, 1), float64.
         temperature: Divisor of the logits; 0 is greedy.
-        top_p: Total probability that the most likely tokens must reach; the others are not drawn.
 
     Returns:
-        tokens_B, and their log-probabilities under the tempered distribution before top-p. The trainer computes the
-        same log-probabilities, so that the ratio is 1 on policy.
+        tokens_B, and their log-probabilities under the tempered distribution.
     """
     assert logits_BV.ndim == 2 and uniforms_B.shape == logits_BV.shape[:1], (logits_BV.shape, uniforms_B.shape)
     if temperature == 0:
@@ -231,7 +247,7 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, temperature: float, top_p: float
         tokens_B1 = logits_BV.argmax(dim=1, keepdim=True)
     else:
         logps_BV = (logits_BV if temperature == 1 else logits_BV / temperature).log_softmax(dim=1)
-        tokens_B1 = _invert(logps_BV, uniforms_B) if top_p >= 1 else _invert_nucleus(logps_BV, uniforms_B, top_p)
+        tokens_B1 = _invert(logps_BV, uniforms_B)
     return tokens_B1[:, 0], logps_BV.gather(1, tokens_B1)[:, 0]
 
 
@@ -242,9 +258,12 @@ def _invert(logps_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     return torch.searchsorted(cumulative_BV, threshold_B1, right=True).clamp(max=logps_BV.shape[1] - 1)
 
 
-def _invert_nucleus(logps_BV: Tensor, uniforms_B: Tensor, top_p: float) -> Tensor:
-    sorted_BV, order_BV = logps_BV.sort(dim=1, descending=True, stable=True)
+def nucleus_of(logits_BV: Tensor, temperature: float, top_p: float) -> Tensor:
+    """Return inside_BV, the smallest sets of the most likely tokens whose probabilities reach top_p together.
+
+    This is nucleus sampling (Holtzman et al. 2020, arXiv 1904.09751, section 3.1).
+    """
+    sorted_BV, order_BV = (logits_BV / temperature).log_softmax(dim=1).sort(dim=1, descending=True, stable=True)
     probability_BV = sorted_BV.exp().double()
     before_BV = probability_BV.cumsum(dim=1) - probability_BV
-    inside_BV = torch.where(before_BV < top_p, sorted_BV, -torch.inf)
-    return order_BV.gather(1, _invert(inside_BV, uniforms_B))
+    return torch.zeros_like(order_BV, dtype=torch.bool).scatter_(1, order_BV, before_BV < top_p)

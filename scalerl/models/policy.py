@@ -123,7 +123,8 @@ class Policy(nn.Module):
             inputs["attention_mask"] = self._by_layer_kind(mask)
         # index_select sums the gradients of several completions after one prompt
         hidden_nD = self.hidden(rows.tokens, **inputs).flatten(0, 1).index_select(0, rows.before_n)
-        return token_logprobs(hidden_nD, self.head_weight, self.head_bias, rows.targets_n, temperature, self.rule)
+        head = (self.head_weight, self.head_bias, rows.targets_n, temperature, self.rule)
+        return token_logprobs(hidden_nD, *head, nucleus=rows.nucleus)
 
     def _by_layer_kind(self, mask: Tensor) -> Any:
         """Return a mask in the form that the architecture expects: one, or one for each kind of layer."""

@@ -8,7 +8,7 @@ Legend: B sequences, T tokens of the longest, N tokens of the row; n trained tok
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -38,6 +38,8 @@ class Rows:
     """[1, N] position of each token in its sequence; None if padded."""
     layout: Segments | SharedPrompts | None = None
     """Sequences of the row; None if padded. The model's attention must then be that of packing.py (`install`)."""
+    nucleus: tuple[Tensor, Tensor] | None = None
+    """For sampling with top-p: (number of the trained token, id) of every id that could be sampled."""
 
     @classmethod
     def padded(cls, tokens_BT: Tensor, trained_BT: Tensor, device: torch.device) -> Self:
@@ -94,6 +96,22 @@ class Rows:
         index_BT[completion_BT] = len(chosen[0]) + torch.arange(len(chosen[1]))
         layout = SharedPrompts.of(length_B, prompt_length_B, first_B, device)
         return cls._of(tokens_BT, trained_BT, torch.cat(chosen), index_BT, layout, device)
+
+    def within(self, nucleus: tuple[Tensor, Tensor], place_n: Tensor) -> Self:
+        """Return these rows with the nucleus of each trained token.
+
+        Args:
+            nucleus: (place, id) of every id that could be sampled. A place is an index among the tokens of a batch, of
+                which these rows may be a part.
+            place_n: Place of each trained token, on the host.
+        """
+        place_M, id_M = nucleus
+        number_N = torch.full((int(max(place_M.max(), place_n.max())) + 1,), -1)
+        number_N[place_n] = torch.arange(len(place_n))
+        number_M = number_N[place_M]
+        kept_M = number_M >= 0
+        pairs = (upload(part[kept_M], self.tokens.device) for part in (number_M, id_M))
+        return replace(self, nucleus=(next(pairs), next(pairs)))
 
     @classmethod
     def _of(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -84,13 +85,16 @@ def replay(
     config = next(iter(policies.values())).config
     cache, fed, logps = DynamicCache(config=config), list(prompt), []
     everything = list(prompt)
+    sets = None if rollout.nucleus is None else np.split(rollout.nucleus[1], np.cumsum(rollout.nucleus[0]))
     for count, (token, version) in enumerate(zip(rollout.tokens.tolist(), rollout.versions.tolist(), strict=True)):
         if count in restarts:
             cache, fed = DynamicCache(config=config), list(everything)
         policy = policies[version]
         tokens_1K = torch.tensor([fed], device=policy.device)
         hidden_1D = policy.hidden(tokens_1K, past_key_values=cache)[0, -1:]
-        logps.append((policy.logits(hidden_1D)[0] / (temperature or 1.0)).log_softmax(-1)[token].cpu())
+        logits_V = policy.logits(hidden_1D)[0].cpu() / (temperature or 1.0)
+        among_V = logits_V if sets is None else logits_V[torch.from_numpy(sets[count]).long()]
+        logps.append(logits_V[token] - among_V.logsumexp(-1))
         fed = [token]
         everything.append(token)
     return torch.stack(logps)
@@ -190,12 +194,31 @@ def _differences(policy: Policy, rollouts: Sequence[tuple[Sequence[int], Rollout
         end = len(prompt) + len(rollout)
         tokens_BT[row, :end] = torch.tensor([*prompt, *rollout.tokens.tolist()])
         sampled_BT[row, len(prompt) : end] = torch.from_numpy(rollout.sampled)
-    logp_N, _ = policy(Rows.padded(tokens_BT, sampled_BT, policy.device), temperature or 1.0)
+    rows = Rows.padded(tokens_BT, sampled_BT, policy.device)
+    nucleus = flat_nuclei([(len(prompt), rollout) for prompt, rollout in rollouts], width)
+    if nucleus is not None:
+        rows = rows.within(nucleus, sampled_BT.flatten().nonzero()[:, 0])
+    logp_N, _ = policy(rows, temperature or 1.0)
     if not logp_N.isfinite().all():
         raise NotFinite
     engine_logps = [torch.from_numpy(rollout.logps[rollout.sampled]) for _, rollout in rollouts]
     policy_logps = logp_N.cpu().split([len(one) for one in engine_logps])
     return [own_n - other_n for own_n, other_n in zip(policy_logps, engine_logps, strict=True)]
+
+
+def flat_nuclei(rollouts: Sequence[tuple[int, Rollout]], width: int) -> tuple[Tensor, Tensor] | None:
+    """Return (place, id) of every id that a token of a padded batch could be; None without top-p.
+
+    Args:
+        rollouts: Pairs of the prompt's length in tokens and the rollout.
+        width: T.
+    """
+    given = [(b * width + start, *r.nucleus) for b, (start, r) in enumerate(rollouts) if r.nucleus is not None]
+    if not given:
+        return None
+    assert len(given) == len(rollouts), f"{len(given)} of {len(rollouts)} rollouts have a nucleus"
+    place_M = np.concatenate([first + np.repeat(np.arange(len(sizes)), sizes) for first, sizes, _ in given])
+    return torch.from_numpy(place_M), torch.from_numpy(np.concatenate([ids for _, _, ids in given])).long()
 
 
 def _difference(rollouts: int, parts: Sequence[Tensor]) -> Difference:

@@ -20,6 +20,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
 from scalerl.core.rng import stream_key
 from scalerl.core.serialization import from_plain, to_plain
+from scalerl.models.routing import UNKNOWN
 from scalerl.models.template import continuation
 from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request
 from scalerl.tasks import turns
@@ -70,20 +71,30 @@ class Episode:
         for number, turn in enumerate(self.turns):
             pieces.append(turn)
             if number < len(self.observed):
-                pieces.append(_observed(self.observed[number], int(turn.versions[-1])))
-        joined = {
-            name: np.concatenate([getattr(piece, name) for piece in pieces])
-            for name in ("tokens", "logps", "versions", "sampled")
-        }
-        cut = outcome.ended in ("tokens", "turns")
+                pieces.append(_observed(self.observed[number], turn))
+        first, cut = self.turns[0], outcome.ended in ("tokens", "turns")
+        names = ["tokens", "logps", "versions", "sampled", *(["experts"] if first.experts is not None else [])]
+        joined: dict[str, Any] = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in names}
+        if first.nucleus is not None:
+            sets = [piece.nucleus for piece in pieces if piece.nucleus is not None]
+            joined["nucleus"] = tuple(np.concatenate(parts) for parts in zip(*sets, strict=True))
         interrupted = any(turn.interrupted for turn in self.turns)
         return Rollout(**joined, truncated=cut, interrupted=interrupted, outcome=outcome)
 
 
-def _observed(tokens_T: IntArray, version: int) -> Rollout:
-    """Return a reply as tokens that were not sampled."""
-    none_T, versions_T = np.zeros(len(tokens_T)), np.full(len(tokens_T), version, np.int32)
-    return Rollout(tokens_T, none_T.astype(np.float32), versions_T, none_T.astype(bool), False, False)
+def _observed(tokens_T: IntArray, turn: Rollout) -> Rollout:
+    """Return the reply to a turn as tokens that were not sampled."""
+    count = len(tokens_T)
+    return Rollout(
+        tokens_T,
+        np.zeros(count, np.float32),
+        np.full(count, turn.versions[-1], np.int32),
+        np.zeros(count, np.bool_),
+        truncated=False,
+        interrupted=False,
+        experts=None if turn.experts is None else np.full((count, *turn.experts.shape[1:]), UNKNOWN, np.int16),
+        nucleus=None if turn.nucleus is None else (np.zeros(count, np.int32), np.empty(0, np.int32)),
+    )
 
 
 class TurnEngine:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from scalerl.models.routing import UNKNOWN
+from scalerl.rollouts.replay import flat_nuclei
 from scalerl.types import Rollout, ScoredGroup
 
 
@@ -48,6 +49,8 @@ class RolloutTensors:
     """Rollouts that passed; a truncated rollout has failed."""
     experts_BTLK: Tensor | None = None
     """Experts that the engine used for each token, int16; -1 if not recorded. None if no token has any."""
+    nucleus: tuple[Tensor, Tensor] | None = None
+    """(place among the B x T tokens, id) of every id that a token could be under top-p; None without top-p."""
 
     @property
     def completion_tokens_PG(self) -> Tensor:
@@ -68,6 +71,7 @@ def collate(groups: Sequence[ScoredGroup]) -> RolloutTensors:
         sampled[b, start:end] = rollout.sampled
         behavior[b, start:end] = rollout.logps * rollout.sampled
         versions[b, start:end] = rollout.versions * rollout.sampled
+    with_start = [(len(prompt), rollout) for _, prompt, rollout in rollouts]
     return RolloutTensors(
         tokens_BT=torch.from_numpy(tokens),
         sampled_BT=torch.from_numpy(sampled),
@@ -80,7 +84,8 @@ def collate(groups: Sequence[ScoredGroup]) -> RolloutTensors:
         interrupted_B=torch.tensor([r.interrupted for _, _, r in rollouts]),
         rewards_PG=torch.tensor([[score.reward for score in group.scores] for group in groups]),
         passed_PG=torch.tensor([[score.passed for score in group.scores] for group in groups]),
-        experts_BTLK=_experts([(len(prompt), rollout) for _, prompt, rollout in rollouts], shape[1]),
+        experts_BTLK=_experts(with_start, shape[1]),
+        nucleus=flat_nuclei(with_start, shape[1]),
     )
 
 

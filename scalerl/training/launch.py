@@ -39,7 +39,7 @@ from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, single_learner
 from scalerl.training.progress import Compute, Progress, Stopwatch
 from scalerl.training.records import Records
-from scalerl.training.resolve import arithmetic_notes, channel_notes, length_notes, nucleus_notes, pinned, resolve
+from scalerl.training.resolve import arithmetic_notes, channel_notes, length_notes, pinned, resolve
 from scalerl.training.run_dir import RunDirectory, check_empty, inputs_of, recorded
 from scalerl.training.run_model import (
     check_length,
@@ -137,7 +137,7 @@ def _assemble(
         check_length(policy, rule, longest)
         check_sampled(config, policy, model_path)
         check_rewards(config, prompts.training)
-        notes = [*prompts.notes, *length_notes(rule), *nucleus_notes(config.recipe.top_p), *sandbox_notes(config)]
+        notes = [*prompts.notes, *length_notes(rule), *sandbox_notes(config)]
         if not state:  # a resumed run has passed this check when it started
             notes += reference_notes(config, prompts.everything)
         arithmetic = arithmetic_notes(config.hardware, state.get("arithmetic", ""))

@@ -21,9 +21,7 @@ from scalerl.training.session import Session
 
 
 def train(run: Session) -> None:
-    """Train until the steps are done, all prompts are retired or a stop is requested.
-
-    Rows, points and checkpoints are written to the run directory.
+    """Train until the steps are done, all prompts are retired or a stop is requested; write to the run directory.
 
     Raises:
         TrainingFailed: The loss or gradient was not finite.
@@ -63,6 +61,9 @@ def train(run: Session) -> None:
                 weights_BT,
                 rollouts.experts_BTLK,
                 replay_experts=recipe.routing_replay == "on",
+                mismatch=recipe.mismatch,
+                stale_BT=rollouts.version_BT < now,
+                nucleus=rollouts.nucleus,
                 prompt_B=rollouts.prompt_B,
                 prompt_length_B=rollouts.prompt_length_B,
                 idle_cores=run.generators_idle,
@@ -71,11 +72,9 @@ def train(run: Session) -> None:
 
         # new weights -> engines, during generation, with the next prompts
         run.publish(taken)
-        row = {
-            **rollout_row(rollouts, rewards_PG, keep_P),
-            **staleness(rollouts, trained_BT, now, recipe.off_policy.max_lag),
-        }
-        run.records.step(taken, {**row, **stats.to_dict()}, step_s=time.perf_counter() - began)
+        ages = staleness(rollouts, trained_BT, now, recipe.off_policy.max_lag)
+        row = {**rollout_row(rollouts, rewards_PG, keep_P), **ages, **stats.to_dict()}
+        run.records.step(taken, row, step_s=time.perf_counter() - began)
 
         # update -> evaluation point, checkpoint
         run.evaluate_if_due(taken)

@@ -130,17 +130,6 @@ def _commit(repository: str, revision: str, kind: str, note: Callable[[str], Non
     return asked.result() or revision
 
 
-def nucleus_notes(top_p: float) -> list[str]:
-    """Return notes about nucleus sampling (`recipe.top_p` below 1)."""
-    if top_p >= 1:
-        return []
-    return [
-        f"recipe.top_p is {top_p:g}: log-probabilities do not include the nucleus, so a token's ratio is up to "
-        f"{1 / top_p:.3g} times too large, and tokens outside the nucleus are never sampled; 1 has no such bias "
-        "(docs/recipe.md)"
-    ]
-
-
 def length_notes(rule: LengthRule) -> list[str]:
     """Return notes about an end-of-thinking tag that is not a single token."""
     if len(rule.end_tag) <= 1:

@@ -93,7 +93,8 @@ class Checkpoints:
         where = f"step {step}: {error}"
         if batch:
             saved = run.path / "bad_batch"
-            save_state(saved, f"step_{step:06d}", {f.name: getattr(batch, f.name) for f in fields(batch)})
+            given = {f.name: getattr(batch, f.name) for f in fields(batch)}
+            save_state(saved, f"step_{step:06d}", {**given, "mismatch": batch.mismatch.model_dump()})
             where = f"step {step + 1}: {error}. The batch is saved in {saved}"
         self.commit(wait=True)
         optimizer = run.config.recipe.optimizer

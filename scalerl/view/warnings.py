@@ -1,4 +1,4 @@
-"""The warnings about a run: truncated rollouts, empty slots, failures, and a curve that falls."""
+"""The warnings about a run: truncated rollouts, empty slots, engine mismatch, failures, and a curve that falls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from scalerl.config import RunConfig
 from scalerl.scaling import Curve
 from scalerl.scaling.health import decline
-from scalerl.view.metrics import LOW, METRICS, UNSTABLE_TRUNCATION, WARN_TRUNCATION
+from scalerl.view.metrics import LEAST_EFFECTIVE, LOW, METRICS, MISMATCH, UNSTABLE_TRUNCATION, WARN_TRUNCATION
 
 Rows = Sequence[Mapping[str, Any]]
 """The last rows of metrics.jsonl, oldest first; values may be missing."""
@@ -50,7 +50,7 @@ def number(value: Any) -> float:
 
 def warnings(rows: Rows, config: RunConfig) -> dict[str, str]:
     """Return the warnings about the last rows of a run by key; a key stays the same while its numbers change."""
-    of_rates = {**truncation(rows), **empty_slots(rows, config)}
+    of_rates = {**truncation(rows), **empty_slots(rows, config), **mismatch(rows, config)}
     last = rows[-1] if rows else {}
     return of_rates | {
         name: f"{number(last[name]):.0f} {METRICS[name].meaning}" for name in FAILURES if number(last.get(name)) > 0
@@ -117,6 +117,33 @@ def _remedy(rows: Rows, config: RunConfig) -> str:
         "generation is ahead of training and waits for it; increase hardware.trainer_threads or "
         f"learner.micro_batch_tokens, or set rollouts.slots below {slots}, which makes decode steps faster"
     )
+
+
+def mismatch(rows: Rows, config: RunConfig) -> dict[str, str]:
+    """Return a warning with the cure that fits if the ratios of the last steps are far from 1.
+
+    A large log ratio for equal weights comes from the engine; one that only older tokens have, from staleness.
+    """
+    stale, effective = (
+        _mean(row.get(name) for row in rows[-WINDOW:]) for name in ("log_ratio_stale", "effective_samples")
+    )
+    fresh = _mean(row.get("log_ratio_fresh") for row in rows)  # an asynchronous run has few tokens of staleness 0
+    if fresh > MISMATCH:
+        cures = [] if config.recipe.fp32_head else ["recipe.fp32_head = true"]
+        if any("router_disagreement" in row for row in rows[-WINDOW:]) and config.recipe.routing_replay == "off":
+            cures.append("recipe.routing_replay = 'on'")
+        if config.recipe.mismatch.kind == "none":
+            cures.append("recipe.mismatch = 'token-mask'")
+        cure = " or ".join(cures) or "check the numerics of the engine (docs/mismatch.md)"
+        return {"mismatch": f"trainer and engine differ by {fresh:.2g} nats per token for the same weights: {cure}"}
+    if effective < LEAST_EFFECTIVE:
+        known = f"{fresh:.2g} at staleness 0" if math.isfinite(fresh) else "no token of staleness 0"
+        text = (
+            f"the ratios make {effective:.0%} of the trained tokens effective (|log ratio|: {known}, {stale:.2g} above)"
+        )
+        lag, off_policy = "max_lag" if config.recipe.off_policy.streams else "batches", config.recipe.off_policy
+        return {"stale": f"{text}: lower recipe.off_policy.{lag}, now {getattr(off_policy, lag)}"}
+    return {}
 
 
 def falling(curve: Curve, rows: Rows) -> dict[str, str]:

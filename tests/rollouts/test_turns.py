@@ -20,7 +20,7 @@ from scalerl.prompts.sources import custom_rows
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine
-from scalerl.rollouts.replay import replay
+from scalerl.rollouts.replay import check_current, replay
 from scalerl.rollouts.turns import REPLY_TICKS, TurnEngine, with_replies
 from scalerl.tasks.turns import Reply, ask, read_reply
 from scalerl.types import Prompt
@@ -64,12 +64,12 @@ def at_once(prompt, said):
     return future
 
 
-def make(given=None, ask=at_once, versions=()):
+def make(given=None, ask=at_once, versions=(), name="qwen3", top_p=1.0):
     given = given or prompts()
     rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=8)
     longest = 4 + 2 * (8 + 4)
     inner = torch_engine(
-        Policy(tiny_model("qwen3")), slots=3, prompt_tokens=longest, rule=rule, sampling=Sampling(stop=STOPS),
+        Policy(tiny_model(name)), slots=3, prompt_tokens=longest, rule=rule, sampling=Sampling(top_p=top_p, stop=STOPS),
         refill=1, receive=lambda version: versions[version - 1],
     )  # fmt: skip
     engine = TurnEngine(inner, ask, Numbers())
@@ -106,6 +106,22 @@ def test_log_probabilities_of_all_turns_replay_across_two_swaps():
         np.testing.assert_allclose(rollout.logps[rollout.sampled], expected[rollout.sampled], atol=1e-5)
         several += len(starts) > 0 and len(set(rollout.versions.tolist())) > 1
     assert len(done) == 16 and several >= 3
+
+
+@pytest.mark.parametrize(("name", "top_p"), [("qwen3-moe", 1.0), ("qwen3", 0.7)])
+def test_experts_and_nuclei_of_all_turns_are_kept(name, top_p):
+    done, _ = run(make(name=name, top_p=top_p))
+    rollouts = list(done.values())
+    assert max(rollout.outcome.turns for rollout in rollouts) == 3
+    for rollout in rollouts:
+        if top_p < 1:
+            sizes, ids = rollout.nucleus
+            assert len(sizes) == len(rollout) and sizes.sum() == len(ids) and ((sizes > 0) == rollout.sampled).all()
+        else:
+            assert rollout.experts.shape == (len(rollout), 2, 2)
+            assert ((rollout.experts >= 0).all((1, 2)) == rollout.sampled).all()
+    pairs = [(ROWS[number], rollout) for (number, _), rollout in done.items()]
+    assert check_current(Policy(tiny_model(name)), 0, pairs).largest < 1e-4
 
 
 def test_replies_are_context_between_the_tokens_that_were_sampled():

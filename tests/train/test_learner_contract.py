@@ -16,6 +16,7 @@ from tiny_models import tiny_model
 
 from scalerl.config import HuggingFaceModel, Lora, RunConfig
 from scalerl.config.base import replace
+from scalerl.config.mismatch import SequenceMask
 from scalerl.config.recipe import SCALERL, AdamW, Reinforce
 from scalerl.config.run import Hardware, Learner, Placement
 from scalerl.core.errors import ConfigError
@@ -188,6 +189,19 @@ def test_recomputed_activations_sharded_sums_and_packing_change_no_gradient(benc
     sums = benches.gradients(benches.group(2, "qwen3", config), batch())
     for ours, expected in zip(sums, benches.gradients(benches.single(), batch()), strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_ranks_reject_the_rollouts_that_one_process_rejects_and_report_the_same_metrics(benches):
+    given = batch()  # an untrained model: log-probabilities near -log 48
+    behavior = -3.87 + 0.8 * torch.randn(given.tokens_BT.shape, generator=torch.Generator().manual_seed(1))
+    given = change(given, behavior_BT=behavior * given.trained_BT, mismatch=SequenceMask(keep=(0.3, 3.0)))
+    given = change(given, stale_BT=torch.arange(12).expand(7, 12) % 2 == 0)
+    pairs = zip(benches.gradients(benches.group(2), given), benches.gradients(benches.single(), given), strict=True)
+    for ours, expected in pairs:
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+    ours, theirs = benches.group(2).step(given), benches.single().step(given)
+    assert ours.to_dict() == pytest.approx(theirs.to_dict(), rel=1e-4, abs=1e-6)
+    assert 0.1 < theirs.corrected_share < 0.9 and theirs.log_ratio_stale > 0.1 < theirs.log_ratio_fresh
 
 
 def test_bf16_ranks_compute_with_the_bf16_weights_that_the_engines_get(benches, tmp_path):

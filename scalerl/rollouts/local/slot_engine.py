@@ -157,7 +157,8 @@ class SlotEngine:
         work = self.work
         self.work = work + Work(1, len(slots_B), self.slots, flops)
         experts_BLK = None if self._records is None else cast(RecordingDecoder, self._decoder).experts(slots_B)
-        return table.record(slots_B, tokens_B, logps_B, self.version, experts_BLK)
+        # decoders have nuclei only under top-p
+        return table.record(slots_B, tokens_B, logps_B, self.version, experts_BLK, getattr(self._decoder, "nuclei", ()))
 
     def swap(self, version: int) -> None:
         """Use the weights of a version from the next step on; running sequences keep their cache."""

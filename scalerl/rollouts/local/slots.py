@@ -23,7 +23,7 @@ from scalerl.rollouts.interrupt import (
     interrupt_point,
     out_of_budget,
 )
-from scalerl.types import Rollout
+from scalerl.types import IntArray, Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,8 @@ class SlotTable:
         }
         if routing is not None:
             self.arrays["experts"] = np.zeros((*shape, routing.layers, routing.active), routing.dtype)
+        self.nuclei: list[list[Ints]] = [[] for _ in range(slots)]
+        """Ids that each token of a slot was sampled from; empty without top-p."""
 
     def __getitem__(self, name: str) -> Any:
         return self.arrays[name]
@@ -75,7 +77,7 @@ class SlotTable:
     def start(self, slot: int, request: Request) -> None:
         """Put a request into a free slot."""
         assert self.requests[slot] is None, slot
-        self.requests[slot] = request
+        self.requests[slot], self.nuclei[slot] = request, []
         key = np.asarray([request.key], dtype=np.uint64)
         uniform = float(uniforms(key, INTERRUPT_DRAW)[0])
         values = {
@@ -91,6 +93,7 @@ class SlotTable:
         for array in self.arrays.values():
             array[target] = array[source]
         self.arrays["busy"][source] = False
+        self.nuclei[target] = self.nuclei[source]
         self.requests[target], self.requests[source] = self.requests[source], None
 
     def cancel(self, ids: Collection[tuple[int, int]]) -> None:
@@ -115,7 +118,7 @@ class SlotTable:
         return length_B
 
     def record(
-        self, slots_B: Ints, tokens_B: Ints, logps_B: Any, version: int, experts_BLK: Any = None
+        self, slots_B: Ints, tokens_B: Ints, logps_B: Any, version: int, experts_BLK: Any = None, nuclei_B: Any = ()
     ) -> list[Finished]:
         """Append one token to each sequence and return the sequences that ended.
 
@@ -131,6 +134,8 @@ class SlotTable:
         self["sampled"][slots_B, count_B] = free_B
         if experts_BLK is not None:
             self["experts"][slots_B, count_B] = experts_BLK
+        for slot, free, ids in zip(slots_B, free_B, nuclei_B, strict=False):  # no nuclei without top-p
+            self.nuclei[slot].append(ids if free else ids[:0])
         count_B = count_B + 1
         self["count"][slots_B] = count_B
         closed_B = closed_at(
@@ -159,6 +164,7 @@ class SlotTable:
             truncated=not stopped,
             interrupted=not bool(self["sampled"][slot, :n].all()),
             experts=self["experts"][slot, :n].copy() if "experts" in self.arrays else None,
+            nucleus=joined(self.nuclei[slot]) if self.nuclei[slot] else None,
         )
         self.requests[slot] = None
         self["busy"][slot] = False
@@ -167,10 +173,17 @@ class SlotTable:
     def state(self) -> dict[str, Any]:
         """Return a copy of the arrays, and the requests."""
         requests = [None if r is None else [list(r.id), list(r.prompt), r.key] for r in self.requests]
-        return {"arrays": {name: array.copy() for name, array in self.arrays.items()}, "requests": requests}
+        return {"arrays": {name: array.copy() for name, array in self.arrays.items()}, "requests": requests,
+                "nuclei": [joined(sets) for sets in self.nuclei]}  # fmt: skip
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         for name, array in self.arrays.items():
             array[...] = np.asarray(state["arrays"][name])
         self.requests = [None if r is None else Request(tuple(r[0]), tuple(r[1]), r[2]) for r in state["requests"]]
+        self.nuclei = [np.split(ids, np.cumsum(sizes))[:-1] for sizes, ids in state["nuclei"]]
+
+
+def joined(sets: Sequence[Ints]) -> tuple[IntArray, IntArray]:
+    """Return the sizes of sets of ids, and all ids one after the other."""
+    return np.array([len(ids) for ids in sets], np.int32), np.concatenate([np.empty(0, np.int32), *sets])

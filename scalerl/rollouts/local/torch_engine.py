@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from scalerl.core.errors import ConfigError
-from scalerl.models.head import draw
+from scalerl.models.head import draw, nucleus_of
 from scalerl.models.loading import ALLOWED, check_model
 from scalerl.models.policy import Policy, tolerance
 from scalerl.models.routing import can_record, routing_of
@@ -106,6 +106,7 @@ class TorchDecoder:
             sampling: Temperature and top-p.
         """
         self.policy, self.sampling = policy, sampling
+        self.nuclei: list[Ints] = []
         self._cache = SlotCache(policy.config.num_hidden_layers, slots, capacity)
         self._hidden_SD = torch.zeros(slots, policy.config.hidden_size, dtype=policy.head_weight.dtype).to(
             policy.device
@@ -172,11 +173,19 @@ class TorchDecoder:
 
     @torch.inference_mode()
     def sample(self, slots_B: Ints, uniforms_B: Any) -> tuple[Ints, Any]:
-        """Draw the next token of each given row from its latest hidden state; return tokens and log-probabilities."""
-        device = self.policy.device
+        """Draw the next token of each given row from its latest hidden state; return tokens and log-probabilities.
+
+        With top-p, `nuclei` are then the ids that each was drawn from, and log-probabilities are normalized over them.
+        """
+        device, sampling = self.policy.device, self.sampling
         logits_BV = self.policy.logits(self._hidden_SD[torch.from_numpy(slots_B).to(device)])
         uniforms = torch.from_numpy(uniforms_B).to(device)
-        tokens_B, logps_B = draw(logits_BV, uniforms, self.sampling.temperature, self.sampling.top_p)
+        if sampling.top_p < 1 and sampling.temperature > 0:
+            inside_BV = nucleus_of(logits_BV, sampling.temperature, sampling.top_p)
+            logits_BV = logits_BV.masked_fill(~inside_BV, -torch.inf)
+            ids_M, sizes_B = inside_BV.nonzero()[:, 1].int().cpu().numpy(), inside_BV.sum(dim=1).cpu().numpy()
+            self.nuclei = np.split(ids_M, np.cumsum(sizes_B)[:-1])
+        tokens_B, logps_B = draw(logits_BV, uniforms, sampling.temperature)
         return tokens_B.cpu().numpy(), logps_B.cpu().numpy()
 
     @property

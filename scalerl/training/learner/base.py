@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from scalerl.config.mismatch import Mismatch, NoCorrection
+from scalerl.learn.losses import LOG_RATIO_LIMIT
 from scalerl.rollouts.replay import Difference
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.types import Rollout
@@ -49,6 +51,13 @@ class TrainBatch:
     """For mixtures: experts that the engine used for each token, int16; -1 if not recorded."""
     replay_experts: bool = False
     """Whether the forward pass uses these experts (`recipe.routing_replay`); otherwise they are only compared."""
+    mismatch: Mismatch = field(default_factory=NoCorrection)
+    """Correction for differences between the engine's probabilities and the policy's (`recipe.mismatch`)."""
+    stale_BT: Tensor | None = None
+    """Tokens that were sampled with older weights than those that they train; None: no token."""
+    nucleus: tuple[Tensor, Tensor] | None = None
+    """Under top-p: (place among the B x T tokens, id) of every id that could be sampled; the policy's probabilities are
+    normalized over the same ids."""
     prompt_B: Tensor | None = None
     """Index of each rollout's prompt, if known; rollouts of one prompt may then share its computation."""
     prompt_length_B: Tensor | None = None
@@ -145,6 +154,13 @@ class StepStats:
     """Learning rate of this step; 0 for a step without trained tokens."""
     router_disagreement: float | None = None
     """Share of trained tokens and layers whose experts differ, for mixtures whose engine records experts."""
+    log_ratio_fresh: float | None = None
+    """Mean |log ratio| of trained tokens of staleness 0, nats; None without such tokens. The next: of older tokens."""
+    log_ratio_stale: float | None = None
+    effective_samples: float | None = None
+    """Effective sample size of the ratios as a share of the tokens, (sum r)^2 / (n sum r^2) (Kong 1992)."""
+    corrected_share: float = 0.0
+    """Share of trained tokens that `recipe.mismatch` masked or truncated."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the columns without those that do not apply to the model."""
@@ -155,6 +171,7 @@ class TokenSums(NamedTuple):
     """Sums and extremes over the trained tokens of an update.
 
     Example: TokenSums(tokens=6100.0, loss=-0.002, log_ratio=1.8, capped=0.0, entropy=2500.0, routed=0.0, rerouted=0.0,
+                       stale=4100.0, fresh_gap=0.004, stale_gap=61.0, ratio=6104.0, square=6150.0, corrected=0.0,
                        low=-0.9, high=0.7)
     """
 
@@ -166,6 +183,15 @@ class TokenSums(NamedTuple):
     routed: float
     """Trained tokens x layers whose experts the engine recorded, and how many of them differ."""
     rerouted: float
+    stale: float
+    """Tokens of staleness above 0."""
+    fresh_gap: float
+    """Sum of |log ratio| over tokens of staleness 0, and over the others."""
+    stale_gap: float
+    ratio: float
+    square: float
+    """Sum of the squared ratios."""
+    corrected: float
     low: float
     """Smallest log ratio, at most 0."""
     high: float
@@ -173,12 +199,12 @@ class TokenSums(NamedTuple):
     @classmethod
     def of(cls, parts: Sequence[Sequence[float]]) -> TokenSums:
         """Return the sums and extremes of parts with these fields, such as micro-batches or ranks, added in order."""
-        *sums, lows, highs = zip([0.0] * 9, *parts, strict=True)
+        *sums, lows, highs = zip([0.0] * len(cls._fields), *parts, strict=True)
         return cls._make([*map(sum, sums), min(lows), max(highs)])
 
     def means(self) -> dict[str, Any]:
         """Return means and extremes by their names in StepStats."""
-        n = max(1.0, self.tokens)
+        n, fresh = max(1.0, self.tokens), self.tokens - self.stale
         return {
             "loss": self.loss,
             "trained_tokens": int(self.tokens),
@@ -188,6 +214,10 @@ class TokenSums(NamedTuple):
             "capped_share": self.capped / n,
             "entropy": self.entropy / n,
             "router_disagreement": self.rerouted / self.routed if self.routed else None,
+            "log_ratio_fresh": self.fresh_gap / fresh if fresh else None,
+            "log_ratio_stale": self.stale_gap / self.stale if self.stale else None,
+            "effective_samples": self.ratio**2 / (n * self.square) if self.tokens else None,
+            "corrected_share": self.corrected / n,
         }
 
 
@@ -199,7 +229,14 @@ class TokenMeter:
     """For each micro-batch the fields of TokenSums, float64."""
 
     def add(
-        self, loss: Tensor, log_ratio_N: Tensor, capped_N: Tensor, entropy_N: Tensor, differs_NL: Tensor | None = None
+        self,
+        loss: Tensor,
+        log_ratio_N: Tensor,
+        capped_N: Tensor,
+        entropy_N: Tensor,
+        stale_N: Tensor,
+        corrected_N: Tensor,
+        differs_NL: Tensor | None = None,
     ) -> None:
         """Add one micro-batch: its share of the loss, and the other values for each trained token.
 
@@ -208,12 +245,17 @@ class TokenMeter:
             log_ratio_N: Policy minus engine, nats.
             capped_N: Whether the ratio was capped.
             entropy_N: Nats.
+            stale_N: Whether older weights sampled the token.
+            corrected_N: Whether the correction for mismatch masked or truncated it.
             differs_NL: Whether the router's choice differs from the engine's, for each layer; None if not recorded.
         """
         routed = (0.0, 0.0) if differs_NL is None else (differs_NL.numel(), differs_NL.sum())
+        gap_N, ratio_N = log_ratio_N.abs(), log_ratio_N.double().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        by_age = (stale_N.sum(), (gap_N * ~stale_N).sum(), (gap_N * stale_N).sum())
+        spread = (ratio_N.sum(), (ratio_N**2).sum(), corrected_N.sum())
         values = (len(log_ratio_N), loss.detach(), log_ratio_N.sum(), capped_N.sum(), entropy_N.sum(), *routed)
-        own = torch.zeros(9, dtype=torch.float64, device=loss.device)
-        for place, value in enumerate((*values, log_ratio_N.min(), log_ratio_N.max())):
+        own = torch.zeros(len(TokenSums._fields), dtype=torch.float64, device=loss.device)
+        for place, value in enumerate((*values, *by_age, *spread, log_ratio_N.min(), log_ratio_N.max())):
             own[place] = value
         self.parts.append(own)
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from scalerl.config.recipe import AdamW, Loss, Recipe
 from scalerl.core.errors import ConfigError
 from scalerl.learn.losses import LOSSES
+from scalerl.learn.mismatch import correction
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.packing import upload
 from scalerl.models.policy import Policy, recompute_activations
@@ -217,18 +218,25 @@ class PolicyLearner:
             inputs = Rows.packed(tokens_bt, trained_bt, length_b, device)
         else:
             inputs = Rows.padded(tokens_bt, trained_bt, device)
+        if batch.nucleus is not None:
+            place_bt = rows[:, None] * batch.tokens_BT.shape[1] + torch.arange(width)
+            inputs = inputs.within(batch.nucleus, place_bt[trained_bt])
         behavior_bt, weights_bt = batch.behavior_BT[rows, :width], batch.weights_BT[rows, :width]
-        mask_bt, behavior_bt, weights_bt, advantages_b = (
-            upload(one, device) for one in (trained_bt, behavior_bt, weights_bt, batch.advantages_B[rows])
+        stale_bt = torch.zeros_like(trained_bt) if batch.stale_BT is None else batch.stale_BT[rows, :width]
+        mask_bt, behavior_bt, weights_bt, advantages_b, stale_bt = (
+            upload(one, device) for one in (trained_bt, behavior_bt, weights_bt, batch.advantages_B[rows], stale_bt)
         )
         routed_n = self._use_experts(batch, rows, width, packed)
         logp_n, entropy_n = self.policy(inputs, self._temperature)
         logp_bt = torch.zeros_like(behavior_bt).flatten().index_copy(0, inputs.place_n, logp_n).view_as(behavior_bt)
         loss_bt, capped_bt = LOSSES[self._loss.kind](self._loss, logp_bt, behavior_bt, advantages_b, mask_bt)
-        loss = (loss_bt * weights_bt).sum()
-        behavior_n, capped_n = (x_bt.flatten().index_select(0, inputs.place_n) for x_bt in (behavior_bt, capped_bt))
+        factor_bt, corrected_bt = correction(batch.mismatch, logp_bt.detach() - behavior_bt, mask_bt)
+        loss = (loss_bt * factor_bt * weights_bt).sum()
+        behavior_n, capped_n, stale_n, corrected_n = (
+            x_bt.flatten().index_select(0, inputs.place_n) for x_bt in (behavior_bt, capped_bt, stale_bt, corrected_bt)
+        )
         differs_nL = None if routed_n is None else routing_of(self.policy).differs_NL().index_select(0, routed_n)
-        meter.add(loss, logp_n.detach() - behavior_n, capped_n, entropy_n, differs_nL)
+        meter.add(loss, logp_n.detach() - behavior_n, capped_n, entropy_n, stale_n, corrected_n, differs_nL)
         return loss
 
     def _use_experts(self, batch: TrainBatch, rows: Tensor, width: int, packed: bool) -> Tensor | None:

@@ -1,0 +1,126 @@
+"""Nucleus sampling: the trainer normalizes over the ids that the engine could sample, with float64 gradients."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sampled import samples
+from test_families import INTERRUPTED, PROMPTS, learner_gradient, relative_error
+from test_prefix import grouped_batch
+from tiny_models import tiny_model
+
+from scalerl.models.head import HeadRule, nucleus_of, token_logprobs
+from scalerl.models.policy import Policy
+from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.rollouts.local.torch_engine import torch_engine
+from scalerl.rollouts.replay import check_current, flat_nuclei, largest_difference
+from scalerl.training.checkpoint import load_state, save_state
+from scalerl.types import Rollout
+
+
+def random_sets(targets_N, vocabulary, seed=2):
+    """Return kept_NV with the targets and some other ids; the first token has its target alone, the last has all."""
+    draw = torch.Generator().manual_seed(seed)
+    kept_NV = torch.rand(len(targets_N), vocabulary, generator=draw) < 0.1
+    kept_NV[0], kept_NV[-1] = False, True
+    kept_NV[torch.arange(len(targets_N)), targets_N] = True
+    return kept_NV
+
+
+def test_the_nucleus_is_the_smallest_set_that_reaches_top_p():
+    logits = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1]]).log()
+    assert nucleus_of(logits, 1.0, 0.65).int().tolist() == [[0, 0, 1, 1], [1, 0, 0, 0]]
+    assert nucleus_of(logits, 1.0, 0.71).int().tolist() == [[0, 1, 1, 1], [1, 1, 0, 0]]  # equal ones in order of ids
+    # squared and renormalized, the first row is 0.033, 0.133, 0.3, 0.533
+    assert nucleus_of(logits, 0.5, 0.5).int().tolist() == [[0, 0, 0, 1], [1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("rule", [HeadRule(), HeadRule(softcap=3.0, scale=0.5)], ids=["plain", "softcap"])
+@pytest.mark.parametrize("chunk", [7, 16, 1000])
+def test_log_probabilities_entropies_and_gradients_are_those_of_float64_over_the_nucleus(rule, chunk):
+    torch.manual_seed(0)
+    parts = [torch.randn(9, 12), torch.randn(100, 12), torch.randn(100)]
+    targets, upstream = torch.randint(0, 100, (9,)), torch.randn(9)
+    kept_NV = random_sets(targets, 100)
+    ours, exact = ([p.to(kind).requires_grad_() for p in parts] for kind in (torch.float32, torch.float64))
+    nucleus = tuple(kept_NV.nonzero().unbind(1))
+    logp, entropy = token_logprobs(*ours, targets, 0.7, rule, chunk, nucleus)
+    logits = (exact[0] @ exact[1].t() + exact[2]) * rule.scale
+    logits = logits if rule.softcap is None else rule.softcap * torch.tanh(logits / rule.softcap)
+    every = (logits / 0.7).masked_fill(~kept_NV, -torch.inf).log_softmax(1)
+    expected = every.gather(1, targets[:, None])[:, 0]
+    torch.testing.assert_close(logp.double(), expected, atol=1e-5, rtol=1e-5)
+    plogp = torch.where(kept_NV, every.exp() * every, 0.0)
+    torch.testing.assert_close(entropy.double(), -plogp.sum(1), atol=1e-5, rtol=1e-5)
+    assert float(logp[0].detach()) == 0.0  # the only id
+    grads = (torch.autograd.grad((x * upstream).sum(), leaves) for x, leaves in ((logp, ours), (expected, exact)))
+    for found, truth in zip(*grads, strict=True):
+        torch.testing.assert_close(found.double(), truth, atol=1e-5, rtol=1e-5)
+
+
+def reference_gradient(model, batch, kept_BTV):
+    """Return the gradient of REINFORCE with a softmax over the kept ids of each token, in float64."""
+    logits_BTV = model(batch.tokens_BT).logits[:, :-1].masked_fill(~kept_BTV[:, 1:], -torch.inf)
+    logp_BT = logits_BTV.log_softmax(-1).gather(2, batch.tokens_BT[:, 1:, None])[..., 0]
+    loss_BT = torch.where(batch.trained_BT[:, 1:], batch.advantages_B[:, None] * batch.weights_BT[:, 1:] * logp_BT, 0.0)
+    (-loss_BT.sum()).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("packing", "budget"), [("padded", 1000), ("padded", 14), ("packed", 30), ("shared", 21)])
+def test_every_layout_and_split_has_the_float64_gradient(packing, budget):
+    batch = grouped_batch()
+    kept_BTV = random_sets(batch.tokens_BT.flatten(), 48).view(5, 14, 48)
+    place_M, id_M = (kept_BTV & batch.trained_BT[..., None]).flatten(0, 1).nonzero().unbind(1)
+    expected = reference_gradient(tiny_model("qwen3").double(), batch, kept_BTV)
+    given = replace(batch, nucleus=(place_M, id_M))
+    found = learner_gradient(Policy(tiny_model("qwen3")), given, packing=packing, micro_batch_tokens=budget)
+    assert relative_error(found, expected) < 1e-5
+
+
+def test_the_ratio_of_an_engine_with_a_nucleus_is_1_on_policy_and_injected_tokens_have_no_set():
+    policy = Policy(tiny_model("qwen3", initializer_range=0.2))
+    rollouts = samples(policy, PROMPTS, rule=INTERRUPTED, sampling=Sampling(temperature=0.7, top_p=0.6, stop=(1,)))
+    injected = 0
+    for _, rollout in rollouts:
+        sizes, ids = rollout.nucleus
+        sets = np.split(ids, np.cumsum(sizes))[:-1]
+        assert [len(one) > 0 for one in sets] == rollout.sampled.tolist()
+        assert all(t in one for t, one, own in zip(rollout.tokens, sets, rollout.sampled, strict=True) if own)
+        injected += int((~rollout.sampled).sum())
+    assert injected > 0
+    assert check_current(policy, 0, rollouts, temperature=0.7).largest < 1e-4
+    assert largest_difference({0: policy}, rollouts, 0.7).largest < 1e-4
+    without = [(prompt, replace(rollout, nucleus=None)) for prompt, rollout in rollouts]
+    assert check_current(policy, 0, without, temperature=0.7, bound=9.0).largest > 0.1
+
+
+def test_a_checkpoint_keeps_the_nuclei_of_sequences_in_flight(tmp_path):
+    def engine():
+        rule, policy = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=9), Policy(tiny_model("qwen3"))
+        return torch_engine(policy, slots=4, prompt_tokens=8, rule=rule, sampling=Sampling(top_p=0.5))
+
+    first, second = engine(), engine()
+    first.submit([Request((i, 0), prompt, i) for i, prompt in enumerate(PROMPTS[:3])])
+    for _ in range(4):
+        first.poll()
+    save_state(tmp_path, "engine", first.state())
+    second.load_state(load_state(tmp_path, "engine"))
+    ends = [[done for _ in range(20) for done in one.poll()] for one in (first, second)]
+    assert len(ends[0]) == 3
+    for ours, theirs in zip(*ends, strict=True):
+        assert ours.id == theirs.id and all(map(np.array_equal, ours.rollout.nucleus, theirs.rollout.nucleus))
+        assert len(ours.rollout.nucleus[0]) == 9
+
+
+def test_places_are_those_of_the_padded_batch():
+    def rollout(sizes, ids):
+        values = np.zeros(len(sizes), np.float32)
+        return Rollout(values.astype(np.int32), values, values.astype(np.int32), values == 0, False, False,
+                       nucleus=(np.array(sizes, np.int32), np.array(ids, np.int32)))  # fmt: skip
+
+    place, ids = flat_nuclei([(2, rollout([2, 0, 1], [7, 9, 4])), (1, rollout([1], [5]))], width=6)
+    assert place.tolist() == [2, 2, 4, 7] and ids.tolist() == [7, 9, 4, 5]
+    assert flat_nuclei([(2, replace(rollout([1], [5]), nucleus=None))], width=6) is None
