@@ -58,5 +58,5 @@ $(VENV_VLLM)/installed:
 $(VENV)/installed-%: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Name another one: make train PYTHON=python3.12")'
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[train,$*]'
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[train,watch,$*]'
 	touch $@

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from simulated_study import LEAVE_ONE_OUT, write_study
 
 SERVERS = {"scalerl watch"}
 """Commands that run until they are interrupted."""
-BY_CI = {"make train", "make test"}
+BY_CI = {"make train", "source .venv/bin/activate"}
 """Commands that .ci/run runs in full, in a fresh clone."""
 
 SHORT = [
@@ -76,8 +77,15 @@ def test_a_snippet_of_the_readme_works(place, snippet):
 
 
 def test_ci_runs_the_two_commands_that_no_test_runs():
-    script = (Path(__file__).parents[1] / ".ci/run").read_text()
-    assert set(commands()) >= BY_CI and all(re.search(rf"\b{command}\b", script) for command in BY_CI)
+    script = (ROOT / ".ci/run").read_text()
+    assert set(commands()) >= BY_CI and all(re.search(rf"\b{re.escape(command)}\b", script) for command in BY_CI)
+
+
+def test_the_first_command_installs_what_the_others_use():
+    assert "--editable '.[train,watch,$*]'" in (ROOT / "Makefile").read_text()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {*extras["report"]} < {*extras["watch"]}
+    assert {command.split()[1] for command in commands() if command.startswith("scalerl")} >= {"watch", "report"}
 
 
 ROOT = Path(__file__).parents[1]
