@@ -53,7 +53,7 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
         tasks = merged.get("data", {})
         tables = [task for task in (tasks if isinstance(tasks, list) else [tasks]) if isinstance(task, dict)]
         own = any(task.keys() & {"path", "set", "dataset", "environment", "function"} for task in tables)
-        preset = "scalerl" if own else "lab"
+        preset = "small" if own else "lab"
     if not isinstance(preset, str) or preset not in PRESETS:
         raise ConfigError(f"preset: got {short(preset)}{nearest(str(preset), PRESETS)}; allowed: {', '.join(PRESETS)}")
     from_file = merge(_preset_values(preset, values, typed), values)

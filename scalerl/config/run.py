@@ -33,8 +33,9 @@ class Evaluation(Part):
 
     every: Count = 100
     """Training steps between evaluations."""
-    prompts: Held = 1000
-    """Held-out prompts of each task, chosen by a hash of their content and never trained on."""
+    prompts: Held | Literal["auto"] = 1000
+    """Held-out prompts of each task, chosen by a hash of their content and never trained on. auto: a fifth of the
+    task's prompts, at most 200."""
     samples: Few = 16
     """k: samples per prompt."""
     replayed: Natural = 8
@@ -43,6 +44,9 @@ class Evaluation(Part):
     saved: Natural = 16
     """Samples per evaluation and task that are written to rollouts.jsonl as text; 0: none."""
 
+
+AUTO_PROMPTS = 200
+"""Largest number of held-out prompts with `evaluation.prompts = "auto"`."""
 
 MOST_SEQUENCES = 10**8
 """Largest number of sequences per evaluation."""
@@ -245,12 +249,16 @@ class RunConfig(Part):
         """Names of the tasks with a forecast: all except evaluation suites."""
         return [task.curve for task in self.data if not is_suite(task)]
 
-    def held_out(self, task: TaskData) -> int:
-        """Return the number of a task's held-out prompts; for "all", the documented size of the set."""
+    def held_out(self, task: TaskData, prompts: int = MOST_SEQUENCES) -> int:
+        """Return the number of held-out prompts of a task with `prompts` in all; for "all", the set's documented size.
+
+        Before the data are read, the number for "auto" is the largest possible.
+        """
         if isinstance(task.held_out, int):
             return task.held_out
         known = NAMED[task.set].size if isinstance(task, PromptFile) and task.set and is_suite(task) else 0
-        return known or self.evaluation.prompts
+        wanted = self.evaluation.prompts
+        return known or (wanted if wanted != "auto" else max(1, min(AUTO_PROMPTS, prompts // 5)))
 
     def samples(self, task: TaskData) -> int:
         """Return k, the samples per held-out prompt of a task."""
@@ -369,8 +377,9 @@ class RunConfig(Part):
         recipe, checks = self.recipe, self.evaluation
         total = recipe.completions_per_step
         longest = recipe.length.max_tokens
+        most = "at most " if checks.prompts == "auto" else ""
         sets = " and ".join(
-            ("all prompts" if is_suite(task) else f"{self.held_out(task)} held-out prompts")
+            ("all prompts" if is_suite(task) else f"{most}{self.held_out(task)} held-out prompts")
             + (f" of {task.curve}" if len(self.data) > 1 else "")
             + (f" ({task.samples} samples each)" if task.samples else "")
             for task in self.data
