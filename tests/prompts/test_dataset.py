@@ -46,7 +46,7 @@ def test_a_fifth_of_a_file_and_at_most_200_prompts_are_held_out_unless_a_number_
     assert split.notes == (f"held out {held_out} of {rows} prompts; --evaluation.prompts N sets another number",)
     given = load_prompts(read_config(None, [*words, "--evaluation.prompts", "150"]), tokenizer)
     assert (len(given.held_out), given.notes) == (150, ())
-    with pytest.raises(ConfigError, match="got 1000 of 300.*at most 252.*or auto|got 2000 of 2000"):
+    with pytest.raises(ConfigError, match=r"got 1000 of 300.*at most 252.*or auto|got 2000 of 2000"):
         paper = [*words, "--preset", "scalerl", "--evaluation.prompts", str(max(rows, 1000))]
         load_prompts(read_config(None, paper), tokenizer)
 
