@@ -51,6 +51,8 @@ AUTO_PROMPTS = 200
 MOST_SEQUENCES = 10**8
 """Largest number of sequences per evaluation."""
 
+CPU_MICRO_BATCH = 1280
+"""Default tokens of a micro-batch on CPU."""
 FULL_SLOTS = 256
 """Number of sequences above which the cost of a decode step grows (a tiny model on one CPU core)."""
 EXPECTED_LENGTH = 0.4
@@ -319,7 +321,7 @@ class RunConfig(Part):
     @property
     def micro_batch_tokens(self) -> int:
         """Tokens per forward and backward pass."""
-        return self.learner.micro_batch_tokens or (1280 if self.hardware.device == "cpu" else 16_384)
+        return self.learner.micro_batch_tokens or (CPU_MICRO_BATCH if self.hardware.device == "cpu" else 16_384)
 
     @property
     def slots(self) -> int:
@@ -388,6 +390,8 @@ class RunConfig(Part):
         lag += " (initially)" if self.lag_follows else ""
         used = f"; weights are used {lag} after their batch is complete" if self.lag_is_used else ""
         generators = f", on {self.placement.engines} generators" if self.placement.engines > 1 else ""
+        unknown = self.hardware.device == "auto" and not self.learner.micro_batch_tokens
+        on_cpu = f" (on CPU {CPU_MICRO_BATCH:,})" if unknown else ""
         ranks = f", on {self.placement.trainer_ranks} ranks" if self.placement.trainer_ranks > 1 else ""
         return [
             f"{recipe.name}: {self.steps} steps of {recipe.prompts_per_step} prompts x {recipe.generations_per_prompt} "
@@ -395,6 +399,6 @@ class RunConfig(Part):
             f"{recipe.off_policy.kind}: tokens at most {recipe.off_policy.max_lag} updates old; {self.slots} "
             f"sequences decoded together{generators}, expected occupancy {self.expected_occupancy:.0%} at a mean "
             f"length of {self.expected_tokens} tokens{used}",
-            f"training: at most {self.micro_batch_tokens:,} tokens per micro-batch{ranks}",
+            f"training: at most {self.micro_batch_tokens:,} tokens per micro-batch{on_cpu}{ranks}",
             f"evaluation every {checks.every} steps: {sets} x {checks.samples} samples",
         ]
