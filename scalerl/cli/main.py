@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
+from scalerl import __version__
 from scalerl.cli.curves import add_curve_parsers
 from scalerl.cli.doctor import doctor
 from scalerl.cli.eval import add_eval_parser
@@ -89,6 +90,7 @@ def _parser() -> tuple[Parser, list[str]]:
         prog="scalerl",
         description="Reinforcement learning by the ScaleRL recipe, with a forecast of every run's curve.",
     )
+    parser.add_argument("--version", action="version", version=f"scalerl {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, (_, text) in WITH_FIELDS.items():
         verbs.add_parser(name, help=text, add_help=False)

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from scalerl.cluster.devices import devices
-from scalerl.cluster.layout import check, lay_out, prompt_tokens, whole_gradient
+from scalerl.cluster.layout import check, lay_out, on_gpus, prompt_tokens, whole_gradient
 from scalerl.cluster.measured import Measured, lengths_like, lognormal
 from scalerl.cluster.memory import GB, slots_that_fit
 from scalerl.cluster.simulation import Figures, simulate_run
@@ -92,8 +92,8 @@ def speeds_of(config: RunConfig, given: Given) -> tuple[Speeds, list[str]]:
     # vLLM pauses its sequences while it receives weights; the torch engine copies weights that have arrived
     if given.transfer_s is not None:
         sending, swap, source = given.transfer_s, given.transfer_s, "as given"
-    elif given.measured is not None or config.hardware.device == "cpu":
-        sending, swap, source = 0.0, 0.0, "within the measured updates"
+    elif given.measured is not None or not on_gpus(config):
+        sending, swap, source = 0.0, 0.0, "within the updates"
     else:
         nodes = nodes_with_engines(config)
         sending, swap = transfer_seconds(given.found.sizes, given.assumed, config.weights, nodes)
@@ -128,7 +128,7 @@ def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
     ranks = config.placement.trainer_ranks
     if given.trainer_rate:
         rate = given.trainer_rate * ranks / given.trainer_rate_ranks
-        return updates_from_rate(rate), f"tokens/s as given, {rate:,.0f} for {ranks} ranks"
+        return updates_from_rate(rate), f"tokens/s as given, {rate:,.0f} for {ranks} rank{'s' * (ranks > 1)}"
     if given.measured is not None:
         rate = given.measured.trainer_tokens_per_s * ranks / given.measured.ranks
         return given.measured.update_seconds(ranks), f"measured, {rate:,.0f} trained tokens/s"
