@@ -127,7 +127,8 @@ def check_length(policy: Policy, rule: LengthRule, longest_prompt: int) -> None:
     if limit is not None and needed > limit:
         raise ConfigError(
             f"recipe.length (eval: --max-tokens): the longest prompt ({longest_prompt} tokens) and completion "
-            f"({rule.capacity}) need {needed} positions; this model has {limit}. Lower this limit or data.max_prompt_tokens"
+            f"({rule.capacity}) need {needed} positions; this model has {limit}. Lower this limit or "
+            "data.max_prompt_tokens"
         )
 
 

@@ -81,7 +81,7 @@ def test_the_slurm_example_is_a_shell_script():
     assert "scalerl resume" in (ROOT / "examples/slurm.sh").read_text()
 
 
-@pytest.mark.parametrize("page", ["cluster.md", "scale.md"])
+@pytest.mark.parametrize("page", ["cluster.md", "scale.md", "eight-gpus.md"])
 def test_every_plan_command_of_a_page_has_options_that_exist(page):
     text = (ROOT / "docs" / page).read_text()
     commands = re.findall(r"^scalerl plan (\S+) ?(.*)$", text, re.M)
