@@ -1,7 +1,7 @@
-# `make train`: from nothing to a trained model and its forecast. `make test`: the tests that take seconds. `make test-all`: every test that needs no GPU.
+# `make train`: from nothing to a trained model and its forecast. `make test`: the fast tests. `make test-all`: every test that needs no GPU.
 # `make check`: linter, types, spelling, width of pages; `make format` mends what can be mended. `make docs`: the documentation as a site on http://127.0.0.1:8000; `make docs-build` builds it.
 # `make constraints`: pin the versions that are installed, after the tests have passed with them.
-# `make test-vllm`: the vLLM engine against a real server on CPU (3.5 GB of packages; docs/vllm.md).
+# `make test-vllm`: the vLLM engine against a real server on CPU (3.4 GB of packages; docs/vllm.md).
 PYTHON ?= python3
 VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
