@@ -35,7 +35,7 @@ def field_help(group: str, config: RunConfig) -> str:
         raise ConfigError(f"--help: got {group[:80]!r}{nearest(group, names)}; allowed: all, {', '.join(names)}")
     lines = [line for name, record in every if group in (name, "all") for line in _group_lines(name, record, config)]
     if not group:
-        lines += ["", *_wrapped(f"groups (--help GROUP lists one, --help all lists all fields): {', '.join(names)}", 2)]
+        lines += ["", *wrapped(f"groups (--help GROUP lists one, --help all lists all fields): {', '.join(names)}", 2)]
     return "\n".join(lines)
 
 
@@ -48,17 +48,18 @@ def _group_lines(name: str, record: type[Part], config: RunConfig) -> Iterator[s
     values = values if isinstance(values, dict) and values.get("kind") == tag else {}
     yield ""
     if name:
-        title = f"{name}.kind = {tag}" if tag else name
-        yield from _wrapped(f"{title}: {(record.__doc__ or '').partition(chr(10))[0]}", 2)
+        yield from wrapped(f"{name}{f'.kind = {tag}' if tag else ''}: {(record.__doc__ or '').splitlines()[0]}", 2)
     for own, field in record.model_fields.items():
-        if own == "kind":
-            continue
-        default = values.get(own, None if field.is_required() else field.get_default(call_default_factory=True))
-        shown = "" if own not in values and field.is_required() else f"  [{_shown(default)}]"
         path, words = f"{name}.{own}".lstrip("."), allowed(field.annotation)
-        inside = words.startswith("TABLE") and records(field.annotation)
-        yield from _wrapped(f"  --{path} " + (f"TABLE  (--help {path})" if inside else f"{words}{shown}"), 6)
-        yield from _wrapped(f"      {' '.join((field.description or '').split())}", 6)
+        if own not in values and not field.is_required():
+            values = {**values, own: field.get_default(call_default_factory=True)}
+        if words == "TABLE" and records(field.annotation):
+            words += f"  (--help {path})"
+        elif own in values:
+            words += f"  [{_shown(values[own])}]"
+        if own != "kind":
+            yield from wrapped(f"  --{path} {words}", 6)
+            yield from wrapped(f"      {' '.join((field.description or '').split())}", 6)
 
 
 def allowed(annotation: Any) -> str:
@@ -70,25 +71,21 @@ def allowed(annotation: Any) -> str:
         return str(annotation.model_fields["kind"].default) if "kind" in annotation.model_fields else "TABLE"
     if origin is tuple:
         return f"[{', '.join('...' if one is ... else allowed(one) for one in arguments)}]"
-    if origin is Annotated:
-        return allowed(arguments[0])
-    if origin is None or origin is dict:
+    if origin in (None, dict):
         return TYPES.get(origin or annotation, "TEXT")
-    return "|".join(dict.fromkeys(word for one in arguments for word in allowed(one).split("|")))
+    inside = arguments[:1] if origin is Annotated else arguments
+    return "|".join(dict.fromkeys(word for one in inside for word in allowed(one).split("|")))
 
 
 def _shown(value: Any) -> str:
     """Return a default as a user writes it; a table is its kind."""
-    if isinstance(value, Part):
-        value = value.model_dump(mode="json")
-    if isinstance(value, dict):
-        return str(value.get("kind", "..." if value else "{}"))
+    if isinstance(value, dict | Part):
+        return str(dict(value).get("kind", "{}"))
     if isinstance(value, list | tuple) and any(isinstance(one, dict | Part) for one in value):
         return ", ".join(map(_shown, value))
     return "none" if value is None else value if isinstance(value, str) and value else json.dumps(value)
 
 
-def _wrapped(line: str, indent: int) -> list[str]:
-    return textwrap.wrap(
-        line, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    )  # fmt: skip
+def wrapped(line: str, indent: int) -> list[str]:
+    """Return a line in WIDTH columns; the rest is indented, and long words are not broken."""
+    return textwrap.wrap(line, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)

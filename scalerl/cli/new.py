@@ -61,32 +61,28 @@ def _on_gpus(config: RunConfig, gpus: int) -> tuple[RunConfig, list[str]]:
     from scalerl.core.errors import ConfigError
     from scalerl.models.sizes import sizes_of
 
-    given, lengths = Given(sizes_of(config), Assumptions(GPUS["H100"])), lengths_of(config, None)
-    on_ray = {"backend": "ray", "ray_address": "local" if gpus <= NODE else "auto"} if gpus > 2 else {}
+    given, lengths, many = Given(sizes_of(config), Assumptions(GPUS["H100"])), lengths_of(config, None), gpus > 2
+    on_ray = {"backend": "ray", "ray_address": "local" if gpus <= NODE else "auto"} if many else {}
     problem: ConfigError | None = None
     parts_of = [parts for parts in PARTS if parts < max(2, gpus)]
     for parts, tokens, share in product(parts_of, MICRO_BATCHES, (1, 2, 4, 8, 16) if gpus == 1 else (1,)):
         place = replace(config.placement, engine="vllm", tensor_parallel=parts, gpus=gpus, **on_ray)
-        learner = replace(
-            config.learner, gradient_checkpointing=True, accumulate="sharded" if gpus > 2 else "local",
-            micro_batch_tokens=config.learner.micro_batch_tokens or tokens,
-        )  # fmt: skip
-        planned, words = replace(config, placement=place, learner=learner), list[str]()
+        learner = replace(config.learner, gradient_checkpointing=True, accumulate="sharded" if many else "local")
+        learner = replace(learner, micro_batch_tokens=learner.micro_batch_tokens or tokens)
+        planned, words, slots = replace(config, placement=place, learner=learner), list[str](), config.slots // share
         try:
             if gpus > 1:
-                best = (found := best_split(planned, given, lengths, gpus))[0]
+                best = best_split(planned, given, lengths, gpus)[0]
+                words = in_words(lengths, [best], [f"assumed: {given.assumed.line}"], config.evaluation.every, None)
                 place = replace(place, trainer_ranks=best.trainer_ranks, generators=best.generators)
-                planned = replace(planned, placement=place, rollouts=replace(planned.rollouts, slots=best.slots))
-                words = in_words(lengths, found[:1], [f"assumed: {given.assumed.line}"], config.evaluation.every, None)
-            else:
-                slots = max(1, config.slots // share)
-                planned = replace(planned, rollouts=replace(planned.rollouts, slots=slots))
+                slots = best.slots
+            rollouts = replace(config.rollouts, slots=max(1, slots))
+            planned = replace(planned, placement=place, rollouts=rollouts)
             layout = lay_out(planned, given.found)
             check(planned, layout)
+            return planned, [*lines(planned, layout), *words]
         except ConfigError as error:
             problem = problem or error
-            continue
-        return planned, [*lines(planned, layout), *words]
     raise ConfigError(f"{problem}; or train adapters with --model.lora.rank 32, which one trainer GPU can hold")
 
 
@@ -95,9 +91,11 @@ def written(part: Part) -> dict[str, Any]:
     from scalerl.config.base import Part
 
     def plain(value: Any) -> Any:
-        if isinstance(value, tuple) and value and isinstance(value[0], Part):
-            return plain(value[0]) if len(value) == 1 else [plain(one) for one in value]
+        if isinstance(value, tuple):
+            values = [plain(one) for one in value]
+            return values[0] if len(value) == 1 and isinstance(value[0], Part) else values
         return written(value) if isinstance(value, Part) else "none" if value is None else value
 
-    defaults = {name: field.get_default(call_default_factory=True) for name, field in type(part).model_fields.items()}
-    return {name: plain(value) for name, value in part if name == "kind" or value != defaults[name]}
+    fields = type(part).model_fields
+    changed = {name for name, value in part if value != fields[name].get_default(call_default_factory=True)}
+    return {name: plain(value) for name, value in part if name in changed | {"kind"}}

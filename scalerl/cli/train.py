@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 TRAIN_USAGE = """usage: scalerl train [CONFIG.toml] [options] [--any.field VALUE ...]
 
 Without arguments, train the embedded lab: a tiny Qwen3 that learns chained
-arithmetic on this machine in minutes. With a model and data of your own:
-
+arithmetic on this machine in minutes. With a model and prompts of your own:
   scalerl train --model DIR_OR_HUB_ID --data prompts.jsonl --task math
-  scalerl train --model DIR --data prompts.jsonl --reward module:function
 
 options:
   CONFIG.toml     a configuration; config.toml of a run repeats that run
@@ -31,8 +29,7 @@ options:
   --dry-run       print the resolved configuration and its sizes, and stop
   --trust         run the code that CONFIG.toml names without confirmation
   --help [GROUP]  this text, or the fields of a group, such as recipe.loss
-  --model, --data, --task, --reward, --device, --seed, --steps, --suites
-                  short names of fields
+  --model, --data, --task, --reward, --device, --suites: short names of fields
 
 fields, as tables of CONFIG.toml or options, with [the value of this command]:"""
 
@@ -93,19 +90,17 @@ def check_model(config: RunConfig, *, weights: bool = True) -> None:
 
 
 def _dry_run(config: RunConfig) -> list[str]:
-    """Return the configuration as TOML, with sizes, placement and balance as comments.
+    """Return the configuration as TOML, with sizes and placement as comments.
 
     Raises:
         ConfigError: The placement cannot be split or does not fit in memory.
     """
     from scalerl.cluster.layout import check, lay_out, lines
-    from scalerl.cluster.plan import balance_line
     from scalerl.config import to_toml
 
     layout = lay_out(config)
     check(config, layout)
-    comments = [*config.derived_sizes(), *lines(config, layout), balance_line(config, layout.found)]
-    return [*to_toml(config).split("\n"), *(f"# {line}" for line in comments)]
+    return [*to_toml(config).split("\n"), *(f"# {line}" for line in [*config.derived_sizes(), *lines(config, layout)])]
 
 
 def resume(words: list[str]) -> int:

@@ -14,7 +14,6 @@ from scalerl.cluster.measured import Measured, lengths_like, lognormal
 from scalerl.cluster.memory import GB, slots_that_fit
 from scalerl.cluster.simulation import Figures, simulate_run
 from scalerl.cluster.speed import (
-    GPUS,
     Assumptions,
     Lengths,
     Speeds,
@@ -27,7 +26,6 @@ from scalerl.cluster.speed import (
     updates_from_rate,
 )
 from scalerl.config.base import replace
-from scalerl.config.model import TinyModel
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import Found
@@ -294,20 +292,6 @@ def balance(config: RunConfig, given: Given, lengths: Lengths) -> float:
     n = config.slots / engines
     update = speeds.update_seconds(lengths[:batch]) + speeds.transfer_s
     return batch * mean / (engines * n / speeds.mean_step(n, mean)) / update
-
-
-def balance_line(config: RunConfig, found: Found) -> str:
-    """Return a line on the balance of generation and training by the roofline of an H100; no estimate for CPUs."""
-    if config.hardware.device == "cpu" or isinstance(config.model, TinyModel):
-        return "balance: not estimated for the lab and for CPUs; `scalerl plan CONFIG --from RUN` uses measured speeds"
-    given = Given(found, Assumptions(GPUS["H100"]))
-    ratio = balance(config, given, lognormal(config.expected_tokens, SIGMA, config.recipe.length, 1 << 12))
-    slower = "generation" if ratio > 1 else "training"
-    times = max(ratio, 1 / ratio)
-    return (
-        f"balance by a roofline of H100 GPUs: with full slots, {slower} takes {times:.1f} times as long per batch as "
-        "the other side; `scalerl plan` simulates the run and can use measured speeds"
-    )
 
 
 def outcome_table(outcomes: Sequence[Outcome]) -> list[str]:

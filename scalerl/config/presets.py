@@ -43,15 +43,12 @@ LONG_TAIL = replace(
 SMALL = RunConfig(
     steps=200,
     recipe=replace(
-        SCALERL,
-        prompts_per_step=16,
-        generations_per_prompt=8,
+        SCALERL, prompts_per_step=16, generations_per_prompt=8, optimizer=AdamW(learning_rate=1e-6, warmup_steps=10),
         length=Interruption(thinking_tokens=(900, 1000), answer_tokens=256),
-        optimizer=AdamW(learning_rate=1e-6, warmup_steps=10),
     ),
     evaluation=Evaluation(every=20, prompts="auto", samples=4),
     checkpoint=Checkpointing(every=20),
-)
+)  # fmt: skip
 
 PRESETS = {"lab": LAB, "quick": QUICK, "long-tail": LONG_TAIL, "small": SMALL, "scalerl": RunConfig()}
 """lab: the embedded default, minutes on two cores. quick: fewer steps at a higher learning rate, for studies.

@@ -47,7 +47,6 @@ class Evaluation(Part):
 
 AUTO_PROMPTS = 200
 """Largest number of held-out prompts with `evaluation.prompts = "auto"`."""
-
 MOST_SEQUENCES = 10**8
 """Largest number of sequences per evaluation."""
 
@@ -252,10 +251,7 @@ class RunConfig(Part):
         return [task.curve for task in self.data if not is_suite(task)]
 
     def held_out(self, task: TaskData, prompts: int = MOST_SEQUENCES) -> int:
-        """Return the number of held-out prompts of a task with `prompts` in all; for "all", the set's documented size.
-
-        Before the data are read, the number for "auto" is the largest possible.
-        """
+        """Return the held-out prompts of a task with `prompts` in all; for "all", the set's documented size."""
         if isinstance(task.held_out, int):
             return task.held_out
         known = NAMED[task.set].size if isinstance(task, PromptFile) and task.set and is_suite(task) else 0
@@ -390,8 +386,8 @@ class RunConfig(Part):
         lag += " (initially)" if self.lag_follows else ""
         used = f"; weights are used {lag} after their batch is complete" if self.lag_is_used else ""
         generators = f", on {self.placement.engines} generators" if self.placement.engines > 1 else ""
-        unknown = self.hardware.device == "auto" and not self.learner.micro_batch_tokens
-        on_cpu = f" (on CPU {CPU_MICRO_BATCH:,})" if unknown else ""
+        known = self.learner.micro_batch_tokens or self.hardware.device != "auto"
+        on_cpu = "" if known else f" (on CPU {CPU_MICRO_BATCH:,})"
         ranks = f", on {self.placement.trainer_ranks} ranks" if self.placement.trainer_ranks > 1 else ""
         return [
             f"{recipe.name}: {self.steps} steps of {recipe.prompts_per_step} prompts x {recipe.generations_per_prompt} "

@@ -42,7 +42,7 @@ def test_a_model_that_fits_on_no_gpu_is_an_error_that_proposes_adapters(capsys):
     code, _, error = call(capsys, *words)
     assert code == 2 and "--model.lora.rank 32" in error
     code, out, _ = call(capsys, *words, "--model.lora.rank", "32")
-    assert code == 0 and tomllib.loads(out)["model"]["lora"] == {}  # 32 is the default rank
+    assert code == 0 and tomllib.loads(out)["model"]["lora"] == {"rank": 32}
     assert "got no model" in call(capsys, "new", "--gpus", "8")[2]
 
 
