@@ -1,7 +1,7 @@
-# `make train`: from nothing to a trained model and its forecast. `make test`: the tests that take seconds. `make test-all`: every test that needs no GPU.
+# `make train`: from nothing to a trained model and its forecast. `make test`: the fast tests. `make test-all`: every test that needs no GPU.
 # `make check`: linter, types, spelling, width of pages; `make format` mends what can be mended. `make docs`: the documentation as a site on http://127.0.0.1:8000; `make docs-build` builds it.
 # `make constraints`: pin the versions that are installed, after the tests have passed with them.
-# `make test-vllm`: the vLLM engine against a real server on CPU (3.5 GB of packages; docs/vllm.md).
+# `make test-vllm`: the vLLM engine against a real server on CPU (3.4 GB of packages; docs/vllm.md).
 PYTHON ?= python3
 VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
@@ -58,5 +58,5 @@ $(VENV_VLLM)/installed:
 $(VENV)/installed-%: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Name another one: make train PYTHON=python3.12")'
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[train,$*]'
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[train,watch,$*]'
 	touch $@

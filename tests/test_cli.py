@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from tiny_models import tiny_model
 
 from scalerl import cli
+from scalerl.config import PRESETS
 
 POINTS = [(0, 0.20), (100, 0.31), (200, 0.42), (400, 0.51), (800, 0.56), (1600, 0.585), (3200, 0.595)]
 
@@ -45,6 +46,19 @@ def test_help_imports_no_heavy_modules():
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_the_help_on_fields_fits_80_columns_and_has_allowed_values_and_the_defaults_of_the_command(capsys):
+    _, everything, _ = call(capsys, "train", "--help", "all")
+    _, first, _ = call(capsys, "train", "--help")
+    assert max(map(len, (everything + first).splitlines())) <= 80 and "Undefined" not in everything
+    assert all(name in first for name in PRESETS) and len(first.splitlines()) < 70
+    assert "--recipe.aggregation prompt|sample|token|custom  [prompt]" in everything
+    assert "--placement.engine torch|vllm|custom  [torch]" in everything
+    for words, prompts in ((["--preset", "scalerl"], 48), (["--model", "m", "--data", "p.jsonl"], 16)):
+        _, recipe, _ = call(capsys, "train", *words, "--help", "recipe")
+        assert f"--recipe.prompts_per_step N  [{prompts}]" in recipe and "--placement" not in recipe
+    assert "did you mean 'recipe.loss'" in complain(capsys, "train", "--help", "recipe.los")
 
 
 LONG = """

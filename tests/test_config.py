@@ -2,9 +2,10 @@ import tomllib
 
 import pytest
 
-from scalerl.config import LAB, PRESETS, RunConfig, field_lines, merge, parse_config, read_config, to_toml
+from scalerl.config import LAB, PRESETS, RunConfig, merge, parse_config, read_config, to_toml
 from scalerl.config.base import build, replace
 from scalerl.config.data import shares
+from scalerl.config.overrides import groups
 from scalerl.config.recipe import Gspo, PpoOffPolicy, Recipe
 from scalerl.core.errors import ConfigError
 
@@ -53,10 +54,10 @@ def test_a_change_of_kind_drops_the_fields_of_the_other_kind():
     assert merge({"a": {"kind": "x", "n": 1}}, {"a": {"m": 2}}) == {"a": {"kind": "x", "n": 1, "m": 2}}
 
 
-def test_a_user_model_and_data_start_from_the_papers_sizes():
+def test_a_user_model_and_data_start_from_sizes_for_one_machine():
     config = read_config(None, ["--model", "some/model", "--data", "p.jsonl", "--task", "math"])
     assert config.model.path == "some/model" and [task.path for task in config.data] == ["p.jsonl"]
-    assert config.recipe == PRESETS["scalerl"].recipe and config.evaluation.prompts == 1000
+    assert config.recipe == PRESETS["small"].recipe and config.evaluation.prompts == "auto"
 
 
 def test_the_schedule_is_eager_if_engines_do_not_step_together():
@@ -144,14 +145,14 @@ def test_several_tasks_have_a_table_each(tmp_path):
     assert changed.data[1].points == 3 and shares(changed.data) == {"arithmetic": 0.5, "lines": 0.5}
 
 
-def test_several_user_files_start_from_the_papers_sizes(tmp_path):
+def test_several_user_files_start_from_sizes_for_one_machine(tmp_path):
     config = written(tmp_path, TWO_FILES, "--model", "m")
-    assert config.tasks == ["math", "hard"] and config.recipe == PRESETS["scalerl"].recipe
+    assert config.tasks == ["math", "hard"] and config.recipe == PRESETS["small"].recipe
 
 
 def test_every_field_is_documented():
-    lines = field_lines()
-    assert len(lines) > 60 and all(text for _, _, text in lines)
+    fields = [field for _, record in groups() for name, field in record.model_fields.items() if name != "kind"]
+    assert len(fields) > 200 and all(field.description for field in fields)
 
 
 def test_gspo_sets_its_default_aggregation(tmp_path):

@@ -1,10 +1,12 @@
 """Every command and snippet of the README runs."""
 
+import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,15 +17,15 @@ from simulated_study import LEAVE_ONE_OUT, write_study
 
 SERVERS = {"scalerl watch"}
 """Commands that run until they are interrupted."""
-BY_CI = {"make train", "make test"}
+BY_CI = {"make train", "source .venv/bin/activate"}
 """Commands that .ci/run runs in full, in a fresh clone."""
 
 SHORT = [
     "--steps", "3", "--recipe.prompts_per_step", "4", "--recipe.generations_per_prompt", "4",
     "--recipe.length.thinking_tokens", "[12, 20]", "--recipe.length.answer_tokens", "9",
-    "--recipe.length.phrase", "</think>", "--evaluation.prompts", "8", "--evaluation.samples", "2",
+    "--recipe.length.phrase", "</think>", "--evaluation.samples", "2",
 ]  # fmt: skip
-"""Options added to a command that would train with the paper's sizes."""
+"""Options added to a command that would train for a long time."""
 
 FEWER = {"500": "30"}
 """Replacements for numbers of steps that would train for minutes."""
@@ -68,7 +70,14 @@ def test_the_servers_of_the_readme_serve_existing_runs_and_studies(tmp_path):
         assert "<main" in get(address)[2] and len(first_event(address)["runs"]) == 2
 
 
-@pytest.mark.parametrize("snippet", blocks("README.md", "python"))
+def test_the_prompts_of_the_readme_are_300_products(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(blocks("README.md", "python")[0])
+    rows = [json.loads(line) for line in Path("prompts.jsonl").read_text().splitlines()]
+    assert len(rows) == 300 and {"prompt": "What is 12 * 13?", "answer": "156"} in rows
+
+
+@pytest.mark.parametrize("snippet", blocks("README.md", "python")[1:])
 @pytest.mark.slow
 def test_a_snippet_of_the_readme_works(place, snippet):
     done = subprocess.run([sys.executable, "-c", snippet], cwd=place, capture_output=True, text=True, timeout=60)
@@ -76,8 +85,15 @@ def test_a_snippet_of_the_readme_works(place, snippet):
 
 
 def test_ci_runs_the_two_commands_that_no_test_runs():
-    script = (Path(__file__).parents[1] / ".ci/run").read_text()
-    assert set(commands()) >= BY_CI and all(re.search(rf"\b{command}\b", script) for command in BY_CI)
+    script = (ROOT / ".ci/run").read_text()
+    assert set(commands()) >= BY_CI and all(re.search(rf"\b{re.escape(command)}\b", script) for command in BY_CI)
+
+
+def test_the_first_command_installs_what_the_others_use():
+    assert "--editable '.[train,watch,$*]'" in (ROOT / "Makefile").read_text()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {*extras["report"]} < {*extras["watch"]}
+    assert {command.split()[1] for command in commands() if command.startswith("scalerl")} >= {"watch", "report"}
 
 
 ROOT = Path(__file__).parents[1]

@@ -10,12 +10,14 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
+from scalerl import __version__
 from scalerl.cli.curves import add_curve_parsers
 from scalerl.cli.doctor import doctor
 from scalerl.cli.eval import add_eval_parser
 from scalerl.cli.exits import USER_ERROR, StopFlag, complain, guarded, prepare_streams, watch_signals
 from scalerl.cli.import_ import add_import_parser
 from scalerl.cli.ls import add_ls_parsers
+from scalerl.cli.new import new
 from scalerl.cli.parsing import Parser
 from scalerl.cli.plan import plan
 from scalerl.cli.report import add_report_parser
@@ -37,6 +39,7 @@ def _study(words: list[str]) -> int:
 
 WITH_FIELDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "train": (train, "train; without arguments, train the embedded lab (see `scalerl train --help`)"),
+    "new": (new, "print a configuration for your model, your prompts and your GPUs"),
     "plan": (plan, "simulate a run before it starts: throughput, idle shares, best split of GPUs"),
     "doctor": (doctor, "check that a run will work on this machine or cluster, in two minutes"),
     "study": (_study, "plan, run and compare many runs: loo, recipes, forward, axes, rates"),
@@ -89,6 +92,7 @@ def _parser() -> tuple[Parser, list[str]]:
         prog="scalerl",
         description="Reinforcement learning by the ScaleRL recipe, with a forecast of every run's curve.",
     )
+    parser.add_argument("--version", action="version", version=f"scalerl {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, (_, text) in WITH_FIELDS.items():
         verbs.add_parser(name, help=text, add_help=False)

@@ -9,30 +9,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.exits import FAILED, StopFlag, complain, prepare_environment
-from scalerl.cli.parsing import Parser
+from scalerl.cli.parsing import Parser, parse_with_config
 from scalerl.cli.terminal import say
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
 
-TRAIN_USAGE = """usage: scalerl train [CONFIG.toml] [--run-dir DIR] [--seed N] [--dry-run] [--any.field VALUE ...]
+TRAIN_USAGE = """usage: scalerl train [CONFIG.toml] [options] [--any.field VALUE ...]
 
-Without arguments, train the embedded lab: a tiny Qwen3 that learns chained arithmetic on this machine in minutes.
-(--data.kind programs is another task for it; --model.experts 4 makes it a mixture of experts.)
-
+Without arguments, train the embedded lab: a tiny Qwen3 that learns chained
+arithmetic on this machine in minutes. With a model and prompts of your own:
   scalerl train --model DIR_OR_HUB_ID --data prompts.jsonl --task math
-  scalerl train --model DIR --data prompts.jsonl --reward package.module:function
 
 options:
-  CONFIG.toml        a configuration; config.toml of a run directory repeats that run
-  --run-dir DIR      directory of the run; default runs/NAME-NNN
-  --dry-run          print the resolved configuration and the derived sizes, and stop
-  --trust            run the code that CONFIG.toml names without confirmation
-  --preset NAME      start from `lab` or `scalerl` (the paper's sizes; default with --data)
-  --model, --data, --task, --reward, --device, --seed, --steps   short names of fields below
+  CONFIG.toml     a configuration; config.toml of a run repeats that run
+  --preset NAME   values to start from: lab (default), quick, long-tail,
+                  small (default with your data), scalerl (the paper's sizes)
+  --run-dir DIR   directory of the run; default runs/NAME-NNN
+  --dry-run       print the resolved configuration and its sizes, and stop
+  --trust         run the code that CONFIG.toml names without confirmation
+  --help [GROUP]  this text, or the fields of a group, such as recipe.loss
+  --model, --data, --task, --reward, --device, --suites: short names of fields
 
-fields (TOML sections, or --dotted.name VALUE):
-"""
+fields, as tables of CONFIG.toml or options, with [the value of this command]:"""
 
 
 RESUME = """Resume a run from its last checkpoint.
@@ -45,23 +44,25 @@ A few fields may change, as --dotted.name VALUE; config.toml then has the new va
 
 def train(words: list[str]) -> int:
     """Run `scalerl train`, whose options are all fields of a configuration; return the exit code."""
-    if "--help" in words or "-h" in words:
-        print(TRAIN_USAGE + _field_help())
-        return 0
     from scalerl.config import read_config
     from scalerl.config.trust import check_trust
     from scalerl.core.errors import ConfigError
 
-    file = Path(words[0]) if words and not words[0].startswith("--") else None
     parser = Parser(prog="scalerl train", allow_abbrev=False, add_help=False)
     parser.takes_fields = True
+    parser.add_argument("-h", "--help", nargs="?", const="")
     parser.add_argument("--run-dir")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--trust", action="store_true")
-    options, words = parser.parse_known_args(words[1:] if file else words)
+    file, options, words = parse_with_config(parser, words)
     if options.run_dir == "":
         raise ConfigError("--run-dir: got an empty path; allowed: a new or empty directory")
     config = read_config(file, words)
+    if options.help is not None:
+        from scalerl.cli.fields import field_help
+
+        print(*([] if options.help else [TRAIN_USAGE]), field_help(options.help, config), sep="\n")
+        return 0
     check_model(config, weights=not options.dry_run)
     if options.dry_run:
         if options.run_dir is not None:
@@ -89,19 +90,17 @@ def check_model(config: RunConfig, *, weights: bool = True) -> None:
 
 
 def _dry_run(config: RunConfig) -> list[str]:
-    """Return the configuration as TOML, with sizes, placement and balance as comments.
+    """Return the configuration as TOML, with sizes and placement as comments.
 
     Raises:
         ConfigError: The placement cannot be split or does not fit in memory.
     """
     from scalerl.cluster.layout import check, lay_out, lines
-    from scalerl.cluster.plan import balance_line
     from scalerl.config import to_toml
 
     layout = lay_out(config)
     check(config, layout)
-    comments = [*config.derived_sizes(), *lines(config, layout), balance_line(config, layout.found)]
-    return [*to_toml(config).split("\n"), *(f"# {line}" for line in comments)]
+    return [*to_toml(config).split("\n"), *(f"# {line}" for line in [*config.derived_sizes(), *lines(config, layout)])]
 
 
 def resume(words: list[str]) -> int:
@@ -147,12 +146,3 @@ def _run(config: RunConfig, make_session: Callable[[Any], Callable[..., Any]]) -
         return FAILED
     say(*ended.closing)
     return 0 if ended.finished else 128 + stop.signal
-
-
-def _field_help() -> str:
-    from scalerl.config import field_lines
-
-    lines = []
-    for name, default, text in field_lines():
-        lines.append(f"  {name:<36} {' '.join(text.split())}" + (f" [{default}]" if default else ""))
-    return "\n".join(lines)

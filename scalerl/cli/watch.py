@@ -10,7 +10,8 @@ from typing import Any
 
 from scalerl.cli.parsing import add_directories
 
-PORT = 8265
+PORT = 8470
+"""Default port; not one of Ray's (8265), TensorBoard's (6006) or vLLM's (8000)."""
 
 
 def add_watch_parser(commands: Any) -> None:

@@ -9,12 +9,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from scalerl.cluster.devices import devices
-from scalerl.cluster.layout import check, lay_out, prompt_tokens, whole_gradient
+from scalerl.cluster.layout import check, lay_out, on_gpus, prompt_tokens, whole_gradient
 from scalerl.cluster.measured import Measured, lengths_like, lognormal
 from scalerl.cluster.memory import GB, slots_that_fit
 from scalerl.cluster.simulation import Figures, simulate_run
 from scalerl.cluster.speed import (
-    GPUS,
     Assumptions,
     Lengths,
     Speeds,
@@ -27,7 +26,6 @@ from scalerl.cluster.speed import (
     updates_from_rate,
 )
 from scalerl.config.base import replace
-from scalerl.config.model import TinyModel
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import Found
@@ -92,8 +90,8 @@ def speeds_of(config: RunConfig, given: Given) -> tuple[Speeds, list[str]]:
     # vLLM pauses its sequences while it receives weights; the torch engine copies weights that have arrived
     if given.transfer_s is not None:
         sending, swap, source = given.transfer_s, given.transfer_s, "as given"
-    elif given.measured is not None or config.hardware.device == "cpu":
-        sending, swap, source = 0.0, 0.0, "within the measured updates"
+    elif given.measured is not None or not on_gpus(config):
+        sending, swap, source = 0.0, 0.0, "within the updates"
     else:
         nodes = nodes_with_engines(config)
         sending, swap = transfer_seconds(given.found.sizes, given.assumed, config.weights, nodes)
@@ -128,7 +126,7 @@ def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
     ranks = config.placement.trainer_ranks
     if given.trainer_rate:
         rate = given.trainer_rate * ranks / given.trainer_rate_ranks
-        return updates_from_rate(rate), f"tokens/s as given, {rate:,.0f} for {ranks} ranks"
+        return updates_from_rate(rate), f"tokens/s as given, {rate:,.0f} for {ranks} rank{'s' * (ranks > 1)}"
     if given.measured is not None:
         rate = given.measured.trainer_tokens_per_s * ranks / given.measured.ranks
         return given.measured.update_seconds(ranks), f"measured, {rate:,.0f} trained tokens/s"
@@ -294,20 +292,6 @@ def balance(config: RunConfig, given: Given, lengths: Lengths) -> float:
     n = config.slots / engines
     update = speeds.update_seconds(lengths[:batch]) + speeds.transfer_s
     return batch * mean / (engines * n / speeds.mean_step(n, mean)) / update
-
-
-def balance_line(config: RunConfig, found: Found) -> str:
-    """Return a line on the balance of generation and training by the roofline of an H100; no estimate for CPUs."""
-    if config.hardware.device == "cpu" or isinstance(config.model, TinyModel):
-        return "balance: not estimated for the lab and for CPUs; `scalerl plan CONFIG --from RUN` uses measured speeds"
-    given = Given(found, Assumptions(GPUS["H100"]))
-    ratio = balance(config, given, lognormal(config.expected_tokens, SIGMA, config.recipe.length, 1 << 12))
-    slower = "generation" if ratio > 1 else "training"
-    times = max(ratio, 1 / ratio)
-    return (
-        f"balance by a roofline of H100 GPUs: with full slots, {slower} takes {times:.1f} times as long per batch as "
-        "the other side; `scalerl plan` simulates the run and can use measured speeds"
-    )
 
 
 def outcome_table(outcomes: Sequence[Outcome]) -> list[str]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PACKAGES = ("scalerl", "torch", "transformers", "ray", "vllm")
-EXTRAS = ("", "train", "ray", "vllm")
+EXTRAS = ("", "train", "cluster")
 """Extras of scalerl whose requirements are checked."""
 
 ERROR = {"float32": 1e-3, "bfloat16": 0.1}

@@ -53,7 +53,7 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
         tasks = merged.get("data", {})
         tables = [task for task in (tasks if isinstance(tasks, list) else [tasks]) if isinstance(task, dict)]
         own = any(task.keys() & {"path", "set", "dataset", "environment", "function"} for task in tables)
-        preset = "scalerl" if own else "lab"
+        preset = "small" if own else "lab"
     if not isinstance(preset, str) or preset not in PRESETS:
         raise ConfigError(f"preset: got {short(preset)}{nearest(str(preset), PRESETS)}; allowed: {', '.join(PRESETS)}")
     from_file = merge(_preset_values(preset, values, typed), values)
@@ -142,19 +142,10 @@ def to_toml(config: RunConfig) -> str:
     return tomli_w.dumps(_without_nulls(plain_values(config, mode="json")))
 
 
-def field_lines(cls: type[Part] = RunConfig, prefix: str = "") -> list[tuple[str, str, str]]:
-    """Return (dotted name, default, documentation) of every field, for `scalerl train --help`."""
-    lines = []
-    for name, field in cls.model_fields.items():
-        members = records(field.annotation)
-        if not members:
-            default = "(needed)" if field.is_required() else str(field.default)
-            lines.append((prefix + name, default, field.description or ""))
-        for member in members:
-            label = f"{prefix}{name}" + (f"[{member.model_fields['kind'].default}]" if len(members) > 1 else "")
-            lines.append((label, "", (member.__doc__ or "").split("\n")[0]))
-            lines += [line for line in field_lines(member, f"{prefix}{name}.") if not line[0].endswith(".kind")]
-    return lines
+def groups(cls: type[Part] = RunConfig, name: str = "") -> list[tuple[str, type[Part]]]:
+    """Return (dotted name, record) of a configuration and of all records in it; a choice gives one entry per kind."""
+    inner = [(key, member) for key, field in cls.model_fields.items() for member in records(field.annotation)]
+    return [(name, cls), *(one for key, member in inner for one in groups(member, f"{name}.{key}".lstrip(".")))]
 
 
 def read_toml(file: Path) -> dict[str, Any]:
@@ -225,8 +216,7 @@ def _set(values: dict[str, Any], name: str, value: Any) -> None:
 def _known_path(name: str) -> tuple[str, ...]:
     """Check a dotted name against all fields, so that the error for a typo names the nearest one in any section."""
     path = name.replace("-", "_")
-    known = {line[0].split("[")[0] for line in field_lines()} | {"preset"}
-    known |= {f"{line[0].split('[')[0]}.kind" for line in field_lines() if "[" in line[0]}
+    known = {f"{group}.{field}".lstrip(".") for group, record in groups() for field in record.model_fields} | {"preset"}
     if path in known:
         return tuple(path.split("."))
     section, _, field = path.partition(".")

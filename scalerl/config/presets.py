@@ -1,4 +1,4 @@
-"""Whole configurations by name: the embedded lab, a quicker lab for studies, the paper's sizes."""
+"""Whole configurations by name: the embedded lab, a quicker lab for studies, sizes for your data, the paper's sizes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,18 @@ LONG_TAIL = replace(
     rollouts=Rollouts(expected_tokens=36),
 )
 
-PRESETS = {"lab": LAB, "quick": QUICK, "long-tail": LONG_TAIL, "scalerl": RunConfig()}
+SMALL = RunConfig(
+    steps=200,
+    recipe=replace(
+        SCALERL, prompts_per_step=16, generations_per_prompt=8, optimizer=AdamW(learning_rate=1e-6, warmup_steps=10),
+        length=Interruption(thinking_tokens=(900, 1000), answer_tokens=256),
+    ),
+    evaluation=Evaluation(every=20, prompts="auto", samples=4),
+    checkpoint=Checkpointing(every=20),
+)  # fmt: skip
+
+PRESETS = {"lab": LAB, "quick": QUICK, "long-tail": LONG_TAIL, "small": SMALL, "scalerl": RunConfig()}
 """lab: the embedded default, minutes on two cores. quick: fewer steps at a higher learning rate, for studies.
-long-tail: quick, with chains of lognormal length. scalerl: the paper's sizes, for your model and data.
+long-tail: quick, with chains of lognormal length. small: the default for your model and data, for one machine. scalerl:
+the paper's sizes.
 """

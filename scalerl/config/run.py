@@ -33,8 +33,9 @@ class Evaluation(Part):
 
     every: Count = 100
     """Training steps between evaluations."""
-    prompts: Held = 1000
-    """Held-out prompts of each task, chosen by a hash of their content and never trained on."""
+    prompts: Held | Literal["auto"] = 1000
+    """Held-out prompts of each task, chosen by a hash of their content and never trained on. auto: a fifth of the
+    task's prompts, at most 200."""
     samples: Few = 16
     """k: samples per prompt."""
     replayed: Natural = 8
@@ -44,9 +45,13 @@ class Evaluation(Part):
     """Samples per evaluation and task that are written to rollouts.jsonl as text; 0: none."""
 
 
+AUTO_PROMPTS = 200
+"""Largest number of held-out prompts with `evaluation.prompts = "auto"`."""
 MOST_SEQUENCES = 10**8
 """Largest number of sequences per evaluation."""
 
+CPU_MICRO_BATCH = 1280
+"""Default tokens of a micro-batch on CPU."""
 FULL_SLOTS = 256
 """Number of sequences above which the cost of a decode step grows (a tiny model on one CPU core)."""
 EXPECTED_LENGTH = 0.4
@@ -245,12 +250,13 @@ class RunConfig(Part):
         """Names of the tasks with a forecast: all except evaluation suites."""
         return [task.curve for task in self.data if not is_suite(task)]
 
-    def held_out(self, task: TaskData) -> int:
-        """Return the number of a task's held-out prompts; for "all", the documented size of the set."""
+    def held_out(self, task: TaskData, prompts: int = MOST_SEQUENCES) -> int:
+        """Return the held-out prompts of a task with `prompts` in all; for "all", the set's documented size."""
         if isinstance(task.held_out, int):
             return task.held_out
         known = NAMED[task.set].size if isinstance(task, PromptFile) and task.set and is_suite(task) else 0
-        return known or self.evaluation.prompts
+        wanted = self.evaluation.prompts
+        return known or (wanted if wanted != "auto" else max(1, min(AUTO_PROMPTS, prompts // 5)))
 
     def samples(self, task: TaskData) -> int:
         """Return k, the samples per held-out prompt of a task."""
@@ -311,7 +317,7 @@ class RunConfig(Part):
     @property
     def micro_batch_tokens(self) -> int:
         """Tokens per forward and backward pass."""
-        return self.learner.micro_batch_tokens or (1280 if self.hardware.device == "cpu" else 16_384)
+        return self.learner.micro_batch_tokens or (CPU_MICRO_BATCH if self.hardware.device == "cpu" else 16_384)
 
     @property
     def slots(self) -> int:
@@ -369,8 +375,9 @@ class RunConfig(Part):
         recipe, checks = self.recipe, self.evaluation
         total = recipe.completions_per_step
         longest = recipe.length.max_tokens
+        most = "at most " if checks.prompts == "auto" else ""
         sets = " and ".join(
-            ("all prompts" if is_suite(task) else f"{self.held_out(task)} held-out prompts")
+            ("all prompts" if is_suite(task) else f"{most}{self.held_out(task)} held-out prompts")
             + (f" of {task.curve}" if len(self.data) > 1 else "")
             + (f" ({task.samples} samples each)" if task.samples else "")
             for task in self.data
@@ -379,6 +386,8 @@ class RunConfig(Part):
         lag += " (initially)" if self.lag_follows else ""
         used = f"; weights are used {lag} after their batch is complete" if self.lag_is_used else ""
         generators = f", on {self.placement.engines} generators" if self.placement.engines > 1 else ""
+        known = self.learner.micro_batch_tokens or self.hardware.device != "auto"
+        on_cpu = "" if known else f" (on CPU {CPU_MICRO_BATCH:,})"
         ranks = f", on {self.placement.trainer_ranks} ranks" if self.placement.trainer_ranks > 1 else ""
         return [
             f"{recipe.name}: {self.steps} steps of {recipe.prompts_per_step} prompts x {recipe.generations_per_prompt} "
@@ -386,6 +395,6 @@ class RunConfig(Part):
             f"{recipe.off_policy.kind}: tokens at most {recipe.off_policy.max_lag} updates old; {self.slots} "
             f"sequences decoded together{generators}, expected occupancy {self.expected_occupancy:.0%} at a mean "
             f"length of {self.expected_tokens} tokens{used}",
-            f"training: at most {self.micro_batch_tokens:,} tokens per micro-batch{ranks}",
+            f"training: at most {self.micro_batch_tokens:,} tokens per micro-batch{on_cpu}{ranks}",
             f"evaluation every {checks.every} steps: {sets} x {checks.samples} samples",
         ]

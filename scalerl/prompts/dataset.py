@@ -59,6 +59,9 @@ def load_prompts(config: RunConfig, tokenizer: Any) -> PromptSplit:
         # a task with share 0 is never trained, so all its prompts are held out
         pool, new_notes = task_prompts(task, tokenizer, kept)
         notes += new_notes
+        kept = config.held_out(task, len(pool))
+        if config.evaluation.prompts == "auto" and task.held_out is None:
+            notes.append(f"held out {kept} of {len(pool)} prompts; --evaluation.prompts N sets another number")
         parts = ([], pool) if is_suite(task) else _split(pool, kept, needed, task.curve if len(config.data) > 1 else "")
         training, held_out = training + parts[0], held_out + parts[1]
     if len(config.data) > 1:
@@ -123,10 +126,12 @@ def _split(prompts: list[Prompt], held_out: int, needed: int, name: str) -> tupl
     ordered = sorted(prompts, key=lambda p: p.id)
     training = ordered[held_out:]
     if len(training) < needed:
-        of_task = f"{name}: " if name else ""
+        of_task, most = f"{name}: " if name else "", len(ordered) - needed
+        fewer = f"at most {most}, so that one step's {needed} prompts remain, or auto"
+        allowed = fewer if most > 0 else f"more than {needed} prompts, or fewer recipe.prompts_per_step"
         raise ConfigError(
             f"{of_task}evaluation.prompts: got {held_out} of {len(ordered)} prompts, which leaves {len(training)} for "
-            f"training; allowed: at most {max(0, len(ordered) - needed)}, so that one step's {needed} prompts remain"
+            f"training; allowed: {allowed}"
         )
     return training, ordered[:held_out]
 

@@ -132,13 +132,14 @@ def decided(fit: Fit, total: float, min_gain: float, chance: Chance, gain: Estim
         )
         return Decision("go back", reason, go_back_to=best_at)
     promised = f"training to {short(total)} {unit} gains more than {min_gain:g}"
+    rise = f"the fitted level rises by {gain}"
     if not has_fallen(fit.curve) and (chance.forecast > SURE or (fit.identified and chance.forecast > 0.5)):
         ceiling = "" if fit.identified else f" The ceiling is not identified: {fit.reason}."
-        return Decision("continue", f"{promised} with probability {chance.forecast:.2f} (gain {gain}).{ceiling}")
+        return Decision("continue", f"{promised} with probability {chance.forecast:.2f}: {rise}.{ceiling}")
     missing = doubt(fit, total / last, min_gain, SURELY_NOT)
     if missing is None:
         reason = (
-            f"{promised} only with probability {chance.forecast:.2f} by the forecast (gain {gain}), and with "
+            f"{promised} only with probability {chance.forecast:.2f} by the forecast ({rise}), and with "
             f"{chance.trend:.2f} by the trend: the level changed by {chance.recent.rise:.2g} ± "
             f"{chance.recent.error:.2g} over the last doubling of compute."
         )

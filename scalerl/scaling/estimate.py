@@ -35,7 +35,7 @@ class Estimate:
     """One quantity with its 90% interval.
 
     Example: `Estimate(mean=0.612, sd=0.008, low=0.598, high=0.627)` prints as
-    `0.6120 ± 0.0080 (0.5980 to 0.6270)`.
+    `0.6120 (0.5980 to 0.6270)`, the mean and the interval, which is skewed if the draws are.
     """
 
     mean: float
@@ -55,7 +55,7 @@ class Estimate:
             return f"{short(self.mean)} (no uncertainty given)"
         if self.sd == 0:
             return f"{short(self.mean)} (fixed)"
-        return f"{plus_minus(self.mean, self.sd)} ({shown(self.low, self.sd)} to {shown(self.high, self.sd)})"
+        return f"{shown(self.mean, self.sd)} ({shown(self.low, self.sd)} to {shown(self.high, self.sd)})"
 
     def __format__(self, spec: str) -> str:
         """Return `0.612 (0.598 to 0.627)` for the format ".3f" of its numbers; without a format, as `str`."""
@@ -104,9 +104,3 @@ def shown(value: float, sd: float) -> str:
     """Return the number, rounded to the precision of its uncertainty."""
     decimals = decimals_for(value, sd)
     return short(value) if decimals is None else f"{value:.{decimals}f}"
-
-
-def plus_minus(value: float, sd: float) -> str:
-    """Return text such as `0.6120 ± 0.0083`: two digits of the uncertainty, and the value to the same decimal."""
-    decimals = decimals_for(value, sd)
-    return f"{short(value)} ± {sd:.2g}" if decimals is None else f"{value:.{decimals}f} ± {sd:.{decimals}f}"

@@ -181,7 +181,7 @@ def verdict(result: FitResult, curve: Curve, symptoms: set[str]) -> tuple[bool, 
     if "decline" in symptoms or (result.futures is not None and result.futures.fallen):
         return False, "the curve falls at the end, which the law cannot describe"
     if sd >= limit:
-        return False, f"the ceiling has standard deviation {sd:.2g}; it counts as identified below {limit:.2g}"
+        return False, f"its standard deviation is {sd:.2g}; it counts as identified below {limit:.2g}"
     if "efficiency" in result.at_bound:
         return False, "the steepness B is at the limit of its range, and the ceiling depends on B"
     unlawful = sum(result.departures.get(name, 0.0) for name in ("second rise", "creep"))
@@ -195,4 +195,4 @@ def verdict(result: FitResult, curve: Curve, symptoms: set[str]) -> tuple[bool, 
     if abs(apart) > max(CONTRADICTION * local_noise(curve.metric), 0.005 * (high - low)):
         side = "above" if apart > 0 else "below"
         return False, f"the last {LAST_POINTS} points lie {abs(apart):.3f} {side} the curve, more than noise explains"
-    return True, f"the ceiling has standard deviation {sd:.2g}, below {limit:.2g}"
+    return True, f"its standard deviation is {sd:.2g}, below {limit:.2g}"

@@ -134,7 +134,7 @@ class Futures:
             where = "has fallen and stays down" if self.fallen else "stays where it is"
             said.append(f"with probability {self.stays:.2f} the run {where}, with {1 - self.stays:.2f} it rises")
         if not self.fallen:
-            said.append(f"1 in {seen / fell:.0f} public runs that looked like this fell later ({fell} of {seen})")
+            said.append(f"{fell} of {seen} public runs that looked like this fell later")
         return tuple(said)
 
     def levels(self, compute_M: Array) -> Array:

@@ -46,12 +46,12 @@ def run_seconds(config: RunConfig) -> float | None:
     """Return the time of one run in seconds on the reference machine; None if the model is not the lab's."""
     if not isinstance(config.model, TinyModel):
         return None
-    recipe, checks = config.recipe, config.evaluation
+    recipe = config.recipe
     size = config.model.layers * config.model.width**2 / (2 * 64**2) * recipe.length.max_tokens / 69
     overlap = recipe.off_policy.kind == "pipeline" and recipe.off_policy.max_lag > 0
     training = config.steps * recipe.completions_per_step * TRAINING_S * (1.0 if overlap else IN_TURNS)
-    evaluations = 1 + -(-config.steps // checks.every)
-    return STARTUP_S + size * (training + evaluations * checks.prompts * checks.samples * EVALUATION_S)
+    evaluations = 1 + -(-config.steps // config.evaluation.every)
+    return STARTUP_S + size * (training + evaluations * config.evaluated_sequences * EVALUATION_S)
 
 
 def plan_seconds(plan: Plan, had: Mapping[RunKey, int]) -> float | None:

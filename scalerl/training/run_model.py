@@ -126,8 +126,9 @@ def check_length(policy: Policy, rule: LengthRule, longest_prompt: int) -> None:
     limit, needed = policy.positions, longest_prompt + rule.capacity
     if limit is not None and needed > limit:
         raise ConfigError(
-            f"recipe.length: the longest prompt ({longest_prompt} tokens) and completion ({rule.capacity}) need "
-            f"{needed} positions; this model has {limit}. Lower recipe.length's limits or data.max_prompt_tokens"
+            f"recipe.length (eval: --max-tokens): the longest prompt ({longest_prompt} tokens) and completion "
+            f"({rule.capacity}) need {needed} positions; this model has {limit}. Lower this limit or "
+            "data.max_prompt_tokens"
         )
 
 

@@ -40,8 +40,7 @@ class Outlook:
     def lines(self) -> list[str]:
         """Return the outlook as text for a terminal."""
         fitted, ahead = self.fit, self.forecast
-        axis = fitted.curve.unit
-        last = float(fitted.curve.metric[-1])
+        axis, last = fitted.curve.unit, fitted.curve.metric[-1]
         lines = [
             f"curve     {len(fitted.curve)} evaluations to {fitted.last_compute:.3g} {axis}, last value {last:.3f}",
             f"  A       {fitted.asymptote}   the ceiling" + ("" if fitted.identified else ", NOT identified yet"),
@@ -51,9 +50,7 @@ class Outlook:
         for name, estimate in zip(HORIZON, ahead.at, strict=True):
             known = not math.isnan(estimate.low)
             interval = f"({estimate.low:.3f} to {estimate.high:.3f})" if known else "(no uncertainty given)"
-            lines.append(
-                f"at {name:<6} {estimate.mean:.3f} {interval}   against {last:.3f} now: {estimate.mean - last:+.3f}"
-            )
+            lines.append(f"at {name:<6} {estimate.mean:.3f} {interval}")
         lines += [f"warning   {w}" for w in fitted.warnings]
         advice = self.advice.sentence if self.advice else f"none: {fitted.reason}"
         return [*lines, f"advice    {advice}"]

@@ -35,6 +35,19 @@ def test_a_configuration_of_the_page_passes_a_dry_run(block, tmp_path, capsys):
     assert where in next(line for line in out.splitlines() if line.startswith("# placement: "))
 
 
+def test_the_blocks_of_a_node_have_the_split_that_plan_finds(tmp_path, capsys):
+    file, node = tmp_path / "run.toml", [block for block in BLOCKS if "\ngpus = 8\n" in block]
+    for block in node:
+        file.write_text(block)
+        assert cli.main(["plan", str(file), "--gpus", "8", "--rollouts.slots", "0"]) == 0
+        split = re.search(
+            r"best: (\d+) trainer ranks, (\d+) generators, rollouts.slots = (\d+)", capsys.readouterr().out
+        )
+        shipped = [re.search(rf"^{key} = (\d+)", block, re.M)[1] for key in ("trainer_ranks", "generators", "slots")]
+        assert list(split.groups()) == shipped
+    assert len(node) == 2
+
+
 def test_the_block_of_the_paper_has_its_sizes(tmp_path, capsys):
     (tmp_path / "run.toml").write_text(PAPER)
     cli.main(["train", str(tmp_path / "run.toml"), "--dry-run"])
@@ -68,7 +81,7 @@ def test_the_slurm_example_is_a_shell_script():
     assert "scalerl resume" in (ROOT / "examples/slurm.sh").read_text()
 
 
-@pytest.mark.parametrize("page", ["cluster.md", "scale.md"])
+@pytest.mark.parametrize("page", ["cluster.md", "scale.md", "eight-gpus.md"])
 def test_every_plan_command_of_a_page_has_options_that_exist(page):
     text = (ROOT / "docs" / page).read_text()
     commands = re.findall(r"^scalerl plan (\S+) ?(.*)$", text, re.M)

@@ -217,7 +217,10 @@ NCCL = [*VLLM, "--placement.servers", "['http://a:1']", "--rollouts.weights", "n
     ("words", "message"),
     [
         # 768 slots x 2 caches x 16,096 tokens x 114,688 bytes, and weights of 1.2 GB with an FP32 head of 0.6 GB
-        ([], r"generator \(2837.3 GB, 768 slots .*set hardware.device = 'cpu' \(auto is planned as GPUs\)"),
+        (
+            ["--preset", "scalerl"],
+            r"generator \(2837.3 GB, 768 slots .*set hardware.device = 'cpu' \(auto is planned as GPUs\)",
+        ),
         ([*VLLM, "--recipe.top_p", "0.9"], "top_p: got 0.9 with placement.engine 'vllm'; allowed: 1"),
         ([*NCCL, "--recipe.off_policy.kind", "ppo-off-policy"], "got 'nccl' with ppo-off-policy of 8 batches; allowed"),
         ([*VLLM, "--placement.gpus_per_generator", "2"], "got 2 with tensor_parallel 1; allowed: 0 or 1"),

@@ -35,6 +35,22 @@ def test_rows_become_prompts_with_their_columns(tmp_path, tokenizer):
     assert tokenizer.decode(list(prompt.tokens)) == "3+4="
 
 
+@pytest.mark.parametrize(("rows", "held_out"), [(300, 60), (2000, 200)])
+def test_a_fifth_of_a_file_and_at_most_200_prompts_are_held_out_unless_a_number_is_given(
+    tmp_path, tokenizer, rows, held_out
+):
+    lines = [{"prompt": f"{i % 100}+{i // 100}=", "answer": str(i)} for i in range(rows)]
+    words = ["--model", "unused", "--data", str(write(tmp_path / "p.jsonl", lines))]
+    split = load_prompts(read_config(None, words), tokenizer)
+    assert (len(split.training), len(split.held_out)) == (rows - held_out, held_out)
+    assert split.notes == (f"held out {held_out} of {rows} prompts; --evaluation.prompts N sets another number",)
+    given = load_prompts(read_config(None, [*words, "--evaluation.prompts", "150"]), tokenizer)
+    assert (len(given.held_out), given.notes) == (150, ())
+    with pytest.raises(ConfigError, match=r"got 1000 of 300.*at most 252.*or auto|got 2000 of 2000"):
+        paper = [*words, "--preset", "scalerl", "--evaluation.prompts", str(max(rows, 1000))]
+        load_prompts(read_config(None, paper), tokenizer)
+
+
 def test_the_held_out_prompts_do_not_depend_on_the_file_order(tmp_path, tokenizer):
     forward = load_prompts(config(write(tmp_path / "a.jsonl", ROWS)), tokenizer)
     backward = load_prompts(config(write(tmp_path / "b.jsonl", ROWS[::-1])), tokenizer)

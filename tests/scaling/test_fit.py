@@ -19,7 +19,7 @@ def test_an_early_ceiling_is_not_identified():
     early = fit(run(last=1500.0))
     assert not early.identified
     assert early.asymptote.sd > 0.02
-    assert early.reason.startswith("the ceiling has standard deviation")
+    assert early.reason.startswith("its standard deviation is")
     assert fit(run()).identified
 
 

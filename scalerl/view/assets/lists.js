@@ -72,7 +72,7 @@ const listPage = {
   render() {
     const runs = sorted([...known.runs.values()]);
     const alone = runs.filter((run) => !run.study);
-    const words = runs.length ? `${runs.length === 1 ? "1 run" : `${runs.length} runs`}: ${counted(runs)}` + (alone.length < runs.length ? `; ${runs.length - alone.length} of them belong to studies` : "") : "No runs yet. A run appears here when it starts.";
+    const words = runs.length ? `${runs.length === 1 ? "1 run" : `${runs.length} runs`}: ${counted(runs)}` + (alone.length < runs.length ? `; ${runs.length - alone.length} of them belong to studies` : "") : "No runs yet. Type in another terminal, in the same directory: scalerl train. The run appears here when it starts, in a few seconds.";
     return [
       el("h1", {}, "Runs"),
       el("p", { class: "muted" }, words),

@@ -1,0 +1,101 @@
+"""`scalerl new`: prints a configuration for a model, prompts and a number of GPUs, with the planner's split."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from scalerl.cli.parsing import Parser, count, parse_with_config
+from scalerl.cli.terminal import say
+
+if TYPE_CHECKING:
+    from scalerl.config import RunConfig
+    from scalerl.config.base import Part
+
+DESCRIPTION = """print a configuration for your model and prompts, with the split of GPUs, the slots and the micro-batch
+that `scalerl plan` finds: scalerl new --model PATH --data FILE --gpus 8 > run.toml. From 8 GPUs on, the sizes are
+the paper's, else those of the preset `small`. Every field of the configuration is an option, as for `scalerl train`."""
+
+PARTS, MICRO_BATCHES = (1, 2, 4, 8), (16_384, 8_192, 4_096)
+"""GPUs of an engine and tokens of a micro-batch that are tried, in this order."""
+NODE = 8
+"""GPUs of one machine; more need a Ray cluster that is running."""
+
+
+def new(words: list[str]) -> int:
+    """Run `scalerl new`; return the exit code.
+
+    Raises:
+        ConfigError: An option is invalid, or the model does not fit on the GPUs.
+    """
+    usage = "scalerl new --model PATH --data FILE --gpus N [--any.field VALUE ...]"
+    parser = Parser(prog="scalerl new", usage=usage, description=DESCRIPTION, allow_abbrev=False)
+    parser.takes_fields = True
+    words_of_gpus = "GPUs of the run; 0: train on the CPU. placement.gpu_gb is the memory of each, 80 GB by default"
+    parser.add_argument("--gpus", type=partial(count, least=0), required=True, metavar="N", help=words_of_gpus)
+    _, options, fields = parse_with_config(parser, words)
+    from scalerl.config import TinyModel, read_config
+    from scalerl.core.errors import ConfigError
+
+    preset, gpus = "scalerl" if options.gpus >= NODE else "small", options.gpus
+    own = ["--evaluation.prompts", "auto", "--evaluation.samples", "4", "--hardware.device", "cuda" if gpus else "cpu"]
+    config = read_config(None, ["--preset", preset, *own, *fields])
+    if isinstance(config.model, TinyModel):
+        raise ConfigError("new: got no model; allowed: --model PATH, with --data FILE")
+    config, about = _on_gpus(config, gpus) if gpus else (config, [])
+    import tomli_w
+
+    table = {"preset": "scalerl", **written(config)}
+    say(*tomli_w.dumps(table).split("\n"), *(f"# {line}" for line in [*config.derived_sizes(), *about]))
+    return 0
+
+
+def _on_gpus(config: RunConfig, gpus: int) -> tuple[RunConfig, list[str]]:
+    """Return the configuration with vLLM on these GPUs, and lines on memory and speed."""
+    from scalerl.cli.plan import in_words
+    from scalerl.cluster.layout import check, lay_out, lines
+    from scalerl.cluster.plan import Given, best_split, lengths_of
+    from scalerl.cluster.speed import GPUS, Assumptions
+    from scalerl.config.base import replace
+    from scalerl.core.errors import ConfigError
+    from scalerl.models.sizes import sizes_of
+
+    given, lengths, many = Given(sizes_of(config), Assumptions(GPUS["H100"])), lengths_of(config, None), gpus > 2
+    on_ray = {"backend": "ray", "ray_address": "local" if gpus <= NODE else "auto"} if many else {}
+    problem: ConfigError | None = None
+    parts_of = [parts for parts in PARTS if parts < max(2, gpus)]
+    for parts, tokens, share in product(parts_of, MICRO_BATCHES, (1, 2, 4, 8, 16) if gpus == 1 else (1,)):
+        place = replace(config.placement, engine="vllm", tensor_parallel=parts, gpus=gpus, **on_ray)
+        learner = replace(config.learner, gradient_checkpointing=True, accumulate="sharded" if many else "local")
+        learner = replace(learner, micro_batch_tokens=learner.micro_batch_tokens or tokens)
+        planned, words, slots = replace(config, placement=place, learner=learner), list[str](), config.slots // share
+        try:
+            if gpus > 1:
+                best = best_split(planned, given, lengths, gpus)[0]
+                words = in_words(lengths, [best], [f"assumed: {given.assumed.line}"], config.evaluation.every, None)
+                place = replace(place, trainer_ranks=best.trainer_ranks, generators=best.generators)
+                slots = best.slots
+            rollouts = replace(config.rollouts, slots=max(1, slots))
+            planned = replace(planned, placement=place, rollouts=rollouts)
+            layout = lay_out(planned, given.found)
+            check(planned, layout)
+            return planned, [*lines(planned, layout), *words]
+        except ConfigError as error:
+            problem = problem or error
+    raise ConfigError(f"{problem}; or train adapters with --model.lora.rank 32, which one trainer GPU can hold")
+
+
+def written(part: Part) -> dict[str, Any]:
+    """Return the values of a record that differ from its defaults, with its kind, as TOML values."""
+    from scalerl.config.base import Part
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple):
+            values = [plain(one) for one in value]
+            return values[0] if len(value) == 1 and isinstance(value[0], Part) else values
+        return written(value) if isinstance(value, Part) else "none" if value is None else value
+
+    fields = type(part).model_fields
+    changed = {name for name, value in part if value != fields[name].get_default(call_default_factory=True)}
+    return {name: plain(value) for name, value in part if name in changed | {"kind"}}

@@ -1,0 +1,55 @@
+"""`scalerl new` and docs/eight-gpus.md: what it prints is a configuration that fits, with the planner's split."""
+
+import re
+import tomllib
+
+import pytest
+from commands import call
+from doc_pages import ROOT, blocks
+
+from scalerl.cli.main import WITH_FIELDS
+from scalerl.cli.new import written
+from scalerl.config import read_config
+
+PAGE = (ROOT / "docs/eight-gpus.md").read_text()
+
+
+def test_the_configuration_and_the_plan_of_the_page_are_those_that_new_prints(capsys):
+    words = next(line for block in blocks("docs/eight-gpus.md", "bash") for line in block.splitlines()).split()
+    code, out, _ = call(capsys, *words[1 : words.index(">")])
+    (block,) = blocks("docs/eight-gpus.md", "toml")
+    assert code == 0 and out.startswith(block)
+    (plan,) = re.findall(r"^```\n(placement: .*?)```", PAGE, re.S | re.M)
+    assert all(f"# {line}\n" in out for line in plan.splitlines())
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 2, 16])
+def test_a_printed_configuration_reads_back_to_equal_values_and_passes_a_dry_run(gpus, tmp_path, capsys):
+    words = ["--model", "Qwen/Qwen3-1.7B", "--data", "p.jsonl", "--reward", "m:f", "--recipe.loss", "gspo"]
+    code, out, error = call(capsys, "new", *words, "--gpus", gpus)
+    assert code == 0, error
+    (tmp_path / "run.toml").write_text(out)
+    table = tomllib.loads(out)
+    assert {"preset": table["preset"], **written(read_config(tmp_path / "run.toml", []))} == table
+    assert table["recipe"]["loss"] == {"kind": "gspo"} and table["data"]["reward"]["function"] == "m:f"
+    place = table.get("placement", {})
+    assert place.get("trainer_ranks", 1) + place.get("generators", 1) == max(2, gpus) and place.get("gpus", 0) == gpus
+    assert call(capsys, "train", tmp_path / "run.toml", "--dry-run")[0] == 0
+
+
+def test_a_model_that_fits_on_no_gpu_is_an_error_that_proposes_adapters(capsys):
+    words = ["new", "--model", "Qwen/Qwen3-8B", "--data", "p.jsonl", "--gpus", "1"]
+    code, _, error = call(capsys, *words)
+    assert code == 2 and "--model.lora.rank 32" in error
+    code, out, _ = call(capsys, *words, "--model.lora.rank", "32")
+    assert code == 0 and tomllib.loads(out)["model"]["lora"] == {"rank": 32}
+    assert "got no model" in call(capsys, "new", "--gpus", "8")[2]
+
+
+def test_every_command_of_the_page_exists():
+    lines = [line.split() for block in blocks("docs/eight-gpus.md", "bash") for line in block.splitlines()]
+    verbs = {words[1] for words in lines if words[0] == "scalerl"}
+    assert verbs == {"new", "doctor", "plan", "train"} and verbs <= set(WITH_FIELDS)
+    assert (ROOT / "examples/slurm.sh").exists() and [words[0] for words in lines if words[0] != "scalerl"] == [
+        "sbatch"
+    ]
