@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from scalerl.scaling import Estimate
-from scalerl.scaling.estimate import as_json, short, summarize
+from scalerl.scaling.estimate import EstimateAt, as_json, short, summarize
 
 
 @pytest.mark.parametrize(
