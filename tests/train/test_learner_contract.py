@@ -31,7 +31,8 @@ from scalerl.training.learner.single import SingleLearner
 from scalerl.training.run_model import with_adapters
 
 MODELS = ("qwen3", "qwen3-untied", "qwen3-moe", "qwen3-moe-untied")
-GROUPS = [(1, "qwen3"), *((2, model) for model in MODELS), (3, "qwen3-untied"), (3, "qwen3-moe")]
+FEW = "two experts"  # on three ranks, which split another axis
+GROUPS = [(1, "qwen3"), *((2, model) for model in MODELS), (3, "qwen3-untied"), (3, "qwen3-moe"), (3, FEW)]
 CONFIG = RunConfig(
     recipe=replace(SCALERL, loss=Reinforce(), optimizer=AdamW(learning_rate=1e-3, warmup_steps=4, eps=1e-8)),
     model=HuggingFaceModel(path="given to the ranks"),
@@ -46,7 +47,8 @@ def paths(tmp_path_factory):
     parent = tmp_path_factory.mktemp("models")
     for name in MODELS:
         tiny_model(name).save_pretrained(parent / name)
-    return {name: str(parent / name) for name in MODELS}
+    tiny_model("qwen3-moe", num_experts=2, num_experts_per_tok=1).save_pretrained(parent / FEW)
+    return {name: str(parent / name) for name in (*MODELS, FEW)}
 
 
 class Benches:

@@ -13,6 +13,7 @@ Legend: B sequences, T tokens of the longest, N compared tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -21,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from scalerl.config.recipe import AdamW, Loss
 from scalerl.core.errors import ConfigError
@@ -223,11 +224,12 @@ def shard(
     precision = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
+    whole = partial(fully_shard, mesh=mesh, mp_policy=precision, shard_placement_fn=partial(_axis, mesh.size()))
     for block in decoder_layers(policy.model):
         fill(block)
-        fully_shard(block, mesh=mesh, mp_policy=precision)
+        whole(block)
     fill(policy.model)
-    fully_shard(policy, mesh=mesh, mp_policy=precision)
+    whole(policy)
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -235,6 +237,15 @@ def shard(
     root = cast(FSDPModule, policy)
     if hasattr(root, "set_reduce_scatter_unused_params"):  # experts without tokens on a rank
         root.set_reduce_scatter_unused_params(True)
+
+
+def _axis(ranks: int, parameter: nn.Parameter) -> Shard:
+    """Return the axis of a parameter to shard: the first, or if that is shorter than the ranks, one they divide.
+
+    FSDP2 always splits the first axis, so that 16 fused experts would lie on 16 of 64 ranks.
+    """
+    even = (axis for axis, size in enumerate(parameter.shape) if size % ranks == 0)
+    return Shard(0 if len(parameter) >= ranks else next(even, 0))
 
 
 def load_sharded(
