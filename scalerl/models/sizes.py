@@ -73,6 +73,8 @@ class ModelSizes:
     """Experts used per token."""
     expert_params: int = 0
     """Entries of one expert of every mixture layer."""
+    layer_experts: int = 0
+    """Entries of all experts of one mixture layer."""
     tied: bool = False
     """Whether the head shares the embedding's weights."""
     layers: int = 0
@@ -184,6 +186,7 @@ def of_config(get: Get) -> ModelSizes:
         experts=experts,
         active_experts=active,
         expert_params=mixtures * expert,
+        layer_experts=experts * expert,
         tied=tied,
         layers=layers,
     )

@@ -12,7 +12,7 @@ rank, P ranks of a row.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -23,27 +23,29 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from scalerl.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from scalerl.models.policy import Policy
 
-def experts_of(model: Any, ranks: int) -> list[nn.Module]:
-    """Return the fused experts of a transformers model, one module per mixture layer.
+
+def experts_of(policy: Policy, ranks: int) -> list[nn.Module]:
+    """Return the modules of fused experts of a policy, one per mixture layer.
 
     Raises:
-        ConfigError: There are none, transformers has no exchangeable products for them, or the ranks do not divide
-            their number.
+        ConfigError: There are none, transformers cannot multiply by some of them, or the ranks do not divide them.
     """
-    named = f"placement.expert_ranks: got {ranks} for {type(model).__name__}"
-    fused = [module for module in model.modules() if hasattr(module, "is_transposed") and hasattr(module, "has_gate")]
-    if not fused:
-        known = any(name.endswith("experts") for name, _ in model.named_modules())
-        what = "whose experts are not fused as transformers' use_experts_implementation does" if known else "a dense model"
-        raise ConfigError(f"{named}, {what}; allowed: 1")
-    for module in fused:
-        sizes = {len(parameter) for parameter in module.parameters()}
-        if len(sizes) != 1 or sizes != {getattr(module, "num_experts", 0)}:
-            raise ConfigError(f"{named}, whose experts have weights that are not per expert ({sizes} rows); allowed: 1")
-        if sizes.pop() % ranks:
-            raise ConfigError(f"{named}, which has {module.num_experts} experts per layer; allowed: a divisor of it")
-    return fused
+    name, count = type(policy.model).__name__, policy.experts
+    # as transformers' `use_experts_implementation` marks them
+    fused = [module for module in policy.model.modules() if hasattr(module, "is_transposed")]
+    sizes = {len(parameter) for module in fused for parameter in module.parameters()}
+    if not count:
+        problem = f"{name}, a dense model; allowed: 1"
+    elif sizes != {count}:
+        problem = f"{name}, whose {count} experts per layer are not fused by transformers; allowed: 1"
+    elif count % ranks:
+        problem = f"{name}, which has {count} experts per layer; allowed: a divisor of {count}"
+    else:
+        return fused
+    raise ConfigError(f"placement.expert_ranks: got {ranks} for {problem}")
 
 
 def mesh_of(ranks: DeviceMesh, expert_ranks: int) -> DeviceMesh:
@@ -79,7 +81,9 @@ def _through(
     if not len(expert_R):  # a row of zeros that depends on the exchange, so that backward passes meet too
         there_RD, expert_R = there_RD.sum(dim=0, keepdim=True), expert_R.new_zeros(1)
     sharded = dict(experts.named_parameters(recurse=False))
-    experts._parameters.update({name: whole.to_local() for name, whole in sharded.items() if isinstance(whole, DTensor)})
+    experts._parameters.update(
+        {name: whole.to_local() for name, whole in sharded.items() if isinstance(whole, DTensor)}
+    )
     try:
         there_RD = products(there_RD, expert_R[:, None], torch.ones_like(expert_R[:, None], dtype=hidden_ND.dtype))
     finally:

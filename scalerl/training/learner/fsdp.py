@@ -237,7 +237,7 @@ def shard(
     Raises:
         ConfigError: The experts cannot be spread.
     """
-    experts = experts_of(policy.model, expert_ranks) if expert_ranks > 1 else []
+    experts = experts_of(policy, expert_ranks) if expert_ranks > 1 else []
     grid = mesh_of(mesh, expert_ranks) if experts else mesh
     precision = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
