@@ -74,6 +74,18 @@ def test_experts_that_are_fewer_than_the_ranks_are_shared_equally(tmp_path, caps
     assert found["parts"]["parameters"] == pytest.approx(entries, rel=0.02)  # 4 bytes of every fourth entry
 
 
+def test_a_rank_gathers_only_its_own_experts_and_their_tokens_travel(tmp_path, capsys):
+    experts = saved_mixture(tmp_path / "model", experts=4)
+    options = ["--model", str(tmp_path / "model"), "--placement.trainer_ranks", "4"]
+    options += ["--placement.gpus", "0", "--learner.accumulate", "local"]
+    text = RUN.partition("[placement.model")[0]
+    whole, spread = (rehearsed(tmp_path, capsys, text, *options, "--placement.expert_ranks", n) for n in ("1", "4"))
+    assert spread["parts"]["parameters"] == whole["parts"]["parameters"]
+    assert whole["sent"]["all-gather"] - spread["sent"]["all-gather"] == 2 * 2 * 2 * experts  # BF16, twice per pass
+    assert spread["sent"]["all-to-all"] == 2 * 6 * 2 * 2 * 64 * 512  # two passes of 512 tokens in two layers, BF16
+    assert spread["total"] < whole["total"]
+
+
 def test_a_mixture_of_which_only_sizes_are_known_is_one_line(tmp_path, capsys):
     mixture = "num_experts = 4\nnum_experts_per_tok = 2\nmoe_intermediate_size = 64\n"
     (tmp_path / "run.toml").write_text(RUN + mixture)
