@@ -98,7 +98,7 @@ def test_expert_ranks_must_divide_the_experts_and_a_dense_model_has_none():
     assert "expert_ranks: got 16 for a model of no experts per layer; allowed: 1" in refused(
         with_placement(expert_ranks=16)
     )
-    scout = replace(with_placement(expert_ranks=24, trainer_ranks=48), model=HuggingFaceModel(path=SCOUT))
+    scout = replace(with_placement(expert_ranks=24, trainer_ranks=48, gpus=0), model=HuggingFaceModel(path=SCOUT))
     assert "got 24 for a model of 16 experts per layer; allowed: 1, 2, 4, 8, 16" in refused(scout)
     fits = replace(scout, placement=replace(scout.placement, expert_ranks=16))
     assert "48 trainer ranks (FSDP2), experts on 16, and 64 vLLM generators" in "\n".join(lines(fits, lay_out(fits)))
