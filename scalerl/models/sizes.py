@@ -53,7 +53,7 @@ class ModelSizes:
     frozen_params: float = 0.0
     """Entries of `matmul_params` without a gradient: the weights of the base model when adapters are trained."""
     expanded_params: float = 0.0
-    """Entries of `matmul_params` that a decode step multiplies with every cached token, as in latent attention (MLA)."""
+    """Entries of `matmul_params` that a decode step multiplies with every cached token, as latents of MLA."""
     cache_width: int = 0
     """Entries of the cache per token, over all layers, by the configuration."""
     params: float = 0.0
