@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from scalerl.cluster.devices import Table, counted, described, devices
@@ -92,6 +93,7 @@ def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
         learner.gradient_checkpointing,
         whole_gradient(config),
         adapter_params(sizes, config.lora) if config.lora else 0,
+        place.expert_ranks,
     )
     if on_gpus(config):
         config = replace(config, hardware=replace(config.hardware, device="cuda"))
@@ -149,7 +151,14 @@ def _too_large(config: RunConfig, layout: Layout) -> str:
 
 
 def _check_divides(config: RunConfig, sizes: ModelSizes) -> None:
-    parts = config.placement.tensor_parallel
+    parts, ranks = config.placement.tensor_parallel, config.placement.expert_ranks
+    most = math.gcd(sizes.experts, config.placement.trainer_ranks) if sizes.experts else 1
+    if most % ranks:
+        allowed = [n for n in range(1, most + 1) if most % n == 0]
+        raise ConfigError(
+            f"placement.expert_ranks: got {ranks} for a model of {sizes.experts or 'no'} experts per layer; allowed: "
+            f"{', '.join(map(str, allowed))}"
+        )
     if sizes.heads % parts or sizes.kv_heads % parts:
         allowed = [n for n in range(1, sizes.kv_heads + 1) if not sizes.heads % n and not sizes.kv_heads % n]
         raise ConfigError(
@@ -173,11 +182,11 @@ def _trainer_too_large(config: RunConfig, layout: Layout) -> str:
     sizes, learner = layout.found.sizes, config.learner
     room, tokens = USABLE * config.placement.gpu_gb * GB, widest(config)
     ranks = config.placement.trainer_ranks
-    whole = whole_gradient(config)
+    whole, apart = whole_gradient(config), config.placement.expert_ranks
     enough = (
         n
-        for n in range(ranks + 1, 4097)
-        if trainer_memory(sizes, n, tokens, learner.gradient_checkpointing, whole).total <= room
+        for n in range(ranks + apart, 4097, apart)
+        if trainer_memory(sizes, n, tokens, learner.gradient_checkpointing, whole, 0, apart).total <= room
     )
     found = None if config.lora else next(enough, None)  # one rank trains adapters
     cure = f"Set placement.trainer_ranks to {found} or more" if found else "Use larger GPUs or a smaller model"
@@ -220,6 +229,7 @@ def lines(config: RunConfig, layout: Layout) -> list[str]:
     if place.scorers:
         out.append(f"scorers: {place.scorers} actors of {config.scoring.workers or 1} cores each")
     ranks = "one trainer process" if place.trainer_ranks == 1 else f"{place.trainer_ranks} trainer ranks (FSDP2)"
+    ranks += f", experts on {place.expert_ranks}," if place.expert_ranks > 1 else ""
     processes = f"placement: {ranks} and {_engines(config)}"
     if not on_gpus(config):
         return [*out, f"{processes}, in the memory of this machine"]

@@ -121,6 +121,7 @@ def trainer_memory(
     checkpointing: bool,
     whole_gradient: bool = False,
     adapters: int = 0,
+    expert_ranks: int = 1,
 ) -> TrainerMemory:
     """Return the memory of each trainer GPU at the largest of three moments of a micro-batch's backward pass.
 
@@ -131,22 +132,26 @@ def trainer_memory(
         checkpointing: Whether activations are recomputed in the backward pass.
         whole_gradient: Whether every rank accumulates the whole gradient in FP32, which is reduced once per update.
         adapters: Entries of adapters that one rank trains instead of the model (`model.lora`); 0: none.
+        expert_ranks: Ranks over which experts are spread; a rank then gathers only its own, and sums their gradient.
     """
+    elsewhere = 1 - 1 / expert_ranks
+    layer = sizes.layer_params - elsewhere * sizes.layer_experts
+    whole = sizes.params - elsewhere * sizes.experts * sizes.expert_params
     own, alone = adapters or sizes.params / ranks, ranks == 1
     head = 0 if adapters else BF16 * sizes.head_params
     ends = sizes.head_params * (1 if sizes.tied else 2)
     at_head = TrainerMemory(
         weights=BF16 * (sizes.params + adapters) if alone else 0.0,
         masters=FP32 * own,
-        gradients=FP32 * (sizes.params if whole_gradient else own) + head,
+        gradients=FP32 * (whole if whole_gradient else own) + head,
         optimizer=2 * FP32 * own,
-        gathered=0.0 if alone else BF16 * (sizes.layer_params + ends),
+        gathered=0.0 if alone else BF16 * (layer + ends),
         activations=kept_bytes(sizes, tokens, checkpointing),
         logits=logits_bytes(sizes, tokens),
     )
     at_last_layer = at_head._replace(
         # the layer, the next one, and the FP32 gradient that is reduced
-        gathered=0.0 if alone else BF16 * (2.0 * sizes.layer_params + ends) + FP32 * sizes.layer_params,
+        gathered=0.0 if alone else BF16 * (2.0 * layer + ends) + FP32 * layer,
         activations=at_head.activations + layer_bytes(sizes, tokens, checkpointing),
         logits=0.0,
     )

@@ -132,7 +132,8 @@ def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
         return given.measured.update_seconds(ranks), f"measured, {rate:,.0f} trained tokens/s"
     micro_batch, checkpointing = config.micro_batch_tokens, config.learner.gradient_checkpointing
     work = (ranks, micro_batch, prompt_tokens(config)[0], checkpointing, whole_gradient(config))
-    return training_roofline(given.found.sizes, given.assumed, *work), "a roofline (assumed)"
+    expert_ranks = config.placement.expert_ranks
+    return training_roofline(given.found.sizes, given.assumed, *work, expert_ranks), "a roofline (assumed)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +256,8 @@ def best_split(config: RunConfig, given: Given, lengths: Lengths, gpus: int) -> 
     cuda = replace(config, hardware=replace(config.hardware, device="cuda"))
     fitting, reason = [], ""
     for ranks, generators in splits(gpus, config.placement.gpus_of_a_generator, given.assumed.node):
+        if ranks % config.placement.expert_ranks:
+            continue
         candidate = with_split(cuda, ranks, generators, lengths, given.found)
         try:
             check(candidate, lay_out(candidate, given.found))

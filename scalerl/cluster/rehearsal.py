@@ -38,8 +38,13 @@ from scalerl.training.learner.base import TrainBatch
 TIME_LIMIT_S = 3600.0
 """Time limit of a rehearsal, which takes one to four minutes for an 8B model."""
 
-SENT = {"_allgather_base_": "all-gather", "_reduce_scatter_base_": "reduce-scatter", "allreduce_": "all-reduce"}
-"""Collectives that move weights and gradients."""
+SENT = {
+    "_allgather_base_": "all-gather",
+    "_reduce_scatter_base_": "reduce-scatter",
+    "allreduce_": "all-reduce",
+    "all_to_all_single": "all-to-all",
+}
+"""Collectives that move weights, gradients and the tokens of experts."""
 
 
 class Rehearsal(NamedTuple):
@@ -95,9 +100,15 @@ def _replace_cpu_code() -> None:
     """Compute as on a GPU, without what fake tensors and groups cannot do; the process serves no other purpose."""
     from scalerl.models import head
     from scalerl.models.cpu import loops, onednn
+    from scalerl.training.learner import experts
 
     def gather(parts: list[Any], part: Any, group: Any = None) -> None:
         parts[:] = [part] * len(parts)
+
+    def even(chosen: Tensor, own: int, group: Any) -> Any:  # as many tokens to each rank
+        pairs, ranks = chosen.numel(), group.size()
+        each = [pairs // ranks] * (ranks - 1) + [pairs - pairs // ranks * (ranks - 1)]
+        return each, each, torch.zeros(pairs, dtype=torch.long)
 
     def convert(module: Any, change: Any, recurse: bool = True) -> Any:  # of adapters; torch's swaps tensors in place
         for inner in module.modules():
@@ -113,6 +124,7 @@ def _replace_cpu_code() -> None:
         (loops, "accelerate_norms", lambda model: 0),
         (onednn, "accelerate", lambda model: model),
         (onednn, "linear", torch.nn.functional.linear),
+        (experts, "routes", even),
     ]
     for owner, name, own in replaced:
         setattr(owner, name, own)
@@ -154,11 +166,11 @@ def _learner(config: RunConfig, found: Found, mesh: Any, tracker: Tracker) -> An
     weights = getattr(torch, dtype) if alone else torch.float32
     model = AutoModelForCausalLM.from_config(architecture(found), dtype=weights, attn_implementation="sdpa")
     policy = Policy(model, fp32_head=config.recipe.fp32_head)
+    tracker.built = True
     if not alone:
-        shard(policy, mesh, getattr(torch, dtype))
+        shard(policy, mesh, getattr(torch, dtype), expert_ranks=config.placement.expert_ranks)
     elif config.lora:
         policy = LoraPolicy(policy, config.lora, 0)
-    tracker.built = True
     return single_learner(config, policy) if alone else sharded_learner(config, policy)
 
 
@@ -255,7 +267,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in (*leaves, *tree_leaves(out)) if collective else tree_leaves(out):
             if isinstance(tensor, Tensor):
                 self._see(tensor.untyped_storage(), kind)
-        if name := SENT.get(func._opname if func.namespace == "c10d" else ""):
+        if name := SENT.get(func._opname if func.namespace in ("c10d", "_c10d_functional") else ""):
             self.sent[name] += max(leaf.nbytes for leaf in leaves)
         if self._learner is not None and self._total > 1.001 * self._peak:
             self._record()

@@ -174,18 +174,41 @@ def steps_from_rates(rates: Sequence[tuple[float, float]]) -> StepSeconds:
 
 
 def gather_seconds(
-    sizes: ModelSizes, assumed: Assumptions, ranks: int, micro_batches: int, whole_gradient: bool = False
+    sizes: ModelSizes,
+    assumed: Assumptions,
+    ranks: int,
+    micro_batches: int,
+    whole_gradient: bool = False,
+    expert_ranks: int = 1,
 ) -> float:
     """Return the seconds of FSDP2's communication in an update; 0 for one rank.
 
     BF16 weights are gathered for the forward and the backward pass of each micro-batch. FP32 gradients are
-    reduce-scattered after each micro-batch, or once per update if every rank accumulates the whole gradient.
+    reduce-scattered after each micro-batch, or once per update if every rank accumulates the whole gradient. A rank
+    gathers no experts of other ranks: (P - E) (1 - 1 / n) + E (1 / e - 1 / n) of P parameters, if E of them are in
+    experts that are spread over e of n ranks.
     """
-    if ranks == 1:
-        return 0.0
-    speed = assumed.gpu.link * 0.8 if ranks <= assumed.node else assumed.network
+    spread = sizes.experts * sizes.expert_params if expert_ranks > 1 else 0
+    gathered = (sizes.params - spread) * (1 - 1 / ranks) + spread * (1 / expert_ranks - 1 / ranks)
     scattered = FP32 * (1 if whole_gradient else micro_batches)
-    return sizes.params * (ranks - 1) / ranks * (2.0 * BF16 * micro_batches + scattered) / speed
+    return gathered * (2.0 * BF16 * micro_batches + scattered) / _between(assumed, ranks)
+
+
+def _between(assumed: Assumptions, ranks: int) -> float:
+    """Return the bytes per second of each of some ranks, which are on one node if it has as many GPUs."""
+    return assumed.gpu.link * 0.8 if ranks <= assumed.node else assumed.network
+
+
+def exchange_seconds(
+    sizes: ModelSizes, assumed: Assumptions, expert_ranks: int, tokens: float, checkpointing: bool
+) -> float:
+    """Return the seconds in which a rank's tokens travel to their experts and back, BF16; 0 for one expert rank.
+
+    Twice in the forward and twice in the backward pass of every mixture layer, and twice if it is recomputed.
+    """
+    layers = sizes.experts * sizes.expert_params / sizes.layer_experts if sizes.experts else 0
+    sent = BF16 * tokens * sizes.width * sizes.active_experts * (1 - 1 / expert_ranks)
+    return (6 if checkpointing else 4) * layers * sent / _between(assumed, expert_ranks)
 
 
 def training_roofline(
@@ -196,8 +219,11 @@ def training_roofline(
     prompt_tokens: float,
     checkpointing: bool = False,
     whole_gradient: bool = False,
+    expert_ranks: int = 1,
 ) -> UpdateSeconds:
-    """Return the seconds of an update: the larger of compute and communication, which overlap.
+    """Return the seconds of an update: the larger of compute and FSDP2's communication, which overlap.
+
+    Computing waits for the tokens of experts on other ranks.
 
     All ranks run the same number of micro-batches; the last one may be partly empty.
 
@@ -209,6 +235,7 @@ def training_roofline(
         prompt_tokens: Mean length of a prompt.
         checkpointing: Whether activations are recomputed in the backward pass.
         whole_gradient: Whether every rank accumulates the whole gradient, which is reduced once per update.
+        expert_ranks: Ranks over which experts are spread.
     """
     peak = ranks * assumed.training_share * assumed.gpu.flops
 
@@ -216,7 +243,8 @@ def training_roofline(
         compute = sizes.training_flops(lengths + prompt_tokens, lengths, checkpointing) / peak
         tokens = float(lengths.sum()) + prompt_tokens * len(lengths)
         micro_batches = max(1, math.ceil(tokens / ranks / micro_batch_tokens))
-        return max(compute, gather_seconds(sizes, assumed, ranks, micro_batches, whole_gradient))
+        gather = gather_seconds(sizes, assumed, ranks, micro_batches, whole_gradient, expert_ranks)
+        return max(compute, gather) + exchange_seconds(sizes, assumed, expert_ranks, tokens / ranks, checkpointing)
 
     return seconds
 

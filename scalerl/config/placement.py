@@ -105,6 +105,9 @@ class Placement(Part):
     trainer_ranks: Few = 1
     """Trainer processes, each with a share of the weights (FSDP2), and with a GPU if `hardware.device` is cuda. 1:
     nothing is sharded."""
+    expert_ranks: Few = 1
+    """Trainer ranks over which the experts of a mixture are spread; a divisor of `trainer_ranks` and of the experts per
+    layer. Tokens travel to their experts. 1: every rank gathers all experts."""
     generators: Few = 1
     """Number of engines. On one machine, a single engine runs in the generator's process; several have one each."""
     engine: Annotated[Literal["torch", "vllm"] | Custom, or_custom("torch", "vllm")] = "torch"
@@ -152,6 +155,11 @@ class Placement(Part):
 
     @model_validator(mode="after")
     def _check(self) -> Placement:
+        if self.trainer_ranks % self.expert_ranks:
+            raise ValueError(
+                f"expert_ranks: got {self.expert_ranks} with trainer_ranks {self.trainer_ranks}; allowed: a divisor of "
+                "trainer_ranks"
+            )
         if self.servers and self.engine != "vllm":
             raise ValueError(
                 f"servers: got {len(self.servers)} addresses with engine {self.engine_name!r}; allowed: engine = 'vllm'"

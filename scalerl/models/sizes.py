@@ -53,8 +53,7 @@ class ModelSizes:
     frozen_params: float = 0.0
     """Entries of `matmul_params` without a gradient: the weights of the base model when adapters are trained."""
     expanded_params: float = 0.0
-    """Entries of `matmul_params` that a decode step multiplies with every cached token, such as those that compute keys
-    and values from the latents of latent attention (MLA)."""
+    """Entries of `matmul_params` that a decode step multiplies with every cached token, as latents of MLA."""
     cache_width: int = 0
     """Entries of the cache per token, over all layers, by the configuration."""
     params: float = 0.0
@@ -73,6 +72,8 @@ class ModelSizes:
     """Experts used per token."""
     expert_params: int = 0
     """Entries of one expert of every mixture layer."""
+    layer_experts: int = 0
+    """Entries of all experts of one mixture layer."""
     tied: bool = False
     """Whether the head shares the embedding's weights."""
     layers: int = 0
@@ -120,8 +121,7 @@ class ModelSizes:
 
         The backward pass costs two forward passes. Recomputed activations cost one more: always in the head
         (models/head.py), and in the layers with gradient checkpointing. A frozen matrix needs no weight gradient, which
-        saves 2 of 6 FLOPs per token and entry. Adapters freeze the head too. Gradients for the inputs of the first
-        layer are counted although they may not be needed.
+        saves 2 of 6 FLOPs per token and entry. Adapters freeze the head too. The first layer's input gradient counts.
 
         Args:
             count: Tokens of the sequence, including the prompt.
@@ -184,6 +184,7 @@ def of_config(get: Get) -> ModelSizes:
         experts=experts,
         active_experts=active,
         expert_params=mixtures * expert,
+        layer_experts=experts * expert,
         tied=tied,
         layers=layers,
     )

@@ -26,6 +26,7 @@ PAPER = RunConfig(
     hardware=Hardware(device="cuda"),
     placement=Placement(backend="ray", engine="vllm", trainer_ranks=16, generators=64, gpus=80),
 )
+SCOUT = "meta-llama/Llama-4-Scout-17B-16E"
 
 
 def with_placement(**changes):
@@ -93,10 +94,20 @@ def test_the_error_for_too_many_slots_names_a_number_that_fits():
     assert "rollouts.slots: got" in refused(replace(config, rollouts=replace(config.rollouts, slots=int(most) + 64)))
 
 
+def test_expert_ranks_must_divide_the_experts_and_a_dense_model_has_none():
+    assert "expert_ranks: got 16 for a model of no experts per layer; allowed: 1" in refused(
+        with_placement(expert_ranks=16)
+    )
+    scout = replace(with_placement(expert_ranks=24, trainer_ranks=48, gpus=0), model=HuggingFaceModel(path=SCOUT))
+    assert "got 24 for a model of 16 experts per layer; allowed: 1, 2, 4, 8, 16" in refused(scout)
+    fits = replace(scout, placement=replace(scout.placement, expert_ranks=16))
+    assert "48 trainer ranks (FSDP2), experts on 16, and 64 vLLM generators" in "\n".join(lines(fits, lay_out(fits)))
+
+
 def test_the_error_for_too_large_weights_suggests_tensor_parallelism():
     scout = replace(
         PAPER,
-        model=HuggingFaceModel(path="meta-llama/Llama-4-Scout-17B-16E"),
+        model=HuggingFaceModel(path=SCOUT),
         placement=replace(PAPER.placement, trainer_ranks=128, generators=64, gpus=0),
         learner=Learner(micro_batch_tokens=16_384, gradient_checkpointing=True, accumulate="sharded"),
     )

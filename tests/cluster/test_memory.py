@@ -18,6 +18,7 @@ from scalerl.cluster.memory import (
     slots_that_fit,
     trainer_memory,
 )
+from scalerl.cluster.speed import GPUS, Assumptions, exchange_seconds, gather_seconds
 from scalerl.config.base import replace
 from scalerl.config.model import HuggingFaceModel, Lora
 from scalerl.config.placement import ModelNumbers
@@ -101,6 +102,31 @@ def test_a_single_trainer_holds_20_bytes_per_parameter_and_each_of_four_ranks_4(
     assert whole.gradients == 4 * SMALL.params + head
     # two layers and the tied head in BF16, one layer's gradient in FP32
     assert alone.gathered == 0 and four.gathered == 2 * (2 * 576 + 80) + 4 * 576
+
+
+def test_experts_on_other_ranks_are_neither_gathered_nor_summed():
+    sizes = of_config({**VALUES, "num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 50}.get)
+    assert sizes.layer_experts == 4 * 3 * 8 * 50 == 4800
+    options = {"tokens": 1, "checkpointing": True, "whole_gradient": True}
+    alone, spread = (trainer_memory(sizes, 4, **options, expert_ranks=ranks) for ranks in (1, 4))
+    assert alone.gathered - spread.gathered == 8 * 3600  # two layers in BF16, one layer's gradient in FP32
+    assert alone.gradients - spread.gradients == 4 * 2 * 3600
+    assert (alone.masters, alone.optimizer) == (spread.masters, spread.optimizer)
+
+
+def test_experts_on_other_ranks_cost_an_exchange_instead_of_a_gather():
+    sizes = of_config({**VALUES, "num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 50}.get)
+    assumed = Assumptions(dataclasses.replace(GPUS["H100"], link=100.0), network=10.0)
+    other = sizes.params - 2 * 4800
+    # BF16 twice and the FP32 gradient, 8 bytes; on one node at 80 bytes/s, of 16 ranks at 10
+    assert gather_seconds(sizes, assumed, 4, 1) == pytest.approx(sizes.params * 3 / 4 * 8 / 80)
+    assert gather_seconds(sizes, assumed, 4, 1, expert_ranks=4) == pytest.approx(other * 3 / 4 * 8 / 80)
+    spread = other * 15 / 16 + 2 * 4800 * (1 / 4 - 1 / 16)
+    assert gather_seconds(sizes, assumed, 16, 1, expert_ranks=4) == pytest.approx(spread * 8 / 10)
+    # 2 layers x 10 tokens x 8 in BF16, three quarters of them to other ranks, four times and once recomputed
+    assert exchange_seconds(sizes, assumed, 4, 10, False) == pytest.approx(4 * 2 * 10 * 8 * 2 * 0.75 / 80)
+    assert exchange_seconds(sizes, assumed, 4, 10, True) == pytest.approx(6 * 2 * 10 * 8 * 2 * 0.75 / 80)
+    assert exchange_seconds(sizes, assumed, 1, 10, True) == exchange_seconds(SMALL, assumed, 1, 10, True) == 0
 
 
 def test_a_large_embedding_is_reduced_in_fp32_after_all_layers():

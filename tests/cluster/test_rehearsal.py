@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import transformers
 
 from scalerl import cli
 
@@ -54,6 +55,35 @@ def test_each_of_two_ranks_holds_half_of_the_masters_and_moments(tmp_path, capsy
     assert found["sent"]["all-gather"] == 2 * 2 * (2 * (3 * (LAYER + 128)) + 2 * 64000 + 64)
     assert found["sent"]["reduce-scatter"] == 4 * 2 * (PARAMS + NORMS)  # FP32, after each micro-batch
     assert found["total"] == sum(found["parts"].values())
+
+
+def saved_mixture(directory, experts):
+    """Write the config.json of a mixture of 2 layers of width 64, with experts of width 32; return their entries."""
+    made = transformers.Qwen3MoeConfig(
+        vocab_size=100, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        num_experts=experts, num_experts_per_tok=1, moe_intermediate_size=32,
+    )  # fmt: skip
+    made.save_pretrained(directory)
+    return 2 * experts * 3 * 64 * 32
+
+
+def test_experts_that_are_fewer_than_the_ranks_are_shared_equally(tmp_path, capsys):
+    entries = saved_mixture(tmp_path / "model", experts=2) + 2 * (12288 + 2 * 64) + 2 * 100 * 64  # routers, both ends
+    of_model = ["--model", str(tmp_path / "model"), "--placement.trainer_ranks", "4"]
+    found = rehearsed(tmp_path, capsys, RUN.partition("[placement.model")[0], *of_model)
+    assert found["parts"]["parameters"] == pytest.approx(entries, rel=0.02)  # 4 bytes of every fourth entry
+
+
+def test_a_rank_gathers_only_its_own_experts_and_their_tokens_travel(tmp_path, capsys):
+    experts = saved_mixture(tmp_path / "model", experts=4)
+    options = ["--model", str(tmp_path / "model"), "--placement.trainer_ranks", "4"]
+    options += ["--placement.gpus", "0", "--learner.accumulate", "local"]
+    text = RUN.partition("[placement.model")[0]
+    whole, spread = (rehearsed(tmp_path, capsys, text, *options, "--placement.expert_ranks", n) for n in ("1", "4"))
+    assert spread["parts"]["parameters"] == whole["parts"]["parameters"]
+    assert whole["sent"]["all-gather"] - spread["sent"]["all-gather"] == 2 * 2 * 2 * experts  # BF16, twice per pass
+    assert spread["sent"]["all-to-all"] == 2 * 6 * 2 * 2 * 64 * 512  # two passes of 512 tokens in two layers, BF16
+    assert spread["total"] < whole["total"]
 
 
 def test_a_mixture_of_which_only_sizes_are_known_is_one_line(tmp_path, capsys):

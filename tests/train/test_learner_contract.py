@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from rank_builds import Bench, Misbehaving, random_batch
 from safetensors.torch import load_file
 from tiny_models import tiny_model
@@ -21,10 +22,11 @@ from scalerl.config.recipe import SCALERL, AdamW, Reinforce
 from scalerl.config.run import Hardware, Learner, Placement
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
-from scalerl.models.policy import load_policy
+from scalerl.models.policy import Policy, load_policy
 from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.weights import DirectoryChannel, SharedMemoryChannel
 from scalerl.training.learner.base import BadGradient, TrainBatch
+from scalerl.training.learner.experts import experts_of
 from scalerl.training.learner.fsdp import balanced_split
 from scalerl.training.learner.rank_processes import RankProcesses
 from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, RankSpec, single_learner
@@ -32,7 +34,9 @@ from scalerl.training.learner.single import SingleLearner
 from scalerl.training.run_model import with_adapters
 
 MODELS = ("qwen3", "qwen3-untied", "qwen3-moe", "qwen3-moe-untied")
-GROUPS = [(1, "qwen3"), *((2, model) for model in MODELS), (3, "qwen3-untied"), (3, "qwen3-moe")]
+FEW = "two experts"  # on three ranks, which split another axis
+BIASED = "gpt-oss"  # experts with biases and transposed weights
+GROUPS = [(1, "qwen3"), *((2, model) for model in MODELS), (3, "qwen3-untied"), (3, "qwen3-moe"), (3, FEW)]
 CONFIG = RunConfig(
     recipe=replace(SCALERL, loss=Reinforce(), optimizer=AdamW(learning_rate=1e-3, warmup_steps=4, eps=1e-8)),
     model=HuggingFaceModel(path="given to the ranks"),
@@ -45,9 +49,10 @@ CONFIG = RunConfig(
 def paths(tmp_path_factory):
     """Directories of the models."""
     parent = tmp_path_factory.mktemp("models")
-    for name in MODELS:
+    for name in (*MODELS, BIASED):
         tiny_model(name).save_pretrained(parent / name)
-    return {name: str(parent / name) for name in MODELS}
+    tiny_model("qwen3-moe", num_experts=2, num_experts_per_tok=1).save_pretrained(parent / FEW)
+    return {name: str(parent / name) for name in (*MODELS, FEW, BIASED)}
 
 
 class Benches:
@@ -119,6 +124,22 @@ def batch(rows=7, width=12, seed=0):
         trained_BT=trained,
         weights_BT=weights / weights.sum(),
     )
+
+
+def on_mesh(data, expert):
+    """Return the configuration of data x expert ranks."""
+    return replace(CONFIG, placement=Placement(trainer_ranks=data * expert, expert_ranks=expert))
+
+
+def routed(given, chosen):
+    """Return a batch with the recorded experts of two per token and layer, which the trainer uses."""
+    return change(given, experts_BTLK=chosen.to(torch.uint8), replay_experts=True)
+
+
+def distance(found, expected):
+    """Return the norm of the difference of lists of tensors, relative to the norm of the expected ones."""
+    flat = [torch.cat([tensor.flatten() for tensor in tensors]) for tensors in (found, expected)]
+    return float((flat[0] - flat[1]).norm() / flat[1].norm())
 
 
 def untrained(given):
@@ -253,6 +274,78 @@ def test_a_nonfinite_value_on_one_rank_raises_on_all_and_keeps_the_weights(bench
     close(benches.weights(group), benches.weights(single), atol=1e-5)
 
 
+# -------------------------------------------------------------------------------------------------- experts on ranks
+
+
+@pytest.mark.parametrize("mesh", [(1, 1), (2, 1), (1, 2), (2, 2)])
+@pytest.mark.slow
+def test_on_every_mesh_gradient_and_twenty_updates_of_a_mixture_equal_those_of_one_process(benches, mesh):
+    group, single = (
+        benches.group(math.prod(mesh), "qwen3-moe-untied", on_mesh(*mesh)),
+        benches.single("qwen3-moe-untied"),
+    )
+    shape = (7, 12, 2)
+    recorded = torch.rand(*shape, 4, generator=torch.Generator().manual_seed(0)).topk(2).indices
+    on_one_rank = torch.tensor([1, 0]).expand(*shape, 2)  # experts 2 and 3 get no tokens
+    for given in (batch(), batch(rows=1), routed(batch(), recorded), routed(batch(), on_one_rank)):
+        assert distance(benches.gradients(group, given), benches.gradients(single, given)) < 1e-5
+    for number in range(20):
+        given = batch(rows=(7, 6, 1, 4)[number % 4], seed=number)
+        ours, theirs = group.step(given), single.step(given)
+        assert ours.to_dict() == pytest.approx(theirs.to_dict(), rel=1e-3, abs=1e-4)
+    found, expected = benches.weights(group), benches.weights(single)
+    assert distance([found[name] for name in expected], expected.values()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("model", "option"),
+    [
+        (BIASED, {"gradient_checkpointing": True}),
+        ("qwen3-moe", {"gradient_checkpointing": True, "accumulate": "sharded"}),
+        ("qwen3-moe", {"packing": "packed"}),
+    ],
+)
+@pytest.mark.slow
+def test_options_of_the_learner_change_no_gradient_of_experts_on_ranks(benches, model, option):
+    config = replace(on_mesh(1, 2), learner=replace(CONFIG.learner, **option))
+    sums = benches.gradients(benches.group(2, model, config), batch())
+    assert distance(sums, benches.gradients(benches.single(model), batch())) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_1_x_2_ranks_resumes_on_2_x_1_and_back(benches, tmp_path):
+    first = benches.group(2, "qwen3-moe", on_mesh(1, 2))
+    for number in range(3):
+        expected = first.step(batch(seed=number))
+    for number, mesh in enumerate([(2, 1), (1, 2)]):
+        (tmp_path / str(number)).mkdir()
+        first.save(tmp_path / str(number))
+        given = batch(seed=3 + number)
+        expected, weights = first.step(given).to_dict(), benches.weights(first)
+        first = benches.group(2, "qwen3-moe", on_mesh(*mesh))
+        first.load(tmp_path / str(number), updates=3 + number)
+        assert first.step(given).to_dict() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        close(benches.weights(first), weights, atol=1e-6)
+
+
+def test_meshes_and_models_that_do_not_fit_are_refused_with_their_numbers():
+    with pytest.raises(ValueError, match="expert_ranks: got 3 with trainer_ranks 4; allowed: a divisor"):
+        Placement(trainer_ranks=4, expert_ranks=3)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 48}
+    unfused = transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(**sizes, num_local_experts=4))
+    for model, ranks, message in [
+        (tiny_model("qwen3"), 2, "got 2 for Qwen3ForCausalLM, a dense model; allowed: 1"),
+        (
+            tiny_model("qwen3-moe"),
+            3,
+            "got 3 for Qwen3MoeForCausalLM, which has 4 experts per layer; allowed: a divisor",
+        ),
+        (unfused, 2, "got 2 for Llama4ForCausalLM, whose 4 experts per layer are not fused"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            experts_of(Policy(model), ranks)
+
+
 # ---------------------------------------------------------------------------------------------------------- weights
 
 
@@ -267,8 +360,9 @@ def test_weights_in_shared_memory_equal_those_of_the_learner(benches):
     close(received, benches.weights(single), atol=1e-6)
 
 
-def test_weights_that_ranks_send_to_vllm_equal_the_exported_checkpoint(benches, tmp_path):
-    config = replace(CONFIG, placement=Placement(engine="vllm"))
+@pytest.mark.parametrize("expert", [1, 2])
+def test_weights_that_ranks_send_to_vllm_equal_the_exported_checkpoint(benches, tmp_path, expert):
+    config = replace(CONFIG, placement=Placement(engine="vllm", trainer_ranks=2, expert_ranks=expert))
     group = benches.group(2, "qwen3-moe-untied", config)
     group.step(batch())
     group.export(tmp_path)

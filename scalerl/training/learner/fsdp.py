@@ -1,7 +1,7 @@
 """The learner of several ranks: FSDP2 over torch.distributed; every rank calls the same methods with the same batch.
 
-Each rank holds a shard of the FP32 weights and moments and trains a part of a batch's rollouts. There is no tensor or
-expert parallelism: each rank computes whole blocks for its rollouts.
+Each rank holds a shard of the FP32 weights and moments and trains a part of a batch's rollouts. There is no tensor
+parallelism: each rank computes whole blocks for its rollouts, except experts that are on other ranks (experts.py).
 
 At the start every rank builds the model on torch's meta device. It receives one decoder block at a time from rank 0 and
 keeps its shard. During this, rank 0 holds the whole model in host memory, in the type of the forward pass; every rank
@@ -12,7 +12,9 @@ Legend: B sequences, T tokens of the longest, N compared tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -21,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from scalerl.config.recipe import AdamW, Loss
 from scalerl.core.errors import ConfigError
@@ -32,7 +34,8 @@ from scalerl.models.weights import plain_model
 from scalerl.rollouts.replay import Difference
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.training.learner.base import PromptedRollout, TokenMeter, TokenSums, TrainBatch
-from scalerl.training.learner.policy_learner import MOMENTS, PolicyLearner
+from scalerl.training.learner.experts import experts_of, mesh_of, spread
+from scalerl.training.learner.policy_learner import MOMENTS, PolicyLearner, by_mesh
 from scalerl.training.learner.sharded_checkpoint import read_shards, save_shards, stored_shapes
 
 _EMPTY = TrainBatch(
@@ -104,8 +107,12 @@ class ShardedLearner(PolicyLearner):
 
     def _clip(self) -> float:
         """Clip the gradient and return its previous L2 norm over all ranks."""
-        norm = nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm)
-        return float(cast(DTensor, norm).full_tensor())
+        groups = by_mesh(self._masters)
+        parts = [nn.utils.get_total_norm([m.grad for m in own if m.grad is not None]) for own in groups]
+        norm = math.hypot(*(float(cast(DTensor, part).full_tensor()) for part in parts))
+        for own in groups:
+            nn.utils.clip_grads_with_norm_(own, self._settings.max_grad_norm, torch.tensor(norm))
+        return norm
 
     def check(self, version: int, rollouts: Sequence[PromptedRollout]) -> Difference | None:
         """Recompute the log-probabilities of rollouts; every rank must be given the same ones."""
@@ -205,9 +212,15 @@ def balanced_split(length_B: Tensor, rows: Tensor, ranks: int) -> list[Tensor]:
 
 
 def shard(
-    policy: Policy, mesh: DeviceMesh, dtype: torch.dtype, fill: Callable[[nn.Module], None] = lambda module: None
+    policy: Policy,
+    mesh: DeviceMesh,
+    dtype: torch.dtype,
+    fill: Callable[[nn.Module], None] = lambda module: None,
+    expert_ranks: int = 1,
 ) -> None:
     """Shard a policy in place: one parameter group per decoder block, and one for embedding, final norm and head.
+
+    With more than one expert rank, the experts of each block are another group, sharded over the ranks that hold them.
 
     Gradients are summed over the ranks in FP32 and not divided, because the token weights of a batch sum to one over
     all ranks. With bf16 the blocks compute with bf16 copies of their FP32 shards, and inputs are not cast: the residual
@@ -219,15 +232,28 @@ def shard(
         mesh: One-dimensional mesh.
         dtype: Type of the forward pass.
         fill: Function called with each block, and at the end with the model, before it is sharded.
+        expert_ranks: Ranks over which the experts of every layer are spread.
+
+    Raises:
+        ConfigError: The experts cannot be spread.
     """
+    experts = experts_of(policy, expert_ranks) if expert_ranks > 1 else []
+    grid = mesh_of(mesh, expert_ranks) if experts else mesh
     precision = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
+
+    def over(module: nn.Module, ranks: DeviceMesh) -> None:
+        fully_shard(module, mesh=ranks, mp_policy=precision, shard_placement_fn=partial(_axis, ranks.size()))
+
     for block in decoder_layers(policy.model):
         fill(block)
-        fully_shard(block, mesh=mesh, mp_policy=precision)
+        for module in set(block.modules()).intersection(experts):
+            spread(module, grid["expert"])
+            over(module, grid["data"])
+        over(block, mesh)
     fill(policy.model)
-    fully_shard(policy, mesh=mesh, mp_policy=precision)
+    over(policy, mesh)
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -237,6 +263,17 @@ def shard(
         root.set_reduce_scatter_unused_params(True)
 
 
+def _axis(ranks: int, parameter: nn.Parameter) -> Shard:
+    """Return the axis of a parameter to shard: the first, or if that is shorter than the ranks, one they divide.
+
+    FSDP2 always splits the first axis, so that 16 fused experts would lie on 16 of 64 ranks. That of experts which have
+    been spread is split already.
+    """
+    spread = isinstance(parameter, DTensor)
+    even = (axis for axis, size in enumerate(parameter.shape) if size % ranks == 0 and axis >= spread)
+    return Shard(0 if len(parameter) >= ranks and not spread else next(even, 0))
+
+
 def load_sharded(
     path: str,
     mesh: DeviceMesh,
@@ -244,6 +281,7 @@ def load_sharded(
     revision: str = "main",
     dtype: str = "float32",
     fp32_head: bool = True,
+    expert_ranks: int = 1,
 ) -> Policy:
     """Load a causal LM over all ranks of a mesh; every rank must call this.
 
@@ -255,9 +293,10 @@ def load_sharded(
         revision: Branch, tag or commit.
         dtype: Type of the forward pass; the shards are FP32.
         fp32_head: Whether to multiply by the head in FP32.
+        expert_ranks: Ranks over which the experts of every layer are spread.
 
     Raises:
-        ConfigError: From `load_policy`, or sharding changes the log-probabilities.
+        ConfigError: From `load_policy` or `experts_of`, or sharding changes the log-probabilities.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -275,7 +314,8 @@ def load_sharded(
     if source is not None:
         model.generation_config = source.model.generation_config
     device = torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")
-    shard(policy, mesh, getattr(torch, dtype), _Fill(model, None if source is None else source.model, device))
+    fill = _Fill(model, None if source is None else source.model, device)
+    shard(policy, mesh, getattr(torch, dtype), fill, expert_ranks)
     _check_sharded(policy, source, device, 1e-3 if dtype == "float32" else 0.05)
     return policy
 

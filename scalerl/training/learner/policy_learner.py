@@ -89,10 +89,9 @@ class PolicyLearner:
         self._masters = [_master(p) for p in self._parameters]
         decayed = [p for p in self._masters if p.ndim >= 2]
         plain = [p for p in self._masters if p.ndim < 2]
-        groups = [{"params": decayed, "weight_decay": optimizer.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        self._optimizer = torch.optim.AdamW(
-            [g for g in groups if g["params"]], lr=0.0, betas=optimizer.betas, eps=optimizer.eps, fused=True
-        )
+        kinds = ((decayed, optimizer.weight_decay), (plain, 0.0))
+        groups = [{"params": own, "weight_decay": decay} for params, decay in kinds for own in by_mesh(params)]
+        self._optimizer = torch.optim.AdamW(groups, lr=0.0, betas=optimizer.betas, eps=optimizer.eps, fused=True)
         check_update(policy, packed=self._packing != "padded")
 
     @classmethod
@@ -340,6 +339,14 @@ def batch_flops(sizes: ModelSizes, batch: TrainBatch, checkpointing: bool) -> fl
     trained_B = batch.trained_B
     predicted_b = batch.trained_BT[trained_B].sum(dim=1)
     return sizes.training_flops(batch.length_B[trained_B].numpy(), predicted_b.numpy(), checkpointing)
+
+
+def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Return tensors by the mesh of their ranks; an operator on a list of sharded tensors needs a common one."""
+    groups: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
+    return list(groups.values())
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:

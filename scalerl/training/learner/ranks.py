@@ -223,6 +223,7 @@ def load_learner(spec: RankSpec, mesh: DeviceMesh) -> ShardedLearner:
         revision=config.model.revision if isinstance(config.model, HuggingFaceModel) else "main",
         dtype=config.hardware.dtype,
         fp32_head=config.recipe.fp32_head,
+        expert_ranks=config.placement.expert_ranks,
     )
     return sharded_learner(config, policy)
 
