@@ -53,6 +53,7 @@ def _group_lines(name: str, record: type[Part], config: RunConfig) -> Iterator[s
         path, words = f"{name}.{own}".lstrip("."), allowed(field.annotation)
         if own not in values and not field.is_required():
             values = {**values, own: field.get_default(call_default_factory=True)}
+        words = words.replace("|", "| ") if len(words) > WIDTH // 2 else words  # so that the line can be wrapped
         if words == "TABLE" and records(field.annotation):
             words += f"  (--help {path})"
         elif own in values:
