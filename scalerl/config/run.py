@@ -226,7 +226,7 @@ class RunConfig(Part):
         if self.placement.engine == "vllm" and recipe.top_p < 1:
             raise ValueError(
                 f"recipe.top_p: got {recipe.top_p:g} with placement.engine 'vllm'; allowed: 1. Its log-probabilities "
-                "are those within the nucleus, which is not read from the server, so the trainer cannot compute the same"
+                "are those within the nucleus, which is not read from the server, so the trainer cannot repeat them"
             )
         if self.weights == "nccl" and not rounds.streams and rounds.max_lag:
             raise ValueError(  # servers hold one version, and an evaluation within a round would replace it
