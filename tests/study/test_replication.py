@@ -77,9 +77,9 @@ def test_a_verdict_compares_the_interval_with_the_effect_that_the_paper_claims(b
 
 def test_the_page_has_the_number_of_seeds_of_every_study(replication):
     seeds = {name: len({key.rpartition("-")[2] for key in replication.read(name)["runs"]}) for name in PACKED}
-    three, one = {"loo", "recipes", "long-tail"}, {"rates", "choices", "axes"}
+    three, one = {"loo", "recipes", "experts", "long-tail"}, {"rates", "choices", "axes"}
     assert seeds == {name: 3 if name in three else 1 if name in one else 2 for name in PACKED}
-    assert "Leave-one-out, the recipes and the long-tailed lengths have three seeds per arm" in PAGE
+    assert "Leave-one-out, the recipes, the mixture and the long-tailed lengths have three seeds per arm" in PAGE
     assert "rates, choices and axes have one; all other studies have two" in PAGE
 
 

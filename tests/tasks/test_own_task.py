@@ -38,7 +38,8 @@ def task(name, **settings):
 
 
 def test_rows_are_distinct_and_scores_become_verdicts():
-    rows = custom.rows(task("Doubles", params={"largest": 4}), 5)
+    rows, replies = custom.rows(task("Doubles", params={"largest": 4}), 5)
+    assert not replies
     assert [row["n"] for row in rows] == [0, 1, 2, 3, 4]  # each was made twice
     columns = {"function": "own_tasks:Doubles", "params": {"largest": 4}, "pass_score": 0.5, "row": rows[3]}
     asked = Prompt("0" * 16, "2 x 3 =", (1,), "", "Doubles", columns)
