@@ -44,7 +44,7 @@ WITH_FIELDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "doctor": (doctor, "check that a run will work on this machine or cluster, in two minutes"),
     "study": (_study, "plan, run and compare many runs: loo, recipes, forward, axes, rates"),
     "resume": (resume, "resume a run from its last checkpoint"),
-    "sft": (sft, "supervised warm start of a model on prompts and completions; default: the lab's model"),
+    "sft": (sft, "supervised warm start of a model on prompts and completions"),
 }
 """Commands that parse their own words, because fields of a configuration are options, with their help."""
 

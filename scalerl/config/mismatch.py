@@ -29,7 +29,7 @@ class NoCorrection(Part):
 
 
 class TokenMask(Part):
-    """Tokens whose ratio is out of bounds carry no loss (IcePop, arXiv 2510.18855; with a low end of 0: token MIS)."""
+    """Tokens whose ratio is out of bounds carry no loss (IcePop, arXiv 2510.18855; with a low end of 0, TRL's mask)."""
 
     kind: Literal["token-mask"] = "token-mask"
     keep: Bounds = (0.5, 5.0)
@@ -37,7 +37,7 @@ class TokenMask(Part):
 
 
 class SequenceMask(Part):
-    """Rollouts whose product of ratios is out of bounds carry no loss (sequence MIS, Liu and Li 2025)."""
+    """Rollouts whose product of ratios is out of bounds carry no loss (masked importance sampling, Liu and Li 2025)."""
 
     kind: Literal["sequence-mask"] = "sequence-mask"
     keep: Bounds = (0.0, 3.0)

@@ -35,15 +35,12 @@ class End(Protocol):
 
     def asked(self) -> bool:
         """Return whether a message is waiting."""
-        ...
 
     def next(self) -> tuple[str, tuple[Any, ...]]:
         """Wait for the next message and return (name of the method, arguments)."""
-        ...
 
     def say(self, kind: str, content: Any) -> None:
         """Send an answer: ("done", result), ("raised", exception) or ("failed", (reason, traceback))."""
-        ...
 
 
 Run = Callable[[End], None]

@@ -163,28 +163,22 @@ class Engine(Protocol):
     @property
     def work(self) -> Work:
         """Work done so far."""
-        ...
 
     @property
     def version(self) -> int:
         """Version of the weights in use."""
-        ...
 
     def occupancy(self) -> Occupancy:
         """Return how full the engine is."""
-        ...
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue sequences; they start when slots become free."""
-        ...
 
     def cancel(self, ids: Collection[tuple[int, int]]) -> None:
         """Drop unfinished sequences; they are never returned."""
-        ...
 
     def advance(self) -> None:
         """Begin the work that the next `poll` waits for, so that engines in several processes work in parallel."""
-        ...
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
         """Return the sequences that finished.
@@ -192,7 +186,6 @@ class Engine(Protocol):
         Args:
             timeout_s: Seconds that an asynchronous engine may wait for one.
         """
-        ...
 
     def swap(self, version: int) -> None:
         """Use new weights, received over the engine's weight channel; running sequences keep their cache.
@@ -200,15 +193,12 @@ class Engine(Protocol):
         A deterministic engine uses them when this method returns. An asynchronous engine may take longer; `version` is
         the version in use. It samples nothing before the first swap.
         """
-        ...
 
     def state(self) -> dict[str, Any]:
         """Return everything needed for an exact resume except the weights: nested dicts of arrays and plain values."""
-        ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        ...
 
 
 def generate(

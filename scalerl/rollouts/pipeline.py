@@ -51,11 +51,9 @@ class PendingScores(Protocol):
 
     def wait(self, seconds: float) -> bool:
         """Wait at most `seconds`; return whether scoring has finished or failed."""
-        ...
 
     def result(self) -> ScoredGroup:
         """Return the group with its scores."""
-        ...
 
 
 Score = Callable[[Group], PendingScores]

@@ -25,7 +25,6 @@ class Life(Protocol):
 
     def post(self, number: int, method: str, *arguments: Any) -> None:
         """Request a submit, cancel or swap, executed in order; return immediately."""
-        ...
 
     def report(self, wait_s: float) -> Report | None:
         """Return the results since the last report; None if no answer came in time.
@@ -33,11 +32,9 @@ class Life(Protocol):
         Raises:
             EngineDied: The engine ended or failed.
         """
-        ...
 
     def kill(self) -> None:
         """End the engine in any state."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,15 +36,12 @@ class WeightChannel(Protocol):
 
     def send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
         """Make a version available (learner's side). Weights are tensors by the model's parameter names."""
-        ...
 
     def receive(self, version: int) -> Mapping[str, Any]:
         """Return the weights of a version (engine's side); the caller must copy them at once."""
-        ...
 
     def drop(self, version: int) -> None:
         """Discard a version that no engine needs any more (learner's side)."""
-        ...
 
 
 class DirectoryChannel:

@@ -83,7 +83,7 @@ WORDS = [
     options("an unknown option of the program", "--versoin", expect="--versoin"),
     *(options(f"{verb} --bogus", verb, "--bogus") for verb in VERBS),
     *(options(f"{verb} without arguments", verb, expect="required") for verb in VERBS
-      if verb not in ("train", "plan", "sft", "recipes")),
+      if verb not in ("train", "plan", "recipes")),
     *(options(f"{verb} --help", verb, "--help", expect="usage", allowed=(0,)) for verb in VERBS),
     *(options(f"{verb} of no such path", verb, "no-such-place", *more, expect="no-such-place") for verb, *more in (
         ("train", "--dry-run"), ("plan",), ("study", "--dry-run"), ("resume",), ("fit",), ("forecast",),

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from scalerl import cli
 from scalerl.config import PRESETS, TinyModel, WarmStart
 from scalerl.config.base import replace
 from scalerl.config.data import ArithmeticTask, ProgramsTask
@@ -130,15 +129,6 @@ def test_the_gate_counts_single_steps_by_their_most_likely_digit(monkeypatch):
         logits.append(row)
     monkeypatch.setattr(policy, "logits", knows_sums)
     assert fact_accuracy(policy, tokenizer, facts) == pytest.approx(100 / 300)
-
-
-def test_sft_on_the_command_line_saves_the_model_and_does_not_repeat(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(module, "GATE", 0.0)
-    assert cli.main(["sft", "--steps", "2", "--out", str(tmp_path / "made")]) == 0
-    first = capsys.readouterr().out
-    assert "fact_accuracy" in first and first.splitlines()[-1] == f"saved: {tmp_path / 'made'}"
-    assert cli.main(["sft", "--steps", "2", "--out", str(tmp_path / "made")]) == 0
-    assert capsys.readouterr().out == f"already there: {tmp_path / 'made'}\n"
 
 
 def test_experts_share_the_width_of_the_dense_mlp():

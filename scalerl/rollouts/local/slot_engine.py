@@ -28,38 +28,30 @@ class Decoder(Protocol):
     @property
     def version(self) -> int:
         """Version of the weights in use; engines that share a model share it."""
-        ...
 
     def decode(self, rows: int, tokens_R: Ints, lengths_R: Ints) -> float:
         """Feed one token to each of the first `rows` rows, at cache position lengths_R - 1; return the FLOPs spent.
 
         Rows of length 1 are empty. The FLOPs of the head are counted here and in `prefill`, although `sample` runs it.
         """
-        ...
 
     def prefill(self, slots_N: Ints, prompts: Sequence[tuple[int, ...]]) -> float:
         """Fill rows with prompts and return the FLOPs spent; equal prompts are computed once."""
-        ...
 
     def sample(self, slots_B: Ints, uniforms_B: Any) -> tuple[Ints, Any]:
         """Draw the next token of each given row from its latest hidden state; return tokens and log-probabilities."""
-        ...
 
     def move(self, source: int, target: int) -> None:
         """Copy one row's cache onto another."""
-        ...
 
     def load_weights(self, version: int, weights: Mapping[str, Any]) -> None:
         """Swap the weights, keep the cache."""
-        ...
 
     def state(self, lengths_S: Ints) -> dict[str, Any]:
         """Return the cache of rows with a positive length."""
-        ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        ...
 
 
 class RecordingDecoder(Decoder, Protocol):
@@ -68,11 +60,9 @@ class RecordingDecoder(Decoder, Protocol):
     @property
     def routing_shape(self) -> RoutingShape | None:
         """Shape of the recorded experts; None if nothing is recorded."""
-        ...
 
     def experts(self, slots_B: Ints) -> Any:
         """Return [B, L, K] of each given row: the experts of its latest token."""
-        ...
 
 
 class SlotEngine:

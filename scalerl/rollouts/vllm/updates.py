@@ -41,11 +41,9 @@ class Updates(Protocol):
 
     def hold(self, version: int) -> Any:
         """Keep a version from being dropped; called by the caller's thread when the version is requested."""
-        ...
 
     def release(self, held: Any) -> None:
         """Release what `hold` returned: the server has loaded it, or will not."""
-        ...
 
     async def apply(self, call: Call, version: int, held: Any) -> None:
         """Give the server a version; return when it uses it.
@@ -53,7 +51,6 @@ class Updates(Protocol):
         Raises:
             EngineDied: The server does not use the version.
         """
-        ...
 
 
 class DirectoryUpdates:

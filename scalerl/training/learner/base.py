@@ -278,15 +278,12 @@ class Learner(Protocol):
         Raises:
             BadGradient: The loss or the gradient is not finite; the weights are unchanged.
         """
-        ...
 
     def rehearse(self, batch: TrainBatch) -> float:
         """Return the seconds of a batch's forward and backward passes after a warm-up; the weights are unchanged."""
-        ...
 
     def training_flops(self, batch: TrainBatch) -> float:
         """Return the floating-point operations of one step over a batch."""
-        ...
 
     def send(self, version: int, channel: WeightChannel) -> None:
         """Send all weights over a channel as `version`.
@@ -294,7 +291,6 @@ class Learner(Protocol):
         Torch engines get the names of the model's parameters, vLLM those of a checkpoint on disk. The channel is used
         in the process that holds the weights, so they do not pass through the loop's process.
         """
-        ...
 
     def check(self, version: int, rollouts: Sequence[PromptedRollout]) -> Difference | None:
         """Recompute the log-probabilities of rollouts and compare those of the learner's version.
@@ -307,7 +303,6 @@ class Learner(Protocol):
         Returns:
             The difference; None if no rollout is of this version.
         """
-        ...
 
     def save(self, directory: Path) -> None:
         """Write the learner's part of a checkpoint.
@@ -315,24 +310,18 @@ class Learner(Protocol):
         Raises:
             BadGradient: A weight is not finite; nothing is written.
         """
-        ...
 
     def load(self, directory: Path, updates: int) -> None:
         """Restore the state that `save` wrote after `updates` updates."""
-        ...
 
     def export(self, directory: Path) -> None:
         """Write the weights as a Hugging Face model."""
-        ...
 
     def export_adapter(self, directory: Path) -> None:
         """Write the adapters in peft's format; without adapters (`model.lora`) do nothing."""
-        ...
 
     def watch(self) -> None:
         """Raise ProcessDied if a process of the learner has ended; called while the loop waits."""
-        ...
 
     def close(self) -> None:
         """End the learner's processes, if it has any; nothing is saved."""
-        ...
