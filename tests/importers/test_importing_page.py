@@ -4,6 +4,8 @@ import contextlib
 import re
 import shlex
 import shutil
+import sys
+import types
 from pathlib import Path
 
 import builders
@@ -11,6 +13,7 @@ import pytest
 from doc_pages import blocks
 
 from scalerl import cli
+from scalerl.importers import read
 
 LOGS = Path(__file__).parent / "logs"
 PAGE = (Path(__file__).parents[2] / "docs/importing.md").read_text()
@@ -66,6 +69,28 @@ def test_imported_points_can_be_fitted_with_the_command_of_the_page(place, capsy
 def test_a_snippet_of_the_page_works(place, capsys, snippet):
     exec(snippet, {})
     assert "metric: val-core/gsm8k" in capsys.readouterr().out
+
+
+def test_the_output_of_the_page_is_that_of_its_commands(tmp_path, monkeypatch, capsys):
+    lines = blocks("docs/importing.md", "console")[0].splitlines()
+    monkeypatch.chdir(tmp_path)
+    Path("examples").symlink_to(Path(__file__).parents[2] / "examples")
+    for line in lines[:2]:
+        assert cli.main(shlex.split(line)[2:]) == 0
+    printed = capsys.readouterr().out.splitlines()[1:]  # without "written"
+    assert [line.split()[0] for line in printed] == [line.split()[0] for line in lines[2:]]
+    numbers = [[float(n) for n in re.findall(r"\d+\.\d+", "\n".join(part))] for part in (printed, lines)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=0.02)
+
+
+def test_the_export_of_the_page_writes_all_rows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"_step": step, "eval/accuracy": step / 100, "_runtime": 60.0 * step} for step in range(9)]
+    run = types.SimpleNamespace(scan_history=lambda: iter(rows))
+    api = types.SimpleNamespace(run=lambda name: run)
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(Api=lambda: api))
+    exec(blocks("docs/importing.md", "python export")[0], {})
+    assert len(read("history.jsonl", source="wandb", metric="eval/accuracy", devices=4).rows) == 9
 
 
 @pytest.mark.filterwarnings("ignore")
