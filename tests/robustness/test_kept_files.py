@@ -156,7 +156,6 @@ OUTPUTS = (  # command, files, and for each case its name, words, further files 
     ("sft", (MODEL, DATA), (
         ("--out is the base model", (*SFT, "m"), (), (TAKEN, UNCHANGED)),
         ("--out holds notes", (*SFT, "r"), (write("r/notes.txt", "mine"),), TAKEN),
-        ("--out of the lab is a model", ("--steps", "1", "--out", "m"), (), (TAKEN, UNCHANGED)),
     )),
     ("eval", (MODEL, DATA), (
         ("-o has the suite, whose name the texts get", (*EVAL, "."), (), (TAKEN, UNCHANGED)),
