@@ -197,8 +197,13 @@ class TurnEngine:
         return Finished(episode.id, episode.rollout(outcome))
 
     def state(self) -> dict[str, Any]:
-        """Return the inner engine's state, and the rollouts under way; replies are asked for again."""
-        return {"inner": self._inner.state(), "tick": self._tick, "episodes": to_plain(list(self._episodes.values()))}
+        """Return the inner engine's state, and the rollouts under way; replies are asked for again.
+
+        Rollouts that wait for a reply come first, in the order of their requests: replies of one step are used in it.
+        """
+        order = dict.fromkeys([*self._asked, *self._episodes])
+        episodes = [to_plain(self._episodes[id]) for id in order]
+        return {"inner": self._inner.state(), "tick": self._tick, "episodes": episodes}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""

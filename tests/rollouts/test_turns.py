@@ -156,7 +156,7 @@ def test_a_slow_environment_changes_no_token_and_no_tick():
         assert rollout.tokens.tolist() == slow[id].tokens.tolist() and (rollout.logps == slow[id].logps).all()
 
 
-@pytest.mark.parametrize("ticks", [3, 3 + REPLY_TICKS, 25])
+@pytest.mark.parametrize("ticks", [3, 3 + REPLY_TICKS, 16, 20, 25])
 def test_a_restored_engine_continues_with_equal_bits(ticks):
     expected, _ = run(make())
     engine, done = make(), {}
@@ -165,6 +165,7 @@ def test_a_restored_engine_continues_with_equal_bits(ticks):
     restored = make()
     restored.cancel([(n, s) for n in range(4) for s in range(4)])
     restored.load_state(engine.state())
+    assert list(restored._asked) == list(engine._asked)  # replies of one step are used in the order of their requests
     rest, _ = run(restored)
     assert rest and done.keys() | rest.keys() == expected.keys()
     for id, rollout in (done | rest).items():
