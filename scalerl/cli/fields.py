@@ -29,18 +29,17 @@ def field_help(group: str, config: RunConfig) -> str:
     Raises:
         ConfigError: There is no such group.
     """
-    every = groups()
+    every, shown = groups(), plain_values(config, mode="json")
     names = list(dict.fromkeys(name for name, _ in every if name))
     if group not in ("", "all", *names):
         raise ConfigError(f"--help: got {group[:80]!r}{nearest(group, names)}; allowed: all, {', '.join(names)}")
-    lines = [line for name, record in every if group in (name, "all") for line in _group_lines(name, record, config)]
+    lines = [line for name, record in every if group in (name, "all") for line in _group_lines(name, record, shown)]
     if not group:
         lines += ["", *wrapped(f"groups (--help GROUP lists one, --help all lists all fields): {', '.join(names)}", 2)]
     return "\n".join(lines)
 
 
-def _group_lines(name: str, record: type[Part], config: RunConfig) -> Iterator[str]:
-    values: Any = plain_values(config, mode="json")
+def _group_lines(name: str, record: type[Part], values: Any) -> Iterator[str]:
     for step in name.split(".") if name else ():
         values = values.get(step) if isinstance(values, dict) else None
         values = values[0] if isinstance(values, list) and values else values

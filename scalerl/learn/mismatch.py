@@ -66,7 +66,7 @@ def sequence_truncate(params: parts.SequenceTruncate, log_ratio_BT: Tensor, mask
 
 
 def _outside(log_ratio: Tensor, keep: tuple[float, float]) -> Tensor:
-    """Return where a ratio is out of bounds; NaN is not, so that the loss stays NaN and the update is refused."""
+    """Return where a ratio is out of bounds; NaN is not, so that the loss stays NaN and the update fails."""
     low, high = (math.log(bound) if bound else -math.inf for bound in keep)
     return (log_ratio < low) | (log_ratio > high)
 

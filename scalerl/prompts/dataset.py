@@ -20,6 +20,7 @@ from scalerl.prompts.layouts import Row, identity, read_rows
 from scalerl.prompts.sources import custom_rows, environment_rows, gym_rows
 from scalerl.tasks.checks import with_tests
 from scalerl.tasks.generated import GENERATED
+from scalerl.tasks.turns import opening
 from scalerl.types import Prompt
 
 
@@ -171,8 +172,7 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]], data: Text
         )
     system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
     if tokenizer.chat_template and data.chat_template != "never":
-        messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-        text = render(tokenizer, system + messages)
+        text = render(tokenizer, system + opening(prompt))
         return text, list(tokenizer(text, add_special_tokens=False)["input_ids"])
     spoken = prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
     return _encode_plain(tokenizer, f"{data.system_prompt}\n\n{spoken}" if data.system_prompt else spoken)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +78,7 @@ class GeneratorSpec:
         specs = [EngineSpec(self, channel, number) for number in range(config.placement.engines)]
         pairs = self.make_engines(specs, notes.append)
         if self.environments:
-            load = partial(load_tokenizer, self.model.path, self.model.revision)
-            pairs = with_turns(pairs, load, config.scoring)
+            pairs = with_turns(pairs, load_tokenizer(self.model.path, self.model.revision), config.scoring)
         schedule = schedule_of(config, -1 if config.rollouts.lag_ticks == "measure" else config.lag_ticks)
         engines, evaluators = zip(*pairs, strict=True)
         coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, config.seed, evaluators)

@@ -104,7 +104,7 @@ class TurnEngine:
         """Wrap an engine.
 
         Args:
-            inner: Engine that samples the turns; its prompts may be as long as `context_tokens` of the prompts.
+            inner: Engine that samples the turns; its prompts may be as long as `with_replies` returns.
             ask: Function that asks an environment.
             tokenizer: The policy's tokenizer.
         """
@@ -216,11 +216,9 @@ class TurnEngine:
                 self._asked[episode.id] = self._ask(episode.prompt, episode.said)
 
 
-def with_turns(
-    pairs: Sequence[Sequence[Engine]], load_tokenizer: Callable[[], Any], settings: Scoring
-) -> Sequence[Sequence[Engine]]:
+def with_turns(pairs: Sequence[Sequence[Engine]], tokenizer: Any, settings: Scoring) -> Sequence[Sequence[Engine]]:
     """Add turns to engines, whose environments share one pool of processes."""
-    pool, tokenizer = ScoringPool(settings.workers or max(4, os.cpu_count() or 1), None, settings), load_tokenizer()
+    pool = ScoringPool(settings.workers or max(4, os.cpu_count() or 1), None, settings)
 
     def ask(prompt: Prompt, said: Sequence[Message]) -> Future[Reply]:
         return pool.schedule(turns.ask, prompt, list(said), limit_s=prompt.columns["turns"]["reply_s"])

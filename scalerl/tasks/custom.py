@@ -32,15 +32,10 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     return Verdict(score >= columns["pass_score"], score, reason)
 
 
-def environment(made: object) -> bool:
-    """Return whether a task replies to completions instead of scoring them (tasks/turns.py)."""
-    return callable(getattr(made, "reply", None))
-
-
 def rows(task: CustomTask, count: int) -> tuple[list[dict[str, Any]], bool]:
     """Return the first `count` distinct rows of a task, and whether it is an environment.
 
-    A `score` is checked on an empty completion of the first row, a `reply` by `check_reply`.
+    A `score` is checked on an empty completion of the first row, a `reply` by `with_replies` (rollouts/turns.py).
 
     Raises:
         ConfigError: The class cannot be created, a row has no prompt, there are too few rows, or `score` does not
@@ -50,11 +45,12 @@ def rows(task: CustomTask, count: int) -> tuple[list[dict[str, Any]], bool]:
     try:
         made = make(name, task.params)
         rows = call(lambda: _distinct(islice(made.rows(4 * count), 4 * count), count, name), f"{name}.rows")
-        if not environment(made):
+        replies = callable(getattr(made, "reply", None))
+        if not replies:
             _score(made, name, copy.deepcopy(rows[0]), "")
     except PluginError as error:
         raise ConfigError(f"data.function: {error}") from None
-    return rows, environment(made)
+    return rows, replies
 
 
 def _distinct(made: Iterable[Any], count: int, name: str) -> list[dict[str, Any]]:

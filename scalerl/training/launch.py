@@ -22,9 +22,9 @@ from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import Policy, check_vocabulary, stop_tokens
 from scalerl.models.weights import WeightLayout
 from scalerl.prompts.curriculum import make_curriculum
-from scalerl.prompts.dataset import load_prompts
+from scalerl.prompts.dataset import PromptSplit, load_prompts
 from scalerl.rollouts.build import GeneratorSpec, ModelFacts
-from scalerl.rollouts.interrupt import length_rule
+from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.pipeline import Pipeline
 from scalerl.rollouts.turns import with_replies
 from scalerl.rollouts.weights import WeightChannel
@@ -137,11 +137,7 @@ def _assemble(
         check_length(policy, rule, longest)
         check_sampled(config, policy, model_path)
         check_rewards(config, prompts.training)
-        notes = [*prompts.notes, *length_notes(rule), *sandbox_notes(config)]
-        if not state:  # a resumed run has passed this check when it started
-            notes += reference_notes(config, prompts.everything)
-        arithmetic = arithmetic_notes(config.hardware, state.get("arithmetic", ""))
-        notes += [*channel_notes(config), *host_notes(config), *arithmetic]
+        notes = _notes(config, prompts, rule, state)
         facts = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.sizes)
         policy = with_adapters(config, policy)  # after the facts, because the engines' model has no adapters
     for note in notes:
@@ -149,10 +145,19 @@ def _assemble(
 
     progress = overrule(from_plain(Progress, state["progress"]), display) if state else Progress()
     spec = GeneratorSpec(
-        config, partial(load_in_engine, config, model_path), longest, rule, stop_tokens(policy, tokenizer),
-        partial(load_state, checkpoint, "generator") if checkpoint else None, save_state, facts, path,
-        backend.make_engines, backend.devices, environments,
-    )  # fmt: skip
+        config=config,
+        load_policy=partial(load_in_engine, config, model_path),
+        longest_prompt=longest,
+        rule=rule,
+        stop=stop_tokens(policy, tokenizer),
+        load_state=partial(load_state, checkpoint, "generator") if checkpoint else None,
+        save=save_state,
+        model=facts,
+        run=path,
+        make_engines=backend.make_engines,
+        devices=backend.devices,
+        environments=environments,
+    )
     channel = backend.channel(WeightLayout.of(sent_weights(config, policy)), path)
     learner = _learner(config, model_path, policy, channel, backend, path)
     pipeline = Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch, learner.watch)
@@ -166,6 +171,15 @@ def _assemble(
         config, prompts.held_out, tokenizer, pipeline, learner, progress, compute, records, checkpoints
     )
     return Session(config, pipeline, learner, curriculum, progress, evaluations, records, checkpoints, stop_requested)
+
+
+def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, state: Mapping[str, Any]) -> list[str]:
+    """Return the notes that are printed before a run; a new run has no state. Raises as `reference_notes`."""
+    notes = [*prompts.notes, *length_notes(rule), *sandbox_notes(config)]
+    if not state:  # a resumed run has passed this check when it started
+        notes += reference_notes(config, prompts.everything)
+    arithmetic = arithmetic_notes(config.hardware, state.get("arithmetic", ""))
+    return [*notes, *channel_notes(config), *host_notes(config), *arithmetic]
 
 
 def _learner(

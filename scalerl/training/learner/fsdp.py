@@ -248,7 +248,7 @@ def shard(
 
     for block in decoder_layers(policy.model):
         fill(block)
-        for module in set(block.modules()).intersection(experts):
+        for module in [one for one in block.modules() if one in experts]:  # in the same order on every rank
             spread(module, grid["expert"])
             over(module, grid["data"])
         over(block, mesh)
