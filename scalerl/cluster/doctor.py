@@ -25,7 +25,6 @@ from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import PASSED, Group, LocalRemote, serve
 from scalerl.models.sizes import sizes_of
-from scalerl.rollouts.vllm.checks import check_version, installed_version
 
 WORKS, SLOW, FAILS = "works", "works slowly", "does not work"
 
@@ -176,6 +175,8 @@ def versions(site: Site) -> Outcome:
     ]
     own = dict(first.versions)
     if place.engine == "vllm" and not place.servers and not site.ray:
+        from scalerl.rollouts.vllm.checks import check_version, installed_version  # httpx is an extra
+
         python = place.vllm_python or sys.executable
         own["vllm"] = installed_version(python)
         if error := outcome(lambda: check_version(f"{python} on {first.host}", own["vllm"])).exception():
