@@ -1,5 +1,6 @@
 """Packages that are not installed: the error has the command that installs them."""
 
+import importlib
 import sys
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ CASES = [
     ("uvicorn", lambda place: watch(SimpleNamespace()), "scalerl[watch]"),
     ("plotly.offline", lambda place: plotly_script(), "scalerl[report]"),
     ("ray", lambda place: RayWorkers("local", 1, 1.0, 0.0), "scalerl[ray]"),
+    ("httpx", lambda place: importlib.import_module("scalerl.rollouts.vllm"), "scalerl[vllm]"),
     ("verifiers", lambda place: environment_rows(EnvironmentTask(environment="any"), 1), "verifiers>="),
     ("mlflow", lambda place: makers_of(read_config(None, {"loggers": ["mlflow"]})), "scalerl[mlflow]"),
     ("wandb.proto.wandb_internal_pb2", lambda place: read(place / "run-1.wandb"), "wandb"),
@@ -37,6 +39,8 @@ def test_a_missing_package_is_reported_with_the_command_that_installs_it(module,
     (tmp_path / "a.tfevents").write_bytes(b"\0")
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, "scalerl.view.server", raising=False)
+    monkeypatch.delitem(sys.modules, "scalerl.rollouts.vllm", raising=False)
     monkeypatch.setattr("scalerl.loggers.base.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises((ConfigError, CurveError), match="pip install '?" + command.replace("[", r"\[")):
         call(tmp_path)

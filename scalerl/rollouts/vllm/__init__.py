@@ -1,1 +1,8 @@
-"""Generation with vLLM servers over HTTP, behind the engine contract; all vLLM-specific code is here."""
+"""Generation with vLLM servers over HTTP, behind the engine contract; all vLLM-specific code is here and needs httpx."""
+
+from importlib.util import find_spec
+
+from scalerl.core.errors import ConfigError
+
+if find_spec("httpx") is None:
+    raise ConfigError("placement.engine: 'vllm' needs httpx in this environment: pip install 'scalerl[vllm]'")
