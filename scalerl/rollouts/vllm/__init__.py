@@ -1,4 +1,4 @@
-"""Generation with vLLM servers over HTTP, behind the engine contract; all vLLM-specific code is here and needs httpx."""
+"""Generation with vLLM servers over HTTP, behind the engine contract; all vLLM-specific code is here, over httpx."""
 
 from importlib.util import find_spec
 
