@@ -82,7 +82,7 @@ def measure(name: str, steps: int, step_s: float) -> None:
             f"{1e3 * cpu_s / counted:6.2f} ms of CPU per step in all = {cpu_s / counted / step_s:.2%} of {step_s:g} s",
             flush=True,
         )
-        followers.ended("finished", "")
+        followers.ended("finished")
         followers.close()
 
 

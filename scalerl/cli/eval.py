@@ -117,7 +117,6 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     from scalerl.config import Hardware, HuggingFaceModel, Rollouts, RunConfig, Scoring
     from scalerl.config.base import build, replace
     from scalerl.config.data import TextTask
-    from scalerl.config.loggers import Notify
     from scalerl.config.recipe import SCALERL, NoLengthControl, Recipe
     from scalerl.core.errors import ConfigError
     from scalerl.training.run_dir import saved_config
@@ -144,7 +143,6 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
         "hardware": Hardware(device=arguments.device or "auto"),
         "placement": _placement(arguments, base),
         "loggers": (),  # an evaluation sends nothing
-        "notify": Notify(),
         "seed": arguments.seed if arguments.seed is not None else base.seed if base else 0,
     }
     if base is not None and not arguments.suite:

@@ -1,4 +1,4 @@
-"""The loggers that also receive the metrics of a run, and notifications."""
+"""The loggers that also receive the metrics of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from scalerl.config.base import Part, Seconds, as_list
+from scalerl.config.base import Part, as_list
 from scalerl.config.recipe import Custom, kind_of
 
 
@@ -72,19 +72,3 @@ def listed_loggers(value: Any) -> Any:
 
 
 Loggers = Annotated[tuple[AnyLogger, ...], BeforeValidator(listed_loggers)]
-
-
-Event = Literal["finished", "failed", "falling", "identified"]
-
-
-class Notify(Part):
-    """Notifications about the end of a run, a falling held-out metric and an identified ceiling (docs/watching.md)."""
-
-    command: tuple[str, ...] = ()
-    """Program and its arguments, started without a shell; it gets the message in its environment and standard input."""
-    webhook: Annotated[str, Field(pattern=r"^(https?://.*)?$")] = ""
-    """URL to which the message is sent as JSON by POST."""
-    on: Annotated[tuple[Event, ...], BeforeValidator(as_list)] = ("finished", "failed", "falling", "identified")
-    """Events to report: the run has finished or failed, its held-out metric falls, its ceiling is identified."""
-    timeout_s: Seconds = 30.0
-    """Time limit of the command or the request, seconds."""

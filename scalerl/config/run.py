@@ -21,7 +21,7 @@ from scalerl.config.data import (
     is_suite,
     suite_tables,
 )
-from scalerl.config.loggers import Loggers, Notify
+from scalerl.config.loggers import Loggers
 from scalerl.config.model import HuggingFaceModel, Lora, TinyModel
 from scalerl.config.named import NAMED
 from scalerl.config.placement import Hardware, Placement, Sandbox
@@ -164,8 +164,6 @@ class RunConfig(Part):
     loggers: Loggers = ()
     """Trackers that also receive the metrics: tensorboard, wandb, trackio, mlflow or custom, by name or as tables
     (docs/watching.md)."""
-    notify: Notify = Notify()
-    """Notifications about the end of the run, a falling metric or an identified ceiling."""
 
     @model_validator(mode="before")
     @classmethod

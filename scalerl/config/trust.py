@@ -28,8 +28,8 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.files import cache_root, read_json, write_whole
 from scalerl.core.printable import printable
 
-LISTS = ("placement.vllm_arguments", "notify.command")
-"""Fields with lists of words; on a command line, their code is recognized by the name of the field."""
+ARGUMENTS = "placement.vllm_arguments"
+"""A list of words; on a command line, it is recognized by the name of the field."""
 
 DESTINATIONS = {"tensorboard": "directory", "wandb": "entity", "trackio": "space", "mlflow": "tracking_uri"}
 """Field of each logger that says where the data goes; empty: the run directory, or the user's own default."""
@@ -74,14 +74,12 @@ def code_of(config: RunConfig) -> list[Code]:
             module = task.environment.rpartition("/")[2].replace("-", "_")
             code.append(_code("data.environment", task.environment, _sources(module)))
     code += [_function("loggers.function", one.function) for one in config.loggers if isinstance(one, Custom)]
-    if config.notify.command:
-        code.append(_program("notify.command", config.notify.command))
     sandbox, placement = config.scoring.sandbox, config.placement
     programs = {"placement.vllm_python": placement.vllm_python, "scoring.sandbox.python": sandbox.python}
-    code += [_program(field, [program]) for field, program in programs.items() if program]
+    code += [_program(field, program) for field, program in programs.items() if program]
     if placement.vllm_arguments:
         text = json.dumps(list(placement.vllm_arguments))
-        code.append(Code("placement.vllm_arguments", text, "", _digest([text.encode()])))
+        code.append(Code(ARGUMENTS, text, "", _digest([text.encode()])))
     if sandbox.mode == "unsafe":
         # without a sandbox the model's programs are trusted code, so another model needs a new confirmation
         model = config.model.path if isinstance(config.model, HuggingFaceModel) else config.model.kind
@@ -92,7 +90,7 @@ def code_of(config: RunConfig) -> list[Code]:
 
 def addresses_of(config: RunConfig) -> list[Code]:
     """Return the places outside this machine and the run directory to which a run sends data or connects."""
-    placement, places = config.placement, [("notify.webhook", config.notify.webhook)]
+    placement, places = config.placement, []
     for logger in config.loggers:
         if not isinstance(logger, Custom):
             where = str(getattr(logger, DESTINATIONS[logger.kind]))
@@ -130,7 +128,7 @@ def check_trust(configs: Iterable[RunConfig], source: str, *, trusted: bool = Fa
 
 def _spells(word: str, code: Code) -> bool:
     """Return whether a word of the command line contains the full name of this code, not as part of a longer name."""
-    name = code.field if code.field in LISTS else code.name.replace("=", " ")
+    name = code.field if code.field == ARGUMENTS else code.name.replace("=", " ")
     return (
         re.search(rf"(?<![\w.:/-]){re.escape(name)}(?![\w.:/-])", word.removeprefix("--").replace("=", " ")) is not None
     )
@@ -180,11 +178,9 @@ def _function(field: str, name: str) -> Code:
     return _code(field, name, _sources(name.partition(":")[0]))
 
 
-def _program(field: str, words: Sequence[str]) -> Code:
-    """Return a program with its arguments, of which the first may be a script, as in `python -u tell.py`."""
-    program, script = shutil.which(words[0]), next((word for word in words[1:] if not word.startswith("-")), "")
-    files = [os.path.abspath(file) for file in (script, program) if file and os.path.isfile(file)] if program else []
-    return _code(field, json.dumps(list(words)) if field in LISTS else words[0], files)
+def _program(field: str, name: str) -> Code:
+    program = shutil.which(name)
+    return _code(field, name, [os.path.abspath(program)] if program else [])
 
 
 def _digest_of_files(files: Sequence[str]) -> str:

@@ -43,7 +43,7 @@ class Logger(Protocol):
         """Begin a logged run, or continue the one with `run.id`; called once, before everything else.
 
         Args:
-            config: Configuration as nested plain values, without `loggers` and `notify`.
+            config: Configuration as nested plain values, without `loggers`.
             run: Run to log.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Sends the metrics and events of a run to its loggers and notifications, each in a separate thread."""
+"""Sends the metrics and evaluations of a run to its loggers, each in a separate thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 
 from scalerl.config import RunConfig, plain_values
 from scalerl.loggers.base import LoggedRun, Logger
-from scalerl.loggers.notify import Notifier
 from scalerl.loggers.thread import Record, Worker
 from scalerl.types import EvalPoint
 from scalerl.view.figures import picture
@@ -30,7 +29,7 @@ PICTURE_SHARE = 0.005
 
 
 class Followers:
-    """The loggers and notifications of a run; its methods return at once, except for `close`."""
+    """The loggers of a run; its methods return at once, except for `close`."""
 
     def __init__(
         self,
@@ -50,14 +49,11 @@ class Followers:
             resumed_step: Number of updates in the resumed checkpoint; None for a new run.
         """
         self._config, self._note = config, note
-        self._ended, self._rows = ("stopped", ""), RunView(config).rows
+        self._state, self._rows = "stopped", RunView(config).rows
         record, pictures = Record(path), Pictures()
-        logged = [_Logged(name, make, record, pictures) for name, make in makers.items()]
-        for one in logged:
+        self._all = [_Logged(name, make, record, pictures) for name, make in makers.items()]
+        for one in self._all:
             one.start(config, path, resumed_step)
-        notified = bool(config.notify.command or config.notify.webhook)
-        self._limit_s = max(FINISH_S, 2 * config.notify.timeout_s if notified else 0.0)
-        self._all: list[_Logged | Notifier] = [*logged, *([Notifier(config.notify, path, record)] if notified else [])]
 
     def step(self, row: Mapping[str, Any]) -> None:
         """Log a training step, a row of metrics.jsonl."""
@@ -78,20 +74,15 @@ class Followers:
                 one.worker.put(partial(one.evaluation, view))
         self._tell()
 
-    def ended(self, state: str, message: str) -> None:
-        """Set the outcome of the run; called before `close`.
-
-        Args:
-            state: Finished, stopped or failed.
-            message: Description for the user.
-        """
-        self._ended = (state, message)
+    def ended(self, state: str) -> None:
+        """Set the outcome of the run, finished, stopped or failed; called before `close`."""
+        self._state = state
 
     def close(self) -> None:
-        """End the logged runs and send the last message; wait at most `FINISH_S`, or the time limit of `notify`."""
-        until = time.monotonic() + self._limit_s
+        """End the logged runs; wait at most `FINISH_S`."""
+        until = time.monotonic() + FINISH_S
         for one in self._all:
-            for line in one.worker.close(until, partial(one.finish, *self._ended)):
+            for line in one.worker.close(until, partial(one.finish, self._state)):
                 self._note(line)
         self._all = []
 
@@ -113,7 +104,7 @@ class _Logged:
 
     def start(self, config: RunConfig, path: Path, resumed_step: int | None) -> None:
         values = plain_values(config, mode="json")
-        shown = {key: value for key, value in values.items() if key not in ("loggers", "notify")}  # may hold secrets
+        shown = {key: value for key, value in values.items() if key != "loggers"}  # may hold secrets
         run = LoggedRun(path.absolute().name, path, self._record.get(self.name, "id", ""), resumed_step)
         self.worker.put(partial(self._begin, shown, run))
 
@@ -134,7 +125,7 @@ class _Logged:
         self.logger.log(evaluation_numbers(view), view.evaluated_at)
         self._undrawn = None if self._figure(view, view.evaluated_at) else view
 
-    def finish(self, state: str, message: str) -> None:
+    def finish(self, state: str) -> None:
         if self._undrawn is not None:
             last = max(int(self._record.get(self.name, "row", 0)), self._undrawn.evaluated_at)  # steps never decrease
             self._figure(self._undrawn, last, last=True)

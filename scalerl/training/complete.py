@@ -82,7 +82,7 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
                 make_session = partial(resume, path, None)
     except (TrainingFailed, RewardError, PluginError, OSError, *DIED) as error:
         if session is not None:
-            session.records.ended("failed", str(error))
+            session.records.ended("failed")
         if isinstance(error, OSError):
             raise
         if session is None:
@@ -90,9 +90,9 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
         path = session.records.directory.path
         text = recorded(error, path) if isinstance(error, ProcessDied | PluginError) else str(error)
         raise RunFailed(f"{text}\nAll saved results are kept; continue with: scalerl resume {path}") from error
-    except Exception as error:  # unexpected errors are reported to loggers and notifications too
+    except Exception:  # unexpected errors are reported to loggers too
         if session is not None:
-            session.records.ended("failed", f"{type(error).__name__}: {error}")
+            session.records.ended("failed")
         raise
     finally:
         display.stop()
@@ -108,7 +108,7 @@ def _trained(session: Session) -> Ended:
         closing = run_to_end(session)
         state = "finished" if session.finished else "stopped"
         beating.ended(state, closing[0])
-        session.records.ended(state, closing[0])
+        session.records.ended(state)
     return Ended(path, closing, session.finished)
 
 

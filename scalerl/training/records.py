@@ -29,7 +29,7 @@ class Records:
     progress: Progress
     compute: Compute
     followers: Followers | None = None
-    """Loggers and notifications."""
+    """The loggers of the run."""
     phase: Callable[[str], None] = lambda phase: None
     """Function that reports the current phase of the run, a key of `status.PHASES`."""
     points: list[EvalPoint] = field(default_factory=list)
@@ -89,10 +89,10 @@ class Records:
         if self.followers:
             self.followers.evaluated(self.points)
 
-    def ended(self, state: str, message: str) -> None:
-        """Report how the run ended: finished, stopped or failed, with a message; call this before `close`."""
+    def ended(self, state: str) -> None:
+        """Report how the run ended: finished, stopped or failed; call this before `close`."""
         if self.followers:
-            self.followers.ended(state, message)
+            self.followers.ended(state)
 
     def close(self) -> None:
         """End the verifiers and loggers, and unlock the run directory."""

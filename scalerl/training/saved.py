@@ -170,7 +170,7 @@ def overrule(progress: Progress, display: RunDisplay) -> Progress:
 
 LEARNING_RATE = "recipe.optimizer.learning_rate"
 
-FREE = ("steps", "stop_when", "checkpoint", "placement", "loggers", "notify")
+FREE = ("steps", "stop_when", "checkpoint", "placement", "loggers")
 """Fields of a configuration that a resume may change, because they do not affect completed steps."""
 
 

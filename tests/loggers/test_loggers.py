@@ -29,7 +29,7 @@ def session(config, path, first, last, resumed=None, makers=None):
     output = []
     followers = Followers(config, path, makers or makers_of(config), output.append, resumed)
     play(followers, first, last)
-    followers.ended("finished", "trained")
+    followers.ended("finished")
     followers.close()
     return output
 

@@ -59,7 +59,6 @@ NAMED = [
      'placement.vllm_arguments = ["--trust-remote-code"]'),
     ("a Python of vLLM", '[placement]\nengine = "vllm"\nvllm_python = "/bin/sh"\n', DATA, "placement.vllm_python = "),
     ("a Python of the sandbox", '[scoring.sandbox]\npython = "/bin/sh"\n', DATA, "scoring.sandbox.python = /bin/sh ("),
-    ("a command for notifications", '[notify]\ncommand = ["sh", "theirs.py"]\n', DATA, "notify.command = "),
     ("no sandbox", '[scoring.sandbox]\nmode = "unsafe"\n', DATA, "scoring.sandbox.mode = unsafe"),
 ]  # fmt: skip
 
@@ -85,8 +84,10 @@ def test_confirmed_code_is_not_confirmed_again_if_its_file_is_known(name, text, 
 
 
 SENT = {
-    "a webhook": ('[notify]\nwebhook = "https://x.test/?key=1"\n', "notify.webhook = https://x.test/?key=1"),
-    "a tracking server": ('[[loggers]]\nkind = "mlflow"\ntracking_uri = "http://x.test"\n', "mlflow = http://x.test"),
+    "a tracking server": (
+        '[[loggers]]\nkind = "mlflow"\ntracking_uri = "http://x.test/?key=1"\n',
+        "mlflow = http://x.test/?key=1",
+    ),
     "a Space": ('[[loggers]]\nkind = "trackio"\nspace = "them/theirs"\n', "loggers.trackio = them/theirs"),
     "a team": ('[[loggers]]\nkind = "wandb"\nentity = "theirs"\n', "loggers.wandb = theirs"),
     "an account": ('[[loggers]]\nkind = "wandb"\n', "loggers.wandb = wandb"),
@@ -114,8 +115,8 @@ def test_an_address_that_gets_data_must_be_typed_or_confirmed_once(name):
 
 def test_loggers_of_this_machine_need_no_confirmation():
     check_trust([config('[[loggers]]\nkind = "tensorboard"\n[[loggers]]\nkind = "mlflow"\n')], "run-of-a-stranger")
-    with pytest.raises(ConfigError, match=r"data\.reward = theirs:f .*; notify\.webhook"):
-        check_trust([config(SENT["a webhook"][0], REWARD)], "run-of-a-stranger")
+    with pytest.raises(ConfigError, match=r"data\.reward = theirs:f .*; loggers\.mlflow"):
+        check_trust([config(SENT["a tracking server"][0], REWARD)], "run-of-a-stranger")
 
 
 def test_a_configuration_without_code_needs_no_confirmation():
@@ -132,15 +133,12 @@ def test_code_in_a_changed_file_and_another_function_need_a_new_confirmation(pla
         check_trust([config("", REWARD)], "mine")
 
 
-@pytest.mark.parametrize(("text", "data", "file", "message"), [
-    ("", DATA + 'reward = "pack.inner.code:f"\n', "pack/__init__.py", r"pack\.inner\.code:f"),
-    ('[notify]\ncommand = ["sh", "theirs.py"]\n', DATA, "theirs.py", r"notify\.command"),
-])  # fmt: skip
-def test_a_changed_package_or_script_needs_a_new_confirmation(place, text, data, file, message):
-    check_trust([config(text, data)], "mine", trusted=True)
-    (place / file).write_text("open('ran.txt', 'w')  # changed\n")
-    with pytest.raises(ConfigError, match=message):
-        check_trust([config(text, data)], "mine")
+def test_a_changed_package_needs_a_new_confirmation(place):
+    chosen = config("", DATA + 'reward = "pack.inner.code:f"\n')
+    check_trust([chosen], "mine", trusted=True)
+    (place / "pack/__init__.py").write_text("open('ran.txt', 'w')  # changed\n")
+    with pytest.raises(ConfigError, match=r"pack\.inner\.code:f"):
+        check_trust([chosen], "mine")
 
 
 @pytest.mark.parametrize("typed", [["--steps", "3"], ["--reward", "not_theirs:f"]])
