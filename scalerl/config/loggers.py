@@ -28,16 +28,6 @@ class WandbLogger(Part):
     """User or team; empty: the default of the account."""
 
 
-class TrackioLogger(Part):
-    """A run in the local store of Trackio, or in a Space."""
-
-    kind: Literal["trackio"] = "trackio"
-    project: str = "scalerl"
-    """Project of the run."""
-    space: str = ""
-    """Name of a Hugging Face Space that shows the project; empty: the store of this machine."""
-
-
 class MLflowLogger(Part):
     """A run of MLflow."""
 
@@ -48,10 +38,8 @@ class MLflowLogger(Part):
     """Server or store; empty: MLFLOW_TRACKING_URI, or MLflow's own default."""
 
 
-AnyLogger = Annotated[
-    TensorBoardLogger | WandbLogger | TrackioLogger | MLflowLogger | Custom, Field(discriminator="kind")
-]
-KINDS = ("tensorboard", "wandb", "trackio", "mlflow")
+AnyLogger = Annotated[TensorBoardLogger | WandbLogger | MLflowLogger | Custom, Field(discriminator="kind")]
+KINDS = ("tensorboard", "wandb", "mlflow")
 
 
 def listed_loggers(value: Any) -> Any:

@@ -162,7 +162,7 @@ class RunConfig(Part):
     checkpoint: Checkpointing = Checkpointing()
     """Checkpoints."""
     loggers: Loggers = ()
-    """Trackers that also receive the metrics: tensorboard, wandb, trackio, mlflow or custom, by name or as tables
+    """Trackers that also receive the metrics: tensorboard, wandb, mlflow or custom, by name or as tables
     (docs/watching.md)."""
 
     @model_validator(mode="before")

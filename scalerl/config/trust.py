@@ -31,7 +31,7 @@ from scalerl.core.printable import printable
 ARGUMENTS = "placement.vllm_arguments"
 """A list of words; on a command line, it is recognized by the name of the field."""
 
-DESTINATIONS = {"tensorboard": "directory", "wandb": "entity", "trackio": "space", "mlflow": "tracking_uri"}
+DESTINATIONS = {"tensorboard": "directory", "wandb": "entity", "mlflow": "tracking_uri"}
 """Field of each logger that says where the data goes; empty: the run directory, or the user's own default."""
 
 

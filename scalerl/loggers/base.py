@@ -78,7 +78,7 @@ class Logger(Protocol):
 METHODS = ("start", "log", "figure", "finish")
 
 
-EXTRAS = {"tensorboard": "logs", "wandb": "logs", "trackio": "trackio", "mlflow": "mlflow"}
+EXTRAS = {"tensorboard": "logs", "wandb": "logs", "mlflow": "mlflow"}
 """The extra that installs each tracker. The tracker's package and the module of its logger have the same name."""
 
 

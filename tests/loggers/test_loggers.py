@@ -88,30 +88,13 @@ def read_mlflow(path):
     return numbers, len(client.list_artifacts(run.info.run_id, "curve")), run.data.params["recipe.loss.kind"]
 
 
-def read_trackio(path):
-    from trackio import Api
-    from trackio.sqlite_storage import SQLiteStorage
-
-    (run,) = Api().runs("scalerl")
-    numbers = []
-    pictures = 0
-    for entry in SQLiteStorage.get_logs("scalerl", run.name):
-        pictures += "curve" in entry
-        numbers += [
-            ((name, entry["step"]), value)
-            for name, value in entry.items()
-            if name != "step" and isinstance(value, int | float)
-        ]
-    return numbers, pictures, run.config["recipe"]["loss"]["kind"]
-
-
-READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow, "trackio": read_trackio}
+READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow}
 
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("wandb", "mlflow")]
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "trackio", *SLOW])
+@pytest.mark.parametrize("name", ["tensorboard", *SLOW])
 def test_a_tracker_has_every_row_once_with_forecast_picture_and_configuration_after_a_resume(
     name, tmp_path, monkeypatch
 ):
@@ -120,7 +103,6 @@ def test_a_tracker_has_every_row_once_with_forecast_picture_and_configuration_af
     warnings.simplefilter("ignore")  # warnings of the libraries
     monkeypatch.setattr(follow, "FINISH_S", 120.0)  # a first start on a busy machine
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.chdir(tmp_path)  # mlflow puts artifacts here
     config = config_of(
         {"kind": "mlflow", "tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"} if name == "mlflow" else name

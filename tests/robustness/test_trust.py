@@ -88,7 +88,6 @@ SENT = {
         '[[loggers]]\nkind = "mlflow"\ntracking_uri = "http://x.test/?key=1"\n',
         "mlflow = http://x.test/?key=1",
     ),
-    "a Space": ('[[loggers]]\nkind = "trackio"\nspace = "them/theirs"\n', "loggers.trackio = them/theirs"),
     "a team": ('[[loggers]]\nkind = "wandb"\nentity = "theirs"\n', "loggers.wandb = theirs"),
     "an account": ('[[loggers]]\nkind = "wandb"\n', "loggers.wandb = wandb"),
     "a directory": ('[[loggers]]\nkind = "tensorboard"\ndirectory = "/home/me"\n', "loggers.tensorboard = /home/me"),
