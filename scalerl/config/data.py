@@ -150,10 +150,6 @@ class PromptFile(TextTask):
     boxed: in the last \\boxed{}, as in MATH."""
     max_line_mb: Annotated[int, Field(ge=1, le=10**6)] = 64
     """Longest allowed line of a JSONL file, MiB."""
-    decontaminate: tuple[str, ...] = ()
-    """Suites or files. Training prompts that share a sequence of words with one of their prompts are left out."""
-    decontaminate_words: Count = 13
-    """Length of such a sequence in words; a shorter prompt is compared as a whole."""
 
     @model_validator(mode="before")
     @classmethod

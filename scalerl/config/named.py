@@ -37,7 +37,7 @@ class NamedSet(NamedTuple):
     size: int = 0
     """Number of rows, as documented by its authors; 0: unknown."""
     suite: bool = False
-    """Whether it is an evaluation suite, for `suites = ["aime-24"]` and `decontaminate`."""
+    """Whether it is an evaluation suite, for `suites = ["aime-24"]`."""
 
 
 NAMED: dict[str, NamedSet] = {

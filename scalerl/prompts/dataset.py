@@ -15,7 +15,6 @@ from scalerl.config import RunConfig
 from scalerl.config.data import GeneratedTask, PromptFile, TaskData, TextTask, is_suite, shares
 from scalerl.core.errors import ConfigError
 from scalerl.models.template import check_template, render
-from scalerl.prompts.decontaminate import decontaminated
 from scalerl.prompts.layouts import Row, identity, read_rows
 from scalerl.prompts.sources import custom_rows, environment_rows, gym_rows
 from scalerl.tasks.checks import with_tests
@@ -109,8 +108,7 @@ def _file_rows(data: PromptFile, held_out: int) -> tuple[list[Row], list[str]]:
     if not unique:
         raise ConfigError(f"{data.path}: no row belongs to the set {data.set!r}; give the edition that contains it")
     notes = [f"dropped {count - len(unique)} duplicate rows of {data.path}"] if len(unique) < count else []
-    kept, new_notes = decontaminated(list(unique.values()), data)
-    return kept, notes + new_notes
+    return list(unique.values()), notes
 
 
 SOURCES: dict[str, Callable[[Any, int], tuple[list[Row], list[str]]]] = {
