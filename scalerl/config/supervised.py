@@ -15,7 +15,7 @@ class Supervised(Part):
     """Supervised training of a causal language model on prompts and completions, before RL."""
 
     model: str
-    """A directory with config, tokenizer and weights, a name on the hub, or a GGUF file."""
+    """A directory with config, tokenizer and weights, or a name on the hub."""
     revision: str = "main"
     """Branch, tag or commit, for a name on the hub."""
     data: str

@@ -12,7 +12,6 @@ from typing import Any
 
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import read_json, trouble
-from scalerl.models.gguf import check_gguf_file, is_gguf
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """NAME or OWNER/NAME."""
@@ -22,7 +21,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
-ALLOWED = "allowed: a model directory with config.json and safetensors, a GGUF file, or a hub name OWNER/NAME"
+ALLOWED = "allowed: a model directory with config.json and safetensors, or a hub name OWNER/NAME"
 
 
 def check_model_files(path: str, *, weights: bool = True) -> None:
@@ -35,9 +34,7 @@ def check_model_files(path: str, *, weights: bool = True) -> None:
     Raises:
         ConfigError: The message names the file, the problem and what to do.
     """
-    if is_gguf(path):
-        check_gguf_file(Path(path))
-    elif os.path.isdir(path):
+    if os.path.isdir(path):
         _check_directory(Path(path), weights)
     elif os.path.exists(path):
         _refuse_file(Path(path))
@@ -48,6 +45,8 @@ def check_model_files(path: str, *, weights: bool = True) -> None:
 def _refuse_file(file: Path) -> None:
     if file.suffix in PICKLES:
         raise ConfigError(f"model.path: {file} is a pickle, which is not read because it can run any code; {CONVERT}")
+    if file.suffix.lower() == ".gguf":
+        raise ConfigError(f"model.path: {file} is a GGUF file; convert it to a directory first (docs/models.md)")
     what = "one file of a model" if file.suffix == ".safetensors" else "a file"
     raise ConfigError(f"model.path: {file} is {what}; give the directory that holds config.json and the weights")
 
@@ -69,9 +68,8 @@ def _check_directory(directory: Path, weights: bool) -> None:
         )
     if not (directory / "config.json").exists():
         inside = next((name for name in ("model", "") if (directory / name / "config.json").exists()), None)
-        ggufs = sorted(file.name for file in directory.glob("*.gguf"))
-        hint = f"; give {directory / inside}" if inside else f"; give {directory / ggufs[0]}" if ggufs else ""
-        raise ConfigError(f"model.path: {directory} has no config.json{hint or f'; {ALLOWED}'}")
+        hint = f"give {directory / inside}" if inside else ALLOWED
+        raise ConfigError(f"model.path: {directory} has no config.json; {hint}")
     read_model_config(directory / "config.json")
     if weights:
         _check_weights(directory)

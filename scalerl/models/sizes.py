@@ -18,8 +18,6 @@ from scalerl.config.model import HuggingFaceModel, TinyModel
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.models.files import check_model_files, read_model_config
-from scalerl.models.gguf import is_gguf
-from scalerl.models.gguf import sizes as gguf_sizes
 
 Get = Callable[[str], Any]
 """Function that returns the value of a name of config.json, or None."""
@@ -357,8 +355,6 @@ def sizes_of(config: RunConfig) -> Found:
     assert isinstance(config.model, HuggingFaceModel)
     path = config.model.path
     check_model_files(path, weights=False)
-    if is_gguf(path):
-        return _found(gguf_sizes(path), path)
     file = Path(path) / "config.json"
     found = file if file.is_file() else _in_hub_cache(path, config.model.revision)
     if found is not None:

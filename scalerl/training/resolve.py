@@ -17,7 +17,6 @@ from scalerl.config.base import replace
 from scalerl.config.data import PromptFile
 from scalerl.config.placement import Hardware, Placement
 from scalerl.core.errors import ConfigError, outcome
-from scalerl.models.gguf import is_gguf
 from scalerl.prompts.files import on_hub
 from scalerl.rollouts.interrupt import LengthRule
 
@@ -104,7 +103,7 @@ def pinned(config: RunConfig, note: Callable[[str], None]) -> RunConfig:
         note: Function that gets a line for the user about a revision that could not be resolved.
     """
     model = config.model
-    if isinstance(model, HuggingFaceModel) and not Path(model.path).exists() and not is_gguf(model.path):
+    if isinstance(model, HuggingFaceModel) and not Path(model.path).exists():
         model = replace(model, revision=_commit(model.path, model.revision, "model", note))
     data = tuple(
         replace(task, revision=_commit(task.path, task.revision, "dataset", note))

@@ -15,7 +15,6 @@ from scalerl.config.placement import Hardware
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
 from scalerl.models.files import check_model_files
-from scalerl.models.gguf import converted, gguf_directory, is_gguf
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, check_vocabulary, load_policy
@@ -40,7 +39,8 @@ def model_path_of(config: RunConfig, run: Path, note: Callable[[str], None]) -> 
         ConfigError: Files are missing or damaged, or the warm start did not learn its task.
     """
     if isinstance(config.model, HuggingFaceModel):
-        return local_model(config.model.path, config.hardware.dtype, note)
+        check_model_files(config.model.path)
+        return config.model.path
     assert isinstance(config.model, TinyModel)
     directory = warm_start_directory(config.model, config.data)
     if is_whole(directory):
@@ -60,28 +60,7 @@ def model_path_of(config: RunConfig, run: Path, note: Callable[[str], None]) -> 
     return str(directory)
 
 
-def local_model(path: str, dtype: str, note: Callable[[str], None]) -> str:
-    """Return the path from which every process loads the model; a GGUF file is converted into the cache first.
-
-    Args:
-        path: Path of the model, as in `model.path`.
-        dtype: Type of the run's forward pass, float32 or bfloat16.
-        note: Function that gets a line for the user if a file is converted.
-
-    Raises:
-        ConfigError: Files are missing, damaged or pickled, or a GGUF file cannot be read.
-    """
-    check_model_files(path)
-    if not is_gguf(path):
-        return path
-    if Path(path).is_file() and not gguf_directory(Path(path), dtype).exists():
-        note(f"converting {path} (once; kept in {gguf_directory(Path(path), dtype)})")
-    return str(converted(path, dtype))
-
-
-def load_model(
-    path: str, revision: str, hardware: Hardware, fp32_head: bool, note: Callable[[str], None]
-) -> tuple[Policy, Any]:
+def load_model(path: str, revision: str, hardware: Hardware, fp32_head: bool) -> tuple[Policy, Any]:
     """Load a model that this process computes with, and its tokenizer.
 
     Args:
@@ -89,12 +68,11 @@ def load_model(
         revision: Branch, tag or commit, for a name on the hub.
         hardware: Resolved hardware settings.
         fp32_head: Whether to compute the head in FP32.
-        note: Function that gets a line for the user if a file is converted.
 
     Raises:
         ConfigError: From the readers of the model and its tokenizer.
     """
-    path = local_model(path, hardware.dtype, note)
+    check_model_files(path)
     tokenizer = load_tokenizer(path, revision)
     policy = load_policy(path, revision=revision, device=hardware.device, dtype=hardware.dtype, fp32_head=fp32_head)
     check_vocabulary(tokenizer, policy, path)

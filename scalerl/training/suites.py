@@ -38,7 +38,7 @@ from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.training.checkpoint import save_state
 from scalerl.training.evaluation import held_out_visits, mean_at_k
 from scalerl.training.rollout_rows import rollout_row
-from scalerl.training.run_model import check_length, load_in_engine, load_model, local_model
+from scalerl.training.run_model import check_length, load_in_engine, load_model
 from scalerl.types import Prompt, ScoredGroup
 
 CPU_CACHE, GPU_SHARE = 1 << 30, 0.5
@@ -122,7 +122,7 @@ class Evaluator:
         self._longest, self._servers = 0, list[Engine]()
         served, model, fp32_head = config.placement.engine == "vllm", config.model, config.recipe.fp32_head
         hardware = replace(config.hardware, device="cpu") if served else config.hardware
-        self._policy, self.tokenizer = load_model(model.path, model.revision, hardware, fp32_head, note)
+        self._policy, self.tokenizer = load_model(model.path, model.revision, hardware, fp32_head)
         if not served:
             check_engine(self._policy)
         self._rule: LengthRule = length_rule(
@@ -209,7 +209,7 @@ class Evaluator:
             slots = self.config.rollouts.slots or SERVED_SLOTS * count
             config = replace(self.config, rollouts=replace(self.config.rollouts, slots=slots))
             assert isinstance(config.model, HuggingFaceModel)
-            path = local_model(config.model.path, config.hardware.dtype, self._note)
+            path = config.model.path
             facts = ModelFacts(path, config.model.revision, self._policy.vocab_size, self._policy.sizes)
             spec = GeneratorSpec(
                 config, partial(load_in_engine, config, path), self._longest, self._rule, stop, None, save_state, facts,

@@ -167,7 +167,7 @@ def held_out_loss(policy: Policy, rows: Sequence[Demonstration], micro_batch_tok
 
 def _load(settings: Supervised, report: Report) -> tuple[Policy, Any]:
     hardware = resolve_hardware(Hardware(device=settings.device, dtype=settings.dtype))
-    policy, tokenizer = load_model(settings.model, settings.revision, hardware, settings.fp32_head, report)
+    policy, tokenizer = load_model(settings.model, settings.revision, hardware, settings.fp32_head)
     return LoraPolicy(policy, settings.lora, settings.seed) if settings.lora else policy, tokenizer
 
 

@@ -4,8 +4,6 @@ import ast
 import struct
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -36,7 +34,6 @@ from scalerl.models.files import check_model_files
 from scalerl.models.loading import load_model
 from scalerl.models.policy import load_policy
 from scalerl.models.sizes import sizes_of
-from scalerl.training.run_model import local_model
 
 BROKEN = "not a complete safetensors file"
 LAYER = "model.layers.0.mlp.up_proj.weight"
@@ -62,7 +59,6 @@ FILES = [
     ("config: a pipe", pipe("config.json"), "m/config.json is not a regular file"),
     ("model: an adapter", text("adapter_config.json", "{}"), "holds an adapter (adapter_config.json), not a model"),
     ("model: a run directory", inside, "; give m/model"),
-    ("model: a directory around a GGUF file", lambda m: [gone("config.json")(m), text("q.gguf", "x")(m)], "m/q.gguf"),
 ]  # fmt: skip
 """Faults found in the files' headers, before torch is loaded."""
 
@@ -73,7 +69,6 @@ def test_a_damaged_model_is_refused_equally_by_every_command(model, name, change
     for refuse in (
         lambda: check_model_files("m"),
         lambda: load_model("m", "main", "float32"),
-        lambda: local_model("m", "float32", print),  # before train, sft and eval load a tokenizer
     ):
         with pytest.raises(ConfigError) as caught:
             refuse()
@@ -160,7 +155,6 @@ def test_complete_models_load_with_tied_weights_shards_and_extra_files(model, ch
         ("./none", "there is no such directory"),
         ("..", "has no config.json"),
         ("a\0b", "there is no such directory"),
-        ("none.gguf", "none.gguf is no such file"),
     ],
 )
 def test_a_missing_path_is_refused_without_a_request_to_the_hub(tmp_path, monkeypatch, path, message):
@@ -169,24 +163,6 @@ def test_a_missing_path_is_refused_without_a_request_to_the_hub(tmp_path, monkey
     with pytest.raises(ConfigError) as caught:
         check_model_files(path)
     assert message in str(caught.value) and len(str(caught.value)) < 500
-
-
-@pytest.mark.parametrize("kept", [4, 24, 200])
-def test_a_truncated_gguf_file_is_refused_by_a_plan_and_by_a_run(tmp_path, monkeypatch, kept):
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
-    writer.add_block_count(2)
-    writer.add_token_list(["a"] * 100)
-    writer.add_tensor("output.weight", np.ones((32, 32), dtype=np.float32))
-    for write_part in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
-        write_part()
-    writer.close()
-    (tmp_path / "m.gguf").write_bytes((tmp_path / "m.gguf").read_bytes()[:kept])
-    monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(ConfigError, match="complete GGUF"):
-        sizes_of(read_config(None, ["--model", str(tmp_path / "m.gguf"), "--data", "d.jsonl"]))
-    with pytest.raises(ConfigError, match="complete GGUF"):
-        local_model(str(tmp_path / "m.gguf"), "float32", print)
-    assert not list(tmp_path.glob("cache/*"))
 
 
 def test_no_call_that_loads_a_model_runs_code_of_the_model():
