@@ -27,9 +27,7 @@ def add_score_parser(commands: Any) -> None:
     parser.add_argument("--task", required=True, help="verifier, such as math or code")
     parser.add_argument("--workers", type=int, default=0, help="completions scored in parallel; default: one per core")
     parser.add_argument("--timeout", type=float, help="seconds per completion; default: scoring.timeout_s")
-    parser.add_argument(
-        "--sandbox", default="auto", help="auto, bubblewrap, gvisor or unsafe (scoring.sandbox.mode); default: auto"
-    )
+    parser.add_argument("--sandbox", default="bubblewrap", help="bubblewrap (default) or unsafe (scoring.sandbox.mode)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per row, in order")
     parser.set_defaults(run=run_score)
 

@@ -33,9 +33,9 @@ class Hardware(Part):
 class Sandbox(Part):
     """Isolation and limits of programs under test (docs/rewards.md has the threat model)."""
 
-    mode: Literal["auto", "bubblewrap", "gvisor", "unsafe"] = "auto"
-    """auto: bubblewrap, or gVisor (runsc) if bubblewrap does not work; without either, the run does not start. unsafe:
-    plain processes with limits and without isolation, for programs that you trust."""
+    mode: Literal["bubblewrap", "unsafe"] = "bubblewrap"
+    """bubblewrap: a run that needs it does not start without it. unsafe: plain processes with limits and without
+    isolation, for programs that you trust."""
     test_s: Seconds = 6.0
     """Time limit of a program for one test or one call, seconds; LiveCodeBench's default."""
     program_s: Seconds = 60.0

@@ -1,4 +1,4 @@
-"""Command lines of sandboxes: bubblewrap, gVisor, and a plain process for trusted programs.
+"""Command lines of sandboxes: bubblewrap, and a plain process for trusted programs.
 
 The filters of system calls are compiled by libseccomp to BPF.
 """
@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import atexit
 import errno
-import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -145,22 +143,6 @@ def bubblewrap(settings: Sandbox, bwrap: str) -> Command:
     return Command(words, _limits(settings, program_filter()), sandbox_filter(), group_parent())
 
 
-def gvisor(settings: Sandbox, runsc: str) -> Command:
-    """Return the command of a sandbox of gVisor, whose kernel runs in user space."""
-    bundle = Path(tempfile.mkdtemp(prefix="scalerl-runsc-"))
-    atexit.register(shutil.rmtree, bundle, ignore_errors=True)
-    (bundle / "rootfs").mkdir()
-    places = dict.fromkeys(["/usr", *(f"/{n}" for n in ("bin", "lib", "lib64") if Path(f"/{n}").exists())])
-    mounts = [(str(Path(place).resolve()), place) for place in (*places, *_places(settings))] + [(str(GUEST), INSIDE)]
-    words = [*_python(settings), f"{INSIDE}/main.py"]
-    (bundle / "config.json").write_text(json.dumps(_oci(words, mounts)))
-    starter = (  # every container needs its own name and state directory
-        f'exec {runsc} --rootless --network=none --ignore-cgroups --root "{bundle}/state-$$" run '
-        f'--bundle "{bundle}" "scalerl-$$"'
-    )
-    return Command([*_dying_with_parent(), "/bin/sh", "-c", starter], _limits(settings, b""))
-
-
 def unsafe(settings: Sandbox) -> Command:
     """Return the command of a plain process with limits but without isolation."""
     root = Path(tempfile.mkdtemp(prefix="scalerl-guest-"))
@@ -168,39 +150,9 @@ def unsafe(settings: Sandbox) -> Command:
     place.parent.mkdir(parents=True)
     place.symlink_to(GUEST, target_is_directory=True)
     atexit.register(shutil.rmtree, root, ignore_errors=True)
-    return Command([*_dying_with_parent(), *_python(settings), f"{place}/main.py"], _limits(settings, b""))
-
-
-def _dying_with_parent() -> list[str]:
-    """Return the words that make the kernel kill a command with its parent. bubblewrap has an option for this."""
-    setpriv = shutil.which("setpriv")  # of util-linux
-    return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
-
-
-def _oci(words: list[str], mounts: list[tuple[str, str]]) -> dict[str, Any]:
-    """Return the configuration of a container in the form of the OCI runtime specification, version 1.0."""
-    return {
-        "ociVersion": "1.0.2",
-        "hostname": "sandbox",
-        "process": {
-            "terminal": False,
-            "user": {"uid": int(NOBODY), "gid": int(NOBODY)},
-            "args": words,
-            "env": [],
-            "cwd": "/",
-            "noNewPrivileges": True,
-            "capabilities": {
-                name: [] for name in ("bounding", "effective", "inheritable", "permitted", "ambient")
-            },
-        },
-        "root": {"path": "rootfs", "readonly": True},
-        "mounts": [
-            {"destination": inside, "type": "bind", "source": source, "options": ["rbind", "ro"]}
-            for source, inside in mounts
-        ],
-        # no user namespace: --rootless creates one, and the kernel refuses a second one without an id map
-        "linux": {"namespaces": [{"type": name} for name in ("pid", "network", "ipc", "uts", "mount")]},
-    }  # fmt: skip
+    setpriv = shutil.which("setpriv")  # of util-linux: the kernel kills the process with its parent
+    dying = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
+    return Command([*dying, *_python(settings), f"{place}/main.py"], _limits(settings, b""))
 
 
 def _limits(settings: Sandbox, rules: bytes) -> dict[str, Any]:
@@ -258,10 +210,3 @@ def _places(settings: Sandbox) -> list[str]:
 def _asked(python: str) -> tuple[str, ...]:
     words = [python, "-I", "-c", "import sys; print(sys.prefix, sys.base_prefix, sep='\\n')"]
     return tuple(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split("\n")[:2])
-
-
-BACKENDS: dict[str, tuple[str, Callable[[Sandbox, str], Command]]] = {
-    "bubblewrap": ("bwrap", bubblewrap),
-    "gvisor": ("runsc", gvisor),
-}
-"""By kind of isolation: its program, and the function that returns the command."""

@@ -12,7 +12,7 @@ from scalerl.config import RunConfig
 from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
 from scalerl.tasks.sandbox.box import Box, BoxEnded, BoxFlood, BoxLate, Command
-from scalerl.tasks.sandbox.commands import BACKENDS, GUEST, NoSeccomp, unsafe
+from scalerl.tasks.sandbox.commands import GUEST, NoSeccomp, bubblewrap, unsafe
 from scalerl.tasks.sandbox.guest.plain import loads
 
 PROBE = "print(6 * 7)"
@@ -53,45 +53,31 @@ def offer(settings: Sandbox) -> Offer:
         return Offer(unsafe(settings), "programs run WITHOUT a sandbox (scoring.sandbox.mode = 'unsafe'): limits only")
     # saves time in every sandbox; if the directory is not writable, they compile
     compileall.compile_dir(GUEST, quiet=2)
-    kinds = list(BACKENDS) if settings.mode == "auto" else [settings.mode]
-    problems = []
-    for kind in kinds:
-        tried = _try(kind, settings)
-        if isinstance(tried, Offer):
-            return tried
-        problems.append(tried)
-    raise ConfigError(
-        f"scoring.sandbox.mode: got {settings.mode!r}, and this machine has no sandbox for programs that a model "
-        f"wrote: {'; '.join(problems)}. Install bubblewrap and libseccomp (apt-get install bubblewrap libseccomp2; pip "
-        "install pyseccomp) where user namespaces are allowed, or give --scoring.sandbox.mode unsafe for programs that "
-        "you trust"
-    )
-
-
-def _try(kind: str, settings: Sandbox) -> Offer | str:
-    """Return the sandbox of one kind of isolation, or the reason why there is none."""
-    name, make = BACKENDS[kind]
-    program = shutil.which(name)
+    program = shutil.which("bwrap")
     if program is None:
-        return f"{kind}: the program {name} is not installed"
+        raise _no_sandbox("the program bwrap is not installed")
     try:
-        command = make(settings, program)
+        command = bubblewrap(settings, program)
     except NoSeccomp as error:
-        return f"{kind}: {error}"
-    problem = _probe(command)
-    if problem:
-        return f"{kind}: {problem}"
+        raise _no_sandbox(str(error)) from None
+    if problem := _probe(command):
+        raise _no_sandbox(problem)
     version = subprocess.run([program, "--version"], capture_output=True, text=True).stdout.split("\n")[0]
     groups = (
         "memory and processes of the whole sandbox by cgroup" if command.group else "no cgroup limits (not writable)"
     )
-    held = {
-        "bubblewrap": f"separate namespaces, read-only tree, no network, system calls filtered, {groups}",
-        "gvisor": "separate kernel in user space, read-only tree, no network",
-    }[kind]
     return Offer(
         command,
-        f"programs run in {version}: {held}; {settings.test_s:g} s per test, {settings.memory_mb} MiB",
+        f"programs run in {version}: separate namespaces, read-only tree, no network, system calls filtered, {groups}; "
+        f"{settings.test_s:g} s per test, {settings.memory_mb} MiB",
+    )
+
+
+def _no_sandbox(problem: str) -> ConfigError:
+    return ConfigError(
+        f"scoring.sandbox.mode: this machine has no sandbox for programs that a model wrote: {problem}. Install "
+        "bubblewrap and libseccomp (apt-get install bubblewrap libseccomp2; pip install pyseccomp) where user "
+        "namespaces are allowed, or give --scoring.sandbox.mode unsafe for programs that you trust"
     )
 
 

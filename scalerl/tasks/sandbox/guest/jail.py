@@ -91,7 +91,7 @@ def load_filter(limits: Limits) -> None:
 def end_with(parent: int) -> None:
     """Let the kernel kill this process when its parent is killed.
 
-    A sandbox of bubblewrap ends as a whole. Plain processes and gVisor need this call.
+    A sandbox of bubblewrap ends as a whole. Plain processes need this call.
 
     Args:
         parent: Process id of the parent.
