@@ -16,7 +16,7 @@ from scalerl.cli.doctor import doctor
 from scalerl.cli.eval import add_eval_parser
 from scalerl.cli.exits import USER_ERROR, StopFlag, complain, guarded, prepare_streams, watch_signals
 from scalerl.cli.import_ import add_import_parser
-from scalerl.cli.ls import add_ls_parsers
+from scalerl.cli.ls import add_ls_parser
 from scalerl.cli.new import new
 from scalerl.cli.parsing import Parser
 from scalerl.cli.plan import plan
@@ -99,7 +99,7 @@ def _parser() -> tuple[Parser, list[str]]:
     add_curve_parsers(verbs)
     add_report_parser(verbs)
     add_watch_parser(verbs)
-    add_ls_parsers(verbs)
+    add_ls_parser(verbs)
     add_score_parser(verbs)
     add_eval_parser(verbs)
     recipes = verbs.add_parser("recipes", help="print the fields in which the recipes differ")

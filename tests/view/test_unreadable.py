@@ -15,7 +15,6 @@ from robustness.campaign import within
 from serving import first_event, get, served
 from watched import add_points, add_rollouts, point, rollout, write_run
 
-from scalerl.cli import ls
 from scalerl.cli.main import main
 from scalerl.view.run import LIFE_S, FollowedRun
 from scalerl.view.watcher import Watcher
@@ -92,8 +91,6 @@ def test_a_run_that_cannot_be_read_is_one_row_with_the_reason(place, capsys, cha
     with as_stranger(), within(60, "a run that cannot be read"):
         lines = listed(capsys, place)
         assert lines["good"].split()[2] == "30/400" and "unreadable" in lines["bad"] and reason in lines["bad"]
-        shown = " ".join(ls.followed(place / "bad", 5, every_s=0.0))
-        assert "unreadable" in shown and reason in " ".join(shown.split())
         watcher = Watcher([place])
         try:
             runs = looked(watcher)
@@ -177,9 +174,6 @@ def everything(place, capsys):
     """Read the runs with every reader of a growing run, and check that the good run is as usual."""
     with within(60, "a run with such a row"):
         assert listed(capsys, place)["good"].split()[2] == "30/400"
-        status = {"state": "finished", "message": "", "host": "a", "pid": 1, "started": 0, "beat": 0}
-        (place / "bad" / "status.json").write_text(json.dumps(status))  # so that `scalerl tail` ends
-        assert main(["tail", str(place / "bad"), "--rows", "100"]) == 0
         watcher = Watcher([place])
         try:
             runs = looked(watcher)
