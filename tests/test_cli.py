@@ -89,7 +89,7 @@ def test_a_run_outlives_its_output(lab_model, tmp_path):
     assert done.returncode == 0 and done.stdout.count(b"\n") == 1 and (tmp_path / "run/summary.json").exists()
 
 
-@pytest.mark.parametrize("words", ["score x.jsonl --task math", "train", "eval model --suite x.jsonl", "sft"])
+@pytest.mark.parametrize("words", ["score x.jsonl --task math", "train", "eval model --suite x.jsonl"])
 def test_a_removed_directory_is_one_line(words, tmp_path):
     shell = 'mkdir gone && cd gone && rmdir ../gone && "$@"'
     command = ["bash", "-c", shell, "-", *runs.command(*words.split())]

@@ -48,13 +48,9 @@ class StopFlag:
     are imported, a model is loaded or a warm start is trained.
     """
 
-    def __init__(self, kept: str = "with a checkpoint") -> None:
-        """Catch SIGINT, SIGTERM and SIGHUP, except those that the process was started to ignore, as with `nohup`.
-
-        Args:
-            kept: Phrase for the message that describes what is saved.
-        """
-        self.signal, self._kept, self._asked = 0, kept, False
+    def __init__(self) -> None:
+        """Catch SIGINT, SIGTERM and SIGHUP, except those that the process was started to ignore, as with `nohup`."""
+        self.signal, self._asked = 0, False
         self._before = {n: signal.getsignal(n) for n in STOPPING if signal.getsignal(n) != signal.SIG_IGN}
         for number in self._before:
             signal.signal(number, self._note)
@@ -76,7 +72,7 @@ class StopFlag:
             return  # the thread that runs `_watch` ends the process
         if again or not self._asked:
             raise Stopped(number, "at once" if again else "before the end")
-        print(f"\nstopping after this step, {self._kept} (interrupt again to stop immediately)", file=sys.stderr)
+        print("\nstopping after this step, with a checkpoint (interrupt again to stop immediately)", file=sys.stderr)
 
 
 def watch_signals() -> None:

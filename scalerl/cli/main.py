@@ -22,12 +22,11 @@ from scalerl.cli.parsing import Parser
 from scalerl.cli.plan import plan
 from scalerl.cli.report import add_report_parser
 from scalerl.cli.score import add_score_parser
-from scalerl.cli.sft import sft
 from scalerl.cli.train import resume, train
 from scalerl.cli.watch import add_watch_parser
 from scalerl.core.signals import STOPPING, obey_study, protect_children
 
-OUTLIVED = {"train", "resume", "study", "sft", "eval"}
+OUTLIVED = {"train", "resume", "study", "eval"}
 """Commands that save their results and therefore do not end with the reader of their output."""
 
 
@@ -44,7 +43,6 @@ WITH_FIELDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "doctor": (doctor, "check that a run will work on this machine or cluster, in two minutes"),
     "study": (_study, "plan, run and compare many runs: loo, recipes, forward, axes, rates"),
     "resume": (resume, "resume a run from its last checkpoint"),
-    "sft": (sft, "supervised warm start of a model on prompts and completions"),
 }
 """Commands that parse their own words, because fields of a configuration are options, with their help."""
 

@@ -50,13 +50,12 @@ def check_template(tokenizer: Any) -> None:
 TEMPLATE_ADVICE = "repair chat_template in the tokenizer's files, or set data.chat_template = 'never' for plain text"
 
 
-def render(tokenizer: Any, messages: list[dict[str, str]], *, answer: bool = True) -> str:
+def render(tokenizer: Any, messages: list[dict[str, str]]) -> str:
     """Render messages with the tokenizer's chat template.
 
     Args:
         tokenizer: A transformers tokenizer with a chat template.
         messages: Messages with role and content.
-        answer: Whether the start of an answer follows.
 
     Raises:
         ConfigError: The template, a program by the model's authors that runs in jinja2's sandbox, fails, does not end
@@ -73,7 +72,7 @@ def render(tokenizer: Any, messages: list[dict[str, str]], *, answer: bool = Tru
 
     with raising(ConfigError, problem):
         with _time_limit(LIMIT_S):
-            text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer))
+            text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         if len(text) > LONGEST + 10 * sum(len(message["content"]) for message in messages):
             raise ValueError(f"it makes a text of {len(text)} characters")
     return text

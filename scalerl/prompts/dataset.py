@@ -90,9 +90,8 @@ def task_prompts(task: TaskData, tokenizer: Any, held_out: int) -> tuple[list[Pr
     if tokenizer.chat_template and task.chat_template != "never":
         check_template(tokenizer)
     rows, notes = SOURCES[task.kind](task, held_out)
-    prompts = _tokenize(rows, task.curve, lambda row: encode_prompt(tokenizer, row.prompt, task))
-    advice = "raise data.max_prompt_tokens, or leave them out with --data.long_prompts drop"
-    kept = within_limit(prompts, task.max_prompt_tokens, task.long_prompts, advice)
+    prompts = _tokenize(rows, task.curve, lambda row: _encode_prompt(tokenizer, row.prompt, task))
+    kept = _within_limit(prompts, task)
     if len(kept) < len(prompts):
         notes = [*notes, f"left out {len(prompts) - len(kept)} prompts over {task.max_prompt_tokens} tokens"]
     if isinstance(task, PromptFile) and task.verifier == "code" and not task.reward:
@@ -152,8 +151,8 @@ def _encode_plain(tokenizer: Any, text: str) -> tuple[str, list[int]]:
     return text, list(tokenizer(text)["input_ids"])
 
 
-def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]], data: TextTask) -> tuple[str, list[int]]:
-    """Return a prompt's text and tokens as the policy gets them, in RL and in the supervised warm start.
+def _encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]], data: TextTask) -> tuple[str, list[int]]:
+    """Return a prompt's text and tokens as the policy gets them.
 
     Args:
         tokenizer: A transformers tokenizer.
@@ -176,20 +175,13 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]], data: Text
     return _encode_plain(tokenizer, f"{data.system_prompt}\n\n{spoken}" if data.system_prompt else spoken)
 
 
-def within_limit(rows: Sequence[Any], limit: int, too_long: str, advice: str) -> list[Any]:
-    """Return the prompts or rows of at most `limit` tokens.
-
-    Args:
-        rows: Prompts or demonstrations.
-        limit: Maximum number of tokens.
-        too_long: "error", or "drop".
-        advice: Which options to change, for the message.
-
-    Raises:
-        ConfigError: Longer ones are an error, or all are longer.
-    """
-    kept = [row for row in rows if len(row.tokens) <= limit]
-    if len(kept) < len(rows) and (too_long == "error" or not kept):
-        long = [f"{row.where} ({len(row.tokens)} tokens)" for row in rows if len(row.tokens) > limit]
-        raise ConfigError(f"{len(long)} of {len(rows)} rows are over {limit} tokens: {', '.join(long[:5])}; {advice}")
+def _within_limit(prompts: Sequence[Prompt], task: TextTask) -> list[Prompt]:
+    limit = task.max_prompt_tokens
+    kept = [prompt for prompt in prompts if len(prompt.tokens) <= limit]
+    if len(kept) < len(prompts) and (task.long_prompts == "error" or not kept):
+        long = [f"{one.where} ({len(one.tokens)} tokens)" for one in prompts if len(one.tokens) > limit]
+        raise ConfigError(
+            f"{len(long)} of {len(prompts)} rows are over {limit} tokens: {', '.join(long[:5])}; raise "
+            "data.max_prompt_tokens, or leave them out with --data.long_prompts drop"
+        )
     return kept

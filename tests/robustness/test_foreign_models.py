@@ -194,7 +194,6 @@ VERBS = tuple(
         (("train", "--model", "m", "--data", "p.jsonl"), "safetensors"),
         (("train", "--model", "x/y/z", "--data", "p.jsonl", "--dry-run"), "no such dir"),
         (("eval", "m", "--suite", "p.jsonl"), "safetensors"),
-        (("sft", "m", "--data", "p.jsonl", "--out", "o"), "safetensors"),
         (("plan", "--model", "p.jsonl", "--data", "p.jsonl", "--gpus", "4"), "is a file"),
     )
 )

@@ -110,7 +110,6 @@ TAKEN, UNCHANGED = "is not empty", "Nothing was changed"
 FIT = ("--method", "least-squares")
 
 TRAIN = ("--model", "m", "--data", "d.jsonl", "--run-dir")
-SFT = ("m", "--data", "d.jsonl", "--out")
 EVAL = ("m", "--suite", "d.jsonl", "-o")
 OUTPUTS = (  # command, files, and for each case its name, words, further files and message
     ("report", (POINTS,), (
@@ -152,10 +151,6 @@ OUTPUTS = (  # command, files, and for each case its name, words, further files 
         ("--run-dir holds a run", (*TRAIN, "run"), (run,), "already holds a run"),
         ("--run-dir is a link to nothing", (*TRAIN, "l"), (link("l", "nowhere"),),
          "is a link to something that does not exist"),
-    )),
-    ("sft", (MODEL, DATA), (
-        ("--out is the base model", (*SFT, "m"), (), (TAKEN, UNCHANGED)),
-        ("--out holds notes", (*SFT, "r"), (write("r/notes.txt", "mine"),), TAKEN),
     )),
     ("eval", (MODEL, DATA), (
         ("-o has the suite, whose name the texts get", (*EVAL, "."), (), (TAKEN, UNCHANGED)),

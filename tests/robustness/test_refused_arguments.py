@@ -10,7 +10,7 @@ from robustness.campaign import Case, check_here, write
 POINTS = "".join(f'{{"flops": {n}e12, "pass_rate": {0.2 + 0.02 * n:.2f}}}\n' for n in range(12))
 LONG = "n" * 300
 VERBS = (
-    "train", "plan", "study", "resume", "fit", "forecast", "compare", "backtest", "report", "score", "eval", "sft",
+    "train", "plan", "study", "resume", "fit", "forecast", "compare", "backtest", "report", "score", "eval",
     "recipes", "import", "new",
 )  # fmt: skip
 DRY = ("train", "--dry-run")
@@ -117,7 +117,6 @@ WORDS = [
               "--trainer-tokens-per-s", "9", expect=f"--{name}")
       for name in ("mean-tokens", "sigma", "transfer-s", "training-share", "decode-share")
       for value in ("nan", "-1")),
-    options("sft of a model without data", "sft", "model", expect="data"),
     options("eval without a suite", "eval", "model", expect="--suite"),
     options("eval on an unknown suite", "eval", "model", "--suite", "aime-42", expect="aime-2"),
     options("eval at temperature nan", "eval", "m", "--suite", "aime-24", "--temperature", "nan", expect="temperature"),

@@ -1,4 +1,4 @@
-"""Run directories, configurations and rows of demonstrations with missing, damaged or wrong parts."""
+"""Run directories and configurations with missing, damaged or wrong parts."""
 
 import errno
 import json
@@ -13,10 +13,7 @@ from robustness.campaign import Case, check_here, write
 from scalerl.cli.exits import guarded
 from scalerl.cluster.measured import read_run
 from scalerl.config import PRESETS, to_toml
-from scalerl.config.data import PromptFile
 from scalerl.core.files import ADVICE
-from scalerl.prompts.demonstrations import conversation
-from scalerl.prompts.files import read_objects
 
 CONFIG = to_toml(PRESETS["lab"])
 METRICS = [
@@ -105,42 +102,6 @@ def test_a_configuration_with_other_bytes_in_it_is_read_or_refused(at, change, t
     case = Case("configuration: other bytes", ("train", "c.toml", "--dry-run"),
                 write("c.toml", data[:at] + change + data[at + len(change) :]), (), (0, 1, 2))  # fmt: skip
     check_here(case, tmp_path, monkeypatch)
-
-
-def read(words):
-    """Read the rows of a supervised warm start like `scalerl sft`."""
-
-    def each():
-        for where, values in read_objects(PromptFile(path=words[0])):
-            conversation(values, where)
-        return 0
-
-    return guarded(each)
-
-
-def chat(*contents):
-    roles = ("user", "assistant")
-    return {"messages": [{"role": roles[n % 2], "content": content} for n, content in enumerate(contents)]}
-
-
-SFT = [
-    Case(f"sft data: {fault}", ("p.jsonl",), write("p.jsonl", text if isinstance(text, bytes) else json.dumps(text)),
-         expect, (2,))
-    for fault, text, expect in (
-        ("completion a number", {"prompt": "a", "completion": 5}, "completion"),
-        ("completion of half a pair", {"prompt": "a", "completion": "\ud800"}, "surrogate"),
-        ("prompt null", {"prompt": None, "completion": "b"}, "prompt"), ("no columns", {}, "messages"),
-        ("messages empty", {"messages": []}, "messages"),
-        ("content null", chat("a", None), "messages"), ("content empty", chat("a", ""), "not empty"),
-        ("a list", [1], "object"),
-        ("deep JSON", b"[" * 100_000, "nested"),
-    )
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("case", SFT, ids=lambda case: case.name)
-def test_rows_of_a_warm_start_are_refused_with_file_and_line(case, tmp_path, monkeypatch):
-    check_here(case, tmp_path, monkeypatch, read)
 
 
 def test_errors_of_the_operating_system_become_messages_about_a_path(capsys, monkeypatch, tmp_path):
