@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,6 @@ from scalerl.view.run import RunView
 
 FINISH_S = 30.0
 """Time limit of a logger for sending pending data at the end of a run, seconds."""
-
-
-PICTURE_SHARE = 0.005
-"""Largest share of a run's time for pictures; a picture takes 0.3 s of a core, in the trainer's process."""
 
 
 class Followers:
@@ -50,8 +45,8 @@ class Followers:
         """
         self._config, self._note = config, note
         self._state, self._rows = "stopped", RunView(config).rows
-        record, pictures = Record(path), Pictures()
-        self._all = [_Logged(name, make, record, pictures) for name, make in makers.items()]
+        record = Record(path)
+        self._all = [_Logged(name, make, record) for name, make in makers.items()]
         for one in self._all:
             one.start(config, path, resumed_step)
 
@@ -97,9 +92,7 @@ class _Logged:
 
     logger: Logger
 
-    def __init__(self, name: str, make: Callable[[], Logger], record: Record, pictures: Pictures) -> None:
-        self._undrawn: RunView | None = None
-        self._pictures = pictures
+    def __init__(self, name: str, make: Callable[[], Logger], record: Record) -> None:
         self.name, self.worker, self._make, self._record = name, Worker(f"logger {name}"), make, record
 
     def start(self, config: RunConfig, path: Path, resumed_step: int | None) -> None:
@@ -123,23 +116,14 @@ class _Logged:
         if not self._is_new("evaluation", view.evaluated_at):
             return
         self.logger.log(evaluation_numbers(view), view.evaluated_at)
-        self._undrawn = None if self._figure(view, view.evaluated_at) else view
+        if drawn := curve_picture(view):
+            with tempfile.TemporaryDirectory(prefix="scalerl-") as directory:
+                png = Path(directory) / f"step_{view.evaluated_at:06d}.png"
+                png.write_bytes(drawn)
+                self.logger.figure("curve", png, view.evaluated_at)
 
     def finish(self, state: str) -> None:
-        if self._undrawn is not None:
-            last = max(int(self._record.get(self.name, "row", 0)), self._undrawn.evaluated_at)  # steps never decrease
-            self._figure(self._undrawn, last, last=True)
         self.logger.finish(state)
-
-    def _figure(self, view: RunView, step: int, *, last: bool = False) -> bool:
-        drawn = self._pictures.of(view, last=last)
-        if not drawn:
-            return False
-        with tempfile.TemporaryDirectory(prefix="scalerl-") as directory:
-            png = Path(directory) / f"step_{view.evaluated_at:06d}.png"
-            png.write_bytes(drawn)
-            self.logger.figure("curve", png, step)
-        return True
 
     def _is_new(self, key: str, step: int) -> bool:
         """Return whether a step was not logged before the run was resumed, and record it as logged.
@@ -153,33 +137,12 @@ class _Logged:
         return True
 
 
-class Pictures:
-    """Draws the curves of a run as PNG, each evaluation once for all loggers, within a share of the run's time."""
-
-    def __init__(self) -> None:
-        """Allow the first picture immediately."""
-        self._lock = threading.Lock()
-        self._next = -math.inf
-        self._drawn: tuple[RunView | None, bytes] = (None, b"")
-
-    def of(self, view: RunView, *, last: bool = False) -> bytes:
-        """Return a picture; empty without a forecast, or if pictures have exceeded their share of the time.
-
-        Args:
-            view: The run at an evaluation.
-            last: Whether this is the last picture of the run, which is always drawn.
-        """
-        fits = [ahead.fit for ahead in view.outlooks().values()]
-        with self._lock:
-            known = self._drawn[0] is view and (self._drawn[1] or not last)
-            if not known and fits and (last or time.monotonic() >= self._next):
-                began = time.thread_time()
-                assert view.config is not None
-                self._drawn = (view, picture(fits, data_note(view.config)))
-                self._next = time.monotonic() + (time.thread_time() - began) / PICTURE_SHARE
-            elif not known:
-                self._drawn = (view, b"")
-            return self._drawn[1]
+@lru_cache(maxsize=1)  # of the last evaluation, for all loggers
+def curve_picture(view: RunView) -> bytes:
+    """Return the curves of a run with their forecasts as PNG; empty without a forecast."""
+    assert view.config is not None
+    fits = [ahead.fit for ahead in view.outlooks().values()]
+    return picture(fits, data_note(view.config)) if fits else b""
 
 
 def evaluation_numbers(view: RunView) -> dict[str, float]:

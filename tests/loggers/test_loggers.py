@@ -16,7 +16,7 @@ from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.loggers import follow
 from scalerl.loggers.base import makers_of
-from scalerl.loggers.follow import PICTURE_SHARE, Followers, Pictures, evaluation_numbers
+from scalerl.loggers.follow import Followers, evaluation_numbers
 from scalerl.view.run import RunView
 
 
@@ -224,25 +224,3 @@ def test_each_task_is_logged_under_its_name_with_a_forecast_once_it_can_be_fitte
     for task in ("arithmetic", "programs"):
         ends = [f"{at}{end}" for at in ("2x", "4x", "ceiling") for end in ("", "_low", "_high")]
         assert [name for name in ends if f"forecast/{task}/{name}" not in late] == []
-
-
-def test_pictures_are_limited_to_their_share_of_the_time_and_drawn_once(monkeypatch):
-    now, spent, drawn = [100.0], [0.0], []
-
-    def picture(fits, note):
-        spent[0] += 0.4
-        drawn.append(len(fits))
-        return b"PNG"
-
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "thread_time", lambda: spent[0])
-    monkeypatch.setattr("scalerl.loggers.follow.picture", picture)
-    points = [point(10 * n) for n in range(8)]
-    views = [RunView(config_of(), (), points[:end]) for end in (4, 6, 7, 8)]
-    pictures = Pictures()
-    assert pictures.of(views[0]) == b""  # no forecast yet
-    assert [pictures.of(views[1]) for _ in range(2)] == [b"PNG"] * 2 and drawn == [1]
-    now[0] += 0.4 / PICTURE_SHARE - 1
-    assert pictures.of(views[2]) == b"" and pictures.of(views[2], last=True) == b"PNG"
-    now[0] += 0.4 / PICTURE_SHARE + 1
-    assert pictures.of(views[3]) == b"PNG" and drawn == [1, 1, 1]
