@@ -77,14 +77,12 @@ def _check_trust(plan: Plan, source: str, trusted: bool, typed: Sequence[str]) -
 def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
     """Print the arms, sizes and reused runs of a plan."""
     from scalerl.study.directory import equal_runs
-    from scalerl.study.display import describe, time_needed
+    from scalerl.study.display import describe
 
-    held = equal_runs(plan, others)
     say(*describe(plan))
-    for key, run in held.items():
+    for key, run in equal_runs(plan, others).items():
         part = "" if run.steps == plan.run_config(key).steps else f"its first {run.steps} steps are "
         say(f"  {key}: {part}reused from {run.path}")
-    say(time_needed(plan, {key: run.steps for key, run in held.items()}))
 
 
 def _plan_parser() -> argparse.ArgumentParser:
@@ -103,7 +101,7 @@ def _plan_parser() -> argparse.ArgumentParser:
     parser.add_argument("--reuse", type=Path, nargs="+", default=[], metavar="DIR", help=words)
     words = "directory; default studies/PLAN-NNN. An unfinished study there is resumed"
     parser.add_argument("-o", "--output", type=Path, help=words)
-    words = "print arms, sizes and an estimate of the time, and stop"
+    words = "print the arms and their sizes, and stop"
     parser.add_argument("--dry-run", action="store_true", help=words)
     _add_execution(parser)
     return parser

@@ -14,7 +14,6 @@ from scalerl.core.printable import printable
 from scalerl.core.serialization import flat
 from scalerl.scaling import CurveError, fit
 from scalerl.study.directory import StudyDirectory
-from scalerl.study.estimate import plan_seconds
 from scalerl.study.plan import Plan, RunKey, rates_note
 from scalerl.types import EvalPoint
 from scalerl.view.display import tell
@@ -41,22 +40,6 @@ def describe(plan: Plan) -> list[str]:
     lines += [f"  {rates}"] if rates else []
     lines += [f"  {line}" for line in plan.config(plan.arm(plan.reference), plan.seeds[0]).derived_sizes()]
     return lines
-
-
-def time_needed(plan: Plan, had: Mapping[RunKey, int] | None = None) -> str:
-    """Return an estimate of the time, as text; steps that are reused from other studies take no time."""
-    had = had or {}
-    runs = [key for key in plan.runs() if had.get(key, 0) < plan.run_config(key).steps]
-    if not runs:
-        return "time: none; every run is reused"
-    seconds = plan_seconds(plan, had)
-    if seconds is None:
-        return "time: unknown; it can only be estimated for the lab's model"
-    minutes, each = seconds / 60, seconds / len(runs)
-    return (
-        f"time: about {minutes:.0f} minutes, one run at a time ({each:.0f} s per run), plus a warm start if none is "
-        "cached"
-    )
 
 
 class StudyDisplay:
