@@ -16,19 +16,17 @@ from transformers import TrainerCallback
 
 from scalerl.core.files import write_whole
 from scalerl.importers.sources import evaluation_sets
-from scalerl.scaling import Curve, CurveError, Fit, advise, fit, forecast
+from scalerl.scaling import Curve, CurveError, Fit, fit, forecast
 from scalerl.scaling.fit import MIN_POINTS
-from scalerl.scaling.forecast import amount
 from scalerl.scaling.readers import json_objects
 from scalerl.scaling.stop import StopRule, reason_to_stop, stop_rule
 
 
 class ForecastCallback(TrainerCallback):  # type: ignore[misc]
-    """Writes the run's curve while it trains, prints its forecast, and can stop it if more training gains too little.
+    """Writes the run's curve while it trains, prints its forecast, and can stop it by a condition.
 
     Example:
         >>> trainer = GRPOTrainer(..., callbacks=[ForecastCallback("run/points.jsonl")])        # doctest: +SKIP
-        >>> ForecastCallback("run/points.jsonl", stop_below_gain=0.01, budget="2x")             # doctest: +SKIP
         >>> ForecastCallback("run/points.jsonl").stop_when("falling", "ceiling identified")     # doctest: +SKIP
     """
 
@@ -39,32 +37,26 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         metric: str = "eval_reward",
         devices: float | None = None,
         bounds: tuple[float, float] = (0.0, 1.0),
-        stop_below_gain: float | None = None,
-        budget: float | str = "2x",
         axis: str = "device_hours",
         say: Callable[[str], None] = print,
     ) -> None:
-        """Choose the metric, the compute axis, and when to stop.
+        """Choose the metric and the compute axis.
 
         Args:
             path: The points.jsonl to write; a resumed run continues it, a new run replaces it.
             metric: The evaluation's metric, as TRL logs it.
             devices: Number of accelerators of the run; by default one for each of the trainer's processes.
             bounds: Smallest and largest possible value of the metric.
-            stop_below_gain: Minimum gain with which `advise` is called; its advice "stop" or "go back" stops the run.
-            budget: Compute at which the gain is judged: "2x" of the last point, or an amount on the axis.
             axis: Compute axis of the curve: device_hours, tokens (if the trainer counts them) or step.
             say: Function that prints a line.
 
         Raises:
-            CurveError: The axis or the gain is invalid.
+            CurveError: The axis is invalid.
         """
         if axis not in ("device_hours", "tokens", "step"):
             raise CurveError(f"axis must be device_hours, tokens or step; got {axis!r}")
-        if stop_below_gain is not None and not stop_below_gain > 0:
-            raise CurveError(f"stop_below_gain must be positive; got {stop_below_gain!r}")
         self.path, self.metric, self.devices, self.bounds = Path(path), metric, devices, bounds
-        self.stop_below_gain, self.budget, self.axis, self.say = stop_below_gain, budget, axis, say
+        self.axis, self.say = axis, say
         self.conditions, self.rules = False, list[StopRule]()
         self.points: list[dict[str, Any]] = []
         self.seconds, self.count = 0.0, 1.0
@@ -144,7 +136,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """Add a point, print the forecast, and stop the run if the advice or a condition requires it."""
+        """Add a point, print the forecast, and stop the run if a condition holds."""
         figures = {**self.latest, **(metrics or {})}
         self.latest = {}
         value = figures.get(self.metric)
@@ -157,12 +149,12 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         if state.is_world_process_zero:
             self.add_point(figures, state)
             task = str(self.points[-1]["task"])
-            stop = self.look_ahead(task)
+            self.look_ahead(task)
             for reason in self.reasons(task).values() if self.rules else ():
                 stop = True
                 self.say(f"stopping, because {reason}; resume from the last checkpoint to continue anyway")
         # only the first process drops rules on a resume, so its decision counts
-        if (self.stop_below_gain is not None or self.conditions) and agreed(stop):
+        if self.conditions and agreed(stop):
             control.should_training_stop = True
 
     def add_point(self, figures: Mapping[str, Any], state: Any) -> None:
@@ -178,27 +170,17 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         self.points = [p for p in self.points if (p["step"], p["task"]) != (point["step"], task)] + [point]
         self.write()
 
-    def look_ahead(self, task: str) -> bool:
-        """Print the forecast of one task from the fifth evaluation on; return whether to stop."""
+    def look_ahead(self, task: str) -> None:
+        """Print the forecast of one task from the fifth evaluation on."""
         last = self.points[-1]
         try:
             fitted = self.fitted(task)
-            if fitted is None:
-                return False
-            twice, four = forecast(fitted, at=["2x", "4x"]).at
-            where = f"{task} {last['pass_rate']:.3f} at step {last['step']}"
-            self.say(f"forecast  {where}; with 2x {twice:.3f}; 4x {four:.3f} the compute")
-            if self.stop_below_gain is None:
-                return False
-            if amount(self.budget, fitted) <= fitted.last_compute:
-                self.say(f"stopping: the budget of {self.budget} {self.axis} is spent")
-                return True
-            advice = advise(fitted, self.budget, self.stop_below_gain)
+            if fitted is not None:
+                twice, four = forecast(fitted, at=["2x", "4x"]).at
+                where = f"{task} {last['pass_rate']:.3f} at step {last['step']}"
+                self.say(f"forecast  {where}; with 2x {twice:.3f}; 4x {four:.3f} the compute")
         except CurveError as error:  # too few points: training continues
             self.say(f"forecast  none at step {last['step']}: {error}")
-            return False
-        self.say(f"advice    {advice.sentence}")
-        return advice.action in ("stop", "go back")
 
 
 def earlier_points(path: Path) -> list[dict[str, Any]]:

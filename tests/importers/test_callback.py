@@ -100,10 +100,11 @@ FLAT = [0.6 * n**3 / (n**3 + 8) for n in range(1, 31)]
 
 def test_a_run_without_gain_is_stopped_and_an_improving_run_is_not(tmp_path):
     output = []
-    callback = ForecastCallback(tmp_path / "points.jsonl", stop_below_gain=0.02, say=output.append)
+    little = "gain at 2x below 0.02"
+    callback = ForecastCallback(tmp_path / "points.jsonl", say=output.append).stop_when(little)
     stopped = evaluate(callback, FLAT)
-    assert stopped is not None and 50 <= stopped < 300 and output[-1].startswith("advice    Stop")
-    assert evaluate(ForecastCallback(tmp_path / "p.jsonl", stop_below_gain=0.02, say=output.append), CLIMBING) is None
+    assert stopped is not None and 50 <= stopped < 300 and output[-1].startswith("stopping, because 'gain at 2x")
+    assert evaluate(ForecastCallback(tmp_path / "p.jsonl", say=output.append).stop_when(little), CLIMBING) is None
     # stopping was not requested
     assert evaluate(ForecastCallback(tmp_path / "p.jsonl", say=output.append), FLAT) is None
 
@@ -124,17 +125,9 @@ def test_a_condition_stops_the_run_and_is_dropped_after_a_resume(tmp_path):
     assert "this condition is ignored from now on" in output[-1]
 
 
-def test_a_spent_budget_stops_the_run(tmp_path):
-    output = []
-    callback = ForecastCallback(tmp_path / "p.jsonl", stop_below_gain=1e-6, budget=0.065, say=output.append)
-    assert evaluate(callback, CLIMBING) == 70 and "budget of 0.065 device_hours is spent" in output[-1]
-
-
 def test_an_invalid_setting_is_refused_at_once(tmp_path):
     with pytest.raises(CurveError, match="axis"):
         ForecastCallback(tmp_path / "p.jsonl", axis="flops")
-    with pytest.raises(CurveError, match="stop_below_gain"):
-        ForecastCallback(tmp_path / "p.jsonl", stop_below_gain=0.0)
 
 
 def test_a_resumed_run_does_not_overwrite_another_programs_file(tmp_path):
