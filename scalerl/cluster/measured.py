@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.cluster.speed import Lengths, StepSeconds, UpdateSeconds, updates_from_rate
-from scalerl.config.overrides import parse_config
+from scalerl.config.overrides import read_config
 from scalerl.config.recipe import Interruption, LengthControl
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import parse_json, read_bytes, trouble
+from scalerl.core.rows import read_rows
 
 WARM_UP = 0.2
 """Share of a run's rows that is ignored, while processes warm up and slots fill."""
@@ -36,7 +37,9 @@ NUMBERS = (
     "tokens", "trained_tokens", "prompts", "completion_tokens_mean", "completion_tokens_max", "generator_idle",
     "step_s", "trainer_tokens_per_s", "swap_ms",
 )  # fmt: skip
-"""Columns that must be numbers in every row; `occupancy` and `generator_tokens_per_s` may be null."""
+"""Columns that must be numbers; rows without them are not used."""
+KNOWN = {"occupancy", "generator_tokens_per_s"}
+"""Columns that may be null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,37 +98,17 @@ def read_run(path: Path) -> RunRows:
     Raises:
         ConfigError: It is not a run, or has too few steps.
     """
-    try:
-        config = parse_config(read_bytes(path / "config.toml").decode(), str(path / "config.toml"))
-        lines = read_bytes(path / "metrics.jsonl").decode().split("\n")
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: not a run directory with config.toml and metrics.jsonl ({trouble(error)}); give one"
-        ) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: config.toml or metrics.jsonl is not UTF-8 text; give an undamaged run") from None
-    # the last line may be incomplete if the run is training or was killed
-    rows = [_row(line, f"{path / 'metrics.jsonl'} line {n}") for n, line in enumerate(lines, 1) if line.endswith("}")]
+    config, found = read_config(path / "config.toml", []), read_rows(path / "metrics.jsonl")
+    rows = [row for row in found if row.keys() >= KNOWN and all(isinstance(row.get(n), int | float) for n in NUMBERS)]
     first = math.ceil(WARM_UP * len(rows))
     if len(rows) - first < 5:
-        raise ConfigError(f"{path}: got {len(rows)} steps; allowed: at least 7, to measure speeds; give a longer run")
+        raise ConfigError(
+            f"{path}: got {len(rows)} complete steps in metrics.jsonl; allowed: at least 7, to measure speeds; give a "
+            "longer or undamaged run"
+        )
     return RunRows(
         config, [{**rows[i], "sampled": rows[i]["tokens"] - rows[i - 1]["tokens"]} for i in range(first, len(rows))]
     )
-
-
-def _row(line: str, where: str) -> dict[str, Any]:
-    try:
-        row = parse_json(line, finite=True)
-    except ValueError as error:
-        raise ConfigError(f"{where}: not valid JSON ({error}); give an undamaged run") from None
-    odd = [name for name in NUMBERS if not isinstance(row, dict) or not isinstance(row.get(name), int | float)]
-    odd += [name for name in ("occupancy", "generator_tokens_per_s") if name not in odd and name not in row]
-    if odd:
-        raise ConfigError(
-            f"{where}: no number in the columns {', '.join(odd[:3])}; give a run of this version of scalerl"
-        )
-    return dict(row)
 
 
 def generator_seconds(run: RunRows) -> tuple[float, float]:
