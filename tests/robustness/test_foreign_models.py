@@ -48,7 +48,6 @@ FILES = [
     ("weights: parts without an index", sharded(gone(INDEX)), f"has a.safetensors and no {INDEX}"),
     ("weights: an index without a map", sharded(text(INDEX, "{}")), "has no weight_map"),
     ("weights: an index out of the directory", sharded(index(x="../../x.safetensors")), "names the file '../../x.saf"),
-    ("weights: a tensor that no part holds", sharded(index(no_such="a.safetensors")), "lacks no_such"),
     ("weights: a pickle", pickled, "pytorch_model.bin, a pickle, which is not read because it can run any code"),
     ("model: a safetensors file", a_file("m"), "is a file; give the directory"),
     ("config: none", gone("config.json"), "m has no config.json"),
