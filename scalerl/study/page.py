@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import html
-import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from scalerl.scaling import Curve, Estimate
+from scalerl.scaling import Estimate
 from scalerl.scaling.compare import MARGIN
 from scalerl.scaling.curve import UNITS
 from scalerl.study.page_figures import FIGURES
@@ -54,7 +52,6 @@ def study_page(results: StudyResult) -> str:
         terms=STUDY_TERMS,
         table=_table(results),
         figures={name: figure for name, make in FIGURES.items() if (figure := make(results)) is not None},
-        more=_raw(results),
     )
 
 
@@ -136,32 +133,3 @@ def _seeds(arm: ArmResult) -> Cell:
     least = min(max(run.step, 0) for run in arm.runs)
     at = "" if arm.done == len(arm.runs) else f"<small>at step {least} or more</small>"
     return Cell(f"{arm.done} of {len(arm.runs)}{at}", arm.done)
-
-
-# -------------------------------------------------------------------------------------------------------- raw points
-
-
-def _raw(results: StudyResult) -> str:
-    """Return a section with every evaluation, for other fits."""
-    lines = _lines(results)
-    words = f"{len(lines)} held-out evaluations, one JSON object per line"
-    return (
-        '<section aria-labelledby="points"><h2 id="points">Raw points</h2>\n'
-        '<p><button type="button" class="plain" data-saves="raw" data-name="points.jsonl">Save as points.jsonl</button>'
-        f'</p>\n<details><summary>{words}</summary><pre id="raw" tabindex="0">'
-        + html.escape("\n".join(lines), quote=False)
-        + "</pre></details>\n</section>"
-    )
-
-
-def _lines(results: StudyResult) -> list[str]:
-    runs = [(arm.name, run.key.seed, run.curve) for arm in results.arms for run in arm.runs if run.curve is not None]
-    return [json.dumps({"arm": arm, "seed": seed, **row}) for arm, seed, curve in runs for row in _rows(curve)]
-
-
-def _rows(curve: Curve) -> Iterator[dict[str, float]]:
-    """Yield every point of a curve; an unknown standard error is left out, because JSON has no NaN."""
-    for i, (compute, metric) in enumerate(zip(curve.compute, curve.metric, strict=True)):
-        known = curve.stderr is not None and math.isfinite(curve.stderr[i])
-        stderr = {"stderr": float(curve.stderr[i])} if curve.stderr is not None and known else {}
-        yield {curve.axis: float(compute), "pass_rate": float(metric), **stderr}

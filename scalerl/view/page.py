@@ -50,7 +50,6 @@ def html_page(
     terms: Mapping[str, str],
     table: str,
     figures: Mapping[str, Figure],
-    more: str = "",
 ) -> str:
     """Return a page as one HTML document that needs no network. All text is HTML: escape untrusted text.
 
@@ -61,7 +60,6 @@ def html_page(
         terms: How to read the numbers.
         table: From `table`.
         figures: Figures by name; the name is used in element ids.
-        more: Sections after the figures.
 
     Raises:
         ConfigError: The `plotly` package is not installed.
@@ -78,7 +76,6 @@ def html_page(
         terms="\n".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in {**TERMS, **terms}.items()),
         table=table,
         figures="\n".join(_figure(name, figure) for name, figure in figures.items()),
-        more=more,
         plotly=plotly_script(),
         # inside a script element "<" could end it
         json=json.dumps(drawings, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),

@@ -85,9 +85,9 @@ def test_rows_without_an_occupancy_are_skipped_and_a_run_without_any_is_an_error
     none = [{**one, "occupancy": None} for one in rows]
     with pytest.raises(ConfigError, match="no step has an occupancy"):
         measure([write_run(tmp_path / "two", none)])
-    with pytest.raises(ConfigError, match="got 3 complete steps in .* allowed: at least 7"):
+    with pytest.raises(ConfigError, match="got 3 complete steps in metrics"):
         measure([write_run(tmp_path / "three", rows[:3])])
-    with pytest.raises(ConfigError, match="four/config.toml: no such file"):
+    with pytest.raises(ConfigError, match=r"four/config\.toml: no such file"):
         measure([tmp_path / "four"])
 
 

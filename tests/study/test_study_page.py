@@ -1,9 +1,7 @@
 """The page of a study with known truth: verdicts, every figure, in a browser at any width."""
 
-import json
 import math
 import os
-import re
 import subprocess
 import sys
 
@@ -56,15 +54,6 @@ def test_every_arm_is_listed_under_its_effect(words):
 
 def test_text_of_plans_and_logs_is_escaped(words):
     assert "What &lt;b&gt;matters&lt;/b&gt; &amp; what does not?&lt;/script&gt;" in words and "<b>matters" not in words
-
-
-def test_every_point_of_every_run_is_in_the_page(words, results):
-    raw = re.search(r'<pre id="raw" tabindex="0">(.*?)</pre>', words, flags=re.DOTALL)[1]
-    rows = [json.loads(line) for line in raw.splitlines()]
-    assert len(rows) == 4 * 3 * 21 + 3 * 4  # the young arm has four evaluations, and the broken one has none
-    assert set(rows[0]) == {"arm", "seed", "flops", "pass_rate", "stderr"}
-    mine = [row["pass_rate"] for row in rows if (row["arm"], row["seed"]) == ("slow", 2)]
-    np.testing.assert_array_equal(mine, results.arm("slow").runs[2].curve.metric)
 
 
 def test_the_forest_plot_has_every_compared_arm_with_its_interval_and_the_margin(results):
@@ -173,13 +162,6 @@ def test_the_reader_chooses_arm_axis_and_ratio(opened):
     assert opened.tab.evaluate(largest) < 1.2
     opened.tab.get_by_label("Ratio", exact=True).select_option("compute for the same level")
     opened.tab.wait_for_function(f"{largest} > 1.5")
-
-
-def test_the_raw_points_can_be_saved(opened):
-    with opened.tab.expect_download() as download:
-        opened.tab.get_by_role("button", name="Save as points.jsonl").click()
-    assert download.value.suggested_filename == "points.jsonl"
-    assert len(download.value.path().read_text().splitlines()) == 4 * 3 * 21 + 3 * 4
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -1,4 +1,4 @@
-// Draws the figures in the colors of the reader's theme, sorts the table, and saves raw data. theme.js stands before it.
+// Draws the figures in the colors of the reader's theme, and sorts the table. theme.js stands before it.
 
 const figures = JSON.parse(document.getElementById("figures").textContent);
 
@@ -40,20 +40,9 @@ function sortBy(header) {
   body.append(...[...body.rows].sort((a, b) => direction * compared(a, b)));
 }
 
-// not a data: address in the page, which would hold everything twice
-function save(button) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([document.getElementById(button.dataset.saves).textContent]));
-  link.download = button.dataset.name;
-  link.click();
-  URL.revokeObjectURL(link.href);
-}
-
 for (const select of document.querySelectorAll("select[data-figure]"))
   select.addEventListener("change", () => draw(select.dataset.figure));
 for (const button of document.querySelectorAll("thead button"))
   button.addEventListener("click", () => sortBy(button.closest("th")));
-for (const button of document.querySelectorAll("button[data-saves]"))
-  button.addEventListener("click", () => save(button));
 for (const query of [dark, narrow]) query.addEventListener("change", drawAll);
 drawAll();
