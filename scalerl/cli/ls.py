@@ -88,8 +88,8 @@ ADVICE = {"not known yet": "unknown"}
 """Shorter words for the table."""
 
 
-def shortened(name: str, most: int = NAME_WIDTH) -> str:
+def shortened(name: str) -> str:
     """Return a name that fits a column and is safe to print: control characters are escaped, the middle is left out."""
     name = printable(name)
-    half = (most - 2) // 2
-    return name if len(name) <= most else f"{name[:half]}..{name[-(most - 2 - half) :]}"
+    half = NAME_WIDTH // 2 - 1
+    return name if len(name) <= NAME_WIDTH else f"{name[:half]}..{name[-half:]}"

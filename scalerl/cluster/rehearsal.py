@@ -66,7 +66,7 @@ class Rehearsal(NamedTuple):
         return sum(self.parts.values())
 
 
-def rehearse(config: RunConfig, found: Found, time_limit_s: float = TIME_LIMIT_S) -> Rehearsal:
+def rehearse(config: RunConfig, found: Found) -> Rehearsal:
     """Rehearse an update in a child process.
 
     Raises:
@@ -75,7 +75,7 @@ def rehearse(config: RunConfig, found: Found, time_limit_s: float = TIME_LIMIT_S
     """
     remote = LocalRemote(partial(_run, config, found), "the rehearsal (process {})")
     try:
-        result: Rehearsal = remote.receive(time_limit_s)
+        result: Rehearsal = remote.receive(TIME_LIMIT_S)
         return result
     finally:
         remote.end()

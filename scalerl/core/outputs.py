@@ -25,7 +25,6 @@ def check_output(
     replaceable: Callable[[Path], bool] = is_page,
     *,
     what: str = "an HTML page",
-    option: str = "-o",
 ) -> Path:
     """Return the path to write an output to; refuse an input of the command and an existing file of another kind.
 
@@ -36,7 +35,6 @@ def check_output(
         inputs: Files and directories that the command reads.
         replaceable: Function that returns whether an existing file is of the kind that the command writes.
         what: Name of that kind, for the message.
-        option: Option that gives the output, for the message.
 
     Returns:
         The path with links resolved.
@@ -51,12 +49,12 @@ def check_output(
     for source in inputs:
         if os.path.exists(source) and path.samefile(source):
             raise ConfigError(
-                f"{option}: {path} is an input of this command and would be overwritten; give another path for the "
+                f"-o: {path} is an input of this command and would be overwritten; give another path for the "
                 "output. Nothing was changed"
             )
     if path.stat().st_size and not replaceable(path):
         raise ConfigError(
-            f"{option}: {path} exists and is not {what}; give a path that does not exist yet, or remove the file. "
+            f"-o: {path} exists and is not {what}; give a path that does not exist yet, or remove the file. "
             "Nothing was changed"
         )
     return place

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
@@ -40,16 +40,15 @@ def split_fields(recipes: Sequence[Recipe]) -> tuple[dict[str, list[str]], dict[
     return differing, {name: values[0] for name, values in rows.items() if name not in differing}
 
 
-def print_recipes(recipes: Mapping[str, Recipe] = RECIPES, everything: bool = False) -> None:
+def print_recipes(*, everything: bool) -> None:
     """Print the fields in which recipes differ, side by side, and the leave-one-out variants of ScaleRL.
 
     Args:
-        recipes: Recipes by name; the others are compared with the first. Six recipes fit in 80 columns.
         everything: Whether to also print the fields that all recipes share.
     """
     console = Console()
-    differing, shared = split_fields(list(recipes.values()))
-    table = _table(f"Recipes (= as {next(iter(recipes))}, - absent)", "", *recipes)
+    differing, shared = split_fields(list(RECIPES.values()))
+    table = _table(f"Recipes (= as {next(iter(RECIPES))}, - absent)", "", *RECIPES)
     for name, values in differing.items():
         own = ["=" if value == values[0] != "-" else value for value in values[1:]]
         # a long name breaks at its last hyphen, which keeps the column as narrow as the others
