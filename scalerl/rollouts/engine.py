@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from scalerl.core.rng import stream_key
 from scalerl.types import Group, IntArray, Prompt, Rollout, Visit
@@ -173,7 +174,7 @@ class RoutingShape:
         return np.uint8 if self.experts <= 256 else np.int16
 
 
-def joined(sets: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
+def joined(sets: Sequence[npt.NDArray[np.integer[Any]]]) -> tuple[IntArray, IntArray]:
     """Return the sizes of sets of ids, and all ids one after the other."""
     return np.array([len(ids) for ids in sets], np.int32), np.concatenate([np.empty(0, np.int32), *sets])
 

@@ -21,8 +21,8 @@ def test_rounding_keeps_bits_after_the_leading_one_and_noise_is_a_share_of_the_r
     assert rounded(weight, 1).tolist() == [1.0, 1.0, 1.5, -2.0, 0.25]  # ties go to the even side
     assert torch.equal(rounded(weight, 23), weight)
     matrix = torch.full((200, 200), 4.0)
-    error = shifted(matrix, 0.5, "a") - matrix
-    assert abs(error.std() - 2.0) < 0.03 and torch.equal(shifted(matrix, 0.5, "a") - matrix, error)
+    error = shifted(matrix, 0.5, 1) - matrix
+    assert abs(error.std() - 2.0) < 0.03 and torch.equal(shifted(matrix, 0.5, 1) - matrix, error)
 
 
 def test_training_engines_sample_with_noise_at_every_version_and_evaluations_are_exact():

@@ -24,9 +24,9 @@ def rounded(weight: Tensor, bits: int) -> Tensor:
     return torch.ldexp((mantissa * 2 ** (bits + 1)).round() / 2 ** (bits + 1), exponent)
 
 
-def shifted(weight: Tensor, sigma: float, name: str) -> Tensor:
-    """Return weight + sigma * rms(weight) * z, with normal z that depend on the name only, so an error is lasting."""
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+def shifted(weight: Tensor, sigma: float, seed: int) -> Tensor:
+    """Return weight + sigma * rms(weight) * z, with normal z."""
+    generator = torch.Generator().manual_seed(seed)
     z = torch.randn(weight.shape, generator=generator).to(weight)
     return weight + sigma * weight.square().mean().sqrt() * z
 
@@ -44,9 +44,14 @@ def noisy(parts: EngineParts, bits: int = 23, sigma: float = 0.0) -> Engine:
         return parts.torch_engine()
     policy = load.__wrapped__()
 
+    def changed(name: str, weight: Tensor) -> Tensor:
+        if weight.ndim < 2:
+            return weight
+        seed = zlib.crc32(name.encode()) + parts.seed  # the same at every version, so the error lasts
+        return shifted(rounded(weight, bits), sigma, seed)
+
     def change(weights: Any) -> dict[str, Tensor]:
-        pairs = dict(weights).items()
-        return {name: shifted(rounded(w, bits), sigma, name) if w.ndim >= 2 else w for name, w in pairs}
+        return {name: changed(name, weight) for name, weight in dict(weights).items()}
 
     policy.load_weights(policy.version, change(policy.weights()))
     return replace(parts, load_policy=lambda: policy, receive=lambda v: change(parts.receive(v))).torch_engine()
