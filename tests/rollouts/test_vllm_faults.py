@@ -69,7 +69,7 @@ def test_experts_that_do_not_fit_the_model_are_an_error_with_numbers(text, messa
 def test_under_top_p_every_token_has_the_set_that_it_was_sampled_from_across_broken_requests(make, server):
     """The inserted phrase was not sampled, so its sets are empty."""
     server.masks, server.delay_s = True, 0.002
-    rule = LengthRule(thinking=(20, 40), answer_tokens=30, max_tokens=72, phrase=(10, 11), end_tag=(11,))
+    rule = LengthRule(thinking=(20, 40), answer_tokens=30, max_tokens=72, phrase=(10, 11), end_tag=(10, 11))
     needs = dataclasses.replace(NEEDS, nucleus=True)
     engine, _ = make(rule=rule, sampling=Sampling(top_p=0.6), slots=(4, 4), needs=needs)
     server.faults["drop"] = 3
