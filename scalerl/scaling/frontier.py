@@ -1,4 +1,4 @@
-"""What a budget buys: the best setting by one law over many runs (`pool`), where settings cross, and the run to buy next.
+"""What a budget buys: the best setting by one law over many runs (`pool`), where settings cross, which run to buy next.
 
 The law is used if it predicts the runs that are left out better than the nearest run does; otherwise the fit of each
 run speaks for its own setting. As in `compare`, levels within `MARGIN` count as the same.
@@ -391,7 +391,7 @@ def crossings(scene: Scene, budget: float, options: Sequence[Option], width: flo
         last_D = len(compute_M) - 1 - behind_MD[::-1].argmax(axis=0)
         # linear in the log of compute between the last point behind and the next
         before_D, after_D = (lead_MD[np.minimum(last_D + n, len(compute_M) - 1), draw_D] for n in (0, 1))
-        share_D = before_D / np.minimum(before_D - after_D, -1e-12)
+        share_D = np.clip(before_D / np.minimum(before_D - after_D, -1e-12), 0.0, 1.0)
         ahead_D = np.where(last_D == len(compute_M) - 1, np.inf, compute_M[last_D] * AROUND_STEP**share_D)
         passed_D = np.where(behind_MD.any(axis=0), ahead_D, 0.0)
         found.append(Crossing(scene.settings[one], scene.settings[two], reach(passed_D)))
