@@ -214,8 +214,10 @@ def frontier(
     lost = [f.futures is not None and f.futures.stays > 0.5 for f in fits]
     if any(lost):
         notes.append(f"{sum(lost)} of {len(fits)} runs are flat or have fallen and were left out")
-        fits, settings = ([x for x, out in zip(xs, lost, strict=True) if not out] for xs in (fits, settings))
+        settings = [setting for setting, out in zip(settings, lost, strict=True) if not out]
+        fits = [f for f, out in zip(fits, lost, strict=True) if not out]
     check_settings(settings)
+    check_added(also, settings)
     longest = max(f.last_compute for f in fits)
     if budget > FAR * longest:
         notes.append(f"the budget is {budget / longest:.0f} times the longest run; the law was not tested that far")
@@ -268,7 +270,7 @@ def of_fits(fits: Sequence[Fit], settings: Sequence[Setting]) -> Scene:
     def of_run(compute: float) -> Array:
         level_SD, bounds = typical(compute), fits[0].curve.bounds
         scatter_SD = ASSUMED_SEED_SD * np.ptp(bounds) * np.random.default_rng(1).standard_normal(level_SD.shape)
-        return np.clip(level_SD + scatter_SD, *bounds)
+        return np.asarray(np.clip(level_SD + scatter_SD, *bounds))
 
     return Scene(chosen, typical, of_run, fits[0].noise_sd, True)
 
@@ -316,6 +318,21 @@ def check_settings(settings: Sequence[Setting]) -> None:
     )
 
 
+def check_added(also: Sequence[Setting], settings: Sequence[Setting]) -> None:
+    """Raise if an added setting has other names, a category that was not run, or a number without a logarithm."""
+    design = Design.of(settings)
+    for setting in also:
+        if set(setting) != set(settings[0]):
+            raise CurveError(f"an added setting needs {', '.join(settings[0])}; got {', '.join(setting) or 'nothing'}")
+        for name, levels_of in design.categories.items():
+            if str(setting[name]) not in levels_of:
+                raise CurveError(f"{name} {setting[name]!r} was not run; allowed: {', '.join(levels_of)}")
+        for name, (_, shift) in design.numbers.items():
+            value = setting[name]
+            if isinstance(value, str) or not (np.isfinite(value) and value + shift > 0):
+                raise CurveError(f"{name} must be a positive number; got {value!r}")
+
+
 def independent(settings: Sequence[Setting], like: Sequence[Setting]) -> tuple[Array, list[str]]:
     """Return the columns of the design and their names, without the first category of each setting."""
     columns_NP, names = Design.of(like).columns(settings)
@@ -339,7 +356,7 @@ def left_out(law: Law, fits: Sequence[Fit]) -> Check:
         truth, at = float(f.mean(f.last_compute)[0]), f.last_compute
         level_D, weight_D = levels(law.left_out.theta_DNK[:, n], at, f.curve.bounds), law.left_out.weight_DN[:, n]
         nearest = np.flatnonzero(apart_NN[n] <= apart_NN[n].min() + 1e-9)
-        beside = float(np.mean([fits[i].mean(at)[0] for i in nearest]))
+        beside = float(np.mean([fits[int(i)].mean(at)[0] for i in nearest]))
         errors.append((float(weight_D @ level_D) - truth, beside - truth))
         below = float(weight_D @ (level_D < truth))
         inside.append(0.05 <= below <= 0.95)

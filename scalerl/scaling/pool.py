@@ -87,7 +87,7 @@ class Design:
         for name in names:
             values = [setting[name] for setting in settings]
             if all(isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 for value in values):
-                shift = float(min(values) == 0)  # type: ignore[type-var]
+                shift = float(min(values) == 0)
                 numbers[name] = (float(np.log(np.array(values, dtype=float) + shift).mean()), shift)
             else:
                 categories[name] = sorted({str(value) for value in values})
@@ -220,7 +220,7 @@ def correlation(design: Design, settings: Sequence[Setting], others: Sequence[Se
     apart_SNP = one_SP[:, None] - two_NP
     number_P = np.array([name in design.numbers for name in names])
     near_SN = np.exp(-0.5 * (apart_SNP[..., number_P] ** 2).sum(axis=-1) / REACH**2)
-    return near_SN * (apart_SNP[..., ~number_P] == 0).all(axis=-1)
+    return np.asarray(near_SN * (apart_SNP[..., ~number_P] == 0).all(axis=-1))
 
 
 def before_curves(design: Design, settings: Sequence[Setting], clouds: Sequence[Cloud], published: bool) -> Scatter:
