@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,14 +19,12 @@ from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import Estimate, as_json, short, summarize
 from scalerl.scaling.forecast import Fit, Reach, reach
 from scalerl.scaling.law import Array
-from scalerl.scaling.pool import PUBLISHED, Design, Law, Setting, levels, likelihood, pooled
+from scalerl.scaling.pool import PUBLISHED, Law, levels, likelihood, pooled
 from scalerl.scaling.readers import CurveError
+from scalerl.scaling.settings import Setting, candidates, check_added, check_settings, distinct, in_words
 
 SURE = 0.8
 """Least probability that the best setting is within MARGIN of the true best; below, the answer is "cannot say yet"."""
-
-MOST_SETTINGS = 128
-"""Largest number of settings that are compared: those nearest to a run."""
 
 AROUND = np.geomspace(0.01, 30.0, 41)
 """Amounts of compute at which settings are compared, in budgets."""
@@ -177,12 +174,6 @@ class Frontier:
         return "\n".join([*lines, f"Run next: {in_words(run.setting)} to {short(run.compute)} {self.unit}; it {gain}."])
 
 
-def in_words(setting: Setting) -> str:
-    """Return a setting as text: width 128, prompts_per_step 16."""
-    values = ((name, f"{value:g}" if isinstance(value, int | float) else value) for name, value in setting.items())
-    return ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in values)
-
-
 def frontier(
     runs: Sequence[Curve | Fit],
     settings: Sequence[Setting],
@@ -273,71 +264,6 @@ def of_fits(fits: Sequence[Fit], settings: Sequence[Setting]) -> Scene:
         return np.asarray(np.clip(level_SD + scatter_SD, *bounds))
 
     return Scene(chosen, typical, of_run, fits[0].noise_sd, True)
-
-
-def distinct(settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    """Return the different settings, in a fixed order."""
-    return [dict(one) for one in sorted({tuple(s.items()) for s in settings}, key=str)]
-
-
-def candidates(settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    """Return all combinations of the values that were run, at most `MOST_SETTINGS`."""
-    values = {name: sorted({setting[name] for setting in settings}, key=lambda v: (str(type(v)), v)) for name in
-              settings[0]}  # fmt: skip
-    made = [dict(zip(values, one, strict=True)) for one in product(*values.values())]
-    design = Design.of(settings)
-    columns_SP, run_NP = design.columns(made)[0], design.columns(settings)[0]
-    apart_S = np.abs(columns_SP[:, None] - run_NP).sum(axis=-1).min(axis=1)
-    return [made[i] for i in np.sort(np.argsort(apart_S, kind="stable")[:MOST_SETTINGS])]
-
-
-def check_settings(settings: Sequence[Setting]) -> None:
-    """Raise if a setting does not vary, or varies only together with others."""
-    if len(settings) < 2:
-        raise CurveError(f"a law over settings needs at least two runs that rise; got {len(settings)}")
-    if len({tuple(setting) for setting in settings}) > 1 or not settings[0]:
-        raise CurveError(f"every run needs the same settings by name; got {sorted({tuple(s) for s in settings})}")
-    constant = [name for name in settings[0] if len({s[name] for s in settings}) < 2]
-    if constant:
-        raise CurveError(f"{', '.join(constant)} does not vary: it is {settings[0][constant[0]]} in all runs. Leave it "
-                         "out, or add a run with another value")  # fmt: skip
-    columns_NP, names = independent(settings, settings)
-    rank = np.linalg.matrix_rank(columns_NP)
-    if rank == len(names):
-        return
-    # the combinations of columns that are zero in all runs
-    null_JP = np.linalg.svd(columns_NP)[2][rank:]
-    mixed = dict.fromkeys(name for name, column in zip(names, null_JP.T, strict=True) if name and np.ptp([0, *column]) >
-                          1e-6)  # fmt: skip
-    made = candidates(settings)
-    rows_SP, _ = independent(made, settings)
-    helpful = [one for one, row in zip(made, rows_SP, strict=True) if np.linalg.matrix_rank([*columns_NP, row]) > rank]
-    raise CurveError(
-        f"{' and '.join(mixed)} vary together in these runs, so their effects cannot be told apart. Add a run with "
-        f"{in_words(helpful[0])}, or leave one out"
-    )
-
-
-def check_added(also: Sequence[Setting], settings: Sequence[Setting]) -> None:
-    """Raise if an added setting has other names, a category that was not run, or a number without a logarithm."""
-    design = Design.of(settings)
-    for setting in also:
-        if set(setting) != set(settings[0]):
-            raise CurveError(f"an added setting needs {', '.join(settings[0])}; got {', '.join(setting) or 'nothing'}")
-        for name, levels_of in design.categories.items():
-            if str(setting[name]) not in levels_of:
-                raise CurveError(f"{name} {setting[name]!r} was not run; allowed: {', '.join(levels_of)}")
-        for name, (_, shift) in design.numbers.items():
-            value = setting[name]
-            if isinstance(value, str) or not (np.isfinite(value) and value + shift > 0):
-                raise CurveError(f"{name} must be a positive number; got {value!r}")
-
-
-def independent(settings: Sequence[Setting], like: Sequence[Setting]) -> tuple[Array, list[str]]:
-    """Return the columns of the design and their names, without the first category of each setting."""
-    columns_NP, names = Design.of(like).columns(settings)
-    kept = [p for p, name in enumerate(names) if name not in Design.of(like).categories or name == names[p - 1]]
-    return columns_NP[:, kept], [names[p] for p in kept]
 
 
 def slopes(law: Law) -> dict[str, dict[str, Estimate]]:

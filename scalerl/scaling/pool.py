@@ -13,7 +13,7 @@ C chains.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,9 +23,7 @@ from scalerl.scaling.forecast import Fit
 from scalerl.scaling.grid import systematic
 from scalerl.scaling.law import Array, climb
 from scalerl.scaling.posterior import Prior
-
-Setting = Mapping[str, float | str]
-"""Values of the settings of a run by name; text is a category."""
+from scalerl.scaling.settings import Design, Setting
 
 CENTER_SD = np.array([2.0, 3.0, 0.5, 0.5])
 """Prior standard deviation of each parameter at the center of the settings; wider than published runs differ."""
@@ -69,40 +67,6 @@ class Cloud(NamedTuple):
 
     center_DK: Array
     covariance_KK: Array
-
-
-@dataclass(frozen=True)
-class Design:
-    """The columns of the law: one, the centered logs of numbers, and one column per category."""
-
-    numbers: dict[str, tuple[float, float]]
-    """Center of the log by name, and 1 to take log(1 + x) because a value is 0, else 0."""
-    categories: dict[str, list[str]]
-
-    @classmethod
-    def of(cls, settings: Sequence[Setting]) -> Design:
-        """Return the design of these settings."""
-        names = list(settings[0])
-        numbers, categories = {}, {}
-        for name in names:
-            values = [setting[name] for setting in settings]
-            if all(isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 for value in values):
-                shift = float(min(values) == 0)
-                numbers[name] = (float(np.log(np.array(values, dtype=float) + shift).mean()), shift)
-            else:
-                categories[name] = sorted({str(value) for value in values})
-        return cls(numbers, categories)
-
-    def columns(self, settings: Sequence[Setting]) -> tuple[Array, list[str]]:
-        """Return the columns, shape (N, P), and the name of the setting of each; the first, "", is one."""
-        columns, names = [np.ones(len(settings))], [""]
-        for name, (center, shift) in self.numbers.items():
-            columns.append(np.log(np.array([float(s[name]) for s in settings]) + shift) - center)
-            names.append(name)
-        for name, levels in self.categories.items():
-            columns += [np.array([float(str(s[name]) == level) for s in settings]) for level in levels]
-            names += [name] * len(levels)
-        return np.stack(columns, axis=1), names
 
 
 def likelihood(fit: Fit) -> Cloud:
