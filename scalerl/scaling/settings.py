@@ -68,8 +68,7 @@ def distinct(settings: Sequence[Setting]) -> list[dict[str, Any]]:
 
 
 def candidates(settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    """Return all combinations of the values that were run, at most `MOST_SETTINGS`; only those that were run if there are
-    too many combinations."""
+    """Return all combinations of the values that were run, at most `MOST_SETTINGS`; only those of runs if too many."""
     values = {name: sorted({setting[name] for setting in settings}, key=lambda v: (str(type(v)), v)) for name in
               settings[0]}  # fmt: skip
     if np.prod([float(len(each)) for each in values.values()]) > MOST_SETTINGS**2:
@@ -104,8 +103,8 @@ def check_settings(settings: Sequence[Setting]) -> None:
     helpful = [one for one, row in zip(made, rows_SP, strict=True) if np.linalg.matrix_rank([*columns_NP, row]) > rank]
     add = f"Add a run with {in_words(helpful[0])}" if helpful else "Add runs in which only one of them changes"
     raise CurveError(
-        f"{' and '.join(mixed)} vary together in these runs, so their effects cannot be told apart. {add}, or leave one "
-        "out"
+        f"{' and '.join(mixed)} vary together in these runs, so their effects cannot be told apart. {add}, or leave "
+        "one out"
     )
 
 
