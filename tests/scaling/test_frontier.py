@@ -11,6 +11,7 @@ from doc_pages import json_keys
 
 from scalerl.config import LAB, to_toml
 from scalerl.scaling import Curve, CurveError, compare, fit, frontier, sigmoid
+from scalerl.scaling.frontier import next_run, of_law
 from scalerl.scaling.pool import levels, pooled, smoothed
 
 RNG = np.random.default_rng
@@ -96,8 +97,6 @@ def test_intervals_contain_nine_of_ten_new_runs():
 def test_the_next_run_is_at_the_setting_that_is_in_doubt():
     """Width 64 is known to 0.55 +- 0.003; width 128 is at 0.54 with a standard deviation of 0.1."""
     known, doubtful = [0.2, 0.0, 0.6, 0.2], [0.16, 0.0, 0.6, 0.2]
-    from scalerl.scaling.frontier import next_run, of_law
-
     clouds = [cloud(known, [0.01, 0.01, 0.01, 0.001])] * 3 + [cloud(doubtful, [0.5, 0.1, 0.1, 0.01])]
     law = pooled(clouds, [{"kind": "a"}] * 3 + [{"kind": "b"}], published=False)
     like = SimpleNamespace(curve=SimpleNamespace(bounds=(0.0, 1.0)), noise_sd=0.003)
@@ -148,5 +147,5 @@ def test_the_command_reads_the_settings_of_runs_and_prints_documented_keys(tmp_p
     assert answer["without_published"] and answer["other_differences"] == []
     code, out, _ = call(capsys, *words[:-1], "model.width", "--budget", 8, "--hours")
     assert code == 0 and "the runs also differ in recipe.prompts_per_step" in out
-    code, _, error = call(capsys, *words[:-1], "model.widht", "--budget", 8)
+    code, _, error = call(capsys, *words[:-1], "model.with", "--budget", 8)
     assert code == 2 and "did you mean 'model.width'" in error
