@@ -182,6 +182,10 @@ class GeneratorStats:
     """Sequences that were sampled again after a restart."""
 
 
+FLOPS_RULE = 1
+"""Version of the rule that counts FLOPs (docs/metrics.md); raise it when the counts of the same run change."""
+
+
 @dataclass(frozen=True, slots=True)
 class EvalPoint:
     """One point of a run's curve: a row of points.jsonl.
@@ -215,6 +219,8 @@ class EvalPoint:
     """Mean length of the samples, tokens."""
     eval_s: float = 0.0
     """Wall-clock seconds of the whole evaluation, all tasks together; not part of device_hours."""
+    flops_rule: int = FLOPS_RULE
+    """Version of the rule that counted `flops`; runs are compared only under one rule."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain values."""
