@@ -11,7 +11,7 @@ from typing import Any
 from scalerl.config.data import CustomTask, EnvironmentTask, ReasoningGymTask
 from scalerl.core.errors import ConfigError
 from scalerl.prompts.layouts import Row, identity, prompt_of
-from scalerl.tasks import custom
+from scalerl.tasks import custom, tools
 from scalerl.tasks.environments import load
 from scalerl.tasks.gym import make_data
 
@@ -45,10 +45,12 @@ def custom_rows(task: CustomTask, held_out: int) -> tuple[list[Row], list[str]]:
     """Return `task.prompts` + `held_out` rows with distinct prompts; raises as `rows` in tasks/custom.py."""
     rows = []
     made, replies = custom.rows(task, task.prompts + held_out)
-    turns = {name: getattr(task, name) for name in ("turns", "reply_tokens", "reply_s", "chat_template")}
+    shared: dict[str, Any] = {"function": task.function, "params": task.params, "pass_score": task.pass_score}
+    if replies:
+        limits = ("turns", "reply_tokens", "reply_s", "chat_template")
+        shared |= {"turns": {name: getattr(task, name) for name in limits}, "tools": tools.schemas(shared)}
     for number, row in enumerate(made):
-        columns = {"function": task.function, "params": task.params, "pass_score": task.pass_score, "row": row}
-        columns |= {"turns": turns} if replies else {}
+        columns = {**shared, "row": row}
         where = f"{task.function} row {number}"
         prompt = prompt_of(row["prompt"], "prompt", row, where)
         rows.append(Row(prompt, str(row.get("answer", "")), columns, where))

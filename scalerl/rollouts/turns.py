@@ -23,7 +23,7 @@ from scalerl.core.serialization import from_plain, to_plain
 from scalerl.models.routing import UNKNOWN
 from scalerl.models.template import continuation
 from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request
-from scalerl.tasks import turns
+from scalerl.tasks import tools, turns
 from scalerl.tasks.pool import ProcessEnded, ScoringPool
 from scalerl.tasks.turns import Message, Reply
 from scalerl.types import IntArray, Outcome, Prompt, Rollout
@@ -218,7 +218,7 @@ class TurnEngine:
 
 def with_turns(pairs: Sequence[Sequence[Engine]], tokenizer: Any, settings: Scoring) -> Sequence[Sequence[Engine]]:
     """Add turns to engines, whose environments share one pool of processes."""
-    pool = ScoringPool(settings.workers or max(4, os.cpu_count() or 1), None, settings)
+    pool = ScoringPool(settings.workers or max(4, os.cpu_count() or 1), tools.prepare, settings)
 
     def ask(prompt: Prompt, said: Sequence[Message]) -> Future[Reply]:
         return pool.schedule(turns.ask, prompt, list(said), limit_s=prompt.columns["turns"]["reply_s"])
@@ -249,6 +249,8 @@ def with_replies(prompts: Sequence[Prompt], tokenizer: Any, capacity: int) -> tu
     for prompt in tasks.values():
         try:
             reply = turns.ask(prompt, [{"role": "assistant", "content": ""}])
+            if prompt.columns.get("tools"):
+                reply = Reply(({"role": turns.TOOL, "content": "0"},))
         except PluginError as error:
             raise ConfigError(f"data.function: {error}") from None
         continued(tokenizer, prompt, reply, -1)

@@ -1,7 +1,8 @@
 """Environments: tasks whose class replies to the policy, so that a rollout has turns (docs/environments.md).
 
-An environment is the class of a custom task with `reply(row, messages)` instead of `score(row, completion)`. A reply
-depends only on the row and the messages so far, so that a run that is killed can ask again and get the same bits.
+An environment is the class of a custom task with `reply(row, messages)` instead of `score(row, completion)`, or with
+`tools`. A reply depends only on the row and the messages so far, so that a run that is killed can ask again and get the
+same bits.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scalerl.core.plugins import PluginError, call, describe, number
-from scalerl.tasks.custom import made_of
+from scalerl.tasks import tools
+from scalerl.tasks.custom import made_of, score_of
 from scalerl.types import Prompt
 
 Message = dict[str, str]
+
+TOOL = "tool"
+"""Role of the messages with results of tools."""
 
 ALLOWED = (
     "the text of the next message, a list of messages with `role` and `content`, or the end: a score from 0 to 1, or a "
@@ -38,6 +43,13 @@ class Reply:
     """Your own numbers of the rollout."""
 
 
+def is_chat(value: Any) -> bool:
+    """Return whether a value is a list of chat messages with text in role and content."""
+    return isinstance(value, list) and bool(value) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
+    )  # fmt: skip
+
+
 def opening(prompt: str | Sequence[Message]) -> list[Message]:
     """Return the prompt of a row as messages."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(one) for one in prompt]
@@ -56,6 +68,11 @@ def ask(prompt: Prompt, said: Sequence[Message]) -> Reply:
     columns = prompt.columns
     task, name = made_of(columns), columns["function"]
     row = copy.deepcopy(columns["row"])
+    own, last = getattr(task, "tools", ()), said[-1]["content"]
+    if made := tools.calls(last) if own else []:
+        return Reply(tuple({"role": TOOL, "content": tools.answer(own, text, row, name)} for text in made))
+    if not hasattr(task, "reply"):
+        return Reply((), score_of(task, name, row, last)[0])
     messages = [*opening(row["prompt"]), *(dict(one) for one in said)]
     return read_reply(call(lambda: task.reply(row, messages), f"{name}.reply"), name)
 
@@ -72,7 +89,7 @@ def read_reply(returned: Any, name: str) -> Reply:
     """
     if isinstance(returned, str):
         returned = [{"role": "user", "content": returned}]
-    if isinstance(returned, list) and returned and all(map(_is_message, returned)):
+    if is_chat(returned) and all(one["role"] in ("user", TOOL, "system") for one in returned):
         return Reply(tuple({"role": one["role"], "content": one["content"]} for one in returned))
     values = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
     numbers = {str(key): number(value) for key, value in values.items()}
@@ -80,11 +97,3 @@ def read_reply(returned: Any, name: str) -> Reply:
     if score is None or not 0 <= score <= 1 or None in numbers.values():
         raise PluginError(f"{name}.reply returned {describe(returned)}; allowed: {ALLOWED}")
     return Reply((), score, {key: value for key, value in numbers.items() if value is not None})
-
-
-def _is_message(value: Any) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and all(isinstance(value.get(key), str) for key in ("role", "content"))
-        and value["role"] in ("user", "tool", "system")
-    )

@@ -230,24 +230,6 @@ def test_an_environment_gets_all_messages_and_may_return_text_messages_or_an_end
     assert with_replies([prompt], None, 8) == (1, False)
 
 
-@pytest.fixture
-def chat():
-    """A tokenizer with a chat template in the form of Qwen's and byte-level tokens."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>")
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
-    tokenizer.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    return tokenizer
-
-
 def test_a_reply_continues_the_conversation_as_the_template_writes_it(chat):
     end = chat.convert_tokens_to_ids("<|im_end|>")
     tokens = continuation(chat, [{"role": "tool", "content": "7"}], end, True, 64)
@@ -299,7 +281,7 @@ def test_the_state_is_plain(tmp_path):
 
 
 def test_the_environment_of_the_page_plays_a_game(user_code):
-    user_code("my_environments", *blocks("docs/environments.md", "python"))
+    user_code("my_environments", "\n".join(blocks("docs/environments.md", "python")))
     config = parse_config('[model]\nkind = "hf"\npath = "m"\n' + blocks("docs/environments.md", "toml")[0], "page")
     rows, _ = custom_rows(config.data[0], held_out=10)
     assert len(rows) == 110 and rows[0].columns["row"]["number"] == 38  # 1 + 37 mod 50
@@ -313,3 +295,10 @@ def test_the_environment_of_the_page_plays_a_game(user_code):
         said += replies[-1].messages
     assert [one.messages[0]["content"] for one in replies[:3]] == ["Smaller.", "Write a number.", "Larger."]
     assert replies[3] == Reply((), 1.0, {"guesses": 4.0})
+    (asked, *_), _ = custom_rows(CustomTask(function="my_environments:Trip", prompts=2), held_out=1)
+    (schema, _) = asked.columns["tools"]
+    assert list(schema["function"]["parameters"]["properties"]) == ["city"]
+    trip = Prompt("1", "", (1,), "", "Trip", asked.columns)
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+    assert ask(trip, [{"role": "assistant", "content": call}]).messages[0]["content"] == "0"
+    assert ask(trip, [{"role": "assistant", "content": "Oslo"}]) == Reply((), 1.0)
