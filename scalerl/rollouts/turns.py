@@ -56,6 +56,8 @@ class Episode:
     """Tokens of each reply; reply i is after turn i."""
     due: int
     """Step at which the reply is used; -1 while a turn is sampled."""
+    waited_s: float = 0.0
+    """Seconds between requests for replies and their use; those before a resume do not count."""
 
     def request(self) -> Request:
         """Return the request of the next turn."""
@@ -111,6 +113,7 @@ class TurnEngine:
         self._inner, self._ask, self._tokenizer = inner, ask, tokenizer
         self._episodes: dict[tuple[int, int], Episode] = {}
         self._asked: dict[tuple[int, int], Future[Reply]] = {}
+        self._asked_at: dict[tuple[int, int], float] = {}
         self._tick = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -133,6 +136,7 @@ class TurnEngine:
         """Drop unfinished rollouts; replies that were asked for are not used."""
         for id in ids:
             self._episodes.pop(id, None)
+            self._asked_at.pop(id, None)
             if (asked := self._asked.pop(id, None)) is not None:
                 asked.cancel()
         self._inner.cancel(ids)
@@ -163,8 +167,12 @@ class TurnEngine:
         if turn.truncated:
             return [self._end(episode, "tokens")]
         episode.due = self._tick + REPLY_TICKS
-        self._asked[episode.id] = self._ask(episode.prompt, episode.said)
+        self._request(episode)
         return []
+
+    def _request(self, episode: Episode) -> None:
+        self._asked_at[episode.id] = time.monotonic()
+        self._asked[episode.id] = self._ask(episode.prompt, episode.said)
 
     def _replied(self, episode: Episode, asked: Future[Reply]) -> Iterable[Finished]:
         """Use a reply: submit the next turn, or return the finished rollout.
@@ -173,6 +181,7 @@ class TurnEngine:
         Unblocked by: its reply, its time limit, or the death of its process.
         """
         settings, name = episode.prompt.columns["turns"], episode.prompt.columns["function"]
+        episode.waited_s += time.monotonic() - self._asked_at.pop(episode.id)
         try:
             reply = asked.result()
         except TimeoutError:
@@ -193,7 +202,11 @@ class TurnEngine:
     def _end(self, episode: Episode, ended: str, problem: str = "", reply: Reply | None = None) -> Finished:
         del self._episodes[episode.id]
         reply = reply or Reply()
-        outcome = Outcome(len(episode.turns), ended, reply.score, problem, reply.metrics)
+        calls = sum(message["role"] == turns.TOOL for message in episode.said)
+        outcome = Outcome(
+            len(episode.turns), ended, reply.score, problem, reply.metrics, calls,
+            observed=sum(map(len, episode.observed)), waited_s=episode.waited_s,
+        )  # fmt: skip
         return Finished(episode.id, episode.rollout(outcome))
 
     def state(self) -> dict[str, Any]:
@@ -213,7 +226,7 @@ class TurnEngine:
             episode = from_plain(Episode, plain)
             self._episodes[episode.id] = episode
             if episode.due >= 0:
-                self._asked[episode.id] = self._ask(episode.prompt, episode.said)
+                self._request(episode)
 
 
 def with_turns(pairs: Sequence[Sequence[Engine]], tokenizer: Any, settings: Scoring) -> Sequence[Sequence[Engine]]:
