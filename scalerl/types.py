@@ -71,7 +71,7 @@ class Outcome:
     ended: str
     """What ended it: environment, tokens (of a turn), turns (their limit), or problem."""
     score: float
-    """Score from 0 to 1; 0 unless the environment ended it."""
+    """Score from 0 to 1, or reward of a rubric; 0 unless the environment ended it."""
     problem: str
     """Reason for which the environment gave no reply; such a rollout has no score."""
     metrics: dict[str, float]

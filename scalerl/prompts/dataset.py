@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalerl.config import RunConfig
-from scalerl.config.data import CustomTask, GeneratedTask, PromptFile, TaskData, TextTask, is_suite, shares
+from scalerl.config.data import GeneratedTask, PromptFile, RepliedTask, TaskData, TextTask, is_suite, shares
 from scalerl.core.errors import ConfigError
 from scalerl.models.template import check_template, check_tools, render
 from scalerl.prompts.layouts import Row, identity, read_rows
@@ -90,7 +90,7 @@ def task_prompts(task: TaskData, tokenizer: Any, held_out: int) -> tuple[list[Pr
     if tokenizer.chat_template and task.chat_template != "never":
         check_template(tokenizer)
     rows, notes = SOURCES[task.kind](task, held_out)
-    if tools := rows[0].columns.get("tools") if isinstance(task, CustomTask) else None:
+    if tools := rows[0].columns.get("tools") if isinstance(task, RepliedTask) else None:
         check_tools(tokenizer, tools, task.chat_template != "never")
     prompts = _tokenize(rows, task.curve, lambda row: _encode_prompt(tokenizer, row.prompt, task, tools))
     kept = _within_limit(prompts, task)

@@ -38,7 +38,7 @@ class Reply:
     messages: tuple[Message, ...] = ()
     """Messages to the policy; none if the rollout has ended."""
     score: float = 0.0
-    """Score of the whole rollout, from 0 to 1."""
+    """Score of the whole rollout, from 0 to 1; any number from an environment of `verifiers`."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Your own numbers of the rollout."""
 
@@ -87,6 +87,8 @@ def read_reply(returned: Any, name: str) -> Reply:
     Raises:
         PluginError: It is not a reply.
     """
+    if isinstance(returned, Reply):
+        return returned
     if isinstance(returned, str):
         returned = [{"role": "user", "content": returned}]
     if is_chat(returned) and all(one["role"] in ("user", TOOL, "system") for one in returned):
