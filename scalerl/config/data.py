@@ -199,6 +199,10 @@ class ReasoningGymTask(TextTask):
     """Text before every prompt; a system message if the tokenizer has a chat template."""
 
 
+TURN_LIMITS = ("turns", "reply_tokens", "reply_s", "reply_threads", "reply_ticks", "chat_template")
+"""Fields of a RepliedTask that its prompts carry."""
+
+
 class RepliedTask(TextTask):
     """A task that may be an environment, with the limits of a rollout of several turns (docs/environments.md)."""
 
@@ -209,11 +213,16 @@ class RepliedTask(TextTask):
     """Environments: most tokens of a reply with those of the chat template; a longer reply is cut."""
     reply_s: Positive = 60.0
     """Environments: time limit of a reply, seconds."""
+    reply_threads: Few = 1
+    """Environments: most replies that a process computes at the same time, in threads; more if replies mostly wait."""
+    reply_ticks: Count = 8
+    """Environments: decode steps after which a deterministic engine uses a reply; it waits for a later one. Slow
+    environments need more."""
 
     @property
     def limits(self) -> dict[str, Any]:
         """The limits, for the columns of a prompt."""
-        return {name: getattr(self, name) for name in ("turns", "reply_tokens", "reply_s", "chat_template")}
+        return {name: getattr(self, name) for name in TURN_LIMITS}
 
 
 class EnvironmentTask(RepliedTask):

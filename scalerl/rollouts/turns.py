@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any, cast
 
 import numpy as np
@@ -28,12 +30,11 @@ from scalerl.tasks.pool import ProcessEnded, ScoringPool
 from scalerl.tasks.turns import Message, Reply
 from scalerl.types import IntArray, Outcome, Prompt, Rollout
 
-REPLY_TICKS = 8
-"""Decode steps after which a deterministic engine uses a reply; it waits for a reply that is later. An environment that
-needs less time than these steps costs none."""
-
 Ask = Callable[[Prompt, Sequence[Message]], "Future[Reply]"]
 """Asks an environment, given the messages after the opening."""
+
+Asked = tuple[Prompt, list[Message], "Future[Reply]"]
+"""A request for a reply."""
 
 
 @dataclass(slots=True)
@@ -144,7 +145,7 @@ class TurnEngine:
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
         """Poll the inner engine, ask environments about finished turns, and use their replies.
 
-        A deterministic engine uses a reply `REPLY_TICKS` polls after its request, whenever it arrived.
+        A deterministic engine uses a reply `reply_ticks` polls after its request, whenever it arrived.
         """
         if self._asked and timeout_s and not self._inner.occupancy().busy:
             time.sleep(timeout_s)
@@ -166,7 +167,7 @@ class TurnEngine:
         episode.said.append({"role": "assistant", "content": text})
         if turn.truncated:
             return [self._end(episode, "tokens")]
-        episode.due = self._tick + REPLY_TICKS
+        episode.due = self._tick + int(episode.prompt.columns["turns"]["reply_ticks"])
         self._request(episode)
         return []
 
@@ -229,13 +230,57 @@ class TurnEngine:
                 self._request(episode)
 
 
+class ReplyPool:
+    """Processes that ask environments. Each takes up to `reply_threads` requests of one environment at a time."""
+
+    def __init__(self, settings: Scoring) -> None:
+        """Prepare the processes; they start at the first requests."""
+        workers = settings.workers or max(4, os.cpu_count() or 1)
+        self._pool = ScoringPool(workers, tools.prepare, settings)
+        self._takers = ThreadPoolExecutor(workers, thread_name_prefix="replies")
+        self._waiting, self._lock = deque[Asked](), Lock()
+
+    def ask(self, prompt: Prompt, said: Sequence[Message]) -> Future[Reply]:
+        """Queue a request. Its future raises as those of `ScoringPool.schedule`, or the environment's PluginError."""
+        asked = Future[Reply]()
+        self._waiting.append((prompt, list(said), asked))
+        self._takers.submit(self._take)
+        return asked
+
+    def _take(self) -> None:
+        """Ask for some of the replies that are waited for.
+
+        Consumes: requests. Produces: replies. Waits for: a process. Unblocked by: its answer, time limit or end.
+        """
+        some: list[Asked] = []
+        with self._lock:
+            while self._waiting:
+                first, prompt = (some or self._waiting)[0][0].columns, self._waiting[0][0]
+                if len(some) == first["turns"]["reply_threads"] or prompt.columns["function"] != first["function"]:
+                    break
+                one = self._waiting.popleft()
+                some += [one] if one[2].set_running_or_notify_cancel() else []
+        if some:
+            self._answer(some)
+
+    def _answer(self, some: Sequence[Asked]) -> None:
+        limit_s, words = some[0][0].columns["turns"]["reply_s"], [one[:2] for one in some]
+        try:
+            replies = self._pool.schedule(turns.ask_all, words, limit_s=limit_s).result()
+        except (TimeoutError, ProcessEnded) as error:
+            if len(some) == 1:
+                some[0][2].set_exception(error)
+            else:  # one of them is the cause
+                for one in some:
+                    self._answer([one])
+            return
+        for (_, _, asked), reply in zip(some, replies, strict=True):
+            asked.set_exception(reply) if isinstance(reply, BaseException) else asked.set_result(reply)
+
+
 def with_turns(pairs: Sequence[Sequence[Engine]], tokenizer: Any, settings: Scoring) -> Sequence[Sequence[Engine]]:
     """Add turns to engines, whose environments share one pool of processes."""
-    pool = ScoringPool(settings.workers or max(4, os.cpu_count() or 1), tools.prepare, settings)
-
-    def ask(prompt: Prompt, said: Sequence[Message]) -> Future[Reply]:
-        return pool.schedule(turns.ask, prompt, list(said), limit_s=prompt.columns["turns"]["reply_s"])
-
+    ask = ReplyPool(settings).ask
     return [[cast(Engine, TurnEngine(engine, ask, tokenizer)) for engine in pair] for pair in pairs]
 
 

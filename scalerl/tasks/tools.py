@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from threading import Lock
 from typing import Any
 
 from pydantic import ValidationError, validate_call
@@ -111,6 +112,7 @@ def _result(tool: Tool, arguments: Mapping[str, Any]) -> Any:
 
 
 _settings = Scoring()
+_one_at_a_time = Lock()
 
 
 def prepare(settings: Scoring) -> None:
@@ -130,4 +132,5 @@ def python(code: str) -> str:
     Args:
         code: The program. It has no files and no network.
     """
-    return _judge().output(code)
+    with _one_at_a_time:  # replies may come from several threads
+        return _judge().output(code)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from scalerl.core.errors import outcome
 from scalerl.core.plugins import PluginError, call, describe, number
 from scalerl.tasks import tools
 from scalerl.tasks.custom import made_of, score_of
@@ -75,6 +77,23 @@ def ask(prompt: Prompt, said: Sequence[Message]) -> Reply:
         return Reply((), score_of(task, name, row, last)[0])
     messages = [*opening(row["prompt"]), *(dict(one) for one in said)]
     return read_reply(call(lambda: task.reply(row, messages), f"{name}.reply"), name)
+
+
+def ask_all(asked: Sequence[tuple[Prompt, Sequence[Message]]]) -> list[Reply | BaseException]:
+    """Ask environments at the same time, each in a thread; return their replies or errors.
+
+    A single one is asked in this thread, because signals, which some time limits use, need the main thread.
+    """
+
+    def ask_one(one: tuple[Prompt, Sequence[Message]]) -> Future[Reply]:
+        return outcome(lambda: ask(*one))
+
+    if len(asked) == 1:
+        done = [ask_one(asked[0])]
+    else:
+        with ThreadPoolExecutor(len(asked)) as threads:
+            done = list(threads.map(ask_one, asked))
+    return [one.exception() or one.result() for one in done]
 
 
 def read_reply(returned: Any, name: str) -> Reply:
