@@ -53,9 +53,9 @@ def measure(wait_s: float, threads: int, ticks: int, steps: int) -> dict[str, fl
             rollouts={"slots": 64, "ahead": 32},
             **QUICK | SETTINGS | {"steps": steps, "evaluation": {"prompts": 16, "samples": 1, "every": 1000}},
         )  # fmt: skip
-        rows = run.metrics[2:]
+        rows = [json.loads(line) for line in (run.path / "metrics.jsonl").open()][2:]
     names = ("occupancy", "generator_tokens_per_s", "trainer_idle", "reply_wait_s", "step_s", "turns")
-    return {name: statistics.median(row[name] for row in rows) for name in names}
+    return {name: statistics.median(row[name] for row in rows if row[name] is not None) for name in names}
 
 
 def main() -> None:
