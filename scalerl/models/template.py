@@ -74,9 +74,7 @@ def check_tools(tokenizer: Any, tools: Sequence[Mapping[str, Any]], chat: bool) 
 TEMPLATE_ADVICE = "repair chat_template in the tokenizer's files, or set data.chat_template = 'never' for plain text"
 
 
-def render(
-    tokenizer: Any, messages: list[dict[str, str]], *, tools: Sequence[Mapping[str, Any]] | None = None
-) -> str:
+def render(tokenizer: Any, messages: list[dict[str, str]], *, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
     """Render messages with the tokenizer's chat template.
 
     Args:
