@@ -63,7 +63,7 @@ class Visit:
 class Outcome:
     """How the environment of a rollout ended it (docs/environments.md).
 
-    Example: Outcome(turns=3, ended="environment", score=1.0, problem="", metrics={"calls": 2.0})
+    Example: Outcome(turns=3, ended="environment", score=1.0, problem="", metrics={"guesses": 2.0}, observed=31)
     """
 
     turns: int
@@ -71,11 +71,17 @@ class Outcome:
     ended: str
     """What ended it: environment, tokens (of a turn), turns (their limit), or problem."""
     score: float
-    """Score from 0 to 1; 0 unless the environment ended it."""
+    """Score from 0 to 1, or reward of a rubric; 0 unless the environment ended it."""
     problem: str
     """Reason for which the environment gave no reply; such a rollout has no score."""
     metrics: dict[str, float]
     """The environment's own numbers."""
+    calls: int = 0
+    """Results of tools."""
+    observed: int = 0
+    """Tokens of replies."""
+    waited_s: float = field(default=0.0, compare=False)
+    """Seconds between requests for replies and their use."""
 
 
 @dataclass(frozen=True, slots=True)
