@@ -39,7 +39,7 @@ RESUME = """Resume a run from its last checkpoint.
 A few fields may change, as --dotted.name VALUE; config.toml then has the new value:
   --recipe.optimizer.learning_rate X   from this step on, for example after a gradient that was not finite;
                                        recorded with the step in recipe.optimizer.later_rates
-  --stop_when, --checkpoint.*, --placement.*"""
+  --stop_when, --loggers, --checkpoint.*, --placement.*"""
 
 
 def train(words: list[str]) -> int:
