@@ -47,6 +47,7 @@ LONGEST_SHARED = 4096
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """State of AdamW for a parameter: both moments and the number of updates."""
 
+
 class PolicyLearner:
     """A policy in training; subclasses accumulate the gradients of a batch, and read and write weights."""
 
@@ -326,6 +327,7 @@ class PolicyLearner:
                 f"({there} in the checkpoint, {here} in the model); resume with the model that the run started with"
             )
 
+
 def batch_flops(sizes: ModelSizes, batch: TrainBatch, checkpointing: bool) -> float:
     """Return the floating-point operations of one step over a batch; padding is not counted.
 
@@ -338,12 +340,14 @@ def batch_flops(sizes: ModelSizes, batch: TrainBatch, checkpointing: bool) -> fl
     predicted_b = batch.trained_BT[trained_B].sum(dim=1)
     return sizes.training_flops(batch.length_B[trained_B].numpy(), predicted_b.numpy(), checkpointing)
 
+
 def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """Return tensors by the mesh of their ranks; an operator on a list of sharded tensors needs a common one."""
     groups: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
     return list(groups.values())
+
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:
     if parameter.dtype == torch.float32:
