@@ -63,7 +63,7 @@ class Visit:
 class Outcome:
     """How the environment of a rollout ended it (docs/environments.md).
 
-    Example: Outcome(turns=3, ended="environment", score=1.0, problem="", metrics={"calls": 2.0})
+    Example: Outcome(turns=3, ended="environment", score=1.0, problem="", metrics={"guesses": 2.0}, observed=31)
     """
 
     turns: int
@@ -71,11 +71,17 @@ class Outcome:
     ended: str
     """What ended it: environment, tokens (of a turn), turns (their limit), or problem."""
     score: float
-    """Score from 0 to 1; 0 unless the environment ended it."""
+    """Score from 0 to 1, or reward of a rubric; 0 unless the environment ended it."""
     problem: str
     """Reason for which the environment gave no reply; such a rollout has no score."""
     metrics: dict[str, float]
     """The environment's own numbers."""
+    calls: int = 0
+    """Results of tools."""
+    observed: int = 0
+    """Tokens of replies."""
+    waited_s: float = field(default=0.0, compare=False)
+    """Seconds between requests for replies and their use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +188,10 @@ class GeneratorStats:
     """Sequences that were sampled again after a restart."""
 
 
+FLOPS_RULE = 1
+"""Version of the rule that counts FLOPs (docs/metrics.md); raise it when the counts of the same run change."""
+
+
 @dataclass(frozen=True, slots=True)
 class EvalPoint:
     """One point of a run's curve: a row of points.jsonl.
@@ -215,6 +225,8 @@ class EvalPoint:
     """Mean length of the samples, tokens."""
     eval_s: float = 0.0
     """Wall-clock seconds of the whole evaluation, all tasks together; not part of device_hours."""
+    flops_rule: int = FLOPS_RULE
+    """Version of the rule that counted `flops`; runs are compared only under one rule."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain values."""

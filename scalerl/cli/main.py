@@ -15,6 +15,7 @@ from scalerl.cli.curves import add_curve_parsers
 from scalerl.cli.doctor import doctor
 from scalerl.cli.eval import add_eval_parser
 from scalerl.cli.exits import USER_ERROR, StopFlag, complain, guarded, prepare_streams, watch_signals
+from scalerl.cli.frontier import add_frontier_parser
 from scalerl.cli.import_ import add_import_parser
 from scalerl.cli.ls import add_ls_parser
 from scalerl.cli.new import new
@@ -41,7 +42,7 @@ WITH_FIELDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "new": (new, "print a configuration for your model, your prompts and your GPUs"),
     "plan": (plan, "simulate a run before it starts: throughput, idle shares, best split of GPUs"),
     "doctor": (doctor, "check that a run will work on this machine or cluster, in two minutes"),
-    "study": (_study, "plan, run and compare many runs: loo, recipes, forward, axes, rates"),
+    "study": (_study, "plan, run and compare many runs: loo, recipes, forward, axes, rates, mismatch"),
     "resume": (resume, "resume a run from its last checkpoint"),
 }
 """Commands that parse their own words, because fields of a configuration are options, with their help."""
@@ -95,6 +96,7 @@ def _parser() -> tuple[Parser, list[str]]:
     for name, (_, text) in WITH_FIELDS.items():
         verbs.add_parser(name, help=text, add_help=False)
     add_curve_parsers(verbs)
+    add_frontier_parser(verbs)
     add_report_parser(verbs)
     add_watch_parser(verbs)
     add_ls_parser(verbs)

@@ -28,8 +28,8 @@ USAGE = """scalerl study PLAN [BASE.toml] [options] [--any.field VALUE ...]
        scalerl study resume DIR [--jobs N]
        scalerl study show DIR [-o PAGE.html] [--json]"""
 
-DESCRIPTION = """PLAN is loo, recipes, forward, axes, rates, or the path of a TOML file. BASE.toml and the dotted fields
-are as in `scalerl train`; without them the base is the quick variant of the embedded lab."""
+DESCRIPTION = """PLAN is loo, recipes, forward, axes, rates, mismatch, or the path of a TOML file. BASE.toml and the
+dotted fields are as in `scalerl train`; without them the base is the quick variant of the embedded lab."""
 
 
 def study_main(words: Sequence[str], stop: Callable[[], StopFlag]) -> int:

@@ -199,8 +199,34 @@ class ReasoningGymTask(TextTask):
     """Text before every prompt; a system message if the tokenizer has a chat template."""
 
 
-class EnvironmentTask(TextTask):
-    """A single-turn environment of the `verifiers` package: prompts from its data set, rewards by its rubric."""
+TURN_LIMITS = ("turns", "reply_tokens", "reply_s", "reply_threads", "reply_ticks", "chat_template")
+"""Fields of a RepliedTask that its prompts carry."""
+
+
+class RepliedTask(TextTask):
+    """A task that may be an environment, with the limits of a rollout of several turns (docs/environments.md)."""
+
+    turns: Few = 8
+    """Environments: most turns of the policy. `recipe.length` is the limit of each turn. A rollout that has not ended
+    after them is truncated."""
+    reply_tokens: Count = 256
+    """Environments: most tokens of a reply with those of the chat template; a longer reply is cut."""
+    reply_s: Positive = 60.0
+    """Environments: time limit of a reply, seconds."""
+    reply_threads: Few = 1
+    """Environments: most replies that a process computes at the same time, in threads; more if replies mostly wait."""
+    reply_ticks: Count = 8
+    """Environments: decode steps after which a deterministic engine uses a reply; it waits for a later one. Slow
+    environments need more."""
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The limits, for the columns of a prompt."""
+        return {name: getattr(self, name) for name in TURN_LIMITS}
+
+
+class EnvironmentTask(RepliedTask):
+    """An environment of the `verifiers` package: prompts from its data set, rewards by its rubric."""
 
     named_by: ClassVar[str] = "environment"
     kind: Literal["verifiers"] = "verifiers"
@@ -215,7 +241,7 @@ class EnvironmentTask(TextTask):
     cases it counts as failed."""
 
 
-class CustomTask(TextTask):
+class CustomTask(RepliedTask):
     """Your task: a class that makes rows and scores completions (docs/extending.md), or replies (environments.md)."""
 
     kind: Literal["custom"] = "custom"
@@ -227,13 +253,6 @@ class CustomTask(TextTask):
     """Size of the training pool."""
     pass_score: Fraction = 1.0
     """Smallest score that counts as passed in the pass rate and the curve; the reward follows the score."""
-    turns: Few = 8
-    """Environments: most turns of the policy. `recipe.length` is the limit of each turn. A rollout that has not ended
-    after them is truncated."""
-    reply_tokens: Count = 256
-    """Environments: most tokens of a reply with those of the chat template; a longer reply is cut."""
-    reply_s: Positive = 60.0
-    """Environments: time limit of a reply, seconds."""
 
     @property
     def curve(self) -> str:

@@ -243,7 +243,7 @@ class Recipe(Part):
     """Sampling temperature of training rollouts; log-probabilities are those of the tempered distribution."""
     top_p: Fraction = 1.0
     """Nucleus sampling: sample from the smallest set of tokens whose probability reaches this. Below 1 the trainer
-    normalizes over the same tokens (docs/recipe.md). Torch engines only."""
+    normalizes over the same tokens (docs/recipe.md). With torch engines, or vLLM servers on GPUs."""
     optimizer: AdamW = AdamW()
     """The optimizer's settings."""
 

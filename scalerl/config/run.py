@@ -220,12 +220,7 @@ class RunConfig(Part):
 
     @model_validator(mode="after")
     def _check_vllm(self) -> RunConfig:
-        recipe, rounds = self.recipe, self.recipe.off_policy
-        if self.placement.engine == "vllm" and recipe.top_p < 1:
-            raise ValueError(
-                f"recipe.top_p: got {recipe.top_p:g} with placement.engine 'vllm'; allowed: 1. Its log-probabilities "
-                "are those within the nucleus, which is not read from the server, so the trainer cannot repeat them"
-            )
+        rounds = self.recipe.off_policy
         if self.weights == "nccl" and not rounds.streams and rounds.max_lag:
             raise ValueError(  # servers hold one version, and an evaluation within a round would replace it
                 f"rollouts.weights: got 'nccl' with {rounds.kind} of {rounds.max_lag + 1} batches; allowed: directory, "

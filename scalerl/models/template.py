@@ -19,6 +19,9 @@ LIMIT_S = 10.0
 LONGEST = 1_000_000
 """Maximum length of a rendered text, characters, in addition to ten times the length of its messages."""
 
+LONGEST_TOKEN = 128
+"""Characters of the longest tokens, which are spaces. A message of megabytes would take seconds to encode."""
+
 MEMORY = 2 << 30
 """Bytes that a template may allocate when it is checked."""
 
@@ -47,15 +50,37 @@ def check_template(tokenizer: Any) -> None:
         )
 
 
+def check_tools(tokenizer: Any, tools: Sequence[Mapping[str, Any]], chat: bool) -> None:
+    """Refuse a chat template that does not show tools.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        tools: Schemas of the tools.
+        chat: Whether the chat template is used.
+
+    Raises:
+        ConfigError: There is no template, or its text has not the names of all tools.
+    """
+    asked, names = [{"role": "user", "content": "What is 2+2?"}], [tool["function"]["name"] for tool in tools]
+    text = render(tokenizer, asked, tools=tools) if chat and tokenizer.chat_template else ""
+    if missing := [name for name in names if name not in text]:
+        raise ConfigError(
+            f"data.function: the task has the tools {', '.join(names)}, and the prompts do not show {missing[0]}, "
+            "because the model's tokenizer has no chat template with tools or data.chat_template is 'never'; allowed: "
+            "a model with such a template, or a class with `reply` and no `tools`"
+        )
+
+
 TEMPLATE_ADVICE = "repair chat_template in the tokenizer's files, or set data.chat_template = 'never' for plain text"
 
 
-def render(tokenizer: Any, messages: list[dict[str, str]]) -> str:
+def render(tokenizer: Any, messages: list[dict[str, str]], *, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
     """Render messages with the tokenizer's chat template.
 
     Args:
         tokenizer: A transformers tokenizer with a chat template.
         messages: Messages with role and content.
+        tools: Schemas of tools.
 
     Raises:
         ConfigError: The template, a program by the model's authors that runs in jinja2's sandbox, fails, does not end
@@ -72,7 +97,10 @@ def render(tokenizer: Any, messages: list[dict[str, str]]) -> str:
 
     with raising(ConfigError, problem):
         with _time_limit(LIMIT_S):
-            text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            rendered = tokenizer.apply_chat_template(
+                messages, tools=tools or None, tokenize=False, add_generation_prompt=True
+            )
+        text = str(rendered)
         if len(text) > LONGEST + 10 * sum(len(message["content"]) for message in messages):
             raise ValueError(f"it makes a text of {len(text)} characters")
     return text
@@ -105,7 +133,8 @@ def continuation(tokenizer: Any, messages: Sequence[Mapping[str, str]], last: in
             f"of the roles {', '.join(roles)}; allowed: more"
         )
     for message, after in zip(messages, encoded[1:], strict=True):
-        plain = tokenizer(message["content"], add_special_tokens=False, split_special_tokens=True)["input_ids"][:room]
+        said = message["content"][: LONGEST_TOKEN * room]
+        plain = tokenizer(said, add_special_tokens=False, split_special_tokens=True)["input_ids"][:room]
         room -= len(plain)
         tokens = [*tokens, *plain, *after]
     return tokens

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalerl.config import RunConfig
-from scalerl.config.data import GeneratedTask, PromptFile, TaskData, TextTask, is_suite, shares
+from scalerl.config.data import GeneratedTask, PromptFile, RepliedTask, TaskData, TextTask, is_suite, shares
 from scalerl.core.errors import ConfigError
-from scalerl.models.template import check_template, render
+from scalerl.models.template import check_template, check_tools, render
 from scalerl.prompts.layouts import Row, identity, read_rows
 from scalerl.prompts.sources import custom_rows, environment_rows, gym_rows
 from scalerl.tasks.checks import with_tests
@@ -90,7 +90,9 @@ def task_prompts(task: TaskData, tokenizer: Any, held_out: int) -> tuple[list[Pr
     if tokenizer.chat_template and task.chat_template != "never":
         check_template(tokenizer)
     rows, notes = SOURCES[task.kind](task, held_out)
-    prompts = _tokenize(rows, task.curve, lambda row: _encode_prompt(tokenizer, row.prompt, task))
+    if tools := rows[0].columns.get("tools") if isinstance(task, RepliedTask) else None:
+        check_tools(tokenizer, tools, task.chat_template != "never")
+    prompts = _tokenize(rows, task.curve, lambda row: _encode_prompt(tokenizer, row.prompt, task, tools))
     kept = _within_limit(prompts, task)
     if len(kept) < len(prompts):
         notes = [*notes, f"left out {len(prompts) - len(kept)} prompts over {task.max_prompt_tokens} tokens"]
@@ -151,13 +153,16 @@ def _encode_plain(tokenizer: Any, text: str) -> tuple[str, list[int]]:
     return text, list(tokenizer(text)["input_ids"])
 
 
-def _encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]], data: TextTask) -> tuple[str, list[int]]:
+def _encode_prompt(
+    tokenizer: Any, prompt: str | list[dict[str, str]], data: TextTask, tools: Sequence[Any] | None = None
+) -> tuple[str, list[int]]:
     """Return a prompt's text and tokens as the policy gets them.
 
     Args:
         tokenizer: A transformers tokenizer.
         prompt: Text or chat messages.
         data: Task with system prompt and use of the chat template.
+        tools: Schemas of tools, for the template.
 
     Raises:
         ConfigError: The tokenizer has no chat template although one is required, or the template fails.
@@ -169,7 +174,7 @@ def _encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]], data: Tex
         )
     system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
     if tokenizer.chat_template and data.chat_template != "never":
-        text = render(tokenizer, system + opening(prompt))
+        text = render(tokenizer, system + opening(prompt), tools=tools)
         return text, list(tokenizer(text, add_special_tokens=False)["input_ids"])
     spoken = prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
     return _encode_plain(tokenizer, f"{data.system_prompt}\n\n{spoken}" if data.system_prompt else spoken)

@@ -22,6 +22,7 @@ from scalerl.core.files import parse_json
 from scalerl.prompts.files import read_objects
 from scalerl.tasks.base import in_braces
 from scalerl.tasks.code_tests import BadTests, from_text, livecodebench_cases
+from scalerl.tasks.turns import is_chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +132,6 @@ def _row(data: PromptFile, values: dict[str, Any], where: str) -> Row:
             f"the columns of the row ({', '.join(values)})"
         )
     return Row(prompt, answer, {**values, **extra}, where)
-
-
-def is_chat(value: Any) -> bool:
-    """Return whether a value is a list of chat messages with text in role and content."""
-    return isinstance(value, list) and bool(value) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
-    )  # fmt: skip
 
 
 def prompt_of(prompt: Any, at: str, columns: Iterable[str], where: str) -> str | list[dict[str, str]]:

@@ -11,7 +11,7 @@ from typing import Any
 from scalerl.config.data import CustomTask, EnvironmentTask, ReasoningGymTask
 from scalerl.core.errors import ConfigError
 from scalerl.prompts.layouts import Row, identity, prompt_of
-from scalerl.tasks import custom
+from scalerl.tasks import custom, environments, tools
 from scalerl.tasks.environments import load
 from scalerl.tasks.gym import make_data
 
@@ -45,10 +45,11 @@ def custom_rows(task: CustomTask, held_out: int) -> tuple[list[Row], list[str]]:
     """Return `task.prompts` + `held_out` rows with distinct prompts; raises as `rows` in tasks/custom.py."""
     rows = []
     made, replies = custom.rows(task, task.prompts + held_out)
-    turns = {name: getattr(task, name) for name in ("turns", "reply_tokens", "reply_s", "chat_template")}
+    shared: dict[str, Any] = {"function": task.function, "params": task.params, "pass_score": task.pass_score}
+    if replies:
+        shared |= {"turns": task.limits, "tools": tools.schemas(shared)}
     for number, row in enumerate(made):
-        columns = {"function": task.function, "params": task.params, "pass_score": task.pass_score, "row": row}
-        columns |= {"turns": turns} if replies else {}
+        columns = {**shared, "row": row}
         where = f"{task.function} row {number}"
         prompt = prompt_of(row["prompt"], "prompt", row, where)
         rows.append(Row(prompt, str(row.get("answer", "")), columns, where))
@@ -62,14 +63,16 @@ def environment_rows(task: EnvironmentTask, held_out: int) -> tuple[list[Row], l
         ConfigError: The environment cannot be loaded, or has no data set of prompts.
     """
     try:
-        dataset = load(task.environment, task.arguments).get_dataset()
+        loaded = load(task.environment, task.arguments)
+        dataset = loaded.get_dataset()
     except ValueError as error:
         raise ConfigError(
             f"data.environment: {task.environment!r} has no data set of prompts ({error}); choose another one"
         ) from None
+    several = environments.several_turns(task, loaded) if loaded.max_turns != 1 else {}
     unique: dict[str, Row] = {}
     for number, values in enumerate(dataset):
-        row = _environment_row(task, dict(values), f"{task.environment} row {number}")
+        row = _environment_row(task, dict(values), several, f"{task.environment} row {number}")
         unique.setdefault(identity(row), row)
     if not unique:
         raise ConfigError(
@@ -79,11 +82,13 @@ def environment_rows(task: EnvironmentTask, held_out: int) -> tuple[list[Row], l
     return list(unique.values()), [f"dropped {dropped} duplicate rows of {task.environment}"] if dropped else []
 
 
-def _environment_row(task: EnvironmentTask, values: dict[str, Any], where: str) -> Row:
+def _environment_row(task: EnvironmentTask, values: dict[str, Any], several: dict[str, Any], where: str) -> Row:
     prompt = prompt_of(values.get("prompt"), "prompt", values, where)
     answer = values.get("answer")
     own = {name: value for name, value in values.items() if name != "prompt"}
     columns = {"environment": task.environment, "arguments": task.arguments, "row": own}
+    if several:
+        columns |= {**several, "row": {**own, "prompt": prompt}}
     # rows without an answer are distinguished by their other columns, which the rubric uses
     reference = "" if answer is None else str(answer)
     return Row(prompt, reference or json.dumps(own, sort_keys=True, default=str), columns, where)

@@ -126,6 +126,7 @@ class EngineSpec:
             sampling=Sampling(config.recipe.temperature, config.recipe.top_p, generator.stop),
             receive=self.channel.receive,
             refill=config.rollouts.refill,
+            seed=config.seed,
         )
         if isinstance(engine, Custom):
             return engine_pair(engine, parts)

@@ -49,6 +49,9 @@ class EngineParts:
     evaluating: bool = False
     """Whether this engine is for evaluations. Each generator makes one engine for training and one for evaluations."""
 
+    seed: int = 0
+    """Seed of the run."""
+
     def torch_engine(self) -> Engine:
         """Return scalerl's PyTorch engine with these parts, to wrap or to compare with."""
         return torch_engine(

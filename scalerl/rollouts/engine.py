@@ -12,8 +12,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from scalerl.core.rng import stream_key
-from scalerl.types import Group, Prompt, Rollout, Visit
+from scalerl.types import Group, IntArray, Prompt, Rollout, Visit
 
 POLL_S = 0.02
 """Seconds to wait in a poll of all asynchronous engines after one that found nothing."""
@@ -149,6 +152,31 @@ class Sampling:
     """Nucleus."""
     stop: tuple[int, ...] = ()
     """Token ids that end a sequence; the stop token belongs to the rollout."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingShape:
+    """Shape of the recorded expert choices of a mixture of experts.
+
+    Example (Qwen3-30B-A3B): RoutingShape(layers=48, active=8, experts=128)
+    """
+
+    layers: int
+    """Number of layers with experts."""
+    active: int
+    """Number of experts per token."""
+    experts: int
+    """Number of experts per layer."""
+
+    @property
+    def dtype(self) -> Any:
+        """The smallest type that holds an expert index: one byte for up to 256 experts, otherwise two."""
+        return np.uint8 if self.experts <= 256 else np.int16
+
+
+def joined(sets: Sequence[npt.NDArray[np.integer[Any]]]) -> tuple[IntArray, IntArray]:
+    """Return the sizes of sets of ids, and all ids one after the other."""
+    return np.array([len(ids) for ids in sets], np.int32), np.concatenate([np.empty(0, np.int32), *sets])
 
 
 class Engine(Protocol):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any, cast
 
 import numpy as np
@@ -23,17 +25,16 @@ from scalerl.core.serialization import from_plain, to_plain
 from scalerl.models.routing import UNKNOWN
 from scalerl.models.template import continuation
 from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request
-from scalerl.tasks import turns
+from scalerl.tasks import tools, turns
 from scalerl.tasks.pool import ProcessEnded, ScoringPool
 from scalerl.tasks.turns import Message, Reply
 from scalerl.types import IntArray, Outcome, Prompt, Rollout
 
-REPLY_TICKS = 8
-"""Decode steps after which a deterministic engine uses a reply; it waits for a reply that is later. An environment that
-needs less time than these steps costs none."""
-
 Ask = Callable[[Prompt, Sequence[Message]], "Future[Reply]"]
 """Asks an environment, given the messages after the opening."""
+
+Asked = tuple[Prompt, list[Message], "Future[Reply]"]
+"""A request for a reply."""
 
 
 @dataclass(slots=True)
@@ -56,6 +57,8 @@ class Episode:
     """Tokens of each reply; reply i is after turn i."""
     due: int
     """Step at which the reply is used; -1 while a turn is sampled."""
+    waited_s: float = 0.0
+    """Seconds between requests for replies and their use; those before a resume do not count."""
 
     def request(self) -> Request:
         """Return the request of the next turn."""
@@ -111,6 +114,7 @@ class TurnEngine:
         self._inner, self._ask, self._tokenizer = inner, ask, tokenizer
         self._episodes: dict[tuple[int, int], Episode] = {}
         self._asked: dict[tuple[int, int], Future[Reply]] = {}
+        self._asked_at: dict[tuple[int, int], float] = {}
         self._tick = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -133,6 +137,7 @@ class TurnEngine:
         """Drop unfinished rollouts; replies that were asked for are not used."""
         for id in ids:
             self._episodes.pop(id, None)
+            self._asked_at.pop(id, None)
             if (asked := self._asked.pop(id, None)) is not None:
                 asked.cancel()
         self._inner.cancel(ids)
@@ -140,7 +145,7 @@ class TurnEngine:
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
         """Poll the inner engine, ask environments about finished turns, and use their replies.
 
-        A deterministic engine uses a reply `REPLY_TICKS` polls after its request, whenever it arrived.
+        A deterministic engine uses a reply `reply_ticks` polls after its request, whenever it arrived.
         """
         if self._asked and timeout_s and not self._inner.occupancy().busy:
             time.sleep(timeout_s)
@@ -162,9 +167,13 @@ class TurnEngine:
         episode.said.append({"role": "assistant", "content": text})
         if turn.truncated:
             return [self._end(episode, "tokens")]
-        episode.due = self._tick + REPLY_TICKS
-        self._asked[episode.id] = self._ask(episode.prompt, episode.said)
+        episode.due = self._tick + int(episode.prompt.columns["turns"]["reply_ticks"])
+        self._request(episode)
         return []
+
+    def _request(self, episode: Episode) -> None:
+        self._asked_at[episode.id] = time.monotonic()
+        self._asked[episode.id] = self._ask(episode.prompt, episode.said)
 
     def _replied(self, episode: Episode, asked: Future[Reply]) -> Iterable[Finished]:
         """Use a reply: submit the next turn, or return the finished rollout.
@@ -173,6 +182,7 @@ class TurnEngine:
         Unblocked by: its reply, its time limit, or the death of its process.
         """
         settings, name = episode.prompt.columns["turns"], episode.prompt.columns["function"]
+        episode.waited_s += time.monotonic() - self._asked_at.pop(episode.id)
         try:
             reply = asked.result()
         except TimeoutError:
@@ -193,7 +203,11 @@ class TurnEngine:
     def _end(self, episode: Episode, ended: str, problem: str = "", reply: Reply | None = None) -> Finished:
         del self._episodes[episode.id]
         reply = reply or Reply()
-        outcome = Outcome(len(episode.turns), ended, reply.score, problem, reply.metrics)
+        calls = sum(message["role"] == turns.TOOL for message in episode.said)
+        outcome = Outcome(
+            len(episode.turns), ended, reply.score, problem, reply.metrics, calls,
+            observed=sum(map(len, episode.observed)), waited_s=episode.waited_s,
+        )  # fmt: skip
         return Finished(episode.id, episode.rollout(outcome))
 
     def state(self) -> dict[str, Any]:
@@ -213,16 +227,60 @@ class TurnEngine:
             episode = from_plain(Episode, plain)
             self._episodes[episode.id] = episode
             if episode.due >= 0:
-                self._asked[episode.id] = self._ask(episode.prompt, episode.said)
+                self._request(episode)
+
+
+class ReplyPool:
+    """Processes that ask environments. Each takes up to `reply_threads` requests of one environment at a time."""
+
+    def __init__(self, settings: Scoring) -> None:
+        """Prepare the processes; they start at the first requests."""
+        workers = settings.workers or max(4, os.cpu_count() or 1)
+        self._pool = ScoringPool(workers, tools.prepare, settings)
+        self._takers = ThreadPoolExecutor(workers, thread_name_prefix="replies")
+        self._waiting, self._lock = deque[Asked](), Lock()
+
+    def ask(self, prompt: Prompt, said: Sequence[Message]) -> Future[Reply]:
+        """Queue a request. Its future raises as those of `ScoringPool.schedule`, or the environment's PluginError."""
+        asked = Future[Reply]()
+        self._waiting.append((prompt, list(said), asked))
+        self._takers.submit(self._take)
+        return asked
+
+    def _take(self) -> None:
+        """Ask for some of the replies that are waited for.
+
+        Consumes: requests. Produces: replies. Waits for: a process. Unblocked by: its answer, time limit or end.
+        """
+        some: list[Asked] = []
+        with self._lock:
+            while self._waiting:
+                first, prompt = (some or self._waiting)[0][0].columns, self._waiting[0][0]
+                if len(some) == first["turns"]["reply_threads"] or prompt.columns["function"] != first["function"]:
+                    break
+                one = self._waiting.popleft()
+                some += [one] if one[2].set_running_or_notify_cancel() else []
+        if some:
+            self._answer(some)
+
+    def _answer(self, some: Sequence[Asked]) -> None:
+        limit_s, words = some[0][0].columns["turns"]["reply_s"], [one[:2] for one in some]
+        try:
+            replies = self._pool.schedule(turns.ask_all, words, limit_s=limit_s).result()
+        except (TimeoutError, ProcessEnded) as error:
+            if len(some) == 1:
+                some[0][2].set_exception(error)
+            else:  # one of them is the cause
+                for one in some:
+                    self._answer([one])
+            return
+        for (_, _, asked), reply in zip(some, replies, strict=True):
+            asked.set_exception(reply) if isinstance(reply, BaseException) else asked.set_result(reply)
 
 
 def with_turns(pairs: Sequence[Sequence[Engine]], tokenizer: Any, settings: Scoring) -> Sequence[Sequence[Engine]]:
     """Add turns to engines, whose environments share one pool of processes."""
-    pool = ScoringPool(settings.workers or max(4, os.cpu_count() or 1), None, settings)
-
-    def ask(prompt: Prompt, said: Sequence[Message]) -> Future[Reply]:
-        return pool.schedule(turns.ask, prompt, list(said), limit_s=prompt.columns["turns"]["reply_s"])
-
+    ask = ReplyPool(settings).ask
     return [[cast(Engine, TurnEngine(engine, ask, tokenizer)) for engine in pair] for pair in pairs]
 
 
@@ -249,6 +307,8 @@ def with_replies(prompts: Sequence[Prompt], tokenizer: Any, capacity: int) -> tu
     for prompt in tasks.values():
         try:
             reply = turns.ask(prompt, [{"role": "assistant", "content": ""}])
+            if prompt.columns.get("tools"):
+                reply = Reply(({"role": turns.TOOL, "content": "0"},))
         except PluginError as error:
             raise ConfigError(f"data.function: {error}") from None
         continued(tokenizer, prompt, reply, -1)

@@ -13,6 +13,7 @@ from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import Estimate, EstimateAt
 from scalerl.scaling.fit import METHODS, fit
 from scalerl.scaling.forecast import Band, Fit, Forecast, Reach, forecast
+from scalerl.scaling.frontier import Frontier, Option, frontier
 from scalerl.scaling.health import Symptom, health
 from scalerl.scaling.law import Draws, sigmoid
 from scalerl.scaling.least_squares import PUBLISHED_GRID, PaperGrid, Search
@@ -34,6 +35,8 @@ __all__ = [
     "EstimateAt",
     "Fit",
     "Forecast",
+    "Frontier",
+    "Option",
     "PaperGrid",
     "Prior",
     "Reach",
@@ -44,6 +47,7 @@ __all__ = [
     "compare",
     "fit",
     "forecast",
+    "frontier",
     "health",
     "sigmoid",
 ]

@@ -50,6 +50,13 @@ OWN_CEILINGS = np.array([-1.463, -0.599, 0.0, 0.599, 1.463])
 """Five equally weighted deviates that represent a normal distribution, with mean 0 and variance 1."""
 
 
+ALIKE = {
+    "bounds": "Read them again with one bounds",
+    "axis": "Read them again with one axis",
+    "measured": "Evaluate on one held-out set, and on the axis flops compare runs counted by one rule",
+}
+"""Fields of curves that must be equal, and what to do if they are not."""
+
 Runs = Curve | Fit | Sequence[Curve | Fit]
 """One side as given by the caller."""
 
@@ -206,13 +213,12 @@ def check_posterior(fits: Sequence[Fit]) -> None:
 
 
 def check_alike(curves: Sequence[Curve]) -> None:
-    """Check that curves have the same metric and compute axis."""
-    for name in ("bounds", "axis"):
-        values = {getattr(curve, name) for curve in curves}
+    """Check that curves have the same metric and compute axis, and the same held-out set and FLOPs rule if known."""
+    for name, cure in ALIKE.items():
+        values = {getattr(curve, name) for curve in curves} - {""}
         if len(values) > 1:
             raise CurveError(
-                f"all runs of a comparison must share their {name}; got {sorted(map(str, values))}. Read them again "
-                f"with one {name}"
+                f"all runs of a comparison must share their {name}; got {sorted(map(str, values))}. {cure}"
             )
 
 

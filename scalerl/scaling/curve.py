@@ -64,6 +64,10 @@ class Curve:
     notes: tuple[str, ...] = ()
     """Repairs; fits include them in their warnings."""
 
+    measured: str = ""
+    """What a file says about its rows, such as "arithmetic, 512 prompts, FLOPs by rule 1"; "": nothing. Curves are
+    compared only if it is the same."""
+
     def __init__(
         self,
         compute: ArrayLike,
@@ -73,6 +77,7 @@ class Curve:
         axis: str = "compute",
         label: str = "",
         notes: tuple[str, ...] = (),
+        measured: str = "",
     ) -> None:
         low, high = checked_bounds(bounds)
         compute_N, metric_N = as_numbers("compute", compute), as_numbers("metric", metric)
@@ -87,7 +92,7 @@ class Curve:
         for array in columns.values():
             if array is not None:
                 array.flags.writeable = False
-        rest = {"bounds": (low, high), "axis": axis, "label": label, "notes": (*notes, *repairs)}
+        rest = {"bounds": (low, high), "axis": axis, "label": label, "notes": (*notes, *repairs), "measured": measured}
         for name, value in {**columns, **rest}.items():
             object.__setattr__(self, name, value)
 
@@ -173,7 +178,14 @@ class Curve:
         metric_name = column(table, metric, METRICS, "metric", source)
         compute_N, metric_N = (as_numbers(name, table[name]) for name in (axis_name, metric_name))
         stderr_N = as_numbers("stderr", table["stderr"]) if "stderr" in table else None
-        return cls(compute_N, metric_N, bounds, stderr_N, axis_name, label)
+        return cls(compute_N, metric_N, bounds, stderr_N, axis_name, label, measured=measured(table, label, axis_name))
+
+
+def measured(table: Table, task: str, axis: str) -> str:
+    """Return the held-out set and the rule of counted FLOPs, as far as the rows have them."""
+    columns = {"prompts": "{} prompts", **({"flops_rule": "FLOPs by rule {}"} if axis == "flops" else {})}
+    told = [words.format(table[name][-1]) for name, words in columns.items() if table.get(name, [None])[-1] is not None]
+    return ", ".join([*([task] if task else []), *told])
 
 
 def checked_bounds(bounds: Iterable[float]) -> tuple[float, float]:

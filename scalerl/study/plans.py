@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from scalerl.config import RunConfig, TinyModel
+from scalerl.config import RunConfig, TinyModel, merge
 from scalerl.config.base import replace
 from scalerl.config.data import ArithmeticTask, ProgramsTask
 from scalerl.config.recipe import (
@@ -22,10 +22,12 @@ from scalerl.config.recipe import (
     PipelineRL,
     PpoOffPolicy,
     Recipe,
+    Reinforce,
     adopt,
     as_penalty,
     leave_one_out,
 )
+from scalerl.config.trust import NOISY_ENGINE
 from scalerl.study.plan import Arm, Changes, Plan, recipe_changes
 
 RATE_STEPS = (0.5, 1.0, 2.0, 4.0)
@@ -131,6 +133,40 @@ def axes(base: RunConfig) -> Plan:
     return _plan("axes", "Which axis of scale raises the ceiling?", base, arms)
 
 
+def mismatch(base: RunConfig) -> Plan:
+    """Compare corrections for engines with noisy weights, and top-p (docs/mismatch.md)."""
+    arms = []
+    for loss in (Cispo(), Reinforce()):
+        recipe = replace(base.recipe, loss=loss)
+        arms.append(_arm(f"{loss.kind}-exact", "an exact engine", recipe_changes(recipe, base.recipe)))
+        for kind in CORRECTIONS:
+            if loss.kind == "reinforce" or not kind.endswith("truncate"):  # CISPO has the ratio already
+                changes = recipe_changes(replace(recipe, mismatch={"kind": kind}), base.recipe)
+                arms.append(_noisy(f"{loss.kind}-{kind}", changes, sigma=NOISE))
+    exact = arms[0].changes
+    arms += [_noisy(f"cispo-{name}", exact, bits=bits) for name, bits in ROUNDING.items()]
+    arms.append(_arm("top-p-0.95", "nucleus sampling, an exact engine", merge(exact, {"recipe": {"top_p": 0.95}})))
+    return _plan("mismatch", "What does a mismatch of trainer and engine cost, and what cures it?", base, arms)
+
+
+def _noisy(name: str, changes: Changes, **params: float) -> Arm:
+    engine = {"kind": "custom", "function": NOISY_ENGINE, "params": params}
+    about = " ".join(f"{key} = {value:g}" for key, value in params.items())
+    return _arm(name, f"noise in the engine: {about}", merge(changes, {"placement": {"engine": engine}}))
+
+
+NOISE = 0.3
+"""Noise in the engine's matrices, in multiples of their root mean square; uncorrected REINFORCE then fails."""
+
+ROUNDING = {"bf16": 7, "fp8": 3, "powers-of-two": 0}
+"""Bits that the engine keeps of each weight after the leading one."""
+
+CORRECTIONS = (
+    "none", "token-mask", "sequence-mask", "geometric-mask", "reject", "token-truncate", "sequence-truncate",
+)  # fmt: skip
+"""Kinds of `recipe.mismatch`."""
+
+
 def scaled(recipe: Recipe, factor: float) -> Recipe:
     """Return the recipe with every limit on the length multiplied by a factor."""
     values = recipe.length.model_dump()
@@ -156,7 +192,9 @@ def rates(base: RunConfig) -> Plan:
     return replace(plan, reference=f"cispo-{rate:g}", seeds=(RATE_SEED,))
 
 
-PLANS: dict[str, Callable[[RunConfig], Plan]] = {plan.__name__: plan for plan in (loo, recipes, forward, axes, rates)}
+PLANS: dict[str, Callable[[RunConfig], Plan]] = {
+    plan.__name__: plan for plan in (loo, recipes, forward, axes, rates, mismatch)
+}
 """Plans by name."""
 
 

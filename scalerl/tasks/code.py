@@ -53,19 +53,31 @@ class Judge:
     def verdict(self, program: str, tests: Tests) -> Verdict:
         """Return whether a program passes all tests; stop at the first failure."""
         kind: Callable[[Judge, str, Any, float], str] = KINDS[type(tests)]
+        passed, text = self._run(lambda ends: kind(self, program, tests, ends))
+        return verdict(passed, f"passed: {text}" if passed else text)
+
+    def output(self, program: str) -> str:
+        """Return what a program prints, and why it failed if it did."""
+
+        def printed(ends: float) -> str:
+            with closing(self._pool.take()) as box:
+                box.begin("stdin", self._soon(ends), program=program)
+                return _of_program(self._report(box, "", ends), self._printed)
+
+        return self._run(printed)[1]
+
+    def _run(self, work: Callable[[float], str]) -> tuple[bool, str]:
+        """Return whether a program succeeded, and the text that `work`, given the deadline, returned; or the reason."""
         try:
-            passed = kind(self, program, tests, time.monotonic() + self._settings.program_s)
+            return True, work(time.monotonic() + self._settings.program_s)
         except Failed as failure:
-            return verdict(False, str(failure))
+            return False, str(failure)
         except BoxLate:
-            return verdict(
-                False, f"took longer than {self._settings.test_s:g} s, or {self._settings.program_s:g} s in total"
-            )
+            return False, f"took longer than {self._settings.test_s:g} s, or {self._settings.program_s:g} s in total"
         except BoxFlood:
-            return verdict(False, f"wrote more than {self._settings.output_kb} KiB")
+            return False, f"wrote more than {self._settings.output_kb} KiB"
         except BoxEnded as error:
-            return verdict(False, f"the program's process ended: {error}")
-        return verdict(True, f"passed: {passed}")
+            return False, f"the program's process ended: {error}"
 
     def close(self) -> None:
         """Kill the sandboxes that were started in advance."""
@@ -77,15 +89,22 @@ class Judge:
         with closing(self._pool.take()) as box:
             box.begin("stdin", self._soon(ends), program=program)
             for number, (given, wanted) in enumerate(zip(tests.inputs, tests.outputs, strict=True), start=1):
-                box.send(b"I", given.encode("utf-8", "surrogatepass"), self._soon(ends))
-                kind, payload = box.receive(self._soon(ends, START_S))  # the harness inside enforces test_s
-                self._refused(kind, payload, b"O")
-                if problem := _of_program(payload, self._problem, wanted):
+                if problem := _of_program(self._report(box, given, ends), self._problem, wanted):
                     raise Failed(f"test {number} of {len(tests.inputs)}: {problem}")
         return f"{len(tests.inputs)} tests"
 
-    def _problem(self, report: dict[str, Any], wanted: str) -> str | None:
-        """Return a description of what is wrong with one output; None if it is correct."""
+    def _report(self, box: Box, given: str, ends: float) -> bytes:
+        """Return the report on a program's run with a given input."""
+        box.send(b"I", given.encode("utf-8", "surrogatepass"), self._soon(ends))
+        kind, payload = box.receive(self._soon(ends, START_S))  # the harness inside enforces test_s
+        self._refused(kind, payload, b"O")
+        return payload
+
+    def _printed(self, report: dict[str, Any]) -> str:
+        return str(report["output"].decode("utf-8", "replace")) + (self._problem(report, None) or "")
+
+    def _problem(self, report: dict[str, Any], wanted: str | None) -> str | None:
+        """Return a description of what is wrong with one output; None if it is correct. Without `wanted`, any is."""
         if report["why"] == "late":
             return f"took longer than {self._settings.test_s:g} s"
         if report["why"] == "flood":
@@ -93,7 +112,7 @@ class Judge:
         if report["status"] != 0:
             detail = str(report["complaint"])[-200:].strip()
             return f"ended with exit status {report['status']}" + (f" ({detail})" if detail else "")
-        return difference(report["output"].decode("utf-8", "replace"), wanted)
+        return None if wanted is None else difference(report["output"].decode("utf-8", "replace"), wanted)
 
     def _calls(self, program: str, tests: Calls, ends: float) -> str:
         with closing(self._pool.take()) as box:

@@ -28,7 +28,7 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
         PluginError: The task raised, or returned something other than a score.
     """
     columns = prompt.columns
-    score, reason = _score(made_of(columns), columns["function"], columns["row"], completion)
+    score, reason = score_of(made_of(columns), columns["function"], columns["row"], completion)
     return Verdict(score >= columns["pass_score"], score, reason)
 
 
@@ -47,10 +47,10 @@ def rows(task: CustomTask, count: int) -> tuple[list[dict[str, Any]], bool]:
         rows = call(lambda: _distinct(islice(made.rows(4 * count), 4 * count), count, name), f"{name}.rows")
         replies = callable(getattr(made, "reply", None))
         if not replies:
-            _score(made, name, copy.deepcopy(rows[0]), "")
+            score_of(made, name, copy.deepcopy(rows[0]), "")
     except PluginError as error:
         raise ConfigError(f"data.function: {error}") from None
-    return rows, replies
+    return rows, replies or bool(getattr(made, "tools", ()))
 
 
 def _distinct(made: Iterable[Any], count: int, name: str) -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ def _made(function: str, params: str) -> Any:
     return make(function, json.loads(params))
 
 
-def _score(task: Any, name: str, row: Mapping[str, Any], completion: str) -> tuple[float, str]:
+def score_of(task: Any, name: str, row: Mapping[str, Any], completion: str) -> tuple[float, str]:
     """Return the score of a completion and its reason."""
     returned = call(lambda: task.score(row, completion), f"{name}.score")
     given, reason = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, "")

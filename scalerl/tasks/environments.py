@@ -1,6 +1,6 @@
-"""Single-turn environments of the `verifiers` package (0.1.x): the rubric as a reward function in TRL's form.
+"""Environments of the `verifiers` package (0.1.x), in separate processes: a rubric may call judge models and may hang.
 
-Like any reward function, it runs in a separate process: a rubric may call judge models and may hang.
+With a single turn, the rubric is a reward function in TRL's form. Environments of several turns run their own loop.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from scalerl.config.data import EnvironmentTask
 from scalerl.core.errors import ConfigError
+from scalerl.core.files import parse_json
 from scalerl.core.plugins import PluginError, call
+from scalerl.tasks.tools import calls
+from scalerl.tasks.turns import Reply
 
 REWARD = "scalerl.tasks.environments:rewards"
 """Import path of the reward function, in the form of `data.reward`."""
@@ -22,7 +26,7 @@ def load(environment: str, arguments: Mapping[str, Any]) -> Any:
     """Return an environment of the `verifiers` package.
 
     Raises:
-        ConfigError: The package or the environment is missing, refuses its arguments, or has more than one turn.
+        ConfigError: The package or the environment is missing, refuses its arguments, or makes no rollouts of turns.
     """
     try:
         from verifiers import load_environment
@@ -37,12 +41,108 @@ def load(environment: str, arguments: Mapping[str, Any]) -> Any:
             f"data.environment: cannot load {environment!r} with the arguments {dict(arguments)!r} ({error}); is the "
             "environment's package installed?"
         ) from None
-    if getattr(loaded, "max_turns", None) != 1:
+    if not hasattr(loaded, "env_response"):
         raise ConfigError(
-            f"data.environment: {environment!r} is a {type(loaded).__name__}, which may take several turns; allowed: "
-            "environments of one turn (verifiers.SingleTurnEnv)"
+            f"data.environment: {environment!r} is a {type(loaded).__name__}; allowed: a verifiers.SingleTurnEnv or "
+            "MultiTurnEnv, such as ToolEnv"
         )
     return loaded
+
+
+def several_turns(task: EnvironmentTask, loaded: Any) -> dict[str, Any]:
+    """Return the columns of a row of an environment of several turns, in addition to those of its rubric."""
+    tools = [{"type": "function", "function": tool.model_dump(exclude_none=True)} for tool in loaded.tool_defs or ()]
+    params = {"environment": task.environment, "arguments": task.arguments}
+    function = f"{__name__}:{SeveralTurns.__name__}"
+    return {
+        "function": function,
+        "params": params,
+        "turns": task.limits,
+        "tools": tools,
+        "pass_reward": task.pass_reward,
+    }
+
+
+class _NextTurn(Exception):
+    """Ends the loop of an environment that asks for a turn that the policy has not sampled yet."""
+
+    def __init__(self, messages: Sequence[Any]) -> None:
+        super().__init__()
+        self.messages = messages
+
+
+class SeveralTurns:
+    """An environment in the form of `scalerl.tasks.turns`.
+
+    Each reply runs the environment's own loop again from the start, with the turns that the policy has sampled in place
+    of a model. So the environment may keep a state, but the same turns must give the same replies.
+    """
+
+    def __init__(self, environment: str, arguments: Mapping[str, Any]) -> None:
+        """Load the environment."""
+        self._environment = load(environment, arguments)
+
+    def reply(self, row: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) -> Reply:
+        """Return the environment's next messages; at its end, the reward of its rubric and the rubric's metrics.
+
+        Raises:
+            PluginError: The environment replied to the earlier turns in another way, without text, or with an error.
+        """
+        inner = {"example_id": 0, "answer": "", **row, "info": _info(row.get("info"))}
+        said = [one for one in messages if one["role"] == "assistant"]
+        try:
+            state = asyncio.run(self._rollout(inner, [_response(one["content"]) for one in said]))
+        except _NextTurn as asked:
+            contents = [one.content for one in asked.messages]
+            if contents[: len(messages)] != [one["content"] for one in messages]:
+                raise PluginError("it replied in another way to the same turns, so it cannot be replayed") from None
+            new = tuple({"role": one.role, "content": one.content} for one in asked.messages[len(messages) :])
+            if not new or not all(isinstance(one["content"], str) for one in new):
+                raise PluginError(f"env_response returned {new}; allowed: messages with text") from None
+            return Reply(new)
+        if state["error"] is not None:
+            raise PluginError(f"it ended with {state['error']!r}")
+        metrics = {name: float(value) for name, value in (state["metrics"] or {}).items()}
+        return Reply((), float(state["reward"]), metrics)
+
+    async def _rollout(self, row: Mapping[str, Any], turns: Sequence[Any]) -> Any:
+        state = await self._environment.rollout(row, _replayed(turns), "policy", {})
+        await self._environment.rubric.score_rollout(state)
+        return state
+
+
+def _replayed(turns: Sequence[Any]) -> Any:
+    """Return a client of the package that answers with the given turns, then raises _NextTurn."""
+    from verifiers.clients import Client
+
+    left = iter(turns)
+
+    async def get_response(self: Any, prompt: Sequence[Any], *_: Any, **__: Any) -> Any:
+        for turn in left:
+            return turn
+        raise _NextTurn(prompt)
+
+    unused = dict.fromkeys(Client.__abstractmethods__)
+    return type("Replayed", (Client,), {**unused, "get_response": get_response})(None)
+
+
+def _response(text: str) -> Any:
+    """Return a completion as a response of the package, with its calls of tools."""
+    from verifiers.types import Response, ResponseMessage, ToolCall
+
+    made = [ToolCall(id=str(number), **_call(one)) for number, one in enumerate(calls(text))]
+    message = ResponseMessage(content=text, tool_calls=made or None, finish_reason="stop", is_truncated=False)
+    return Response(id="0", created=0, model="policy", message=message)
+
+
+def _call(text: str) -> dict[str, str]:
+    """Return name and arguments of a call; the environment answers one that is no JSON, as it has no name."""
+    try:
+        given = parse_json(text)
+        arguments = given.get("arguments", given.get("parameters"))
+        return {"name": str(given["name"]), "arguments": json.dumps(arguments)}
+    except (ValueError, KeyError, AttributeError):
+        return {"name": "", "arguments": text}
 
 
 def rewards(

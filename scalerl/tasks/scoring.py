@@ -324,11 +324,15 @@ def _with_mean(scores: Sequence[Score | str], failures: Failures) -> list[Score]
 
 def _outcomes(group: Group, failures: Failures) -> list[Score]:
     """Return the scores that environments gave."""
-    least, scores = group.visit.prompt.columns["pass_score"], list[Score | str]()
+    columns, scores = group.visit.prompt.columns, list[Score | str]()
     for outcome in (rollout.outcome for rollout in group.rollouts):
         assert outcome is not None
-        judged = Verdict(outcome.score >= least, outcome.score, f"score {outcome.score:g} after {outcome.turns} turns")
-        scores.append(outcome.problem or reward(judged))
+        got, reason = outcome.score, f"score {outcome.score:g} after {outcome.turns} turns"
+        if "pass_reward" in columns:  # a reward in any scale
+            score = Score(got, got >= columns["pass_reward"], reason)
+        else:
+            score = reward(Verdict(got >= columns["pass_score"], got, reason))
+        scores.append(outcome.problem or score)
     return _with_mean(scores, failures)
 
 

@@ -1,21 +1,28 @@
 """Environments: tasks whose class replies to the policy, so that a rollout has turns (docs/environments.md).
 
-An environment is the class of a custom task with `reply(row, messages)` instead of `score(row, completion)`. A reply
-depends only on the row and the messages so far, so that a run that is killed can ask again and get the same bits.
+An environment is the class of a custom task with `reply(row, messages)` instead of `score(row, completion)`, or with
+`tools`. A reply depends only on the row and the messages so far, so that a run that is killed can ask again and get the
+same bits.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from scalerl.core.errors import outcome
 from scalerl.core.plugins import PluginError, call, describe, number
-from scalerl.tasks.custom import made_of
+from scalerl.tasks import tools
+from scalerl.tasks.custom import made_of, score_of
 from scalerl.types import Prompt
 
 Message = dict[str, str]
+
+TOOL = "tool"
+"""Role of the messages with results of tools."""
 
 ALLOWED = (
     "the text of the next message, a list of messages with `role` and `content`, or the end: a score from 0 to 1, or a "
@@ -33,9 +40,16 @@ class Reply:
     messages: tuple[Message, ...] = ()
     """Messages to the policy; none if the rollout has ended."""
     score: float = 0.0
-    """Score of the whole rollout, from 0 to 1."""
+    """Score of the whole rollout, from 0 to 1; any number from an environment of `verifiers`."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Your own numbers of the rollout."""
+
+
+def is_chat(value: Any) -> bool:
+    """Return whether a value is a list of chat messages with text in role and content."""
+    return isinstance(value, list) and bool(value) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
+    )  # fmt: skip
 
 
 def opening(prompt: str | Sequence[Message]) -> list[Message]:
@@ -56,8 +70,30 @@ def ask(prompt: Prompt, said: Sequence[Message]) -> Reply:
     columns = prompt.columns
     task, name = made_of(columns), columns["function"]
     row = copy.deepcopy(columns["row"])
+    own, last = getattr(task, "tools", ()), said[-1]["content"]
+    if made := tools.calls(last) if own else []:
+        return Reply(tuple({"role": TOOL, "content": tools.answer(own, text, row, name)} for text in made))
+    if not hasattr(task, "reply"):
+        return Reply((), score_of(task, name, row, last)[0])
     messages = [*opening(row["prompt"]), *(dict(one) for one in said)]
     return read_reply(call(lambda: task.reply(row, messages), f"{name}.reply"), name)
+
+
+def ask_all(asked: Sequence[tuple[Prompt, Sequence[Message]]]) -> list[Reply | BaseException]:
+    """Ask environments at the same time, each in a thread; return their replies or errors.
+
+    A single one is asked in this thread, because signals, which some time limits use, need the main thread.
+    """
+
+    def ask_one(one: tuple[Prompt, Sequence[Message]]) -> Future[Reply]:
+        return outcome(lambda: ask(*one))
+
+    if len(asked) == 1:
+        done = [ask_one(asked[0])]
+    else:
+        with ThreadPoolExecutor(len(asked)) as threads:
+            done = list(threads.map(ask_one, asked))
+    return [one.exception() or one.result() for one in done]
 
 
 def read_reply(returned: Any, name: str) -> Reply:
@@ -70,9 +106,11 @@ def read_reply(returned: Any, name: str) -> Reply:
     Raises:
         PluginError: It is not a reply.
     """
+    if isinstance(returned, Reply):
+        return returned
     if isinstance(returned, str):
         returned = [{"role": "user", "content": returned}]
-    if isinstance(returned, list) and returned and all(map(_is_message, returned)):
+    if is_chat(returned) and all(one["role"] in ("user", TOOL, "system") for one in returned):
         return Reply(tuple({"role": one["role"], "content": one["content"]} for one in returned))
     values = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
     numbers = {str(key): number(value) for key, value in values.items()}
@@ -80,11 +118,3 @@ def read_reply(returned: Any, name: str) -> Reply:
     if score is None or not 0 <= score <= 1 or None in numbers.values():
         raise PluginError(f"{name}.reply returned {describe(returned)}; allowed: {ALLOWED}")
     return Reply((), score, {key: value for key, value in numbers.items() if value is not None})
-
-
-def _is_message(value: Any) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and all(isinstance(value.get(key), str) for key in ("role", "content"))
-        and value["role"] in ("user", "tool", "system")
-    )

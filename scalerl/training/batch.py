@@ -118,6 +118,21 @@ def staleness(rollouts: RolloutTensors, trained_BT: Tensor, now: int, max_lag: i
     }
 
 
+def environment_row(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Return the metrics of the step's rollouts with an environment, and the means of its own numbers."""
+    ends = [rollout.outcome for group in groups for rollout in group.group.rollouts if rollout.outcome]
+    told: dict[str, list[float]] = {
+        "turns": [end.turns for end in ends],
+        "tool_calls": [end.calls for end in ends],
+        "observed_tokens": [end.observed for end in ends],
+        "reply_wait_s": [end.waited_s for end in ends],
+    }
+    for end in ends:
+        for name, value in end.metrics.items():
+            told.setdefault(f"environment/{name}", []).append(value)
+    return {name: sum(values) / len(values) for name, values in told.items() if values}
+
+
 def rollout_row(rollouts: RolloutTensors, rewards_PG: Tensor, keep_P: Tensor) -> dict[str, Any]:
     """Return the metrics of the step's rollouts."""
     tokens_PG = rollouts.completion_tokens_PG.float()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.types import FloatArray, Rollout, Score, ScoredGroup
+from scalerl.types import FloatArray, Outcome, Rollout, Score, ScoredGroup
 
 Row = dict[str, Any]
 
@@ -82,12 +82,17 @@ def rollout_row(
         "tokens": len(rollout),
         "truncated": rollout.truncated,
         "interrupted": rollout.interrupted,
+        "environment": _environment(rollout.outcome),
         "versions": [int(versions.min()), int(versions.max())],
         "staleness": step - int(versions.min()),
         "log_ratio_min": min(ratios, default=None),
         "log_ratio_max": max(ratios, default=None),
         "token_detail": token_detail(tokenizer, step, rollout, log_ratio_N) if detailed else None,
     }
+
+
+def _environment(end: Outcome | None) -> dict[str, Any] | None:
+    return {name: getattr(end, name) for name in ("turns", "calls", "ended", "metrics")} if end else None
 
 
 def token_detail(

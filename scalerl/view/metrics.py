@@ -114,6 +114,14 @@ METRICS = {
     "interruption_rate": Metric(
         "lengths", "Interrupted", "share of rollouts whose thinking was ended by the phrase", share=True
     ),
+    "turns": Metric("lengths", "Turns", "environments: mean number of turns of the policy in a rollout"),
+    "tool_calls": Metric("lengths", "Tool calls", "environments: mean number of results of tools in a rollout"),
+    "observed_tokens": Metric(
+        "lengths", "Observed", "environments: mean length of all replies in a rollout", "tokens"
+    ),
+    "reply_wait_s": Metric(
+        "speed", "Wait for replies", "environments: mean time that a rollout waited for replies", "s"
+    ),
     "step_s": Metric("speed", "Step", "wall-clock time of the step", "s"),
     "generator_tokens_per_s": Metric("speed", "Generator", "tokens sampled per second", "tokens/s"),
     "trainer_tokens_per_s": Metric("speed", "Trainer", "tokens trained per second, without waiting", "tokens/s"),
@@ -139,7 +147,8 @@ METRICS = {
         "occupancy", "Verifier timeouts", "completions whose verifier was stopped by its timeout, so far", above=(0.0,)
     ),
     "reward_failures": Metric(
-        "occupancy", "Reward failures", "completions without a reward because the verifier failed, so far",
+        "occupancy", "Reward failures",
+        "completions without a reward because the verifier or the environment failed, so far",
         above=(0.0,),
     ),
 }  # fmt: skip

@@ -232,11 +232,10 @@ NCCL = [*VLLM, "--placement.servers", "['http://a:1']", "--rollouts.weights", "n
             ["--preset", "scalerl"],
             r"generator \(2837.3 GB, 768 slots .*set hardware.device = 'cpu' \(auto is planned as GPUs\)",
         ),
-        ([*VLLM, "--recipe.top_p", "0.9"], "top_p: got 0.9 with placement.engine 'vllm'; allowed: 1"),
         ([*NCCL, "--recipe.off_policy.kind", "ppo-off-policy"], "got 'nccl' with ppo-off-policy of 8 batches; allowed"),
         ([*VLLM, "--placement.gpus_per_generator", "2"], "got 2 with tensor_parallel 1; allowed: 0 or 1"),
     ],
-    ids=["memory", "top_p", "round", "gpus"],
+    ids=["memory", "round", "gpus"],
 )
 def test_the_dry_run_refuses_what_the_start_or_the_first_evaluation_would(capsys, words, message):
     code, _, error = call(capsys, "train", "--dry-run", "--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", *words)

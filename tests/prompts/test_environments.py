@@ -3,16 +3,21 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 
 from scalerl.config.data import EnvironmentTask
 from scalerl.core.errors import ConfigError
+from scalerl.core.plugins import PluginError
 from scalerl.prompts.sources import environment_rows as rows
 from scalerl.tasks.environments import REWARD, load
-from scalerl.tasks.user_rewards import call_by_name
-from scalerl.types import Prompt
+from scalerl.tasks.scoring import _outcomes
+from scalerl.tasks.turns import Reply, ask
+from scalerl.tasks.user_rewards import Failures, call_by_name
+from scalerl.types import Group, Outcome, Prompt, Rollout, Visit
 
-ENVIRONMENT = """
+ENVIRONMENT = '''
+import time
 import verifiers as vf
 from datasets import Dataset
 
@@ -34,11 +39,28 @@ def load_environment(most=9, turns=1):
     if turns > 1:
         class Talk(vf.MultiTurnEnv):
             async def env_response(self, messages, state, **kwargs):
-                return []
+                state["asked"] = state.get("asked", 0) + 1
+                if messages[-1].content == "0":
+                    state["final_env_response"] = [{"role": "user", "content": "no"}]
+                    return state["final_env_response"]
+                if messages[-1].content == "other":
+                    return [{"role": "user", "content": str(time.time())}]
+                return [{"role": "user", "content": f"again, {state['asked']}"}]
 
         return Talk(dataset=data, rubric=rubric, max_turns=turns)
+    if turns < 0:
+        def add(a: int, b: int = 1) -> int:
+            """Add two numbers.
+
+            Args:
+                a: The first.
+                b: The second.
+            """
+            return a + b
+
+        return vf.ToolEnv(dataset=data, rubric=rubric, tools=[add], max_turns=3)
     return vf.SingleTurnEnv(dataset=data, rubric=rubric, system_prompt="Answer with a number.")
-"""
+'''
 
 
 @pytest.fixture
@@ -64,9 +86,50 @@ def test_prompts_come_from_the_data_set_and_rewards_from_the_rubric(environment)
 
 
 def test_an_unusable_environment_is_refused(environment):
-    with pytest.raises(ConfigError, match="several turns"):
-        load(environment, {"turns": 3})
     with pytest.raises(ConfigError, match="'no': 1"):
         load(environment, {"no": 1})
     with pytest.raises(ConfigError, match=r"cannot load 'nowhere-to-be-found'"):
         load("nowhere-to-be-found", {})
+
+
+def asked(environment, turns):
+    made, _ = rows(EnvironmentTask(environment=environment, arguments={"turns": turns}, pass_reward=1.5), 2)
+    columns = {**json.loads(json.dumps(made[2].columns)), "prompt": made[2].prompt}  # What is 2+1?
+    return Prompt("0" * 16, "text", (1,), "3", environment, columns)
+
+
+def test_an_environment_of_turns_runs_its_own_replies_and_stop_conditions(environment):
+    prompt, said = asked(environment, 3), []
+    for number, text in enumerate(("7", "8")):
+        said.append({"role": "assistant", "content": text})
+        reply = ask(prompt, said)
+        assert reply.messages == ({"role": "user", "content": f"again, {number + 1}"},)
+        said += reply.messages
+    end = ask(prompt, [*said, {"role": "assistant", "content": "3"}])  # its max_turns
+    assert end == Reply((), 1.5, {"right": 1.0, "near": 1.0, "num_turns": 3.0})
+    stopped = ask(prompt, [{"role": "assistant", "content": "0"}])  # its final response
+    assert not stopped.messages and stopped.score == 0
+    other = [{"role": "assistant", "content": "other"}]
+    with pytest.raises(PluginError, match="cannot be replayed"):
+        ask(prompt, [*other, *ask(prompt, other).messages, {"role": "assistant", "content": "7"}])
+    for score in _outcomes(Group(Visit(prompt, 0, 0), tuple(rollout(end.score) for _ in "ab"), 0), Failures("it")):
+        assert score.reward == 1.5 and score.passed
+
+
+def rollout(score):
+    empty = np.empty(0, np.int32)
+    return Rollout(empty, empty, empty, empty, False, False, outcome=Outcome(3, "environment", score, "", {}))
+
+
+def test_an_environment_with_tools_gets_calls_and_answers_them(environment):
+    prompt = asked(environment, -1)
+    (tool,) = prompt.columns["tools"]
+    assert tool["type"] == "function" and tool["function"]["name"] == "add"
+    call = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
+    said = [{"role": "assistant", "content": f"{call}<tool_call>add</tool_call>"}]
+    result, wrong = ask(prompt, said).messages
+    assert (
+        result == {"role": "tool", "content": "3"} and wrong["role"] == "tool" and "Expecting value" in wrong["content"]
+    )
+    end = ask(prompt, [*said, result, wrong, {"role": "assistant", "content": "3"}])
+    assert end.score == 1.5 and end.metrics["add_calls"] == 1

@@ -11,7 +11,7 @@ POINTS = "".join(f'{{"flops": {n}e12, "pass_rate": {0.2 + 0.02 * n:.2f}}}\n' for
 LONG = "n" * 300
 VERBS = (
     "train", "plan", "study", "resume", "fit", "forecast", "compare", "backtest", "report", "score", "eval",
-    "recipes", "import", "new",
+    "recipes", "import", "new", "frontier",
 )  # fmt: skip
 DRY = ("train", "--dry-run")
 

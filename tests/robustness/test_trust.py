@@ -313,3 +313,8 @@ def test_a_checkpoint_of_ranks_with_code_in_its_metadata_is_refused(place, writt
     (place / "learner/.metadata").write_bytes(written)
     with pytest.raises(ConfigError, match="is not the metadata of a checkpoint"):
         stored_shapes(place)
+
+
+def test_only_the_noisy_engine_of_this_package_needs_no_confirmation():
+    text = '[placement.engine]\nkind = "custom"\nfunction = "scalerl.rollouts.local.noise:%s"\n'
+    assert code_of(config(text % "noisy")) == [] and len(code_of(config(text % "rounded"))) == 1

@@ -36,6 +36,15 @@ def logps(version: int, token: int, temperature: float = 1.0) -> list[float]:
     return [logit - total for logit in logits]
 
 
+def nucleus(table: list[float], top_p: float) -> list[int]:
+    """Return the fewest ids, likeliest first, whose probabilities reach top_p; in order of the ids."""
+    ids, total = [], 0.0
+    for id in sorted(range(VOCABULARY), key=lambda id: -table[id]):
+        if total < top_p:
+            ids, total = [*ids, id], total + math.exp(table[id])
+    return sorted(ids)
+
+
 class FakeVllm:
     """The server; its attributes are its settings, faults and recorded requests."""
 
@@ -52,9 +61,11 @@ class FakeVllm:
         self.delay_s, self.load_s, self.preempted_s = 0.0005, 0.0, 0.0
         self.faults: Counter[str] = Counter()
         """Number of next requests with each fault: refuse, hang, preempt, drop, half, error, nonsense, short, no_pause,
-        no_load, wrong_label, stale."""
+        no_load, wrong_label, lost_mask, stale."""
         self.experts: tuple[int, int, int] | None = None
         """Layers with experts, experts per token and per layer, with --enable-return-routed-experts."""
+        self.masks = False
+        """--return-sampling-mask."""
         self.label, self.weights = "default", 0
         self.partial = False
         """Whether an update has begun that did not finish: a request then ends the server, as it does vLLM's."""
@@ -95,15 +106,19 @@ class FakeVllm:
         np.save(file := io.BytesIO(), (of_token % count).astype(np.uint8))
         return base64.b64encode(file.getvalue()).decode()
 
-    def sample(self, draw: random.Random, last: int, parameters: dict) -> tuple[int, float]:
-        """Return the next token and its log-probability; `stale` always samples with version 0."""
+    def sample(self, draw: random.Random, last: int, parameters: dict) -> tuple[int, float, list[int]]:
+        """Return the next token, its log-probability, and the ids that it was sampled from.
+
+        `stale` always samples with version 0."""
         version = 0 if self.faults["stale"] > 0 else self.weights
         table = logps(version, last, parameters.get("temperature", 1.0))
         if parameters.get("top_k") == 1:
             token = table.index(max(table))
-            return token, 0.0 if self.processed else table[token]
-        token = draw.choices(range(VOCABULARY), [math.exp(logp) for logp in table])[0]
-        return token, table[token]
+            return token, 0.0 if self.processed else table[token], [token]
+        ids = nucleus(table, parameters.get("top_p", 1.0))
+        weights = [math.exp(table[id]) for id in ids]
+        token = draw.choices(ids, weights)[0]
+        return token, table[token] - (math.log(sum(weights)) if len(ids) < VOCABULARY else 0.0), ids
 
 
 class Http(ThreadingHTTPServer):
@@ -210,6 +225,8 @@ class Handler(BaseHTTPRequestHandler):
         if body.get("stream"):
             with self.fake.lock:
                 self.fake.requests.append(body)
+        if self.fake.masks and body["sampling_params"].get("top_k", 0) <= 0:
+            return self.answer(400, {"error": {"message": "sampling distribution replay requires top_k > 0"}})
         if self.fake.partial:
             self.fake.faults["refuse"] = 1 << 30
         if self.fake.suffers("refuse"):
@@ -237,6 +254,7 @@ class Handler(BaseHTTPRequestHandler):
         draw = random.Random(f"{body.get('request_id')}")
         interval = parameters.get("stream_interval", 1) if body.get("stream") else 1 << 40
         entries: list[dict] = []
+        masks: list[list[int]] = []
         tokens = body["token_ids"][parameters.get("routed_experts_prompt_start", 0) :]
         spans: list[dict] = []
         limit = parameters["max_tokens"]
@@ -246,12 +264,13 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(self.fake.delay_s)
             self.fake.unpaused.wait()
             with self.fake.lock:
-                last, logp = self.fake.sample(draw, last, parameters)
+                last, logp, ids = self.fake.sample(draw, last, parameters)
                 if not spans or spans[-1]["version"] != self.fake.label:
                     spans.append({"version": self.fake.label, "start": count - 1, "end": count})
                 spans[-1]["end"] = count
             entries.append({"token_id": last, "logprob": logp})
             tokens.append(last)
+            masks.append(ids)
             stopped = last in parameters.get("stop_token_ids", ())
             final = stopped or count == limit
             if (count == 1 and body.get("stream")) or len(entries) >= interval or final:
@@ -260,10 +279,11 @@ class Handler(BaseHTTPRequestHandler):
                     "finish_reason": ("stop" if stopped else "length") if final else None,
                     "token_ids": [entry["token_id"] for entry in entries],
                     "logprobs": {"content": entries},
+                    "sampling_mask": masks[self.fake.suffers("lost_mask") :] if self.fake.masks else None,
                     "weight_versions": spans if final else None,
                     "routed_experts": self.fake.routed(tokens[:-1]) if final else None,
                 }
-                entries = []
+                entries, masks = [], []
             if final:
                 return
 

@@ -12,6 +12,7 @@ from tiny_models import tiny_model
 
 from scalerl.config.data import CustomTask
 from scalerl.config.overrides import parse_config
+from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
 from scalerl.models.policy import Policy
@@ -21,12 +22,13 @@ from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.replay import check_current, replay
-from scalerl.rollouts.turns import REPLY_TICKS, TurnEngine, with_replies
+from scalerl.rollouts.turns import ReplyPool, TurnEngine, with_replies
+from scalerl.tasks.pool import ProcessEnded
 from scalerl.tasks.turns import Reply, ask, read_reply
 from scalerl.types import Prompt
 
 STOPS = tuple(range(1, 12))  # a turn ends at one token in four
-LIMITS = {"turns": 3, "reply_tokens": 4, "reply_s": 5.0, "chat_template": "never"}
+LIMITS = {"turns": 3, "reply_tokens": 4, "reply_s": 5.0, "reply_threads": 1, "reply_ticks": 8, "chat_template": "never"}
 ROWS = [(5, 9, 2), (7, 3, 11, 4), (20,), (31, 30)]
 
 
@@ -156,7 +158,7 @@ def test_a_slow_environment_changes_no_token_and_no_tick():
         assert rollout.tokens.tolist() == slow[id].tokens.tolist() and (rollout.logps == slow[id].logps).all()
 
 
-@pytest.mark.parametrize("ticks", [3, 3 + REPLY_TICKS, 16, 20, 25])
+@pytest.mark.parametrize("ticks", [3, 3 + LIMITS["reply_ticks"], 16, 20, 25])
 def test_a_restored_engine_continues_with_equal_bits(ticks):
     expected, _ = run(make())
     engine, done = make(), {}
@@ -176,11 +178,47 @@ def test_a_restored_engine_continues_with_equal_bits(ticks):
 def test_a_slot_is_free_while_an_environment_thinks():
     engine = make(ask=lambda prompt, said: Future())  # never answers
     for _ in range(3 * 8 * 4):
-        if engine.occupancy().waiting == 16 - len(engine._episodes) or engine._tick > REPLY_TICKS:
+        if engine.occupancy().waiting == 16 - len(engine._episodes) or engine._tick > LIMITS["reply_ticks"]:
             break
         engine.poll()
     occupancy = engine.occupancy()
     assert occupancy.busy and occupancy.room == engine._inner.occupancy().room
+
+
+def test_a_process_computes_replies_at_the_same_time_and_one_that_hangs_or_dies_fails_alone(user_code):
+    user_code(
+        "slow_turns",
+        """
+        import os, time
+        class Slow:
+            def rows(self, count): return [{"prompt": str(n)} for n in range(count)]
+            def reply(self, row, messages):
+                said = messages[-1]["content"]
+                if said == "die": os._exit(7)
+                time.sleep(60 if said == "hang" else 0.2)
+                if said == "raise": raise KeyError(said)
+                return said
+    """,
+    )
+    limits = {**LIMITS, "reply_s": 2.0, "reply_threads": 40}
+    prompt = Prompt("0", "", (1,), "", "Slow", {
+        "function": "slow_turns:Slow", "params": {}, "row": {"prompt": "0"}, "turns": limits
+    })  # fmt: skip
+    pool = ReplyPool(Scoring(workers=1))
+
+    def asked(*words):
+        return [pool.ask(prompt, [{"role": "assistant", "content": word}]) for word in words]
+
+    asked("start")[0].result()
+    began, replies = time.monotonic(), asked(*map(str, range(41)))
+    assert [one.result().messages[0]["content"] for one in replies] == list(map(str, range(41)))
+    assert time.monotonic() - began < 2.0  # 8.2 s one after the other
+    first, good, bad, hangs, dies = asked("first", "good", "raise", "hang", "die")
+    assert first.result() and good.result()
+    for future, error in ((bad, PluginError), (hangs, TimeoutError), (dies, ProcessEnded)):
+        with pytest.raises(error):
+            future.result()
+    pool._pool.close()
 
 
 def test_a_failing_environment_ends_a_rollout_without_a_score():
@@ -228,24 +266,6 @@ def test_an_environment_gets_all_messages_and_may_return_text_messages_or_an_end
     limits = Prompt("1", "", (1, 2), "", "Guess", {**columns, "turns": LIMITS})
     assert with_replies([prompt, limits], Numbers(), 8) == (2 + 2 * (8 + 4), True)
     assert with_replies([prompt], None, 8) == (1, False)
-
-
-@pytest.fixture
-def chat():
-    """A tokenizer with a chat template in the form of Qwen's and byte-level tokens."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>")
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
-    tokenizer.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    return tokenizer
 
 
 def test_a_reply_continues_the_conversation_as_the_template_writes_it(chat):
@@ -299,12 +319,14 @@ def test_the_state_is_plain(tmp_path):
 
 
 def test_the_environment_of_the_page_plays_a_game(user_code):
-    user_code("my_environments", *blocks("docs/environments.md", "python"))
+    user_code("my_environments", "\n".join(blocks("docs/environments.md", "python")))
     config = parse_config('[model]\nkind = "hf"\npath = "m"\n' + blocks("docs/environments.md", "toml")[0], "page")
     rows, _ = custom_rows(config.data[0], held_out=10)
     assert len(rows) == 110 and rows[0].columns["row"]["number"] == 38  # 1 + 37 mod 50
     limits = rows[0].columns["turns"]
-    assert limits == {"turns": 6, "reply_tokens": 64, "reply_s": 10.0, "chat_template": "auto"}
+    assert limits == {
+        "turns": 6, "reply_tokens": 64, "reply_s": 10.0, "reply_threads": 1, "reply_ticks": 8, "chat_template": "auto",
+    }  # fmt: skip
     prompt = Prompt("0", "", (1,), "", "Guess", rows[0].columns)
     said, replies = [], []
     for guess in ("50", "a", "20", "38"):
@@ -313,3 +335,10 @@ def test_the_environment_of_the_page_plays_a_game(user_code):
         said += replies[-1].messages
     assert [one.messages[0]["content"] for one in replies[:3]] == ["Smaller.", "Write a number.", "Larger."]
     assert replies[3] == Reply((), 1.0, {"guesses": 4.0})
+    (asked, *_), _ = custom_rows(CustomTask(function="my_environments:Trip", prompts=2), held_out=1)
+    (schema, _) = asked.columns["tools"]
+    assert list(schema["function"]["parameters"]["properties"]) == ["city"]
+    trip = Prompt("1", "", (1,), "", "Trip", asked.columns)
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+    assert ask(trip, [{"role": "assistant", "content": call}]).messages[0]["content"] == "0"
+    assert ask(trip, [{"role": "assistant", "content": "Oslo"}]) == Reply((), 1.0)

@@ -8,13 +8,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from fake_vllm import logps
+from fake_vllm import logps, nucleus
 from vllm_setup import NEEDS, PLAIN, agree, drain, prompts_of, requests, wait_for
 
 from scalerl.models.routing import UNKNOWN
-from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.engine import Request, RoutingShape, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.local.slots import RoutingShape
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.vllm.protocol import BadAnswer, Span, experts_of, parse_chunk
 from scalerl.rollouts.vllm.sequence import TokenSequence
@@ -65,6 +64,30 @@ def test_every_token_has_the_experts_of_the_token_before_it_and_those_of_a_broke
 def test_experts_that_do_not_fit_the_model_are_an_error_with_numbers(text, message):
     with pytest.raises(BadAnswer, match=message):
         experts_of(text, 5, RoutingShape(3, 2, 8))
+
+
+def test_under_top_p_every_token_has_the_set_that_it_was_sampled_from_across_broken_requests(make, server):
+    """The inserted phrase was not sampled, so its sets are empty."""
+    server.masks, server.delay_s = True, 0.002
+    rule = LengthRule(thinking=(20, 40), answer_tokens=30, max_tokens=72, phrase=(10, 11), end_tag=(10, 11))
+    needs = dataclasses.replace(NEEDS, nucleus=True)
+    engine, _ = make(rule=rule, sampling=Sampling(top_p=0.6), slots=(4, 4), needs=needs)
+    server.faults["drop"] = 3
+    sent = requests(12)
+    engine.submit(sent)
+    finished = drain(engine)
+    assert engine._connection.retried == 3 and any(done.rollout.interrupted for done in finished)
+    for done in finished:
+        rollout, before = done.rollout, sent[done.id[0]].prompt[-1]
+        sizes_T, ids = rollout.nucleus
+        for token, logp, sampled, own in zip(
+            rollout.tokens.tolist(), rollout.logps, rollout.sampled, np.split(ids, np.cumsum(sizes_T)[:-1]), strict=True
+        ):
+            table = logps(0, before)
+            assert own.tolist() == (nucleus(table, 0.6) if sampled else [])
+            inside = math.log(sum(math.exp(table[id]) for id in own)) if sampled else table[token]
+            assert logp == pytest.approx(table[token] - inside, abs=1e-6)
+            before = token
 
 
 @pytest.mark.parametrize("fault", ["refuse", "drop", "half", "error"])
@@ -160,6 +183,15 @@ def test_an_invalid_answer_is_not_retried(make, server, fault, message):
     with pytest.raises(EngineDied, match=message):
         drain(engine)
     assert engine._connection.retried == 0
+
+
+def test_a_sampling_mask_of_another_length_ends_the_engine(make, server):
+    server.masks = True
+    engine, _ = make(sampling=Sampling(top_p=0.9), needs=dataclasses.replace(NEEDS, nucleus=True))
+    server.faults["lost_mask"] = 1
+    engine.submit(requests(1))
+    with pytest.raises(EngineDied, match="it sent 1 tokens, but 0 sampling masks"):
+        drain(engine)
 
 
 def test_a_failed_pause_is_retried_but_a_failed_load_is_not(make, server):

@@ -17,7 +17,7 @@ from scalerl.config.placement import Placement
 from scalerl.models.sizes import Attention, ModelSizes
 from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
-from scalerl.rollouts.local.slots import RoutingShape
+from scalerl.rollouts.engine import RoutingShape
 from scalerl.rollouts.vllm.checks import Needs
 from scalerl.rollouts.vllm.launch import _server_spec, server_engines, server_life
 from scalerl.rollouts.vllm.nccl import NcclChannel

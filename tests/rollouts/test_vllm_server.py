@@ -16,7 +16,7 @@ from fake_vllm import VOCABULARY
 from vllm_setup import NEEDS, wait_for
 
 from scalerl.core.errors import ConfigError
-from scalerl.rollouts.local.slots import RoutingShape
+from scalerl.rollouts.engine import RoutingShape
 from scalerl.rollouts.vllm import server as server_module
 from scalerl.rollouts.vllm.checks import check_server
 from scalerl.rollouts.vllm.server import INSIDE, Server, ServerSpec, command, environment
@@ -65,6 +65,14 @@ def test_a_server_without_the_models_experts_is_an_error(server, experts, messag
     server.experts = experts
     with pytest.raises(ConfigError, match=f"{message}.*--enable-return-routed-experts"):
         check_server(server.address, dataclasses.replace(NEEDS, routing=RoutingShape(3, 2, 8)))
+
+
+def test_a_server_without_sampling_masks_is_an_error_under_top_p(server):
+    needs = dataclasses.replace(NEEDS, nucleus=True)
+    with pytest.raises(ConfigError, match=r"4 tokens, but 0 sampling masks.*--return-sampling-mask"):
+        check_server(server.address, needs)
+    server.masks = True
+    assert check_server(server.address, needs) == []
 
 
 def test_another_weight_transfer_and_a_head_in_bf16_are_errors(server):

@@ -5,8 +5,12 @@ import random
 import signal
 import time
 
+import numpy as np
 import pytest
 import runs
+
+from scalerl.training.batch import environment_row
+from scalerl.types import Group, Outcome, Rollout, ScoredGroup
 
 MODULE = """
 import re, time
@@ -25,7 +29,7 @@ class Sums:
         a, b = map(int, re.findall(r"[0-9]", row["prompt"]))
         right = [(a + b) % 10, (a + b + row["more"]) % 10]
         score = sum(text[-1:] == str(digit) for text, digit in zip(said, right)) / 2
-        return score if len(said) == 2 else f"{right[0]}+{row['more']}=<think>"
+        return {"score": score, "right": 2 * score} if len(said) == 2 else f"{right[0]}+{row['more']}=<think>"
 """
 
 
@@ -48,6 +52,20 @@ def start(lab_model, tmp_path, monkeypatch):
     return begin
 
 
+def test_metrics_are_means_over_the_rollouts_with_an_environment():
+    def group(*ends):
+        empty = np.empty(0, np.int32)
+        rollouts = tuple(Rollout(empty, empty, empty, empty, False, False, outcome=end) for end in ends)
+        return ScoredGroup(Group(None, rollouts, 0), ())
+
+    first = Outcome(3, "environment", 1.0, "", {"guesses": 4.0}, calls=2, observed=30, waited_s=0.5)
+    second = Outcome(1, "tokens", 0.0, "", {}, calls=0, observed=10, waited_s=0.1)
+    assert environment_row([group(first, None), group(second)]) == {
+        "turns": 2, "tool_calls": 1, "observed_tokens": 20, "reply_wait_s": 0.3, "environment/guesses": 4.0
+    }  # fmt: skip
+    assert environment_row([group(None)]) == {}
+
+
 @pytest.mark.slow
 def test_a_killed_run_with_an_environment_resumes_to_the_same_bits(start, tmp_path):
     text, _ = (whole := start(tmp_path / "whole")).communicate(timeout=300)
@@ -65,6 +83,9 @@ def test_a_killed_run_with_an_environment_resumes_to_the_same_bits(start, tmp_pa
     assert runs.outcome(path) == expected
     metrics = runs.rows(path, "metrics.jsonl")
     assert len(metrics) == 12 and max(row["staleness_max"] for row in metrics) <= 4
+    assert all(1 <= row["turns"] <= 2 and row["tool_calls"] == 0 for row in metrics)
+    assert all(row["observed_tokens"] == 0 or 0 <= row["environment/right"] <= 2 for row in metrics)
+    assert max(row["reply_wait_s"] for row in metrics) > 0.002
     texts = [row["completion"] for row in runs.rows(path, "rollouts.jsonl")]
     assert any("+" in text.partition("⟦")[2] for text in texts)  # the second question is marked as injected
 

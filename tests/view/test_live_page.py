@@ -8,7 +8,7 @@ import pytest
 from browser import CHROMIUM, contrast, luminance, opened_page
 from serving import served
 from simulated_study import LEAVE_ONE_OUT, write_study
-from watched import HOSTILE, add_points, add_rollouts, add_steps, rollout, write_run
+from watched import ABSENT, HOSTILE, add_points, add_rollouts, add_steps, rollout, write_run
 
 from scalerl.scaling import Curve, fit, forecast
 from scalerl.training.status import Heartbeat
@@ -101,7 +101,7 @@ def test_a_run_shows_its_curve_its_forecast_and_every_metric_with_its_meaning(ta
     assert "step 130 of 500" in text and "1.5 s per step" in text and "9 min left" in text
     assert "13% of the rollouts are truncated: above 10% training usually becomes unstable" in text
     assert "with 90% probability" in text and "advice" in text.lower()
-    shown = [metric for name, metric in METRICS.items() if name != "router_disagreement"]
+    shown = [metric for name, metric in METRICS.items() if name not in ABSENT]
     assert tab.locator(".tile").count() == len(shown) > 30
     assert all(metric.meaning in text for metric in shown)
     assert tab.locator(".tile.bad .label").all_inner_texts() == ["Truncated"]

@@ -19,8 +19,12 @@ METRICS = {
     "trainer_tokens_per_s": 8000.0, "trainer_idle": 0.12, "scoring_wait_s": 0.0, "swap_ms": 3.0, "step_s": 1.5,
     "epoch": 1, "retired_prompts": 0, "dropped_groups": 0, "verifier_timeouts": 0, "reward_failures": 0,
     "replay_difference": 1e-6, "engine_restarts": 0, "resampled": 0,
+    "turns": None, "tool_calls": None, "observed_tokens": None, "reply_wait_s": None,
 }  # fmt: skip
 """A step of a healthy run."""
+
+ABSENT = {name for name, value in METRICS.items() if value is None}
+"""Metrics of mixtures and of environments."""
 
 
 def write_run(path, rows=0, points=0, steps=400, **changes):

@@ -14,9 +14,9 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from scalerl.rollouts.engine import Finished, Occupancy, Request, Work
+from scalerl.rollouts.engine import Finished, Occupancy, Request, RoutingShape, Work
 from scalerl.rollouts.interrupt import Ints, LengthRule
-from scalerl.rollouts.local.slots import RoutingShape, SlotTable
+from scalerl.rollouts.local.slots import SlotTable
 
 Receive = Callable[[int], Mapping[str, Any]]
 """Maps a version to its weights by name."""

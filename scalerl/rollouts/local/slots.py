@@ -6,13 +6,12 @@ Legend: S slots, B slots passed to a call, T token capacity of a slot.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from scalerl.core.rng import uniforms
-from scalerl.rollouts.engine import Finished, Request
+from scalerl.rollouts.engine import Finished, Request, RoutingShape, joined
 from scalerl.rollouts.interrupt import (
     INTERRUPT_DRAW,
     NEVER,
@@ -23,27 +22,7 @@ from scalerl.rollouts.interrupt import (
     interrupt_point,
     out_of_budget,
 )
-from scalerl.types import IntArray, Rollout
-
-
-@dataclass(frozen=True, slots=True)
-class RoutingShape:
-    """Shape of the recorded expert choices of a mixture of experts.
-
-    Example (Qwen3-30B-A3B): RoutingShape(layers=48, active=8, experts=128)
-    """
-
-    layers: int
-    """Number of layers with experts."""
-    active: int
-    """Number of experts per token."""
-    experts: int
-    """Number of experts per layer."""
-
-    @property
-    def dtype(self) -> Any:
-        """The smallest type that holds an expert index: one byte for up to 256 experts, otherwise two."""
-        return np.uint8 if self.experts <= 256 else np.int16
+from scalerl.types import Rollout
 
 
 class SlotTable:
@@ -182,8 +161,3 @@ class SlotTable:
             array[...] = np.asarray(state["arrays"][name])
         self.requests = [None if r is None else Request(tuple(r[0]), tuple(r[1]), r[2]) for r in state["requests"]]
         self.nuclei = [np.split(ids, np.cumsum(sizes))[:-1] for sizes, ids in state["nuclei"]]
-
-
-def joined(sets: Sequence[Ints]) -> tuple[IntArray, IntArray]:
-    """Return the sizes of sets of ids, and all ids one after the other."""
-    return np.array([len(ids) for ids in sets], np.int32), np.concatenate([np.empty(0, np.int32), *sets])

@@ -23,10 +23,9 @@ from scalerl.models.head import draw, nucleus_of
 from scalerl.models.loading import ALLOWED, check_model
 from scalerl.models.policy import Policy, tolerance
 from scalerl.models.routing import can_record, routing_of
-from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.engine import Request, RoutingShape, Sampling
 from scalerl.rollouts.interrupt import NEVER, Ints, LengthRule
 from scalerl.rollouts.local.slot_engine import Receive, SlotEngine
-from scalerl.rollouts.local.slots import RoutingShape
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from scalerl.core.errors import ConfigError
-from scalerl.rollouts.local.slots import RoutingShape
+from scalerl.rollouts.engine import RoutingShape
 from scalerl.rollouts.vllm.protocol import (
     FINISH_UPDATE,
     GENERATE,
@@ -25,6 +25,7 @@ from scalerl.rollouts.vllm.protocol import (
     WEIGHT_INFO,
     BadAnswer,
     experts_of,
+    nuclei_of,
 )
 
 OLDEST, NEWEST = (0, 32), (0, 34)
@@ -53,6 +54,8 @@ class Needs:
     """Whether logits must be computed in FP32 although the weights are not FP32."""
     routing: RoutingShape | None = None
     """Shape of the experts that it must report; None: none."""
+    nucleus: bool = False
+    """Whether it must report the ids that a token was sampled from, for top-p below 1."""
 
 
 def check_server(address: str, needs: Needs) -> list[str]:
@@ -72,7 +75,7 @@ def check_server(address: str, needs: Needs) -> list[str]:
             _check_length(address, client, needs)
             if client.get(IS_PAUSED).json()["is_paused"]:
                 _resume(client)
-            _check_logprobs(address, client, needs.routing)
+            _check_logprobs(address, client, needs)
             _check_vocabulary(address, client, needs)
         except httpx.TransportError as error:
             raise ConfigError(
@@ -169,7 +172,7 @@ def _probe(client: httpx.Client, tokens: list[int], **sampling: Any) -> httpx.Re
     return client.post(GENERATE, json={"token_ids": tokens, "sampling_params": parameters})
 
 
-def _check_logprobs(address: str, client: httpx.Client, routing: RoutingShape | None) -> None:
+def _check_logprobs(address: str, client: httpx.Client, needs: Needs) -> None:
     """Sample with top_k = 1: log-probabilities are 0 after the sampler's processing, and below 0 before it."""
     answer = _probe(client, [0, 1, 0], temperature=1.0, top_k=1)
     if answer.status_code in (403, 404):
@@ -185,9 +188,17 @@ def _check_logprobs(address: str, client: httpx.Client, routing: RoutingShape | 
         )
     if choice.get("weight_versions") is None:
         raise ConfigError(f"vllm: {address} does not report which weights sampled a token (weight_versions)")
-    if routing is not None:
+    if needs.nucleus:
         try:
-            experts_of(choice.get("routed_experts"), 3 + len(logps) - 1, routing)  # the last token was not processed
+            nuclei_of(choice.get("sampling_mask"), choice["token_ids"])
+        except BadAnswer as error:
+            raise ConfigError(
+                f"vllm: {address}: {error}; recipe.top_p below 1 needs a server on GPUs that was started with "
+                "--return-sampling-mask"
+            ) from None
+    if needs.routing is not None:
+        try:  # the last token was not processed
+            experts_of(choice.get("routed_experts"), 3 + len(logps) - 1, needs.routing)
         except BadAnswer as error:
             raise ConfigError(
                 f"vllm: {address}: {error}; recipe.routing_replay = 'on' needs a server on GPUs that was started with "
@@ -197,8 +208,9 @@ def _check_logprobs(address: str, client: httpx.Client, routing: RoutingShape | 
 
 def _check_vocabulary(address: str, client: httpx.Client, needs: Needs) -> None:
     """Sample with only the last token id allowed, then with only the next id, which must not exist."""
+    more = {"top_k": 1} if needs.nucleus else {}  # vLLM requires it with sampling masks
     last, beyond = (
-        _probe(client, [0], temperature=1.0, allowed_token_ids=[token]).status_code == 200
+        _probe(client, [0], temperature=1.0, allowed_token_ids=[token], **more).status_code == 200
         for token in (needs.vocabulary - 1, needs.vocabulary)
     )
     if not last or beyond:

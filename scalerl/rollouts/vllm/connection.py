@@ -21,7 +21,15 @@ import httpx
 from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.vllm.lane import Lane, LaneLimits
-from scalerl.rollouts.vllm.protocol import GENERATE, BadAnswer, BrokenStream, Chunk, generate_body, parse_chunk
+from scalerl.rollouts.vllm.protocol import (
+    GENERATE,
+    BadAnswer,
+    BrokenStream,
+    Chunk,
+    generate_body,
+    nuclei_of,
+    parse_chunk,
+)
 from scalerl.rollouts.vllm.sequence import TokenSequence
 from scalerl.rollouts.vllm.updates import Updates
 
@@ -217,7 +225,8 @@ class Connection:
                     self._prefilling.discard(sequence)
                     before = len(sequence)
                     # a lower bound until the last chunk has the versions: the version when the request was sent
-                    sequence.extend(chunk.tokens, chunk.logps, version)
+                    nuclei = nuclei_of(chunk.nuclei, chunk.tokens) if self._sampling.top_p < 1 else ()
+                    sequence.extend(chunk.tokens, chunk.logps, version, nuclei)
                     lane.count(sequence, before)
                     if chunk.reason is not None:
                         _settle(sequence, chunk, allowance)

@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from scalerl.models.sizes import ModelSizes
-from scalerl.rollouts.engine import Finished, Occupancy, Request, Sampling, Work
+from scalerl.rollouts.engine import Finished, Occupancy, Request, RoutingShape, Sampling, Work
 from scalerl.rollouts.interrupt import LengthRule
-from scalerl.rollouts.local.slots import RoutingShape
 from scalerl.rollouts.vllm.checks import Needs, check_server
 from scalerl.rollouts.vllm.connection import Connection
 from scalerl.rollouts.vllm.lane import Lane, LaneLimits
@@ -143,7 +142,7 @@ def vllm_engines(
     Raises:
         ConfigError: The server does not meet the requirements.
     """
-    assert sampling.top_p == 1, "vLLM's log-probabilities include the nucleus (config/run.py refuses it)"
+    assert needs.nucleus == (sampling.top_p < 1), (needs, sampling)
     address = (server if isinstance(server, str) else server.address).rstrip("/")
     notes = check_server(address, needs)
     lanes = [Lane(name, count, sizes) for name, count in zip(("train", "evaluate"), slots, strict=True)]

@@ -10,9 +10,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from scalerl.rollouts.build import EngineSpec, restarted_engines
-from scalerl.rollouts.engine import Engine, Sampling
+from scalerl.rollouts.engine import Engine, RoutingShape, Sampling
 from scalerl.rollouts.free_running import PolledEngines
-from scalerl.rollouts.local.slots import RoutingShape
 from scalerl.rollouts.vllm.checks import Needs, check_version, installed_version
 from scalerl.rollouts.vllm.engine import vllm_engines
 from scalerl.rollouts.vllm.server import Server, ServerSpec, wait_for_server
@@ -57,7 +56,7 @@ def server_life(
     fp32_head = recipe.fp32_head and config.hardware.dtype != "float32"
     sizes = model.sizes
     routing = RoutingShape(sizes.layers, sizes.active_experts, sizes.experts) if recipe.routing_replay == "on" else None
-    needs = Needs(model.vocabulary, positions, 2 * spec.slots, updates.backend, fp32_head, routing)
+    needs = Needs(model.vocabulary, positions, 2 * spec.slots, updates.backend, fp32_head, routing, recipe.top_p < 1)
     server: Server | str
     if placement.servers:
         server = placement.servers[spec.number]
@@ -99,6 +98,7 @@ def _server_spec(spec: EngineSpec, needs: Needs, environment: Mapping[str, str])
     revision = () if os.path.isdir(model.path) else ("--revision", model.revision)
     eager = ("--enforce-eager",) if generator.config.hardware.device == "cpu" else ()  # compiling takes a minute
     experts = ("--enable-return-routed-experts",) if needs.routing else ()
+    masks = ("--return-sampling-mask",) if needs.nucleus else ()
     share = ("--gpu-memory-utilization", f"{place.share:.2f}") if place.share else ()
     return ServerSpec(
         model=model.path,
@@ -111,7 +111,7 @@ def _server_spec(spec: EngineSpec, needs: Needs, environment: Mapping[str, str])
         fp32_head=needs.fp32_head,
         tensor_parallel=placement.tensor_parallel,
         start_s=placement.start_timeout_s,
-        extra=(*revision, *eager, *experts, *share, *placement.vllm_arguments),
+        extra=(*revision, *eager, *experts, *masks, *share, *placement.vllm_arguments),
         environment=environment,
     )
 

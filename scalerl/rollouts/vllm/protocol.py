@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.rollouts.engine import Sampling
-from scalerl.rollouts.local.slots import RoutingShape
-from scalerl.types import ExpertArray
+from scalerl.rollouts.engine import RoutingShape, Sampling
+from scalerl.types import ExpertArray, IntArray
 
 GENERATE = "/inference/v1/generate"
 VERSION = "/version"
@@ -41,6 +40,9 @@ WORLD_SIZE = "/get_world_size"
 
 UNLABELED = "default"
 """The server's label for the weights that it started with."""
+
+_ALL = 1 << 30
+"""A top_k that vLLM lowers to the vocabulary: sampling masks require one, and a smaller one would cut the nucleus."""
 
 _NO_LOGPROB = -9999.0
 """Value that the server sends for a log-probability that is NaN or missing."""
@@ -82,6 +84,8 @@ class Chunk:
     """Why the request ended: stop or length; None: more chunks follow."""
     spans: tuple[Span, ...] | None
     """Versions of the whole answer; only in the last chunk."""
+    nuclei: Any = None
+    """Ids that each token was sampled from, as `nuclei_of` reads them; None without --return-sampling-mask."""
     experts: str | None = None
     """Experts of the whole answer as `experts_of` reads them; only in the last chunk of a server that records them."""
 
@@ -117,7 +121,9 @@ def generate_body(
         "logprobs": 0,  # only that of the sampled token
         "detokenize": False,
         "stream_interval": stream_interval,
-    } | ({"routed_experts_prompt_start": len(tokens) - 1} if experts else {})
+    }
+    parameters |= {"routed_experts_prompt_start": len(tokens) - 1} if experts else {}
+    parameters |= {"top_k": _ALL} if sampling.top_p < 1 else {}
     return {
         "request_id": request_id,
         "token_ids": list(tokens),
@@ -159,7 +165,23 @@ def parse_chunk(data: bytes) -> Chunk | None:
                 f"it sampled token {token}, which has no log-probability (got {logp:g}, which vLLM reports for NaN): "
                 "the weights or the activations are not finite"
             )
-    return Chunk(tokens, logps, reason, spans, choice.get("routed_experts"))
+    return Chunk(tokens, logps, reason, spans, choice.get("sampling_mask"), choice.get("routed_experts"))
+
+
+def nuclei_of(masks: Any, tokens: Sequence[int]) -> list[IntArray]:
+    """Read the ids that each token was sampled from under top-p, such as [[3, 7], [7]].
+
+    Raises:
+        BadAnswer: There is not one set of ids for each token, or a token is not in its set.
+    """
+    sets = [] if masks is None else masks
+    if not (isinstance(sets, list) and len(sets) == len(tokens)):
+        count = len(sets) if isinstance(sets, list) else f"no list of ({str(masks)[:40]!r})"
+        raise BadAnswer(f"it sent {len(tokens)} tokens, but {count} sampling masks")
+    for token, ids in zip(tokens, sets, strict=True):
+        if not (isinstance(ids, list) and token in ids and all(type(id) is int and 0 <= id < 1 << 31 for id in ids)):
+            raise BadAnswer(f"it sampled token {token}, but its sampling mask is {str(ids)[:40]!r}, without that token")
+    return [np.asarray(ids, np.int32) for ids in sets]
 
 
 def experts_of(text: str | None, rows: int, routing: RoutingShape) -> ExpertArray:

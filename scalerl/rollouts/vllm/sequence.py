@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from scalerl.core.rng import uniforms
-from scalerl.rollouts.engine import Finished, Request
+from scalerl.rollouts.engine import Finished, Request, RoutingShape, joined
 from scalerl.rollouts.interrupt import INTERRUPT_DRAW, NEVER, LengthRule, interrupt_point
-from scalerl.rollouts.local.slots import RoutingShape
 from scalerl.rollouts.vllm.protocol import BadAnswer, Span, experts_of
-from scalerl.types import ExpertArray, Rollout
+from scalerl.types import ExpertArray, IntArray, Rollout
+
+_NONE: IntArray = np.empty(0, np.int32)
 
 
 class TokenSequence:
@@ -35,6 +36,7 @@ class TokenSequence:
         """
         self.routing = routing
         self._experts: list[tuple[int, ExpertArray]] = []
+        self._nuclei: dict[int, IntArray] = {}
         self.request, self.rule, self._stop = request, rule, frozenset(stop)
         uniform = float(uniforms(np.asarray([request.key], np.uint64), INTERRUPT_DRAW)[0])
         self.interrupt_at = interrupt_point(rule, uniform)
@@ -73,14 +75,18 @@ class TokenSequence:
         """Record the start of a request."""
         self.restarts.append(len(self.tokens))
 
-    def extend(self, tokens: Sequence[int], logps: Sequence[float], version: int) -> None:
+    def extend(
+        self, tokens: Sequence[int], logps: Sequence[float], version: int, nuclei: Iterable[IntArray] = ()
+    ) -> None:
         """Append sampled tokens up to the end of the sequence; ignore the rest.
 
         Args:
             tokens: Sampled tokens.
             logps: Their log-probabilities.
             version: Provisional version; `settle` replaces it.
+            nuclei: Ids that each was sampled from; empty without top-p.
         """
+        self._nuclei |= dict(enumerate(nuclei, len(self.tokens)))
         for token, logp in zip(tokens, logps, strict=True):
             if self.ended is not None:
                 return
@@ -131,6 +137,7 @@ class TokenSequence:
             truncated=not self.ended,
             interrupted=not all(self.sampled),
             experts=experts_TLK,
+            nucleus=joined([self._nuclei.get(t, _NONE) for t in range(len(self))]) if self._nuclei else None,
         )
         return Finished(self.request.id, rollout)
 

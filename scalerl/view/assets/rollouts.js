@@ -32,7 +32,8 @@ function control(name, label, kind, value, found) {
 }
 
 const verdict = (row) => el("span", { class: `badge ${row.passed ? "passed" : "wrong"}` }, row.passed ? "passed" : "failed");
-const marks = (row) => [row.truncated && "truncated", row.interrupted && "interrupted"].filter(Boolean).map((word) => el("span", { class: "flag" }, word));
+const marks = (row) => [row.truncated && "truncated", row.interrupted && "interrupted",
+  row.environment && `${row.environment.turns} turns, ${row.environment.calls} calls, ended by: ${row.environment.ended}`].filter(Boolean).map((word) => el("span", { class: "flag" }, word));
 
 function injected(text) {
   return text.split(/(⟦[^⟧]*⟧)/).map((part) =>

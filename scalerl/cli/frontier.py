@@ -1,0 +1,139 @@
+"""`scalerl frontier`: the best setting for a budget, by one law over runs with different settings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalerl.cli.curves import add_curve_options, fitted
+from scalerl.cli.terminal import say
+
+if TYPE_CHECKING:
+    from scalerl.view.outlook import Source
+
+DESCRIPTION = """pool runs with different settings into one law: which setting is best for a budget, with which
+probability, at which compute settings cross, and which run to buy next (docs/frontier.md)"""
+
+RESULT_FIELDS = ("recipe.", "model.", "data.", "evaluation.prompts")
+"""Beginnings of the fields that may change a run's curve."""
+
+
+def add_frontier_parser(commands: Any) -> None:
+    """Add the parser of `scalerl frontier`."""
+    parser = commands.add_parser("frontier", help="find the best setting for a budget", description=DESCRIPTION)
+    add_curve_options(parser)
+    words = "settings that vary, such as model.width,recipe.prompts_per_step; numbers count by their log"
+    parser.add_argument("--vary", required=True, metavar="FIELD,...", help=words)
+    words = "compute of one run, in the unit of the axis"
+    parser.add_argument("--budget", required=True, type=float, metavar="C", help=words)
+    words = "the budget is in device-hours; the same as --compute device_hours"
+    parser.add_argument("--hours", dest="compute", action="store_const", const="device_hours", help=words)
+    words = "CSV file with a column run, the path or name of a run, and a column for each setting"
+    parser.add_argument("--settings", type=Path, metavar="FILE", help=words)
+    words = "another setting to predict and to choose from: its values in the order of --vary; may be repeated"
+    parser.add_argument("--also", action="append", default=[], metavar="VALUE,...", help=words)
+    words = "do not use exponents of ScaleRL's Table 1 as prior means"
+    parser.add_argument("--no-published", action="store_true", help=words)
+    parser.set_defaults(run=run_frontier)
+
+
+def run_frontier(arguments: argparse.Namespace) -> int:
+    """Print the decision; return the exit code.
+
+    Raises:
+        CurveError: The runs cannot be pooled, or a setting is not known.
+    """
+    from scalerl.scaling import frontier
+    from scalerl.view.outlook import read_sources
+
+    names = [name.strip() for name in arguments.vary.split(",") if name.strip()]
+    sources = read_sources(arguments.paths, arguments.compute, arguments.task, arguments.bounds)
+    table = read_settings(arguments.settings) if arguments.settings else {}
+    settings = [setting_of(source, names, table) for source in sources]
+    fits = [fitted(source, arguments) for source in sources]
+    also = [asked(words, names) for words in arguments.also]
+    answer = frontier(fits, settings, arguments.budget, not arguments.no_published, also)
+    others = other_differences(sources, names)
+    if arguments.json:
+        print(json.dumps({**answer.to_dict(), "other_differences": others}, indent=1, allow_nan=False))
+        return 0
+    more = f"  note: the runs also differ in {', '.join(others)}, which counts as scatter; add it to --vary"
+    say(*str(answer).split("\n"), *([more] if others else []))
+    return 0
+
+
+def asked(words: str, names: Sequence[str]) -> dict[str, float | str]:
+    """Return the setting of one `--also`."""
+    from scalerl.scaling import CurveError
+
+    values = [as_value(word.strip()) for word in words.split(",")]
+    if len(values) != len(names):
+        raise CurveError(f"--also: got {words!r}; allowed: a value for each of {', '.join(names)}")
+    return dict(zip(names, values, strict=True))
+
+
+def read_settings(path: Path) -> dict[str, dict[str, str]]:
+    """Return the settings of each run by its path or name."""
+    from scalerl.scaling import CurveError
+    from scalerl.scaling.readers import read_table
+
+    table, _ = read_table(path)
+    if "run" not in table:
+        raise CurveError(
+            f"{path} has no column run; it has {', '.join(table)}. Give the path or name of each run there"
+        )
+    return {str(run): {name: str(table[name][i]) for name in table} for i, run in enumerate(table["run"])}
+
+
+def setting_of(source: Source, names: Sequence[str], table: dict[str, dict[str, str]]) -> dict[str, float | str]:
+    """Return the settings of a run from the table, or from its configuration."""
+    from scalerl.core.errors import nearest
+    from scalerl.scaling import CurveError
+
+    row: dict[str, Any] | None = table.get(str(source.path), table.get(source.name))
+    if row is None and source.config is not None:
+        row = flat(source)
+    if row is None:
+        hint = "its row in --settings" if table else "a run directory, or a table with --settings"
+        raise CurveError(f"{source.path} has no settings: give {hint}")
+    for name in names:
+        if row.get(name) is None:
+            raise CurveError(f"{source.path} has no setting {name!r}{nearest(name, row)}; give a field of config.toml")
+    return {name: as_value(row[name]) for name in names}
+
+
+def as_value(value: Any) -> float | str:
+    """Return a number as a float, a range as its upper end, and anything else as text."""
+    value = value[-1] if isinstance(value, list) and value else value
+    try:
+        return str(value) if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def flat(source: Source) -> dict[str, Any]:
+    """Return the configuration of a run by dotted names."""
+    from scalerl.config import plain_values
+
+    assert source.config is not None
+
+    def walk(name: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            return {name: value}
+        return {k: v for key, inner in value.items() for k, v in walk(f"{name}.{key}".lstrip("."), inner).items()}
+
+    return walk("", plain_values(source.config, mode="json"))
+
+
+def other_differences(sources: Sequence[Source], names: Sequence[str]) -> list[str]:
+    """Return the fields outside `names` that differ between the runs and may change their curves."""
+    rows = [flat(source) for source in sources if source.config is not None]
+    fields = dict.fromkeys(name for row in rows for name in row)
+    return [
+        name for name in fields
+        if name.startswith(RESULT_FIELDS) and name not in (*names, "recipe.name") and not name.endswith("seed")
+        and len({str(row.get(name)) for row in rows}) > 1
+    ]  # fmt: skip

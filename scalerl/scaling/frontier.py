@@ -1,0 +1,371 @@
+"""What a budget buys: the best setting by one law over many runs (`pool`), where settings cross, which run to buy next.
+
+The law is used if it predicts the runs that are left out better than the nearest run does; otherwise the fit of each
+run speaks for its own setting. As in `compare`, levels within `MARGIN` count as the same.
+
+Axes in names: N runs, S settings, D draws, M amounts of compute, K parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scalerl.scaling.compare import ASSUMED_SEED_SD, MARGIN, as_fits, check_alike
+from scalerl.scaling.curve import Curve
+from scalerl.scaling.estimate import Estimate, as_json, short, summarize
+from scalerl.scaling.forecast import Fit, Reach, reach
+from scalerl.scaling.law import Array
+from scalerl.scaling.pool import PUBLISHED, Law, levels, likelihood, pooled
+from scalerl.scaling.readers import CurveError
+from scalerl.scaling.settings import Setting, candidates, check_added, check_settings, distinct, in_words
+
+SURE = 0.8
+"""Least probability that the best setting is within MARGIN of the true best; below, the answer is "cannot say yet"."""
+
+AROUND = np.geomspace(0.01, 30.0, 41)
+"""Amounts of compute at which settings are compared, in budgets."""
+
+AROUND_STEP = AROUND[1] / AROUND[0]
+
+SHOWN = 10.0
+"""Crossings are reported within this factor of the budget."""
+
+TO_CHECK = 4
+"""Smallest number of runs with which the law is checked by leaving runs out."""
+
+SHOWN_OPTIONS = 5
+"""Number of options that are printed."""
+
+FAR = 8.0
+"""Budget above which a note warns, in multiples of the longest run."""
+
+PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)
+"""Lengths of the candidates for the next run, in budgets."""
+
+WORTH = 0.001
+"""Smallest gain of the decision, as a share of the range, that justifies a run."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A setting and the level that it reaches at the budget."""
+
+    setting: dict[str, Any]
+    level: Estimate
+    """Level of a new run with this setting, including the scatter of runs."""
+    probability_best: float
+    """Probability that no other setting is better."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """The compute above which one setting stays better than another."""
+
+    better: dict[str, Any]
+    than: dict[str, Any]
+    compute: Reach
+
+
+@dataclass(frozen=True)
+class NextRun:
+    """The run that improves the decision most per unit of compute."""
+
+    setting: dict[str, Any]
+    compute: float
+    gain: float
+    """Expected gain in the level of the chosen setting, in the metric's unit."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Errors of the last level of each run, predicted from the other runs: root mean squares."""
+
+    law: float
+    nearest: float
+    """Error of the curve of the run with the nearest settings."""
+    covered: float
+    """Share of the runs within the 90% interval of the law."""
+    runs: int
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The best setting for a budget, and its reasons."""
+
+    budget: float
+    unit: str
+    decided: bool
+    """Whether the best setting is within the margin of the true best with probability `SURE`; else "cannot say yet"."""
+    best: Option
+    runner_up: Option
+    probability_better: float
+    """Probability that the best is better than the runner-up."""
+    probability_close: float
+    """Probability that the best is within the margin of the true best."""
+    options: tuple[Option, ...]
+    """All settings that were compared, the highest expected level first."""
+    asked: tuple[dict[str, Any], ...]
+    """Settings that the caller added."""
+    crossings: tuple[Crossing, ...]
+    next_run: NextRun | None
+    uses: str
+    """"law" or "per-run fits"."""
+    check: Check | None
+    """None with fewer than four runs."""
+    slopes: dict[str, dict[str, Estimate]]
+    """Change of logit A, ln C_mid, ln B and R0 per doubling of each number."""
+    without_published: Option | None
+    """The best setting without the published exponents; None if none was used."""
+    notes: tuple[str, ...] = ()
+    margin: float = field(default=MARGIN)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict of JSON values."""
+        return {**as_json(self), "sentence": self.sentence}
+
+    @property
+    def sentence(self) -> str:
+        """The decision as a sentence."""
+        best, other = in_words(self.best.setting), in_words(self.runner_up.setting)
+        for_budget = f"for {short(self.budget)} {self.unit}"
+        if not self.decided:
+            return (
+                f"Cannot say yet {for_budget}: {best} leads with {self.best.level:.3f}, but with probability "
+                f"{1 - self.probability_close:.2f} another setting is better by more than {self.margin:g}; next is "
+                f"{other} with {self.runner_up.level:.3f}."
+            )
+        return (
+            f"Best {for_budget}: {best}, expected {self.best.level:.3f}; better than the runner-up {other} "
+            f"({self.runner_up.level:.3f}) with probability {self.probability_better:.2f}, the best of all with "
+            f"{self.best.probability_best:.2f}, within {self.margin:g} of it with {self.probability_close:.2f}."
+        )
+
+    def __str__(self) -> str:
+        lines = [self.sentence]
+        for rank, option in enumerate(self.options):
+            if rank >= SHOWN_OPTIONS and option.setting not in self.asked:
+                continue
+            best = f"best with probability {option.probability_best:.2f}"
+            lines.append(f"  {in_words(option.setting)}: {option.level:.3f}, {best}")
+        for crossing in self.crossings:
+            pair = f"{in_words(crossing.better)} passes {in_words(crossing.than)}"
+            lines.append(f"  {pair}, in {self.unit}: {crossing.compute}")
+        for name, slope in self.slopes.items():
+            lines.append(f"  doubling {name}: " + ", ".join(f"{k} {v:+.2f}" for k, v in slope.items()))
+        if self.check:
+            lines.append(
+                f"  left-out runs: error {self.check.law:.3f} by the law, {self.check.nearest:.3f} by the nearest run; "
+                f"{self.check.covered:.0%} of {self.check.runs} in the 90% interval"
+            )
+        if self.uses != "law":
+            lines.append("  the law does not predict them better, so every setting is judged by its own runs")
+        if self.without_published:
+            option = self.without_published
+            lines.append(f"  without published exponents: {in_words(option.setting)}, {option.level:.3f}")
+        lines += [f"  note: {note}" for note in self.notes]
+        if self.next_run is None:
+            return "\n".join([*lines, f"Run next: no run up to the budget improves the choice by {WORTH:g}."])
+        run = self.next_run
+        gain = f"raises the expected level of the choice by {run.gain:.2g}"
+        return "\n".join([*lines, f"Run next: {in_words(run.setting)} to {short(run.compute)} {self.unit}; it {gain}."])
+
+
+def frontier(
+    runs: Sequence[Curve | Fit],
+    settings: Sequence[Setting],
+    budget: float,
+    published: bool = True,
+    also: Sequence[Setting] = (),
+) -> Frontier:
+    """Return the setting with the highest level at a budget, from runs with different settings.
+
+    The choice is among all combinations of the values that were run.
+
+    Args:
+        runs: Curves or posterior fits, at least two.
+        settings: Settings of each run by name: numbers, or text for categories.
+        budget: Compute of one run, in the unit of the curves' axis.
+        published: Whether exponents of ScaleRL's Table 1 are prior means of the slopes of batch size, generations and
+            length. They need an axis of device-hours or FLOPs.
+        also: More settings to predict and to choose from, which may lie outside the range of the runs.
+
+    Raises:
+        CurveError: The runs cannot be pooled; the message has the reason and what to do.
+    """
+    fits, notes = list(as_fits(list(runs))), []
+    check_alike([f.curve for f in fits])
+    if len(fits) != len(settings):
+        raise CurveError(f"every run needs its settings; got {len(fits)} runs and {len(settings)} settings")
+    if not (np.isfinite(budget) and budget > 0):
+        raise CurveError(f"the budget must be a positive amount of compute; got {budget!r}")
+    lost = [f.futures is not None and f.futures.stays > 0.5 for f in fits]
+    if any(lost):
+        notes.append(f"{sum(lost)} of {len(fits)} runs are flat or have fallen and were left out")
+        settings = [setting for setting, out in zip(settings, lost, strict=True) if not out]
+        fits = [f for f, out in zip(fits, lost, strict=True) if not out]
+    check_settings(settings)
+    check_added(also, settings)
+    longest = max(f.last_compute for f in fits)
+    if budget > FAR * longest:
+        notes.append(f"the budget is {budget / longest:.0f} times the longest run; the law was not tested that far")
+    published = published and fits[0].curve.axis in ("device_hours", "flops")
+    published = published and any(name.rpartition(".")[2] in PUBLISHED for name in settings[0])
+    clouds = [likelihood(f) for f in fits]
+    law = pooled(clouds, settings, published)
+    check = left_out(law, fits) if len(fits) >= TO_CHECK else None
+    by_law = check is None or check.law <= check.nearest
+    scene = of_law(law, fits[0], also) if by_law else of_fits(fits, law.settings)
+    plain = of_law(pooled(clouds, settings, False), fits[0], also) if published and by_law else None
+    return decided(scene, budget, fits[0], check=check, asked=tuple(dict(setting) for setting in also), 
+                   uses="law" if by_law else "per-run fits", notes=tuple(notes), slopes=slopes(law),
+                   without_published=ranked(plain, budget)[0][0] if plain else None)  # fmt: skip
+
+
+class Scene(NamedTuple):
+    """Settings to choose from, and draws of their levels at a compute, shape (S, D)."""
+
+    settings: list[dict[str, Any]]
+    typical: Callable[[float], Array]
+    """Levels without the scatter of single runs."""
+    of_run: Callable[[float], Array]
+    """Levels of a new run."""
+    noise_sd: float
+    fitted: bool
+    """Whether the levels are those of each setting's own runs."""
+
+
+def of_law(law: Law, like: Fit, also: Sequence[Setting]) -> Scene:
+    """Return the settings within the range of the runs, and the ones asked for, by the law."""
+    settings, bounds = candidates(law.settings), like.curve.bounds
+    settings += [dict(setting) for setting in also if dict(setting) not in settings]
+    theta_DSK = law.at(settings)
+    run_DSK = law.new_run(theta_DSK)
+    return Scene(
+        settings, lambda c: levels(theta_DSK, c, bounds).T, lambda c: levels(run_DSK, c, bounds).T, like.noise_sd, False
+    )
+
+
+def of_fits(fits: Sequence[Fit], settings: Sequence[Setting]) -> Scene:
+    """Return the settings of the runs, each by the mean of its own runs."""
+    chosen = distinct(settings)
+    of_S = [[f for f, setting in zip(fits, settings, strict=True) if dict(setting) == one] for one in chosen]
+
+    def typical(compute: float) -> Array:
+        rng = np.random.default_rng(0)
+        return np.stack([np.mean([rng.permutation(f.levels(compute)[0]) for f in of], axis=0) for of in of_S])
+
+    def of_run(compute: float) -> Array:
+        level_SD, bounds = typical(compute), fits[0].curve.bounds
+        scatter_SD = ASSUMED_SEED_SD * np.ptp(bounds) * np.random.default_rng(1).standard_normal(level_SD.shape)
+        return np.asarray(np.clip(level_SD + scatter_SD, *bounds))
+
+    return Scene(chosen, typical, of_run, fits[0].noise_sd, True)
+
+
+def slopes(law: Law) -> dict[str, dict[str, Estimate]]:
+    """Return the change of each parameter per doubling of each number."""
+    names = ("logit A", "ln C_mid", "ln B", "R0")
+    return {setting: {name: summarize(np.log(2) * slope_DK[:, k]) for k, name in enumerate(names)} for setting, slope_DK
+            in law.slopes().items()}  # fmt: skip
+
+
+def left_out(law: Law, fits: Sequence[Fit]) -> Check:
+    """Return how well the law predicts the last level of each run from the others, next to the nearest run."""
+    columns_NP, _ = law.design.columns(law.settings)
+    apart_NN = np.abs(columns_NP[:, None] - columns_NP).sum(axis=-1) + np.diag(np.full(len(fits), np.inf))
+    errors, inside = [], []
+    for n, f in enumerate(fits):
+        truth, at = float(f.mean(f.last_compute)[0]), f.last_compute
+        level_D, weight_D = levels(law.left_out.theta_DNK[:, n], at, f.curve.bounds), law.left_out.weight_DN[:, n]
+        nearest = np.flatnonzero(apart_NN[n] <= apart_NN[n].min() + 1e-9)
+        beside = float(np.mean([fits[int(i)].mean(at)[0] for i in nearest]))
+        errors.append((float(weight_D @ level_D) - truth, beside - truth))
+        below = float(weight_D @ (level_D < truth))
+        inside.append(0.05 <= below <= 0.95)
+    by_law, by_nearest = np.sqrt(np.mean(np.square(errors), axis=0))
+    return Check(float(by_law), float(by_nearest), float(np.mean(inside)), len(fits))
+
+
+def ranked(scene: Scene, budget: float) -> tuple[list[Option], Array]:
+    """Return the options, the highest expected level first, and draws of their levels in this order."""
+    run_SD, level_SD = scene.of_run(budget), scene.typical(budget)
+    order_S = np.argsort(-run_SD.mean(axis=1), kind="stable")
+    wins_S = np.bincount(level_SD.argmax(axis=0), minlength=len(level_SD)) / level_SD.shape[1]
+    options = [Option(scene.settings[s], summarize(run_SD[s]), float(wins_S[s])) for s in order_S]
+    return options, level_SD[order_S]
+
+
+def decided(scene: Scene, budget: float, like: Fit, **rest: Any) -> Frontier:
+    """Return the decision for a budget with everything that follows from the levels."""
+    width = float(np.ptp(like.curve.bounds))
+    options, level_SD = ranked(scene, budget)
+    close = float((level_SD[0] >= level_SD.max(axis=0) - MARGIN * width).mean())
+    return Frontier(
+        budget=budget, unit=like.curve.unit, decided=close >= SURE, best=options[0], runner_up=options[1],
+        probability_better=float((level_SD[0] > level_SD[1]).mean()), probability_close=close,
+        options=tuple(options), crossings=crossings(scene, budget, options, width),
+        next_run=next_run(scene, budget, width), margin=MARGIN * width, **rest,
+    )  # fmt: skip
+
+
+def crossings(scene: Scene, budget: float, options: Sequence[Option], width: float) -> tuple[Crossing, ...]:
+    """Return where the best setting changes with compute near the budget, and where the best passes the runner-up."""
+    compute_M = budget * AROUND
+    level_MSD = np.stack([scene.typical(float(c)).astype(np.float32) for c in compute_M])
+    mean_MS = level_MSD.mean(axis=2)
+    near_M = (AROUND >= 1 / SHOWN) & (AROUND <= SHOWN)
+    pairs, lead = [], int(mean_MS[near_M][0].argmax())
+    for mean_S in mean_MS[near_M]:
+        first = int(mean_S.argmax())
+        if mean_S[first] > mean_S[lead] + 0.1 * MARGIN * width:  # without changes that do not matter
+            pairs.append((first, lead))
+            lead = first
+    best, other = (scene.settings.index(option.setting) for option in options[:2])
+    if (best, other) not in pairs and (other, best) not in pairs:
+        pairs.append((best, other))
+    found, draw_D = [], np.arange(level_MSD.shape[2])
+    for one, two in pairs:
+        lead_MD = level_MSD[:, one] - level_MSD[:, two]
+        behind_MD = lead_MD <= 0
+        last_D = len(compute_M) - 1 - behind_MD[::-1].argmax(axis=0)
+        # linear in the log of compute between the last point behind and the next
+        before_D, after_D = (lead_MD[np.minimum(last_D + n, len(compute_M) - 1), draw_D] for n in (0, 1))
+        share_D = np.clip(before_D / np.minimum(before_D - after_D, -1e-12), 0.0, 1.0)
+        ahead_D = np.where(last_D == len(compute_M) - 1, np.inf, compute_M[last_D] * AROUND_STEP**share_D)
+        passed_D = np.where(behind_MD.any(axis=0), ahead_D, 0.0)
+        found.append(Crossing(scene.settings[one], scene.settings[two], reach(passed_D)))
+    return tuple(found)
+
+
+def next_run(scene: Scene, budget: float, width: float) -> NextRun | None:
+    """Return the run with the largest expected gain of the decision per unit of compute, or None.
+
+    The gain is the expected value of sample information by regression (Strong, Oakley and Brennan 2014): the levels
+    at the budget are regressed on what the run would show, its levels at a quarter, half and all of its compute.
+    """
+    level_SD = scene.typical(budget)
+    now = float(level_SD.mean(axis=1).max())
+    if scene.fitted:
+        others_S = np.array([np.delete(level_SD.mean(axis=1), s).max() for s in range(len(level_SD))])
+        gain_S = np.maximum(level_SD, others_S[:, None]).mean(axis=1) - now
+        s = int(gain_S.argmax())
+        return NextRun(scene.settings[s], budget, float(gain_S[s])) if gain_S[s] > WORTH * width else None
+    rng = np.random.default_rng(3)
+    best: NextRun | None = None
+    shuffle_D = rng.permutation(level_SD.shape[1])
+    for part in PARTS:
+        compute = part * budget
+        seen_MSD = np.stack([scene.of_run(share * compute) for share in (0.25, 0.5, 1.0)])
+        seen_MSD = seen_MSD + scene.noise_sd * rng.standard_normal(seen_MSD.shape)
+        for s, setting in enumerate(scene.settings):
+            basis_DM, _ = np.linalg.qr(np.vstack([np.ones(len(shuffle_D)), seen_MSD[:, s]]).T)
+            # a statistic without information gains a little by chance, which is subtracted
+            real, chance = ((level_SD @ q @ q.T).max(axis=0).mean() - now for q in (basis_DM, basis_DM[shuffle_D]))
+            gain = float(real - chance)
+            if gain > WORTH * width and (best is None or gain / compute > best.gain / best.compute):
+                best = NextRun(setting, compute, gain)
+    return best

@@ -1,0 +1,268 @@
+"""One law over the runs of different settings: the parameters of a run's curve are linear in the logs of its settings.
+
+    theta_i = slopes^T x_i + s(x_i) + e_i,    theta = (logit A, ln C_mid, ln B, R0)
+
+`s` is a smooth deviation from the straight line, shared by settings within a factor of about four, and `e` the scatter
+of single runs. Each has half of the variance tau^2. The posterior of each run, divided by its prior, is its likelihood:
+a mixture of normal distributions, so a ceiling that is not identified stays wide and curved. Slopes, s and e are
+integrated in closed form; a Gibbs sampler draws tau and the parameters of each run given those of the others.
+
+Axes in names: N runs, S settings, P columns of the design, K = 4 parameters, T values of tau, D components or draws,
+C chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from scalerl.scaling.forecast import Fit
+from scalerl.scaling.grid import systematic
+from scalerl.scaling.law import Array, climb
+from scalerl.scaling.posterior import Prior
+from scalerl.scaling.settings import Design, Setting
+
+CENTER_SD = np.array([2.0, 3.0, 0.5, 0.5])
+"""Prior standard deviation of each parameter at the center of the settings; wider than published runs differ."""
+
+SLOPE_SD = np.array([0.3, 1.0, 0.2, 0.15])
+"""Prior standard deviation of the change of each parameter per factor e of a setting, and of each category.
+
+In ScaleRL's Table 1, ln C_mid changes by up to 1.8, logit A by 0.18 and ln B by 0.1 per factor e; R0 of public models
+of one family changes by up to 0.24."""
+
+SCATTER = np.array([0.1, 0.2, 0.15, 0.02])
+"""Prior median of tau. Three seeds of the paper scatter by 0.05 in logit A; deviations from the line come on top."""
+
+SCATTER_GRID = np.exp(np.linspace(-1.6, 1.6, 9))
+"""Values of tau in multiples of SCATTER; its logarithm has the prior standard deviation 0.8."""
+
+SMOOTH = 0.5
+"""Share of tau^2 that similar settings have in common."""
+
+REACH = np.log(4.0)
+"""Distance in the log of a setting at which the shared deviations have correlation exp(-1/2)."""
+
+EDGE = 0.005
+"""Smallest distance of A from the metric's bounds, as a share of the range, because its logit has no limit."""
+
+COMPONENTS, CHAINS, UNUSED, KEPT = 100, 20, 15, 40
+"""Components of a likelihood; chains of the sampler; sweeps that are left out, and that are kept."""
+
+PUBLISHED = {
+    "prompts_per_step": (0.13, 1.07, -0.05, 0.0),
+    "generations_per_prompt": (0.15, 1.20, -0.14, 0.0),
+    "thinking_tokens": (0.18, 1.80, -0.02, 0.0),
+}
+"""Prior means of the slopes by the last part of a setting's name: least squares on ScaleRL's Table 1, one run per row.
+
+With more generations per prompt the batch grows too, so its slope is the sum of both."""
+
+
+class Cloud(NamedTuple):
+    """The likelihood of a run: normal components with equal weights and one covariance."""
+
+    center_DK: Array
+    covariance_KK: Array
+
+
+def likelihood(fit: Fit) -> Cloud:
+    """Return the posterior of a run, divided by its prior, as a mixture with the mean and covariance of the draws."""
+    low, high = fit.curve.bounds
+    draws, prior = fit.draws, Prior()
+    share_D = np.clip((draws.asymptote - low) / (high - low), EDGE, 1 - EDGE)
+    log_c_D, log_b_D = np.log(draws.midpoint), np.log(draws.efficiency)
+    theta_DK = np.stack([logit(share_D), log_c_D, log_b_D, (draws.initial - low) / (high - low)], axis=1)
+    # log of one over the prior density of (logit A, ln C_mid, ln B)
+    spread_D = (log_b_D - np.log(prior.efficiency)) / prior.efficiency_spread
+    log_weight_D = (
+        -np.log(share_D * (1 - share_D)) + np.maximum(log_c_D - np.log(fit.last_compute), 0) + spread_D**2 / 2
+    )
+    weight_D = np.exp(log_weight_D - log_weight_D.max())
+    # without large weights, which would make the result depend on a few draws (Ionides 2008)
+    weight_D = np.minimum(weight_D, weight_D.mean() * np.sqrt(len(weight_D)))
+    order_D = np.argsort(log_c_D, kind="stable")
+    return smoothed(theta_DK[order_D[systematic(weight_D[order_D], COMPONENTS)]])
+
+
+def smoothed(theta_DK: Array) -> Cloud:
+    """Return the kernel density of draws; their shrunk centers preserve mean and covariance (West 1993)."""
+    count, size = theta_DK.shape
+    width = count ** (-2.0 / (size + 4))
+    mean_K, covariance_KK = theta_DK.mean(axis=0), np.cov(theta_DK.T) + 1e-8 * np.eye(size)
+    return Cloud(mean_K + np.sqrt(1 - width) * (theta_DK - mean_K), width * covariance_KK)
+
+
+def logit(share: Array) -> Array:
+    """Return ln(p / (1 - p))."""
+    return np.asarray(np.log(share / (1 - share)))
+
+
+def levels(theta: Array, compute: float | Array, bounds: tuple[float, float]) -> Array:
+    """Return the level of parameters with a last axis of K at a compute; 0 <= R0 <= A in shares of the range."""
+    asymptote = 1 / (1 + np.exp(-theta[..., 0]))
+    initial = np.clip(theta[..., 3], 0.0, asymptote)
+    done = climb(np.log(compute), theta[..., 1], np.exp(theta[..., 2]))
+    return np.asarray(bounds[0] + (bounds[1] - bounds[0]) * (initial + (asymptote - initial) * done))
+
+
+class Scatter(NamedTuple):
+    """The normal distribution of the parameters of all runs before their curves are seen, for each tau."""
+
+    columns_NP: Array
+    mean_PK: Array
+    sd_PK: Array
+    near_NN: Array
+    """Correlation of the shared deviations of each pair of runs."""
+    inverse_KTNN: Array
+    log_determinant_KT: Array
+
+
+class LeftOut(NamedTuple):
+    """Prediction of the parameters of each run from the other runs: draws with their weights."""
+
+    theta_DNK: Array
+    weight_DN: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Law:
+    """Draws of the joint law."""
+
+    design: Design
+    settings: list[Setting]
+    scatter: Scatter
+    theta_DNK: Array
+    """Parameters of each run."""
+    tau_DK: Array
+    """Index of tau in its grid."""
+    left_out: LeftOut
+
+    def at(self, settings: Sequence[Setting], seed: int = 0) -> Array:
+        """Return draws of the parameters at these settings without the scatter of single runs, shape (D, S, K)."""
+        columns_SP, _ = self.design.columns(settings)
+        near_SN, near_SS = (correlation(self.design, settings, others) for others in (self.settings, settings))
+        return self._given_runs(columns_SP, near_SN, near_SS, seed)
+
+    def slopes(self) -> dict[str, Array]:
+        """Return draws of the change of each parameter per factor e of each number, shape (D, K)."""
+        _, names = self.design.columns(self.settings)
+        none = np.zeros((len(names), len(self.settings)))
+        line_DPK = self._given_runs(np.eye(len(names)), none, np.zeros((len(names),) * 2), 2)
+        return {name: line_DPK[:, names.index(name)] for name in self.design.numbers}
+
+    def new_run(self, theta_DSK: Array, seed: int = 1) -> Array:
+        """Add the scatter of a single run to draws of the parameters of a setting."""
+        own_DK = np.sqrt(1 - SMOOTH) * SCATTER * SCATTER_GRID[self.tau_DK]
+        return np.asarray(theta_DSK + own_DK[:, None] * np.random.default_rng(seed).standard_normal(theta_DSK.shape))
+
+    def _given_runs(self, line_SP: Array, near_SN: Array, near_SS: Array, seed: int) -> Array:
+        """Draw line x slopes + deviations with these correlations, given the parameters of the runs, (D, S, K)."""
+        rng, before = np.random.default_rng(seed), self.scatter
+        drawn_DSK = np.empty((len(self.theta_DNK), len(line_SP), 4))
+        for k in range(4):
+            spread_SP = line_SP * before.sd_PK[:, k] ** 2
+            rest_DN = self.theta_DNK[:, :, k] - before.columns_NP @ before.mean_PK[:, k]
+            for t in np.unique(self.tau_DK[:, k]):
+                here_D = self.tau_DK[:, k] == t
+                shared = SMOOTH * (SCATTER[k] * SCATTER_GRID[t]) ** 2
+                cross_SN = spread_SP @ before.columns_NP.T + shared * near_SN
+                gain_SN = cross_SN @ before.inverse_KTNN[k, t]
+                value_S, vector_SS = np.linalg.eigh(spread_SP @ line_SP.T + shared * near_SS - gain_SN @ cross_SN.T)
+                mean_DS = line_SP @ before.mean_PK[:, k] + rest_DN[here_D] @ gain_SN.T
+                own_DS = rng.standard_normal(mean_DS.shape) * np.sqrt(np.maximum(value_S, 0.0))
+                drawn_DSK[here_D, :, k] = mean_DS + own_DS @ vector_SS.T
+        return drawn_DSK
+
+
+def correlation(design: Design, settings: Sequence[Setting], others: Sequence[Setting]) -> Array:
+    """Return the correlation of the shared deviations of settings, shape (S, N); 0 between categories."""
+    (one_SP, names), (two_NP, _) = design.columns(settings), design.columns(others)
+    apart_SNP = one_SP[:, None] - two_NP
+    number_P = np.array([name in design.numbers for name in names])
+    near_SN = np.exp(-0.5 * (apart_SNP[..., number_P] ** 2).sum(axis=-1) / REACH**2)
+    return np.asarray(near_SN * (apart_SNP[..., ~number_P] == 0).all(axis=-1))
+
+
+def before_curves(design: Design, settings: Sequence[Setting], clouds: Sequence[Cloud], published: bool) -> Scatter:
+    """Return the prior of the parameters of all runs for each tau."""
+    columns_NP, names = design.columns(settings)
+    sd_PK = np.stack([SLOPE_SD if name else CENTER_SD for name in names])
+    mean_PK = np.zeros((len(names), 4))
+    # the unit of compute is arbitrary, and so is the level before training
+    center_K = np.mean([cloud.center_DK.mean(axis=0) for cloud in clouds], axis=0)
+    mean_PK[0] = 0.0, center_K[1], np.log(Prior().efficiency), center_K[3]
+    for p, name in enumerate(names):
+        if published and name in design.numbers:
+            mean_PK[p] = PUBLISHED.get(name.rpartition(".")[2], mean_PK[p])
+    near_NN = correlation(design, settings, settings)
+    tau_KT = SCATTER[:, None] * SCATTER_GRID
+    of_run_NN = SMOOTH * near_NN + (1 - SMOOTH) * np.eye(len(settings))
+    line_KNN = np.einsum("np,pk,mp->knm", columns_NP, sd_PK**2, columns_NP)
+    covariance_KTNN = line_KNN[:, None] + tau_KT[..., None, None] ** 2 * of_run_NN
+    _, log_determinant_KT = np.linalg.slogdet(covariance_KTNN)
+    return Scatter(columns_NP, mean_PK, sd_PK, near_NN, np.linalg.inv(covariance_KTNN), log_determinant_KT)
+
+
+def pooled(clouds: Sequence[Cloud], settings: Sequence[Setting], published: bool = True) -> Law:
+    """Draw the joint law from the likelihoods of runs.
+
+    Args:
+        clouds: Likelihood of each run.
+        settings: Settings of each run.
+        published: Whether slopes of `PUBLISHED` are prior means; otherwise all prior means are 0.
+    """
+    design = Design.of(settings)
+    before = before_curves(design, settings, clouds, published)
+    rng = np.random.default_rng(0)
+    size, count = len(clouds), len(clouds[0].center_DK)
+    line_NK = before.columns_NP @ before.mean_PK
+    pick_CN = rng.integers(0, count, (CHAINS, size))
+    theta_CNK = np.stack([clouds[i].center_DK[pick_CN[:, i]] for i in range(size)], axis=1)
+    log_prior_T = -0.5 * (np.log(SCATTER_GRID) / 0.8) ** 2
+    kept: list[tuple[Array, ...]] = []
+    for sweep in range(UNUSED + KEPT):
+        rest_CKN = np.swapaxes(theta_CNK - line_NK, 1, 2)
+        fit_CKT = np.einsum("ckn,ktnm,ckm->ckt", rest_CKN, before.inverse_KTNN, rest_CKN, optimize=True)
+        log_CKT = log_prior_T - 0.5 * (fit_CKT + before.log_determinant_KT)
+        tau_CK = (log_CKT + rng.gumbel(size=log_CKT.shape)).argmax(axis=-1)
+        inverse_CKNN = before.inverse_KTNN[np.arange(4), tau_CK]
+        left_CNK, log_CN = np.empty_like(theta_CNK), np.empty((CHAINS, size))
+        for i in range(size):
+            scale_CK = 1.0 / inverse_CKNN[:, :, i, i]
+            pull_CK = np.einsum("ckn,cnk->ck", inverse_CKNN[:, :, i], theta_CNK - line_NK) * scale_CK
+            mean_CK = theta_CNK[:, i] - pull_CK
+            left_CNK[:, i] = mean_CK + np.sqrt(scale_CK) * rng.standard_normal(mean_CK.shape)
+            theta_CNK[:, i], log_CN[:, i] = updated(clouds[i], mean_CK, scale_CK, rng)
+        if sweep >= UNUSED:
+            kept.append((theta_CNK.copy(), tau_CK, left_CNK, log_CN))
+    theta_DNK, tau_DK, left_DNK, log_DN = (np.concatenate(part) for part in zip(*kept, strict=True))
+    # importance weights of leaving a run out: one over its predictive density, without large weights
+    weight_DN = np.exp(-(log_DN - log_DN.min(axis=0)))
+    weight_DN = np.minimum(weight_DN, weight_DN.mean(axis=0) * np.sqrt(len(weight_DN)))
+    return Law(design, list(settings), before, theta_DNK, tau_DK, LeftOut(left_DNK, weight_DN / weight_DN.sum(axis=0)))
+
+
+def updated(cloud: Cloud, mean_CK: Array, variance_CK: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Draw the parameters of a run given a normal distribution from the others; also return its log evidence."""
+    total_CKK = cloud.covariance_KK + variance_CK[:, :, None] * np.eye(4)
+    inverse_CKK = np.linalg.inv(total_CKK)
+    # the quadratic form around the cloud's center, as two matrix products
+    middle_K = cloud.center_DK.mean(axis=0)
+    off_DK, away_CK = cloud.center_DK - middle_K, mean_CK - middle_K
+    pull_CK = np.einsum("ckj,cj->ck", inverse_CKK, away_CK)
+    square_CD = inverse_CKK.reshape(-1, 16) @ (off_DK[:, :, None] * off_DK[:, None]).reshape(-1, 16).T
+    log_CD = -0.5 * (square_CD - 2 * pull_CK @ off_DK.T + (away_CK * pull_CK).sum(axis=1)[:, None])
+    most_C = log_CD.max(axis=1)
+    sum_CD = np.exp(log_CD - most_C[:, None]).cumsum(axis=1)
+    chosen_C = (sum_CD >= (rng.random(len(mean_CK)) * sum_CD[:, -1])[:, None]).argmax(axis=1)
+    gain_CKK = variance_CK[:, :, None] * inverse_CKK
+    center_CK = np.einsum("ckj,cj->ck", gain_CKK, cloud.center_DK[chosen_C] - mean_CK) + mean_CK
+    left_CKK = gain_CKK @ cloud.covariance_KK
+    root_CKK = np.linalg.cholesky((left_CKK + np.swapaxes(left_CKK, 1, 2)) / 2 + 1e-12 * np.eye(4))
+    theta_CK = center_CK + np.einsum("ckj,cj->ck", root_CKK, rng.standard_normal(mean_CK.shape))
+    log_C = most_C + np.log(sum_CD[:, -1]) - 0.5 * np.linalg.slogdet(total_CKK)[1]
+    return theta_CK, log_C

@@ -1,0 +1,130 @@
+"""Settings of runs: the columns of the law over them, combinations to choose from, and settings without an answer.
+
+Axes in names: N runs, S settings, P columns, J directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from scalerl.scaling.law import Array
+from scalerl.scaling.readers import CurveError
+
+Setting = Mapping[str, float | str]
+"""Values of the settings of a run by name; text is a category."""
+
+MOST_SETTINGS = 128
+"""Largest number of settings that are compared: those nearest to a run."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """The columns of the law: one, the centered logs of numbers, and one column per category."""
+
+    numbers: dict[str, tuple[float, float]]
+    """Center of the log by name, and 1 to take log(1 + x) because a value is 0, else 0."""
+    categories: dict[str, list[str]]
+
+    @classmethod
+    def of(cls, settings: Sequence[Setting]) -> Design:
+        """Return the design of these settings."""
+        names = list(settings[0])
+        numbers, categories = {}, {}
+        for name in names:
+            values = [setting[name] for setting in settings]
+            if all(isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 for value in values):
+                shift = float(min(values) == 0)
+                numbers[name] = (float(np.log(np.array(values, dtype=float) + shift).mean()), shift)
+            else:
+                categories[name] = sorted({str(value) for value in values})
+        return cls(numbers, categories)
+
+    def columns(self, settings: Sequence[Setting]) -> tuple[Array, list[str]]:
+        """Return the columns, shape (N, P), and the name of the setting of each; the first, "", is one."""
+        columns, names = [np.ones(len(settings))], [""]
+        for name, (center, shift) in self.numbers.items():
+            columns.append(np.log(np.array([float(s[name]) for s in settings]) + shift) - center)
+            names.append(name)
+        for name, levels in self.categories.items():
+            columns += [np.array([float(str(s[name]) == level) for s in settings]) for level in levels]
+            names += [name] * len(levels)
+        return np.stack(columns, axis=1), names
+
+
+def in_words(setting: Setting) -> str:
+    """Return a setting as text: width 128, prompts_per_step 16."""
+    values = ((name, f"{value:g}" if isinstance(value, int | float) else value) for name, value in setting.items())
+    return ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in values)
+
+
+def distinct(settings: Sequence[Setting]) -> list[dict[str, Any]]:
+    """Return the different settings, in a fixed order."""
+    return [dict(one) for one in sorted({tuple(s.items()) for s in settings}, key=str)]
+
+
+def candidates(settings: Sequence[Setting]) -> list[dict[str, Any]]:
+    """Return all combinations of the values that were run, at most `MOST_SETTINGS`; only those of runs if too many."""
+    values = {name: sorted({setting[name] for setting in settings}, key=lambda v: (str(type(v)), v)) for name in
+              settings[0]}  # fmt: skip
+    if np.prod([float(len(each)) for each in values.values()]) > MOST_SETTINGS**2:
+        return distinct(settings)[:MOST_SETTINGS]
+    made = [dict(zip(values, one, strict=True)) for one in product(*values.values())]
+    design = Design.of(settings)
+    columns_SP, run_NP = design.columns(made)[0], design.columns(settings)[0]
+    apart_S = np.abs(columns_SP[:, None] - run_NP).sum(axis=-1).min(axis=1)
+    return [made[i] for i in np.sort(np.argsort(apart_S, kind="stable")[:MOST_SETTINGS])]
+
+
+def check_settings(settings: Sequence[Setting]) -> None:
+    """Raise if a setting does not vary, or varies only together with others."""
+    if len(settings) < 2:
+        raise CurveError(f"a law over settings needs at least two runs that rise; got {len(settings)}")
+    if len({tuple(setting) for setting in settings}) > 1 or not settings[0]:
+        raise CurveError(f"every run needs the same settings by name; got {sorted({tuple(s) for s in settings})}")
+    constant = [name for name in settings[0] if len({s[name] for s in settings}) < 2]
+    if constant:
+        raise CurveError(f"{', '.join(constant)} does not vary: it is {settings[0][constant[0]]} in all runs. Leave it "
+                         "out, or add a run with another value")  # fmt: skip
+    columns_NP, names = independent(settings, settings)
+    rank = np.linalg.matrix_rank(columns_NP)
+    if rank == len(names):
+        return
+    # the combinations of columns that are zero in all runs
+    null_JP = np.linalg.svd(columns_NP)[2][rank:]
+    mixed = dict.fromkeys(name for name, column in zip(names, null_JP.T, strict=True) if name and np.ptp([0, *column]) >
+                          1e-6)  # fmt: skip
+    made = candidates(settings)
+    rows_SP, _ = independent(made, settings)
+    helpful = [one for one, row in zip(made, rows_SP, strict=True) if np.linalg.matrix_rank([*columns_NP, row]) > rank]
+    add = f"Add a run with {in_words(helpful[0])}" if helpful else "Add runs in which only one of them changes"
+    raise CurveError(
+        f"{' and '.join(mixed)} vary together in these runs, so their effects cannot be told apart. {add}, or leave "
+        "one out"
+    )
+
+
+def check_added(also: Sequence[Setting], settings: Sequence[Setting]) -> None:
+    """Raise if an added setting has other names, a category that was not run, or a number without a logarithm."""
+    design = Design.of(settings)
+    for setting in also:
+        if set(setting) != set(settings[0]):
+            raise CurveError(f"an added setting needs {', '.join(settings[0])}; got {', '.join(setting) or 'nothing'}")
+        for name, levels_of in design.categories.items():
+            if str(setting[name]) not in levels_of:
+                raise CurveError(f"{name} {setting[name]!r} was not run; allowed: {', '.join(levels_of)}")
+        for name, (_, shift) in design.numbers.items():
+            value = setting[name]
+            if isinstance(value, str) or not (np.isfinite(value) and value + shift > 0):
+                raise CurveError(f"{name} must be a positive number; got {value!r}")
+
+
+def independent(settings: Sequence[Setting], like: Sequence[Setting]) -> tuple[Array, list[str]]:
+    """Return the columns of the design and their names, without the first category of each setting."""
+    columns_NP, names = Design.of(like).columns(settings)
+    kept = [p for p, name in enumerate(names) if name not in Design.of(like).categories or name == names[p - 1]]
+    return columns_NP[:, kept], [names[p] for p in kept]

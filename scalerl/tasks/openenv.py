@@ -1,0 +1,104 @@
+"""Environments of OpenEnv servers, as a task of `data.kind = "custom"` (docs/environments.md).
+
+OpenEnv's `/reset` and `/step` over HTTP make a new environment for each request, so an episode is a WebSocket session:
+{"type": "reset", "data": {"seed": 3}} and {"type": "step", "data": ACTION} are answered with {"type": "observation",
+"data": {"observation": {...}, "reward": 0.5, "done": false}}, or {"type": "error", "data": {"code": ..., ...}}.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+from scalerl.core.errors import ConfigError
+from scalerl.core.files import parse_json
+from scalerl.core.plugins import PluginError
+from scalerl.tasks.base import judged_text
+
+FULL_S = 0.05
+"""Pause in seconds before a session is asked for again, if the server has all that it allows."""
+
+
+class OpenEnv:
+    """A server whose `reset` takes a seed. Each reply replays the episode in a session of its own."""
+
+    def __init__(self, url: str, prompt: str = "{text}", action: str = "", observation: str = "") -> None:
+        """Set what messages are made of.
+
+        Args:
+            url: Address, such as "ws://localhost:8000".
+            prompt: Prompt of a row, with {text} for the first observation and {seed}; prompts must differ.
+            action: Field of the action that gets the completion; empty: the completion is the action in JSON.
+            observation: Field of the observation that the policy gets; empty: all of them in JSON.
+        """
+        self._url, self._prompt, self._action, self._observation = url, prompt, action, observation
+
+    def rows(self, wanted: int) -> Iterator[dict[str, Any]]:
+        """Yield a row for each seed."""
+        for seed in count():
+            yield {"prompt": self._prompt.format(text=self._episode(seed, [])[0], seed=seed), "seed": seed}
+
+    def reply(self, row: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) -> str | dict[str, float]:
+        """Return the observation, or at the end the sum of the rewards."""
+        said = [one["content"] for one in messages if one["role"] == "assistant"]
+        text, reward, done = self._episode(row["seed"], said)
+        return {"score": reward} if done else text
+
+    def _episode(self, seed: int, said: Sequence[str]) -> tuple[str, float, bool]:
+        """Return the last observation as text, the sum of the rewards, and whether the episode has ended."""
+        try:
+            from websockets.sync.client import connect
+        except ImportError:
+            raise ConfigError("data.function: OpenEnv needs a package: pip install websockets") from None
+        while True:
+            with connect(f"{self._url}/ws", max_size=None, proxy=None) as socket:
+                found = _exchange(socket, "reset", {"seed": seed})
+                if found is None:
+                    time.sleep(FULL_S)
+                    continue
+                text, reward = self._text(found), 0.0
+                for completion in said:
+                    action = self._read(completion)
+                    wrong = {"error": "the action is no JSON object"}
+                    found = wrong if action is None else _exchange(socket, "step", action) or {}
+                    text, reward = self._text(found), reward + float(found.get("reward") or 0)
+                return text, reward, bool(found.get("done"))
+
+    def _read(self, completion: str) -> dict[str, Any] | None:
+        text = judged_text(completion).strip()
+        try:
+            action = {self._action: text} if self._action else parse_json(text)
+        except ValueError:
+            return None
+        return action if isinstance(action, dict) else None
+
+    def _text(self, found: Mapping[str, Any]) -> str:
+        if "error" in found:
+            return f"Error: {found['error']}"
+        seen = found["observation"]
+        return str(seen[self._observation]) if self._observation else json.dumps(seen, ensure_ascii=False)
+
+
+def _exchange(socket: Any, kind: str, data: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the server's answer, with `error` if the action is not valid; None if it has no session left.
+
+    Raises:
+        PluginError: The server answered with another error.
+    """
+    from websockets.exceptions import ConnectionClosed
+
+    with suppress(ConnectionClosed):  # a full server closes the connection after its answer
+        socket.send(json.dumps({"type": kind, "data": data}))
+    answer = parse_json(socket.recv())
+    found: dict[str, Any] = answer["data"]
+    if answer["type"] == "observation":
+        return found
+    if found.get("code") == "CAPACITY_REACHED":
+        return None
+    if found.get("code") == "VALIDATION_ERROR":
+        return {"error": json.dumps(found.get("errors", found.get("message")), default=str)}
+    raise PluginError(f"the OpenEnv server answered {kind} with {found.get('code')}: {found.get('message')}")

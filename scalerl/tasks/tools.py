@@ -1,0 +1,136 @@
+"""Tools of an environment: functions that the policy calls in its completions (docs/environments.md).
+
+The chat template shows their schemas to the policy. A completion with calls is answered with a message of the role
+`tool` for each of them. A call that cannot be made is answered with what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from threading import Lock
+from typing import Any
+
+from pydantic import ValidationError, validate_call
+
+from scalerl.config.run import Scoring
+from scalerl.core.errors import ConfigError, raising, short
+from scalerl.core.files import parse_json
+from scalerl.core.plugins import call, signature_of
+from scalerl.tasks.base import judged_text
+from scalerl.tasks.code import Judge
+from scalerl.tasks.custom import made_of
+
+Tool = Callable[..., Any]
+
+MARKED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+"""A call of Hermes and Qwen: <tool_call>{"name": "look_up", "arguments": {"city": "Rome"}}</tool_call>."""
+
+ROW = "row"
+"""Parameter of a tool that gets the row and is not shown to the policy."""
+
+
+def schemas(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the schemas of a task's tools, from their signatures and docstrings in Google's style.
+
+    Args:
+        columns: Columns of a prompt of the task.
+
+    Raises:
+        ConfigError: A function has no docstring, or a parameter has no type or description.
+    """
+    from transformers.utils import get_json_schema
+
+    def problem(error: Exception) -> str:
+        return (
+            f"data.function: a tool of {columns['function']} has no schema: {' '.join(str(error).split())}; allowed: "
+            "functions with a docstring in Google's style, and with a type and a description of every parameter"
+        )
+
+    with raising(ConfigError, problem):
+        made = [get_json_schema(tool) for tool in getattr(made_of(columns), "tools", ())]
+    for schema in made:
+        parameters = schema["function"]["parameters"]
+        parameters["properties"].pop(ROW, None)
+        parameters["required"] = [one for one in parameters.get("required", ()) if one != ROW]
+    return made
+
+
+def calls(completion: str) -> list[str]:
+    """Return the calls in a completion, as JSON texts that may be malformed; calls in the thinking do not count.
+
+    They are the texts between <tool_call> and </tool_call>. Without these, the whole text is one call if it is an
+    object with `name` and `parameters`, as Llama writes it.
+    """
+    text = judged_text(completion).strip().removeprefix("<|python_tag|>")
+    found = MARKED.findall(text)
+    whole = text.startswith("{") and '"name"' in text and ('"parameters"' in text or '"arguments"' in text)
+    return found or ([text] if whole else [])
+
+
+def answer(tools: Sequence[Tool], text: str, row: Mapping[str, Any], name: str) -> str:
+    """Return the result of a call as text, or what is wrong with the call.
+
+    Args:
+        tools: Functions.
+        text: The call, such as '{"name": "look_up", "arguments": {"city": "Rome"}}'.
+        row: Row of the prompt.
+        name: Import path of the task, for messages.
+
+    Raises:
+        PluginError: The tool raised an error that is no ValueError.
+    """
+    by_name = {tool.__name__: tool for tool in tools}
+    try:
+        given = parse_json(text)
+    except ValueError as error:
+        return f"Error: the call is not JSON: {error}"
+    given = given if isinstance(given, dict) else {}
+    tool, arguments = by_name.get(str(given.get("name"))), given.get("arguments", given.get("parameters"))
+    if tool is None or not isinstance(arguments, dict):
+        return f"Error: got {short(given)}; allowed: name ({', '.join(by_name)}) and arguments (an object)"
+    signature = signature_of(tool)
+    if signature and ROW in signature.parameters:
+        arguments = {**arguments, ROW: row}
+    result = call(_result, f"{name}.{tool.__name__}", tool, arguments)
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+
+
+def _result(tool: Tool, arguments: Mapping[str, Any]) -> Any:
+    """Return the result of a tool, or the text of its ValueError; arguments of wrong types are such errors."""
+    try:
+        return validate_call(tool)(**arguments)
+    except ConfigError:  # no sandbox
+        raise
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        return f"Error: {'; '.join(wrong)}"
+    except ValueError as error:
+        return f"Error: {error}"
+
+
+_settings = Scoring()
+_one_at_a_time = Lock()
+
+
+def prepare(settings: Scoring) -> None:
+    """Set the limits of `python` in this process."""
+    global _settings
+    _settings = settings
+
+
+@cache
+def _judge() -> Judge:
+    return Judge(_settings.sandbox)
+
+
+def python(code: str) -> str:
+    """Run a Python program in a sandbox and return what it prints.
+
+    Args:
+        code: The program. It has no files and no network.
+    """
+    with _one_at_a_time:  # replies may come from several threads
+        return _judge().output(code)

@@ -1,0 +1,72 @@
+"""OpenEnv servers over a real WebSocket: a counter that only the server sees, and one session at a time."""
+
+import json
+import threading
+
+import pytest
+
+from scalerl.config.data import CustomTask
+from scalerl.core.plugins import PluginError
+from scalerl.prompts.sources import custom_rows
+from scalerl.tasks.turns import Reply, ask
+from scalerl.types import Prompt
+
+BUSY = threading.Lock()
+
+
+def serve_episode(socket):
+    """Add the numbers of the actions to the seed; the reward of each is 0.25, and the episode ends at 9 or more."""
+    total = 0
+    if not BUSY.acquire(blocking=False):
+        socket.send(json.dumps({"type": "error", "data": {"code": "CAPACITY_REACHED", "message": "full"}}))
+        return
+    try:
+        for message in map(json.loads, socket):
+            data, reward = message["data"], None
+            if message["type"] == "reset":
+                total = data["seed"]
+            elif not isinstance(data.get("add"), int):
+                socket.send(json.dumps({"type": "error", "data": {"code": "VALIDATION_ERROR", "errors": ["add"]}}))
+                continue
+            elif data["add"] < 0:
+                socket.send(json.dumps({"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "negative"}}))
+                continue
+            else:
+                total, reward = total + data["add"], 0.25
+            answer = {"observation": {"total": total}, "reward": reward, "done": total >= 9}
+            socket.send(json.dumps({"type": "observation", "data": answer}))
+    finally:
+        BUSY.release()
+
+
+@pytest.fixture
+def url():
+    server = pytest.importorskip("websockets.sync.server", reason="websockets is not installed")
+    with server.serve(serve_episode, "127.0.0.1", 0) as serving:
+        threading.Thread(target=serving.serve_forever).start()
+        yield f"ws://127.0.0.1:{serving.socket.getsockname()[1]}"
+        serving.shutdown()
+
+
+def test_an_episode_is_replayed_for_each_reply(url):
+    params = {"url": url, "observation": "total"}
+    rows, _ = custom_rows(CustomTask(function="scalerl.tasks.openenv:OpenEnv", params=params, prompts=5), 1)
+    assert [row.prompt for row in rows] == ["0", "1", "2", "3", "4", "5"]
+    prompt, said = Prompt("0", "", (1,), "", "OpenEnv", rows[2].columns), []
+    texts = []
+    for action in ('{"add": 4}', "four", '{"add": "4"}'):
+        said.append({"role": "assistant", "content": f"<think>so</think>{action}"})
+        (message,) = ask(prompt, said).messages
+        said.append(message)
+        texts.append(message["content"])
+    assert texts == ["6", "Error: the action is no JSON object", 'Error: ["add"]']
+    with pytest.raises(PluginError, match="answered step with EXECUTION_ERROR: negative"):
+        ask(prompt, [*said, {"role": "assistant", "content": '{"add": -1}'}])
+    with BUSY:  # another session
+        waiting = threading.Thread(target=lambda: texts.append(ask(prompt, said[:1])))
+        waiting.start()
+        waiting.join(0.3)
+        assert waiting.is_alive()
+    waiting.join(10)
+    assert texts[-1].messages[0]["content"] == "6"
+    assert ask(prompt, [*said, {"role": "assistant", "content": '{"add": 3}'}]) == Reply((), 0.5)

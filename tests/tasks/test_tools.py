@@ -1,0 +1,130 @@
+"""Tools: schemas, calls in two forms, wrong calls as messages, Python in a sandbox."""
+
+import pytest
+
+from scalerl.config.data import CustomTask
+from scalerl.config.placement import Sandbox
+from scalerl.config.run import Scoring
+from scalerl.core.errors import ConfigError
+from scalerl.core.plugins import PluginError
+from scalerl.prompts.sources import custom_rows
+from scalerl.rollouts.turns import with_replies
+from scalerl.tasks import tools
+from scalerl.tasks.turns import Reply, ask
+from scalerl.types import Prompt
+
+MODULE = '''
+    def price(fruit: str, count: int = 1, row: dict | None = None) -> int:
+        """Return the price of fruit.
+
+        Args:
+            fruit: Name of the fruit.
+            count: How many.
+            row: The row.
+        """
+        if fruit not in row["prices"]:
+            raise ValueError(f"no {fruit} here")
+        return row["prices"][fruit] * count
+
+    def broken(of: str):
+        """Fail.
+
+        Args:
+            of: Anything.
+        """
+        return {}[of]
+
+    class Shop:
+        tools = [price, broken]
+        def rows(self, count):
+            return [{"prompt": f"{n} figs?", "prices": {"fig": 3}, "answer": str(3 * n)} for n in range(count)]
+        def score(self, row, completion):
+            return completion == row["answer"]
+
+    class Bare(Shop):
+        tools = [lambda x: x]
+'''
+
+
+@pytest.fixture
+def shop(user_code):
+    user_code("own_tools", MODULE)
+    rows, _ = custom_rows(CustomTask(function="own_tools:Shop", prompts=9), 1)
+    return Prompt("0", "", (1,), "", "Shop", rows[2].columns)
+
+
+def reply(prompt, text):
+    return ask(prompt, [{"role": "assistant", "content": text}])
+
+
+def test_schemas_come_from_signatures_without_the_row(shop):
+    (price, _) = shop.columns["tools"]
+    assert price["function"]["name"] == "price" and price["function"]["parameters"] == {
+        "type": "object", "required": ["fruit"], "properties": {
+            "fruit": {"type": "string", "description": "Name of the fruit."},
+            "count": {"type": "integer", "description": "How many."},
+        },
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="a tool of own_tools:Bare has no schema: Cannot generate"):
+        custom_rows(CustomTask(function="own_tools:Bare", prompts=2), 1)
+
+
+def test_calls_are_answered_and_a_completion_without_a_call_is_scored(shop):
+    figs = '{"name": "price", "arguments": {"fruit": "fig", "count": 2}}'
+    six = {"role": "tool", "content": "6"}
+    assert reply(shop, f"<think>{{}}</think>I ask.\n<tool_call>\n{figs}\n</tool_call>") == Reply((six,))
+    assert reply(shop, f"<tool_call>{figs}</tool_call><tool_call>{figs}") == Reply((six, six))
+    assert reply(shop, figs.replace("arguments", "parameters")) == Reply((six,))  # Llama
+    assert reply(shop, "6") == Reply((), 1.0) and reply(shop, "7") == Reply((), 0.0)
+    assert reply(shop, f"<think><tool_call>{figs}</tool_call></think>6") == Reply((), 0.0)  # ends: a thought is no call
+
+
+@pytest.mark.parametrize(("call", "said"), [
+    ('{"name": "price", "arguments": {"fruit": "fig"', "Error: the call is not JSON: Expecting ',' delimiter"),
+    ('{"name": "prise", "arguments": {}}', "allowed: name (price, broken)"),
+    ('{"name": ["price"], "arguments": {}}', "allowed: name (price, broken)"),
+    ('{"name": "price", "arguments": "fig"}', "and arguments (an object)"),
+    ('["price"]', "and arguments (an object)"),
+    ("[" * 1000, "Error: the call is not JSON"),
+    ('{"name": "price", "arguments": {}}', "Error: fruit: Missing required argument"),
+    ('{"name": "price", "arguments": {"fruit": "fig", "count": "two"}}', "Error: count: Input should be a valid int"),
+    ('{"name": "price", "arguments": {"fruit": "fig", "color": 1}}', "Error: color: Unexpected keyword argument"),
+    ('{"name": "price", "arguments": {"fruit": "kiwi", "row": {"prices": {"kiwi": 0}}}}', "Error: no kiwi here"),
+])  # fmt: skip
+def test_a_wrong_call_is_a_message_to_the_policy(shop, call, said):
+    (message,) = reply(shop, f"<tool_call>{call}</tool_call>").messages
+    assert message["role"] == "tool" and said in message["content"] and len(message["content"]) < 400
+
+
+def test_an_error_inside_a_tool_is_a_failure_of_the_environment(shop):
+    with pytest.raises(PluginError, match=r"own_tools:Shop.broken raised KeyError: 'fig' \(.*own_tools.py:\d+\)"):
+        reply(shop, '{"name": "broken", "parameters": {"of": "fig"}}')
+
+
+def test_the_template_shows_tools_and_one_that_does_not_is_an_error(shop, chat, monkeypatch):
+    from scalerl.prompts.dataset import task_prompts
+
+    task = CustomTask(function="own_tools:Shop", prompts=9)
+    with pytest.raises(ConfigError, match="the tools price, broken, and the prompts do not show price"):
+        task_prompts(task, chat, 1)
+    chat.chat_template = "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}" + chat.chat_template
+    prompts, _ = task_prompts(task, chat, 1)
+    first = '{"type": "function", "function": {"name": "price", "description": "Return the price of fruit.", '
+    assert prompts[0].text.startswith(first)
+    assert with_replies(prompts, chat, 8)[1]
+    chat.chat_template = chat.chat_template.replace("for m in messages", "for m in messages if m.role != 'tool'")
+    with pytest.raises(ConfigError, match="omits or repeats messages of roles assistant, tool"):
+        with_replies(prompts, chat, 8)
+
+
+def test_python_runs_in_a_sandbox(monkeypatch):
+    tools.prepare(Scoring(sandbox=Sandbox(mode="unsafe", test_s=1.0)))
+    tools._judge.cache_clear()
+    call = '{"name": "python", "arguments": {"code": "print(6 * 7)\\nprint(nothing)"}}'
+    said = tools.answer([tools.python], call, {}, "own:Task")
+    assert said.startswith("42\nended with exit status 1 (NameError: name 'nothing' is not defined")
+    late = '{"name": "python", "arguments": {"code": "while True: pass"}}'
+    assert tools.answer([tools.python], late, {}, "own:Task") == "took longer than 1 s"
+    tools._judge().close()
+    tools._judge.cache_clear()
+    tools.prepare(Scoring())
