@@ -36,7 +36,7 @@ MicroBatch = tuple[Tensor, int]
 """Rows of a batch, and the number of tokens of the longest of them."""
 
 PADDING_ALLOWED = 0.1
-"""Largest share of padding with which `learner.packing = "auto"` pads. Packing itself costs 5% (docs/models.md)."""
+"""Largest share of padding with which `learner.packing = "auto"` pads. Packing itself costs up to 5%."""
 
 SHARED_BELOW = 0.9
 """With `learner.packing = "auto"` each prompt is computed once if this leaves less than this share of the tokens."""
