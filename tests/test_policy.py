@@ -61,3 +61,13 @@ def test_a_swap_renews_the_fp32_copy_of_a_bf16_head():
         assert torch.equal(target.logits(hidden), source.logits(hidden)) and not torch.equal(
             target.logits(hidden), before
         )
+
+
+def test_capped_attention_scores_are_not_left_to_sdpa_which_has_no_caps():
+    model = tiny_model("gemma2-softcap")
+    model.config._attn_implementation = "sdpa"  # the default of transformers 5.17
+    tokens_BT = torch.arange(1, 21)[None]
+    certified = tiny_model("gemma2-softcap")
+    certified.set_attn_implementation("eager")
+    assert torch.equal(Policy(model).model(tokens_BT).logits, certified(tokens_BT).logits)
+    assert model.config._attn_implementation == "eager"

@@ -43,6 +43,8 @@ class Policy(nn.Module):
         """
         super().__init__()
         config = model.config
+        if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
+            model.set_attn_implementation("eager")  # SDPA has no caps, and transformers 5.17 would ignore them
         self.model = model.eval()
         self.config = config
         self.rule = HeadRule(
