@@ -114,23 +114,6 @@ def test_recipes_prints_how_each_recipe_differs_from_the_first_in_80_columns(cap
     assert "temperature" not in out and "temperature" in call(capsys, "recipes", "--all")[1]  # equal in all recipes
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["train", "--hardware.device", "cuda"], "hardware.device"),
-        (["train", "--model", "no/such/dir", "--data", "p.jsonl"], "model.path"),
-    ],
-)
-def test_user_errors_are_reported_before_anything_is_written(capsys, tmp_path, monkeypatch, words, message):
-    import torch
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert message in complain(capsys, *words)
-    assert not any(tmp_path.iterdir())
-
-
 @pytest.fixture
 def workplace(lab_model, tmp_path, monkeypatch):
     """A directory with a user's model and prompts."""

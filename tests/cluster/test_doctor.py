@@ -17,7 +17,7 @@ from tiny_models import ARCHITECTURES, tiny_model
 from scalerl.cluster import doctor, probe
 from scalerl.cluster.devices import Host, Place, check_shared_memory
 from scalerl.cluster.doctor import CHECKS, FAILS, SLOW, WORKS, Finding, Site, examine, meeting
-from scalerl.cluster.probe import Gpu, Probe, Seen
+from scalerl.cluster.probe import Gpu, Probe, Seen, unsupported
 from scalerl.config import Hardware, HuggingFaceModel, read_config
 from scalerl.core.errors import ConfigError
 from scalerl.core.processes import ProcessDied
@@ -103,6 +103,14 @@ def test_a_gpu_below_half_of_its_data_sheet_is_slow():
     assert verdict == WORKS and "71% and 84% of the data sheet of H100" in text
     verdict, text = doctor.speed(site_of(speeds=[fast, throttled]))
     assert verdict == SLOW and "slowest of 2" in text and "40% and 84%" in text and "nvidia-smi" in text
+
+
+def test_different_and_unsupported_software_is_named_with_the_versions():
+    seen = [Seen("a", {"torch": "2.13.0", "ray": "2.60"}), Seen("b", {"torch": "2.12.0", "ray": "2.60"})]
+    verdict, text = doctor.versions(site_of(seen=seen))
+    assert verdict == FAILS and text.startswith("torch is 2.13.0 on a and 2.12.0 on b")
+    assert unsupported({"torch": "2.11.0", "ruff": "0.1"}) == []  # ruff is for developers
+    assert unsupported({"torch": "2.10.0"})[0].startswith("torch 2.10.0; supported: <2.14,>=2.11")
 
 
 def test_a_run_on_gpus_starts_with_notes_on_what_is_not_well(monkeypatch):
@@ -302,6 +310,13 @@ def test_a_miniature_keeps_head_size_and_grouping_and_divides_over_gpus(tmp_path
 
 
 # ---------------------------------------------------------------------------------------------------------- servers
+
+
+def test_a_server_given_by_address_that_does_not_answer(monkeypatch):
+    site = site_of("--placement.engine", "vllm", "--placement.servers", "['http://127.0.0.1:9']")
+    monkeypatch.setattr(doctor, "REACHED_S", 0.5)
+    with pytest.raises(ConfigError, match=r"no answer from http://127.0.0.1:9"):
+        doctor.vllm(site)
 
 
 @pytest.mark.vllm

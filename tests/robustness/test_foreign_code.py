@@ -166,14 +166,8 @@ LATE = """
 @pytest.mark.slow
 def test_code_that_ends_a_run_leaves_a_message_and_a_traceback(user_code, lab_model):
     user_code("late", LATE)
-    words = [
-        "--model",
-        str(lab_model),
-        "--run-dir",
-        "run",
-        "--recipe.loss",
-        '{kind = "custom", function = "late:exits"}',
-    ]
+    loss = ["--recipe.loss", '{kind = "custom", function = "late:exits"}']
+    words = ["--model", str(lab_model), "--run-dir", "run", *loss]
     code, text = runs.call("train", *runs.SMALL, *words, timeout=200)
     assert code == 1 and re.search(r"late:exits raised SystemExit: 0 \(.*late.py:6\)", text), text
     assert "Traceback" not in text and "continue with: scalerl resume" in text

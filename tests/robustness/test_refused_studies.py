@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from simulated_study import LEAVE_ONE_OUT, write_study
+from simulated_study import TWO, write_study
 
 from robustness.campaign import Case, check_here
 
@@ -21,7 +21,7 @@ FILES = ("journal.jsonl", "dapo/seed-0/points.jsonl", "dapo/seed-0/metrics.jsonl
 @pytest.mark.parametrize("readable", [True, False])
 def test_broken_rows_of_a_study_are_left_out_or_reported_with_their_run(name, readable, tmp_path, monkeypatch):
     def arrange(here):
-        write_study(here / "study", {arm: LEAVE_ONE_OUT[arm] for arm in ("scalerl", "dapo")}, seeds=1)
+        write_study(here / "study", TWO, seeds=1)
         with (here / "study" / name).open("a") as file:
             file.write("\n".join([*ROWS, ""]))
         if not readable:

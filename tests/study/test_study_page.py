@@ -130,8 +130,11 @@ def test_a_heading_sorts_with_unknown_values_last_in_both_directions(opened):
     assert opened.tab.locator("tbody th").first.inner_text() == "scalerl"  # the initial order
     headings = opened.tab.locator("thead button").all_inner_texts()
     column = next(i for i, name in enumerate(headings) if "Ceiling" in name)
+    heading = opened.tab.locator("thead button").nth(column)
     for ascending in (True, False):
-        opened.tab.locator("thead button").nth(column).click()
+        heading.click() if ascending else heading.press("Enter")
+        order = opened.tab.locator("thead th").nth(column).get_attribute("aria-sort")
+        assert order == ("ascending" if ascending else "descending")
         shown = opened.column(column)
         known = [float(value) for value in shown[:4]]
         assert known == sorted(known, reverse=not ascending) and shown[4:] == ["–", "–"]

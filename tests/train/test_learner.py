@@ -148,10 +148,11 @@ def test_a_rehearsal_changes_nothing():
     assert learner.step(batch()) == fresh.step(batch()) and unchanged(learner, copies(fresh))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "helpers"), [(torch.float32, 0), (torch.bfloat16, 0), (torch.float32, 1)])
 @pytest.mark.parametrize("poison", ["loss", "gradient"])
-def test_a_nonfinite_loss_or_gradient_raises_and_keeps_the_weights(poison, dtype):
-    learner, fresh = make(dtype=dtype, micro_batch_tokens=1), make(dtype=dtype, micro_batch_tokens=1)
+def test_a_nonfinite_loss_or_gradient_raises_and_keeps_the_weights(poison, dtype, helpers):
+    learner = make(dtype=dtype, micro_batch_tokens=1, helpers=helpers)
+    fresh = make(dtype=dtype, micro_batch_tokens=1)
     before, given = copies(learner), batch()
     if poison == "loss":  # of the last micro-batch alone, after the gradients of the others
         last = [int(rows[0]) for rows, _ in given.micro_batches(1)][-1]
@@ -167,6 +168,7 @@ def test_a_nonfinite_loss_or_gradient_raises_and_keeps_the_weights(poison, dtype
         hook.remove()
     # and the gradient is discarded
     assert learner.step(given) == fresh.step(given) and unchanged(learner, copies(fresh))
+    learner.close()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
