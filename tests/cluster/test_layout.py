@@ -237,12 +237,7 @@ def test_on_policy_rounds_and_pipelines_may_use_nccl():
         ([*KNOWN, "--gpu", "H10"], "--gpu: got 'H10' (did you mean 'H100'?)"),
         ([*KNOWN[2:], "--generator-tokens-per-s", "x:3"], "got 'x:3'; allowed: tokens/s, or RUNNING:TOKENS_PER_S"),
         ([*KNOWN[2:], "--generator-tokens-per-s", "4:3", "4:5"], "two rates for one number of running sequences"),
-        ([*KNOWN, "--decode-share", "1.5"], "--decode-share: got 1.5; allowed: a number above 0, at most 1"),
         ([*KNOWN, "--gpus", "0"], "--gpus: got 0; allowed: a number above 0"),
-        ([*KNOWN, "--transfer-s", "-1"], "--transfer-s: got -1"),
-        (["--from", "nowhere"], "nowhere/config.toml: no such file"),
-        ([*KNOWN, "--recipe.off_policy.max_lags", "3"], "unknown option --recipe.off_policy.max_lags"),
-        (["none.toml", *KNOWN], "none.toml: no such file"),
     ],
 )
 def test_every_mistake_gives_a_one_line_error(capsys, words, message):
