@@ -160,11 +160,7 @@ def test_an_evaluation_pauses_training_sequences():
     [
         (RestartLimits(silence_s=0.2), {}, "has not answered for"),
         (RestartLimits(silence_s=0.2), {"decode_s": 1.0}, "has sampled no token for"),
-        (
-            RestartLimits(transfer_s=0.2),
-            {"swap_s": 1.0},
-            "transfer of version 2 of the weights took more than 0.2 s",
-        ),
+        (RestartLimits(transfer_s=0.2), {"swap_s": 1.0}, "transfer of version 2 of the weights took more than 0.2 s"),
     ],
     ids=["silent", "stuck", "transfer"],
 )
