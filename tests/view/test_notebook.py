@@ -39,7 +39,7 @@ def places(monkeypatch):
     return made
 
 
-def test_a_step_rewrites_the_table_and_the_fifth_evaluation_draws_the_curve(places, capsys):
+def test_a_step_rewrites_the_table_and_prints_nothing(places, capsys):
     shown = NotebookDisplay(LAB)
     table, picture = places
     shown.step(ROW)
@@ -48,8 +48,14 @@ def test_a_step_rewrites_the_table_and_the_fifth_evaluation_draws_the_curve(plac
     assert len(table.shown) == 1
     shown.step({**ROW, "step": LAB.steps})  # the last step is always shown
     assert f"{LAB.steps}/{LAB.steps}" in table.shown[-1]
+    assert picture.shown == [] and capsys.readouterr().out == ""
+
+
+def test_the_curve_is_drawn_from_the_fifth_evaluation_on_and_a_warning_is_printed(places, capsys):
+    shown = NotebookDisplay(LAB)
+    table, picture = places
     shown.point(points(4))
-    assert picture.shown == [] and "held-out pass rate" in table.shown[-1] and capsys.readouterr().out == ""
+    assert picture.shown == [] and "held-out pass rate" in table.shown[-1]
     shown.point(points(6))
     assert len(picture.shown) == 1 and "<svg" in picture.shown[0]
     shown.step({**ROW, "truncation_rate": 0.2})
