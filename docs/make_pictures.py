@@ -109,13 +109,6 @@ def belief(path: Path) -> None:
     figure.savefig(path)
 
 
-def together(path: Path) -> None:
-    """Draw how the posterior of A and B narrows."""
-    moments = (3000.0, 5000.0, LAST)
-    found = analyze([source(f"at {last:,.0f} device-hours", run(last)) for last in moments])
-    screenshot(path, found, "posterior", width=700)
-
-
 def comparison(path: Path) -> None:
     """Draw two recipes of one ceiling, one of them steeper."""
     quick, slow = (
@@ -239,7 +232,6 @@ def futures(path: Path) -> None:
 PICTURES: dict[str, Callable[[Path], None]] = {
     "meaning.png": meaning,
     "belief.png": belief,
-    "together.png": together,
     "comparison.png": comparison,
     "backtest.png": tested,
     "symptoms.png": symptoms,

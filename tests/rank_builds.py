@@ -77,20 +77,23 @@ class Misbehaving:
             raise ZeroDivisionError("on purpose")
 
 
-def random_batch(rows: int, width: int = 24) -> Any:
-    """Return random rollouts of several lengths; the weights sum to one, the advantages have both signs."""
+def random_batch(rows: int = 7, width: int = 12, seed: int = 0) -> Any:
+    """Return rollouts of lengths 12 to 8, with uneven weights that sum to one and advantages of both signs."""
     import torch
 
     from scalerl.training.learner.base import TrainBatch
 
-    draw = torch.Generator().manual_seed(rows)
+    draw = torch.Generator().manual_seed(seed)
     lengths = width - torch.arange(rows) % 5
-    trained = (torch.arange(width) >= 3) & (torch.arange(width) < lengths[:, None])
+    trained = torch.rand(rows, width, generator=draw) < 0.6
+    trained[:, 1] = True  # every row has a trained token
+    trained &= (torch.arange(width) >= 1) & (torch.arange(width) < lengths[:, None])
+    weights = torch.rand(rows, width, generator=draw) * trained
     return TrainBatch(
         tokens_BT=torch.randint(2, 48, (rows, width), generator=draw),
         length_B=lengths,
         behavior_BT=torch.zeros(rows, width),
         advantages_B=torch.randn(rows, generator=draw),
         trained_BT=trained,
-        weights_BT=trained / trained.sum(),
+        weights_BT=weights / weights.sum(),
     )

@@ -159,7 +159,7 @@ def left_of(processes: dict[int, str], seconds: float) -> list[str]:
     while True:
         left = [p for p, born in processes.items() if (stat := _stat(p)) and stat[19] == born and stat[0] not in "ZX"]
         if not left or time.monotonic() > until:
-            return [f"{p} {_command_of(p)}" for p in left]
+            return [f"{p} {command_of(p)}" for p in left]
         time.sleep(0.01)
 
 
@@ -175,7 +175,7 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def _command_of(pid: int) -> str:
+def command_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError):

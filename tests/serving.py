@@ -41,10 +41,14 @@ def served(*words, cwd=None):
         process.stdout.close()
 
 
+def connection_to(address):
+    host, port = re.match(r"http://([^/:]+):(\d+)", address).groups()
+    return http.client.HTTPConnection(host, int(port), timeout=20)
+
+
 def get(address, path="/", method="GET", **headers):
     """Return status, headers and body of a request."""
-    place = re.match(r"http://([^/:]+):(\d+)", address)
-    connection = http.client.HTTPConnection(place[1], int(place[2]), timeout=20)
+    connection = connection_to(address)
     try:
         connection.putrequest(method, path, skip_host=bool(headers.get("Host")))
         for name, value in headers.items():
@@ -65,8 +69,7 @@ def ask(address, path):
 
 def first_event(address):
     """Return the first event of the stream, which has everything."""
-    place = re.match(r"http://([^/:]+):(\d+)", address)
-    connection = http.client.HTTPConnection(place[1], int(place[2]), timeout=20)
+    connection = connection_to(address)
     try:
         connection.request("GET", "/api/stream")
         line = connection.getresponse().readline().decode()

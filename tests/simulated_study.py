@@ -129,15 +129,4 @@ KNOWN = {
 }
 """One arm for each kind of verdict."""
 
-LEAVE_ONE_OUT = {
-    "scalerl": Truth(about="the whole recipe"),
-    "plan": Truth(efficiency=1.75, about="group instead of batch normalization"),
-    "lp": Truth(efficiency=1.35, midpoint=6.5e13, about="length penalty instead of interruption"),
-    "batch": Truth(asymptote=0.605, about="zero-variance prompts kept in the loss"),
-    "8op": Truth(efficiency=1.3, midpoint=7e13, about="PPO-off-policy-8 instead of PipelineRL-8"),
-    "fp32": Truth(about="no FP32 head; changes nothing where the weights are FP32, and then tests the comparison"),
-    "savg": Truth(asymptote=0.60, about="sample average instead of prompt average"),
-    "dapo": Truth(asymptote=0.53, about="DAPO's loss instead of CISPO", metrics={"truncation_rate": 0.11}),
-    "uniform-sampling": Truth(last_step=24, about="no No-Positive-Resampling", failed="stopped: out of memory"),
-}
-"""Arms as in the paper's figure 5, with invented parameters."""
+TWO = {name: KNOWN[name] for name in ("scalerl", "dapo")}

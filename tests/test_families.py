@@ -209,10 +209,7 @@ def test_state_space_and_linear_attention_models_are_refused(tmp_path, family, s
 def test_encoder_decoders_and_wrappers_are_refused_before_their_weights_are_read(tmp_path):
     t5 = transformers.T5Config(vocab_size=48, d_model=32, architectures=["T5ForConditionalGeneration"])
     gemma = transformers.Gemma3Config(architectures=["Gemma3ForConditionalGeneration"])
-    for config, message in (
-        (t5, "encoder"),
-        (gemma, "wraps"),
-    ):
+    for config, message in ((t5, "encoder"), (gemma, "wraps")):
         config.save_pretrained(tmp_path)  # without weights
         with pytest.raises(ConfigError, match=message):
             load_policy(str(tmp_path))

@@ -17,6 +17,7 @@ from scalerl.prompts.sources import environment_rows
 from scalerl.scaling import CurveError
 from scalerl.view.page import plotly_script
 
+EVENTS = "tensorboard.backend.event_processing.event_accumulator"
 CASES = [
     ("uvicorn", lambda place: watch(SimpleNamespace()), "scalerl[watch]"),
     ("plotly.offline", lambda place: plotly_script(), "scalerl[report]"),
@@ -25,11 +26,7 @@ CASES = [
     ("verifiers", lambda place: environment_rows(EnvironmentTask(environment="any"), 1), "verifiers>="),
     ("mlflow", lambda place: makers_of(read_config(None, {"loggers": ["mlflow"]})), "scalerl[mlflow]"),
     ("wandb.proto.wandb_internal_pb2", lambda place: read(place / "run-1.wandb"), "wandb"),
-    (
-        "tensorboard.backend.event_processing.event_accumulator",
-        lambda place: read(place / "a.tfevents"),
-        "tensorboard",
-    ),
+    (EVENTS, lambda place: read(place / "a.tfevents"), "tensorboard"),
 ]
 
 

@@ -13,7 +13,7 @@ import pytest
 import runs
 from doc_pages import blocks
 from serving import first_event, get, served
-from simulated_study import LEAVE_ONE_OUT, write_study
+from simulated_study import TWO, write_study
 
 SERVERS = {"scalerl watch"}
 """Commands that run until they are interrupted."""
@@ -48,7 +48,7 @@ def place(lab_model, tmp_path_factory):
     runs.train(lab_model, root / "runs/scalerl-lab-001")
     runs.train(lab_model, root / "runs/scalerl-lab-002", "--seed", "1")  # commands are run in any order
     shutil.copy(root / "runs/scalerl-lab-001/points.jsonl", root)
-    write_study(root / "studies/loo", {name: LEAVE_ONE_OUT[name] for name in ("scalerl", "dapo")})
+    write_study(root / "studies/loo", TWO)
     return root
 
 
@@ -64,7 +64,7 @@ def test_a_command_of_the_readme_works(place, command):
 
 def test_the_servers_of_the_readme_serve_existing_runs_and_studies(tmp_path):
     pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
-    write_study(tmp_path / "studies/loo", {name: LEAVE_ONE_OUT[name] for name in ("scalerl", "dapo")}, seeds=1)
+    write_study(tmp_path / "studies/loo", TWO, seeds=1)
     assert set(commands()) >= SERVERS
     with served(cwd=tmp_path) as address:
         assert "<main" in get(address)[2] and len(first_event(address)["runs"]) == 2

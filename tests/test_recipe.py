@@ -36,10 +36,8 @@ def test_the_bound_on_staleness_follows_from_the_mode():
     ("values", "words"),
     [
         ({"loss": "gsp"}, "loss.kind.*'gspo'"),
-        ({"loss": {"kind": "gspo", "clip_lo": 1}}, "loss.clip_lo.*'clip_low'"),
         ({"loss": {"kind": "cispo", "max_ratio": -1}}, "loss.max_ratio.*greater"),
         ({"length": {"kind": "interruption", "thinking_tokens": [5, 3]}}, "got .5, 3."),
-        ({"length": {"kind": "interruption", "phrase": "stop"}}, "</think>"),
         ({"length": {"kind": "penalty", "max_tokens": 5, "cache_tokens": 6}}, "at most max_tokens"),
         ({"aggregation": "promt", "top_p": 2}, "aggregation.*'prompt'.*top_p"),  # both mistakes
     ],

@@ -13,7 +13,6 @@ from scalerl.cluster.memory import (
     TrainerMemory,
     adapter_params,
     generator_memory,
-    slots_that_fit,
     trainer_memory,
 )
 from scalerl.config.base import replace
@@ -139,15 +138,23 @@ def check(config: RunConfig, layout: Layout) -> None:
 
 
 def _too_large(config: RunConfig, layout: Layout) -> str:
-    """Return why the run does not fit on its GPUs; empty if it fits."""
-    place = config.placement
+    """Return why the run does not fit on its GPUs, with the settings that make it smaller; empty if it fits."""
+    place, trainer = config.placement, layout.trainer.total
+    exact = place.engine == "torch"
+    held = (layout.at_limit if exact else layout.expected).total
     room = USABLE * place.gpu_gb * GB
-    held = (layout.at_limit if place.engine == "torch" else layout.expected).total
-    if layout.sharing and layout.trainer.total + layout.sharing * held > room:
-        return _one_gpu_too_small(config, layout, held)
-    if layout.trainer.total > room:
-        return _trainer_too_large(config, layout)
-    return _generator_too_large(config, layout) if held > room else ""
+    shared = layout.sharing * held
+    if max(held, trainer, trainer + shared if shared else 0) <= room:
+        return ""
+    length = "the length limit" if exact else "the mean length"
+    together = f", {_gb(trainer + shared)} on a GPU that both use" if shared else ""
+    return (
+        f"placement: each trainer GPU holds {_gb(trainer)} and each generator GPU {_gb(held)} "
+        f"({layout.slots_of_an_engine} slots at {length}){together}; allowed: {USABLE:.0%} of placement.gpu_gb = "
+        f"{place.gpu_gb:g} GB. For trainers, raise trainer_ranks, lower learner.micro_batch_tokens, or set "
+        "learner.gradient_checkpointing or learner.accumulate = sharded; for generators, lower rollouts.slots or "
+        "recipe.length, or raise tensor_parallel (docs/cluster.md)"
+    )
 
 
 def _check_divides(config: RunConfig, sizes: ModelSizes) -> None:
@@ -165,60 +172,6 @@ def _check_divides(config: RunConfig, sizes: ModelSizes) -> None:
             f"placement.tensor_parallel: got {parts} for a model of {sizes.heads} attention heads and {sizes.kv_heads} "
             f"key-value heads; allowed: a divisor of both, {', '.join(map(str, allowed))}"
         )
-
-
-def _one_gpu_too_small(config: RunConfig, layout: Layout, held: float) -> str:
-    length = "the length limit" if config.placement.engine == "torch" else "the mean length"
-    count = "generator" if layout.sharing == 1 else f"{layout.sharing} generators"
-    return (
-        f"placement: trainer ({_gb(layout.trainer.total)}) and {count} ({_gb(held)}, {layout.slots_of_an_engine} "
-        f"slots at {length}) share one GPU and need {_gb(layout.trainer.total + layout.sharing * held)}; allowed: "
-        f"{USABLE:.0%} of placement.gpu_gb = {config.placement.gpu_gb:g} GB. Lower rollouts.slots, recipe.length or "
-        "learner.micro_batch_tokens, set learner.gradient_checkpointing, or use more GPUs (docs/cluster.md)"
-    )
-
-
-def _trainer_too_large(config: RunConfig, layout: Layout) -> str:
-    sizes, learner = layout.found.sizes, config.learner
-    room, tokens = USABLE * config.placement.gpu_gb * GB, widest(config)
-    ranks = config.placement.trainer_ranks
-    whole, apart = whole_gradient(config), config.placement.expert_ranks
-    enough = (
-        n
-        for n in range(ranks + apart, 4097, apart)
-        if trainer_memory(sizes, n, tokens, learner.gradient_checkpointing, whole, 0, apart).total <= room
-    )
-    found = None if config.lora else next(enough, None)  # one rank trains adapters
-    cure = f"Set placement.trainer_ranks to {found} or more" if found else "Use larger GPUs or a smaller model"
-    also = "" if learner.gradient_checkpointing else ", or learner.gradient_checkpointing = true"
-    also += ", or learner.accumulate = sharded" if whole else ""
-    return (
-        f"placement.trainer_ranks: got {ranks}, where each trainer GPU holds {_gb(layout.trainer.total)}; allowed: "
-        f"{USABLE:.0%} of placement.gpu_gb = {config.placement.gpu_gb:g} GB. {cure}{also}, or "
-        "lower learner.micro_batch_tokens"
-    )
-
-
-def _generator_too_large(config: RunConfig, layout: Layout) -> str:
-    place, sizes = config.placement, layout.found.sizes
-    exact = place.engine == "torch"
-    mean_prompt, longest_prompt = prompt_tokens(config)
-    tokens = 2 * (longest_prompt + config.recipe.length.max_tokens) if exact else mean_prompt + config.expected_tokens
-    most = slots_that_fit(sizes, tokens, place.gpu_gb * GB - layout.expected.head / USABLE, place.tensor_parallel)
-    held = layout.at_limit if exact else layout.expected
-    length = "the length limit, twice: evaluation has a separate cache" if exact else "the mean length"
-    if most < 1:
-        return (
-            f"placement.tensor_parallel: got {place.tensor_parallel}, where the weights of each generator GPU take "
-            f"{_gb(held.weights + held.head)} and leave no room for a sequence; allowed: {USABLE:.0%} of "
-            f"placement.gpu_gb = {place.gpu_gb:g} GB. Raise tensor_parallel (with engine = 'vllm'), or use larger GPUs"
-        )
-    return (
-        f"rollouts.slots: got {config.slots} on {place.engines} generators, {layout.slots_of_an_engine} each, which "
-        f"hold {_gb(held.total)} per GPU with sequences of {length}; allowed: {USABLE:.0%} of placement.gpu_gb = "
-        f"{place.gpu_gb:g} GB. Set rollouts.slots to {most * place.engines} or fewer ({most} each), or raise "
-        "generators or tensor_parallel"
-    )
 
 
 def lines(config: RunConfig, layout: Layout) -> list[str]:

@@ -1,6 +1,6 @@
 """Computes everything that a page about runs shows: fits, forecasts, backtests, and the comparison.
 
-Axes in names: N points, D draws, G cells along one axis of a grid, S runs of a side.
+Axes in names: N points, D draws, S runs of a side.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalerl.scaling import Backtest, Comparison, Curve, CurveError, Draws, Estimate, Fit, backtest, compare, fit
+from scalerl.scaling import Backtest, Comparison, Curve, CurveError, Estimate, Fit, backtest, compare, fit
 from scalerl.scaling.compare import ASSUMED_SEED_SD, common_ceiling, log_efficiency, side_mean, summarize_ratio
 from scalerl.scaling.estimate import summarize
 from scalerl.scaling.law import Array
@@ -20,12 +20,6 @@ from scalerl.view.outlook import Outlook, Source, naming, outlook
 
 FRACTIONS = (0.3, 0.5, 0.7)
 """Shares of a run's compute at which a backtest splits it."""
-
-MASSES = (0.5, 0.9)
-"""Shares of the posterior that its contours contain."""
-
-GRID = 60
-"""Cells along each axis of the figure of the posterior."""
 
 COLORS = 8
 """Number of colors of the pages, "@s0" to "@s7"."""
@@ -113,42 +107,6 @@ def height_range(slopes: Sequence[Slope], unit: float) -> tuple[float, float]:
     return float(np.min(heights)) / 4, float(np.max(heights)) * 6
 
 
-class Density(NamedTuple):
-    """Joint posterior of A and B on a grid."""
-
-    asymptote: Array
-    """Values of A, shape (G,)."""
-
-    efficiency: Array
-    """Values of B, shape (G,), evenly spaced in the logarithm."""
-
-    mass: Array
-    """Share of the posterior with a higher density, shape (G, G), rows B, columns A; a contour at 0.9 contains 90%."""
-
-
-def joint_density(draws: Draws, bounds: tuple[float, float]) -> Density | None:
-    """Return the joint posterior of A and ln B, smoothed; None if the draws have no spread (the paper's procedure)."""
-    from scipy.stats import gaussian_kde
-
-    both_2D = np.stack([draws.asymptote, np.log(draws.efficiency)])
-    if both_2D.shape[1] < 3 or np.linalg.matrix_rank(np.cov(both_2D)) < 2:
-        return None
-    kernel = gaussian_kde(both_2D)
-    (least_a, least_b), (most_a, most_b) = np.quantile(both_2D, [0.002, 0.998], axis=1)
-    pad_a, pad_b = 0.25 * (most_a - least_a), 0.25 * (most_b - least_b)
-    a_G = np.linspace(max(least_a - pad_a, bounds[0]), min(most_a + pad_a, bounds[1]), GRID)
-    log_b_G = np.linspace(least_b - pad_b, most_b + pad_b, GRID)
-    density_GG = kernel(np.stack([x.ravel() for x in np.meshgrid(a_G, log_b_G)])).reshape(GRID, GRID)
-    order = np.argsort(density_GG, axis=None)[::-1]
-    mass = np.empty(GRID * GRID)
-    mass[order] = np.cumsum(density_GG.ravel()[order])
-    mass_GG = (mass / mass[order[-1]]).reshape(GRID, GRID)
-    # crop to the part inside the contours, with a margin of one cell
-    rows, columns = (np.flatnonzero((mass_GG <= MASSES[-1]).any(axis=axis)) for axis in (1, 0))
-    kept = [slice(max(inside[0] - 1, 0), inside[-1] + 2) for inside in (rows, columns)]
-    return Density(a_G[kept[1]], np.exp(log_b_G[kept[0]]), mass_GG[kept[0], kept[1]])
-
-
 class Side(NamedTuple):
     """One quantity of a recipe in a comparison, and of each of its runs."""
 
@@ -194,9 +152,6 @@ class RunAnalysis:
 
     slope: Slope
     """The fitted law as a straight line at the common ceiling."""
-
-    density: Density | None
-    """Joint posterior of A and B."""
 
     parts: tuple[Fit, ...]
     """Fits of the first parts of the run; empty if they have too few points."""
@@ -300,5 +255,4 @@ def _run(
     except CurveError as error:  # a run too short for a backtest is still shown
         scores, parts, untested = None, (), str(error)
     slope = slope_at(ahead.fit.curve, ceiling, source.name)
-    density = joint_density(ahead.fit.draws, source.curve.bounds)
-    return RunAnalysis(source, side, style, ahead, slope, density, parts, scores, untested)
+    return RunAnalysis(source, side, style, ahead, slope, parts, scores, untested)

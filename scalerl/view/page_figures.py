@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalerl.scaling import Band, Curve, Estimate, Fit
-from scalerl.view.analysis import COLORS, DASHES, MASSES, Analysis, RunAnalysis, Slope, common_unit, height_range
+from scalerl.view.analysis import COLORS, DASHES, Analysis, RunAnalysis, Slope, common_unit, height_range
 from scalerl.view.figures import AHEAD, metric_name
 
 LOG = {"type": "log", "dtick": "D2"}
@@ -259,36 +259,6 @@ def slopes(analysis: Analysis) -> Figure:
     return Figure("Steepness B at one ceiling", caption, data, slope_layout(every, unit, analysis.axis))
 
 
-def posterior(analysis: Analysis) -> Figure:
-    """Return the figure of the joint posterior of A and B of each run."""
-    data: list[Json] = []
-    for run in analysis.runs:
-        color, dash = run.style
-        fitted = run.outlook.fit
-        shared: Json = {"legendgroup": run.source.name, "name": html.escape(run.source.name)}
-        if run.density is not None:
-            low, high = MASSES
-            data.append({
-                **shared, "type": "contour", "showlegend": False, "showscale": False, "hoverinfo": "skip",
-                "x": plain(run.density.asymptote), "y": plain(run.density.efficiency),
-                "z": [[round(float(v), 3) for v in row] for row in run.density.mass],
-                "contours": {"start": low, "end": high, "size": high - low, "coloring": "none"},
-                "line": {"color": color, "width": 1.6, "dash": dash},
-            })  # fmt: skip
-        data.append({
-            **shared, "mode": "markers", "x": plain([fitted.asymptote.mean]), "y": plain([fitted.efficiency.mean]),
-            "marker": {"color": color, "size": 8, "symbol": DASHES.index(dash)},
-            "hovertemplate": "A %{x:.3f}<br>B %{y:.2f}<extra>" + shared["name"] + "</extra>",
-        })  # fmt: skip
-    layout = titled("ceiling A", "steepness B")
-    layout["yaxis"]["type"] = "log"
-    caption = (
-        "The joint posterior of A and B for each run. The inner contour contains 50% of it, the outer one 90%. A long "
-        "slanted shape means that a higher ceiling with a flatter climb fits as well."
-    )
-    return Figure("A and B together", caption, data, layout)
-
-
 def ceilings(analysis: Analysis) -> Figure:
     """Return the figure of A with intervals, by run and by recipe."""
     return _estimates(analysis, "asymptote", "Ceiling A", "ceiling A")
@@ -341,6 +311,6 @@ def _backtest_traces(run: RunAnalysis) -> list[Json]:
 
 
 Make = Callable[[Analysis], Figure | None]
-ORDER: tuple[Make, ...] = (curves, suites, ceilings, steepness, slopes, posterior, backtests)
+ORDER: tuple[Make, ...] = (curves, suites, ceilings, steepness, slopes, backtests)
 FIGURES = {make.__name__: make for make in ORDER}
 """The figures in the order of the page."""

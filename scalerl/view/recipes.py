@@ -1,12 +1,8 @@
-"""Prints the recipes as tables, field by field."""
+"""Prints the recipes, field by field."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from scalerl.config.base import Part
 from scalerl.config.recipe import RECIPES, SCALERL, Recipe, leave_one_out
@@ -41,44 +37,24 @@ def split_fields(recipes: Sequence[Recipe]) -> tuple[dict[str, list[str]], dict[
 
 
 def print_recipes(*, everything: bool) -> None:
-    """Print the fields in which recipes differ, side by side, and the leave-one-out variants of ScaleRL.
+    """Print the fields in which the other recipes, and the leave-one-out variants, differ from ScaleRL.
 
     Args:
         everything: Whether to also print the fields that all recipes share.
     """
-    console = Console()
-    differing, shared = split_fields(list(RECIPES.values()))
-    table = _table(f"Recipes (= as {next(iter(RECIPES))}, - absent)", "", *RECIPES)
-    for name, values in differing.items():
-        own = ["=" if value == values[0] != "-" else value for value in values[1:]]
-        # a long name breaks at its last hyphen, which keeps the column as narrow as the others
-        table.add_row(name, *(_broken(value) for value in (values[0], *own)))
-    console.print(table)
-    if everything:
-        same = _table("The same in all recipes", "", "value")
-        for pair in shared.items():
-            same.add_row(*pair)
-        console.print(same)
-    else:
-        console.print(f"{len(shared)} more fields are the same in all recipes: scalerl recipes --all")
-    variants = _table(f"Leave one out of {SCALERL.name}", "name", "field", "instead of", "is")
-    for name, variant in leave_one_out().items():
-        for at, (field, values) in enumerate(split_fields([SCALERL, variant])[0].items()):
-            variants.add_row("" if at else name, field, *values)
-    console.print(variants)
-
-
-def _table(title: str, first: str, *headings: str) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    table.add_column(first, no_wrap=True)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
-
-
-def _broken(value: str, widest: int = 10) -> str:
-    head, hyphen, tail = value.rpartition("-")
-    return f"{head}-\n{tail}" if len(value) > widest and hyphen and head else value
+    shared = split_fields(list(RECIPES.values()))[1]
+    for title, recipes in (("recipe", RECIPES), ("leave one out", leave_one_out())):
+        print(f"{title:16}  {'field':22}  {SCALERL.name:16}  here")
+        for name, recipe in recipes.items():
+            for at, (field, values) in enumerate(split_fields([SCALERL, recipe])[0].items()):
+                print(f"{'' if at else name:16}  {field:22}  {values[0]:16}  {values[1]}")
+        print()
+    if not everything:
+        print(f"{len(shared)} more fields are the same in all recipes: scalerl recipes --all")
+        return
+    print("the same in all recipes")
+    for name, value in shared.items():
+        print(f"{name:24}  {value}")
 
 
 def _words(value: object) -> str:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -57,15 +58,6 @@ def test_the_command_prints_a_line_per_check_and_fails_if_something_does_not_wor
     assert findings["checks"] == [{"check": "room", "verdict": verdict, "text": "a line", "seconds": 0.1}]
 
 
-def test_code_of_a_configuration_from_elsewhere_needs_confirmation(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "examine", lambda config: [])
-    monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "run.toml").write_text('[placement]\nengine = "vllm"\nvllm_python = "/bin/sh"\n')
-    code, _, err = call(capsys, "doctor", tmp_path / "run.toml")
-    assert code == 2 and "/bin/sh" in err and "--trust" in err
-    assert call(capsys, "doctor", tmp_path / "run.toml", "--trust")[0] == 0
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU here")
 def test_a_configured_gpu_that_is_missing_fails_with_torchs_reason():
     site = site_of("--hardware.device", "cuda", seen=[Seen("here", problem="Torch not compiled with CUDA enabled")])
@@ -80,9 +72,7 @@ def test_a_configured_gpu_that_is_missing_fails_with_torchs_reason():
 def test_too_few_gpus_fail_and_the_existing_ones_are_checked():
     site = site_of("--placement.trainer_ranks", "4", gpus=("0", "1"), seen=[Seen("here", gpus=(CARD,))] * 2)
     verdict, text = doctor.gpus(site)
-    assert (
-        verdict == FAILS and "4 trainer ranks" in text and "this machine has, or CUDA_VISIBLE_DEVICES names, 2" in text
-    )
+    assert verdict == FAILS and "4 trainer ranks" in text and "or CUDA_VISIBLE_DEVICES names, 2" in text
     assert site.table == {("trainer", 0): Place("this machine", ("0",)), ("trainer", 1): Place("this machine", ("1",))}
 
 
@@ -113,11 +103,12 @@ def test_a_gpu_below_half_of_its_data_sheet_is_slow():
     assert verdict == SLOW and "slowest of 2" in text and "40% and 84%" in text and "nvidia-smi" in text
 
 
-def test_different_software_on_two_hosts_is_named_with_both_versions():
+def test_different_and_unsupported_software_is_named_with_the_versions():
     seen = [Seen("a", {"torch": "2.13.0", "ray": "2.60"}), Seen("b", {"torch": "2.12.0", "ray": "2.60"})]
-    assert doctor.versions(site_of(seen=seen)) == (
-        FAILS, "torch is 2.13.0 on a and 2.12.0 on b; install the same everywhere",
-    )  # fmt: skip
+    verdict, text = doctor.versions(site_of(seen=seen))
+    assert verdict == FAILS and text.startswith("torch is 2.13.0 on a and 2.12.0 on b")
+    assert unsupported({"torch": "2.11.0", "ruff": "0.1"}) == []  # ruff is for developers
+    assert unsupported({"torch": "2.10.0"})[0].startswith("torch 2.10.0; supported: <2.14,>=2.11")
 
 
 def test_a_run_on_gpus_starts_with_notes_on_what_is_not_well(monkeypatch):
@@ -132,13 +123,6 @@ def test_a_run_on_gpus_starts_with_notes_on_what_is_not_well(monkeypatch):
     on_gpu = read_config(None, ["--hardware.device", "cuda"])
     assert doctor.host_notes(on_gpu) == ["GPUs: X: 20.0 of 85.0 GB are free (scalerl doctor)"]
     assert asked == [["versions", "GPUs"]]
-
-
-def test_a_package_outside_its_range_is_named_with_the_command():
-    assert unsupported({"torch": "2.11.0", "ruff": "0.1"}) == []  # ruff is for developers
-    assert unsupported({"torch": "2.10.0"}) == [
-        "torch 2.10.0; supported: <2.14,>=2.11; pip install 'torch<2.14,>=2.11'"
-    ]
 
 
 def fake_python(path, version):
@@ -228,59 +212,34 @@ class Absent(Probe):
         time.sleep(600)
 
 
-class Shut(Probe):
-    """A host whose firewall lets nobody in."""
-
-    def listen(self):
-        heard = super().listen()
-        self._socket.close()
-        return heard
-
-
-def probes(*kinds):
-    group = Group(
-        LocalRemote(partial(serve, partial(kind, "127.0.0.1"), PASSED), f"host {n} (process {{}})")
-        for n, kind in enumerate(kinds)
-    )
-    group.answers("start", 60)
-    return group
-
-
-@pytest.mark.slow
-def test_a_host_that_cannot_be_reached_is_named(tmp_path):
-    group = probes(Probe, Shut)
-    try:
-        verdict, text = meeting(group, 30.0, "cpu")
-    finally:
-        group.close()
-    assert verdict == FAILS and "127.0.0.1 cannot connect to 127.0.0.1:" in text and "Connection refused" in text
-
-
 @pytest.mark.slow
 def test_a_peer_that_never_comes_ends_with_the_limit_and_names_the_interface():
     began = time.monotonic()
-    verdict, text = meeting(probes(Probe, Absent), 20.0, "cpu")
+    group = Group(
+        LocalRemote(partial(serve, partial(kind, "127.0.0.1"), PASSED), f"host {n} (process {{}})")
+        for n, kind in enumerate((Probe, Absent))
+    )
+    group.answers("start", 60)
+    verdict, text = meeting(group, 20.0, "cpu")
     assert verdict == FAILS and "GLOO_SOCKET_IFNAME" in text and time.monotonic() - began < 60
     assert re.search(r"host [01] \(process \d+\) (did not answer within 20 s|failed) during `meet`", text), text
 
 
+def met(*hosts, refused=""):
+    """Return what a meeting of two probes finds; the second sends 1 GB/s, and may refuse connections."""
+    answers = {
+        "listen": [(host, host) for host in hosts], "reach": [refused, ""], "meet": None,
+        "exchange": [(9e9, [9e9]), (9e9, [1e9])],
+    }  # fmt: skip
+    return meeting(SimpleNamespace(call=lambda method, *words, timeout_s: answers[method]), 5.0, "cuda")
+
+
 def test_sending_slower_than_half_of_what_plans_assume_is_slow_between_hosts():
-    class Answers:
-        def __init__(self, *hosts):
-            self.hosts = hosts
-
-        def call(self, method, *arguments, timeout_s):
-            rates = [(9e9, [9e9]), (9e9, [1e9])]
-            return {
-                "listen": [(host, host) for host in self.hosts],
-                "reach": ["", ""],
-                "meet": None,
-                "exchange": rates,
-            }[method]
-
-    verdict, text = meeting(Answers("a:1", "b:1"), 5.0, "cuda")
+    verdict, text = met("a:1", "b:1")
     assert verdict == SLOW and "slowest pair b to a 1 GB/s; plans assume 40 GB/s" in text
-    assert meeting(Answers("a:1", "a:2"), 5.0, "cuda")[0] == WORKS
+    assert met("a:1", "a:2")[0] == WORKS
+    verdict, text = met("a:1", "b:1", refused="Connection refused")
+    assert verdict == FAILS and "Connection refused" in text
 
 
 @pytest.mark.slow

@@ -6,19 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from engine_builds import Scripted, Seen
-from rank_builds import random_batch
 from test_devices import BASE, specs_of
-from tiny_models import tiny_model
 
-from scalerl.config import HuggingFaceModel
 from scalerl.config.base import replace
 from scalerl.config.placement import Placement
 from scalerl.config.run import Hardware
 from scalerl.core.errors import ConfigError
-from scalerl.models.policy import load_policy
 from scalerl.training.backends import BACKENDS
 from scalerl.training.launch import resolve
-from scalerl.training.learner.ranks import LearnerGroup, serve_rank, single_learner
+from scalerl.training.learner.ranks import serve_rank
 
 ray = pytest.importorskip("ray", reason="needs Ray")
 
@@ -100,24 +96,3 @@ def test_too_few_gpus_of_the_cluster_are_an_error_before_the_run(cluster):
     config = replace(resolve(ON_RAY), placement=replace(ON_RAY.placement, generators=4))
     with pytest.raises(ConfigError, match="10 GPUs in total; the cluster has 8, and no host has 2 left"):
         BACKENDS["ray"](config)
-
-
-@pytest.mark.slow
-def test_a_single_rank_in_an_actor_makes_the_updates_of_one_process(cluster, tmp_path):
-    from scalerl.cluster.ranks import RayRanks
-
-    tiny_model("qwen3").save_pretrained(tmp_path / "model")
-    hardware = Hardware(device="cpu", dtype="float32", trainer_threads=1, generator_threads=1, trainer_helpers=0)
-    config = replace(BASE, model=HuggingFaceModel(path=str(tmp_path / "model")), hardware=hardware,
-                     placement=Placement(backend="ray"))  # fmt: skip
-    ranks = RayRanks(cluster, config, config.model.path, [], {"num_cpus": 1, "num_gpus": 1})
-    group = LearnerGroup(ranks, [], lambda batch: 1.0, step_timeout_s=120, transfer_timeout_s=60)
-    try:
-        single = single_learner(config, load_policy(config.model.path))
-        torch.set_num_threads(1)
-        for rows in (7, 1, 8):
-            assert group.step(random_batch(rows)) == single.step(random_batch(rows))
-        group.save(tmp_path)
-        single.load(tmp_path, 3)
-    finally:
-        group.close()

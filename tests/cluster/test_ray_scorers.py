@@ -82,15 +82,12 @@ def test_actors_give_the_same_scores_as_processes_next_to_the_trainer(scorers):
     text = PLACED + '[[data]]\nkind = "file"\npath = "none.jsonl"\n[[data]]\nkind = "arithmetic"'
     far, near = scorers(text), make_scorers(parse_config(text, "test"))
     texts = ["so $x = 2$", "\\boxed{3}", ""]
+    failed, passed = Score(-1.0, False), Score(1.0, True)
     for _ in range(3):  # over both actors
-        assert scores(far["math"], prompt("math", "3"), texts) == [
-            Score(-1.0, False),
-            Score(1.0, True),
-            Score(-1.0, False),
-        ]
-    assert scores(far["arithmetic"], prompt("arithmetic"), ["</think>1", "1"]) == [Score(1.0, True), Score(-1.0, False)]
+        assert scores(far["math"], prompt("math", "3"), texts) == [failed, passed, failed]
+    assert scores(far["arithmetic"], prompt("arithmetic"), ["</think>1", "1"]) == [passed, failed]
     for name in ("math", "arithmetic"):
-        assert far[name].truncated(Score(1.0, True)) == near[name].truncated(Score(1.0, True)) == Score(-1.0, False)
+        assert far[name].truncated(passed) == near[name].truncated(passed) == failed
         near[name].close()
 
 

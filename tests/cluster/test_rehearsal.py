@@ -84,11 +84,3 @@ def test_a_rank_gathers_only_its_own_experts_and_their_tokens_travel(tmp_path, c
     assert whole["sent"]["all-gather"] - spread["sent"]["all-gather"] == 2 * 2 * 2 * experts  # BF16, twice per pass
     assert spread["sent"]["all-to-all"] == 2 * 6 * 2 * 2 * 64 * 512  # two passes of 512 tokens in two layers, BF16
     assert spread["total"] < whole["total"]
-
-
-def test_a_mixture_of_which_only_sizes_are_known_is_one_line(tmp_path, capsys):
-    mixture = "num_experts = 4\nnum_experts_per_tok = 2\nmoe_intermediate_size = 64\n"
-    (tmp_path / "run.toml").write_text(RUN + mixture)
-    assert cli.main(["plan", str(tmp_path / "run.toml"), "--rehearse", "--json"]) == 2
-    error = capsys.readouterr().err
-    assert "set model.path to a directory with one" in error and error.count("\n") == 1

@@ -50,14 +50,10 @@ def test_several_tasks_are_listed_and_one_can_be_chosen(tmp_path):
     assert len(read(path, task="gsm8k").rows) == 6 and len(read(path, metric="val-core/aime/acc/mean@4").rows) == 30
     assert "it has aime, gsm8k" in refusal(path, task="math")
     assert "val-core/gsm8k/acc/mean@4" in refusal(path, metric="val-core/gsm8k/mean@4")
-
-
-def test_a_table_of_several_tasks_requires_a_choice(tmp_path):
     rows = [{"flops": 10.0 * n, "task": task, "pass_rate": n / 10} for n in range(1, 6) for task in ("easy", "hard")]
     path = save(tmp_path, builders.jsonl(rows), "points.jsonl")
-    assert "choose by task= (--task), most plausible first: pass_rate (5 points, task easy)" in refusal(path)
-    imported = read(path, task="hard")
-    assert imported.axis == "flops" and imported.rows[0] == {"flops": 10.0, "pass_rate": 0.1, "task": "hard"}
+    assert "most plausible first: pass_rate (5 points, task easy)" in refusal(path)
+    assert read(path, task="hard").rows[0] == {"flops": 10.0, "pass_rate": 0.1, "task": "hard"}
 
 
 def test_a_training_reward_can_be_chosen_with_a_note(tmp_path):

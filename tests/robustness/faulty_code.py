@@ -9,12 +9,6 @@ MODULE = """
         '''A task that works; the others change one method.'''
         def rows(self, count): return [{"prompt": str(n)} for n in range(count)]
         def score(self, row, completion): return 0.5
-    class TaskOfOtherRows(Task):
-        def rows(self): return []
-    class TaskRaisesRow(Task):
-        def rows(self, count):
-            yield {"prompt": "0"}
-            raise KeyError("gone")
     class TaskNan(Task):
         def score(self, row, completion): return float("nan")
     class TaskOfNoScore:
@@ -26,10 +20,7 @@ MODULE = """
     def raises(*given, **named):
         raise KeyError("gone")
     def exits(): pass
-    def needs_text(prompts, completions, text): pass
-    def positional(prompts, completions, /): pass
     def none(*given, **named): return None
-    def one_entry(first=None, *given, **named): return torch.ones(1)
     def nan(first=None, *given, completions=(), **named):
         if first is None: return [float("nan")] * len(completions)
         return first * float("nan")
@@ -42,10 +33,6 @@ MODULE = """
     def flat(rewards_PG): return rewards_PG.view(-1)
     def sums_to_two(mask_BT, prompt_B): return 2 * mask_BT / mask_BT.sum()
     def off_mask(mask_BT, prompt_B): return torch.ones(mask_BT.shape) / mask_BT.numel()
-    def unsaid(*given, **named): raise Unsaid()
-    class Unsaid(Exception):
-        def __str__(self): raise KeyError("no text")
-
     class Engine:
         '''All methods of the contract; the others change one.'''
         deterministic = exact_resume = True
@@ -71,10 +58,8 @@ MODULE = """
         def reward(prompts, completions, **columns): return values
         return reward
     a_dict = rewarded({0: 1.0, 1: 0.5})
-    a_set = rewarded({0.0, 1.0})
     huge = rewarded([1e300, 0.0])
     none_first = rewarded([None, 1.0])
-    nested = rewarded([[1.0], [0.5]])
     texts = rewarded(["1.0", "0.5"])
     too_few = rewarded([1.0])
     def raises_late(prompts, completions, **columns):

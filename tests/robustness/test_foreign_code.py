@@ -85,27 +85,18 @@ EXPECTED = {
 }
 FAULTS = [
     ("loss", "other_arguments", r"must take \(logp_BT, behavior_BT, advantages_B, mask_BT\); too many positional"),
-    ("advantage", "other_arguments", r"must take \(rewards_PG\); missing a required argument: 'wanted_2'"),
-    ("aggregation", "other_arguments", r"must take \(mask_BT, prompt_B\); missing a required .*'wanted_3'"),
     ("reward", "other_arguments", r"got an unexpected keyword argument 'prompts'; columns of the rows: answer"),
-    ("task", "TaskOfOtherRows", r"TaskOfOtherRows.rows raised TypeError: .* takes 1 positional argument but 2 were"),
     *((kind, "raises", f"faulty_functions:raises raised KeyError: 'gone' {HERE}") for kind in FIELDS if kind != "task"),
-    ("loss", "unsaid", f"raised .*Unsaid: .* {HERE}"),
     ("task", "TaskOfNoScore", "no attribute 'score'"),
     ("task", "TaskOfNoPrompt", "row 0 of"),
-    ("reward", "needs_text", "'text'.*columns of the rows: answer"),
-    ("reward", "positional", "positional-only"),
     ("task", "TaskExits", f"TaskExits.score raised SystemExit: 0 {HERE}"),
     ("task", "TaskOfOne", "made 1 distinct prompts; allowed: at least 4"),
-    *(("reward", name, "allowed: a finite number for each completion") for name in ("nested", "texts", "none_first")),
+    *(("reward", name, "allowed: a finite number for each completion") for name in ("texts", "none_first")),
     ("reward", "huge", r"returned 1e\+300; allowed: numbers from -1e\+09 to 1e\+09; scale them"),
-    *(("reward", name, "allowed: a list with a number for each of 2 completions") for name in ("a_dict", "a_set")),
+    *(("reward", name, "allowed: a list with a number for each of 2 completions") for name in ("a_dict",)),
     ("reward", "too_few", "returned 1 rewards for 2 completions"),
     ("reward", "raises_late", f"raises_late raised KeyError: 'gone' {HERE}"),
-    ("task", "TaskRaisesRow", f"TaskRaisesRow.rows raised KeyError: 'gone' {HERE}"),
     *((kind, "none", f"returned None; {pattern}") for kind, pattern in EXPECTED.items()),
-    ("loss", "one_entry", f"\\(torch.float32\\) of shape \\(1,\\); {EXPECTED['loss']}"),
-    ("reward", "none", "none raised TypeError: 'NoneType' object is not iterable"),
     ("reward", "nan", "returned nan; allowed: a finite number for each completion"),
     ("task", "TaskNan", "TaskNan.score returned nan; allowed: a number from 0 to 1"),
     ("loss", "nan", "returned a loss that is not finite"),
@@ -169,30 +160,15 @@ LATE = """
         calls += 1
         if calls > 3: raise SystemExit(0)
         return -logp_BT * advantages_B[:, None]
-
-    class Engine:
-        def __init__(self, parts): self.inner, self.polls = parts.torch_engine(), 0
-        def __getattr__(self, name): return getattr(self.inner, name)
-        def poll(self, timeout_s=0.0):
-            self.polls += 1
-            if self.polls > 40: raise KeyError("slot")
-            return self.inner.poll(timeout_s)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("part", "name", "pattern"),
-    [
-        ("recipe.loss", "late:exits", r"late:exits raised SystemExit: 0 \(.*late.py:6\)"),
-        ("placement.engine", "late:Engine", "KeyError: 'slot'"),
-    ],
-)
-def test_code_that_ends_a_run_leaves_a_message_and_a_traceback(user_code, lab_model, part, name, pattern):
+def test_code_that_ends_a_run_leaves_a_message_and_a_traceback(user_code, lab_model):
     user_code("late", LATE)
-    custom = f'{{kind = "custom", function = "{name}"}}'
-    words = [*runs.SMALL, "--model", str(lab_model), "--run-dir", "run", f"--{part}", custom]
-    code, text = runs.call("train", *words, timeout=200)
-    assert code == 1 and re.search(pattern, text), text
+    loss = ["--recipe.loss", '{kind = "custom", function = "late:exits"}']
+    words = ["--model", str(lab_model), "--run-dir", "run", *loss]
+    code, text = runs.call("train", *runs.SMALL, *words, timeout=200)
+    assert code == 1 and re.search(r"late:exits raised SystemExit: 0 \(.*late.py:6\)", text), text
     assert "Traceback" not in text and "continue with: scalerl resume" in text
     assert re.search("late.py.*, line ", Path("run/errors.log").read_text())

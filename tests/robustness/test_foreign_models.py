@@ -1,12 +1,10 @@
 """Unusable models: each is refused with the file and its problem, and no code of the model runs."""
 
 import ast
-import struct
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 
 import scalerl
@@ -41,7 +39,6 @@ FILES = [
     ("weights: empty", text(WEIGHTS, b""), BROKEN),
     ("weights: cut at the end", cut(WEIGHTS, -1), BROKEN),
     ("weights: a header of 2**63 bytes", text(WEIGHTS, b"\xff" * 4096), BROKEN),
-    ("weights: no tensors", text(WEIGHTS, struct.pack("<Q", 2) + b"{}"), "holds no tensors"),
     ("weights: a shape of another size", header(lambda h: h[LAYER].update(shape=[1, 2])), BROKEN),
     ("weights: none", gone(WEIGHTS), "m has no weights"),
     ("weights: a missing part", sharded(gone("b.safetensors")), "lacks 1 of 2 files of weights, the first is b.saf"),
@@ -52,8 +49,6 @@ FILES = [
     ("model: a safetensors file", a_file("m"), "is a file; give the directory"),
     ("config: none", gone("config.json"), "m has no config.json"),
     ("config: cut off", cut("config.json", 100), "config.json cannot be read as JSON"),
-    ("config: a list", text("config.json", "[]"), "config.json holds '[]'; allowed: a JSON object"),
-    ("config: no type", config(model_type=None), "has no model_type"),
     ("config: a type that is a list", config(model_type=["qwen3"]), "allowed: text and a list of names"),
     ("config: a pipe", pipe("config.json"), "m/config.json is not a regular file"),
     ("model: an adapter", text("adapter_config.json", "{}"), "holds an adapter (adapter_config.json), not a model"),
@@ -65,10 +60,7 @@ FILES = [
 @pytest.mark.parametrize(("name", "change", "message"), FILES, ids=[name for name, *_ in FILES])
 def test_a_damaged_model_is_refused_equally_by_every_command(model, name, change, message):
     change(model)
-    for refuse in (
-        lambda: check_model_files("m"),
-        lambda: load_model("m", "main", "float32"),
-    ):
+    for refuse in (lambda: check_model_files("m"), lambda: load_model("m", "main", "float32")):
         with pytest.raises(ConfigError) as caught:
             refuse()
         assert str(caught.value).startswith("model.path: ") and message in str(caught.value)
@@ -96,11 +88,6 @@ def without(part):
     return tensors(lambda held: [held.pop(name) for name in list(held) if part in name])
 
 
-def renamed(model):
-    held = load_file(model / WEIGHTS)
-    save_file({f"x.{name}": tensor for name, tensor in held.items()}, model / WEIGHTS, metadata={"format": "pt"})
-
-
 def own_code(model):
     named = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}
     config(model_type="own", auto_map=named)(model)
@@ -109,7 +96,6 @@ def own_code(model):
 
 LOADED = [
     ("a missing tensor", without(LAYER), f"lacks 1 of the weights of a Qwen3ForCausalLM: {LAYER}"),
-    ("no known tensor", renamed, "lacks 25 of the weights"),
     ("a wider configuration", config(intermediate_size=64), "6 weights have other sizes than config.json gives"),
     ("more layers than weights", config(num_hidden_layers=3, layer_types=None), "lacks 11 of the weights"),
     ("fewer layers than weights", config(num_hidden_layers=1, layer_types=None), "has 11 weights that a"),
@@ -117,7 +103,6 @@ LOADED = [
     ("an unknown architecture", config(model_type="qwen99", architectures=["Qwen99ForCausalLM"]), "qwen99"),
     ("an encoder", config(model_type="bert", architectures=["BertForMaskedLM"]), "m"),
     ("sizes that are text", config(hidden_size="wide"), "allowed: a directory with config.json and weights"),
-    ("an unknown activation", config(hidden_act="swigloo"), "swigloo"),
     ("custom code", own_code, "needs custom Python code (auto_map in its config.json), which is never run"),
 ]  # fmt: skip
 
@@ -148,20 +133,13 @@ def test_complete_models_load_with_tied_weights_shards_and_extra_files(model, ch
     assert torch.equal(load_policy("m").head_weight, tiny_model("qwen3").get_input_embeddings().weight)
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("./none", "there is no such directory"),
-        ("..", "has no config.json"),
-        ("a\0b", "there is no such directory"),
-    ],
-)
-def test_a_missing_path_is_refused_without_a_request_to_the_hub(tmp_path, monkeypatch, path, message):
+def test_a_missing_path_is_refused_without_a_request_to_the_hub(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(ConfigError) as caught:
-        check_model_files(path)
-    assert message in str(caught.value) and len(str(caught.value)) < 500
+    none = "there is no such directory"
+    for path, message in (("./none", none), ("..", "has no config.json"), ("a\0b", none)):
+        with pytest.raises(ConfigError, match=message):
+            check_model_files(path)
 
 
 def test_no_call_that_loads_a_model_runs_code_of_the_model():

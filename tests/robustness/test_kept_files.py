@@ -118,8 +118,6 @@ OUTPUTS = (  # command, files, and for each case its name, words, further files 
         ("-o is a hard link to the input", ("p.jsonl", "-o", "h.html", *FIT), (link("h.html", "p.jsonl", hard=True),),
          INPUT),
         ("-o is another file of points", ("p.jsonl", "-o", "q.jsonl", *FIT), (), (FOREIGN, UNCHANGED)),
-        ("-o is a text", ("p.jsonl", "-o", "notes.txt", *FIT), (), FOREIGN),
-        ("-o is a directory", ("p.jsonl", "-o", "x", *FIT), (folder("x"),), "cannot be written to x"),
         ("-o lies in no directory", ("p.jsonl", "-o", "no/page.html", *FIT), (), "cannot be written to no/page.html"),
     )),
     ("report", (curve,), (
@@ -129,7 +127,6 @@ OUTPUTS = (  # command, files, and for each case its name, words, further files 
     ("import", (POINTS,), (
         ("-o is the log", ("t.csv", "-o", "t.csv"), (), (INPUT, UNCHANGED)),
         ("-o has points of another origin", ("t.csv", "-o", "q.jsonl"), (), (FOREIGN, UNCHANGED)),
-        ("-o lies in no directory", ("t.csv", "-o", "no/p.jsonl"), (), "cannot be written"),
     )),
     ("study", (study,), (
         *((f"show -o is {name}", ("show", "study", "-o", f"study/{name}"), (), FOREIGN)

@@ -64,44 +64,33 @@ NAMED = [
 
 
 @pytest.mark.parametrize(("name", "text", "data", "expected"), NAMED, ids=[name for name, *_ in NAMED])
-def test_code_of_a_configuration_is_refused_without_a_terminal(place, name, text, data, expected):
+def test_code_of_a_configuration_is_refused_until_it_is_confirmed_once(place, name, text, data, expected):
+    chosen = config(text, data)
     with pytest.raises(ConfigError) as caught:
-        check_trust([config(text, data)], "run-of-a-stranger")
+        check_trust([chosen], "run-of-a-stranger")
     message = str(caught.value)
     assert message.startswith("run-of-a-stranger runs code or sends data to an address that was not confirmed")
     assert expected.format(here=place) in message and "give --trust" in message and len(message) < 1000
-
-
-@pytest.mark.parametrize(("name", "text", "data", "expected"), NAMED, ids=[name for name, *_ in NAMED])
-def test_confirmed_code_is_not_confirmed_again_if_its_file_is_known(name, text, data, expected):
-    chosen = config(text, data)
     check_trust([chosen], "mine", trusted=True)
-    if name in ("a module of Python", "a module without a file", "a module that is not there"):
+    if name in ("a module of Python", "a module that is not there"):  # no file, whose content could be remembered
         with pytest.raises(ConfigError, match="was not confirmed"):
             check_trust([chosen], "mine")
     else:
         check_trust([parse_config(to_toml(chosen), "again")], "mine")
 
 
-SENT = {
-    "a tracking server": (
-        '[[loggers]]\nkind = "mlflow"\ntracking_uri = "http://x.test/?key=1"\n',
-        "mlflow = http://x.test/?key=1",
-    ),
-    "a team": ('[[loggers]]\nkind = "wandb"\nentity = "theirs"\n', "loggers.wandb = theirs"),
-    "an account": ('[[loggers]]\nkind = "wandb"\n', "loggers.wandb = wandb"),
-    "a directory": ('[[loggers]]\nkind = "tensorboard"\ndirectory = "/home/me"\n', "loggers.tensorboard = /home/me"),
-    "a server": (
-        '[placement]\nengine = "vllm"\nservers = ["http://x.test:1"]\n',
-        "placement.servers = http://x.test:1",
-    ),
-    "a cluster": ('[placement]\nbackend = "ray"\nray_address = "x.test:1"\n', "placement.ray_address = x.test:1"),
-}
+SENT = [
+    ('[[loggers]]\nkind = "mlflow"\ntracking_uri = "http://x.test/?key=1"\n', "mlflow = http://x.test/?key=1"),
+    ('[[loggers]]\nkind = "wandb"\nentity = "theirs"\n', "loggers.wandb = theirs"),
+    ('[[loggers]]\nkind = "wandb"\n', "loggers.wandb = wandb"),
+    ('[[loggers]]\nkind = "tensorboard"\ndirectory = "/home/me"\n', "loggers.tensorboard = /home/me"),
+    ('[placement]\nengine = "vllm"\nservers = ["http://x.test:1"]\n', "placement.servers = http://x.test:1"),
+    ('[placement]\nbackend = "ray"\nray_address = "x.test:1"\n', "placement.ray_address = x.test:1"),
+]
 
 
-@pytest.mark.parametrize("name", SENT)
-def test_an_address_that_gets_data_must_be_typed_or_confirmed_once(name):
-    text, expected = SENT[name]
+@pytest.mark.parametrize(("text", "expected"), SENT, ids=[expected for _, expected in SENT])
+def test_an_address_that_gets_data_must_be_typed_or_confirmed_once(text, expected):
     chosen, address = config(text), expected.partition(" = ")[2]
     with pytest.raises(ConfigError) as caught:
         check_trust([chosen], "run-of-a-stranger", typed=["--steps", "3", "--seed=x.test", address + "/more"])
@@ -115,7 +104,7 @@ def test_an_address_that_gets_data_must_be_typed_or_confirmed_once(name):
 def test_loggers_of_this_machine_need_no_confirmation():
     check_trust([config('[[loggers]]\nkind = "tensorboard"\n[[loggers]]\nkind = "mlflow"\n')], "run-of-a-stranger")
     with pytest.raises(ConfigError, match=r"data\.reward = theirs:f .*; loggers\.mlflow"):
-        check_trust([config(SENT["a tracking server"][0], REWARD)], "run-of-a-stranger")
+        check_trust([config(SENT[0][0], REWARD)], "run-of-a-stranger")
 
 
 def test_a_configuration_without_code_needs_no_confirmation():
@@ -130,9 +119,6 @@ def test_code_in_a_changed_file_and_another_function_need_a_new_confirmation(pla
     (place / "theirs.py").write_text("open('ran.txt', 'w')  # changed\n")
     with pytest.raises(ConfigError, match="has changed"):
         check_trust([config("", REWARD)], "mine")
-
-
-def test_a_changed_package_needs_a_new_confirmation(place):
     chosen = config("", DATA + 'reward = "pack.inner.code:f"\n')
     check_trust([chosen], "mine", trusted=True)
     (place / "pack/__init__.py").write_text("open('ran.txt', 'w')  # changed\n")
@@ -140,16 +126,12 @@ def test_a_changed_package_needs_a_new_confirmation(place):
         check_trust([chosen], "mine")
 
 
-@pytest.mark.parametrize("typed", [["--steps", "3"], ["--reward", "not_theirs:f"]])
-def test_only_full_names_on_the_command_line_are_trusted(typed):
-    with pytest.raises(ConfigError, match="theirs:f"):
+def test_a_full_name_on_the_command_line_is_trusted_and_remembered():
+    for typed in (["--steps", "3"], ["--reward", "not_theirs:f"]):
+        with pytest.raises(ConfigError, match="theirs:f"):
+            check_trust([config("", REWARD)], "run", typed=typed)
+    for typed in (["--reward", "theirs:f"], ["--data.reward=theirs:f"], []):
         check_trust([config("", REWARD)], "run", typed=typed)
-
-
-@pytest.mark.parametrize("typed", [["--reward", "theirs:f"], ["--data.reward=theirs:f"]])
-def test_a_name_on_the_command_line_is_remembered(typed):
-    check_trust([config("", REWARD)], "run", typed=typed)
-    check_trust([config("", REWARD)], "run")
 
 
 def test_another_model_without_a_sandbox_needs_a_new_confirmation():
@@ -223,6 +205,7 @@ def model(here):
 ASKED = (
     Case("trust: resume", ("resume", "run"), model, expect=("run runs code or sends", "theirs:f", "--trust")),
     Case("trust: train CONFIG", ("train", "theirs.toml"), model, expect=("theirs.toml runs code", "theirs.py")),
+    Case("trust: doctor CONFIG", ("doctor", "theirs.toml"), model, expect=("theirs.toml runs code", "--trust")),
     Case("trust: a saved configuration", ("train", "run/config.toml"), model, expect="recipe.loss = theirs:f"),
     Case("trust: study", ("study", "plan.toml", "--seeds", "1"), model, expect="plan.toml runs code"),
     Case("trust: a dry run imports nothing", ("train", "theirs.toml", "--dry-run"), model, allowed=(0,)),

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -181,25 +182,14 @@ def request(index):
 @schedules
 def test_batches_do_not_depend_on_when_updates_arrive(schedule, engines):
     for activation in ACTIVATIONS:
-        runs = []
+        runs, ends = [], set()
         for delays in (1, 2, 3):  # enters the seed of the trainer's times
             sizes = Sizes(engines, slots=5, per_batch=3, group_size=2, delays=delays)
             trainer = make(schedule, activation, sizes)
             start(trainer, schedule)
             runs.append(bits(trainer.batches(1000)))
-        assert runs[0] == runs[1] == runs[2]
-
-
-def test_the_delays_of_the_trainers_differ():
-    """The trainer's times differ between seeds; otherwise the previous test would test nothing."""
-    ends = set()
-    for delays in (1, 2, 3):
-        sizes = Sizes(2, slots=5, per_batch=3, group_size=2, delays=delays)
-        trainer = make(("pipeline", 1, "wait"), "lag 3", sizes)
-        start(trainer, ("pipeline", 1, "wait"))
-        list(trainer.batches(1000))
-        ends.add(trainer.clock.now)
-    assert len(ends) == 3
+            ends.add(trainer.clock.now)
+        assert runs[0] == runs[1] == runs[2] and len(ends) == 3  # the trainers were not equally fast
 
 
 # ------------------------------------------------------------------------------------------------------------ resume
@@ -244,7 +234,8 @@ def test_without_exact_resume_sequences_are_sampled_again_and_none_is_lost(sched
     for at in SAVED if schedule[2] == "drop" else (*SAVED, 25):
         sizes = Sizes.draw(schedule, "again", at)
         _, batches, drawn = interrupted(schedule, "lag 3", sizes, at, tmp_path, exact=False)
-        rest = resumed(schedule, "lag 3", sizes, drawn, tmp_path, exact=False)
+        fewer = replace(sizes, engines=1) if at == 6 else sizes
+        rest = resumed(schedule, "lag 3", fewer, drawn, tmp_path, exact=False)
         done = [group.visit.index for batch in batches[:at] + rest for group in batch.groups.values()]
         done += [visit.index for batch in batches[:at] + rest for visit in batch.dropped]
         assert sorted(done) == list(range(curriculum(schedule, sizes)))
@@ -301,14 +292,9 @@ def test_the_engine_with_the_most_room_takes_the_next_group():
     assert [[i, engine] for i, _, _, engine in coordinator.state()["open"]] == [[0, 0], [1, 0], [2, 1], [3, 0], [4, 1]]
     assert [engine.occupancy().running for engine in engines] == [4, 2]
     assert [engine.occupancy().waiting for engine in engines] == [2, 2]
-
-
-def test_work_is_the_sum_over_engines():
-    engines = [ExactEngine(slots, lambda request: 9) for slots in (4, 2)]
-    coordinator = Coordinator(engines, PipelineSchedule(4, AtTick(0), 8), 2, SEED)
-    coordinator.begin(0, [visit_of(i) for i in range(9)])
-    for _ in range(3):
+    for _ in range(2):
         coordinator.step()
+    # three ticks of six slots: work is the sum over engines
     assert sum((e.work for e in engines), Work()) == Work(steps=6, tokens=18, slot_steps=18, flops=18.0)
     stats = coordinator.stats()
     assert (stats.tick, stats.tokens, stats.slot_steps, stats.flops) == (3, 18, 18, 18.0)

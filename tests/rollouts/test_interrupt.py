@@ -24,12 +24,6 @@ def complete(wanted, rule=RULE, interrupt_at=2, stop=(STOP,)):
     raise AssertionError("did not end")
 
 
-def test_thinking_that_ends_before_the_limit_is_not_interrupted():
-    rollout = complete([10, 91, 20, STOP], interrupt_at=3)
-    assert rollout.tokens.tolist() == [10, 91, 20, STOP]
-    assert rollout.sampled.all() and not rollout.interrupted and not rollout.truncated
-
-
 def test_at_the_limit_the_phrase_replaces_sampled_tokens():
     rollout = complete([10, 11, 12, 13, 20, STOP])
     assert rollout.tokens.tolist() == [10, 11, 90, 91, 20, STOP]
@@ -38,19 +32,29 @@ def test_at_the_limit_the_phrase_replaces_sampled_tokens():
     assert rollout.interrupted and not rollout.truncated
 
 
-def test_an_answer_that_exceeds_its_budget_is_truncated():
-    rollout = complete([10, 11, 12, 13, 20, 21, 22])
-    assert rollout.tokens.tolist() == [10, 11, 90, 91, 20, 21]
-    assert rollout.truncated and rollout.interrupted
+TWO = LengthRule(thinking=(6, 6), answer_tokens=2, max_tokens=8, phrase=(90, 91), end_tag=(90, 91))
+STOPS = LengthRule(thinking=(1, 1), answer_tokens=1, max_tokens=2, phrase=(STOP, 91), end_tag=(91,))
+NONE = length_rule(NoLengthControl(max_tokens=3), encode=None)
 
 
-def test_an_answer_that_ends_on_its_last_token_is_not_truncated():
-    assert not complete([10, 11, 12, 13, 20, STOP]).truncated
-
-
-def test_a_tag_exactly_at_the_limit_prevents_the_interruption():
-    rollout = complete([10, 91, 20, STOP], interrupt_at=2)
-    assert rollout.tokens.tolist() == [10, 91, 20, STOP] and not rollout.interrupted
+@pytest.mark.parametrize(
+    ("rule", "at", "wanted", "got", "ended"),  # ended: "i" interrupted, "t" truncated
+    [
+        (RULE, 3, [10, 91, 20, STOP], [10, 91, 20, STOP], ""),
+        (RULE, 2, [10, 91, 20, STOP], [10, 91, 20, STOP], ""),  # a tag exactly at the limit
+        (RULE, 2, [10, STOP], [10, STOP], ""),  # a stop while thinking
+        (RULE, 2, [10, 11, 12, 13, 20, STOP], [10, 11, 90, 91, 20, STOP], "i"),
+        (RULE, 2, [10, 11, 12, 13, 20, 21, 22], [10, 11, 90, 91, 20, 21], "it"),
+        (TWO, 6, [91, 90, 10, 90, 91, 20, 21], [91, 90, 10, 90, 91, 20, 21], "t"),  # only a complete tag ends thinking
+        (STOPS, 1, [10, 0, 0, 20], [10, STOP, 91, 20], "it"),  # the phrase contains a stop token
+        (NONE, NEVER, [10, 91, 20], [10, 91, 20], "t"),
+    ],
+)
+def test_thinking_ends_with_its_tag_or_is_interrupted_at_the_limit(rule, at, wanted, got, ended):
+    rollout = complete(wanted, rule, interrupt_at=at)
+    assert rollout.tokens.tolist() == got
+    assert "i" * rollout.interrupted + "t" * rollout.truncated == ended
+    assert rollout.sampled.all() == ("i" not in ended)
 
 
 def byte_pairs(merges):
@@ -104,28 +108,6 @@ def test_a_tag_that_is_an_added_token_has_one_tokenization():
     tokenizer.add_special_tokens(["</think>"])
     rule = length_rule(CONTROL, lambda text: tokenizer.encode(text).ids)
     assert rule.tags == ((tokenizer.token_to_id("</think>"),),)
-
-
-def test_only_a_complete_tag_of_several_tokens_ends_thinking():
-    rule = LengthRule(thinking=(6, 6), answer_tokens=2, max_tokens=8, phrase=(90, 91), end_tag=(90, 91))
-    rollout = complete([91, 90, 10, 90, 91, 20, 21], rule, interrupt_at=6)
-    assert rollout.tokens.tolist() == [91, 90, 10, 90, 91, 20, 21] and rollout.truncated and not rollout.interrupted
-
-
-def test_a_stop_while_thinking_ends_the_rollout():
-    rollout = complete([10, STOP])
-    assert rollout.tokens.tolist() == [10, STOP] and not rollout.truncated
-
-
-def test_a_stop_token_inside_the_phrase_does_not_end_the_rollout():
-    rule = LengthRule(thinking=(1, 1), answer_tokens=1, max_tokens=2, phrase=(STOP, 91), end_tag=(91,))
-    assert complete([10, 0, 0, 20], rule, interrupt_at=1).tokens.tolist() == [10, STOP, 91, 20]
-
-
-def test_without_interruption_only_the_limit_truncates():
-    rule = length_rule(NoLengthControl(max_tokens=3), encode=None)
-    rollout = complete([10, 91, 20], rule, interrupt_at=NEVER)
-    assert rollout.tokens.tolist() == [10, 91, 20] and rollout.truncated and rollout.sampled.all()
 
 
 @pytest.mark.parametrize(("uniform", "point"), [(0.0, 10), (0.333, 10), (0.334, 11), (0.999, 12)])

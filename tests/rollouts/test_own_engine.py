@@ -28,8 +28,6 @@ MODULE = """
 
     class NanLogps(Changed):
         def changed(self, rollout): return replace(rollout, logps=rollout.logps * float("nan"))
-    class PositiveLogps(Changed):
-        def changed(self, rollout): return replace(rollout, logps=-rollout.logps)
     class ShortLogps(Changed):
         def changed(self, rollout): return replace(rollout, logps=rollout.logps[:-1])
     class OtherLogps(Changed):
@@ -57,14 +55,10 @@ MODULE = """
         def load_state(self, state): pass
     class Raises(Plain):
         def poll(self, timeout_s=0.0): raise KeyError("slot")
-    class ReturnsNone(Plain):
-        def poll(self, timeout_s=0.0): self.inner.poll()
     class Eager(Plain):
         deterministic = False
     class RaisesEarly:
         def __init__(self, parts): raise OSError("no such server")
-    class NoArguments:
-        pass
     def makes_none(parts): return None
 """
 
@@ -95,7 +89,6 @@ def test_a_wrapper_around_the_torch_engine_satisfies_the_contract():
     ("name", "message"),
     [
         ("NanLogps", "nan"),
-        ("PositiveLogps", "at most 0"),
         ("ShortLogps", "one length"),
         ("OtherLogps", "log-probabilities"),
         ("OldVersions", "versions"),
@@ -106,7 +99,6 @@ def test_a_wrapper_around_the_torch_engine_satisfies_the_contract():
         ("SwapsNothing", "after a swap"),
         ("OtherKeys", "alone in the batch"),
         ("ForgetsState", "lost"),
-        ("ReturnsNone", "None"),
     ],
 )
 def test_the_error_for_a_broken_contract_describes_the_violation(name, message):
@@ -117,7 +109,6 @@ def test_the_error_for_a_broken_contract_describes_the_violation(name, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("NoArguments", "NoArguments.. takes no arguments"),
         ("makes_none", "no attribute 'swap'"),
         ("RaisesEarly", "no such server"),
         ("Raises", "'slot'"),

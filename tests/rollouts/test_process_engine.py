@@ -98,11 +98,6 @@ def test_the_engines_of_one_process_are_independent(remote):
     assert (first.work.tokens, second.work.tokens) == (4, 0)
 
 
-def test_an_engine_without_work_does_no_step(remote):
-    engine = remote(Scripted()).engines()[0]
-    assert step(engine) == [] and engine.work.steps == 0
-
-
 def test_the_saved_state_of_one_process_is_restored_in_another(remote):
     original = remote(Scripted()).engines()[0]
     original.swap(4)
@@ -133,21 +128,15 @@ def test_the_error_names_a_killed_process(remote):
             step(engine)
 
 
-def test_the_error_names_a_failed_build_with_its_reason(remote):
-    process = remote(Scripted(fail="raise"))
-    with pytest.raises(
-        EngineDied, match=r"^generator 2 of 3 \(process \d+\) failed: ValueError: no such model: nowhere/at-all$"
-    ) as raised:
-        process.engines()
-    assert raised.value.trace.startswith("Traceback")
-
-
-def test_the_error_names_a_build_that_ends_the_process_with_its_exit_code(remote):
-    with pytest.raises(EngineDied, match=r"generator 2 of 3 .* ended with exit code 7"):
-        remote(Scripted(fail="exit")).engines()
-
-
-def test_the_error_names_a_failed_engine_with_its_reason(remote):
-    engine = remote(Scripted()).engines()[0]
-    with pytest.raises(EngineDied, match=r"(?s)generator 2 of 3 .* failed:.*Error"):
-        engine.load_state({"no": "state"})
+@pytest.mark.parametrize(
+    ("fail", "message"),
+    [
+        ("raise", r"^generator 2 of 3 \(process \d+\) failed: ValueError: no such model: nowhere/at-all$"),
+        ("exit", r"generator 2 of 3 .* ended with exit code 7"),
+        ("", r"(?s)generator 2 of 3 .* failed:.*Error"),
+    ],
+)
+def test_the_error_names_a_failed_build_or_engine_with_its_reason(remote, fail, message):
+    with pytest.raises(EngineDied, match=message) as raised:
+        remote(Scripted(fail=fail)).engines()[0].load_state({"no": "state"})
+    assert raised.value.trace.startswith("Traceback") == (fail != "exit")

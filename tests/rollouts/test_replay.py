@@ -5,14 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from fake_vllm import VOCABULARY, logps
 from sampled import samples
 from tiny_models import tiny_model
-from vllm_setup import drain, prompts_of, wait_for
 
 from scalerl.models.policy import Policy
 from scalerl.models.rows import Rows
-from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.replay import ReplayMismatch, check_current, largest_difference, replay
 from scalerl.types import Rollout
@@ -116,34 +114,3 @@ def test_a_large_difference_stops_the_run_with_its_values():
     nan = dataclasses.replace(right, logps=right.logps * np.float32("nan"))
     with pytest.raises(ReplayMismatch):
         check_current(policy, 3, [((5,), nan)])
-
-
-class TablePolicy:
-    """The fake server's model as a policy."""
-
-    device = torch.device("cpu")
-    head_weight = torch.zeros(VOCABULARY, 1)
-
-    def __init__(self, version):
-        self.table = torch.tensor([logps(version, token) for token in range(VOCABULARY)])
-
-    def __call__(self, rows, temperature):
-        logp_nV = (self.table[rows.tokens.flatten()[rows.before_n]] / temperature).log_softmax(-1)
-        return logp_nV.gather(1, rows.targets_n[:, None])[:, 0], None
-
-
-def test_a_vllm_server_that_keeps_an_old_head_is_detected(make, server):
-    engine, _ = make()
-    for stale in (0, 1 << 30):
-        server.faults["stale"] = stale
-        engine.swap(engine.version + 1)
-        wait_for(lambda: engine.version == server.weights)
-        sent = [Request((i, stale), (5, 2), i) for i in range(6)]
-        engine.submit(sent)
-        pairs = [(prompts_of(sent)[done.id], done.rollout) for done in drain(engine)]
-        assert {version for _, rollout in pairs for version in rollout.versions.tolist()} == {engine.version}
-        if not stale:
-            assert check_current(TablePolicy(engine.version), engine.version, pairs).largest < 1e-5
-        else:
-            with pytest.raises(ReplayMismatch, match="not those that were sent"):
-                check_current(TablePolicy(engine.version), engine.version, pairs)

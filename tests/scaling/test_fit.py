@@ -39,10 +39,8 @@ def test_the_ceiling_of_a_collapsed_run_is_not_identified():
         (Curve([0, 1, 2, 3], [0.1, 0.2, 0.3, 0.4]), {}, "at least 5 points"),
         (run(), {"exclude_below": 15_000}, "got 4"),
         (Curve(range(8), [0.5] * 8), {"method": "paper"}, "no climb"),
-        (None, {}, "NoneType"),
         (run(), {"method": "mcmc"}, "'mcmc'"),
         (run(), {"r0": "fixed"}, "'fixed'"),
-        (run(), {"r0": 1.5}, "1.5"),
         (run(), {"settings": PaperGrid()}, "Prior"),
     ],
 )

@@ -268,15 +268,11 @@ def test_expected_integers_may_have_as_many_digits_as_python_prints(digits):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"answer": "7"}, "'tests': the row has none"),
         ({"tests": "{broken"}, "'tests'.*JSON"),
-        ({"tests": 7}, "'tests': got 7"),
         ({"tests": {"inputs": ["1"], "outputs": []}}, "1 inputs and 0 outputs"),
         ({"tests": {"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}}, "test 1 of f"),
         ({"tests": [{"input": "1"}]}, "test 1 has 'input'"),
         ({"tests": ["assert f(1) =="]}, "assertion 1"),
-        ({"tests": ["assert 1 == 1"]}, "no function"),
-        ({"tests": {"test": "def check(", "entry_point": "f"}}, "'test'"),
         ({"tests": {"test": "def check(c): 0", "entry_point": "f()"}}, "'entry_point'"),
         ({"tests": [{"input": "1", "output": "1", "testtype": "functional"}]}, "not named"),
     ],
@@ -338,11 +334,9 @@ def test_a_method_of_solution_may_use_the_names_that_leetcode_provides(judge):
     [
         "a, b = map(int, input().split())\nprint(a + b)",
         "import sys\nprint(sum(map(int, sys.stdin.read().split())))",
-        "import sys\nfor line in sys.stdin: print(sum(map(int, line.split())))",
         "print(sum(map(int, open(0).read().split())))",
         "import os\nprint(sum(map(int, os.read(0, 99).split())))",
         "import sys\nsys.stdout.write(str(sum(map(int, sys.stdin.buffer.readline().split()))))\nexit()",
-        "def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()",
         "import threading, sys\nsys.setrecursionlimit(10**6)\nthreading.stack_size(2**26)\n"
         "t = threading.Thread(target=lambda: print(sum(map(int, input().split()))))\nt.start()\nt.join()",
         "import asyncio\nasync def main(): print(sum(map(int, input().split())))\nasyncio.run(main())",

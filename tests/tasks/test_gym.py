@@ -106,7 +106,6 @@ def test_prompts_are_distinct_and_held_out_prompts_are_not_trained(tmp_path):
     [
         ('dataset = "chain_summ"', "'chain_summ'.* chain_sum"),
         ('dataset = "chain_sum"\nparameters = {min_term = 2}', "'min_term'"),
-        ('dataset = "chain_sum"\nparameters = {min_terms = -1}', "-1"),
         ('dataset = "chain_sum"\nprompts = 5000\nparameters = {max_terms = 2, max_digits = 1}', "at least 5010"),
     ],
 )

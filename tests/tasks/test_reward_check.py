@@ -13,8 +13,6 @@ from scalerl.tasks.user_rewards import call_reward
 from scalerl.types import Prompt
 
 MODULE = """
-    import os, time
-
     def length(prompts, completions, limit=100, **columns):
         return [min(len(text), limit) / limit for text in completions]
 
@@ -22,9 +20,6 @@ MODULE = """
         return [float(level[0])] * len(completions)
 
     def none(prompts, completions): return [None, 1.0]
-    def leaves(prompts, completions): os._exit(7)
-    def dies(prompts, completions): os.kill(os.getpid(), 9)
-    def sleeps(prompts, completions): time.sleep(60)
 """
 ROW = Prompt("0" * 16, "2+2=", (1,), "4", "math", {"answer": "4", "level": 3}, where="prompts.jsonl, line 1")
 
@@ -89,14 +84,6 @@ def test_a_parameter_replaces_the_column_of_its_name(scored_here):
     for params in ({"level": "x"}, {"limit": 8}):
         with pytest.raises(ConfigError, match=r"'(x|limit)'"):
             check_reward(reward("level", **params), ROW, Scoring())
-
-
-@pytest.mark.parametrize(
-    ("name", "message"), [("leaves", "exit code 7"), ("dies", "signal 9"), ("sleeps", "took longer")]
-)
-def test_a_reward_function_that_ends_its_process_or_hangs_is_refused_too(name, message):
-    with pytest.raises(ConfigError, match=message):
-        check_reward(reward(name), ROW, Scoring(reward_timeout_s=1))
 
 
 def test_the_reward_of_each_task_is_tried_on_a_prompt_of_the_task(scored_here):

@@ -19,12 +19,8 @@ def group(prompt, *rollouts, scores=None):
 def test_prompt_completion_and_padding_are_at_the_right_positions():
     first = [rollout([7, 8, 9], [True, False, True], versions=3), rollout([4])]
     second = [rollout([2, 3], truncated=True), rollout([1])]
-    batch = collate(
-        [
-            group([5, 6], *first, scores=[Score(1.0, True), Score(-1.0, False)]),
-            group([1], *second, scores=[Score(0.25, False), Score(0.5, True)]),
-        ]
-    )
+    one = group([5, 6], *first, scores=[Score(1.0, True), Score(-1.0, False)])
+    batch = collate([one, group([1], *second, scores=[Score(0.25, False), Score(0.5, True)])])
     assert batch.tokens_BT.tolist() == [[5, 6, 7, 8, 9], [5, 6, 4, 0, 0], [1, 2, 3, 0, 0], [1, 1, 0, 0, 0]]
     assert batch.sampled_BT.int().tolist() == [[0, 0, 1, 0, 1], [0, 0, 1, 0, 0], [0, 1, 1, 0, 0], [0, 1, 0, 0, 0]]
     torch.testing.assert_close(batch.behavior_BT[0], torch.tensor([0.0, 0.0, -0.1, 0.0, -0.3]))
@@ -66,12 +62,8 @@ def test_long_and_short_rows_are_in_different_micro_batches():
 def test_a_prompt_whose_failures_are_all_truncated_is_dropped():
     passed, failed = Score(1.0, True), Score(-1.0, False)
     cut, whole = rollout([2, 3], truncated=True), rollout([4])
-    batch = collate(
-        [
-            group([1], cut, whole, scores=[failed, passed]),
-            group([5], whole, rollout([6, 7]), scores=[failed, passed]),
-        ]
-    )
+    scores = [failed, passed]
+    batch = collate([group([1], cut, whole, scores=scores), group([5], whole, rollout([6, 7]), scores=scores)])
     keep = kept_prompts(batch, batch.rewards_PG, SCALERL)
     assert keep.tolist() == [False, True]
     trained = trained_tokens(batch, keep, SCALERL, oldest=0)

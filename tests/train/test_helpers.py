@@ -99,18 +99,6 @@ def test_helpers_change_no_bit_of_weights_and_metrics(budget):
     helped.close()
 
 
-def test_a_bad_micro_batch_of_a_helper_keeps_the_weights_and_discards_the_gradient():
-    given = batch(rows=8)
-    learner = make(micro_batch_tokens=1, helpers=1)
-    before = [p.detach().clone() for p in learner.policy.parameters()]
-    given.weights_BT[5] = torch.nan
-    with pytest.raises(BadGradient):
-        learner.step(given)
-    assert all(torch.equal(p, old) for p, old in zip(learner.policy.parameters(), before, strict=True))
-    assert all(p.grad is None for p in learner.policy.parameters())
-    learner.close()
-
-
 def test_micro_batches_have_equal_size():
     given = replace(batch(rows=10), length_B=torch.full((10,), 10))
     sizes = {budget: make(micro_batch_tokens=budget)._even_budget(given, shared=False) for budget in (1000, 90, 60, 10)}

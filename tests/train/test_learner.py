@@ -8,7 +8,6 @@ from tiny_models import tiny_model
 
 from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.models.policy import Policy
-from scalerl.models.rows import Rows
 from scalerl.training.learner.base import BadGradient, TrainBatch
 from scalerl.training.learner.single import SingleLearner
 from scalerl.types import Rollout
@@ -57,18 +56,6 @@ def test_any_split_into_micro_batches_gives_the_same_gradient():
     for other in results[1:]:
         for ours, reference in zip(other, results[0], strict=True):
             torch.testing.assert_close(ours, reference, atol=1e-5, rtol=1e-4)
-
-
-def test_padding_at_the_end_changes_nothing():
-    given, policy = batch(rows=2, width=6), make().policy
-    padded = torch.cat([given.tokens_BT, torch.zeros(2, 5, dtype=torch.long)], dim=1)
-    mask = torch.cat([given.trained_BT, torch.zeros(2, 5, dtype=torch.bool)], dim=1)
-    for ours, plain in zip(
-        policy(Rows.padded(padded, mask, policy.device)),
-        policy(Rows.padded(given.tokens_BT, given.trained_BT, policy.device)),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, plain, atol=1e-5, rtol=1e-5)
 
 
 def test_the_rate_warms_up_linearly_and_is_then_constant():
@@ -161,10 +148,11 @@ def test_a_rehearsal_changes_nothing():
     assert learner.step(batch()) == fresh.step(batch()) and unchanged(learner, copies(fresh))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "helpers"), [(torch.float32, 0), (torch.bfloat16, 0), (torch.float32, 1)])
 @pytest.mark.parametrize("poison", ["loss", "gradient"])
-def test_a_nonfinite_loss_or_gradient_raises_and_keeps_the_weights(poison, dtype):
-    learner, fresh = make(dtype=dtype, micro_batch_tokens=1), make(dtype=dtype, micro_batch_tokens=1)
+def test_a_nonfinite_loss_or_gradient_raises_and_keeps_the_weights(poison, dtype, helpers):
+    learner = make(dtype=dtype, micro_batch_tokens=1, helpers=helpers)
+    fresh = make(dtype=dtype, micro_batch_tokens=1)
     before, given = copies(learner), batch()
     if poison == "loss":  # of the last micro-batch alone, after the gradients of the others
         last = [int(rows[0]) for rows, _ in given.micro_batches(1)][-1]
@@ -180,6 +168,7 @@ def test_a_nonfinite_loss_or_gradient_raises_and_keeps_the_weights(poison, dtype
         hook.remove()
     # and the gradient is discarded
     assert learner.step(given) == fresh.step(given) and unchanged(learner, copies(fresh))
+    learner.close()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from scalerl.core.processes import ProcessDied, fault
+from scalerl.core.processes import fault
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.training.learner.ranks import LearnerDied
 from scalerl.training.run_dir import recorded
@@ -29,20 +29,6 @@ def test_a_failed_process_is_described_in_one_line_and_its_traceback_is_appended
     text = (tmp_path / "errors.log").read_text()
     assert text.count("Traceback (most recent call last)") == 2 and text.count("raise error") == 2
     assert text.index("trainer rank 1 failed") < text.index("trainer rank 2 failed")
-
-
-def test_a_killed_process_has_no_traceback_and_no_file_is_written(tmp_path):
-    assert recorded(ProcessDied("the generator was killed by signal 9"), tmp_path) == (
-        "the generator was killed by signal 9"
-    )
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_traceback_of_an_engine_is_passed_on_by_the_generator():
-    assert raised(EngineDied("generator 2 failed: KeyError: 'slot'", "Traceback ...")) == (
-        "generator 2 failed: KeyError: 'slot'",
-        "Traceback ...",
-    )
 
 
 def test_a_full_disk_does_not_hide_the_message(tmp_path):

@@ -74,13 +74,6 @@ def test_the_digest_of_rows_is_incremental(tmp_path):
     run.check_rows({"cursors": cursors, "row_digests": second})
 
 
-def test_an_unreadable_points_file_is_named(tmp_path):
-    run, _ = counted(tmp_path / "run")
-    (run.path / "points.jsonl").write_text("{\n")
-    with pytest.raises(ConfigError, match=r"points.jsonl: 1 rows cannot be read"):
-        run.points()
-
-
 def test_a_run_directory_must_not_overlap_with_model_or_data(tmp_path):
     for name in ("model", "data"):
         (tmp_path / name).mkdir()

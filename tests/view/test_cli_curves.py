@@ -99,16 +99,6 @@ def test_a_backtest_scores_each_fraction(capsys, points):
     assert code == 0 and "first 70% (29 points) predicting 12:" in out
 
 
-def test_the_verdict_is_printed_if_the_page_cannot_be_drawn(capsys, monkeypatch, points):
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    words = ["report", points, "--method", "least-squares", "-o", points.with_name("page.html")]
-    code, out, error = call(capsys, *words)
-    assert code == 1 and "one" in out and "page  " not in out
-    assert error.count("\n") == 1 and "needs the plotly package" in error
-    found = json.loads(call(capsys, *words, "--json")[1])
-    assert found["page"] is None and len(found["runs"]) == 1
-
-
 def test_excluded_points_are_not_fitted_but_the_one_before_training_is(capsys, points):
     # of 41 points at multiples of 400, those from 400 to 1600 are left out
     assert answer(capsys, "fit", points, "--exclude-below", 1601)["points"] == 37

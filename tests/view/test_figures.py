@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from simulated_runs import run as curve
 
 from scalerl.scaling import Curve, compare, fit
-from scalerl.view.analysis import Slope, analyze, common_unit, joint_density, sides_of, slope_at
+from scalerl.view.analysis import Slope, analyze, common_unit, sides_of, slope_at
 from scalerl.view.figures import plot_curve
 from scalerl.view.outlook import Source
 from scalerl.view.page_figures import FIGURES, straight, without_level
@@ -87,17 +87,6 @@ def test_lines_of_runs_pass_near_each_other_in_the_common_unit():
     unit = common_unit(slopes)
     assert unit == pytest.approx(np.sqrt(2000 * 3200), rel=0.03)
     assert all(slope.line(unit, unit) == 1 for slope in slopes)
-
-
-def test_contours_contain_their_share_of_the_posterior():
-    fitted = fit(curve(last=5000.0))
-    a_G, b_G, mass_GG = joint_density(fitted.draws, fitted.curve.bounds)
-    column = np.abs(fitted.draws.asymptote[:, None] - a_G).argmin(axis=1)
-    row = np.abs(np.log(fitted.draws.efficiency)[:, None] - np.log(b_G)).argmin(axis=1)
-    mass_D = mass_GG[row, column]
-    assert (mass_D < 0.5).mean() == pytest.approx(0.5, abs=0.06)
-    assert (mass_D < 0.9).mean() == pytest.approx(0.9, abs=0.04)
-    assert joint_density(fit(curve(), "paper").draws, (0.0, 1.0)) is None  # one draw has no spread
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 from browser import CHROMIUM, contrast, luminance, opened_page
 from serving import served
-from simulated_study import LEAVE_ONE_OUT, write_study
+from simulated_study import TWO, write_study
 from watched import ABSENT, HOSTILE, add_points, add_rollouts, add_steps, rollout, write_run
 
 from scalerl.scaling import Curve, fit, forecast
@@ -34,7 +34,7 @@ def place(tmp_path_factory):
     trouble = write_run(root / "runs" / NAME, rows=100, points=11, steps=500)
     add_steps(trouble, range(101, 131), truncation_rate=0.13)
     write_run(root / "runs/two", rows=60, points=7, seed=7)
-    write_study(root / "studies/loo", {name: LEAVE_ONE_OUT[name] for name in ("scalerl", "dapo")}, seeds=1)
+    write_study(root / "studies/loo", TWO, seeds=1)
     with ExitStack() as beating:
         for run in (root / "runs/one", trouble, root / "runs/two"):
             beating.enter_context(Heartbeat(run, phase="training"))
@@ -127,8 +127,14 @@ def test_zooming_into_a_metric_loads_the_visible_steps_at_full_resolution(live, 
     live.until("document.querySelectorAll('table.runs tbody tr').length === 3")
 
 
-def test_a_metric_opens_by_keyboard_and_escape_returns_to_it(tab):
-    open_run(tab, "one")
+def test_lists_and_metrics_are_used_by_keyboard_with_visible_focus(tab):
+    tab.locator("table.runs a").first.focus()
+    tab.keyboard.press("ArrowDown")
+    assert tab.evaluate("document.activeElement.textContent") == "one"
+    assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector(".tile")
+    assert tab.evaluate("document.activeElement.id") == "main"  # the new page has the focus
     tab.locator(".tile[data-large=pass_rate]").focus()
     tab.keyboard.press("ArrowRight")
     tab.keyboard.press("ArrowDown")
@@ -141,19 +147,6 @@ def test_a_metric_opens_by_keyboard_and_escape_returns_to_it(tab):
     tab.keyboard.press("Escape")
     assert tab.locator("dialog[open]").count() == 0
     assert tab.evaluate("document.activeElement.dataset.large") == "pass_rate"
-
-
-def test_arrow_keys_move_through_the_list_with_visible_focus(tab):
-    tab.locator("table.runs a").first.focus()
-    tab.keyboard.press("ArrowDown")
-    assert tab.evaluate("document.activeElement.textContent") == "one"
-    tab.keyboard.press("ArrowDown")
-    assert tab.evaluate("document.activeElement.textContent") == "two"
-    outline = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-    assert outline == "solid"
-    tab.keyboard.press("Enter")
-    tab.wait_for_selector(".tile")
-    assert tab.evaluate("document.activeElement.id") == "main"  # the new page has the focus
 
 
 def test_rollouts_are_searched_and_shown_token_by_token_with_their_group(live, tab):

@@ -35,23 +35,20 @@ def test_no_warning_at_the_limit_or_before_a_full_window():
     assert warning_of(config(PipelineRL()), 0.7) == [] == warning_of(config(PipelineRL()), 0.1, steps=9 + WINDOW - 1)
 
 
-def test_for_long_tails_under_wait_the_number_of_slots_follows_from_the_lengths():
-    # (8 + 1) * 30 / 600 * 256 = 115.2 slots can be kept busy
-    (only,) = warning_of(config(PipelineRL()), 0.4, mean=30, longest=600)
-    assert "updates wait for long sequences (600 tokens, mean 30)" in only[1]
-    assert "set rollouts.slots to 115 or fewer, or recipe.off_policy.stale to mask" in only[1]
-
-
-def test_without_long_tails_the_warning_names_training():
-    for off_policy in (PipelineRL(), PipelineRL(stale="mask")):
-        (only,) = warning_of(config(off_policy), 0.4, mean=30, longest=60)
-        assert "generation is ahead of training" in only[1] and "rollouts.slots below 256" in only[1]
-
-
-def test_rounds_and_on_policy_runs_get_their_own_warning():
-    (rounds,) = warning_of(config(PpoOffPolicy(batches=8)), 0.4)
-    (on_policy,) = warning_of(config(PipelineRL(max_lag=0)), 0.4)
-    assert "recipe.off_policy.kind to pipeline" in rounds[1] and "max_lag above 0" in on_policy[1]
+@pytest.mark.parametrize(
+    ("off_policy", "longest", "remedy"),
+    [
+        # (8 + 1) * 30 / 600 * 256 = 115.2 slots can be kept busy
+        (PipelineRL(), 600, "set rollouts.slots to 115 or fewer, or recipe.off_policy.stale to mask"),
+        (PipelineRL(), 60, "rollouts.slots below 256"),
+        (PipelineRL(stale="mask"), 60, "rollouts.slots below 256"),
+        (PpoOffPolicy(batches=8), 60, "recipe.off_policy.kind to pipeline"),
+        (PipelineRL(max_lag=0), 60, "max_lag above 0"),
+    ],
+)
+def test_the_remedy_follows_from_the_schedule_and_the_lengths(off_policy, longest, remedy):
+    (only,) = warning_of(config(off_policy), 0.4, mean=30, longest=longest)
+    assert remedy in only[1]
 
 
 def test_a_step_without_occupancy_is_left_out_of_the_mean():

@@ -127,20 +127,6 @@ def test_the_figures_draw_without_console_messages(opened):
     opened.check_quiet()
 
 
-def test_a_heading_sorts_by_number_in_both_directions(opened):
-    column = next(i for i, name in enumerate(opened.tab.locator("thead button").all_inner_texts()) if "Ceiling" in name)
-    heading = opened.tab.locator("thead button").nth(column)
-    heading.click()
-    rising = [float(value) for value in opened.column(column)]
-    assert rising == sorted(rising) and rising[0] < 0.55 < 0.59 < rising[-1]
-    assert opened.tab.locator("thead th").nth(column).get_attribute("aria-sort") == "ascending"
-    heading.focus()
-    opened.tab.keyboard.press("Enter")  # also by keyboard
-    assert [float(value) for value in opened.column(column)] == rising[::-1]
-    opened.tab.locator("thead button").first.click()
-    assert opened.column(0) == sorted(opened.column(0)) and opened.tab.locator("th[aria-sort]").count() == 1
-
-
 def test_the_compute_axis_and_the_run_of_the_backtest_can_be_chosen(opened):
     kind = "document.getElementById('plot-curves')._fullLayout.xaxis.type"
     assert opened.tab.evaluate(kind) == "log"

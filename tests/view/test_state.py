@@ -28,13 +28,8 @@ def test_a_run_that_writes_rows_is_training_with_its_speed_and_the_time_left(tmp
     run = write_run(tmp_path / "run", rows=100, points=11, steps=400)
     with Heartbeat(run, every_s=0.05, phase="training"):
         seen = FollowedRun(run)
-    assert (seen.state, seen.step, seen.steps, pace(list(seen.rows)), seen.left_s) == (
-        "training",
-        100,
-        400,
-        1.5,
-        450.0,
-    )
+    assert seen.state == "training" and (seen.step, seen.steps) == (100, 400)
+    assert (pace(list(seen.rows)), seen.left_s) == (1.5, 450.0)
     point = seen.points["arithmetic"][-1]
     assert (round(point.pass_rate, 3), round(point.stderr, 3)) == (0.451, 0.006)
 

@@ -1,7 +1,6 @@
 """The figure of evaluation suites on the page of a run: a curve for each suite, with its standard error."""
 
 import pytest
-from browser import opened_page
 from json_rows import write_rows
 from simulated_runs import run as curve
 
@@ -67,17 +66,3 @@ def test_a_run_without_suites_has_no_such_figure(run, tmp_path):
     points = [line for line in (run / "points.jsonl").read_text().splitlines() if '"main"' in line]
     (tmp_path / "alone.jsonl").write_text("\n".join(points) + "\n")
     assert FIGURES["suites"](analyze(read_sources([tmp_path / "alone.jsonl"]))) is None
-
-
-def test_the_page_draws_the_suites_under_the_held_out_curve(run, tmp_path):
-    from scalerl.view.page import page
-
-    (tmp_path / "page.html").write_text(page(analyze(read_sources([run], axis="device_hours"))), encoding="utf-8")
-    with opened_page(tmp_path / "page.html") as opened:
-        names = opened.tab.eval_on_selector_all(".plot", "nodes => nodes.map(node => node.id)")
-        assert names[:2] == ["plot-curves", "plot-suites"]
-        legend = opened.tab.locator("#plot-suites .legendtext").all_text_contents()
-        assert legend == ["aime-24", "<b>own"]
-        drawn = opened.tab.eval_on_selector_all("#plot-suites .errorbars path.yerror", "nodes => nodes.length")
-        assert drawn == 2 * 13
-        opened.check_quiet()

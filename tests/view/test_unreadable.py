@@ -1,9 +1,7 @@
 """Runs that cannot be read, or hold rows from elsewhere: each is one row, and the other runs are shown as usual."""
 
-import http.client
 import json
 import os
-import re
 import shutil
 import tempfile
 import tracemalloc
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from robustness.campaign import within
-from serving import first_event, get, served
+from serving import connection_to, first_event, get, served
 from watched import add_points, add_rollouts, point, rollout, write_run
 
 from scalerl.cli.main import main
@@ -185,13 +183,8 @@ def everything(place, capsys):
             watcher.close()
 
 
-def test_a_pipe_as_status_json_is_a_run_without_status(place, capsys):
-    pipe("status.json")(place / "bad")
-    with within(60, "a pipe as status.json"):
-        assert listed(capsys, place)["bad"].split()[1:3] == ["dead", "30/400"]
-
-
 def test_values_that_are_no_numbers_in_a_rollout_are_unknown(place):
+    pipe("status.json")(place / "bad")  # a run without status
     add_rollouts(place / "bad", [rollout(10, 0, reward=float("nan"), versions=[float("inf")]), rollout(10, 1)])
     run = FollowedRun(place / "bad", "bad")
     matches = run.rollouts.find({"kind": "training"})
@@ -206,8 +199,7 @@ def test_the_server_refuses_rows_that_are_no_numbers_and_closes_streams_quietly(
         for row in ("inf", "-inf", "nan", "1e999", "x"):
             assert get(address, f"{run}/group?kind=training&row={row}")[0] == 400, row
         assert get(address, f"{run}/group?kind=training&row=1e300")[0] == 404
-        port = int(re.search(r":(\d+)", address)[1])
-        streams = [http.client.HTTPConnection("127.0.0.1", port, timeout=20) for _ in range(200)]
+        streams = [connection_to(address) for _ in range(200)]
         for stream in streams:
             stream.request("GET", "/api/stream")
             assert stream.getresponse().readline().startswith(b"data: ")

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from serving import ask, first_event, get, served
-from simulated_study import LEAVE_ONE_OUT, write_study
+from simulated_study import TWO, write_study
 from watched import add_rollouts, rollout, write_run
 
 pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
@@ -17,7 +17,7 @@ def place(tmp_path_factory):
     root = tmp_path_factory.mktemp("watch")
     write_run(root / "runs/mine", rows=300, points=31)
     add_rollouts(root / "runs/mine", [rollout(10, sample) for sample in range(4)])
-    write_study(root / "studies/loo", {name: LEAVE_ONE_OUT[name] for name in ("scalerl", "dapo")}, seeds=1)
+    write_study(root / "studies/loo", TWO, seeds=1)
     return root
 
 
