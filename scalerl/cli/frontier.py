@@ -117,15 +117,10 @@ def as_value(value: Any) -> float | str:
 def flat(source: Source) -> dict[str, Any]:
     """Return the configuration of a run by dotted names."""
     from scalerl.config import plain_values
+    from scalerl.core.serialization import leaves
 
     assert source.config is not None
-
-    def walk(name: str, value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            return {name: value}
-        return {k: v for key, inner in value.items() for k, v in walk(f"{name}.{key}".lstrip("."), inner).items()}
-
-    return walk("", plain_values(source.config, mode="json"))
+    return {name: value for name, value in leaves(plain_values(source.config, mode="json")) if value != {}}
 
 
 def other_differences(sources: Sequence[Source], names: Sequence[str]) -> list[str]:

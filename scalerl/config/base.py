@@ -5,10 +5,10 @@ A failed validation becomes one readable message with what was got, what is allo
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from types import NoneType
-from typing import Annotated, Any, LiteralString, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, LiteralString, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -156,14 +156,28 @@ def _shorthand(cls: type[Part], key: str, value: Any) -> Any:
     return {"kind": value} if len(records(field.annotation)) > 1 else value
 
 
+@cache
+def _accepted(cls: type[Part], name: str) -> frozenset[Any]:
+    """Return the types of a field and of the entries of a sequence in it, but not those inside a mapping."""
+
+    def types(annotation: Any) -> Iterator[Any]:
+        origin, arguments = get_origin(annotation), get_args(annotation)
+        if origin in (None, Literal, dict):
+            yield origin or annotation
+        for argument in () if origin in (Literal, dict) else arguments[:1] if origin is Annotated else arguments:
+            yield from types(argument)
+
+    return frozenset(types(cls.model_fields[name].annotation))
+
+
 def _stand_in(cls: type[Part], name: str, value: Any) -> LiteralString | None:
     """Return an error for `true` in place of a number (Python counts it as 1), or for text that is not valid UTF-8.
 
     Pydantic accepts both.
     """
-    kinds = set(re.findall(r"\w+", str(cls.model_fields[name].annotation)))
+    accepted = _accepted(cls, name)
     for single in value if isinstance(value, list | tuple) else (value,):
-        if isinstance(single, bool) and kinds & {"int", "float"} and not kinds & {"bool", "Any"}:
+        if isinstance(single, bool) and accepted & {int, float} and not accepted & {bool, Any}:
             return "allowed: a number"
         if isinstance(single, str) and ("\0" in single or not is_utf8(single)):
             return "allowed: UTF-8 text without NUL characters"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import UnionType
@@ -43,17 +43,20 @@ def _hints(cls: Any) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in fields(cls)}
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
-    """Return nested values under dotted names; lists and similar values as text.
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and value of everything in nested values that is not a mapping with entries.
 
     Args:
         values: Nested plain values.
         prefix: Text before every name.
     """
-    names: dict[str, bool | int | float | str] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            names |= flat(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
-            names[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
-    return names
+            yield prefix + key, value
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+    """Return nested values under dotted names; lists and similar values as text."""
+    return {name: v if isinstance(v, bool | int | float | str) else str(v) for name, v in leaves(values)}

@@ -125,6 +125,7 @@ def check_added(also: Sequence[Setting], settings: Sequence[Setting]) -> None:
 
 def independent(settings: Sequence[Setting], like: Sequence[Setting]) -> tuple[Array, list[str]]:
     """Return the columns of the design and their names, without the first category of each setting."""
-    columns_NP, names = Design.of(like).columns(settings)
-    kept = [p for p, name in enumerate(names) if name not in Design.of(like).categories or name == names[p - 1]]
+    design = Design.of(like)
+    columns_NP, names = design.columns(settings)
+    kept = [p for p, name in enumerate(names) if name not in design.categories or name == names[p - 1]]
     return columns_NP[:, kept], [names[p] for p in kept]
