@@ -1,6 +1,6 @@
 """Measures what allocation by forecast saves and loses, on simulated studies with known truth.
 
-    python benchmarks/allocation.py                   # 200 studies of each setting (about 15 minutes of one slow core)
+    python benchmarks/allocation.py                   # 200 studies of each setting (about 15 minutes)
     python benchmarks/allocation.py --studies 20      # fewer
 
 Writes benchmarks/results/allocation.json. The best arm counts as found strictly if the chosen arm has the highest true
@@ -15,19 +15,20 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from allocation_rules import decide
 from allocation_simulation import POINTS, SETTINGS, Study, study
 
 from scalerl.scaling import Fit, fit
+from scalerl.study.allocate import allocate
+from scalerl.study.execute import ALLOCATIONS
 
 SLICES = 8
-"""Number of equal parts of a whole run, after each of which a policy decides."""
+"""Number of equal parts of a whole run, in which compute is counted."""
 
 RUNGS = (1, 2, 4, 8)
 """Numbers of slices after which successive halving drops the lower half of the arms."""
@@ -70,21 +71,17 @@ Outcome = tuple[int, np.ndarray]
 """The chosen arm, and the slices spent on each arm, shape (A,)."""
 
 
-def equal(shown: Shown) -> Outcome:
-    """Spend the whole budget on every arm; choose the highest posterior mean of the ceiling."""
-    done_A = np.full(shown.arms, SLICES)
-    found = decide([shown.fits(a, SLICES) for a in range(shown.arms)], done_A < SLICES, "best")
-    return found.best, done_A
-
-
-def by_forecast(shown: Shown, rule: str) -> Outcome:
-    """After every slice, spend the next one on the arms that a rule keeps."""
-    done_A = np.ones(shown.arms, dtype=int)
-    while True:
-        found = decide([shown.fits(a, int(done_A[a])) for a in range(shown.arms)], done_A < SLICES, rule)
-        if not found.continues_A.any():
-            return found.best, done_A
-        done_A += found.continues_A
+def by_forecast(shown: Shown, shares: Iterable[float]) -> Outcome:
+    """Train the arms that continue to each share, as a study does; choose the arm that the last decision chooses."""
+    done_A, arms = np.zeros(shown.arms, dtype=int), list(range(shown.arms))
+    best = 0
+    for share in shares:
+        done_A[arms] = round(share * SLICES)
+        decision = allocate({str(a): shown.fits(a, int(done_A[a])) for a in range(shown.arms)})
+        best, arms = int(decision.best or 0), [int(v.arm) for v in decision.verdicts.values() if v.go_on]
+        if not arms:
+            break
+    return best, done_A
 
 
 def halving(shown: Shown, rank: Callable[[Shown, int, int], float]) -> Outcome:
@@ -98,10 +95,8 @@ def halving(shown: Shown, rank: Callable[[Shown, int, int], float]) -> Outcome:
 
 
 POLICIES: dict[str, Callable[[Shown], Outcome]] = {
-    "equal allocation": equal,
-    "forecast": partial(by_forecast, rule="best"),
-    "forecast, rule above leader": partial(by_forecast, rule="above leader"),
-    "forecast, rule worth": partial(by_forecast, rule="worth"),
+    "equal allocation": partial(by_forecast, shares=ALLOCATIONS["equal"]),
+    "forecast": partial(by_forecast, shares=ALLOCATIONS["forecast"]),
     "halving on the present score": partial(halving, rank=Shown.score),
     "halving on the forecast ceiling": partial(halving, rank=Shown.ceiling),
 }

@@ -68,8 +68,8 @@ class Found:
 class Campaign:
     """One model, one undisturbed run, and runs with faults."""
 
-    def __init__(self, place: Path, seed: int, model: Path | None) -> None:
-        self.place, self.random = place, random.Random(seed)
+    def __init__(self, place: Path, seed: int, model: Path | None, words: Sequence[str] = WORDS) -> None:
+        self.place, self.random, self.words = place, random.Random(seed), words
         self.scored: list[str] = []
         self.scored_outcome: dict[str, object] = {}
         self.model = model or runs.make_model(place / "model")
@@ -83,8 +83,8 @@ class Campaign:
         """Start or resume a run."""
         path = self.place / name
         if (path / "config.toml").exists():
-            return runs.start(["resume", str(path)])
-        return runs.start(["train", "--model", str(self.model), "--run-dir", str(path), *WORDS])
+            return runs.start(["resume", str(path), "--trust"])
+        return runs.start(["train", "--model", str(self.model), "--run-dir", str(path), *self.words])
 
     def code_of(self, process: runs.Forked) -> int:
         """Wait for a run that should finish; return its exit code."""
@@ -164,6 +164,44 @@ class Campaign:
 def kills(campaign: Campaign, found: Found, count: int) -> None:
     """Send SIGKILL at random times to the trainer, its generator, or every process."""
     campaign.disturb(found, count, campaign.kill)
+
+
+def turn_kills(campaign: Campaign, found: Found, count: int) -> None:
+    """Send SIGKILL to the trainer, its generator, every process, or one that computes a reply of an environment."""
+    place, number, of_replies = campaign.place / "turns", 0, 0
+    place.mkdir()
+    os.chdir(place)
+    words = [*runs.chained(place), "--data.params", "{wait_s = 0.02}"]
+    turns = Campaign(place, campaign.random.randrange(1000), campaign.model, words)
+    while found.faults < count:
+        name, number = f"turns-{number}", number + 1
+        process = turns.begin(name)
+        for _ in range(min(A_RUN, count - found.faults)):
+            time.sleep(turns.random.uniform(0.0, min(15.0, 0.4 * turns.whole_s)))
+            if process.poll() is not None:
+                break
+            found.faults += 1
+            if turns.random.random() < 0.4 and (pid := _replying(place, process)):
+                with contextlib.suppress(ProcessLookupError):  # the run has just ended it
+                    os.kill(pid, signal.SIGKILL)
+                    of_replies += 1
+            else:
+                turns.kill(process, found)
+                process = turns.begin(name)
+        process.communicate(timeout=900)
+        turns.finish(name, found)
+        print(f"  {found.kind}: {found.faults} faults, {found.identical} of {found.runs} identical", flush=True)
+    print(f"  {of_replies} of them to processes that computed a reply", flush=True)
+
+
+def _replying(place: Path, process: runs.Forked) -> int:
+    """Wait up to 5 s for a process of the run that computes a reply; return its id, or 0."""
+    until = time.monotonic() + 5.0
+    while process.poll() is None and time.monotonic() < until:
+        begun = {int(file.name) for file in (place / "repliers").iterdir()}  # some are of runs that were killed
+        if found := begun & runs.descendants(process.pid).keys():
+            return found.pop()
+    return 0
 
 
 def signals(campaign: Campaign, found: Found, count: int) -> None:
@@ -281,6 +319,7 @@ def flipped_bytes(campaign: Campaign, found: Found, count: int) -> None:
 
 KINDS: dict[str, tuple[Callable[[Campaign, Found, int], None], int]] = {
     "kills": (kills, 50),
+    "turn_kills": (turn_kills, 20),
     "signals": (signals, 24),
     "pauses": (pauses, 6),
     "full_disk": (full_disk, 8),

@@ -1,6 +1,6 @@
 """256 conversations whose environment needs 0.5 s for every reply: how busy are engine and trainer?
 
-python benchmarks/replies.py [--steps 5] [--out benchmarks/results/replies.json]
+python benchmarks/replies.py [--steps 5] [--max-lag 8] [--out benchmarks/results/replies.json]
 
 Throughput is relative to an environment that replies at once. A tiny random model on CPU; the rows differ in
 threads for replies, and in decode steps until a reply is used.
@@ -41,7 +41,7 @@ class Slow(Lookups):
         return super().reply(row, messages)
 
 
-def measure(wait_s: float, threads: int, ticks: int, steps: int) -> dict[str, float]:
+def measure(wait_s: float, threads: int, ticks: int, steps: int, max_lag: int = 1) -> dict[str, float]:
     """Return medians of a run's metrics without its first step."""
     with tempfile.TemporaryDirectory() as directory:
         run = scalerl.train(
@@ -52,7 +52,10 @@ def measure(wait_s: float, threads: int, ticks: int, steps: int) -> dict[str, fl
             },
             run_dir=Path(directory) / "run", progress=False, checkpoint={"every": 1000},
             rollouts={"slots": 64, "ahead": 32},
-            **QUICK | SETTINGS | {"steps": steps, "evaluation": {"prompts": 16, "samples": 1, "every": 1000}},
+            **QUICK | SETTINGS | {
+                "steps": steps, "evaluation": {"prompts": 16, "samples": 1, "every": 1000},
+                "recipe__off_policy": {"kind": "pipeline", "max_lag": max_lag},
+            },
         )  # fmt: skip
         rows = [json.loads(line) for line in (run.path / "metrics.jsonl").open()][1:]
     names = ("occupancy", "generator_tokens_per_s", "trainer_idle", "reply_wait_s", "step_s", "turns")
@@ -63,12 +66,13 @@ def main() -> None:
     """Print a table and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--max-lag", type=int, default=1, help="limits the rollouts under way; most wait for replies")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     results = {}
     print(f"{'replies':24}{'tokens/s':>10}{'busy slots':>12}{'trainer idle':>14}{'wait':>8}{'step':>8}")
     for name, *settings in ROWS:
-        one = results[name] = measure(*settings, options.steps)
+        one = results[name] = measure(*settings, options.steps, options.max_lag)
         print(
             f"{name:24}{one['generator_tokens_per_s']:10.0f}{one['occupancy']:12.0%}{one['trainer_idle']:14.0%}"
             f"{one['reply_wait_s']:7.2f}s{one['step_s']:7.2f}s", flush=True,

@@ -17,9 +17,9 @@ LETTERS = "abcd"
 class Lookups:
     """Follow a chain through a table that only the environment sees: "dab>" with b -> c is solved by b, then c."""
 
-    def __init__(self, hops=1, seed=0):
-        """Receive the parameters of the configuration."""
-        self.hops, self.seed = hops, seed
+    def __init__(self, hops=1, seed=0, fails=0.0):
+        """Receive the parameters of the configuration; `fails` is the share of replies that raise an error."""
+        self.hops, self.seed, self.fails = hops, seed, fails
 
     def rows(self, count):
         """Yield rows; every row needs `prompt`, and `reply` receives the whole row."""
@@ -35,6 +35,8 @@ class Lookups:
             row: The row.
             messages: All messages so far, with role and content; the last one is the policy's.
         """
+        if random.Random(str(messages)).random() < self.fails:  # the same reply fails again after a kill
+            raise ConnectionError("the table is away")
         said = [one["content"] for one in messages if one["role"] == "assistant"]
         if said == row["chain"][: len(said)] and len(said) <= self.hops:
             return row["chain"][len(said)] + ">"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,3 +82,7 @@ def show(run: Any, columns: Sequence[str]) -> None:
     for line in (run.path / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
         print(" ".join(f"{row[name]:>15.4g}" for name in ("step", *columns)))
+
+
+if __name__ == "__main__":
+    shutil.copytree(tiny_model(sys.argv[1]), sys.argv[2])

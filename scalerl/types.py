@@ -44,6 +44,10 @@ class Prompt:
     """File and line from which it was read, for messages only."""
 
 
+TURNS = "limits of turns"
+"""Column of a prompt with an environment, for its limits (config/data.py); files may have a column `turns`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Visit:
     """One draw of a prompt by the curriculum; its samples' random streams are keyed by (seed, prompt, number).
@@ -186,6 +190,8 @@ class GeneratorStats:
     """Number of engines that died and were restarted."""
     resampled: int = 0
     """Sequences that were sampled again after a restart."""
+    parked_s: float = 0.0
+    """Seconds that sequences waited for a reply, summed over the sequences."""
 
 
 FLOPS_RULE = 1
@@ -227,10 +233,16 @@ class EvalPoint:
     """Wall-clock seconds of the whole evaluation, all tasks together; not part of device_hours."""
     flops_rule: int = FLOPS_RULE
     """Version of the rule that counted `flops`; runs are compared only under one rule."""
+    turns: float | None = None
+    """Environments: mean number of turns of the policy in a sample."""
+    tool_calls: float | None = None
+    """Environments: mean number of results of tools."""
+    reply_wait_s: float | None = None
+    """Environments: mean seconds that a sample waited for replies."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the row as plain values."""
-        return asdict(self)
+        """Return the row as plain values, without those of environments if there are none."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> EvalPoint | None:

@@ -49,6 +49,44 @@ def scored(place: Path) -> list[str]:
     return ["--preset", "lab", "--data", "rows.jsonl", "--reward", "scored:score", *RECIPE, "--steps", "12"]
 
 
+CHAINED = """
+import os, re, time
+from pathlib import Path
+
+class Sums:
+    def __init__(self, fails=0, wait_s=0.002):
+        self.fails, self.wait_s = fails, wait_s
+    def rows(self, count):
+        for n in range(count):
+            yield {"prompt": f"{n % 10}+{n // 10 % 10}=<think>", "more": n // 7 % 10}
+    def reply(self, row, messages):
+        begun = Path(__file__).with_name("repliers") / str(os.getpid())
+        begun.touch()
+        time.sleep(self.wait_s)
+        begun.unlink(missing_ok=True)
+        if self.fails and row["more"] % self.fails == 0:
+            raise KeyError("no entry")
+        said = [one["content"] for one in messages if one["role"] == "assistant"]
+        a, b = map(int, re.findall(r"[0-9]", row["prompt"]))
+        right = [(a + b) % 10, (a + b + row["more"]) % 10]
+        score = sum(text[-1:] == str(digit) for text, digit in zip(said, right)) / 2
+        return {"score": score, "right": 2 * score} if len(said) == 2 else f"{right[0]}+{row['more']}=<think>"
+"""
+
+
+def chained(place: Path) -> list[str]:
+    """Write an environment of two turns; return the words of a run of 12 steps that uses it, in directory `place`.
+
+    A file in place/repliers has the name of each process while it computes a reply.
+    """
+    (place / "repliers").mkdir()
+    (place / "chained.py").write_text(CHAINED)
+    return [
+        "--preset", "lab", *RECIPE, "--data.kind", "custom", "--data.function", "chained:Sums", "--data.prompts", "60",
+        "--data.turns", "2", "--data.reply_tokens", "6", "--steps", "12",
+    ]  # fmt: skip
+
+
 def make_model(path: Path, width: int = 32) -> Path:
     """Train a model on a few hundred traces, so that some of its answers pass, and save it."""
     import torch
@@ -118,7 +156,7 @@ def rows(path: Path, name: str) -> list[dict[str, Any]]:
 
 
 RECORDS = "rollouts/samples.bin"
-TIMED = ("_s", "_hours", "_idle", "swap_ms")
+TIMED = ("_s", "_hours", "_idle", "swap_ms", "parked")
 """Endings of the columns that depend on wall-clock time and differ from run to run."""
 
 

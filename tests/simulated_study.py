@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,13 +103,11 @@ def _points(config: RunConfig, truth: Truth, number: int) -> list[dict[str, Any]
     law = (own.asymptote, own.efficiency, own.midpoint, own.initial)
     rates = sigmoid(steps * FLOPS_A_STEP, *law) + truth.noise * rng.standard_normal(len(steps))
     return [
-        asdict(
-            EvalPoint(
-                step=int(step), device_hours=step * HOURS_A_STEP, flops=step * FLOPS_A_STEP,
-                tokens=int(step) * TOKENS_A_STEP, task="arithmetic", pass_rate=float(np.clip(rate, 0, 1)),
-                stderr=0.004, prompts=1000, samples_per_prompt=2,
-            )
-        )
+        EvalPoint(
+            step=int(step), device_hours=step * HOURS_A_STEP, flops=step * FLOPS_A_STEP,
+            tokens=int(step) * TOKENS_A_STEP, task="arithmetic", pass_rate=float(np.clip(rate, 0, 1)),
+            stderr=0.004, prompts=1000, samples_per_prompt=2,
+        ).to_dict()
         for step, rate in zip(steps, rates, strict=True)
     ]  # fmt: skip
 

@@ -81,6 +81,7 @@ def test_no_module_imports_itself_through_others():
         "scalerl.importers.points",
         "scalerl.view.summary",
         "scalerl.study.allocate",
+        "scalerl.cli.frontier",
         "scalerl.cli",
         "scalerl.config.recipe",
         "scalerl.config",

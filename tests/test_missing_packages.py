@@ -25,14 +25,12 @@ CASES = [
     ("httpx", lambda place: importlib.import_module("scalerl.rollouts.vllm"), "scalerl[vllm]"),
     ("verifiers", lambda place: environment_rows(EnvironmentTask(environment="any"), 1), "verifiers>="),
     ("mlflow", lambda place: makers_of(read_config(None, {"loggers": ["mlflow"]})), "scalerl[mlflow]"),
-    ("wandb.proto.wandb_internal_pb2", lambda place: read(place / "run-1.wandb"), "wandb"),
     (EVENTS, lambda place: read(place / "a.tfevents"), "tensorboard"),
 ]
 
 
 @pytest.mark.parametrize(("module", "call", "command"), CASES, ids=[module for module, *_ in CASES])
 def test_a_missing_package_is_reported_with_the_command_that_installs_it(module, call, command, tmp_path, monkeypatch):
-    (tmp_path / "run-1.wandb").write_bytes(b":W&B\xe1\xbe\0")
     (tmp_path / "a.tfevents").write_bytes(b"\0")
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, "scalerl.view.server", raising=False)

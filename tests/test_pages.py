@@ -52,11 +52,14 @@ def test_a_study_command_of_a_page_passes_a_dry_run(words, monkeypatch, tmp_path
 
 
 def test_the_study_of_the_page_is_a_plan(tmp_path):
-    (block,) = blocks("docs/studies.md", "toml")
+    block, grid = blocks("docs/studies.md", "toml")
     (tmp_path / "study.toml").write_text(block)
     plan = read_plan(tmp_path / "study.toml")
     assert [arm.name for arm in plan.arms] == ["five", "eight"] and plan.reference == "five"
     assert plan.config(plan.arm("eight"), 0).recipe.loss.max_ratio == 8.0
+    (tmp_path / "grid.toml").write_text(grid)
+    plan = read_plan(tmp_path / "grid.toml")
+    assert plan.is_held_out("wide") and plan.setting(plan.arm("base")) == {"model.width": 64.0}
 
 
 @pytest.mark.parametrize("page", ["docs/recipe.md", "docs/models.md"])

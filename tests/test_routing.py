@@ -14,15 +14,17 @@ from scalerl.config import RunConfig
 from scalerl.config.base import replace
 from scalerl.config.placement import Custom
 from scalerl.config.recipe import SCALERL, AdamW, Reinforce
-from scalerl.config.run import Placement
+from scalerl.config.run import Hardware, Placement
 from scalerl.core.errors import ConfigError
 from scalerl.core.serialization import from_plain, to_plain
-from scalerl.models.policy import Policy
+from scalerl.models.policy import Policy, load_policy
 from scalerl.models.routing import UNKNOWN, can_record, routing_of
 from scalerl.models.rows import Rows
+from scalerl.training import run_model
 from scalerl.training.batch import collate
 from scalerl.training.checkpoint import load_state, save_state
 from scalerl.training.learner.single import SingleLearner
+from scalerl.training.run_model import check_sampled
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 
 MIXTURES = ("mixtral", "qwen3-moe", "olmoe", "gpt-oss")
@@ -141,12 +143,8 @@ def test_experts_of_rollouts_replayed_at_equal_weights_give_their_log_probabilit
     torch.testing.assert_close(logp_N, tensors.behavior_BT[tensors.sampled_BT], atol=1e-4, rtol=0)
 
 
-def test_routing_replay_is_refused_where_the_engine_cannot_report_the_experts_of_every_layer():
+def test_routing_replay_is_refused_where_the_engine_cannot_report_the_experts_of_every_layer(tmp_path, monkeypatch):
     recipe = replace(SCALERL, routing_replay="on")
-    with pytest.raises(ValueError, match="'torch' or 'vllm'"):
-        RunConfig(recipe=recipe, placement=Placement(engine=Custom(function="a:b")))
-    from scalerl.training.run_model import check_sampled
-
     with pytest.raises(ConfigError, match="no experts"):
         check_sampled(RunConfig(recipe=recipe), Policy(tiny_model("qwen3")), "model")
     check_sampled(RunConfig(recipe=recipe), Policy(tiny_model("qwen3-moe")), "model")
@@ -154,3 +152,10 @@ def test_routing_replay_is_refused_where_the_engine_cannot_report_the_experts_of
     check_sampled(with_vllm, Policy(tiny_model("qwen3-moe")), "model")
     with pytest.raises(ConfigError, match="experts in 1 of its 2 layers"):
         check_sampled(with_vllm, Policy(tiny_model("qwen3-moe", mlp_only_layers=[0])), "model")
+    engine, hardware = Custom(function="scalerl.rollouts.local.noise:noisy"), Hardware(device="cpu", dtype="float32")
+    own = RunConfig(recipe=recipe, placement=Placement(engine=engine), hardware=hardware)
+    tiny_model("qwen3-moe").save_pretrained(tmp_path)
+    check_sampled(own, load_policy(str(tmp_path)), str(tmp_path))
+    monkeypatch.setattr(run_model, "check_engine_plugin", lambda *_: [texts.rollout([7])])
+    with pytest.raises(ConfigError, match="whose rollouts have no `experts`"):
+        check_sampled(own, Policy(tiny_model("qwen3-moe")), "model")

@@ -37,6 +37,7 @@ def add_frontier_parser(commands: Any) -> None:
     parser.add_argument("--also", action="append", default=[], metavar="VALUE,...", help=words)
     words = "do not use exponents of ScaleRL's Table 1 as prior means"
     parser.add_argument("--no-published", action="store_true", help=words)
+    parser.add_argument("-o", "--output", type=Path, metavar="PAGE.html", help="also write a page with the curves")
     parser.set_defaults(run=run_frontier)
 
 
@@ -46,28 +47,35 @@ def run_frontier(arguments: argparse.Namespace) -> int:
     Raises:
         CurveError: The runs cannot be pooled, or a setting is not known.
     """
+    from scalerl.core.outputs import check_output
     from scalerl.scaling import frontier
     from scalerl.view.outlook import read_sources
 
+    place = check_output(arguments.output, arguments.paths) if arguments.output else None
     names = [name.strip() for name in arguments.vary.split(",") if name.strip()]
     sources = read_sources(arguments.paths, arguments.compute, arguments.task, arguments.bounds)
     table = read_settings(arguments.settings) if arguments.settings else {}
-    settings = [setting_of(source, names, table) for source in sources]
+    settings = [source_setting(source, names, table) for source in sources]
     fits = [fitted(source, arguments) for source in sources]
     also = [asked(words, names) for words in arguments.also]
     answer = frontier(fits, settings, arguments.budget, not arguments.no_published, also)
     others = other_differences(sources, names)
+    if place:
+        from scalerl.view.page import frontier_page, write_page
+
+        write_page(place, frontier_page(answer, [(f.curve, s) for f, s in zip(fits, settings, strict=True)]))
     if arguments.json:
         print(json.dumps({**answer.to_dict(), "other_differences": others}, indent=1, allow_nan=False))
         return 0
     more = f"  note: the runs also differ in {', '.join(others)}, which counts as scatter; add it to --vary"
-    say(*str(answer).split("\n"), *([more] if others else []))
+    say(*str(answer).split("\n"), *([more] if others else []), *([f"page      {place}"] if place else []))
     return 0
 
 
 def asked(words: str, names: Sequence[str]) -> dict[str, float | str]:
     """Return the setting of one `--also`."""
     from scalerl.scaling import CurveError
+    from scalerl.scaling.settings import as_value
 
     values = [as_value(word.strip()) for word in words.split(",")]
     if len(values) != len(names):
@@ -88,44 +96,26 @@ def read_settings(path: Path) -> dict[str, dict[str, str]]:
     return {str(run): {name: str(table[name][i]) for name in table} for i, run in enumerate(table["run"])}
 
 
-def setting_of(source: Source, names: Sequence[str], table: dict[str, dict[str, str]]) -> dict[str, float | str]:
+def source_setting(source: Source, names: Sequence[str], table: dict[str, dict[str, str]]) -> dict[str, float | str]:
     """Return the settings of a run from the table, or from its configuration."""
-    from scalerl.core.errors import nearest
+    from scalerl.config import by_name
     from scalerl.scaling import CurveError
+    from scalerl.scaling.settings import setting_of
 
     row: dict[str, Any] | None = table.get(str(source.path), table.get(source.name))
     if row is None and source.config is not None:
-        row = flat(source)
+        row = by_name(source.config)
     if row is None:
         hint = "its row in --settings" if table else "a run directory, or a table with --settings"
         raise CurveError(f"{source.path} has no settings: give {hint}")
-    for name in names:
-        if row.get(name) is None:
-            raise CurveError(f"{source.path} has no setting {name!r}{nearest(name, row)}; give a field of config.toml")
-    return {name: as_value(row[name]) for name in names}
-
-
-def as_value(value: Any) -> float | str:
-    """Return a number as a float, a range as its upper end, and anything else as text."""
-    value = value[-1] if isinstance(value, list) and value else value
-    try:
-        return str(value) if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        return str(value)
-
-
-def flat(source: Source) -> dict[str, Any]:
-    """Return the configuration of a run by dotted names."""
-    from scalerl.config import plain_values
-    from scalerl.core.serialization import leaves
-
-    assert source.config is not None
-    return {name: value for name, value in leaves(plain_values(source.config, mode="json")) if value != {}}
+    return setting_of(row, names, str(source.path))
 
 
 def other_differences(sources: Sequence[Source], names: Sequence[str]) -> list[str]:
     """Return the fields outside `names` that differ between the runs and may change their curves."""
-    rows = [flat(source) for source in sources if source.config is not None]
+    from scalerl.config import by_name
+
+    rows = [by_name(source.config) for source in sources if source.config is not None]
     fields = dict.fromkeys(name for row in rows for name in row)
     return [
         name for name in fields

@@ -28,8 +28,8 @@ USAGE = """scalerl study PLAN [BASE.toml] [options] [--any.field VALUE ...]
        scalerl study resume DIR [--jobs N]
        scalerl study show DIR [-o PAGE.html] [--json]"""
 
-DESCRIPTION = """PLAN is loo, recipes, forward, axes, rates, mismatch, or the path of a TOML file. BASE.toml and the
-dotted fields are as in `scalerl train`; without them the base is the quick variant of the embedded lab."""
+DESCRIPTION = """PLAN is loo, recipes, forward, axes, rates, mismatch, frontier, or the path of a TOML file. BASE.toml
+and the dotted fields are as in `scalerl train`; without them the base is the quick variant of the embedded lab."""
 
 
 def study_main(words: Sequence[str], stop: Callable[[], StopFlag]) -> int:
@@ -70,8 +70,10 @@ def study_main(words: Sequence[str], stop: Callable[[], StopFlag]) -> int:
 def _check_trust(plan: Plan, source: str, trusted: bool, typed: Sequence[str]) -> None:
     """Confirm the code that the arms name, once for all runs; the runs are then started with --trust."""
     from scalerl.config.trust import check_trust
+    from scalerl.study.plans import NOISY_ENGINE
 
-    check_trust([plan.config(arm, plan.seeds[0]) for arm in plan.arms], source, trusted=trusted, typed=typed)
+    configs = [plan.config(arm, plan.seeds[0]) for arm in plan.arms]
+    check_trust(configs, source, trusted=trusted, typed=[*typed, NOISY_ENGINE])
 
 
 def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
@@ -119,8 +121,8 @@ def _add_execution(parser: argparse.ArgumentParser) -> None:
 
     words = f"runs in parallel; default {room_here()} here, or all that fit on Ray"
     parser.add_argument("--jobs", type=partial(count, least=0), default=0, help=words)
-    words = "default: the same budget for every arm"
-    parser.add_argument("--allocate", choices=list(ALLOCATIONS), default="equal", help=words)
+    words = "equal: every arm to its end; forecast: only arms that may be the best; default forecast if a plan has vary"
+    parser.add_argument("--allocate", choices=list(ALLOCATIONS), help=words)
     parser.add_argument("--trust", action="store_true", help="run the code that the plan names without confirmation")
     parser.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: auto, local or HOST:PORT")
     parser.add_argument("--ray-cpus", type=float, default=2.0, help="cores per run on Ray; default 2")
@@ -183,7 +185,7 @@ def _seeds(text: str) -> tuple[int, ...]:
 def _execute(
     study: StudyDirectory,
     workers: Workers,
-    allocate: str,
+    allocate: str | None,
     stop: Callable[[], StopFlag],
     others: Sequence[StudyDirectory] = (),
 ) -> int:
@@ -200,7 +202,7 @@ def _execute(
     execution = Execution(study, workers, display, stop_flag)
     try:
         display.start(workers.count)
-        execute(execution, ALLOCATIONS[allocate])
+        execute(execution, ALLOCATIONS[allocate or ("forecast" if study.plan.vary else "equal")])
     finally:
         display.stop()
     for key, message in execution.failures.items():

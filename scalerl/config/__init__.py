@@ -1,7 +1,7 @@
 """The configuration of a run as frozen values: recipe, data, machine. Does not import torch."""
 
 from scalerl.config.model import HuggingFaceModel, Lora, TinyModel, WarmStart
-from scalerl.config.overrides import merge, parse_config, plain_values, read_config, to_toml
+from scalerl.config.overrides import by_name, merge, parse_config, plain_values, read_config, to_toml
 from scalerl.config.placement import Hardware
 from scalerl.config.presets import LAB, PRESETS, QUICK
 from scalerl.config.run import (
@@ -28,6 +28,7 @@ __all__ = [
     "Scoring",
     "TinyModel",
     "WarmStart",
+    "by_name",
     "merge",
     "parse_config",
     "plain_values",

@@ -253,6 +253,8 @@ class CustomTask(RepliedTask):
     """Size of the training pool."""
     pass_score: Fraction = 1.0
     """Smallest score that counts as passed in the pass rate and the curve; the reward follows the score."""
+    discount: Fraction = 1.0
+    """Environments with rewards of turns: the reward of turn i = 0, 1, ... counts discount^i times in the score."""
 
     @property
     def curve(self) -> str:

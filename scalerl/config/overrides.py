@@ -14,6 +14,7 @@ from scalerl.config.recipe import AGGREGATION_OF_LOSS, kind_of
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError, nearest, short
 from scalerl.core.files import read_bytes, trouble
+from scalerl.core.serialization import leaves
 
 LARGEST = 1 << 20
 """Largest configuration file in bytes; reading a larger one and listing its errors would take minutes."""
@@ -133,6 +134,11 @@ def plain_values(config: RunConfig, mode: str = "python") -> dict[str, Any]:
     values = config.model_dump(mode=mode)
     tasks = list(values.pop("data"))
     return {**values, "data": tasks[0] if len(tasks) == 1 else tasks}
+
+
+def by_name(config: RunConfig) -> dict[str, Any]:
+    """Return the fields of a configuration by dotted name."""
+    return {name: value for name, value in leaves(plain_values(config, mode="json")) if value != {}}
 
 
 def to_toml(config: RunConfig) -> str:

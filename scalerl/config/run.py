@@ -200,11 +200,6 @@ class RunConfig(Part):
                 f"rollouts.weights: got {self.rollouts.weights!r} with placement.backend {self.placement.backend!r} "
                 f"and placement.engine {self.placement.engine_name!r}; allowed: {', '.join(allowed)}"
             )
-        if self.recipe.routing_replay == "on" and self.placement.engine not in ("torch", "vllm"):
-            raise ValueError(
-                f"recipe.routing_replay: got 'on' with placement.engine {self.placement.engine_name!r}, which does not "
-                "report the experts it used; allowed: off, or placement.engine = 'torch' or 'vllm'"
-            )
         ranks = self.placement.trainer_ranks
         if self.lora and ranks > 1:
             raise ValueError(

@@ -31,9 +31,6 @@ from scalerl.core.printable import printable
 ARGUMENTS = "placement.vllm_arguments"
 """A list of words; on a command line, it is recognized by the name of the field."""
 
-NOISY_ENGINE = "scalerl.rollouts.local.noise:noisy"
-"""The engine of `scalerl study mismatch`: code of this package, so it needs no confirmation."""
-
 DESTINATIONS = {"tensorboard": "directory", "wandb": "entity", "mlflow": "tracking_uri"}
 """Field of each logger that says where the data goes; empty: the run directory, or the user's own default."""
 
@@ -67,8 +64,7 @@ def code_of(config: RunConfig) -> list[Code]:
     """Return the code that a run of this configuration imports or starts, without importing it."""
     functions = [(f"recipe.{part}", getattr(config.recipe, part)) for part in ("loss", "advantage", "aggregation")]
     functions.append(("placement.engine", config.placement.engine))
-    custom = [(field, choice.function) for field, choice in functions if isinstance(choice, Custom)]
-    code = [_function(field, function) for field, function in custom if function != NOISY_ENGINE]
+    code = [_function(field, choice.function) for field, choice in functions if isinstance(choice, Custom)]
     for task in config.data:
         if isinstance(task, PromptFile) and task.reward is not None:
             code.append(_function("data.reward", task.reward.function))

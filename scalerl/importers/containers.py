@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.core.files import parse_json, read_bytes, trouble
-from scalerl.importers.binary import event_files, tensorboard_rows, wandb_rows
 from scalerl.importers.dialect import RUN_COLUMNS, Row, as_cell, flat
+from scalerl.importers.tensorboard import event_files, tensorboard_rows
 from scalerl.scaling.readers import CurveError, csv_rows, json_objects
 
 BAD_LINES = 0.1
@@ -27,7 +27,7 @@ class Log:
 
     rows: list[Row]
     container: str
-    """Format: trainer_state, jsonl, csv, console, wandb or tensorboard."""
+    """Format: trainer_state, jsonl, csv, console or tensorboard."""
     notes: tuple[str, ...] = ()
 
 
@@ -46,16 +46,18 @@ def read_log(path: Path) -> Log:
     except OSError as error:
         raise CurveError(trouble(error)) from error
     if data[:4] == b":W&B":
-        rows, notes = wandb_rows(path)
-        return Log(rows, "wandb", notes)
+        raise CurveError(
+            f"{path} is in wandb's own format; run `wandb sync` on its directory, export the history "
+            "(docs/importing.md), and give that file"
+        )
     if "tfevents" in path.name:
         return Log(tensorboard_rows([path]), "tensorboard")
     # after a power failure, a log may end with zero bytes
     text_bytes = data.rstrip(b"\0")
     if b"\0" in text_bytes:
         raise CurveError(
-            f"{path} is binary and of no known format; give a JSON, JSONL, CSV or console log, a .wandb file "
-            "or a TensorBoard event file"
+            f"{path} is binary and of no known format; give a JSON, JSONL, CSV or console log, or a TensorBoard "
+            "event file"
         )
     text = text_bytes.decode("utf-8-sig", errors="replace")
     if not text.strip():

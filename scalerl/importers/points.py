@@ -29,7 +29,7 @@ from scalerl.importers.sources import IMPORTERS
 from scalerl.scaling import CurveError
 from scalerl.scaling.curve import checked_bounds
 
-BY_LAYOUT = {"trainer_state": "trl", "console": "verl", "wandb": "wandb", "tensorboard": "tensorboard"}
+BY_LAYOUT = {"trainer_state": "trl", "console": "verl", "tensorboard": "tensorboard"}
 """The source of a file format if no column identifies the framework."""
 
 ROLES = ("step", "seconds", "clock", "tokens", "step_tokens", "device_hours", "flops", "task", "stderr")

@@ -67,7 +67,7 @@ class _Routed:
         if owner._given_NLK is None:
             out = self._forward(*inputs, **options)
         else:
-            with _GivenTopK(owner._given_NLK[:, layer].long(), owner._replay) as given:
+            with GivenTopK(owner._given_NLK[:, layer].long(), owner._replay) as given:
                 out = self._forward(*inputs, **options)
             assert given.differs_N is not None, "a router that does not call torch.topk"
             owner._differs[layer] = given.differs_N
@@ -75,7 +75,7 @@ class _Routed:
         return out
 
 
-class _GivenTopK(TorchFunctionMode):
+class GivenTopK(TorchFunctionMode):
     """Mode in which torch.topk compares its choice with recorded experts and, on replay, returns these."""
 
     def __init__(self, given_NK: Tensor, replay: bool) -> None:

@@ -14,6 +14,7 @@ from scalerl.prompts.layouts import Row, identity, prompt_of
 from scalerl.tasks import custom, environments, tools
 from scalerl.tasks.environments import load
 from scalerl.tasks.gym import make_data
+from scalerl.types import TURNS
 
 TRIES = 4
 """Largest number of entries created per required prompt. With fewer distinct ones, the run does not start."""
@@ -47,7 +48,7 @@ def custom_rows(task: CustomTask, held_out: int) -> tuple[list[Row], list[str]]:
     made, replies = custom.rows(task, task.prompts + held_out)
     shared: dict[str, Any] = {"function": task.function, "params": task.params, "pass_score": task.pass_score}
     if replies:
-        shared |= {"turns": task.limits, "tools": tools.schemas(shared)}
+        shared |= {TURNS: task.limits, "discount": task.discount, "tools": tools.schemas(shared)}
     for number, row in enumerate(made):
         columns = {**shared, "row": row}
         where = f"{task.function} row {number}"
@@ -69,7 +70,8 @@ def environment_rows(task: EnvironmentTask, held_out: int) -> tuple[list[Row], l
         raise ConfigError(
             f"data.environment: {task.environment!r} has no data set of prompts ({error}); choose another one"
         ) from None
-    several = environments.several_turns(task, loaded) if loaded.max_turns != 1 else {}
+    replies = loaded.max_turns != 1 or getattr(loaded, "tool_defs", None)  # the policy must see the tools
+    several = environments.several_turns(task, loaded) if replies else {}
     unique: dict[str, Row] = {}
     for number, values in enumerate(dataset):
         row = _environment_row(task, dict(values), several, f"{task.environment} row {number}")

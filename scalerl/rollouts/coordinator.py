@@ -158,7 +158,8 @@ class Coordinator:
         if self.blocked() and not self._idle():
             return []  # two versions are due before this tick and only the first has arrived: wait for the second
         self._start_groups()
-        busy = self._busy()
+        full = [engine.occupancy() for engine in self.engines]
+        busy = any(one.busy for one in full)
         if not self.lockstep:
             self._poll()
         elif busy:
@@ -169,6 +170,7 @@ class Coordinator:
                     self._collect(finished)
             self.ticks += 1
         elapsed = self.seconds.since(began)
+        self.seconds.parked += elapsed * sum(one.parked for one in full)
         if busy or self.lockstep:
             self.seconds.busy += elapsed
         else:
@@ -211,8 +213,8 @@ class Coordinator:
     def stats(self) -> GeneratorStats:
         """Return the counters so far."""
         work, seconds = sum((engine.work for engine in self.engines), self._work_before), self.seconds
-        counters = (self.ticks, work.tokens, work.flops, work.slot_steps)
-        return GeneratorStats(*counters, seconds.busy, seconds.idle, seconds.swap, work.restarts, work.resampled)
+        counters = (self.ticks, work.tokens, work.flops, work.slot_steps, seconds.busy, seconds.idle, seconds.swap)
+        return GeneratorStats(*counters, work.restarts, work.resampled, seconds.parked)
 
     def _tokens(self) -> tuple[int, int]:
         """Return the tokens sampled so far by the training engines and by the evaluation engines."""
@@ -342,7 +344,7 @@ class Coordinator:
                 for f in self.untrained()
             ],
             "dropped": [to_plain(v) for v in self._dropped],
-            "seconds": [self.seconds.busy, self.seconds.idle],
+            "seconds": [self.seconds.busy, self.seconds.idle, self.seconds.parked],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -367,7 +369,7 @@ class Coordinator:
         self.fresh = [(i, g) for formed in self.untrained() for i, g in formed.groups.items()]
         self.fresh += self.finished.items()
         self._dropped = [from_plain(Visit, v) for v in state["dropped"]]
-        self.seconds.busy, self.seconds.idle = state["seconds"]
+        self.seconds.busy, self.seconds.idle, self.seconds.parked = state["seconds"]
         self._work_before = from_plain(Work, state["work_before"])
         states = state["engines"]
         exact = len(states) == len(self.engines) and all(

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.core.rng import stream_key
-from scalerl.types import Group, IntArray, Prompt, Rollout, Visit
+from scalerl.types import TURNS, Group, IntArray, Prompt, Rollout, Visit
 
 POLL_S = 0.02
 """Seconds to wait in a poll of all asynchronous engines after one that found nothing."""
@@ -41,7 +41,7 @@ class Request:
     @classmethod
     def of(cls, id: tuple[int, int], prompt: Prompt, key: int) -> Request:
         """Return the request for a rollout of a prompt."""
-        return cls(id, prompt.tokens, key, prompt if "turns" in prompt.columns else None)
+        return cls(id, prompt.tokens, key, prompt if TURNS in prompt.columns else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,8 @@ class Occupancy:
     """Sequences submitted but not started."""
     room: int
     """Requests to submit now to keep the slots filled; 0 or less: none."""
+    parked: int = 0
+    """Those of the waiting sequences that wait for a reply of their environment."""
 
     @property
     def busy(self) -> bool:
@@ -121,6 +123,8 @@ class Seconds:
     """Waiting for weights or prompts."""
     swap: float = 0.0
     """The last swap of weights."""
+    parked: float = 0.0
+    """Waiting for replies, summed over sequences."""
     _aside: float = 0.0
 
     def aside(self, call: Callable[[], None]) -> Callable[[], None]:

@@ -298,9 +298,9 @@ def check_engine(function: str, model: str, params: Mapping[str, Any] | None = N
 
 @torch.no_grad()
 def check_engine_plugin(
-    choice: Custom, policy: Policy, load_policy: Callable[[], Policy], model_path: str, *, deterministic: bool
-) -> None:
-    """Try a user's engine on made-up prompts before a run starts.
+    choice: Custom, policy: Policy, load_policy: Callable[[], Policy], model_path: str, deterministic: bool
+) -> list[Rollout]:
+    """Try a user's engine on made-up prompts before a run starts, and return its rollouts.
 
     Args:
         choice: The engine's entry in the configuration.
@@ -319,7 +319,7 @@ def check_engine_plugin(
         return made[-1]
 
     try:
-        call(check_basics, choice.function, bench_of(make, policy, load_policy, model_path))
+        rollouts = call(check_basics, choice.function, bench_of(make, policy, load_policy, model_path))
     except PluginError as error:
         raise ConfigError(f"placement.engine: {choice.function}, on made-up prompts: {error}") from None
     if deterministic and not made[0].deterministic:
@@ -327,6 +327,7 @@ def check_engine_plugin(
             f"placement.engine: {choice.function} is not deterministic; allowed: rollouts.schedule = 'eager', or "
             "an engine with deterministic = True, whose poll is one decode step"
         )
+    return list(rollouts.values())
 
 
 __all__ = ["EngineError", "EngineParts", "check_engine", "check_engine_plugin"]

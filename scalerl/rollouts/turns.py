@@ -28,7 +28,7 @@ from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request
 from scalerl.tasks import tools, turns
 from scalerl.tasks.pool import ProcessEnded, ScoringPool
 from scalerl.tasks.turns import Message, Reply
-from scalerl.types import IntArray, Outcome, Prompt, Rollout
+from scalerl.types import TURNS, IntArray, Outcome, Prompt, Rollout
 
 Ask = Callable[[Prompt, Sequence[Message]], "Future[Reply]"]
 """Asks an environment, given the messages after the opening."""
@@ -124,7 +124,7 @@ class TurnEngine:
     def occupancy(self) -> Occupancy:
         """Return how full the engine is; rollouts that wait for a reply have no slot, but have not finished."""
         inner = self._inner.occupancy()
-        return replace(inner, waiting=inner.waiting + len(self._asked))
+        return replace(inner, waiting=inner.waiting + len(self._asked), parked=len(self._asked))
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue rollouts."""
@@ -167,7 +167,7 @@ class TurnEngine:
         episode.said.append({"role": "assistant", "content": text})
         if turn.truncated:
             return [self._end(episode, "tokens")]
-        episode.due = self._tick + int(episode.prompt.columns["turns"]["reply_ticks"])
+        episode.due = self._tick + int(episode.prompt.columns[TURNS]["reply_ticks"])
         self._request(episode)
         return []
 
@@ -181,7 +181,7 @@ class TurnEngine:
         Consumes: a reply. Produces: a request, or a rollout. Waits for: the environment, whose call has a time limit.
         Unblocked by: its reply, its time limit, or the death of its process.
         """
-        settings, name = episode.prompt.columns["turns"], episode.prompt.columns["function"]
+        settings, name = episode.prompt.columns[TURNS], episode.prompt.columns["function"]
         episode.waited_s += time.monotonic() - self._asked_at.pop(episode.id)
         try:
             reply = asked.result()
@@ -256,7 +256,7 @@ class ReplyPool:
         with self._lock:
             while self._waiting:
                 first, prompt = (some or self._waiting)[0][0].columns, self._waiting[0][0]
-                if len(some) == first["turns"]["reply_threads"] or prompt.columns["function"] != first["function"]:
+                if len(some) == first[TURNS]["reply_threads"] or prompt.columns["function"] != first["function"]:
                     break
                 one = self._waiting.popleft()
                 some += [one] if one[2].set_running_or_notify_cancel() else []
@@ -264,7 +264,7 @@ class ReplyPool:
             self._answer(some)
 
     def _answer(self, some: Sequence[Asked]) -> None:
-        limit_s, words = some[0][0].columns["turns"]["reply_s"], [one[:2] for one in some]
+        limit_s, words = some[0][0].columns[TURNS]["reply_s"], [one[:2] for one in some]
         try:
             replies = self._pool.schedule(turns.ask_all, words, limit_s=limit_s).result()
         except (TimeoutError, ProcessEnded) as error:
@@ -299,7 +299,7 @@ def with_replies(prompts: Sequence[Prompt], tokenizer: Any, capacity: int) -> tu
     """
     longest, tasks = 0, dict[str, Prompt]()
     for prompt in prompts:
-        settings, later = prompt.columns.get("turns"), 0
+        settings, later = prompt.columns.get(TURNS), 0
         if settings:
             later = (settings["turns"] - 1) * (capacity + settings["reply_tokens"])
             tasks.setdefault(prompt.task, prompt)
@@ -317,7 +317,7 @@ def with_replies(prompts: Sequence[Prompt], tokenizer: Any, capacity: int) -> tu
 
 def continued(tokenizer: Any, prompt: Prompt, reply: Reply, last: int) -> list[int]:
     """Return the tokens of a reply, after a turn that ended with the token `last`; raises as `continuation`."""
-    settings = prompt.columns["turns"]
+    settings = prompt.columns[TURNS]
     if not reply.messages:
         return []
     return continuation(tokenizer, reply.messages, last, settings["chat_template"] != "never", settings["reply_tokens"])

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalerl.scaling.compare import ASSUMED_SEED_SD, MARGIN, as_fits, check_alike
+from scalerl.scaling.compare import ASSUMED_SEED_SD, MARGIN
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.estimate import Estimate, as_json, short, summarize
+from scalerl.scaling.estimate import TAILS, Estimate, as_json, short, summarize
 from scalerl.scaling.forecast import Fit, Reach, reach
 from scalerl.scaling.law import Array
-from scalerl.scaling.pool import PUBLISHED, Law, levels, likelihood, pooled
+from scalerl.scaling.pool import Check, Law, levels, pool, pooled
 from scalerl.scaling.readers import CurveError
-from scalerl.scaling.settings import Setting, candidates, check_added, check_settings, distinct, in_words
+from scalerl.scaling.settings import Setting, candidates, check_added, distinct, in_words
 
 SURE = 0.8
 """Least probability that the best setting is within MARGIN of the true best; below, the answer is "cannot say yet"."""
@@ -33,9 +34,6 @@ AROUND_STEP = AROUND[1] / AROUND[0]
 
 SHOWN = 10.0
 """Crossings are reported within this factor of the budget."""
-
-TO_CHECK = 4
-"""Smallest number of runs with which the law is checked by leaving runs out."""
 
 SHOWN_OPTIONS = 5
 """Number of options that are printed."""
@@ -80,16 +78,17 @@ class NextRun:
     """Expected gain in the level of the chosen setting, in the metric's unit."""
 
 
-@dataclass(frozen=True)
-class Check:
-    """Errors of the last level of each run, predicted from the other runs: root mean squares."""
+class Envelope(NamedTuple):
+    """The level of every setting at each compute, and of the best one."""
 
-    law: float
-    nearest: float
-    """Error of the curve of the run with the nearest settings."""
-    covered: float
-    """Share of the runs within the 90% interval of the law."""
-    runs: int
+    compute_M: Array
+    settings: list[dict[str, Any]]
+    mean_SM: Array
+    best_M: list[int]
+    """Index of the best setting."""
+    low_M: Array
+    """Lower end of the 90% interval of the level of the best setting."""
+    high_M: Array
 
 
 @dataclass(frozen=True)
@@ -120,12 +119,15 @@ class Frontier:
     """Change of logit A, ln C_mid, ln B and R0 per doubling of each number."""
     without_published: Option | None
     """The best setting without the published exponents; None if none was used."""
+    envelope: Envelope
+    """Not in the JSON."""
     notes: tuple[str, ...] = ()
     margin: float = field(default=MARGIN)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of JSON values."""
-        return {**as_json(self), "sentence": self.sentence}
+        values = {name: as_json(value) for name, value in vars(self).items() if name != "envelope"}
+        return {**values, "sentence": self.sentence}
 
     @property
     def sentence(self) -> str:
@@ -196,33 +198,20 @@ def frontier(
     Raises:
         CurveError: The runs cannot be pooled; the message has the reason and what to do.
     """
-    fits, notes = list(as_fits(list(runs))), []
-    check_alike([f.curve for f in fits])
-    if len(fits) != len(settings):
-        raise CurveError(f"every run needs its settings; got {len(fits)} runs and {len(settings)} settings")
     if not (np.isfinite(budget) and budget > 0):
         raise CurveError(f"the budget must be a positive amount of compute; got {budget!r}")
-    lost = [f.futures is not None and f.futures.stays > 0.5 for f in fits]
-    if any(lost):
-        notes.append(f"{sum(lost)} of {len(fits)} runs are flat or have fallen and were left out")
-        settings = [setting for setting, out in zip(settings, lost, strict=True) if not out]
-        fits = [f for f, out in zip(fits, lost, strict=True) if not out]
-    check_settings(settings)
-    check_added(also, settings)
+    found = pool(runs, settings, published)
+    fits, law, notes, by_law = found.fits, found.law, list(found.notes), found.uses == "law"
+    check_added(also, law.settings)
     longest = max(f.last_compute for f in fits)
     if budget > FAR * longest:
         notes.append(f"the budget is {budget / longest:.0f} times the longest run; the law was not tested that far")
-    published = published and fits[0].curve.axis in ("device_hours", "flops")
-    published = published and any(name.rpartition(".")[2] in PUBLISHED for name in settings[0])
-    clouds = [likelihood(f) for f in fits]
-    law = pooled(clouds, settings, published)
-    check = left_out(law, fits) if len(fits) >= TO_CHECK else None
-    by_law = check is None or check.law <= check.nearest
     scene = of_law(law, fits[0], also) if by_law else of_fits(fits, law.settings)
-    plain = of_law(pooled(clouds, settings, False), fits[0], also) if published and by_law else None
-    return decided(scene, budget, fits[0], check=check, asked=tuple(dict(setting) for setting in also), 
-                   uses="law" if by_law else "per-run fits", notes=tuple(notes), slopes=slopes(law),
-                   without_published=ranked(plain, budget)[0][0] if plain else None)  # fmt: skip
+    plain = of_law(pooled(found.clouds, law.settings, False), fits[0], also) if found.published and by_law else None
+    return decided(scene, budget, fits[0], check=found.check, asked=tuple(dict(setting) for setting in also),
+                   uses=found.uses, notes=tuple(notes), slopes=slopes(law),
+                   without_published=ranked(plain.settings, plain.of_run(budget), plain.typical(budget))[0][0]
+                   if plain else None)  # fmt: skip
 
 
 class Scene(NamedTuple):
@@ -273,57 +262,62 @@ def slopes(law: Law) -> dict[str, dict[str, Estimate]]:
             in law.slopes().items()}  # fmt: skip
 
 
-def left_out(law: Law, fits: Sequence[Fit]) -> Check:
-    """Return how well the law predicts the last level of each run from the others, next to the nearest run."""
-    columns_NP, _ = law.design.columns(law.settings)
-    apart_NN = np.abs(columns_NP[:, None] - columns_NP).sum(axis=-1) + np.diag(np.full(len(fits), np.inf))
-    errors, inside = [], []
-    for n, f in enumerate(fits):
-        truth, at = float(f.mean(f.last_compute)[0]), f.last_compute
-        level_D, weight_D = levels(law.left_out.theta_DNK[:, n], at, f.curve.bounds), law.left_out.weight_DN[:, n]
-        nearest = np.flatnonzero(apart_NN[n] <= apart_NN[n].min() + 1e-9)
-        beside = float(np.mean([fits[int(i)].mean(at)[0] for i in nearest]))
-        errors.append((float(weight_D @ level_D) - truth, beside - truth))
-        below = float(weight_D @ (level_D < truth))
-        inside.append(0.05 <= below <= 0.95)
-    by_law, by_nearest = np.sqrt(np.mean(np.square(errors), axis=0))
-    return Check(float(by_law), float(by_nearest), float(np.mean(inside)), len(fits))
+def ranked(settings: Sequence[dict[str, Any]], run_SD: Array, level_SD: Array) -> tuple[list[Option], Array]:
+    """Return the options, the highest expected level first, and draws of their levels in this order.
 
-
-def ranked(scene: Scene, budget: float) -> tuple[list[Option], Array]:
-    """Return the options, the highest expected level first, and draws of their levels in this order."""
-    run_SD, level_SD = scene.of_run(budget), scene.typical(budget)
+    Args:
+        settings: Setting of each option.
+        run_SD: Draws of the level of a new run.
+        level_SD: Draws of the level without the scatter of single runs, which decide which option is best.
+    """
     order_S = np.argsort(-run_SD.mean(axis=1), kind="stable")
     wins_S = np.bincount(level_SD.argmax(axis=0), minlength=len(level_SD)) / level_SD.shape[1]
-    options = [Option(scene.settings[s], summarize(run_SD[s]), float(wins_S[s])) for s in order_S]
+    options = [Option(settings[s], summarize(run_SD[s]), float(wins_S[s])) for s in order_S]
     return options, level_SD[order_S]
 
 
 def decided(scene: Scene, budget: float, like: Fit, **rest: Any) -> Frontier:
     """Return the decision for a budget with everything that follows from the levels."""
     width = float(np.ptp(like.curve.bounds))
-    options, level_SD = ranked(scene, budget)
+    options, level_SD = ranked(scene.settings, scene.of_run(budget), scene.typical(budget))
+    # without the scatter of single runs, which would hide where settings cross
+    level_MSD = np.stack([scene.typical(float(c)) for c in budget * AROUND])
     close = float((level_SD[0] >= level_SD.max(axis=0) - MARGIN * width).mean())
     return Frontier(
         budget=budget, unit=like.curve.unit, decided=close >= SURE, best=options[0], runner_up=options[1],
         probability_better=float((level_SD[0] > level_SD[1]).mean()), probability_close=close,
-        options=tuple(options), crossings=crossings(scene, budget, options, width),
+        options=tuple(options), crossings=crossings(scene, budget * AROUND, level_MSD, options, width),
+        envelope=envelope(scene, budget * AROUND, level_MSD, width),
         next_run=next_run(scene, budget, width), margin=MARGIN * width, **rest,
     )  # fmt: skip
 
 
-def crossings(scene: Scene, budget: float, options: Sequence[Option], width: float) -> tuple[Crossing, ...]:
-    """Return where the best setting changes with compute near the budget, and where the best passes the runner-up."""
-    compute_M = budget * AROUND
-    level_MSD = np.stack([scene.typical(float(c)).astype(np.float32) for c in compute_M])
+def envelope(scene: Scene, compute_M: Array, level_MSD: Array, width: float) -> Envelope:
+    """Return the best level over settings at each compute."""
     mean_MS = level_MSD.mean(axis=2)
-    near_M = (AROUND >= 1 / SHOWN) & (AROUND <= SHOWN)
-    pairs, lead = [], int(mean_MS[near_M][0].argmax())
-    for mean_S in mean_MS[near_M]:
+    best_M = leaders(mean_MS, width)
+    low_M, high_M = np.quantile(level_MSD[np.arange(len(compute_M)), best_M], TAILS, axis=1)
+    return Envelope(compute_M, scene.settings, mean_MS.T, best_M, low_M, high_M)
+
+
+def leaders(mean_MS: Array, width: float) -> list[int]:
+    """Return the best setting at each compute; it changes only where the next is better by an amount that matters."""
+    lead = int(mean_MS[0].argmax())
+    best_M = []
+    for mean_S in mean_MS:
         first = int(mean_S.argmax())
-        if mean_S[first] > mean_S[lead] + 0.1 * MARGIN * width:  # without changes that do not matter
-            pairs.append((first, lead))
-            lead = first
+        lead = first if mean_S[first] > mean_S[lead] + 0.1 * MARGIN * width else lead
+        best_M.append(lead)
+    return best_M
+
+
+def crossings(
+    scene: Scene, compute_M: Array, level_MSD: Array, options: Sequence[Option], width: float
+) -> tuple[Crossing, ...]:
+    """Return where the best setting changes with compute near the budget, and where the best passes the runner-up."""
+    near_M = (AROUND >= 1 / SHOWN) & (AROUND <= SHOWN)
+    best_M = leaders(level_MSD[near_M].mean(axis=2), width)
+    pairs = [(new, old) for old, new in pairwise(best_M) if new != old]
     best, other = (scene.settings.index(option.setting) for option in options[:2])
     if (best, other) not in pairs and (other, best) not in pairs:
         pairs.append((best, other))

@@ -19,11 +19,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scalerl.scaling.compare import as_fits, check_alike
+from scalerl.scaling.curve import Curve
 from scalerl.scaling.forecast import Fit
 from scalerl.scaling.grid import systematic
 from scalerl.scaling.law import Array, climb
 from scalerl.scaling.posterior import Prior
-from scalerl.scaling.settings import Design, Setting
+from scalerl.scaling.readers import CurveError
+from scalerl.scaling.settings import Design, Setting, check_settings
 
 CENTER_SD = np.array([2.0, 3.0, 0.5, 0.5])
 """Prior standard deviation of each parameter at the center of the settings; wider than published runs differ."""
@@ -266,3 +269,78 @@ def updated(cloud: Cloud, mean_CK: Array, variance_CK: Array, rng: np.random.Gen
     theta_CK = center_CK + np.einsum("ckj,cj->ck", root_CKK, rng.standard_normal(mean_CK.shape))
     log_C = most_C + np.log(sum_CD[:, -1]) - 0.5 * np.linalg.slogdet(total_CKK)[1]
     return theta_CK, log_C
+
+
+# --------------------------------------------------------------------------------------------- runs and their check
+
+TO_CHECK = 4
+"""Smallest number of runs with which the law is checked by leaving runs out."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Errors of the last level of each run, predicted from the other runs: root mean squares."""
+
+    law: float
+    nearest: float
+    """Error of the curve of the run with the nearest settings."""
+    covered: float
+    """Share of the runs within the 90% interval of the law."""
+    runs: int
+
+
+class Pool(NamedTuple):
+    """The law over runs, and whether it predicts each of them from the others."""
+
+    fits: list[Fit]
+    """Fits of the runs that rise; `law.settings` are their settings."""
+    clouds: list[Cloud]
+    law: Law
+    check: Check | None
+    uses: str
+    """"law", or "per-run fits" if the nearest run predicts better."""
+    published: bool
+    notes: list[str]
+
+
+def pool(runs: Sequence[Curve | Fit], settings: Sequence[Setting], published: bool = True) -> Pool:
+    """Return the law over runs and its check; arguments and errors as in `frontier`."""
+    fits, notes = list(as_fits(list(runs))), []
+    check_alike([f.curve for f in fits])
+    if len(fits) != len(settings):
+        raise CurveError(f"every run needs its settings; got {len(fits)} runs and {len(settings)} settings")
+    lost = [f.futures is not None and f.futures.stays > 0.5 for f in fits]
+    if any(lost):
+        notes.append(f"{sum(lost)} of {len(fits)} runs are flat or have fallen and were left out")
+        settings = [setting for setting, out in zip(settings, lost, strict=True) if not out]
+        fits = [f for f, out in zip(fits, lost, strict=True) if not out]
+    check_settings(settings)
+    published = published and fits[0].curve.axis in ("device_hours", "flops")
+    published = published and any(name.rpartition(".")[2] in PUBLISHED for name in settings[0])
+    clouds = [likelihood(f) for f in fits]
+    law = pooled(clouds, settings, published)
+    check = left_out(law, fits) if len(fits) >= TO_CHECK else None
+    uses = "law" if check is None or check.law <= check.nearest else "per-run fits"
+    return Pool(fits, clouds, law, check, uses, published, notes)
+
+
+def left_out(law: Law, fits: Sequence[Fit]) -> Check:
+    """Return how well the law predicts the last level of each run from the others, next to the nearest run."""
+    columns_NP, _ = law.design.columns(law.settings)
+    apart_NN = np.abs(columns_NP[:, None] - columns_NP).sum(axis=-1) + np.diag(np.full(len(fits), np.inf))
+    errors, inside = [], []
+    for n, f in enumerate(fits):
+        truth, at = float(f.mean(f.last_compute)[0]), f.last_compute
+        level_D, weight_D = levels(law.left_out.theta_DNK[:, n], at, f.curve.bounds), law.left_out.weight_DN[:, n]
+        beside = level_beside(apart_NN[n], fits, at)
+        errors.append((float(weight_D @ level_D) - truth, beside - truth))
+        below = float(weight_D @ (level_D < truth))
+        inside.append(0.05 <= below <= 0.95)
+    by_law, by_nearest = np.sqrt(np.mean(np.square(errors), axis=0))
+    return Check(float(by_law), float(by_nearest), float(np.mean(inside)), len(fits))
+
+
+def level_beside(apart_N: Array, fits: Sequence[Fit], compute: float) -> float:
+    """Return the mean level of the runs at the smallest distance."""
+    nearest = np.flatnonzero(apart_N <= apart_N.min() + 1e-9)
+    return float(np.mean([fits[int(i)].mean(compute)[0] for i in nearest]))

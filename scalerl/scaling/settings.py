@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.core.errors import nearest
 from scalerl.scaling.law import Array
 from scalerl.scaling.readers import CurveError
 
@@ -20,6 +21,32 @@ Setting = Mapping[str, float | str]
 
 MOST_SETTINGS = 128
 """Largest number of settings that are compared: those nearest to a run."""
+
+
+def setting_of(row: Mapping[str, Any], names: Sequence[str], of: str) -> dict[str, float | str]:
+    """Return the settings of a run from its fields by name; numbers as floats, a range as its upper end.
+
+    Args:
+        row: All fields of the run.
+        names: Fields that are settings.
+        of: The run, for the error.
+
+    Raises:
+        CurveError: A field is not known.
+    """
+    for name in names:
+        if row.get(name) is None:
+            raise CurveError(f"{of} has no setting {name!r}{nearest(name, row)}; give a field of config.toml")
+    return {name: as_value(row[name]) for name in names}
+
+
+def as_value(value: Any) -> float | str:
+    """Return a number as a float, a range as its upper end, and anything else as text."""
+    value = value[-1] if isinstance(value, list | tuple) and value else value
+    try:
+        return str(value) if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return str(value)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from scalerl.scaling.law import Array
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.execute import STOPPED
 from scalerl.study.plan import Arm, RunKey, rates_by_loss, rates_note
+from scalerl.study.predict import decision, outcomes
 from scalerl.study.results import METRICS, ArmResult, RunResult, StudyResult, effect_of, failed, reasons, sentence_of
 from scalerl.view.outlook import data_note
 
@@ -53,6 +54,12 @@ def study_results(study: StudyDirectory, axis: str | None = None, task: str | No
     fits = {name: [run.fit for run in results if run.fit is not None] for name, results in runs.items()}
     everything = [f for results in fits.values() for f in results]
     scatter = _scatter(everything, list(fits.values())) if everything else None
+    every_run, told, best = [run for each in runs.values() for run in each], [], None
+    if plan.vary:
+        try:
+            best = decision(study, every_run)
+        except CurveError as error:  # too few runs so far
+            told.append(f"no law over the settings yet: {error}")
     arms = [_arm(arm, plan.reference, runs[arm.name], fits, scatter) for arm in plan.arms]
     return StudyResult(
         name=plan.name,
@@ -64,7 +71,10 @@ def study_results(study: StudyDirectory, axis: str | None = None, task: str | No
         common_asymptote=scatter.common if scatter else None,
         seed_sd=scatter.sd if scatter else None,
         seed_source=scatter.source if scatter else "",
-        notes=tuple(notes(study, arms)),
+        notes=(*told, *notes(study, arms)),
+        frontier=best,
+        settings={arm.name: plan.setting(arm) for arm in plan.arms},
+        predicted=tuple(outcomes(study, every_run)) if (axis, task) == (study.axis(), study.task()) else (),
     )
 
 

@@ -5,6 +5,8 @@
       journal.jsonl              one row for each process that ended (below)
       scalerl/seed-0/            a run directory
       scalerl/seed-0.toml, .log  its configuration and its output
+      allocation.jsonl           which arms continued, and why
+      predicted.json             the levels of held-out arms, from before they were run
       results.json  report.html  the verdicts
 
 A row of the journal:

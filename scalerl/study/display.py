@@ -34,8 +34,8 @@ def describe(plan: Plan) -> list[str]:
         config = plan.config(arm, plan.seeds[0])
         size = f"{config.steps} steps x {config.recipe.prompts_per_step} x {config.recipe.generations_per_prompt}"
         changed = ", ".join(f"{name} = {value}" for name, value in flat(arm.changes).items()) or "nothing"
-        reference = ", the reference" if arm.name == plan.reference else ""
-        lines.append(f"  {arm.name:<{widest}}  {size:<18}  {arm.about or 'changes ' + changed}{reference}")
+        role = ", the reference" if arm.name == plan.reference else ", held out" if plan.is_held_out(arm.name) else ""
+        lines.append(f"  {arm.name:<{widest}}  {size:<18}  {arm.about or 'changes ' + changed}{role}")
     rates = rates_note(plan)
     lines += [f"  {rates}"] if rates else []
     lines += [f"  {line}" for line in plan.config(plan.arm(plan.reference), plan.seeds[0]).derived_sizes()]

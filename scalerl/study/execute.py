@@ -7,7 +7,6 @@ checkpoint.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -21,10 +20,10 @@ from scalerl.config import RunConfig, to_toml
 from scalerl.config.base import replace
 from scalerl.core.files import write_whole
 from scalerl.core.signals import environment_of_run
-from scalerl.scaling import Curve, CurveError
-from scalerl.study.allocate import allocate
+from scalerl.scaling import CurveError
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import RunKey
+from scalerl.study.predict import by_forecast, predict
 
 
 class Job(Protocol):
@@ -252,38 +251,31 @@ def last_words(log: Path) -> str:
 
 
 def execute(execution: Execution, shares: Sequence[float]) -> None:
-    """Execute a study slice by slice; after each slice, the arms continue that may have the highest ceiling.
+    """Execute a study slice by slice, then its held-out arms; after each slice, the arms continue that may be the best.
 
     Args:
         execution: The study and its workers.
         shares: Ascending shares of an arm's budget, one of `ALLOCATIONS`; the last is 1.
     """
-    arms = [arm.name for arm in execution.study.plan.arms]
+    plan = execution.study.plan
+    held_out = [arm.name for arm in plan.arms if plan.is_held_out(arm.name)]
+    arms = [arm.name for arm in plan.arms if arm.name not in held_out]
     for number, share in enumerate(shares):
         if number:
             arms, reason = by_forecast(execution.study)
             execution.display.note(reason)
         execution.advance(arms, share)
-        if not arms or execution.stop_requested():
+        if execution.stop_requested():
             return
-
-
-def by_forecast(study: StudyDirectory) -> tuple[list[str], str]:
-    """Return the arms that continue, none when the study is over, and the reason; append to allocation.jsonl."""
-    axis, task = study.axis(), study.task()
-    curves: dict[str, list[Curve]] = {}
-    for key in study.plan.runs():
+        if not arms:
+            break
+    if held_out:
         try:
-            curve = Curve.read(study.run(key), axis=axis, task=task)
-        except CurveError:  # the run failed before its second evaluation; its arm may have other runs
-            continue
-        curves.setdefault(key.arm, []).append(curve)
-    if len(curves) < 2:
-        return list(curves), "fewer than two arms have a curve"
-    allocation = allocate(curves)
-    with (study.path / "allocation.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(allocation.to_dict(), allow_nan=False) + "\n")
-    return [name for name, verdict in allocation.verdicts.items() if verdict.go_on], str(allocation)
+            predict(execution.study)
+        except CurveError as error:
+            execution.display.note(f"held-out arms are not run, because they cannot be predicted: {error}")
+        else:
+            execution.advance(held_out, 1.0)
 
 
 ALLOCATIONS = {"equal": (1.0,), "forecast": (0.25, 0.5, 0.75, 1.0)}

@@ -10,7 +10,7 @@ from scalerl.scaling.compare import MARGIN
 from scalerl.scaling.curve import UNITS
 from scalerl.study.page_figures import FIGURES
 from scalerl.study.results import EFFECTS, NO_DIFFERENCE, ArmResult, StudyResult
-from scalerl.study.tables import ESTIMATES, MEANS
+from scalerl.study.tables import ESTIMATES, MEANS, predicted_columns
 from scalerl.view.page import Cell, html_page, interval_cell, power_cell, swatch, table, text_cell, warnings
 from scalerl.view.page_figures import number_html
 
@@ -50,7 +50,7 @@ def study_page(results: StudyResult) -> str:
         subtitle=f"{asked}Every arm compared with {html.escape(results.reference)}; compute in {unit}.",
         verdicts=_verdicts(results),
         terms=STUDY_TERMS,
-        table=_table(results),
+        table=_table(results) + _predicted(results),
         figures={name: figure for name, make in FIGURES.items() if (figure := make(results)) is not None},
     )
 
@@ -67,7 +67,7 @@ def _verdicts(results: StudyResult) -> str:
 
 
 def summary(results: StudyResult) -> str:
-    """Return a summary of the study in one sentence."""
+    """Return a summary of the study: what a budget buys, if the arms are a grid, and how many arms differ."""
     counts = [sum(arm.effect in effects for arm in results.arms) for effects in GROUPS.values()]
     ceiling, efficiency, none, unknown = counts
     parts = [
@@ -78,7 +78,8 @@ def summary(results: StudyResult) -> str:
     if unknown:
         parts.append(f"{unknown} {'is' if unknown == 1 else 'are'} not measured yet")
     compared = "the one arm" if sum(counts) == 1 else f"{sum(counts)} arms"
-    return f"Of {compared} compared with {results.reference}, {', '.join(parts[:-1])}, and {parts[-1]}."
+    counted = f"Of {compared} compared with {results.reference}, {', '.join(parts[:-1])}, and {parts[-1]}."
+    return " ".join([*results.of_law(), counted])
 
 
 def _group(results: StudyResult, title: str, effects: Sequence[str]) -> str:
@@ -121,6 +122,13 @@ def _table(results: StudyResult) -> str:
         for arm in (results.arm(results.reference), *results.ranked())
     ]
     return table(["Arm", "Effect", *(column.heading for column in columns), "Seeds done"], rows)
+
+
+def _predicted(results: StudyResult) -> str:
+    """Return the table of predicted against observed levels; empty if no held-out run is finished."""
+    columns = predicted_columns(results)
+    rows = [[text_cell(text) for text in row] for row in zip(*columns.values(), strict=True)]
+    return f"<h3>Predicted against observed</h3>{table(list(columns), rows)}" if rows else ""
 
 
 def _cell(value: Estimate | float | None, pattern: str) -> Cell:

@@ -24,6 +24,7 @@ from scalerl.view.page_figures import (
     Json,
     compute_axes,
     evaluations,
+    frontier_figure,
     grid_to,
     intervals,
     line,
@@ -45,6 +46,14 @@ ROW = 30
 """Height of a row of a forest, pixels."""
 
 CHOICE = "Arm next to the reference"
+
+
+def frontier(results: StudyResult) -> Figure | None:
+    """Return the figure of what a budget buys; None for plans without `vary`."""
+    runs = [
+        (run.curve, results.settings[arm.name]) for arm in results.arms for run in arm.runs if run.curve is not None
+    ]
+    return frontier_figure(results.frontier, runs) if results.frontier else None
 
 
 def differences(results: StudyResult) -> Figure | None:
@@ -182,7 +191,9 @@ def ceilings(results: StudyResult) -> Figure | None:
     return Figure("Ceiling A, by arm and seed", caption, data, layout, True)
 
 
-ORDER: tuple[Callable[[StudyResult], Figure | None], ...] = (differences, ratios, curves, slopes, ceilings)
+ORDER: tuple[Callable[[StudyResult], Figure | None], ...] = (
+    frontier, differences, ratios, curves, slopes, ceilings,
+)  # fmt: skip
 FIGURES = {make.__name__: make for make in ORDER}
 """The figures in the order of the page; None if there is nothing to draw."""
 

@@ -18,12 +18,13 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from scalerl.config import PRESETS, RunConfig, merge, plain_values, read_config, to_toml
+from scalerl.config import PRESETS, RunConfig, by_name, merge, plain_values, read_config, to_toml
 from scalerl.config.base import Part, Seed, build, replace
 from scalerl.config.overrides import read_toml
 from scalerl.config.recipe import Recipe
 from scalerl.core.errors import ConfigError, nearest, short
 from scalerl.scaling.fit import MIN_POINTS
+from scalerl.scaling.settings import check_settings, setting_of
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 """Pattern of an arm's name, which is also the name of its directory."""
@@ -79,10 +80,22 @@ class Plan(Part):
     """Configuration that the arms share. `base.steps` is the budget: the steps of an arm with the base's batch."""
     arms: tuple[Arm, ...]
     """At least the reference and one other arm."""
+    vary: tuple[str, ...] = ()
+    """Dotted fields, such as model.width, whose values are the settings of an arm; empty: the arms are no grid."""
+    held_out: tuple[str, ...] = ()
+    """Patterns of arms, such as w128-*, that are predicted from the others before they are run."""
 
     def arm(self, name: str) -> Arm:
         """Return an arm by name."""
         return next(arm for arm in self.arms if arm.name == name)
+
+    def setting(self, arm: Arm) -> dict[str, float | str]:
+        """Return the settings of an arm: the values of the fields in `vary`."""
+        return setting_of(by_name(self.config(arm, self.seeds[0])), self.vary, f"arm {arm.name}")
+
+    def is_held_out(self, name: str) -> bool:
+        """Return whether an arm is predicted before it is run."""
+        return any(fnmatch(name, pattern) for pattern in self.held_out)
 
     def runs(self) -> list[RunKey]:
         """Return all runs, the first seed of every arm first, so that all arms can be compared early."""
@@ -117,6 +130,7 @@ def check(plan: Plan) -> Plan:
     Raises:
         ConfigError: There are fewer than two arms, a name or a seed is given twice, the reference is unknown, two arms
             have equal configurations, or there are too few evaluations for a fit.
+        CurveError: The arms that are not held out do not determine a law over the settings.
     """
     names = [arm.name for arm in plan.arms]
     if len(names) < 2:
@@ -145,7 +159,20 @@ def check(plan: Plan) -> Plan:
                 f"arm {name!r}: {config.steps} steps with an evaluation every {config.evaluation.every} give "
                 f"{evaluations} evaluations; a fit needs {MIN_POINTS}. Raise the budget or evaluate more often"
             )
+    check_law(plan, names)
     return plan
+
+
+def check_law(plan: Plan, names: Sequence[str]) -> None:
+    """Check that the arms that are not held out determine a law over the settings."""
+    for pattern in plan.held_out:
+        if not plan.vary or not any(fnmatch(name, pattern) for name in names):
+            needs = (
+                f"{pattern!r} matches no arm{nearest(pattern, names)}" if plan.vary else 'vary = ["FIELD"] is missing'
+            )
+            raise ConfigError(f"held_out: {needs}; held-out arms are predicted by a law over the fields in vary")
+    if plan.vary:
+        check_settings([plan.setting(arm) for arm in plan.arms if not plan.is_held_out(arm.name)])
 
 
 MOST_SEEDS, MOST_ARMS = 1000, 1000
@@ -168,7 +195,8 @@ def select(plan: Plan, patterns: Sequence[str]) -> Plan:
         if not any(fnmatch(name, pattern) for name in names):
             raise ConfigError(f"--only: {pattern!r} matches no arm{nearest(pattern, names)}; arms: {', '.join(names)}")
     kept = [a for a in plan.arms if a.name == plan.reference or any(fnmatch(a.name, p) for p in patterns)]
-    return replace(plan, arms=tuple(kept))
+    held_out = tuple(p for p in plan.held_out if any(fnmatch(arm.name, p) for arm in kept))
+    return replace(plan, arms=tuple(kept), held_out=held_out)
 
 
 def recipe_changes(recipe: Recipe, base: Recipe) -> Changes:
@@ -265,6 +293,7 @@ def plan_toml(plan: Plan) -> str:
 
     arms = {arm.name: ({"about": arm.about} if arm.about else {}) | arm.changes for arm in plan.arms}
     head = {"name": plan.name, "about": plan.about, "reference": plan.reference, "seeds": list(plan.seeds)}
+    head |= {name: list(given) for name in ("vary", "held_out") if (given := getattr(plan, name))}
     return tomli_w.dumps({**head, "arms": arms, "base": tomllib.loads(to_toml(plan.base))})
 
 

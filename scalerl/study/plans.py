@@ -6,6 +6,7 @@ The names of the arms follow the paper (arXiv 2510.13786, sections 3 to 5 and ap
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import product
 from typing import Any
 
 from scalerl.config import RunConfig, TinyModel, merge
@@ -27,7 +28,6 @@ from scalerl.config.recipe import (
     as_penalty,
     leave_one_out,
 )
-from scalerl.config.trust import NOISY_ENGINE
 from scalerl.study.plan import Arm, Changes, Plan, recipe_changes
 
 RATE_STEPS = (0.5, 1.0, 2.0, 4.0)
@@ -45,8 +45,11 @@ GROUPS = (0.25, 0.5, 2.0)
 LENGTHS = (0.75, 1.5)
 """Limits on the length, in multiples of the base's."""
 
-WIDTHS = (0.75, 1.5)
+WIDTHS = (1.5, 2.0)
 """Widths of the tiny model, in multiples of the base's, rounded to multiples of twice its heads."""
+
+GRID_WIDTHS, GRID = (1.0, 1.25, 1.5, 2.0, 2.5), (0.5, 1.0, 2.0)
+"""Widths of the frontier plan, and its prompts per step and generations per prompt, in multiples of the base's."""
 
 
 def loo(base: RunConfig) -> Plan:
@@ -121,9 +124,7 @@ def axes(base: RunConfig) -> Plan:
         length = scaled(recipe, factor)
         arms.append(_arm(f"length-{length.length.max_tokens}", "tokens", recipe_changes(length, recipe)))
     if isinstance(base.model, TinyModel):
-        for factor in WIDTHS:
-            unit = 2 * base.model.heads
-            width = max(unit, unit * round(base.model.width * factor / unit))
+        for width in (_width(base.model, factor) for factor in WIDTHS):
             arms.append(_arm(f"width-{width}", "model size", {"model": {"width": width}}))
         experts = {"experts": 4, "active_experts": 2}
         arms.append(_arm("experts-4", "a mixture of 4 experts, 2 active", {"model": experts}))
@@ -133,8 +134,40 @@ def axes(base: RunConfig) -> Plan:
     return _plan("axes", "Which axis of scale raises the ceiling?", base, arms)
 
 
+def _width(model: TinyModel, factor: float) -> int:
+    unit = 2 * model.heads
+    return max(unit, unit * round(model.width * factor / unit))
+
+
+def frontier(base: RunConfig) -> Plan:
+    """Train a grid of widths, prompts and generations; predict the largest width and batch before they are run."""
+    recipe, sizes = base.recipe, {}
+    if isinstance(base.model, TinyModel):
+        sizes["model", "width"] = [_width(base.model, factor) for factor in GRID_WIDTHS]
+    sizes["recipe", "prompts_per_step"] = [max(1, round(recipe.prompts_per_step * factor)) for factor in GRID]
+    sizes["recipe", "generations_per_prompt"] = [
+        max(2, round(recipe.generations_per_prompt * factor)) for factor in GRID
+    ]
+    arms = []
+    for values in product(*(sorted(set(each)) for each in sizes.values())):
+        changes: Changes = {}
+        for (part, field), value in zip(sizes, values, strict=True):
+            changes = merge(changes, {part: {field: value}})
+        arms.append(_arm(_of_grid(sizes, values), "", changes))
+    held_out = [f"*{field[0]}{max(each)}-*" for (_, field), each in list(sizes.items())[:-1]]
+    middle = [each[len(each) // 2] for each in sizes.values()]
+    plan = _plan("frontier", "Which settings are best for a budget?", base, arms)
+    vary = tuple(".".join(field) for field in sizes)
+    return replace(plan, reference=_of_grid(sizes, middle), vary=vary, held_out=tuple(held_out))
+
+
+def _of_grid(fields: Iterable[tuple[str, str]], values: Iterable[int]) -> str:
+    """Return the name of an arm of a grid: w64-p16-g16."""
+    return "-".join(f"{field[0]}{value}" for (_, field), value in zip(fields, values, strict=True))
+
+
 def mismatch(base: RunConfig) -> Plan:
-    """Compare corrections for engines with noisy weights, and top-p (docs/mismatch.md)."""
+    """Compare corrections for engines with noisy weights or, in a mixture, noisy routes; top-p (docs/mismatch.md)."""
     arms = []
     for loss in (Cispo(), Reinforce()):
         recipe = replace(base.recipe, loss=loss)
@@ -145,6 +178,10 @@ def mismatch(base: RunConfig) -> Plan:
                 arms.append(_noisy(f"{loss.kind}-{kind}", changes, sigma=NOISE))
     exact = arms[0].changes
     arms += [_noisy(f"cispo-{name}", exact, bits=bits) for name, bits in ROUNDING.items()]
+    if isinstance(base.model, TinyModel) and base.model.experts:
+        arms += [
+            _noisy(f"routes-{name}", merge(exact, {"recipe": cure}), routes=ROUTES) for name, cure in CURES.items()
+        ]
     arms.append(_arm("top-p-0.95", "nucleus sampling, an exact engine", merge(exact, {"recipe": {"top_p": 0.95}})))
     return _plan("mismatch", "What does a mismatch of trainer and engine cost, and what cures it?", base, arms)
 
@@ -155,8 +192,19 @@ def _noisy(name: str, changes: Changes, **params: float) -> Arm:
     return _arm(name, f"noise in the engine: {about}", merge(changes, {"placement": {"engine": engine}}))
 
 
+NOISY_ENGINE = "scalerl.rollouts.local.noise:noisy"
+"""Code of this package, which a study runs without confirmation."""
+
 NOISE = 0.3
 """Noise in the engine's matrices, in multiples of their root mean square; uncorrected REINFORCE then fails."""
+
+ROUTES = 0.5
+"""Noise in the choice of experts, in multiples of a router's root mean square; about 14% of the routes then differ."""
+
+CURES: dict[str, Changes] = {
+    "none": {}, "token-mask": {"mismatch": {"kind": "token-mask"}}, "replay": {"routing_replay": "on"}
+}  # fmt: skip
+"""Changes of the recipe for engines that choose other experts."""
 
 ROUNDING = {"bf16": 7, "fp8": 3, "powers-of-two": 0}
 """Bits that the engine keeps of each weight after the leading one."""
@@ -193,7 +241,7 @@ def rates(base: RunConfig) -> Plan:
 
 
 PLANS: dict[str, Callable[[RunConfig], Plan]] = {
-    plan.__name__: plan for plan in (loo, recipes, forward, axes, rates, mismatch)
+    plan.__name__: plan for plan in (loo, recipes, forward, axes, rates, mismatch, frontier)
 }
 """Plans by name."""
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scalerl.scaling import Comparison, Curve, Estimate, Fit
+from scalerl.scaling import Comparison, Curve, Estimate, Fit, Frontier
 from scalerl.scaling.compare import EFFICIENT, HIGHER, LATER, LEVEL
 from scalerl.scaling.estimate import as_json
+from scalerl.scaling.settings import Setting
 from scalerl.study.plan import RunKey
 
 
@@ -220,6 +221,12 @@ class StudyResult:
     seed_source: str
     notes: tuple[str, ...]
     """Notes for the reader, in addition to the verdicts."""
+    frontier: Frontier | None = None
+    """The best setting for the compute of a whole run of the reference; None for plans without `vary`."""
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    """Settings of each arm by its name."""
+    predicted: tuple[dict[str, Any], ...] = ()
+    """Predicted against observed, for each held-out run that is finished."""
 
     def arm(self, name: str) -> ArmResult:
         """Return an arm by name."""
@@ -247,10 +254,22 @@ class StudyResult:
             f"of them, beyond ±{statistics.median(widest):.3f} for half of them (90% intervals)."
         )
 
+    def of_law(self) -> list[str]:
+        """Return sentences about the best setting and the predictions of held-out runs, as far as there are any."""
+        best = [self.frontier.sentence] if self.frontier else []
+        rows = self.predicted
+        if not rows:
+            return best
+        by_law, by_nearest = (
+            statistics.fmean((row[name] - row["observed"]) ** 2 for row in rows) ** 0.5 for name in ("law", "nearest")
+        )
+        count = f"{sum(row['inside'] for row in rows)} of {len(rows)} held-out runs ended in the 90% interval"
+        error = f"error {by_law:.3f} by the law, {by_nearest:.3f} by the nearest run"
+        return [*best, f"Predicted before they were run: {count}; {error}."]
+
     def headlines(self) -> list[str]:
         """Return the verdicts as sentences, the most important first."""
-        excluded = self.exclusion()
-        return [*(arm.sentence for arm in self.ranked()), *([excluded] if excluded else [])]
+        return [*self.of_law(), *(arm.sentence for arm in self.ranked()), *filter(None, [self.exclusion()])]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the results as JSON values; docs/json.md has the keys."""
@@ -260,6 +279,8 @@ class StudyResult:
             **{name: getattr(self, name) for name in names},
             "notes": list(self.notes),
             "headlines": self.headlines(),
+            "frontier": self.frontier.to_dict() if self.frontier else None,
+            "predicted": list(self.predicted),
             "arms": [_arm_dict(arm) for arm in self.arms],
         }
 

@@ -60,6 +60,10 @@ def print_results(results: StudyResult, console: Console | None = None) -> None:
     console = console or Console()
     _say(console, *([results.about] if results.about else []), *results.headlines())
     _say(console, *(f"note: {note}" for note in results.notes))
+    if results.frontier:
+        _say(console, *str(results.frontier).split("\n")[1:])
+    if results.predicted:
+        console.print(_table(predicted_columns(results)))
     arms = [results.arm(results.reference), *results.ranked()]
     names = {"arm": [f"{arm.name}\n{EFFECTS[arm.effect].short}\n" for arm in arms]}
     measured = {c.short: [_text(arm.quantity(c.quantity), c.pattern) for arm in arms] for c in ESTIMATES if c.short}
@@ -74,6 +78,22 @@ def print_results(results: StudyResult, console: Console | None = None) -> None:
     if results.common_asymptote is not None:
         unit = UNITS.get(results.axis, results.axis)
         _say(console, f"B is fitted at the common ceiling A = {results.common_asymptote:.3f}; C_mid in {unit}.")
+
+
+def predicted_columns(results: StudyResult) -> dict[str, list[str]]:
+    """Return the table of predicted against observed levels; empty if no held-out run is finished."""
+    names = [name for name in (results.predicted or ({},))[0] if name != "compute"]
+    return {name: [_of_run(row[name]) for row in results.predicted] for name in names}
+
+
+def _of_run(value: float | str) -> str:
+    return (
+        {True: "yes", False: "no"}[value]
+        if isinstance(value, bool)
+        else value
+        if isinstance(value, str)
+        else f"{value:.3f}"
+    )
 
 
 def _say(console: Console, *lines: str) -> None:

@@ -17,6 +17,7 @@ from scalerl.core.files import parse_json
 from scalerl.core.plugins import PluginError, call
 from scalerl.tasks.tools import calls
 from scalerl.tasks.turns import Reply
+from scalerl.types import TURNS
 
 REWARD = "scalerl.tasks.environments:rewards"
 """Import path of the reward function, in the form of `data.reward`."""
@@ -54,13 +55,7 @@ def several_turns(task: EnvironmentTask, loaded: Any) -> dict[str, Any]:
     tools = [{"type": "function", "function": tool.model_dump(exclude_none=True)} for tool in loaded.tool_defs or ()]
     params = {"environment": task.environment, "arguments": task.arguments}
     function = f"{__name__}:{SeveralTurns.__name__}"
-    return {
-        "function": function,
-        "params": params,
-        "turns": task.limits,
-        "tools": tools,
-        "pass_reward": task.pass_reward,
-    }
+    return {"function": function, "params": params, TURNS: task.limits, "tools": tools, "pass_reward": task.pass_reward}
 
 
 class _NextTurn(Exception):
@@ -131,7 +126,7 @@ def _response(text: str) -> Any:
     from verifiers.types import Response, ResponseMessage, ToolCall
 
     made = [ToolCall(id=str(number), **_call(one)) for number, one in enumerate(calls(text))]
-    message = ResponseMessage(content=text, tool_calls=made or None, finish_reason="stop", is_truncated=False)
+    message = ResponseMessage(content=text, tool_calls=made, finish_reason="stop", is_truncated=False)
     return Response(id="0", created=0, model="policy", message=message)
 
 

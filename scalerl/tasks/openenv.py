@@ -42,14 +42,14 @@ class OpenEnv:
         for seed in count():
             yield {"prompt": self._prompt.format(text=self._episode(seed, [])[0], seed=seed), "seed": seed}
 
-    def reply(self, row: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) -> str | dict[str, float]:
-        """Return the observation, or at the end the sum of the rewards."""
+    def reply(self, row: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) -> str | dict[str, list[float]]:
+        """Return the observation, or at the end the rewards."""
         said = [one["content"] for one in messages if one["role"] == "assistant"]
-        text, reward, done = self._episode(row["seed"], said)
-        return {"score": reward} if done else text
+        text, rewards, done = self._episode(row["seed"], said)
+        return {"rewards": rewards} if done else text
 
-    def _episode(self, seed: int, said: Sequence[str]) -> tuple[str, float, bool]:
-        """Return the last observation as text, the sum of the rewards, and whether the episode has ended."""
+    def _episode(self, seed: int, said: Sequence[str]) -> tuple[str, list[float], bool]:
+        """Return the last observation as text, the reward of each action, and whether the episode has ended."""
         try:
             from websockets.sync.client import connect
         except ImportError:
@@ -60,13 +60,14 @@ class OpenEnv:
                 if found is None:
                     time.sleep(FULL_S)
                     continue
-                text, reward = self._text(found), 0.0
+                text, rewards = self._text(found), list[float]()
                 for completion in said:
                     action = self._read(completion)
                     wrong = {"error": "the action is no JSON object"}
                     found = wrong if action is None else _exchange(socket, "step", action) or {}
-                    text, reward = self._text(found), reward + float(found.get("reward") or 0)
-                return text, reward, bool(found.get("done"))
+                    text = self._text(found)
+                    rewards.append(float(found.get("reward") or 0))
+                return text, rewards, bool(found.get("done"))
 
     def _read(self, completion: str) -> dict[str, Any] | None:
         text = judged_text(completion).strip()
@@ -79,8 +80,8 @@ class OpenEnv:
     def _text(self, found: Mapping[str, Any]) -> str:
         if "error" in found:
             return f"Error: {found['error']}"
-        seen = found["observation"]
-        return str(seen[self._observation]) if self._observation else json.dumps(seen, ensure_ascii=False)
+        seen = found["observation"][self._observation] if self._observation else found["observation"]
+        return seen if isinstance(seen, str) else json.dumps(seen, ensure_ascii=False)
 
 
 def _exchange(socket: Any, kind: str, data: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ same bits.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,7 +27,8 @@ TOOL = "tool"
 
 ALLOWED = (
     "the text of the next message, a list of messages with `role` and `content`, or the end: a score from 0 to 1, or a "
-    "dict with `score` and metrics that are numbers"
+    "dict with metrics that are numbers and either `score` or `rewards` (a list with a number for each turn of the "
+    "policy, whose discounted sum is from 0 to 1)"
 )
 
 
@@ -76,7 +78,8 @@ def ask(prompt: Prompt, said: Sequence[Message]) -> Reply:
     if not hasattr(task, "reply"):
         return Reply((), score_of(task, name, row, last)[0])
     messages = [*opening(row["prompt"]), *(dict(one) for one in said)]
-    return read_reply(call(lambda: task.reply(row, messages), f"{name}.reply"), name)
+    returned = call(lambda: task.reply(row, messages), f"{name}.reply")
+    return read_reply(returned, name, sum(one["role"] == "assistant" for one in said), columns.get("discount", 1.0))
 
 
 def ask_all(asked: Sequence[tuple[Prompt, Sequence[Message]]]) -> list[Reply | BaseException]:
@@ -96,12 +99,14 @@ def ask_all(asked: Sequence[tuple[Prompt, Sequence[Message]]]) -> list[Reply | B
     return [one.exception() or one.result() for one in done]
 
 
-def read_reply(returned: Any, name: str) -> Reply:
+def read_reply(returned: Any, name: str, turns: int, discount: float) -> Reply:
     """Return what an environment's `reply` returned as a record.
 
     Args:
         returned: The value.
         name: Import path of the class, for messages.
+        turns: Turns of the policy so far.
+        discount: Factor per turn of `rewards`.
 
     Raises:
         PluginError: It is not a reply.
@@ -113,8 +118,17 @@ def read_reply(returned: Any, name: str) -> Reply:
     if is_chat(returned) and all(one["role"] in ("user", TOOL, "system") for one in returned):
         return Reply(tuple({"role": one["role"], "content": one["content"]} for one in returned))
     values = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
+    if "rewards" in values and "score" not in values:
+        values["score"] = discounted(values.pop("rewards"), turns, discount)
     numbers = {str(key): number(value) for key, value in values.items()}
     score = numbers.pop("score", None)
     if score is None or not 0 <= score <= 1 or None in numbers.values():
-        raise PluginError(f"{name}.reply returned {describe(returned)}; allowed: {ALLOWED}")
+        raise PluginError(f"{name}.reply returned {describe(returned)} after turn {turns}; allowed: {ALLOWED}")
     return Reply((), score, {key: value for key, value in numbers.items() if value is not None})
+
+
+def discounted(rewards: Any, turns: int, discount: float) -> float | None:
+    """Return the sum of discount^i times the reward of turn i, from i = 0; None without one number for each turn."""
+    given = [number(one) for one in rewards] if isinstance(rewards, list | tuple) else []
+    told = [discount**i * one for i, one in enumerate(given) if one is not None]
+    return math.fsum(told) if len(given) == len(told) == turns else None

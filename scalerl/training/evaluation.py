@@ -20,6 +20,7 @@ from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
 from scalerl.rollouts.replay import ReplayMismatch, bound_of, check_difference
 from scalerl.scaling import CurveError, fit
 from scalerl.scaling.stop import reason_to_stop, stop_rule
+from scalerl.training.batch import environment_row
 from scalerl.training.learner.base import BadGradient, Learner
 from scalerl.training.progress import Compute, Progress, TrainingFailed
 from scalerl.training.records import Records
@@ -146,6 +147,7 @@ def eval_point(
         eval_s: Duration of the whole evaluation, all tasks together, seconds.
     """
     rollouts = [rollout for scored in groups for rollout in scored.group.rollouts]
+    told = environment_row(groups)
     rate, stderr = mean_at_k(np.asarray([[score.passed for score in scored.scores] for scored in groups]))
     return EvalPoint(
         step=step,
@@ -160,6 +162,9 @@ def eval_point(
         truncated=float(np.mean([r.truncated for r in rollouts])),
         mean_tokens=float(np.mean([len(r) for r in rollouts])),
         eval_s=eval_s,
+        turns=told.get("turns"),
+        tool_calls=told.get("tool_calls"),
+        reply_wait_s=told.get("reply_wait_s"),
     )
 
 

@@ -28,8 +28,7 @@ from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.pipeline import Pipeline
 from scalerl.rollouts.turns import with_replies
 from scalerl.rollouts.weights import WeightChannel
-from scalerl.tasks.checks import check_rewards, reference_notes
-from scalerl.tasks.sandbox.detect import sandbox_notes
+from scalerl.tasks.checks import check_rewards, reference_notes, sandbox_notes
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
 from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, save_state

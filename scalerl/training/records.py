@@ -51,10 +51,13 @@ class Records:
         self._before = now
         lived = max(1e-9, now.busy_s + now.idle_s - before.busy_s - before.idle_s)
         tokens, slot_steps = now.tokens - before.tokens, now.slot_steps - before.slot_steps
+        environments = environment_row(taken.groups)
+        if environments:
+            environments["parked"] = (now.parked_s - before.parked_s) / lived
         full_row = {
             "step": progress.step,
             **row,
-            **environment_row(taken.groups),
+            **environments,
             # if two batches complete at the same tick, the second has no decode steps
             "occupancy": tokens / slot_steps if slot_steps else math.nan,
             "generator_tokens_per_s": tokens / lived,

@@ -124,19 +124,24 @@ def sent_weights(config: RunConfig, policy: Policy) -> Iterable[tuple[str, Tenso
 
 def check_sampled(config: RunConfig, policy: Policy, model_path: str) -> None:
     """Refuse a model or a custom engine that would sample incorrectly; vLLM is checked by replay during the run."""
-    engine = config.placement.engine
-    if engine == "torch":
-        check_engine(policy)
-    elif isinstance(engine, Custom):
-        load = partial(load_of, config, model_path, config.loop_device)
-        check_engine_plugin(engine, policy, load, model_path, deterministic=config.schedule == "deterministic")
-    if config.recipe.routing_replay == "on" and not can_record(policy):
+    engine, replay = config.placement.engine, config.recipe.routing_replay == "on"
+    if replay and not can_record(policy):
         kind = "whose routers do not return the chosen experts" if policy.experts else "which has no experts"
         raise ConfigError(
             f"recipe.routing_replay: got 'on' for {type(policy.model).__name__}, {kind}; allowed: off, or a mixture "
             "such as Mixtral, Qwen3-MoE, OLMoE or GPT-OSS (docs/models.md)"
         )
-    if config.recipe.routing_replay == "on" and engine == "vllm" and routing_of(policy).layers != policy.sizes.layers:
+    if engine == "torch":
+        check_engine(policy)
+    elif isinstance(engine, Custom):
+        load = partial(load_of, config, model_path, config.loop_device)
+        rollouts = check_engine_plugin(engine, policy, load, model_path, config.schedule == "deterministic")
+        if replay and any(rollout.experts is None for rollout in rollouts):
+            raise ConfigError(
+                f"recipe.routing_replay: got 'on' with placement.engine {engine.function!r}, whose rollouts have no "
+                "`experts`; allowed: off, or an engine that reports the experts that it used"
+            )
+    if replay and engine == "vllm" and routing_of(policy).layers != policy.sizes.layers:
         raise ConfigError(
             f"recipe.routing_replay: got 'on' for a model with experts in {routing_of(policy).layers} of its "
             f"{policy.sizes.layers} layers, but vLLM reports experts of all; allowed: off, or placement.engine = "

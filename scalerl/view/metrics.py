@@ -133,6 +133,7 @@ METRICS = {
     "occupancy": Metric(
         "occupancy", "Busy slots", "share of the engines' slots that were decoding", below=(LOW,), share=True
     ),
+    "parked": Metric("occupancy", "Parked", "environments: mean number of sequences that wait for a reply"),
     "generator_idle": Metric(
         "occupancy", "Generator idle", "share of time that the generator waited for weights or prompts", share=True
     ),

@@ -18,10 +18,11 @@ from typing import NamedTuple
 import scalerl
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import write_whole
-from scalerl.scaling import CurveError, Estimate
-from scalerl.scaling.estimate import one_power
+from scalerl.scaling import Curve, CurveError, Estimate, Frontier
+from scalerl.scaling.estimate import one_power, short
+from scalerl.scaling.settings import Setting, in_words
 from scalerl.view.analysis import Analysis, RunAnalysis
-from scalerl.view.page_figures import FIGURES, Figure
+from scalerl.view.page_figures import FIGURES, Figure, frontier_figure
 
 TERMS = {
     "A, the ceiling": "the level that the run would reach with unlimited compute.",
@@ -284,3 +285,26 @@ COLUMNS: dict[str, Callable[[RunAnalysis], Cell]] = {
     "Advice": lambda run: text_cell(run.outlook.advice.action if run.outlook.advice else "none"),
 }
 """Columns of the table, by heading."""
+
+
+def frontier_page(found: Frontier, runs: Sequence[tuple[Curve, Setting]]) -> str:
+    """Return the page about what a budget buys as one HTML document that needs no network.
+
+    Raises:
+        ConfigError: The `plotly` package is not installed.
+    """
+    sentence, *lines = (html.escape(text.strip()) for text in str(found).split("\n"))
+    rows = [
+        [text_cell(in_words(option.setting)), interval_cell(option.level, ".3f"),
+         Cell(f"{option.probability_best:.2f}", option.probability_best)]
+        for option in found.options
+    ]  # fmt: skip
+    told = "".join(f"<p>{text}</p>" for text in lines)
+    return html_page(
+        title="What a budget buys",
+        subtitle=f"One law over {len(runs)} runs with different settings.",
+        verdicts=f'<div class="card verdict"><p class="sentence">{sentence}</p>{told}</div>',
+        terms={},
+        table=table(["Setting", f"Level at {short(found.budget)} {found.unit}", "Best with probability"], rows),
+        figures={"frontier": frontier_figure(found, runs)},
+    )

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scalerl.scaling import Band, Curve, Estimate, Fit
+from scalerl.scaling import Band, Curve, Estimate, Fit, Frontier
+from scalerl.scaling.settings import Setting, in_words
 from scalerl.view.analysis import COLORS, DASHES, Analysis, RunAnalysis, Slope, common_unit, height_range
 from scalerl.view.figures import AHEAD, metric_name
 
@@ -201,6 +202,37 @@ def curve_traces(
         {**group, **end, **mark, "error_y": {**whiskers(ceiling), "color": color, "width": 5},
          "hovertemplate": f"ceiling A: %{{y:.3f}}<extra>{group['name']}</extra>"},
     ]  # fmt: skip
+
+
+def frontier_figure(found: Frontier, runs: Sequence[tuple[Curve, Setting]]) -> Figure:
+    """Return the figure of the points of runs, the curve of each setting, and the best level at each compute."""
+    compute_M, settings, mean_SM, best, low_M, high_M = found.envelope
+    names, curves = [in_words(setting) for setting in settings], [curve for curve, _ in runs]
+    last = 3 * max(found.budget, *(curve.last_compute for curve in curves))
+    best_M, compute_M = np.array(best)[compute_M <= last], compute_M[compute_M <= last]
+    leaders = list(dict.fromkeys(best_M.tolist()))
+    colors = {names[s]: f"@s{i % COLORS}" for i, s in enumerate(leaders)}
+    data: list[Json] = []
+    for curve, setting in runs:
+        color = colors.get(in_words(setting), "@muted")
+        dots = evaluations(replace(curve, stderr=None), f"{color}/0.25", in_words(setting))
+        data.append({**dots, "showlegend": False})
+    for name, mean_M in zip(names, mean_SM, strict=True):
+        told = {"name": html.escape(name), "hovertemplate": f"%{{y:.3f}}<extra>{html.escape(name)}</extra>"}
+        data.append({**line(compute_M, mean_M[: len(compute_M)], colors.get(name, "@muted/0.5"), 1.2, "dot"), **told})
+    level_M = mean_SM[best_M, np.arange(len(best_M))]
+    data += band_traces(Band(compute_M, level_M, low_M[: len(best_M)], high_M[: len(best_M)], low_M), "@ink", {})
+    for s in leaders:
+        here_M = (best_M == s) | (np.append(best_M[0], best_M[:-1]) == s)  # to the beginning of the next stretch
+        stretch = line(compute_M, np.where(here_M, level_M, np.nan), colors[names[s]], 4)
+        data.append({**stretch, "name": html.escape(names[s]), "showlegend": True, "hoverinfo": "skip"})
+    caption = (
+        "Dots are held-out evaluations, dotted lines the predicted curves of settings. The thick line is the frontier, "
+        "the best level at each compute, in the color of the setting that is best there, with its 90% band."
+    )
+    axes = compute_axes(min(float(curve.compute[curve.compute > 0][0]) for curve in curves), last)
+    layout = titled(f"compute of one run ({found.unit})", metric_name(curves[0]))
+    return Figure("What a budget buys", caption, data, layout, True, {"Compute axis": axes})
 
 
 # ------------------------------------------------------------------------------------------------------- page of runs

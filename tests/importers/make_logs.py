@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -35,31 +34,5 @@ def trl() -> None:
             shutil.copy(file, LOGS / "trl-tensorboard" / f"events.out.tfevents.{number}")
 
 
-def wandb() -> None:
-    """Write an offline run of wandb that logs verl's columns: 30 steps of 60 s, 8 GPUs, validation every fifth step."""
-    os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    import wandb as library
-
-    with TemporaryDirectory() as place:
-        settings = library.Settings(
-            x_disable_stats=True, x_disable_meta=True, console="off", save_code=False, disable_git=True, host="",
-            root_dir=place,
-        )  # fmt: skip
-        run = library.init(project="curves", dir=place, settings=settings)
-        for step in range(1, 31):
-            row = {"training/global_step": step, "timing_s/step": 60.0, "perf/time_per_step": 60.0,
-                   "perf/total_num_tokens": 4800, "perf/throughput": 10.0}  # fmt: skip
-            if step % 5 == 0:
-                row["val-core/gsm8k/acc/mean@4"] = step / 100
-            run.log(row, step=step)
-        run.finish()
-        (LOGS / "wandb-offline").mkdir(exist_ok=True)
-        for old in (LOGS / "wandb-offline").iterdir():
-            old.unlink()
-        (file,) = Path(place).glob("wandb/offline-run-*/run-*.wandb")
-        shutil.copy(file, LOGS / "wandb-offline" / "run-verl.wandb")
-
-
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        {"trl": trl, "wandb": wandb}[name]()
+    trl()

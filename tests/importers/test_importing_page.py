@@ -19,7 +19,7 @@ LOGS = Path(__file__).parent / "logs"
 PAGE = (Path(__file__).parents[2] / "docs/importing.md").read_text()
 COMMANDS = [line for block in blocks("docs/importing.md", "bash") for line in block.splitlines()]
 COMMANDS += re.findall(r"\| `(scalerl import .+?)` \|", PAGE)
-NEEDS = {"wandb/offline-run": "wandb", "events": "tensorboard"}
+NEEDS = {"events": "tensorboard"}
 
 
 @pytest.fixture
@@ -42,7 +42,6 @@ def place(tmp_path, monkeypatch):
         Path(name).write_text(text)
     for name, log in (("grpo-run", "trl-whole"), ("grpo-two", "trl-two"), ("events", "trl-tensorboard")):
         shutil.copytree(LOGS / log, name)
-    shutil.copytree(LOGS / "wandb-offline", "wandb/offline-run")
     return tmp_path
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
+import struct
 import time
 import warnings
 from types import SimpleNamespace
@@ -48,16 +49,30 @@ def read_tensorboard(path):
     return numbers, len(events.Images("curve")), "cispo" if b"recipe.loss.kind" in data and b"cispo" in data else ""
 
 
+def frames(data):
+    """Yield the records of a file of wandb, in LevelDB's log format: blocks of 32 KiB, headers of 7 bytes."""
+    place, parts = 7, b""
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+        parts += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # FULL or LAST
+            yield parts
+            parts = b""
+
+
 def read_wandb(path):
     from wandb.proto.wandb_internal_pb2 import Record
-
-    from scalerl.importers.binary import Frames
 
     numbers, pictures, kind = [], 0, ""
     files = sorted(path.glob("wandb/offline-run-*/run-*.wandb"))
     assert len({file.name for file in files}) == 1  # both processes use the id of the run
     for file in files:
-        for data in Frames(file.read_bytes()):
+        for data in frames(file.read_bytes()):
             record = Record.FromString(data)
             for update in [*record.run.config.update, *record.config.update]:
                 if update.key == "recipe":

@@ -58,7 +58,11 @@ def load_environment(most=9, turns=1):
             """
             return a + b
 
-        return vf.ToolEnv(dataset=data, rubric=rubric, tools=[add], max_turns=3)
+        def called(completion, **kwargs):
+            return float(len(completion[-1].get("tool_calls", [])))
+
+        rubric.add_metric(called)
+        return vf.ToolEnv(dataset=data, rubric=rubric, tools=[add], max_turns=3 if turns == -1 else 1)
     return vf.SingleTurnEnv(dataset=data, rubric=rubric, system_prompt="Answer with a number.")
 '''
 
@@ -133,3 +137,13 @@ def test_an_environment_with_tools_gets_calls_and_answers_them(environment):
     )
     end = ask(prompt, [*said, result, wrong, {"role": "assistant", "content": "3"}])
     assert end.score == 1.5 and end.metrics["add_calls"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "called"), [("3", 0), (2 * '<tool_call>{"name": "add", "arguments": {}}</tool_call>', 2)]
+)
+def test_an_environment_with_tools_and_one_turn_shows_them_and_its_rubric_sees_the_calls(environment, text, called):
+    prompt = asked(environment, -2)
+    assert [tool["function"]["name"] for tool in prompt.columns["tools"]] == ["add"]
+    end = ask(prompt, [{"role": "assistant", "content": text}])
+    assert not end.messages and end.metrics["called"] == called

@@ -57,7 +57,6 @@ BUILT = {
     "open-instruct": builders.open_instruct(), "skyrl": builders.skyrl(),
 }  # fmt: skip
 TRAINER_STATE = next(LOGS.rglob("trainer_state.json")).read_text()
-WANDB = next(LOGS.rglob("*.wandb"))
 EVENTS = next(LOGS.rglob("*tfevents*"))
 
 IMPORTS = [
@@ -69,7 +68,7 @@ IMPORTS = [
     log("the same key twice", '{"step": 1, "step": 2}\n', "line 1"),
     log("log_history of text", '{"log_history": ["a", 7]}', "no evaluation", "trainer_state.json"),
     log("CSV: a cell of 200 KiB", "step,reward\n1," + "9" * 200_000 + "\n", "CSV", "log.csv"),
-    log("wandb: rubbish", b":W&B" + bytes(range(256)) * 8, "damaged", "run.wandb"),
+    log("wandb: its own format", b":W&B" + bytes(range(256)) * 8, "wandb sync", "run.wandb"),
     log("TensorBoard: rubbish", bytes(range(256)) * 4, "no scalars", "events.out.tfevents.1"),
     log("--column step", BUILT["verl jsonl"], "column", words=("--column", "step")),
     log("-o below a file", BUILT["verl jsonl"], "log.jsonl/p", words=("-o", "log.jsonl/p")),
@@ -79,8 +78,6 @@ IMPORTS = [
       for k in range(1, len(TRAINER_STATE) - 2, len(TRAINER_STATE) // 12)),
     *(log(f"{name}: cut off at {k} of 8", text[: len(text) * k // 8], (), allowed=(0, 1, 2))
       for name, text in BUILT.items() for k in range(1, 8)),
-    *(log(f"wandb: cut off at {k} of 12", WANDB.read_bytes()[: WANDB.stat().st_size * k // 12], (), "run.wandb",
-          (0, 1, 2)) for k in range(1, 12)),
     *(log(f"TensorBoard: cut off at {k} of 8", EVENTS.read_bytes()[: EVENTS.stat().st_size * k // 8], (), EVENTS.name,
           (0, 1, 2)) for k in range(1, 8)),
 ]  # fmt: skip

@@ -13,11 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from robustness.campaign import Case, check_here
-from scalerl.config import parse_config, read_config, to_toml, trust
+from scalerl.cli.study import _check_trust
+from scalerl.config import PRESETS, parse_config, read_config, to_toml, trust
+from scalerl.config.recipe import Custom
 from scalerl.config.trust import check_trust, code_of
 from scalerl.core import files
 from scalerl.core.errors import ConfigError
-from scalerl.study.plan import read_plan
+from scalerl.study.plan import Arm, Plan, read_plan
+from scalerl.study.plans import NOISY_ENGINE
 
 BASE = '[model]\nkind = "hf"\npath = "m"\n'
 DATA = '[data]\nkind = "file"\npath = "p.jsonl"\n'
@@ -298,6 +301,12 @@ def test_a_checkpoint_of_ranks_with_code_in_its_metadata_is_refused(place, writt
         stored_shapes(place)
 
 
-def test_only_the_noisy_engine_of_this_package_needs_no_confirmation():
-    text = '[placement.engine]\nkind = "custom"\nfunction = "scalerl.rollouts.local.noise:%s"\n'
-    assert code_of(config(text % "noisy")) == [] and len(code_of(config(text % "rounded"))) == 1
+def test_the_noisy_engine_needs_no_confirmation_in_a_study_and_other_functions_of_its_file_do(place):
+    def plan(function):
+        engine = Custom(function=function)
+        arms = [Arm(name="a"), Arm(name="b", changes={"placement": {"engine": engine.model_dump()}})]
+        return Plan(name="p", reference="a", base=PRESETS["quick"], arms=tuple(arms))
+
+    _check_trust(plan(NOISY_ENGINE), "p", False, [])
+    with pytest.raises(ConfigError, match="noise:rounded"):
+        _check_trust(plan(NOISY_ENGINE.replace("noisy", "rounded")), "p", False, [])

@@ -316,6 +316,21 @@ def test_time_spent_at_an_activation_does_not_count_as_generation():
     assert calls == [1] and coordinator.seconds.busy - before < 0.2
 
 
+def test_parked_sequences_are_counted_times_the_time_that_they_wait():
+    class Parking(ExactEngine):
+        def occupancy(self):
+            return replace(super().occupancy(), parked=3)
+
+    engines = [Parking(4, lambda request: 3), ExactEngine(2, lambda request: 3), Parking(4, lambda request: 3)]
+    coordinator = Coordinator(engines, PipelineSchedule(2, AtTick(0), 1), 2, SEED)
+    coordinator.begin(0, [visit_of(i) for i in range(4)])
+    coordinator.step()
+    assert coordinator.stats().parked_s == pytest.approx(6 * coordinator.seconds.busy) and coordinator.seconds.busy > 0
+    restored = Coordinator(engines, PipelineSchedule(2, AtTick(0), 1), 2, SEED)
+    restored.load_state(coordinator.state())
+    assert restored.stats().parked_s == coordinator.stats().parked_s
+
+
 class Server:
     """Two engines over one server: the first samples three tokens for each of the 5 tokens of the second."""
 

@@ -1,19 +1,27 @@
 """The noisy engine of `scalerl study mismatch`."""
 
 import numpy as np
+import pytest
 import torch
+from sampled import run_out
 from tiny_models import tiny_model
 
+from scalerl.config import PRESETS, TinyModel
+from scalerl.config.base import replace
 from scalerl.config.recipe import Custom
-from scalerl.config.trust import NOISY_ENGINE
+from scalerl.core.errors import ConfigError
 from scalerl.learn.mismatch import MISMATCH
 from scalerl.models.policy import Policy
+from scalerl.models.routing import routing_of
+from scalerl.models.rows import Rows
 from scalerl.rollouts.custom import EngineParts, engine_pair
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.noise import rounded, shifted
 from scalerl.rollouts.replay import largest_difference
-from scalerl.study.plans import CORRECTIONS
+from scalerl.study.plans import CORRECTIONS, NOISY_ENGINE, mismatch
+from scalerl.training.batch import collate
+from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 
 
 def test_rounding_keeps_bits_after_the_leading_one_and_noise_is_a_share_of_the_root_mean_square():
@@ -45,3 +53,48 @@ def test_training_engines_sample_with_noise_at_every_version_and_evaluations_are
 
 def test_the_plan_has_every_correction():
     assert set(CORRECTIONS) == set(MISMATCH)
+
+
+def flipped_rollouts(prompts, tiny="qwen3-moe"):
+    """Return a training batch of rollouts of an engine whose routers choose with noise."""
+    torch.manual_seed(0)
+    policy = Policy(tiny_model(tiny))
+    parts = EngineParts(
+        load_policy=lambda: Policy(tiny_model(tiny)), model_path="m", slots=8, prompt_tokens=4,
+        rule=LengthRule(None, NEVER, 20), sampling=Sampling(), receive=lambda version: dict(policy.weights()),
+    )  # fmt: skip
+    engine, _ = engine_pair(Custom(function=NOISY_ENGINE, params={"routes": 0.5}), parts)
+    engine.swap(1)
+    engine.submit([Request((i, 0), prompt, 7 + i) for i, prompt in enumerate(prompts)])
+    visits = [Visit(Prompt(str(i), "", prompt, "", "t"), 0, i) for i, prompt in enumerate(prompts)]
+    rollouts = [done.rollout for done in run_out(engine)]
+    return policy, collate(
+        [ScoredGroup(Group(visit, (one,), 1), (Score(1.0, True),)) for visit, one in zip(visits, rollouts, strict=True)]
+    )
+
+
+def test_replay_removes_the_whole_mismatch_of_an_engine_that_chooses_other_experts():
+    """Prompts have one token each, so all experts are recorded."""
+    policy, batch = flipped_rollouts([(3,), (5,), (9,), (2,)])
+    errors = {}
+    for replay in (False, True):
+        routing_of(policy).use(batch.experts_BTLK.flatten(0, 1), replay=replay)
+        with torch.no_grad():
+            logp_N, _ = policy(Rows.padded(batch.tokens_BT, batch.sampled_BT, policy.device))
+        errors[replay] = (logp_N - batch.behavior_BT[batch.sampled_BT]).abs()
+        assert 0.1 < routing_of(policy).differs_NL().float().mean() < 0.9
+    assert len(logp_N) == 80 and errors[True].max() < 1e-5 < 1e-2 < errors[False].mean()
+
+
+def test_a_dense_model_has_no_routes_to_flip():
+    with pytest.raises(ConfigError, match=r"routes: got 0\.5 for Qwen3ForCausalLM"):
+        flipped_rollouts([(3,)], tiny="qwen3")
+
+
+def test_the_plan_flips_routes_if_the_model_is_a_mixture():
+    dense = PRESETS["quick"]
+    mixture = replace(dense, model=TinyModel(experts=4, active_experts=2))
+    arms = [arm.name for arm in mismatch(mixture).arms]
+    added = ["routes-none", "routes-token-mask", "routes-replay"]
+    assert [name for name in arms if name.startswith("routes")] == added
+    assert [arm.name for arm in mismatch(dense).arms] == [name for name in arms if name not in added]

@@ -1,8 +1,10 @@
 """Rollouts of several turns: exact log-probabilities, equal bits, resume, ends, and text that stays text."""
 
 import json
+import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
 from scalerl.models.policy import Policy
 from scalerl.models.template import continuation
+from scalerl.prompts.dataset import load_prompts
 from scalerl.prompts.sources import custom_rows
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
@@ -25,7 +28,7 @@ from scalerl.rollouts.replay import check_current, replay
 from scalerl.rollouts.turns import ReplyPool, TurnEngine, with_replies
 from scalerl.tasks.pool import ProcessEnded
 from scalerl.tasks.turns import Reply, ask, read_reply
-from scalerl.types import Prompt
+from scalerl.types import TURNS, Prompt
 
 STOPS = tuple(range(1, 12))  # a turn ends at one token in four
 LIMITS = {"turns": 3, "reply_tokens": 4, "reply_s": 5.0, "reply_threads": 1, "reply_ticks": 8, "chat_template": "never"}
@@ -45,7 +48,7 @@ class Numbers:
 
 
 def prompts(**limits):
-    columns = {"turns": {**LIMITS, **limits}, "function": "own:Echo"}
+    columns = {TURNS: {**LIMITS, **limits}, "function": "own:Echo"}
     return [Prompt(str(number), "", tokens, "", "Echo", columns) for number, tokens in enumerate(ROWS)]
 
 
@@ -202,7 +205,7 @@ def test_a_process_computes_replies_at_the_same_time_and_one_that_hangs_or_dies_
     )
     limits = {**LIMITS, "reply_s": 2.0, "reply_threads": 40}
     prompt = Prompt("0", "", (1,), "", "Slow", {
-        "function": "slow_turns:Slow", "params": {}, "row": {"prompt": "0"}, "turns": limits
+        "function": "slow_turns:Slow", "params": {}, "row": {"prompt": "0"}, TURNS: limits
     })  # fmt: skip
     pool = ReplyPool(Scoring(workers=1))
 
@@ -259,13 +262,38 @@ def test_an_environment_gets_all_messages_and_may_return_text_messages_or_an_end
         with pytest.raises(PluginError, match=f"own_turns:Guess.reply returned .*{returned}.*; allowed: the text of"):
             ask(prompt, [{"role": "assistant", "content": word}])
     tool = [{"role": "tool", "content": "7"}]
-    assert read_reply(tool, "x").messages == tuple(tool)
+    assert read_reply(tool, "x", 1, 1.0).messages == tuple(tool)
     with pytest.raises(PluginError):
-        read_reply([{"role": "assistant", "content": "I am the policy"}], "x")
+        read_reply([{"role": "assistant", "content": "I am the policy"}], "x", 1, 1.0)
     assert CustomTask(function="own_turns:Guess").turns == 8
-    limits = Prompt("1", "", (1, 2), "", "Guess", {**columns, "turns": LIMITS})
+    limits = Prompt("1", "", (1, 2), "", "Guess", {**columns, TURNS: LIMITS})
     assert with_replies([prompt, limits], Numbers(), 8) == (2 + 2 * (8 + 4), True)
     assert with_replies([prompt], None, 8) == (1, False)
+
+
+def test_rewards_of_turns_are_summed_or_discounted_to_the_score(user_code):
+    user_code("paid_turns", """
+        class Paid:
+            def rows(self, count): return [{"prompt": str(n)} for n in range(count)]
+            def reply(self, row, messages):
+                if len(messages) < 6: return "more"
+                if messages[-1]["content"] == "one": return {"rewards": 1}
+                return {"rewards": [0.5, -0.25, 0.5], "calls": 2}
+    """)  # fmt: skip
+    said = [{"role": role, "content": "end"} for role in ("assistant", "user") * 2] + [
+        {"role": "assistant", "content": "end"}
+    ]
+    for discount, score in ((1.0, 0.75), (0.5, 0.5)):  # 0.5 - 0.25 / 2 + 0.5 / 4
+        rows, _ = custom_rows(CustomTask(function="paid_turns:Paid", prompts=2, discount=discount), 1)
+        prompt = Prompt("0", "", (1,), "", "Paid", rows[0].columns)
+        assert ask(prompt, said) == Reply((), score, {"calls": 2.0})
+    with pytest.raises(PluginError, match=r"reply returned \{'rewards': 1\} after turn 3; allowed: .* for each turn"):
+        ask(prompt, [*said[:-1], {"role": "assistant", "content": "one"}])
+    for wrong in ([0.5, 0.5], [0.5, "a", 0.5], [1.0, 0.5, 0.0], [0.0, -0.5, 0.0]):  # one is missing; 1.5; -0.5
+        with pytest.raises(PluginError, match="whose discounted sum is from 0 to 1"):
+            read_reply({"rewards": wrong}, "x", 3, 1.0)
+    with pytest.raises(PluginError, match="either `score` or `rewards`"):
+        read_reply({"rewards": [1.0], "score": 1.0}, "x", 1, 1.0)
 
 
 def test_a_reply_continues_the_conversation_as_the_template_writes_it(chat):
@@ -319,11 +347,11 @@ def test_the_state_is_plain(tmp_path):
 
 
 def test_the_environment_of_the_page_plays_a_game(user_code):
-    user_code("my_environments", "\n".join(blocks("docs/environments.md", "python")))
+    user_code("my_environments", "\n".join(blocks("docs/environments.md", "python")[:2]))
     config = parse_config('[model]\nkind = "hf"\npath = "m"\n' + blocks("docs/environments.md", "toml")[0], "page")
     rows, _ = custom_rows(config.data[0], held_out=10)
     assert len(rows) == 110 and rows[0].columns["row"]["number"] == 38  # 1 + 37 mod 50
-    limits = rows[0].columns["turns"]
+    limits = rows[0].columns[TURNS]
     assert limits == {
         "turns": 6, "reply_tokens": 64, "reply_s": 10.0, "reply_threads": 1, "reply_ticks": 8, "chat_template": "auto",
     }  # fmt: skip
@@ -342,3 +370,54 @@ def test_the_environment_of_the_page_plays_a_game(user_code):
     call = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
     assert ask(trip, [{"role": "assistant", "content": call}]).messages[0]["content"] == "0"
     assert ask(trip, [{"role": "assistant", "content": "Oslo"}]) == Reply((), 1.0)
+
+
+class Countdown:
+    """A game in the form of Gymnasium: take numbers from seed + 5; each right one earns a quarter, and 0 ends it."""
+
+    def __init__(self, **options):
+        import gymnasium
+
+        letters = frozenset("0123456789 left")
+        self.observation_space = self.action_space = gymnasium.spaces.Text(20, charset=letters)
+
+    def reset(self, *, seed=None, options=None):
+        self.left = seed + 5
+        return f"{self.left} left", {}
+
+    def step(self, action):
+        right = action.isdecimal() and 0 < int(action) <= self.left
+        self.left -= int(action) if right else 0
+        return f"{self.left} left", 0.25 * right, self.left == 0, False, {}
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_the_page_replays_a_text_environment_of_gymnasium(user_code, monkeypatch, real):
+    if real:
+        gymnasium = pytest.importorskip("gymnasium", reason="gymnasium is not installed")
+        gymnasium.register("Countdown-v0", type("Game", (Countdown, gymnasium.Env), {}))
+    else:
+        spaces = SimpleNamespace(Text=lambda *_, **__: None)
+        stand_in = SimpleNamespace(make=lambda id: {"Countdown-v0": Countdown}[id](), spaces=spaces)
+        monkeypatch.setitem(sys.modules, "gymnasium", stand_in)
+    user_code("my_games", blocks("docs/environments.md", "python")[2])
+    task = CustomTask(function="my_games:Replayed", params={"id": "Countdown-v0"}, prompts=3, discount=0.5)
+    rows, _ = custom_rows(task, 1)
+    assert [row.prompt for row in rows] == [f"Game {seed}: {seed + 5} left" for seed in range(4)]
+    prompt, said, texts = Prompt("0", "", (1,), "", "Replayed", rows[2].columns), [], []
+    for action in ("3", " 9", "4 "):
+        said.append({"role": "assistant", "content": action})
+        reply = ask(prompt, said)
+        said += reply.messages
+        texts += [one["content"] for one in reply.messages]
+    assert texts == ["4 left", "4 left"] and reply == Reply((), 0.25 + 0.25 / 4)  # the second turn earned nothing
+
+
+def test_a_column_turns_of_a_file_is_no_environment(tmp_path):
+    rows = [{"prompt": f"{n} + 1", "answer": str(n + 1), "turns": [1, 2]} for n in range(80)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    table = f'[model]\nkind = "hf"\npath = "m"\n[data]\nkind = "file"\npath = "{tmp_path}/rows.jsonl"\n'
+    split = load_prompts(parse_config(table + "[evaluation]\nprompts = 4\n", "here"), Numbers())
+    assert split.training[0].columns["turns"] == [1, 2]
+    assert with_replies(split.training, Numbers(), 8) == (3, False)
+    assert Request.of((0, 0), split.training[0], 7).source is None

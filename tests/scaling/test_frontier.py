@@ -56,6 +56,12 @@ def test_two_settings_cross_where_their_curves_do():
     answer = frontier([FITS[i] for i in pair], [{"width": GRID[i]["width"]} for i in pair], crossing)
     (found,) = [c.compute for c in answer.crossings if c.better == {"width": 128.0}]
     assert found.low < crossing < found.high and found.median == pytest.approx(crossing, rel=0.1)
+    compute, settings, _, best, low, high = answer.envelope
+    before, after = (settings[best[np.searchsorted(compute, c)]] for c in (crossing / 2, 2 * crossing))
+    assert (before, after) == ({"width": 64.0}, {"width": 128.0})
+    at = int(np.searchsorted(compute, 2 * crossing))
+    truth = levels(theta({"width": 128.0, "batch": 16.0}), compute[at], (0, 1))
+    assert low[at] < truth < high[at]
 
 
 def test_the_order_of_the_runs_does_not_matter():
@@ -145,6 +151,13 @@ def test_the_command_reads_the_settings_of_runs_and_prints_documented_keys(tmp_p
     assert code == 0 and set(answer) == keys["frontier"] and answer["unit"] == "FLOPs"
     assert {"model.width": 128.0, "recipe.prompts_per_step": 16.0} in [o["setting"] for o in answer["options"]]
     assert answer["without_published"] and answer["other_differences"] == []
+    pytest.importorskip("plotly")
+    page = tmp_path / "page.html"
+    code, out, _ = call(capsys, *words, "--budget", 8000, "-o", page)
+    assert code == 0 and f"page      {page}" in out and 'id="plot-frontier"' in page.read_text()
+    assert "for 8000 FLOPs: width 64, prompts_per_step" in page.read_text()
+    code, _, error = call(capsys, *words, "--budget", 8000, "-o", tmp_path / "r0/config.toml")
+    assert code == 2 and "is not an HTML page" in error
     code, out, _ = call(capsys, *words[:-1], "model.width", "--budget", 8, "--hours")
     assert code == 0 and "the runs also differ in recipe.prompts_per_step" in out
     code, _, error = call(capsys, *words[:-1], "model.with", "--budget", 8)

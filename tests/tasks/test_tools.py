@@ -1,8 +1,13 @@
 """Tools: schemas, calls in two forms, wrong calls as messages, Python in a sandbox."""
 
+import shutil
+import textwrap
+
 import pytest
 
+from scalerl.config.base import replace
 from scalerl.config.data import CustomTask
+from scalerl.config.overrides import parse_config
 from scalerl.config.placement import Sandbox
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
@@ -10,6 +15,7 @@ from scalerl.core.plugins import PluginError
 from scalerl.prompts.sources import custom_rows
 from scalerl.rollouts.turns import with_replies
 from scalerl.tasks import tools
+from scalerl.tasks.checks import sandbox_notes
 from scalerl.tasks.turns import Reply, ask
 from scalerl.types import Prompt
 
@@ -128,3 +134,18 @@ def test_python_runs_in_a_sandbox(monkeypatch):
     tools._judge().close()
     tools._judge.cache_clear()
     tools.prepare(Scoring())
+
+
+def test_a_task_with_python_needs_a_sandbox_before_training(user_code, monkeypatch):
+    head, coder = "from scalerl.tasks.tools import python\n", "class Coder(Shop):\n    tools = [price, python]\n"
+    user_code("own_coder", head + textwrap.dedent(MODULE) + coder)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+
+    def notes(name, **scoring):
+        table = f'[model]\nkind = "hf"\npath = "m"\n[data]\nkind = "custom"\nfunction = "own_coder:{name}"\n'
+        return sandbox_notes(replace(parse_config(table, "here"), scoring=Scoring(**scoring)))
+
+    assert notes("Shop") == []
+    with pytest.raises(ConfigError, match=r"scoring.sandbox.mode: this machine has no sandbox .*: the program bwrap"):
+        notes("Coder")
+    assert "WITHOUT a sandbox" in notes("Coder", sandbox=Sandbox(mode="unsafe"))[0]

@@ -32,7 +32,7 @@ def test_a_run_writes_all_documented_files(undisturbed):
         assert (path / name).exists(), name
     points, metrics = runs.rows(path, "points.jsonl"), runs.rows(path, "metrics.jsonl")
     assert [p["step"] for p in points] == [0, 6, 12, 18, 24] and [m["step"] for m in metrics] == list(range(1, 25))
-    environments = {"turns", "tool_calls", "observed_tokens", "reply_wait_s"}
+    environments = {"turns", "tool_calls", "observed_tokens", "reply_wait_s", "parked"}
     assert {"step", *METRICS} - environments - {"router_disagreement"} == set().union(*metrics)
     documented = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
     assert all(f"`{name}`" in documented for name in points[0])

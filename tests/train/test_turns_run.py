@@ -12,42 +12,14 @@ import runs
 from scalerl.training.batch import environment_row
 from scalerl.types import Group, Outcome, Rollout, ScoredGroup
 
-MODULE = """
-import re, time
-
-class Sums:
-    def __init__(self, fails=0):
-        self.fails = fails
-    def rows(self, count):
-        for n in range(count):
-            yield {"prompt": f"{n % 10}+{n // 10 % 10}=<think>", "more": n // 7 % 10}
-    def reply(self, row, messages):
-        time.sleep(0.002)
-        if self.fails and row["more"] % self.fails == 0:
-            raise KeyError("no entry")
-        said = [one["content"] for one in messages if one["role"] == "assistant"]
-        a, b = map(int, re.findall(r"[0-9]", row["prompt"]))
-        right = [(a + b) % 10, (a + b + row["more"]) % 10]
-        score = sum(text[-1:] == str(digit) for text, digit in zip(said, right)) / 2
-        return {"score": score, "right": 2 * score} if len(said) == 2 else f"{right[0]}+{row['more']}=<think>"
-"""
-
-
-def words(tmp_path, path, *more):
-    return [
-        "train", "--preset", "lab", "--run-dir", str(path), *runs.RECIPE, "--data.kind", "custom",
-        "--data.function", "chained:Sums", "--data.prompts", "60", "--data.turns", "2", "--data.reply_tokens", "6",
-        "--steps", "12", *more,
-    ]  # fmt: skip
-
 
 @pytest.fixture
 def start(lab_model, tmp_path, monkeypatch):
-    (tmp_path / "chained.py").write_text(MODULE)
+    words = runs.chained(tmp_path)
     monkeypatch.chdir(tmp_path)
 
     def begin(path, *more):
-        return runs.start([*words(tmp_path, path, *more), "--model", str(lab_model)])
+        return runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *words, *more])
 
     return begin
 
@@ -85,7 +57,8 @@ def test_a_killed_run_with_an_environment_resumes_to_the_same_bits(start, tmp_pa
     assert len(metrics) == 12 and max(row["staleness_max"] for row in metrics) <= 4
     assert all(1 <= row["turns"] <= 2 and row["tool_calls"] == 0 for row in metrics)
     assert all(row["observed_tokens"] == 0 or 0 <= row["environment/right"] <= 2 for row in metrics)
-    assert max(row["reply_wait_s"] for row in metrics) > 0.002
+    assert max(row["reply_wait_s"] for row in metrics) > 0.002 and max(row["parked"] for row in metrics) > 0.1
+    assert all(1 <= point["turns"] <= 2 and point["reply_wait_s"] >= 0 for point in runs.rows(path, "points.jsonl"))
     texts = [row["completion"] for row in runs.rows(path, "rollouts.jsonl")]
     assert any("+" in text.partition("⟦")[2] for text in texts)  # the second question is marked as injected
 

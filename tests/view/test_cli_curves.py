@@ -131,9 +131,12 @@ def test_a_closed_pipe_is_not_an_error(points):
 
 
 def test_the_commands_load_no_torch(tmp_path, points):
+    other, table = write(tmp_path / "other.jsonl", curve(seed=1)), tmp_path / "sizes.csv"
+    table.write_text(f"run,size\n{points},1\n{other},2\n")
     commands = [
         ["fit", points], ["forecast", points], ["compare", points, "--versus", points], ["backtest", points],
         ["report", points, "-o", tmp_path / "page.html"],
+        ["frontier", points, other, "--vary", "size", "--settings", table, "--budget", 1e4, "-o", tmp_path / "f.html"],
     ]  # fmt: skip
     code = (
         "import sys, json; from scalerl.cli import main\n"

@@ -1,4 +1,4 @@
-"""A torch engine with noise in its matrices, to study a mismatch of trainer and engine (`scalerl study mismatch`).
+"""A torch engine with noise in its matrices or routes, to study a mismatch with the trainer (`scalerl study mismatch`).
 
     placement.engine = {kind = "custom", function = "scalerl.rollouts.local.noise:noisy", params = {sigma = 0.3}}
 
@@ -7,6 +7,7 @@ Evaluations use the exact weights, so curves show what the trainer learned.
 
 from __future__ import annotations
 
+import copy
 import zlib
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scalerl.core.errors import ConfigError
+from scalerl.models.routing import GivenTopK, routers_of
 from scalerl.rollouts.custom import EngineParts
 from scalerl.rollouts.engine import Engine
 
@@ -31,18 +34,47 @@ def shifted(weight: Tensor, sigma: float, seed: int) -> Tensor:
     return weight + sigma * weight.square().mean().sqrt() * z
 
 
-def noisy(parts: EngineParts, bits: int = 23, sigma: float = 0.0) -> Engine:
-    """Return the PyTorch engine with noise in its matrices while it samples for training.
+class Flipped:
+    """The forward of a router that chooses experts with noise in its matrix and computes their scores without.
+
+    Only the choice differs, so a trainer that replays it has the engine's probabilities.
+    """
+
+    def __init__(self, router: Any, sigma: float, seed: int) -> None:
+        """Take a router of transformers; `sigma` and `seed` as for `shifted`."""
+        self.router, self.forward, self.chooser = router, router.forward, copy.deepcopy(router)
+        self.sigma, self.seed = sigma, seed
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """Return the router's logits, scores and experts."""
+        self.chooser.weight.data = shifted(self.router.weight.data, self.sigma, self.seed)  # of the current version
+        with GivenTopK(self.chooser(*inputs, **options)[2], replay=True):
+            return self.forward(*inputs, **options)
+
+
+def noisy(parts: EngineParts, bits: int = 23, sigma: float = 0.0, routes: float = 0.0) -> Engine:
+    """Return the PyTorch engine with noise while it samples for training.
 
     Args:
         parts: Parts of the engine.
         bits: Bits of each weight after the leading one; 23 is FP32.
         sigma: Standard deviation of the noise, in multiples of a matrix's root mean square.
+        routes: The same for noise with which the routers of a mixture choose experts, and only there.
+
+    Raises:
+        ConfigError: The model has no routers to put noise in.
     """
     load: Any = parts.load_policy  # cached for both engines of a generator; this one needs a copy of its own
     if parts.evaluating or not hasattr(load, "__wrapped__"):  # the check of engines at the start would refuse noise
         return parts.torch_engine()
     policy = load.__wrapped__()
+    routers = routers_of(policy.model) if routes else []
+    if routes and not routers:
+        raise ConfigError(
+            f"routes: got {routes:g} for {type(policy.model).__name__}; allowed: 0, or a mixture of experts"
+        )
+    for layer, router in enumerate(routers):
+        router.forward = Flipped(router, routes, parts.seed + 1000 * layer)
 
     def changed(name: str, weight: Tensor) -> Tensor:
         if weight.ndim < 2:

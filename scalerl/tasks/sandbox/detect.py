@@ -8,7 +8,6 @@ import subprocess
 import time
 from dataclasses import dataclass, replace
 
-from scalerl.config import RunConfig
 from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
 from scalerl.tasks.sandbox.box import Box, BoxEnded, BoxFlood, BoxLate, Command
@@ -30,17 +29,6 @@ class Offer:
     command: Command
     line: str
     """Description of the isolation, printed at the start of a run."""
-
-
-def sandbox_notes(config: RunConfig) -> list[str]:
-    """Return one line about the sandbox of a run whose completions are programs; an empty list for other runs.
-
-    Raises:
-        ConfigError: The run needs a sandbox, and this machine has none.
-    """
-    if not any(task.verifier == "code" and getattr(task, "reward", None) is None for task in config.data):
-        return []
-    return [offer(config.scoring.sandbox).line]
 
 
 def offer(settings: Sandbox) -> Offer:
