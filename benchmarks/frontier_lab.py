@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from scalerl.scaling import Curve, fit, frontier
-from scalerl.scaling.pool import levels, likelihood, pooled
+from scalerl.scaling.pool import EDGE, levels, likelihood, logit, pooled
 from scalerl.study.directory import StudyDirectory
 
 RESULT = Path(__file__).parent / "results" / "frontier_lab.json"
@@ -40,8 +40,8 @@ def fits_of(study, names):
 
 def parameters(f):
     """Return the posterior means of (logit A, ln C_mid, ln B, R0) of one run."""
-    a = np.clip(f.draws.asymptote, 0.005, 0.995)
-    draws = (np.log(a / (1 - a)), np.log(f.draws.midpoint), np.log(f.draws.efficiency), f.draws.initial)
+    a = np.clip(f.draws.asymptote, EDGE, 1 - EDGE)
+    draws = (logit(a), np.log(f.draws.midpoint), np.log(f.draws.efficiency), f.draws.initial)
     return np.array([draw.mean() for draw in draws])
 
 

@@ -210,8 +210,7 @@ def frontier(
     plain = of_law(pooled(found.clouds, law.settings, False), fits[0], also) if found.published and by_law else None
     return decided(scene, budget, fits[0], check=found.check, asked=tuple(dict(setting) for setting in also),
                    uses=found.uses, notes=tuple(notes), slopes=slopes(law),
-                   without_published=ranked(plain.settings, plain.of_run(budget), plain.typical(budget))[0][0]
-                   if plain else None)  # fmt: skip
+                   without_published=plain.ranked(budget)[0][0] if plain else None)  # fmt: skip
 
 
 class Scene(NamedTuple):
@@ -225,6 +224,10 @@ class Scene(NamedTuple):
     noise_sd: float
     fitted: bool
     """Whether the levels are those of each setting's own runs."""
+
+    def ranked(self, compute: float) -> tuple[list[Option], Array]:
+        """Return the options at a compute, as `ranked`."""
+        return ranked(self.settings, self.of_run(compute), self.typical(compute))
 
 
 def of_law(law: Law, like: Fit, also: Sequence[Setting]) -> Scene:
@@ -279,7 +282,7 @@ def ranked(settings: Sequence[dict[str, Any]], run_SD: Array, level_SD: Array) -
 def decided(scene: Scene, budget: float, like: Fit, **rest: Any) -> Frontier:
     """Return the decision for a budget with everything that follows from the levels."""
     width = float(np.ptp(like.curve.bounds))
-    options, level_SD = ranked(scene.settings, scene.of_run(budget), scene.typical(budget))
+    options, level_SD = scene.ranked(budget)
     # without the scatter of single runs, which would hide where settings cross
     level_MSD = np.stack([scene.typical(float(c)) for c in budget * AROUND])
     close = float((level_SD[0] >= level_SD.max(axis=0) - MARGIN * width).mean())

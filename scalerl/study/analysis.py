@@ -54,7 +54,8 @@ def study_results(study: StudyDirectory, axis: str | None = None, task: str | No
     fits = {name: [run.fit for run in results if run.fit is not None] for name, results in runs.items()}
     everything = [f for results in fits.values() for f in results]
     scatter = _scatter(everything, list(fits.values())) if everything else None
-    every_run, told, best = [run for each in runs.values() for run in each], [], None
+    every_run = [run for each in runs.values() for run in each]
+    best, told = None, []
     if plan.vary:
         try:
             best = decision(study, every_run)
@@ -73,7 +74,7 @@ def study_results(study: StudyDirectory, axis: str | None = None, task: str | No
         seed_source=scatter.source if scatter else "",
         notes=(*told, *notes(study, arms)),
         frontier=best,
-        settings={arm.name: plan.setting(arm) for arm in plan.arms},
+        settings={arm.name: plan.setting(arm) for arm in plan.arms} if plan.vary else {},
         predicted=tuple(outcomes(study, every_run)) if (axis, task) == (study.axis(), study.task()) else (),
     )
 

@@ -49,11 +49,11 @@ CHOICE = "Arm next to the reference"
 
 
 def frontier(results: StudyResult) -> Figure | None:
-    """Return the figure of what a budget buys; None for plans without `vary`."""
-    runs = [
-        (run.curve, results.settings[arm.name]) for arm in results.arms for run in arm.runs if run.curve is not None
-    ]
-    return frontier_figure(results.frontier, runs) if results.frontier else None
+    """Return the figure of what a budget buys; None without a law over the settings."""
+    if results.frontier is None:
+        return None
+    runs = [(run.curve, results.settings[arm.name]) for arm in results.arms for run in arm.runs if run.curve]
+    return frontier_figure(results.frontier, runs)
 
 
 def differences(results: StudyResult) -> Figure | None:

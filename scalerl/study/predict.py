@@ -106,15 +106,10 @@ def predict(study: StudyDirectory) -> None:
         level_DM = levels(law.new_run(law.at([setting])), compute_M, bounds)
         low_M, high_M = np.quantile(level_DM, TAILS, axis=0)
         apart_N = np.abs(law.design.columns([setting])[0] - columns_NP).sum(axis=1)
-        nearest_M = [level_beside(apart_N, found.fits, c) for c in compute_M]
-        numbers = {
-            "compute": compute_M,
-            "law": level_DM.mean(axis=0),
-            "low": low_M,
-            "high": high_M,
-            "nearest": nearest_M,
-        }
-        arms[arm.name] = {"setting": setting, **{name: list(map(float, values)) for name, values in numbers.items()}}
+        nearest_M = np.array([level_beside(apart_N, found.fits, c) for c in compute_M])
+        said = {"law": level_DM.mean(axis=0), "low": low_M, "high": high_M, "nearest": nearest_M}
+        numbers = {name: values.tolist() for name, values in {"compute": compute_M, **said}.items()}
+        arms[arm.name] = {"setting": setting, **numbers}
     head = {"unit": found.fits[0].curve.unit, "uses": found.uses, "check": found.check, "notes": found.notes}
     values = as_json({**head, "runs": list(map(str, curves)), "arms": arms})
     write_whole(study.path / FILE, json.dumps(values, indent=1, allow_nan=False) + "\n")
@@ -141,10 +136,8 @@ def decision(study: StudyDirectory, runs: Sequence[RunResult]) -> Frontier:
     Raises:
         CurveError: The runs cannot be pooled.
     """
-    plan, curves = study.plan, {run.key: run.curve for run in runs if run.fit is not None and run.curve is not None}
-    if plan.reference not in {key.arm for key in curves}:
+    plan, fits = study.plan, {run.key: run.fit for run in runs if run.fit is not None}
+    if plan.reference not in {key.arm for key in fits}:
         raise CurveError(f"{plan.reference} has no fit yet")
-    settings = [plan.setting(plan.arm(key.arm)) for key in curves]
-    return frontier(
-        [run.fit for run in runs if run.fit is not None], settings, full_compute(study, curves)[plan.reference]
-    )
+    budget = full_compute(study, {key: fit.curve for key, fit in fits.items()})[plan.reference]
+    return frontier(list(fits.values()), [plan.setting(plan.arm(key.arm)) for key in fits], budget)

@@ -87,13 +87,9 @@ def predicted_columns(results: StudyResult) -> dict[str, list[str]]:
 
 
 def _of_run(value: float | str) -> str:
-    return (
-        {True: "yes", False: "no"}[value]
-        if isinstance(value, bool)
-        else value
-        if isinstance(value, str)
-        else f"{value:.3f}"
-    )
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if isinstance(value, str) else f"{value:.3f}"
 
 
 def _say(console: Console, *lines: str) -> None:
