@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from scalerl.scaling import CurveError
 from scalerl.study.analysis import study_results
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.page import GROUPS, summary
+from scalerl.study.page_figures import frontier
 from scalerl.study.results import EFFECTS, ArmResult, StudyResult
 from scalerl.view.outlook import names_of
 from scalerl.view.run import FollowedRun, id_of, page_fit
@@ -197,7 +199,7 @@ class FollowedStudy:
         results = self._results
         shown: dict[str, Any] = {"id": self.id, "name": self.path.name, "path": str(self.path), "problem": self.problem}
         if results is None:
-            return {**shown, "sentence": "", "about": "", "notes": [], "groups": []}
+            return {**shown, "sentence": "", "about": "", "notes": [], "groups": [], "figure": None}
         groups = [
             {
                 "title": title,
@@ -208,8 +210,9 @@ class FollowedStudy:
         ]
         reference = {"title": "The reference", "excluded": "", "arms": [_arm(results, results.arm(results.reference))]}
         shown |= {"name": results.name, "about": results.about, "sentence": summary(results)}
+        figure = asdict(made) if (made := frontier(results)) else None
         listed = [reference, *(group for group in groups if group["arms"])]
-        return {**shown, "notes": list(results.notes), "groups": listed}
+        return {**shown, "notes": list(results.notes), "groups": listed, "figure": figure}
 
 
 def _arm(results: StudyResult, arm: ArmResult) -> dict[str, Any]:

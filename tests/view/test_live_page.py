@@ -6,11 +6,17 @@ from contextlib import ExitStack
 
 import pytest
 from browser import CHROMIUM, contrast, luminance, opened_page
+from grid_study import train
 from serving import served
 from simulated_study import TWO, write_study
 from watched import ABSENT, HOSTILE, add_points, add_rollouts, add_steps, rollout, write_run
 
+from scalerl.config import QUICK
+from scalerl.config.base import replace
 from scalerl.scaling import Curve, fit, forecast
+from scalerl.study.directory import StudyDirectory
+from scalerl.study.plan import select
+from scalerl.study.plans import PLANS
 from scalerl.training.status import Heartbeat
 from scalerl.view.metrics import METRICS
 
@@ -211,6 +217,23 @@ def test_a_study_shows_its_verdicts_and_its_runs(tab):
     text = tab.locator("main").inner_text()
     assert "Of the one arm compared with scalerl" in text and "lowers the ceiling" in text
     assert "1 of 1 seeds done" in text and "loo/dapo/seed-0" in text
+
+
+def test_a_study_over_settings_shows_what_a_budget_buys(live, tmp_path):
+    grid = select(PLANS["frontier"](QUICK), ["*-p8-g16", "*-p16-g16"])
+    plan = replace(grid, seeds=(0,), held_out=(), vary=("model.width", "recipe.prompts_per_step"))
+    train(study := StudyDirectory.create(tmp_path / "studies/grid", plan), plan.runs())
+    with served(cwd=study.path.parents[1]) as address:
+        live.tab.goto(address)
+        live.tab.get_by_role("link", name="grid", exact=True).click()
+        live.tab.wait_for_selector("#frontier .main-svg")
+        assert "What a budget buys" in live.tab.locator("main").inner_text()
+        figure = live.tab.evaluate_handle("document.getElementById('frontier')")
+        shown = figure.evaluate("(node) => node.data.filter((trace) => trace.showlegend).map((trace) => trace.name)")
+        assert shown[-1] == "width 160, prompts_per_step 16"  # larger ones win where compute is plenty
+        assert figure.evaluate("(node) => node.layout.xaxis.type") == "log"
+    assert live.complaints == []
+    live.asked.clear()  # the other tests have another address
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

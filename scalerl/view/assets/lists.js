@@ -173,10 +173,17 @@ function studyPage(id) {
         study.problem ? el("p", { class: "warnings" }, study.problem) : null,
         el("div", { class: "card verdict" }, el("p", { class: "sentence" }, study.sentence || "The verdicts are being computed …")),
         study.notes.length ? el("ul", { class: "warnings" }, study.notes.map((note) => el("li", {}, note))) : null,
+        study.figure ? el("figure", {}, el("figcaption", {}, el("h2", {}, study.figure.title), el("p", {}, study.figure.caption)),
+          el("div", { class: "plot", id: "frontier", "data-keep": true, role: "img", "aria-label": study.figure.title })) : null,
         el("div", { class: "cards groups" }, study.groups.map((group) => el("article", { class: "card" }, el("h3", {}, group.title),
           group.excluded ? el("p", { class: "word" }, group.excluded) : null, el("ul", { class: "verdicts" }, group.arms.map(arm))))),
         runs.length ? [el("h2", {}, "Runs of the study"), runTable(runs)] : null,
       ];
+    },
+    draw() {
+      const shown = known.studies.get(id)?.figure;
+      if (!shown) return;
+      figure(document.getElementById("frontier"), shown.data, merged(shown.layout, shown.choices["Compute axis"].logarithmic.layout));
     },
   };
 }
