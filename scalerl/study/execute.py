@@ -130,14 +130,12 @@ class Execution:
                 time.sleep(POLL_S)
 
     def _fill(self, share: float) -> None:
-        """Start as many runs as there are free workers."""
-        for _ in range(len(self._queue)):
+        """Start as many runs as there are free workers; a run that must wait keeps its place."""
+        for key in list(self._queue):
             if len(self._jobs) >= self.workers.count:
                 return
-            key = self._queue.popleft()
-            if self._must_wait(key):
-                self._queue.append(key)
-            else:
+            if not self._must_wait(key):
+                self._queue.remove(key)
                 self._start(key, share)
 
     def _collect(self) -> None:

@@ -105,6 +105,15 @@ def test_runs_start_in_parallel_after_their_warm_start_is_made(tmp_path):
     assert len(workers.started) == 6
 
 
+def test_a_run_that_waits_for_a_warm_start_keeps_its_place(tmp_path):
+    three = plan("a", "b", "c")
+    other = replace(three.arms[2], changes={"model": {"width": 32}})  # needs no warm start of the others
+    workers = ScriptedWorkers(count=2, looks=4)
+    run(StudyDirectory.create(tmp_path / "s", replace(three, arms=(*three.arms[:2], other))), workers)
+    started = [name for name, _, _ in workers.started]
+    assert started == ["a/seed-0", "c/seed-0", "b/seed-0", "c/seed-1", "a/seed-1", "b/seed-1"]
+
+
 def test_a_failed_arm_is_reported_with_its_error_and_the_others_continue(tmp_path, monkeypatch):
     monkeypatch.setattr("scalerl.study.execute.by_forecast", lambda study: (["a", "b"], "both may be the best"))
     study, workers = StudyDirectory.create(tmp_path / "s", plan("a", "b")), ScriptedWorkers(failing=("a",))
