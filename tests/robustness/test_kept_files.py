@@ -183,11 +183,6 @@ RESUMED = (
     Case("resume: rows without a configuration", ("resume", "r"), write("r/metrics.jsonl", GOOD), expect="no run here"),
 )  # fmt: skip
 PARTIAL = (
-    Case("fit: the picture cannot be written", ("fit", "run"), both(curve, harm("curve.png", "a directory")),
-         expect=("advice", "picture   none: run/curve.png cannot be written"), allowed=(0,)),
-    Case("fit: the summary cannot be written", ("fit", "run"), both(study, folder("study/fp32/seed-0/summary.json"),
-         lambda here: (here / "study/fp32/seed-0").rename(here / "run")), expect=("advice", "picture   none"),
-         allowed=(0,)),
     Case("study show: the page cannot be written", ("study", "show", "study"), both(study, folder("study/report.html")),
          expect=("fp32", "no page: the page cannot be written"), allowed=(0,)),
     Case("report: the page cannot be written", ("report", "p.jsonl", "-o", "no/p.html", *FIT), POINTS,
