@@ -27,7 +27,7 @@ def train(
     Args:
         config: Path of a TOML file, a RunConfig, or None for the embedded lab.
         run_dir: Directory to write; None: runs/NAME-NNN.
-        progress: Whether to show the run while it trains: lines in a script, a live table and curve in a notebook.
+        progress: Whether to show the run while it trains: a live table on a terminal, else lines.
         trust: Whether to run the code in a TOML file without asking. Code in `fields` or a RunConfig is always trusted.
         fields: Fields of the configuration by their dotted names, `**{"recipe.loss.max_ratio": 8}`. Two underscores
             mean a dot, `recipe__loss__max_ratio=8`; the short names are those of the command line, `seed=1`.
@@ -300,11 +300,9 @@ def _display(config: RunConfig, progress: bool) -> Any:
 
     from rich.console import Console
 
-    from scalerl.view.display import NotebookDisplay, RunDisplay, in_notebook
+    from scalerl.view.display import RunDisplay
 
-    if not progress:
-        return RunDisplay(config, Console(file=StringIO()))
-    display = NotebookDisplay(config) if in_notebook() else RunDisplay(config)
+    display = RunDisplay(config, None if progress else Console(file=StringIO()))
     for line in config.derived_sizes():
         display.note(line)
     return display

@@ -111,7 +111,7 @@ def test_recipes_prints_how_each_recipe_differs_from_the_first_in_80_columns(cap
     assert [row[-2:] for row in rows if "loss" in row] == [["cispo", name] for name in ("dapo", "dapo", "grpo", "dapo")]
     assert ["minimax", "prompts_per_step", "48", "80"] in rows and ["off_policy.max_lag", "8", "-"] in rows
     assert ["fp32", "fp32_head", "True", "False"] in [line.split() for line in variants.splitlines()]
-    assert "temperature" not in out and "temperature" in call(capsys, "recipes", "--all")[1]  # equal in all recipes
+    assert "temperature" not in out  # equal in all recipes
 
 
 @pytest.fixture

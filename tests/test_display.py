@@ -48,10 +48,11 @@ def test_the_live_table_fits_80_columns_also_with_large_numbers():
 @pytest.mark.parametrize("terminal", [False, True])
 def test_every_task_has_its_own_line_and_forecast(terminal):
     shown, out = display(terminal)
-    shown.step(ROW)
+    shown.step({**ROW, "truncation_rate": 0.2})
     shown.point([*points(6, "sums"), *points(4, "programs")])
     shown.stop()
     text = out.getvalue()
+    assert "usually becomes unstable" in text
     assert "pass rate, sums" in text or "at step 50, sums: pass rate 0.600" in text
     assert "pass rate, programs 0.500" in text or "at step 30, programs: pass rate 0.500" in text
     assert text.count("forecast 2x") == 1 or terminal  # four evaluations of programs are too few for a forecast

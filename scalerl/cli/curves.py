@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from scalerl.cli.terminal import say
 
 if TYPE_CHECKING:
-    from scalerl.config import RunConfig
     from scalerl.scaling import Fit
-    from scalerl.view.outlook import Outlook, Source
+    from scalerl.view.outlook import Source
 
 
 class Answer(NamedTuple):
@@ -70,29 +69,15 @@ def fitted(source: Source, arguments: argparse.Namespace) -> Fit:
 
 
 def answer_fit(arguments: argparse.Namespace) -> list[Answer]:
-    """Print the fit, forecast and advice for each curve; update the figure of a run directory."""
+    """Print the fit, forecast and advice for each curve."""
     from scalerl.view.outlook import naming, outlook
 
     answers = []
     for source in _sources(arguments.paths, arguments):
         with naming(source):
             ahead = outlook(source.curve, method=arguments.method, exclude_below=arguments.exclude_below)
-        lines = ahead.lines()
-        if source.config is not None and arguments.method == "posterior":
-            lines.append(_picture(source, source.config, ahead))
-        answers.append(Answer(str(source.path), ahead.to_dict(), "\n".join(lines)))
+        answers.append(Answer(str(source.path), ahead.to_dict(), "\n".join(ahead.lines())))
     return answers
-
-
-def _picture(source: Source, config: RunConfig, ahead: Outlook) -> str:
-    """Update the figure and the summary of a run; return a line with their path, or with the error."""
-    from scalerl.core.outputs import why_not
-    from scalerl.view.summary import refresh
-
-    try:
-        return f"picture   {refresh(source.path, config, ahead, source.note)}"
-    except OSError as error:  # a read-only run directory can still be fitted
-        return f"picture   none: {why_not(source.path / 'curve.png', error)}"
 
 
 def answer_forecast(arguments: argparse.Namespace) -> list[Answer]:

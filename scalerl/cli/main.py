@@ -103,7 +103,6 @@ def _parser() -> tuple[Parser, list[str]]:
     add_score_parser(verbs)
     add_eval_parser(verbs)
     recipes = verbs.add_parser("recipes", help="print the fields in which the recipes differ")
-    recipes.add_argument("--all", action="store_true", help="also print the fields that all recipes share")
     recipes.set_defaults(run=_recipes)
     add_import_parser(verbs)
     return parser, list(verbs.choices)
@@ -112,5 +111,5 @@ def _parser() -> tuple[Parser, list[str]]:
 def _recipes(arguments: argparse.Namespace) -> int:
     from scalerl.view.recipes import print_recipes
 
-    print_recipes(everything=arguments.all)
+    print_recipes()
     return 0

@@ -61,9 +61,6 @@ class Verifier(NamedTuple):
     """Function called once in each such process before the first completion."""
     limit_s: Callable[[Scoring], float] = lambda settings: settings.timeout_s
     """Time limit in seconds for one completion in such a process."""
-    answer: Callable[[str], str | None] | None = None
-    """Answer of a completion for a majority vote: equal answers are equal texts. None: its answers, such as programs,
-    cannot be counted."""
     spared_cores: int = 1
     """Cores left to the trainer by default; 0 if the verifier's processes mostly wait for others."""
 

@@ -59,11 +59,6 @@ def final_answer(completion: str) -> str:
     return (text if inside is None else inside).strip()
 
 
-def answer(completion: str) -> str | None:
-    """Return the final answer in lower case without outer spaces; None if it is empty."""
-    return final_answer(completion).casefold() or None
-
-
 def make_data(name: str, size: int, seed: int, parameters: Mapping[str, Any]) -> Any:
     """Return a data set of reasoning-gym; its entries are dicts with question, answer and metadata.
 

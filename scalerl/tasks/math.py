@@ -9,7 +9,6 @@ Math-Verify reads the number in `\$6`, `6 \text{ dollars}`, `1,000` and `5 cm`. 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 from functools import lru_cache
@@ -75,21 +74,6 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     if not given:
         return verdict(False, "found no mathematical expression in the answer")
     return verdict(_equal(gold, given), f"got {given[-1]}, expected {prompt.answer}")
-
-
-def answer(completion: str) -> str | None:
-    """Return the expression that the verifier would compare, with numbers as fractions: 0.5 and 1/2 are equal."""
-    import sympy
-    from math_verify import parse
-
-    readings = parse(plain(judged_text(completion)), parsing_timeout=None)
-    if not readings:
-        return None
-    expression = readings[0]
-    if isinstance(expression, sympy.Expr) and expression.is_number and expression.is_rational is not False:
-        with contextlib.suppress(TypeError, ValueError, NotImplementedError):
-            expression = sympy.nsimplify(expression, rational=True)
-    return str(expression)
 
 
 @lru_cache(REMEMBERED)

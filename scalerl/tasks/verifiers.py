@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from scalerl.tasks import arithmetic, code, custom, gym, math, programs
-from scalerl.tasks.base import Verifier, after_thinking
+from scalerl.tasks.base import Verifier
 
 VERIFIERS: dict[str, Verifier] = {
-    "arithmetic": Verifier(arithmetic.verify, answer=after_thinking),
+    "arithmetic": Verifier(arithmetic.verify),
     "code": Verifier(code.verify, killable=True, prepare=code.start, limit_s=code.limit_s, spared_cores=0),
     "custom": Verifier(custom.verify, killable=True),
-    "math": Verifier(math.verify, killable=True, prepare=math.prepare, answer=math.answer),
-    "programs": Verifier(programs.verify, answer=after_thinking),
-    "reasoning-gym": Verifier(gym.verify, killable=True, answer=gym.answer),
+    "math": Verifier(math.verify, killable=True, prepare=math.prepare),
+    "programs": Verifier(programs.verify),
+    "reasoning-gym": Verifier(gym.verify, killable=True),
 }

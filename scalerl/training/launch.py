@@ -13,7 +13,6 @@ import torch
 from scalerl.cluster.devices import counted
 from scalerl.cluster.doctor import host_notes
 from scalerl.config import RunConfig
-from scalerl.core.outputs import check_apart
 from scalerl.core.serialization import from_plain
 from scalerl.learn.custom import check_functions
 from scalerl.loggers.base import Logger, makers_of
@@ -39,7 +38,7 @@ from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, single_lea
 from scalerl.training.progress import Compute, Progress, Stopwatch
 from scalerl.training.records import Records
 from scalerl.training.resolve import arithmetic_notes, channel_notes, length_notes, pinned, resolve
-from scalerl.training.run_dir import RunDirectory, check_empty, inputs_of, recorded
+from scalerl.training.run_dir import RunDirectory, check_empty, recorded
 from scalerl.training.run_model import (
     check_length,
     check_sampled,
@@ -63,7 +62,6 @@ def start(config: RunConfig, path: Path, display: RunDisplay, stop_requested: Ca
     """
     config = pinned(resolve(config), display.note)
     check_empty(path)
-    check_apart(path, inputs_of(config), "--run-dir")
     makers = makers_of(config)
     directory = RunDirectory.create(path, config)
     run = _assemble(directory, None, {}, display, stop_requested)

@@ -15,8 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from scalerl.config import HuggingFaceModel, RunConfig, read_config, to_toml
-from scalerl.config.data import PromptFile
+from scalerl.config import RunConfig, read_config, to_toml
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import sync, take_hold, write_whole
 from scalerl.core.outputs import check_new_directory
@@ -238,13 +237,6 @@ def check_empty(path: Path) -> None:
             "Nothing was changed"
         )
     check_new_directory(path, "--run-dir")
-
-
-def inputs_of(config: RunConfig) -> list[tuple[str, Path]]:
-    """Return the local inputs of a run: names of fields, with the files and directories that they give."""
-    files = [(f"data.{task.curve}.path", task.path) for task in config.data if isinstance(task, PromptFile)]
-    model = [("model.path", config.model.path)] if isinstance(config.model, HuggingFaceModel) else []
-    return [(name, Path(path)) for name, path in (*model, *files) if path]
 
 
 def saved_config(path: Path) -> RunConfig:

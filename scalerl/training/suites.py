@@ -1,4 +1,4 @@
-"""Evaluates a model on suites, with the torch engine or vLLM servers: mean@k, pass@k and majority votes.
+"""Evaluates a model on suites, with the torch engine or vLLM servers: mean@k and pass@k.
 
 Axes: P prompts, N samples per prompt.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -22,8 +21,7 @@ import torch
 from scalerl.cluster.devices import served_places
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
-from scalerl.config.data import PromptFile, TaskData
-from scalerl.config.run import Scoring
+from scalerl.config.data import TaskData
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import whole
 from scalerl.models.policy import stop_tokens
@@ -32,9 +30,7 @@ from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
 from scalerl.rollouts.engine import Engine, Sampling, generate
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
-from scalerl.tasks.pool import ProcessEnded, ScoringPool
 from scalerl.tasks.scoring import make_scoring
-from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.training.checkpoint import save_state
 from scalerl.training.evaluation import held_out_visits, mean_at_k
 from scalerl.training.rollout_rows import rollout_row
@@ -57,7 +53,7 @@ class SuiteResult:
 
     Example:
         SuiteResult(suite="aime-24", prompts=30, samples=16, mean=0.267, stderr=0.041, pass_at={1: 0.267, 16: 0.533},
-                    majority=0.333, truncated=0.12, mean_tokens=834.0, tokens_per_s=1834.0, seconds=218.0,
+                    truncated=0.12, mean_tokens=834.0, tokens_per_s=1834.0, seconds=218.0,
                     texts="evaluations/model-001/aime-24.jsonl")
     """
 
@@ -71,8 +67,6 @@ class SuiteResult:
     """Standard error of `mean` over prompts."""
     pass_at: dict[int, float]
     """Unbiased pass@k for k = 1, 2, 4, ... and all samples."""
-    majority: float | None
-    """Share of prompts whose most common answer passes; None if answers cannot be counted."""
     truncated: float
     """Share of samples that reached the length limit."""
     mean_tokens: float
@@ -90,12 +84,10 @@ class SuiteResult:
     def lines(self) -> list[str]:
         """Return the result as lines of text."""
         passes = "  ".join(f"pass@{k} {value:.3f}" for k, value in self.pass_at.items())
-        vote = "none: the answers cannot be counted" if self.majority is None else f"{self.majority:.3f}"
         return [
             f"{self.suite}: {self.prompts} prompts x {self.samples} samples",
             f"  mean@{self.samples:<5} {self.mean:.3f} ± {self.stderr:.3f}",
             f"  unbiased   {passes}",
-            f"  majority   {vote}",
             f"  truncated  {self.truncated:.1%}, mean length {self.mean_tokens:.0f} tokens",
             f"  took       {self.seconds:.0f} s, {self.tokens_per_s:,.0f} tokens/s",
             f"  texts      {self.texts}",
@@ -187,7 +179,6 @@ class Evaluator:
             mean=mean,
             stderr=stderr,
             pass_at=pass_at_powers(passed_PN),
-            majority=self._majority(task, scored),
             truncated=float(np.mean([rollout.truncated for rollout in rollouts])),
             mean_tokens=float(np.mean([len(rollout) for rollout in rollouts])),
             tokens_per_s=sum(map(len, rollouts)) / max(1e-9, sampled_s),
@@ -242,42 +233,6 @@ class Evaluator:
                     row = rollout_row(self.tokenizer, 0, one, sample)
                     file.write(json.dumps({k: v for k, v in row.items() if k not in RUN_COLUMNS}) + "\n")
 
-    def _majority(self, task: TaskData, scored: Sequence[ScoredGroup]) -> float | None:
-        """Return the share of prompts whose most common answer passes; a truncated sample has no answer."""
-        judged = isinstance(task, PromptFile) and task.reward
-        if judged or VERIFIERS[task.verifier].answer is None:
-            return None
-        texts = [text for one in scored for text in self._decode([r.tokens.tolist() for r in one.group.rollouts])]
-        found = iter(answers_of(task.verifier, texts, self.config.scoring))
-        shares = []
-        for one in scored:
-            pairs = [(rollout, next(found)) for rollout in one.group.rollouts]
-            answers = [None if rollout.truncated else answer for rollout, answer in pairs]
-            shares.append(majority(answers, [score.passed for score in one.scores]))
-        return float(np.mean(shares))
-
-
-def answers_of(verifier: str, texts: Sequence[str], settings: Scoring) -> list[str | None]:
-    """Return the normalized answers of completions; None if there is none, or parsing exceeds the time limit.
-
-    Args:
-        verifier: Key of VERIFIERS, of a verifier with an `answer`.
-        texts: Completions.
-        settings: Scoring settings with the time limit.
-    """
-    find = VERIFIERS[verifier].answer
-    assert find is not None, verifier
-    if not VERIFIERS[verifier].killable:
-        return [find(text) for text in texts]
-    found: list[str | None] = []
-    with ScoringPool(1, VERIFIERS[verifier].prepare, settings) as pool:
-        for call in [pool.schedule(find, text, limit_s=settings.timeout_s) for text in texts]:
-            try:
-                found.append(call.result())
-            except (TimeoutError, ProcessEnded):
-                found.append(None)
-    return found
-
 
 def pass_at_k(passed_PN: npt.NDArray[np.bool_], k: int) -> float:
     """Return the unbiased estimate of the probability that at least one of k samples passes, averaged over prompts.
@@ -299,19 +254,3 @@ def pass_at_powers(passed_PN: npt.NDArray[np.bool_]) -> dict[int, float]:
     samples = passed_PN.shape[1]
     ks = sorted({*(2**power for power in range(samples.bit_length()) if 2**power <= samples), samples})
     return {k: pass_at_k(passed_PN, k) for k in ks}
-
-
-def majority(answers: Sequence[str | None], passed: Sequence[bool]) -> float:
-    """Return 1 if the most common answer of one prompt passes, else 0; in a tie, the share of passing answers.
-
-    Args:
-        answers: Answer of each sample, normalized so that equal answers are equal texts; None: no answer and no vote.
-        passed: Whether each sample passed; an answer passes if any of its samples does.
-    """
-    votes = Counter(answer for answer in answers if answer is not None)
-    if not votes:
-        return 0.0
-    most = max(votes.values())
-    right = {answer for answer, passes in zip(answers, passed, strict=True) if passes}
-    leading = [answer for answer, count in votes.items() if count == most]
-    return sum(answer in right for answer in leading) / len(leading)

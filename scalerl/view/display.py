@@ -1,12 +1,8 @@
-"""Shows a run while it trains: a live table on a terminal or in a notebook, one line per step elsewhere."""
+"""Shows a run while it trains: a live table on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
-import html
-import io
 import math
-import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,13 +14,9 @@ from rich.text import Text
 from scalerl.config import RunConfig
 from scalerl.core.printable import indented, printable
 from scalerl.types import EvalPoint
-from scalerl.view.figures import picture
 from scalerl.view.outlook import Outlook
 from scalerl.view.run import RunView
 from scalerl.view.warnings import FAILURES, news, occupancy
-
-EVERY_S = 0.5
-"""Shortest interval between two updates of the table in a notebook, seconds."""
 
 
 def tell(console: Console, text: str) -> None:
@@ -37,7 +29,7 @@ class RunDisplay:
 
     def __init__(self, config: RunConfig, console: Console | None = None) -> None:
         """Prepare for a run; without a console, print to standard output."""
-        self.console = console or Console()
+        self.console = console or Console(force_jupyter=False)  # which adds an output for every line
         self._view = RunView(config)
         self._every = max(1, config.steps // 50)
         self._outlooks: dict[str, Outlook] = {}
@@ -156,43 +148,3 @@ def _forecast_line(ahead: Outlook) -> str:
     twice, four = ahead.forecast.at
     known = "" if ahead.fit.identified else " (ceiling not identified yet)"
     return f"forecast 2x {twice:.3f}, 4x {four:.3f}{known}"
-
-
-# ---------------------------------------------------------------------------------------------------------- notebook
-
-
-def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
-
-
-class NotebookDisplay(RunDisplay):
-    """Displays a run in a notebook."""
-
-    def __init__(self, config: RunConfig) -> None:
-        """Prepare for a run; see RunDisplay."""
-        super().__init__(config, Console(file=sys.stdout, force_terminal=False, force_jupyter=False, width=100))
-        from IPython.display import HTML, display
-
-        self._html = HTML
-        self._table = display(HTML(""), display_id=True)
-        self._picture = display(HTML(""), display_id=True)
-        self._drawn_at = 0.0
-
-    def _show_step(self, row: dict[str, Any]) -> None:
-        if time.monotonic() - self._drawn_at >= EVERY_S or row["step"] == self._view.steps:
-            self._draw()
-
-    def _show_points(self) -> None:
-        self._draw()
-        if self._outlooks:
-            fits = [ahead.fit for ahead in self._outlooks.values()]
-            self._picture.update(self._html(picture(fits, form="svg").decode()))
-
-    def _draw(self) -> None:
-        self._drawn_at = time.monotonic()
-        # rich would add a new output to the notebook for every drawing, so it prints to a string
-        text = Console(file=io.StringIO(), width=110, record=True, force_jupyter=False)
-        text.print(self._render())
-        self._table.update(self._html(f"<pre>{html.escape(text.export_text())}</pre>"))

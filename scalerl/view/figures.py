@@ -66,13 +66,12 @@ def metric_name(curve: Curve) -> str:
     return "held-out pass rate" if curve.bounds == (0.0, 1.0) else "held-out metric"
 
 
-def picture(fits: Sequence[Fit], note: str = "", form: str = "png") -> bytes:
-    """Return a picture with one panel for each fitted curve, because tasks may differ in level and compute.
+def picture(fits: Sequence[Fit], note: str = "") -> bytes:
+    """Return a PNG with one panel for each fitted curve, because tasks may differ in level and compute.
 
     Args:
         fits: Fits to draw, at least one.
         note: As in `plot_curve`.
-        form: Format of the picture: "png" or "svg".
     """
     from matplotlib.figure import Figure  # pyplot has global state, and loggers draw in threads
 
@@ -81,7 +80,7 @@ def picture(fits: Sequence[Fit], note: str = "", form: str = "png") -> bytes:
         figure = Figure(figsize=(8 * len(fits), 4.8), dpi=140, layout="constrained")
         for axes, fitted in zip(figure.subplots(1, len(fits), squeeze=False)[0], fits, strict=True):
             plot_curve(axes, fitted, note=note)
-        figure.savefig(drawn, format=form)
+        figure.savefig(drawn, format="png")
     return drawn.getvalue()
 
 

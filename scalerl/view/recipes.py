@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from scalerl.config.base import Part
 from scalerl.config.recipe import RECIPES, SCALERL, Recipe, leave_one_out
 
@@ -25,36 +23,25 @@ def fields(part: Part, prefix: str = "") -> dict[str, str]:
     return values
 
 
-def split_fields(recipes: Sequence[Recipe]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Return the fields in which recipes differ, with the value of each ("-": none), and those that all share."""
-    columns = [fields(recipe) for recipe in recipes]
-    listed = dict.fromkeys(name for column in columns for name in column)
+def differing(first: Recipe, second: Recipe) -> dict[str, tuple[str, str]]:
+    """Return the fields in which two recipes differ, with both values ("-": none)."""
+    ours, theirs = fields(first), fields(second)
+    listed = dict.fromkeys([*ours, *theirs])
     parts = list(dict.fromkeys(name.partition(".")[0] for name in listed))
     names = sorted(listed, key=lambda name: parts.index(name.partition(".")[0]))  # keep the fields of a part together
-    rows = {name: [column.get(name, "-") for column in columns] for name in names}
-    differing = {name: values for name, values in rows.items() if len(set(values)) > 1}
-    return differing, {name: values[0] for name, values in rows.items() if name not in differing}
+    pairs = {name: (ours.get(name, "-"), theirs.get(name, "-")) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def print_recipes(*, everything: bool) -> None:
-    """Print the fields in which the other recipes, and the leave-one-out variants, differ from ScaleRL.
-
-    Args:
-        everything: Whether to also print the fields that all recipes share.
-    """
-    shared = split_fields(list(RECIPES.values()))[1]
+def print_recipes() -> None:
+    """Print the fields in which the other recipes, and the leave-one-out variants, differ from ScaleRL."""
     for title, recipes in (("recipe", RECIPES), ("leave one out", leave_one_out())):
         print(f"{title:16}  {'field':22}  {SCALERL.name:16}  here")
         for name, recipe in recipes.items():
-            for at, (field, values) in enumerate(split_fields([SCALERL, recipe])[0].items()):
-                print(f"{'' if at else name:16}  {field:22}  {values[0]:16}  {values[1]}")
+            for at, (field, (ours, here)) in enumerate(differing(SCALERL, recipe).items()):
+                print(f"{'' if at else name:16}  {field:22}  {ours:16}  {here}")
         print()
-    if not everything:
-        print(f"{len(shared)} more fields are the same in all recipes: scalerl recipes --all")
-        return
-    print("the same in all recipes")
-    for name, value in shared.items():
-        print(f"{name:24}  {value}")
+    print("every field of the recipe: scalerl train --help all")
 
 
 def _words(value: object) -> str:

@@ -10,11 +10,10 @@ from typing import Any
 from scalerl.config import RunConfig
 from scalerl.core.files import whole, write_whole
 from scalerl.core.outputs import why_not
-from scalerl.core.rows import read_points
-from scalerl.scaling import CurveError, Fit
+from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint
 from scalerl.view.figures import picture
-from scalerl.view.outlook import Outlook, data_note, points_by_task
+from scalerl.view.outlook import Outlook, data_note
 from scalerl.view.run import RunView
 
 
@@ -60,30 +59,9 @@ def write_summary(
         note: Note about the data.
         suites: Last points of evaluation suites.
     """
-    save_curves(directory / "curve.png", [ahead.fit for ahead in outlooks.values() if ahead], note)
+    with whole(directory / "curve.png") as temporary:
+        temporary.write_bytes(picture([ahead.fit for ahead in outlooks.values() if ahead], note))
     values = {task: ahead.to_dict() if ahead else None for task, ahead in outlooks.items()}
     content: dict[str, Any] = {"tasks": values} if len(values) > 1 else next(filter(None, values.values()))
     last = {"suites": {name: point.to_dict() for name, point in suites.items()}} if suites else {}
     write_whole(directory / "summary.json", json.dumps({**content, **last}, indent=1) + "\n")
-
-
-def save_curves(path: Path, fits: Sequence[Fit], note: str) -> None:
-    """Write the picture of fitted curves as a PNG."""
-    with whole(path) as temporary:
-        temporary.write_bytes(picture(fits, note))
-
-
-def refresh(directory: Path, config: RunConfig, ahead: Outlook, note: str) -> Path:
-    """Update the files of a run directory after a new fit of one task; return the path of the figure.
-
-    If the run has several tasks, only the figure of this task is written.
-    """
-    task = ahead.fit.curve.label
-    if len(config.tasks) == 1 or config.main_tasks == [task]:
-        points = points_by_task(read_points(directory))
-        suites = {name: own[-1] for name, own in points.items() if name not in config.main_tasks}
-        write_summary(directory, {task: ahead}, note, suites)
-        return directory / "curve.png"
-    path = directory / f"curve-{task}.png"
-    save_curves(path, [ahead.fit], note)
-    return path

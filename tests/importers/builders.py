@@ -101,20 +101,6 @@ def skyrl():
     return jsonl(rows)
 
 
-def pipeline_rl():
-    """Return the histories of trainer and actor. The actor's versions of weights are numbers of trained samples."""
-    trainer = [
-        {"_step": step, "stats/completed_steps": step, "stats/samples": 512 * step, "stats/tokens": 4800 * step,
-         "throughput/sec_per_step": 60.0, "throughput/tokens_perGPU_per_sec": 10.0}
-        for step in STEPS
-    ]  # fmt: skip
-    actor = [
-        {"_step": n, "actor/trainer_model_version": 512 * step, "actor/test_success_mean": step / 100}
-        for n, step in enumerate(EVALUATED)
-    ]
-    return jsonl(trainer), jsonl(actor)
-
-
 def as_csv(rows):
     file = io.StringIO()
     writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))

@@ -27,15 +27,14 @@ def place(tmp_path, monkeypatch):
     """A directory with logs of all trainers."""
     monkeypatch.chdir(tmp_path)
     lines = builders.verl_console().splitlines()
-    trainer, actor = builders.pipeline_rl()
     own = [{"_step": s, "_runtime": 60 * s, "eval/accuracy": s / 100 if s % 5 == 0 else ""} for s in builders.STEPS]
     table = ["gpu_hours,iteration,acc", *(f"{8 * n},{n},{n / 100}" for n in range(6))]
     files = {
         "run.log": builders.verl_console(), "resumed.log": "\n".join(lines[-20:]), "verl.jsonl": builders.verl_jsonl(),
         "orchestrator/metrics.jsonl": builders.prime_rl(), "open-instruct.csv": builders.open_instruct(),
         "verl.csv": builders.as_csv([{"_step": s, **builders.verl_row(s)} for s in builders.STEPS]),
-        "skyrl.jsonl": builders.skyrl(), "trainer.jsonl": trainer, "actor.jsonl": actor,
-        "history.csv": builders.as_csv(own), "table.csv": "\n".join(table) + "\n",
+        "skyrl.jsonl": builders.skyrl(), "history.csv": builders.as_csv(own),
+        "table.csv": "\n".join(table) + "\n",
     }  # fmt: skip
     for name, text in files.items():
         Path(name).parent.mkdir(exist_ok=True)

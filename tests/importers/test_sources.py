@@ -112,13 +112,6 @@ def test_skyrl_excludes_checkpoints_and_has_no_tokens(tmp_path):
     assert imported.axis == "step" and any("falls back from device-hours to step" in note for note in imported.notes)
 
 
-def test_pipelinerl_joins_the_actors_tests_to_the_trainers_steps_by_samples(tmp_path):
-    trainer, actor = builders.pipeline_rl()
-    paths = write(tmp_path, trainer_jsonl=trainer, actor_jsonl=actor)
-    check(read(paths, devices=8), "pipelinerl")
-    check(read(paths[::-1], devices=8), "pipelinerl")
-
-
 def test_trl_sums_its_own_step_times(tmp_path):
     imported = read(LOGS / "trl-whole", devices=2)
     history = json.loads((LOGS / "trl-whole/trainer_state.json").read_text())["log_history"]

@@ -1,9 +1,8 @@
 import pytest
 
-from scalerl.config import LAB, read_config
+from scalerl.config import LAB
 from scalerl.core.errors import ConfigError
-from scalerl.core.outputs import check_apart
-from scalerl.training.run_dir import ROW_FILES, RunDirectory, inputs_of
+from scalerl.training.run_dir import ROW_FILES, RunDirectory
 from scalerl.types import EvalPoint
 
 POINT = EvalPoint(100, 0.021, 3.1e14, 4200000, "arithmetic", 0.412, 0.006, 1000, 16)
@@ -72,16 +71,3 @@ def test_the_digest_of_rows_is_incremental(tmp_path):
     assert second["metrics.jsonl"] != first["row_digests"]["metrics.jsonl"]
     assert second["points.jsonl"] == first["row_digests"]["points.jsonl"]
     run.check_rows({"cursors": cursors, "row_digests": second})
-
-
-def test_a_run_directory_must_not_overlap_with_model_or_data(tmp_path):
-    for name in ("model", "data"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "data/rows.jsonl").touch()
-    config = read_config(None, ["--model", str(tmp_path / "model"), "--data", str(tmp_path / "data/rows.jsonl")])
-    inputs = inputs_of(config)
-    assert [path.name for _, path in inputs] == ["model", "rows.jsonl"]
-    check_apart(tmp_path / "runs/1", inputs, "--run-dir")
-    for place, words in (("model", "is"), ("model/run", "is inside"), (".", "contains"), ("data", "contains")):
-        with pytest.raises(ConfigError, match=words):
-            check_apart(tmp_path / place, inputs, "--run-dir")

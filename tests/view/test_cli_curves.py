@@ -148,20 +148,6 @@ def test_the_commands_load_no_torch(tmp_path, points):
     subprocess.run([sys.executable, "-c", code, words], check=True, capture_output=True)
 
 
-def test_the_figure_of_a_run_is_updated_by_the_default_method_only(capsys, tmp_path, points):
-    from scalerl.config import LAB, to_toml
-
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.toml").write_text(to_toml(LAB))
-    rows = [json.loads(line) for line in points.read_text().splitlines()]
-    write_rows(run / "points.jsonl", [{**row, "flops": row["device_hours"]} for row in rows])
-    code, out, _ = call(capsys, "fit", run, "--method", "least-squares")
-    assert code == 0 and "FLOPs" in out and not (run / "curve.png").exists()
-    code, out, _ = call(capsys, "fit", run)
-    assert code == 0 and out.endswith(f"picture   {run / 'curve.png'}\n") and (run / "curve.png").exists()
-
-
 def test_runs_get_their_shortest_unique_names(tmp_path):
     from scalerl.view.outlook import read_sources
 
