@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from scalerl.core.errors import ConfigError, raising
@@ -18,6 +21,9 @@ LONGEST = 1_000_000
 
 LONGEST_TOKEN = 128
 """Characters of the longest tokens, which are spaces. A message of megabytes would take seconds to encode."""
+
+MEMORY = 2 << 30
+"""Bytes that a template may allocate when it is checked."""
 
 
 class TimeLimit(BaseException):
@@ -33,7 +39,10 @@ def check_template(tokenizer: Any) -> None:
     Raises:
         ConfigError: The template fails or omits the question; the message contains the error of the template.
     """
-    rendered = [render(tokenizer, [{"role": "user", "content": text}]) for text in ("What is 2+2?", "Name a color.")]
+    with _memory_limit(MEMORY):
+        rendered = [
+            render(tokenizer, [{"role": "user", "content": text}]) for text in ("What is 2+2?", "Name a color.")
+        ]
     if rendered[0] == rendered[1]:
         raise ConfigError(
             f"data.chat_template: the chat template of the model's tokenizer renders every question as "
@@ -173,3 +182,23 @@ def _time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
+
+
+@contextmanager
+def _memory_limit(allowed: int) -> Iterator[None]:
+    """Limit this process to its present size plus `allowed` bytes, so that allocations fail before the memory is full.
+
+    The limit applies to all threads, so use it only briefly and while no other thread works.
+    """
+    try:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # not Linux
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = min(used + allowed, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY), 1 << 62)
+    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
