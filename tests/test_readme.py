@@ -12,8 +12,15 @@ from pathlib import Path
 import pytest
 import runs
 from doc_pages import blocks
+from grid_study import train
 from serving import first_event, get, served
 from simulated_study import TWO, write_study
+
+from scalerl.config import QUICK
+from scalerl.config.base import replace
+from scalerl.study.directory import StudyDirectory
+from scalerl.study.plan import select
+from scalerl.study.plans import PLANS
 
 SERVERS = {"scalerl watch"}
 """Commands that run until they are interrupted."""
@@ -49,6 +56,11 @@ def place(lab_model, tmp_path_factory):
     runs.train(lab_model, root / "runs/scalerl-lab-002", "--seed", "1")  # commands are run in any order
     shutil.copy(root / "runs/scalerl-lab-001/points.jsonl", root)
     write_study(root / "studies/loo", TWO)
+    six = select(
+        PLANS["frontier"](QUICK), [f"w{width}-p{prompts}-g16" for width in (64, 96, 128) for prompts in (8, 16)]
+    )
+    grid = StudyDirectory.create(root / "studies/grid", replace(six, seeds=(0,), held_out=()))
+    train(grid, grid.plan.runs())
     return root
 
 
@@ -58,6 +70,7 @@ def test_a_command_of_the_readme_works(place, command):
     name, *words = shlex.split(command)
     assert name == "scalerl"
     words = [FEWER.get(word, word) for word in words] + (SHORT if "--data" in words else [])
+    words = [found for word in words for found in (sorted(place.glob(word)) if "*" in word else [word])]
     done = subprocess.run(runs.command(*words), cwd=place, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and done.stdout, done.stdout + done.stderr
 
