@@ -86,13 +86,12 @@ def check_new_directory(path: Path, option: str) -> None:
         raise ConfigError(f"{option}: {path} is not empty (it contains {named}); {advice}")
 
 
-def check_apart(path: Path, inputs: Iterable[tuple[str, Path]], option: str) -> None:
+def check_apart(path: Path, inputs: Iterable[tuple[str, Path]]) -> None:
     """Refuse an output directory that is an input, contains one or lies in one.
 
     Args:
         path: The output directory; it need not exist.
         inputs: Names of fields, with the files or directories that they give.
-        option: Option that gives the directory, for the message.
 
     Raises:
         ConfigError: The directory overlaps with an input, which the message names.
@@ -105,7 +104,7 @@ def check_apart(path: Path, inputs: Iterable[tuple[str, Path]], option: str) -> 
         if own == there or there in own.parents or own in there.parents:
             how = "is" if own == there else "is inside" if there in own.parents else "contains"
             raise ConfigError(
-                f"{option}: {path} {how} {source} (the input {name}); give a separate directory. Nothing was changed"
+                f"--run-dir: {path} {how} {source} (the input {name}); give a separate directory. Nothing was changed"
             )
 
 

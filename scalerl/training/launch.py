@@ -63,7 +63,7 @@ def start(config: RunConfig, path: Path, display: RunDisplay, stop_requested: Ca
     """
     config = pinned(resolve(config), display.note)
     check_empty(path)
-    check_apart(path, inputs_of(config), "--run-dir")
+    check_apart(path, inputs_of(config))
     makers = makers_of(config)
     directory = RunDirectory.create(path, config)
     run = _assemble(directory, None, {}, display, stop_requested)

@@ -81,7 +81,7 @@ def test_a_run_directory_must_not_overlap_with_model_or_data(tmp_path):
     config = read_config(None, ["--model", str(tmp_path / "model"), "--data", str(tmp_path / "data/rows.jsonl")])
     inputs = inputs_of(config)
     assert [path.name for _, path in inputs] == ["model", "rows.jsonl"]
-    check_apart(tmp_path / "runs/1", inputs, "--run-dir")
+    check_apart(tmp_path / "runs/1", inputs)
     for place, words in (("model", "is"), ("model/run", "is inside"), (".", "contains"), ("data", "contains")):
         with pytest.raises(ConfigError, match=words):
-            check_apart(tmp_path / place, inputs, "--run-dir")
+            check_apart(tmp_path / place, inputs)
