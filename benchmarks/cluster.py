@@ -15,13 +15,14 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from work import machine, train
+from work import machine, seconds_a_step
 
-WARM_UP, TENSORS, SIZE, TRANSFERS = 10, 150, 300_000, 7
+TENSORS, SIZE, TRANSFERS = 150, 300_000, 7
 PLAIN = ["--rollouts.schedule", "eager"]
 ARMS = {
     "one machine": PLAIN,
@@ -35,9 +36,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", type=Path, default=Path("cluster.json"))
     options = parser.parse_args()
-    transfers = {"object store": by_ray(), "directory": by_process("directory"), "shared memory": by_process("shared")}
+    timed = {"object store": by_ray(), "directory": by_process("directory"), "shared memory": by_process("shared")}
     print("| 180 MB by | send | receive and copy | both |\n|---|---|---|---|")
-    for name, pairs in transfers.items():
+    for name, pairs in timed.items():
         send, copy = (statistics.median(values) for values in zip(*pairs, strict=True))
         print(f"| {name} | {send:.3f} s | {copy:.3f} s | {statistics.median(map(sum, pairs)):.3f} s |", flush=True)
     steps: dict[str, list[float]] = {name: [] for name in ARMS}
@@ -48,16 +49,8 @@ def main() -> None:
     for name, values in steps.items():
         ratio = statistics.median(v / base for v, base in zip(values, steps["one machine"], strict=True))
         print(f"| {name} | {statistics.median(values):.3f} | {ratio:.2f} |", flush=True)
-    figures = {"machine": machine(), "transfer_s": transfers, "step_s": steps}
+    figures = {"machine": machine(), "transfer_s": timed, "step_s": steps}
     options.out.write_text(json.dumps(figures, indent=1) + "\n")
-
-
-def seconds_a_step(words: list[str]) -> float:
-    """Return the mean time of a whole step of the lab, in seconds."""
-    with tempfile.TemporaryDirectory() as scratch:
-        quiet = ["--evaluation.every", "100000", "--evaluation.prompts", "64", "--checkpoint.every", "100000"]
-        rows = train(Path(scratch) / "run", [*quiet, *words])[WARM_UP:]
-    return statistics.mean(row["step_s"] for row in rows)
 
 
 def weights(value: float = 1.0) -> list[tuple[str, Any]]:
@@ -83,6 +76,19 @@ class Receiver:
         return seconds
 
 
+def transfers(channel: Any, receive: Callable[[int], float]) -> list[tuple[float, float]]:
+    """Return (send, receive) seconds of each version."""
+    pairs = []
+    for version in range(1, TRANSFERS + 1):
+        new = weights(float(version))
+        began = time.perf_counter()
+        channel.send(version, new)
+        sent = time.perf_counter() - began
+        pairs.append((sent, receive(version)))
+        channel.drop(version)
+    return pairs
+
+
 def by_ray() -> list[tuple[float, float]]:
     """Return (send, receive) seconds over the object store."""
     from scalerl.cluster.connect import connect
@@ -91,14 +97,7 @@ def by_ray() -> list[tuple[float, float]]:
     ray = connect("local", "benchmark")
     channel = ObjectStoreChannel(ray)
     receiver = ray.remote(num_cpus=1)(Receiver).remote(channel)
-    pairs = []
-    for version in range(1, TRANSFERS + 1):
-        new = weights(float(version))
-        began = time.perf_counter()
-        channel.send(version, new)
-        sent = time.perf_counter() - began
-        pairs.append((sent, ray.get(receiver.receive.remote(version))))
-        channel.drop(version)
+    pairs = transfers(channel, lambda version: ray.get(receiver.receive.remote(version)))
     ray.shutdown()
     return pairs
 
@@ -115,15 +114,12 @@ def by_process(kind: str) -> list[tuple[float, float]]:
         parent_end, child_end = context.Pipe()
         process = context.Process(target=_answer, args=(child_end, channel))
         process.start()
-        pairs = []
-        for version in range(1, TRANSFERS + 1):
-            new = weights(float(version))
-            began = time.perf_counter()
-            channel.send(version, new)
-            sent = time.perf_counter() - began
+
+        def receive(version: int) -> float:
             parent_end.send(version)
-            pairs.append((sent, parent_end.recv()))
-            channel.drop(version)
+            return parent_end.recv()
+
+        pairs = transfers(channel, receive)
         parent_end.send(None)
         process.join()
     return pairs

@@ -31,7 +31,7 @@ from packing import batch_of
 from work import machine, random_qwen3, save_model, save_prompts
 
 from scalerl.cluster.speed import GPUS
-from scalerl.config.recipe import AdamW, Cispo
+from scalerl.config.recipe import Recipe
 from scalerl.models.policy import Policy
 from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.weights import DirectoryChannel, SharedMemoryChannel
@@ -52,7 +52,7 @@ def update(size: str, options: argparse.Namespace) -> dict[str, float]:
     if options.cuda and needed > 0.9 * torch.cuda.mem_get_info()[0] / 1e9 + 2 * policy.sizes.params / 1e9:
         raise LeftOutError(f"one GPU would need {needed:.0f} GB for weights and optimizer; use trainer ranks")
     learner = SingleLearner(
-        policy, AdamW(), Cispo(), micro_batch_tokens=options.tokens // 4, gradient_checkpointing=True, packing="packed"
+        policy, Recipe(), micro_batch_tokens=options.tokens // 4, gradient_checkpointing=True, packing="packed"
     )
     batch = batch_of(torch.full((options.tokens // options.longest,), options.longest), policy.vocab_size)
     for _ in range(2):

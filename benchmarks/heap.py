@@ -34,7 +34,7 @@ def train(updates: int, trims: bool, tokens: int) -> None:
         vocab_size=49152, tie_word_embeddings=True,
     )  # fmt: skip
     policy = Policy(LlamaForCausalLM(config))
-    learner = SingleLearner.of(policy, SCALERL, tokens, False, packing="padded")
+    learner = SingleLearner(policy, SCALERL, micro_batch_tokens=tokens, packing="padded")
     trimmed = []
 
     def count() -> None:

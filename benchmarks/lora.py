@@ -32,7 +32,7 @@ def measure(adapters: bool, settings: dict[str, int]) -> dict[str, Any]:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from scalerl.config import Lora
-    from scalerl.config.recipe import AdamW, Reinforce
+    from scalerl.config.recipe import AdamW, Recipe, Reinforce
     from scalerl.models.lora import LoraPolicy
     from scalerl.models.policy import Policy
     from scalerl.training.learner.base import TrainBatch
@@ -48,7 +48,9 @@ def measure(adapters: bool, settings: dict[str, int]) -> dict[str, Any]:
     policy = Policy(Qwen3ForCausalLM(config))
     if adapters:
         policy = LoraPolicy(policy, Lora(rank=settings["rank"]), seed=0)
-    learner = SingleLearner(policy, AdamW(learning_rate=1e-4), Reinforce(), micro_batch_tokens=256)
+    learner = SingleLearner(
+        policy, Recipe(optimizer=AdamW(learning_rate=1e-4), loss=Reinforce()), micro_batch_tokens=256
+    )
     rows, width = 4, 128
     trained_BT = (torch.arange(width) >= 32).expand(rows, -1)
     batch = TrainBatch(

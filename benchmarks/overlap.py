@@ -12,12 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
 from pathlib import Path
 
-from work import machine, train
+from work import machine, seconds_a_step
 
-WARM_UP = 10
 ARMS = {
     "pipeline, 1 thread per side": ["--recipe.off_policy.max_lag", "8"],
     "alternating, 1 thread per side": ["--recipe.off_policy.max_lag", "0"],
@@ -36,21 +34,12 @@ def main() -> None:
     rates: dict[str, list[float]] = {name: [] for name in ARMS}
     for _ in range(options.rounds):
         for name, words in ARMS.items():
-            rates[name].append(measure([*words, "--steps", str(options.steps), *options.extra]))
+            rates[name].append(1 / seconds_a_step([*words, "--steps", str(options.steps), *options.extra]))
     pipeline = rates["pipeline, 1 thread per side"]
     for name, values in rates.items():
         ratio = statistics.median(p / v for p, v in zip(pipeline, values, strict=True))
         print(f"{name:31s} {statistics.median(values):6.2f} steps/s   pipeline is {ratio:.2f}x")
     options.out.write_text(json.dumps({"machine": machine(), "steps_per_s": rates}, indent=1) + "\n")
-
-
-def measure(words: list[str]) -> float:
-    """Measure the steps per second of one run of the lab."""
-    with tempfile.TemporaryDirectory() as scratch:
-        run = Path(scratch) / "run"
-        quiet = ["--evaluation.every", "100000", "--evaluation.prompts", "64", "--checkpoint.every", "100000"]
-        measured = train(run, [*quiet, *words])[WARM_UP:]
-    return len(measured) / sum(row["step_s"] for row in measured)
 
 
 if __name__ == "__main__":

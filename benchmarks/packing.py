@@ -21,7 +21,7 @@ from ranks import MODELS, model_at
 from torch import Tensor
 from work import machine
 
-from scalerl.config.recipe import AdamW, Cispo
+from scalerl.config.recipe import Recipe
 from scalerl.models.policy import load_policy
 from scalerl.training.learner.base import TrainBatch
 from scalerl.training.learner.single import SingleLearner
@@ -64,7 +64,7 @@ def measure(name: str, spread: str, budget: int, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = model_at(Path(folder) / "model", settings)
         learners = {
-            kind: SingleLearner(load_policy(path), AdamW(), Cispo(), micro_batch_tokens=budget, packing=kind)
+            kind: SingleLearner(load_policy(path), Recipe(), micro_batch_tokens=budget, packing=kind)
             for kind in seconds
         }
         for round_ in range(rounds + 1):

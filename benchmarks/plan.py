@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from work import machine, train
+from work import QUIET, machine, train
 
 from scalerl.cluster.layout import lay_out
 from scalerl.cluster.measured import Measured, generator_seconds, measure, read_run
@@ -33,7 +33,6 @@ SETTINGS = {
     "128 slots": ["--rollouts.slots", "128"],
     "mask": ["--recipe.off_policy.stale", "mask"],
 }
-QUIET = ["--evaluation.every", "100000", "--evaluation.prompts", "64", "--checkpoint.every", "100000"]
 FIGURES = ("tokens_per_s", "occupancy", "generator_idle", "trainer_idle", "staleness_mean")
 
 

@@ -74,7 +74,7 @@ def measure(name: str, rounds: int) -> None:
             placement=Placement(trainer_ranks=2),
             learner=Learner(micro_batch_tokens=8192),
         )
-        single = SingleLearner.of(load_policy(path), config.recipe, 8192, False)
+        single = SingleLearner(load_policy(path), config.recipe, micro_batch_tokens=8192)
         ranks = RankProcesses.of(config, path, [])
         learners: dict[str, Any] = {
             "one process, 1 thread": (1, single),

@@ -34,13 +34,13 @@ def main() -> None:
     prepare_environment()
     from work import machine, random_qwen3
 
-    from scalerl.config.recipe import AdamW, Cispo
+    from scalerl.config.recipe import Recipe
     from scalerl.models.policy import Policy
     from scalerl.training.learner.single import SingleLearner
 
     learners = {
         kind: SingleLearner(
-            Policy(random_qwen3(options.size)), AdamW(), Cispo(), packing=kind,
+            Policy(random_qwen3(options.size)), Recipe(), packing=kind,
             micro_batch_tokens=BUDGET,
         )
         for kind in ("padded", "packed", "shared")

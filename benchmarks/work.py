@@ -6,8 +6,10 @@ import json
 import os
 import platform
 import random
+import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,12 @@ SIZES = {
            "num_key_value_heads": 8, "head_dim": 128} | PUBLISHED | {"tie_word_embeddings": False},
 }  # fmt: skip
 """Sizes of Qwen3 by their number of parameters."""
+
+QUIET = ["--evaluation.every", "100000", "--evaluation.prompts", "64", "--checkpoint.every", "100000"]
+"""Options of a run of the lab that is only timed."""
+
+WARM_UP = 10
+"""Steps at the beginning of a timed run that are left out."""
 
 
 def random_qwen3(size: str, device: str = "cpu", dtype: Any = None) -> Any:
@@ -73,6 +81,13 @@ def train(run: Path, words: Sequence[str], **environment: str) -> list[dict[str,
     command = [sys.executable, "-m", "scalerl.cli", "train", "--run-dir", str(run), *words]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **environment})
     return rows(run / "metrics.jsonl")
+
+
+def seconds_a_step(words: Sequence[str]) -> float:
+    """Return the mean time of a step of the lab, in seconds."""
+    with tempfile.TemporaryDirectory() as scratch:
+        measured = train(Path(scratch) / "run", [*QUIET, *words])[WARM_UP:]
+    return statistics.mean(row["step_s"] for row in measured)
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from sampled import samples
 from tiny_models import ARCHITECTURES, COMMON, tiny_model
 
-from scalerl.config.recipe import AdamW, Reinforce
+from scalerl.config.recipe import AdamW, Recipe, Reinforce
 from scalerl.core.errors import ConfigError
 from scalerl.models.policy import Policy, check_head, load_policy
 from scalerl.models.sizes import of_model
@@ -74,7 +74,7 @@ def relative_error(found, expected):
 
 
 def learner_gradient(policy, batch, **options):
-    learner = SingleLearner(policy, AdamW(), Reinforce(), **options)
+    learner = SingleLearner(policy, Recipe(loss=Reinforce()), **options)
     learner._add_gradients(batch)
     return {name: parameter.grad for name, parameter in policy.model.named_parameters()}
 
@@ -89,7 +89,7 @@ def test_the_gradient_equals_that_of_the_transformers_forward(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_weights_and_export_contain_the_whole_model(name, tmp_path):
     source, target = Policy(tiny_model(name, seed=1)), Policy(tiny_model(name, seed=2))
-    learner = SingleLearner(source, AdamW(learning_rate=1e-2, warmup_steps=0), Reinforce())
+    learner = SingleLearner(source, Recipe(optimizer=AdamW(learning_rate=1e-2, warmup_steps=0), loss=Reinforce()))
     learner.step(training_batch())
     channel = DirectoryChannel(tmp_path / "weights")
     learner.send(1, channel)
@@ -107,7 +107,7 @@ def test_weights_and_export_contain_the_whole_model(name, tmp_path):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_weights_sent_to_vllm_equal_the_exported_checkpoint(name, tmp_path):
     """Experts are sent one by one if they are published so, such as `mlp.experts.3.up_proj.weight` of Qwen3-MoE."""
-    learner = SingleLearner(Policy(tiny_model(name)), AdamW(), Reinforce(), checkpoint_names=True)
+    learner = SingleLearner(Policy(tiny_model(name)), Recipe(loss=Reinforce()), checkpoint_names=True)
     channel = DirectoryChannel(tmp_path / "weights")
     learner.send(0, channel)
     sent = channel.receive(0)
@@ -160,7 +160,7 @@ def test_recomputed_activations_are_not_kept():
     kept = []
     for on in (False, True):
         policy = Policy(tiny_model("qwen3"))
-        learner = SingleLearner(policy, AdamW(), Reinforce(), gradient_checkpointing=on)
+        learner = SingleLearner(policy, Recipe(loss=Reinforce()), gradient_checkpointing=on)
         with torch.autograd.graph.saved_tensors_hooks(lambda x: kept[-1].append(x.shape) or x, lambda x: x):
             kept.append([])
             learner._micro_batch_loss(training_batch(), (torch.arange(5), 14), False, TokenMeter())
@@ -174,7 +174,7 @@ def test_a_model_with_noise_in_updates_only_is_refused(checkpointing):
     noisy = lambda module, inputs, out: out * 1.1 if torch.is_grad_enabled() else out  # noqa: E731
     policy.model.base_model.norm.register_forward_hook(noisy)
     with pytest.raises(ConfigError, match="in an update"):
-        SingleLearner(policy, AdamW(), Reinforce(), gradient_checkpointing=checkpointing)
+        SingleLearner(policy, Recipe(loss=Reinforce()), gradient_checkpointing=checkpointing)
 
 
 # ------------------------------------------------------------------------------------------------- what is refused

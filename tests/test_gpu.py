@@ -76,7 +76,7 @@ def test_updates_over_nccl_equal_those_of_one_process(ranks, dtype, model, tmp_p
     )
     tiny_model(model, initializer_range=0.1).save_pretrained(tmp_path / "model")
     policy = load_policy(config.model.path, device="cuda", dtype=dtype)
-    single = SingleLearner.of(policy, config.recipe, 50, False)
+    single = SingleLearner(policy, config.recipe, micro_batch_tokens=50)
     channel = DirectoryChannel(tmp_path / "weights")
     specs = [RankSpec(config, config.model.path, r, ranks, f"file://{tmp_path}/meet") for r in range(ranks)]
     own = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in this_machine().gpus]

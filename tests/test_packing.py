@@ -8,7 +8,7 @@ from test_families import FAMILIES, learner_gradient, plain_gradient, relative_e
 from tiny_models import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from scalerl.config.recipe import AdamW, Reinforce
+from scalerl.config.recipe import Recipe, Reinforce
 from scalerl.core.errors import ConfigError
 from scalerl.models.packing import Segments, can_pack, causal_attention, install, packed_attention
 from scalerl.models.policy import Policy
@@ -124,12 +124,12 @@ def test_calls_without_segments_use_the_previous_attention():
 def test_auto_packs_if_more_than_a_tenth_would_be_padding():
     """Lengths 14 to 4 in rows of 14 are 46 of 70 tokens; with a budget of 14 each rollout is a micro-batch."""
     policy, batch = Policy(tiny_model("qwen3")), training_batch()
-    assert SingleLearner(policy, AdamW(), Reinforce(), packing="auto").packs(batch)
-    assert not SingleLearner(policy, AdamW(), Reinforce(), packing="auto", micro_batch_tokens=14).packs(batch)
-    assert SingleLearner(policy, AdamW(), Reinforce(), packing="packed", micro_batch_tokens=14).packs(batch)
-    assert not SingleLearner(policy, AdamW(), Reinforce(), packing="padded").packs(batch)
+    assert SingleLearner(policy, Recipe(loss=Reinforce()), packing="auto").packs(batch)
+    assert not SingleLearner(policy, Recipe(loss=Reinforce()), packing="auto", micro_batch_tokens=14).packs(batch)
+    assert SingleLearner(policy, Recipe(loss=Reinforce()), packing="packed", micro_batch_tokens=14).packs(batch)
+    assert not SingleLearner(policy, Recipe(loss=Reinforce()), packing="padded").packs(batch)
     for name in EAGER:
-        assert not SingleLearner(Policy(tiny_model(name)), AdamW(), Reinforce(), packing="auto").packs(batch)
+        assert not SingleLearner(Policy(tiny_model(name)), Recipe(loss=Reinforce()), packing="auto").packs(batch)
 
 
 @pytest.mark.parametrize("name", ["mistral-sliding", "qwen2-sliding", "gemma3-two-ropes", "phi3-sliding"])

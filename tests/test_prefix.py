@@ -8,7 +8,7 @@ from test_families import learner_gradient, plain_gradient, relative_error, trai
 from test_packing import attention_by_hand
 from tiny_models import tiny_model
 
-from scalerl.config.recipe import AdamW, Reinforce
+from scalerl.config.recipe import Recipe, Reinforce
 from scalerl.models.policy import Policy
 from scalerl.models.prefix import SharedPrompts, shared_attention
 from scalerl.models.rows import Rows
@@ -100,9 +100,11 @@ def test_micro_batches_are_ordered_by_prompt_and_count_each_prompt_once():
 
 def test_auto_shares_prompts_if_this_saves_a_tenth_of_the_tokens():
     batch = grouped_batch()  # 40 of 46 tokens
-    learner = SingleLearner(Policy(tiny_model("qwen3")), AdamW(), Reinforce(), packing="auto")
+    learner = SingleLearner(Policy(tiny_model("qwen3")), Recipe(loss=Reinforce()), packing="auto")
     assert learner.shares(batch)
     assert not learner.shares(replace(batch, prompt_B=torch.arange(5)))  # nothing in common
     assert not learner.shares(training_batch())  # prompts unknown
-    assert not SingleLearner(Policy(tiny_model("qwen3-moe")), AdamW(), Reinforce(), packing="auto").shares(batch)
-    assert not SingleLearner(Policy(tiny_model("gemma2-softcap")), AdamW(), Reinforce(), packing="auto").shares(batch)
+    assert not SingleLearner(Policy(tiny_model("qwen3-moe")), Recipe(loss=Reinforce()), packing="auto").shares(batch)
+    assert not SingleLearner(Policy(tiny_model("gemma2-softcap")), Recipe(loss=Reinforce()), packing="auto").shares(
+        batch
+    )

@@ -13,7 +13,7 @@ from tiny_models import tiny_model
 from scalerl.config import RunConfig
 from scalerl.config.base import replace
 from scalerl.config.placement import Custom
-from scalerl.config.recipe import SCALERL, AdamW, Reinforce
+from scalerl.config.recipe import SCALERL, Recipe, Reinforce
 from scalerl.config.run import Hardware, Placement
 from scalerl.core.errors import ConfigError
 from scalerl.core.serialization import from_plain, to_plain
@@ -96,7 +96,7 @@ def test_the_disagreement_is_the_share_of_trained_tokens_and_layers(name, packin
     """5 of the 36 trained tokens differ in the first of two layers: 5 of 72."""
     batch = routed_batch(name, wrong=5)
     assert int(batch.trained_BT.sum()) == 36
-    learner = SingleLearner(Policy(tiny_model(name)), AdamW(), Reinforce(), micro_batch_tokens=30, packing=packing)
+    learner = SingleLearner(Policy(tiny_model(name)), Recipe(loss=Reinforce()), micro_batch_tokens=30, packing=packing)
     stats = learner.step(batch)
     assert stats.router_disagreement == pytest.approx(5 / 72) and "router_disagreement" in stats.to_dict()
 

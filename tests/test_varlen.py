@@ -12,7 +12,7 @@ from tiny_models import tiny_model
 from torch import nn
 from torch.nn.attention import varlen as torch_varlen
 
-from scalerl.config.recipe import AdamW, Reinforce
+from scalerl.config.recipe import Recipe, Reinforce
 from scalerl.core.errors import ConfigError
 from scalerl.models import packing
 from scalerl.models.packing import Segments, packed_attention, takes_varlen, varlen_attention
@@ -101,16 +101,16 @@ def test_a_kernel_that_fails_on_this_gpu_is_an_error_at_the_start(on_cpu, monkey
 
     monkeypatch.setattr(torch_varlen, "varlen_attn", fail)
     with pytest.raises(ConfigError, match=r"fails \(FlashAttention only .* newer.\); allowed: padded$"):
-        SingleLearner(Policy(tiny_model("qwen3")), AdamW(), Reinforce(), packing="auto")
+        SingleLearner(Policy(tiny_model("qwen3")), Recipe(loss=Reinforce()), packing="auto")
 
 
 def test_long_rollouts_share_their_prompts_if_attention_needs_no_mask(on_cpu, monkeypatch):
     monkeypatch.setattr("scalerl.training.learner.policy_learner.LONGEST_SHARED", 13)  # the longest rollout has 14
-    learner = SingleLearner(Policy(tiny_model("qwen3")), AdamW(), Reinforce(), packing="auto")
+    learner = SingleLearner(Policy(tiny_model("qwen3")), Recipe(loss=Reinforce()), packing="auto")
     assert learner.policy.varlen and learner.shares(grouped_batch())
     assert learner.packs(replace(training_batch(), length_B=torch.full((5,), 14)))  # without any padding to save
     monkeypatch.setattr(packing, "takes_varlen", lambda query, value: False)
-    learner = SingleLearner(Policy(tiny_model("qwen3")), AdamW(), Reinforce(), packing="auto")
+    learner = SingleLearner(Policy(tiny_model("qwen3")), Recipe(loss=Reinforce()), packing="auto")
     assert not learner.policy.varlen and not learner.shares(grouped_batch())
 
 
@@ -163,9 +163,9 @@ def test_the_kernel_computes_the_reference(kind, window, monkeypatch):
 def test_packed_and_shared_rows_use_the_kernel_on_a_gpu(name):
     for kind, batch in (("packed", training_batch()), ("shared", grouped_batch())):
         policy = Policy(tiny_model(name).to("cuda", torch.bfloat16))
-        learner = SingleLearner(policy, AdamW(), Reinforce(), packing=kind)
+        learner = SingleLearner(policy, Recipe(loss=Reinforce()), packing=kind)
         assert policy.varlen
-        padded = SingleLearner(Policy(tiny_model(name).to("cuda", torch.bfloat16)), AdamW(), Reinforce())
+        padded = SingleLearner(Policy(tiny_model(name).to("cuda", torch.bfloat16)), Recipe(loss=Reinforce()))
         ours, theirs = learner.step(batch), padded.step(batch)
         assert ours.loss == pytest.approx(theirs.loss, abs=0.02) and ours.grad_norm == pytest.approx(
             theirs.grad_norm, rel=0.05

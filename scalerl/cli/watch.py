@@ -36,7 +36,8 @@ def watch(arguments: argparse.Namespace) -> int:
     from scalerl.core.errors import ConfigError
 
     try:
-        from scalerl.view.server import is_loopback, serve
+        from scalerl.core.addresses import is_loopback
+        from scalerl.view.server import serve
     except ImportError as error:
         raise ConfigError(f"the live page needs {error.name}: pip install 'scalerl[watch]'") from error
     from scalerl.view.page import plotly_script

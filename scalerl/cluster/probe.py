@@ -104,7 +104,7 @@ class Probe:
         Raises:
             ConfigError: An error is too large.
         """
-        from scalerl.config.recipe import AdamW, Reinforce
+        from scalerl.config.recipe import Recipe, Reinforce
         from scalerl.models.miniature import miniature
         from scalerl.models.packing import can_pack
         from scalerl.models.policy import Policy
@@ -121,7 +121,7 @@ class Probe:
         for form in forms if packing == "auto" else (packing,):
             policy = Policy(copy.deepcopy(model).to(_device()), fp32_head=config.recipe.fp32_head)
             again = config.learner.gradient_checkpointing
-            learner = SingleLearner(policy, AdamW(), Reinforce(), packing=form, gradient_checkpointing=again)
+            learner = SingleLearner(policy, Recipe(loss=Reinforce()), packing=form, gradient_checkpointing=again)
             stats = learner.step(batch)
             error = max(abs(stats.loss / expected - 1), _error(learner.tensors(), stats.grad_norm, gradient))
             words.append(f"{form} {error:.1g}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 
 from scalerl.cluster.remote import Actor, RayRemote
 from scalerl.config.run import RunConfig
+from scalerl.core.addresses import free_port
 from scalerl.core.remote import End, Group
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.training.learner.ranks import LearnerDied, RankSpec, build_rank, serve_rank
@@ -100,6 +100,4 @@ def _free_address() -> str:
     import ray
 
     host = ray.util.get_node_ip_address()
-    with socket.socket() as free:
-        free.bind((host, 0))
-        return f"tcp://{host}:{free.getsockname()[1]}"
+    return f"tcp://{host}:{free_port(host)}"

@@ -5,6 +5,7 @@ A failed validation becomes one readable message with what was got, what is allo
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import NoneType
@@ -220,27 +221,22 @@ def _owner(cls: type[Part] | None, path: list[str]) -> tuple[type[Part] | None, 
 
     In a union, the location contains the tag of the member as an additional step, which the user did not type.
     """
-    owner: type[Part] | None = cls
-    shown: list[str] = []
-    index = 0
-    while index < len(path):
-        step = path[index]
+    owner, shown, rest = cls, list[str](), deque(path)
+    while rest:
+        step = rest.popleft()
         shown.append(step)
-        last = index == len(path) - 1
-        if last or owner is None or step not in owner.model_fields:
+        if not rest or owner is None or step not in owner.model_fields:
             return owner, shown
         members = records(owner.model_fields[step].annotation)
         if not members:  # the rest are indices of entries, and kinds of values
-            return owner, [*shown, *filter(str.isdigit, path[index + 1 :])]
-        if not last and path[index + 1].isdigit():  # index into a list of records
-            index += 1
-            if path[index] != "0":
-                shown.append(path[index])
-        owner = members[0] if len(members) == 1 else None
-        if len(members) > 1 and index + 1 < len(path):
-            owner = next((m for m in members if _tag(m) == path[index + 1]), None)
-            index += 1
-        index += 1
+            return owner, [*shown, *filter(str.isdigit, rest)]
+        if rest[0].isdigit() and (index := rest.popleft()) != "0":  # index into a list of records
+            shown.append(index)
+        if len(members) == 1:
+            owner = members[0]
+        else:
+            tag = rest.popleft() if rest else None
+            owner = next((member for member in members if _tag(member) == tag), None)
     return owner, shown
 
 

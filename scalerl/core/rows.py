@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,9 +36,14 @@ class Line(NamedTuple):
 class RowFile:
     """One growing JSONL file. Numbers that are not finite are None."""
 
-    def __init__(self, path: Path) -> None:
-        """Prepare to read a file, which may not exist yet."""
-        self.path = path
+    def __init__(self, path: Path, on_restart: Callable[[], None] = lambda: None) -> None:
+        """Prepare to read a file, which may not exist yet.
+
+        Args:
+            path: The file.
+            on_restart: Called when the file was replaced or cut back, before its lines are read again.
+        """
+        self.path, self._on_restart = path, on_restart
         self.restarts = 0
         """Number of times that the file was replaced or cut back."""
         self.broken = 0
@@ -114,6 +119,7 @@ class RowFile:
     def _restart(self) -> None:
         if self._offset:
             self.restarts += 1
+            self._on_restart()
         self._offset, self._seen, self._stamp, self.broken = 0, b"", (0, 0, 0), 0
 
 
@@ -123,7 +129,11 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     Raises:
         OSError: The file cannot be read.
     """
-    return list(_rows(path))
+    file = RowFile(path)
+    rows = [line.row for line in file.new_lines()]
+    if file.error:
+        raise file.error
+    return rows
 
 
 def read_points(run: Path) -> list[EvalPoint]:
@@ -132,15 +142,8 @@ def read_points(run: Path) -> list[EvalPoint]:
     Raises:
         OSError: points.jsonl cannot be read.
     """
-    points = (EvalPoint.of(row) for row in _rows(run / "points.jsonl"))
+    points = map(EvalPoint.of, read_rows(run / "points.jsonl"))
     return [point for point in points if point is not None]
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    file = RowFile(path)
-    yield from (line.row for line in file.new_lines())
-    if file.error:
-        raise file.error
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

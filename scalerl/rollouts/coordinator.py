@@ -157,7 +157,9 @@ class Coordinator:
         self._activate(self.seconds.aside(on_activation))
         if self.blocked() and not self._idle():
             return []  # two versions are due before this tick and only the first has arrived: wait for the second
-        self._start_groups()
+        self._fill()
+        # closing earlier would let a partial batch form before the last one
+        self.schedule.closed = self._last and not self._queue
         full = [engine.occupancy() for engine in self.engines]
         busy = any(one.busy for one in full)
         if not self.lockstep:
@@ -221,9 +223,6 @@ class Coordinator:
         training, evaluating = (sum(e.work.tokens for e in some) for some in (self.engines, self.evaluators))
         return training, evaluating
 
-    def _busy(self) -> bool:
-        return any(engine.occupancy().busy for engine in self.engines)
-
     def _poll(self) -> None:
         """Collect finished sequences of asynchronous engines; wait briefly if the last poll found nothing."""
         wait_s = POLL_S / len(self.engines) if self._quiet else 0.0
@@ -235,7 +234,7 @@ class Coordinator:
 
     def _idle(self) -> bool:
         may_start = bool(self._queue) and self.schedule.may_start()
-        return not may_start and not self._busy()
+        return not may_start and not any(engine.occupancy().busy for engine in self.engines)
 
     def _ask(self, version: int) -> bool:
         """Request a version from all engines, once; return whether all of them use it."""
@@ -267,11 +266,6 @@ class Coordinator:
                 self._swap(update.version)
                 self.seconds.swap = time.perf_counter() - self._asked_at
             on_activation()
-
-    def _start_groups(self) -> None:
-        self._fill()
-        # closing earlier would let a partial batch form before the last one
-        self.schedule.closed = self._last and not self._queue
 
     def _fill(self) -> None:
         if not self._queue:

@@ -64,11 +64,10 @@ class LengthRule:
         return self.max_tokens + len(self.phrase)
 
 
-def length_rule(control: LengthControl, encode: object) -> LengthRule:
+def length_rule(control: LengthControl, encode: Callable[[str], Sequence[int]]) -> LengthRule:
     """Translate a recipe's length control with a tokenizer's encode function (text -> list of ids)."""
     if not isinstance(control, Interruption):
         return LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=control.max_tokens)
-    assert callable(encode)
     phrase, end_tag = tuple(encode(control.phrase)), tuple(encode(control.end_tag))
     others = tag_variants(control.end_tag, encode) - {end_tag}
     return LengthRule(

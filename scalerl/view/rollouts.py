@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import eq
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,7 @@ class RolloutIndex:
 
     def __init__(self, path: Path) -> None:
         """Prepare the index of a run directory."""
-        self._files = {kind: RowFile(path / name) for kind, name in FILES.items()}
-        self._restarts = dict.fromkeys(FILES, 0)
+        self._files = {kind: RowFile(path / name, partial(self._forget, kind)) for kind, name in FILES.items()}
         self._briefs: dict[str, list[dict[str, Any]]] = {kind: [] for kind in FILES}
         self._places: dict[str, list[tuple[int, int]]] = {kind: [] for kind in FILES}
 
@@ -61,15 +61,11 @@ class RolloutIndex:
         """Read new rows."""
         for kind, file in self._files.items():
             for line in file.new_lines():
-                self._forget_if_restarted(kind)
                 self._briefs[kind].append({name: line.row.get(name) for name in BRIEF})
                 self._places[kind].append((line.offset, line.size))
-            self._forget_if_restarted(kind)
 
-    def _forget_if_restarted(self, kind: str) -> None:
-        if self._files[kind].restarts != self._restarts[kind]:
-            self._restarts[kind] = self._files[kind].restarts
-            self._briefs[kind], self._places[kind] = [], []
+    def _forget(self, kind: str) -> None:
+        self._briefs[kind], self._places[kind] = [], []
 
     def find(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return the rows that match a query, newest step first, and all steps and tasks.

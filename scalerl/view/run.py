@@ -137,10 +137,12 @@ class FollowedRun(RunView):
         self.version = 0
         """Increases with every change."""
         self.rollouts = RolloutIndex(path)
-        self._tail, self._points_file = RowFile(path / "metrics.jsonl"), RowFile(path / "points.jsonl")
+        self._tail = RowFile(path / "metrics.jsonl", self.rows.clear)
+        self._points_file = RowFile(path / "points.jsonl", self._forget_points)
         self.rows += sound_rows(self._tail.tail())
         self._strange = 0
-        self._history, self._history_file = array("d"), RowFile(path / "metrics.jsonl")
+        self._history = array("d")
+        self._history_file = RowFile(path / "metrics.jsonl", self._forget_history)
         self._looked, self._config_written = -math.inf, -1.0
         self.poll()
 
@@ -151,12 +153,10 @@ class FollowedRun(RunView):
             now: Seconds since 1970; None: read the clock.
         """
         now = time.time() if now is None else now
-        restarts = self._tail.restarts
+        before = self._tail.restarts, self._points_file.restarts
         lines = sound_rows(line.row for line in self._tail.new_lines())
-        if again := self._tail.restarts != restarts:
-            self.rows.clear()
         self.rows += lines
-        changed = self._read_points() or bool(lines) or again
+        changed = self._read_points() or bool(lines) or before != (self._tail.restarts, self._points_file.restarts)
         if changed or now - self._looked >= LIFE_S:
             changed |= self._look(now)
         self.version += changed
@@ -186,17 +186,20 @@ class FollowedRun(RunView):
         return state != before
 
     def _read_points(self) -> bool:
-        restarts = self._points_file.restarts
         points = [EvalPoint.of(line.row) for line in self._points_file.new_lines()]
-        again = self._points_file.restarts != restarts
-        if again:
-            self.points, self._strange = {}, 0
         self._strange += points.count(None)
         for point in filter(None, points):
             self.points.setdefault(point.task, []).append(point)
-        if points or again:
+        if points:
             self._falls = None
-        return bool(points) or again
+        return bool(points)
+
+    def _forget_points(self) -> None:
+        self.evaluated(())
+        self._strange = 0
+
+    def _forget_history(self) -> None:
+        del self._history[:]
 
     # --------------------------------------------------------------------------------------------------------- summary
 
@@ -252,11 +255,7 @@ class FollowedRun(RunView):
 
     def history(self) -> dict[str, Array]:
         """Return the columns of all rows, shape (N,) each; values that are no numbers are NaN."""
-        restarts = self._history_file.restarts
         for line in self._history_file.new_lines():
-            if self._history_file.restarts != restarts:
-                restarts = self._history_file.restarts
-                del self._history[:]
             if sound_rows([line.row]):
                 self._history.extend(number(line.row.get(name)) for name in COLUMNS)
         return dict(zip(COLUMNS, np.array(self._history).reshape(-1, len(COLUMNS)).T, strict=True))

@@ -27,6 +27,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from scalerl.core.addresses import is_loopback
 from scalerl.view.metrics import METRICS
 from scalerl.view.page import plotly_script
 from scalerl.view.rollouts import FILES
@@ -119,14 +120,6 @@ class Guard:
 def same(given: str, token: str) -> bool:
     """Compare two secrets in constant time."""
     return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode("utf-8", "replace"))
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only processes on this machine can reach a server bound to this host."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 # -------------------------------------------------------------------------------------------------------------- routes

@@ -14,7 +14,7 @@ from tiny_models import tiny_model
 from scalerl.config import LAB
 from scalerl.config import mismatch as parts
 from scalerl.config.base import replace as changed
-from scalerl.config.recipe import SCALERL, AdamW, Cispo, Reinforce
+from scalerl.config.recipe import SCALERL, Recipe, Reinforce
 from scalerl.learn.mismatch import correction
 from scalerl.models.policy import Policy
 from scalerl.training.learner.single import SingleLearner
@@ -82,7 +82,7 @@ def test_every_layout_and_split_has_the_float64_gradient_of_the_corrected_loss(p
 
 def test_cispo_with_a_token_mask_is_masked_importance_sampling():
     batch, log_ratio = uneven()
-    learner = SingleLearner(Policy(tiny_model("qwen3")), AdamW(), Cispo())
+    learner = SingleLearner(Policy(tiny_model("qwen3")), Recipe())
     learner._add_gradients(replace(batch, mismatch=parts.TokenMask(keep=(0.5, 2.0))))
     ratio = log_ratio.exp()
     factor = torch.where((ratio < 0.5) | (ratio > 2.0), 0.0, ratio)
@@ -94,7 +94,7 @@ def test_cispo_with_a_token_mask_is_masked_importance_sampling():
 def test_metrics_split_log_ratios_by_staleness_and_count_effective_and_corrected_tokens():
     batch, log_ratio = uneven()
     stale = (torch.arange(14) % 2 == 0).expand(5, 14)
-    learner = SingleLearner(Policy(tiny_model("qwen3")), AdamW(), Reinforce(), micro_batch_tokens=30)
+    learner = SingleLearner(Policy(tiny_model("qwen3")), Recipe(loss=Reinforce()), micro_batch_tokens=30)
     stats = learner.step(replace(batch, stale_BT=stale, mismatch=KINDS[0]))
     kept = batch.trained_BT
     ratio = log_ratio[kept].exp()

@@ -34,7 +34,7 @@ def test_at_the_limit_the_phrase_replaces_sampled_tokens():
 
 TWO = LengthRule(thinking=(6, 6), answer_tokens=2, max_tokens=8, phrase=(90, 91), end_tag=(90, 91))
 STOPS = LengthRule(thinking=(1, 1), answer_tokens=1, max_tokens=2, phrase=(STOP, 91), end_tag=(91,))
-NONE = length_rule(NoLengthControl(max_tokens=3), encode=None)
+NONE = length_rule(NoLengthControl(max_tokens=3), encode=list)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import tiny_model
 
-from scalerl.config.recipe import AdamW, Reinforce
+from scalerl.config.recipe import AdamW, Recipe, Reinforce
 from scalerl.models.policy import Policy
 from scalerl.training.learner.base import BadGradient, TrainBatch
 from scalerl.training.learner.single import SingleLearner
@@ -16,7 +16,7 @@ SETTINGS = AdamW(learning_rate=1e-2, warmup_steps=4, weight_decay=0.0, max_grad_
 
 
 def make(settings=SETTINGS, dtype=torch.float32, **options):
-    return SingleLearner(Policy(tiny_model("qwen3").to(dtype)), settings, Reinforce(), **options)
+    return SingleLearner(Policy(tiny_model("qwen3").to(dtype)), Recipe(optimizer=settings, loss=Reinforce()), **options)
 
 
 def batch(rows=6, width=10, scale=1.0):

@@ -80,7 +80,7 @@ class Benches:
 
     def single(self, model="qwen3", config=CONFIG):
         policy = load_policy(self.paths[model], dtype=config.hardware.dtype)
-        return SingleLearner.of(policy, config.recipe, config.learner.micro_batch_tokens, False)
+        return SingleLearner(policy, config.recipe, micro_batch_tokens=config.learner.micro_batch_tokens)
 
     def weights(self, learner):
         """Return a copy of what a learner sends."""

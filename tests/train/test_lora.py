@@ -13,7 +13,7 @@ from tiny_models import tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 
 from scalerl.config.model import HuggingFaceModel, Lora
-from scalerl.config.recipe import AdamW, Reinforce
+from scalerl.config.recipe import AdamW, Recipe, Reinforce
 from scalerl.config.run import Placement, RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.models.lora import LoraPolicy, target_names
@@ -33,7 +33,7 @@ MODELS = ["qwen3", "qwen3-untied", "qwen2", "llama-untied", "phi3", "gemma2-soft
 
 def make(name="qwen3", lora=SMALL, dtype=torch.float32, settings=SETTINGS, **options):
     policy = LoraPolicy(Policy(tiny_model(name).to(dtype)), lora, seed=0)
-    return SingleLearner(policy, settings, Reinforce(), **options)
+    return SingleLearner(policy, Recipe(optimizer=settings, loss=Reinforce()), **options)
 
 
 def trained(name="qwen3", steps=3, **options):
@@ -82,7 +82,7 @@ def test_the_gradient_follows_from_that_of_the_merged_matrices(name):
     learner = trained(name)
     given = training_batch()
     by_name = dict(zip((n for n, _ in learner.policy.trained()), gradients(learner, given), strict=True))
-    whole = SingleLearner(plain(name, merged(learner)), SETTINGS, Reinforce())
+    whole = SingleLearner(plain(name, merged(learner)), Recipe(optimizer=SETTINGS, loss=Reinforce()))
     by_matrix = dict(zip((n for n, _ in whole.policy.trained()), gradients(whole, given), strict=True))
     parameters, checked = dict(learner.policy.model.named_parameters()), 0
     for key in by_name:
@@ -142,7 +142,7 @@ def test_merged_bf16_weights_are_rounded_once_and_pass_the_replay(tmp_path):
 def test_the_export_equals_the_merge_by_peft_and_the_adapter_loads_with_the_base_model(name, tmp_path):
     tiny_model(name).save_pretrained(tmp_path / "base")
     policy = LoraPolicy(load_policy(str(tmp_path / "base")), SMALL, seed=0)
-    learner = SingleLearner(policy, SETTINGS, Reinforce(), checkpoint_names=True)
+    learner = SingleLearner(policy, Recipe(optimizer=SETTINGS, loss=Reinforce()), checkpoint_names=True)
     for _ in range(3):
         learner.step(batch())
     learner.export(tmp_path / "model")
@@ -178,7 +178,7 @@ def test_a_restored_learner_gives_the_same_bits(dtype, tmp_path):
 
 
 def test_a_checkpoint_of_all_weights_or_of_another_rank_is_refused(tmp_path):
-    whole = SingleLearner(Policy(tiny_model("qwen3")), SETTINGS, Reinforce())
+    whole = SingleLearner(Policy(tiny_model("qwen3")), Recipe(optimizer=SETTINGS, loss=Reinforce()))
     whole.save(tmp_path / "whole")
     make(lora=Lora(rank=2)).save(tmp_path / "rank")
     for name in ("whole", "rank"):

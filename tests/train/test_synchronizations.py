@@ -14,7 +14,7 @@ from test_prefix import grouped_batch
 from tiny_models import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from scalerl.config.recipe import AdamW, Cispo
+from scalerl.config.recipe import Recipe
 from scalerl.models import packing
 from scalerl.models.policy import Policy
 from scalerl.training.learner.ranks import expand_segments
@@ -57,7 +57,7 @@ def test_segments_grow_on_a_gpu_unless_the_user_configured_the_allocator(monkeyp
 @pytest.fixture
 def learner(monkeypatch):
     def make(packing_, **options):
-        return SingleLearner(Policy(tiny_model(options.pop("name", "qwen3")).to("meta")), AdamW(), Cispo(),
+        return SingleLearner(Policy(tiny_model(options.pop("name", "qwen3")).to("meta")), Recipe(),
                              packing=packing_, **options)  # fmt: skip
 
     adamw = torch.optim.AdamW  # torch has no fused kernel for meta
@@ -106,7 +106,7 @@ def test_a_batch_without_trained_tokens_does_not_wait(learner):
 @pytest.mark.parametrize("kind", ["packed", "shared"])
 def test_a_gpu_reports_at_most_4_waits_for_an_update(kind):
     policy, batch = Policy(tiny_model("mistral-sliding").to("cuda", torch.bfloat16)), grouped_batch()
-    made = SingleLearner(policy, AdamW(), Cispo(), packing=kind, micro_batch_tokens=12)
+    made = SingleLearner(policy, Recipe(), packing=kind, micro_batch_tokens=12)
     made.step(batch)
     torch.cuda.set_sync_debug_mode("warn")
     try:

@@ -9,7 +9,8 @@ from watched import add_rollouts, rollout, write_run
 
 pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
 
-from scalerl.view.server import Guard, is_loopback, same
+from scalerl.core.addresses import is_loopback
+from scalerl.view.server import Guard, same
 
 
 @pytest.fixture(scope="module")

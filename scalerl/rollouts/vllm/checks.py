@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import subprocess
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from scalerl.core.addresses import is_loopback
 from scalerl.core.errors import ConfigError
 from scalerl.rollouts.engine import RoutingShape
 from scalerl.rollouts.vllm.protocol import (
@@ -222,12 +222,7 @@ def _check_vocabulary(address: str, client: httpx.Client, needs: Needs) -> None:
 
 
 def _warn_of_network(address: str) -> list[str]:
-    host = urlsplit(address).hostname or ""
-    try:
-        local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = host == "localhost"
-    if local:
+    if is_loopback(urlsplit(address).hostname or ""):
         return []
     return [
         f"the vLLM server at {address} accepts weights and paths of files to read from everyone who can reach it: keep "

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from scalerl.core.addresses import free_port
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.files import write_whole
 from scalerl.models.weights import WeightLayout
@@ -170,7 +171,7 @@ class _Sender:
         info = NCCLTrainerInitInfo(
             rank=0,
             master_address=master_address or address_towards(servers),
-            master_port=_free_port(),
+            master_port=free_port(),
             world_size=1 + sum(self._client.world_sizes),
             packed_buffer_size_bytes=BUFFER,
         )
@@ -310,9 +311,3 @@ def weight_source(layout: WeightLayout) -> Any:
             return iter(self.weights)
 
     return Source()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import httpx
 
+from scalerl.core.addresses import free_port
 from scalerl.core.errors import ConfigError
 from scalerl.rollouts.vllm.protocol import HEALTH
 
@@ -104,7 +104,7 @@ class Server:
             ConfigError: `spec.python` does not exist.
         """
         self.spec = spec
-        port = spec.port or _free_port(spec.host)
+        port = spec.port or free_port(spec.host)
         self.address = f"http://{spec.host}:{port}"
         spec.log.parent.mkdir(parents=True, exist_ok=True)
         spec.log.write_bytes(b"")
@@ -186,9 +186,3 @@ def _healthy(client: httpx.Client) -> bool:
         return client.get(HEALTH).status_code == 200
     except httpx.TransportError:
         return False
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])

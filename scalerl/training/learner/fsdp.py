@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from scalerl.config.recipe import AdamW, Loss
+from scalerl.config.recipe import Recipe
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import as_umask
 from scalerl.models.policy import Policy, decoder_layers, load_policy
@@ -55,8 +55,7 @@ class ShardedLearner(PolicyLearner):
     def __init__(
         self,
         policy: Policy,
-        optimizer: AdamW,
-        loss: Loss,
+        recipe: Recipe,
         *,
         dtype: torch.dtype = torch.float32,
         accumulate: Literal["local", "sharded"] = "local",
@@ -66,13 +65,12 @@ class ShardedLearner(PolicyLearner):
 
         Args:
             policy: The model, whose parameters are FP32 shards.
-            optimizer: Settings of the optimizer.
-            loss: The surrogate and its parameters.
+            recipe: See PolicyLearner.
             dtype: Type of the forward pass and of the weights that are sent and exported.
             accumulate: Accumulation of the gradients of micro-batches, local or sharded (`learner.accumulate`).
             options: Options of PolicyLearner.
         """
-        super().__init__(policy, optimizer, loss, **options)
+        super().__init__(policy, recipe, **options)
         self._dtype, self._accumulate = dtype, accumulate
 
     # -------------------------------------------------------------------------------------------------------- update
@@ -111,7 +109,7 @@ class ShardedLearner(PolicyLearner):
         parts = [nn.utils.get_total_norm([m.grad for m in own if m.grad is not None]) for own in groups]
         norm = math.hypot(*(float(cast(DTensor, part).full_tensor()) for part in parts))
         for own in groups:
-            nn.utils.clip_grads_with_norm_(own, self._settings.max_grad_norm, torch.tensor(norm))
+            nn.utils.clip_grads_with_norm_(own, self._recipe.optimizer.max_grad_norm, torch.tensor(norm))
         return norm
 
     def check(self, version: int, rollouts: Sequence[PromptedRollout]) -> Difference | None:

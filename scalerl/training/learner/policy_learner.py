@@ -11,12 +11,12 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from scalerl.config.recipe import AdamW, Loss, Recipe
+from scalerl.config.recipe import Recipe
 from scalerl.core.errors import ConfigError
 from scalerl.learn.losses import LOSSES
 from scalerl.learn.mismatch import correction
@@ -54,10 +54,8 @@ class PolicyLearner:
     def __init__(
         self,
         policy: Policy,
-        optimizer: AdamW,
-        loss: Loss,
+        recipe: Recipe,
         *,
-        temperature: float = 1.0,
         micro_batch_tokens: int = 16_384,
         gradient_checkpointing: bool = False,
         packing: Packing = "padded",
@@ -67,9 +65,7 @@ class PolicyLearner:
 
         Args:
             policy: The model; if it has adapters, only these are trained.
-            optimizer: Settings of the optimizer.
-            loss: The surrogate and its parameters.
-            temperature: Sampling temperature.
+            recipe: Its loss, optimizer and temperature are used.
             micro_batch_tokens: Tokens of one forward and backward pass, including padding if rows are padded.
             gradient_checkpointing: Whether to recompute activations in the backward pass.
             packing: Packing of the sequences of a micro-batch (`learner.packing`).
@@ -79,7 +75,7 @@ class PolicyLearner:
             ConfigError: From `use_packing` and `check_update`.
         """
         self.policy, self.updates, self._trim_heap = policy, 0, HeapTrim()
-        self._settings, self._loss, self._temperature = optimizer, loss, temperature
+        self._recipe, optimizer = recipe, recipe.optimizer
         self._budget, self._checkpointing = micro_batch_tokens, gradient_checkpointing
         if gradient_checkpointing:
             recompute_activations(policy.model)
@@ -93,21 +89,6 @@ class PolicyLearner:
         groups = [{"params": own, "weight_decay": decay} for params, decay in kinds for own in by_mesh(params)]
         self._optimizer = torch.optim.AdamW(groups, lr=0.0, betas=optimizer.betas, eps=optimizer.eps, fused=True)
         check_update(policy, packed=self._packing != "padded")
-
-    @classmethod
-    def of(
-        cls, policy: Policy, recipe: Recipe, micro_batch_tokens: int, gradient_checkpointing: bool, **options: Any
-    ) -> Self:
-        """Create the learner for a recipe; `options` are other arguments of the class."""
-        return cls(
-            policy,
-            recipe.optimizer,
-            recipe.loss,
-            temperature=recipe.temperature,
-            micro_batch_tokens=micro_batch_tokens,
-            gradient_checkpointing=gradient_checkpointing,
-            **options,
-        )
 
     # -------------------------------------------------------------------------------------------------------- update
 
@@ -149,7 +130,7 @@ class PolicyLearner:
         if self.policy.experts:
             routing_of(self.policy).use(None)
         try:
-            return check_current(self.policy, version, rollouts, temperature=self._temperature, bound=math.inf)
+            return check_current(self.policy, version, rollouts, temperature=self._recipe.temperature, bound=math.inf)
         except NotFinite:
             raise BadGradient(f"log-probabilities are not finite after update {self.updates}") from None
 
@@ -226,9 +207,11 @@ class PolicyLearner:
             upload(one, device) for one in (trained_bt, behavior_bt, weights_bt, batch.advantages_B[rows], stale_bt)
         )
         routed_n = self._use_experts(batch, rows, width, packed)
-        logp_n, entropy_n = self.policy(inputs, self._temperature)
+        logp_n, entropy_n = self.policy(inputs, self._recipe.temperature)
         logp_bt = torch.zeros_like(behavior_bt).flatten().index_copy(0, inputs.place_n, logp_n).view_as(behavior_bt)
-        loss_bt, capped_bt = LOSSES[self._loss.kind](self._loss, logp_bt, behavior_bt, advantages_b, mask_bt)
+        loss_bt, capped_bt = LOSSES[self._recipe.loss.kind](
+            self._recipe.loss, logp_bt, behavior_bt, advantages_b, mask_bt
+        )
         factor_bt, corrected_bt = correction(batch.mismatch, logp_bt.detach() - behavior_bt, mask_bt)
         loss = (loss_bt * factor_bt * weights_bt).sum()
         behavior_n, capped_n, stale_n, corrected_n = (
@@ -258,7 +241,7 @@ class PolicyLearner:
         if not norm < float("inf"):
             self._discard_gradient()
             raise BadGradient(f"the gradient's norm is {norm}")
-        rate = self._settings.rate(self.updates)
+        rate = self._recipe.optimizer.rate(self.updates)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
@@ -267,7 +250,7 @@ class PolicyLearner:
 
     def _clip(self) -> float:
         """Clip the gradient and return its previous L2 norm."""
-        return float(nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm))
+        return float(nn.utils.clip_grad_norm_(self._masters, self._recipe.optimizer.max_grad_norm))
 
     def _discard_gradient(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)

@@ -234,11 +234,11 @@ def sharded_learner(config: RunConfig, policy: Policy) -> ShardedLearner:
 
     from scalerl.training.learner.fsdp import ShardedLearner
 
-    return ShardedLearner.of(
+    return ShardedLearner(
         policy,
         config.recipe,
-        config.micro_batch_tokens,
-        config.learner.gradient_checkpointing,
+        micro_batch_tokens=config.micro_batch_tokens,
+        gradient_checkpointing=config.learner.gradient_checkpointing,
         packing=config.learner.packing,
         checkpoint_names=config.placement.engine == "vllm",
         dtype=getattr(torch, config.hardware.dtype),
@@ -264,11 +264,11 @@ def single_learner(config: RunConfig, policy: Policy) -> SingleLearner:
     from scalerl.training.learner.single import SingleLearner
 
     expand_segments(config.hardware.device)
-    return SingleLearner.of(
+    return SingleLearner(
         policy,
         config.recipe,
-        config.micro_batch_tokens,
-        config.learner.gradient_checkpointing,
+        micro_batch_tokens=config.micro_batch_tokens,
+        gradient_checkpointing=config.learner.gradient_checkpointing,
         packing=config.learner.packing,
         checkpoint_names=config.placement.engine == "vllm",
         helpers=helpers_of(config.hardware),

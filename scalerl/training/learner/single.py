@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalerl.config.recipe import AdamW, Loss
+from scalerl.config.recipe import Recipe
 from scalerl.core.errors import ConfigError
 from scalerl.models.policy import Policy
 from scalerl.rollouts.weights import WeightChannel
@@ -29,17 +29,16 @@ from scalerl.training.learner.policy_learner import MOMENTS, MicroBatch, PolicyL
 class SingleLearner(PolicyLearner):
     """A policy in training, in this process."""
 
-    def __init__(self, policy: Policy, optimizer: AdamW, loss: Loss, *, helpers: int = 0, **options: Any) -> None:
+    def __init__(self, policy: Policy, recipe: Recipe, *, helpers: int = 0, **options: Any) -> None:
         """Take over a policy.
 
         Args:
             policy: See PolicyLearner.
-            optimizer: See PolicyLearner.
-            loss: See PolicyLearner.
+            recipe: See PolicyLearner.
             helpers: Number of further threads that compute micro-batches. They do not change the results.
             options: Options of PolicyLearner.
         """
-        super().__init__(policy, optimizer, loss, **options)
+        super().__init__(policy, recipe, **options)
         # routers of a mixture and recomputed activations hold the state of one pass, so passes cannot run in parallel
         together = policy.experts == 0 and not self._checkpointing and policy.device.type == "cpu"
         self._helpers = Helpers(helpers if together else 0)
