@@ -87,6 +87,20 @@ def test_a_run_is_evaluated_on_its_own_held_out_prompts_as_at_its_last_point(eva
     assert found["mean_tokens"] == last["mean_tokens"]
 
 
+@pytest.mark.slow
+def test_a_run_with_an_environment_is_evaluated_as_at_its_last_point(evaluate, place, lab_model, monkeypatch):
+    monkeypatch.chdir(place)
+    words = [*runs.chained(place), "--steps", "3", "--evaluation.every", "3"]
+    runs.finish("train", "--model", str(lab_model), "--run-dir", str(place / "turns"), *words)
+    code, out, error = evaluate("turns", "--json", "--trust")
+    assert code == 0, error
+    (found,) = json.loads(out)["suites"]
+    last = runs.rows(place / "turns", "points.jsonl")[-1]
+    assert found["mean"] == last["pass_rate"] and found["mean_tokens"] == last["mean_tokens"]
+    texts = [json.loads(line) for line in (place / found["texts"]).read_text().splitlines()]
+    assert {row["environment"]["turns"] for row in texts} <= {1, 2}
+
+
 def test_a_copy_of_a_suite_is_read_by_its_columns(evaluate, place):
     rows = [{"problem": f"{a}+1=<think>", "answer": str(a + 1)} for a in range(3)]
     write_rows(place / "copy.jsonl", rows)

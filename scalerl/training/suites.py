@@ -30,6 +30,7 @@ from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
 from scalerl.rollouts.engine import Engine, Sampling, generate
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
+from scalerl.rollouts.turns import with_replies, with_turns
 from scalerl.tasks.scoring import make_scoring
 from scalerl.training.checkpoint import save_state
 from scalerl.training.evaluation import held_out_visits, mean_at_k
@@ -137,7 +138,7 @@ class Evaluator:
         for note in notes:
             self._note(note)
         chosen = sorted(prompts, key=lambda prompt: prompt.id)[:most]
-        self._longest = max([self._longest, *(len(prompt.tokens) for prompt in chosen)])
+        self._longest = max(self._longest, with_replies(chosen, self.tokenizer, self._rule.capacity)[0])
         return chosen
 
     def evaluate(self, task: TaskData, prompts: Sequence[Prompt], samples: int, texts: Path) -> SuiteResult:
@@ -156,9 +157,11 @@ class Evaluator:
         """
         if not prompts:
             raise ConfigError(f"{task.curve}: no prompt is left to evaluate on; increase data.max_prompt_tokens")
-        longest = max(len(prompt.tokens) for prompt in prompts)
+        longest, replies = with_replies(prompts, self.tokenizer, self._rule.capacity)
         check_length(self._policy, self._rule, longest)
-        engines = self._engines(longest, samples * len(prompts))
+        engines: Sequence[Engine] = self._engines(longest, samples * len(prompts))
+        if replies:
+            engines = [one for (one,) in with_turns([[one] for one in engines], self.tokenizer, self.config.scoring)]
         began = time.perf_counter()
         groups = generate(engines, held_out_visits(prompts), samples, self.config.seed, "evaluate")
         sampled_s = time.perf_counter() - began
