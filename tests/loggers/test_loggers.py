@@ -11,6 +11,7 @@ import warnings
 from types import SimpleNamespace
 
 import pytest
+import runs
 from logged_runs import Remembers, calls, play, point, row
 
 from scalerl.config import read_config
@@ -58,6 +59,8 @@ def frames(data):
             place += left
             continue
         _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+        if place + 7 + length > len(data):  # still being written
+            return
         parts += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):  # FULL or LAST
@@ -68,12 +71,16 @@ def frames(data):
 def read_wandb(path):
     from wandb.proto.wandb_internal_pb2 import Record
 
+    def records(file):
+        return [Record.FromString(data) for data in frames(file.read_bytes())]
+
     numbers, pictures, kind = [], 0, ""
     files = sorted(path.glob("wandb/offline-run-*/run-*.wandb"))
     assert len({file.name for file in files}) == 1  # both processes use the id of the run
     for file in files:
-        for data in frames(file.read_bytes()):
-            record = Record.FromString(data)
+        # wandb's own process writes the end after `finish` has returned
+        runs.wait_for(lambda file=file: any(record.HasField("exit") for record in records(file)), what="the exit")
+        for record in records(file):
             for update in [*record.run.config.update, *record.config.update]:
                 if update.key == "recipe":
                     kind = json.loads(update.value_json)["loss"]["kind"]
