@@ -96,12 +96,12 @@ CLAIMS = (
     ),
     Claim(
         "the prompt average is better than the token average (3.2)",
-        "token average, one seed: A {choices[token-average][A]}",
+        "token average: A {choices[token-average][A]}",
         {"choices/token-average": -MARGIN},
     ),
     Claim(
         "the three normalizations perform alike (3.2)",
-        "group: A {loo[plan][A]}; none, one seed: {choices[no-norm][A]}",
+        "group: A {loo[plan][A]}; none: {choices[no-norm][A]}",
         {"loo/plan": 0, "choices/no-norm": 0},
     ),
     Claim("dropping zero-variance prompts raises A (3.2)", "kept: A {loo[batch][A]}", {"loo/batch": -MARGIN}),
@@ -123,28 +123,28 @@ CLAIMS = (
     ),
     Claim(
         "larger batches are slower at first (5)",
-        "twice the batch: {axes[prompts-32][compute]} times the compute for a level, one seed",
+        "twice the batch: {scale[prompts-32][compute]} times the compute for a level",
         "agrees",
     ),
     Claim(
         "larger batches end higher (5)",
-        "twice the batch, one seed: A {axes[prompts-32][A]}",
-        {"axes/prompts-32": MARGIN},
+        "twice the batch: A {scale[prompts-32][A]}",
+        {"scale/prompts-32": MARGIN},
     ),
     Claim(
         "generations per prompt make no difference (5)",
-        "32 instead of 16, one seed: A {axes[generations-32][A]}",
-        {"axes/generations-32": 0},
+        "32 instead of 16: A {scale[generations-32][A]}",
+        {"scale/generations-32": 0},
     ),
     Claim(
         "longer generations end higher (5)",
-        "54 instead of 69 tokens, one seed: A {axes[length-54][A]}",
-        {"axes/length-54": -MARGIN},
+        "54 instead of 69 tokens: A {scale[length-54][A]}",
+        {"scale/length-54": -MARGIN},
     ),
     Claim(
         "larger models end higher (5)",
-        "1.5 times the width, one seed: A {axes[width-96][A]}",
-        {"axes/width-96": MARGIN},
+        "1.5 times the width: A {scale[width-96][A]}",
+        {"scale/width-96": MARGIN},
     ),
     Claim(
         "a mixture of experts ends higher, 0.71 against 0.61 (2.1)",
