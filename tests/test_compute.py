@@ -31,32 +31,12 @@ def test_forward_flops_by_hand():
     assert TWO_LAYERS.forward_flops(7, 1) == 2000 + 2 * 40 * 8
 
 
-def test_a_window_limits_the_context():
-    windowed = sizes_with(0.0, 1, (3,))
-    # contexts 1 2 3 3 3
-    assert windowed.forward_flops(0, 5) == 4 * 12
-    assert windowed.forward_flops(4, 2) == 4 * 6
-
-
-def test_a_sequence_costs_the_same_in_one_pass_or_token_by_token():
-    for windows in ((0, 0), (4, 0), (4, 4)):
-        sizes = sizes_with(123.0, 7, windows)
-        whole = sizes.forward_flops(0, 12)
-        assert whole == pytest.approx(sum(sizes.forward_flops(p, 1) for p in range(12)))
-
-
 def test_a_decode_step_costs_the_sum_of_its_sequences_for_any_windows():
     lengths = [3, 9, 5]
     for windows in ((0, 0), (4, 0), (4, 4, 6)):
         sizes = sizes_with(1000.0, 10, windows, head_params=100.0)
         alone = sum(sizes.forward_flops(n - 1, 1, predicted=1) for n in lengths)
         assert sizes.decode_flops(lengths) == pytest.approx(alone)
-
-
-def test_a_sliding_layer_attends_only_to_its_window():
-    # two layers with a window of 4 and one without: 2 x (2 + 4 + 4) + (2 + 4 + 100), times 4 x width
-    sizes = sizes_with(0.0, 10, (4, 0, 4))
-    assert sizes.decode_flops([2, 4, 100]) == 40 * (2 * 10 + 106)
 
 
 def test_the_head_counts_only_for_predicted_tokens():

@@ -4,20 +4,25 @@ import pytest
 import torch
 from tiny_models import tiny_model
 
+from scalerl.models.cpu import compiled
 from scalerl.models.cpu.loops import accelerate_norms
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_model_keeps_its_logits_and_its_saved_weights(threads):
+def test_a_model_keeps_its_logits_and_its_saved_weights(threads, monkeypatch):
+    calls, original = [], compiled.rms_norm
+    monkeypatch.setattr(compiled, "rms_norm", lambda *values: calls.append(1) or original(*values))
     plain, fast = tiny_model("qwen3"), tiny_model("qwen3")
     # two layers of two norms around and two of heads, and the last
     assert accelerate_norms(fast) == 2 * 4 + 1
     tokens, before = torch.arange(12)[None], torch.get_num_threads()
+    calls.clear()
     torch.set_num_threads(threads)
     try:
         torch.testing.assert_close(fast(tokens).logits, plain(tokens).logits, atol=1e-4, rtol=1e-4)
     finally:
         torch.set_num_threads(before)
+    assert len(calls) == (9 if threads == 1 and compiled.problem() is None else 0)
     assert fast.state_dict().keys() == plain.state_dict().keys()
 
 

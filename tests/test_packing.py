@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from scalerl.config.recipe import Recipe, Reinforce
 from scalerl.core.errors import ConfigError
-from scalerl.models.packing import Segments, can_pack, causal_attention, install, packed_attention
+from scalerl.models.packing import Segments, can_pack, install, packed_attention
 from scalerl.models.policy import Policy
 from scalerl.models.rows import Rows
 from scalerl.rollouts.local.torch_engine import check_engine
@@ -154,13 +154,3 @@ def test_packing_is_refused_if_scores_are_capped_or_have_sinks(monkeypatch):
     monkeypatch.setattr(checks, "packing_difference", lambda policy: 0.5)
     with pytest.raises(ConfigError, match="differ"):
         use_packing(Policy(tiny_model("qwen3")), "packed")
-
-
-def test_a_window_is_computed_in_blocks_of_its_length():
-    torch.manual_seed(0)
-    query, key, value = (torch.randn(1, 2, 23, 8) for _ in range(3))
-    for window in (1, 5, 22):
-        found = causal_attention(query, key, value, 0.4, window)
-        for head in range(2):
-            expected = attention_by_hand(query[0, head], key[0, head], value[0, head], 0.4, window)
-            torch.testing.assert_close(found[0, head], expected, atol=1e-5, rtol=1e-5)

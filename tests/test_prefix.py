@@ -11,7 +11,6 @@ from tiny_models import tiny_model
 from scalerl.config.recipe import Recipe, Reinforce
 from scalerl.models.policy import Policy
 from scalerl.models.prefix import SharedPrompts, shared_attention
-from scalerl.models.rows import Rows
 from scalerl.training.learner.single import SingleLearner
 
 CPU = torch.device("cpu")
@@ -30,28 +29,6 @@ def grouped_batch():
         batch, tokens_BT=tokens_BT, trained_BT=trained_BT, weights_BT=weights_BT, prompt_B=prompt_B,
         prompt_length_B=prompt_length_B,
     )  # fmt: skip
-
-
-def test_a_row_holds_each_prompt_once_and_then_the_completions():
-    # prompt of 2 with completions of 2 and 1 tokens, prompt of 1 with one of 3
-    tokens_BT = torch.tensor([[10, 11, 12, 13], [10, 11, 22, 0], [30, 31, 32, 33]])
-    trained_BT = torch.tensor([[0, 0, 1, 1], [0, 0, 1, 0], [0, 1, 0, 1]]).bool()
-    of_prompt = (torch.tensor([2, 2, 1]), torch.tensor([7, 7, 3]))
-    rows = Rows.shared(tokens_BT, trained_BT, torch.tensor([4, 3, 4]), *of_prompt, CPU)
-    assert rows.tokens.tolist() == [[10, 11, 30, 12, 13, 22, 31, 32, 33]]
-    assert rows.positions.tolist() == [[0, 1, 0, 2, 3, 2, 1, 2, 3]]
-    # 12 and 22 follow 11 at 1; 13 follows 12 at 3; 31 follows 30 at 2; 33 follows 32 at 7
-    assert rows.before_n.tolist() == [1, 3, 1, 2, 7] and rows.targets_n.tolist() == [12, 13, 22, 31, 33]
-
-
-def test_a_packed_row_holds_the_sequences_one_after_the_other():
-    tokens_BT = torch.tensor([[10, 11, 12, 13], [20, 21, 0, 0]])
-    trained_BT = torch.tensor([[0, 1, 0, 1], [0, 1, 0, 0]]).bool()
-    rows = Rows.packed(tokens_BT, trained_BT, torch.tensor([4, 2]), CPU)
-    assert rows.tokens.tolist() == [[10, 11, 12, 13, 20, 21]] and rows.positions.tolist() == [[0, 1, 2, 3, 0, 1]]
-    assert rows.before_n.tolist() == [0, 2, 4] and rows.targets_n.tolist() == [11, 13, 21]
-    padded = Rows.padded(tokens_BT, trained_BT, CPU)
-    assert padded.before_n.tolist() == [0, 2, 4] and padded.targets_n.tolist() == [11, 13, 21]
 
 
 def places(length_B, prompt_length_B, first_B):

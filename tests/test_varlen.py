@@ -27,6 +27,7 @@ def reference(query, key, value, *sequences, scale, window_size, enable_gqa=Fals
     """Compute what the kernel documents, one sequence at a time in float64; the mask is aligned at the last key."""
     assert enable_gqa == (query.shape[1] != key.shape[1]) and window_size[1] == 0
     starts_q, starts_k, *longest = sequences
+    assert starts_q.dtype == starts_k.dtype == torch.int32
     out, ends = [], [list(pairwise(starts.tolist())) for starts in (starts_q, starts_k)]
     assert longest == [max(end - start for start, end in pairs) for pairs in ends]
     for own, seen in zip(*ends, strict=True):
@@ -53,17 +54,6 @@ def shared_layout(device=CPU):
     """Prompts of 3, 5 and 1 tokens with completions of 6, 5 and 1, of 1, and of 4."""
     length_B, prompt_length_B = torch.tensor([9, 8, 4, 6, 5]), torch.tensor([3, 3, 3, 5, 1])
     return SharedPrompts.of(length_B, prompt_length_B, torch.tensor([True, False, False, True, True]), device)
-
-
-def test_the_keys_of_a_completion_are_its_prompt_and_itself():
-    # prompt 0 1, prompt 2; completions 3, 4 5 6 of the first and 7 8 of the second
-    first_B = torch.tensor([True, False, True])
-    found = SharedPrompts.of(torch.tensor([3, 5, 3]), torch.tensor([2, 2, 1]), first_B, CPU).varlen
-    assert found.key_index.tolist() == [0, 1, 2, 0, 1, 3, 0, 1, 4, 5, 6, 2, 7, 8]
-    assert found.starts_q.tolist() == [0, 2, 3, 4, 7, 9] and found.starts_k.tolist() == [0, 2, 3, 6, 11, 14]
-    assert (found.longest_q, found.longest_k) == (3, 5) and found.starts_q.dtype == torch.int32
-    packed = Segments([4, 2], CPU).varlen
-    assert packed.starts_q.tolist() == packed.starts_k.tolist() == [0, 4, 6] and packed.key_index is None
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 50])

@@ -48,14 +48,6 @@ def test_the_blocks_of_a_node_have_the_split_that_plan_finds(tmp_path, capsys):
     assert len(node) == 2
 
 
-def test_the_block_of_the_paper_has_its_sizes(tmp_path, capsys):
-    (tmp_path / "run.toml").write_text(PAPER)
-    cli.main(["train", str(tmp_path / "run.toml"), "--dry-run"])
-    out = capsys.readouterr().out
-    assert "48 prompts x 16 generations = 768" in out and "at most 8 updates old" in out
-    assert "16 trainer ranks (FSDP2) and 64 vLLM generators" in out
-
-
 def test_the_kuberay_example_places_the_papers_run_on_its_workers_and_no_process_on_its_head(tmp_path):
     yaml = pytest.importorskip("yaml")
     job = yaml.safe_load((ROOT / "examples/kuberay.yaml").read_text())

@@ -3,7 +3,6 @@
 import dataclasses
 import stat
 import sys
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 from commands import call
 from engine_builds import Seen
 
-from scalerl.cluster.devices import Host, described, devices, gpus_needed, needs, shares_gpus, this_machine
+from scalerl.cluster.devices import Host, described, devices, needs, this_machine
 from scalerl.config import LAB, HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
 from scalerl.config.data import PromptFile
@@ -71,29 +70,6 @@ NODES = [Host("a", ("0", "1", "2")), Host("b", ("0", "1", "2", "3"))]
 def test_the_table_of_every_backend_by_hand(hosts, placement, expected):
     found = gpus(table_of(hosts, **placement))
     assert sorted(f"{process}: {' '.join(at)}" for process, at in found.items()) == sorted(expected.split(", "))
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("engines", [1, 2, 5])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        {},
-        {"gpus_per_generator": 1},
-        {"engine": "vllm"},
-        {"engine": "vllm", "tensor_parallel": 4},
-        {"backend": "ray"},
-        {"backend": "ray", "engine": "vllm", "tensor_parallel": 4},
-    ],
-)
-def test_a_gpu_has_one_process_unless_engines_share_the_trainers(kind, engines, ranks):
-    config = replace(BASE, placement=Placement(trainer_ranks=ranks, generators=engines, **kind))
-    table = devices(config)
-    holders = Counter((at.host, gpu) for at in table.values() for gpu in at.gpus)
-    if shares_gpus(config, gpus_needed(config)):
-        assert len(holders) == ranks and sum(holders.values()) == ranks + engines
-    else:
-        assert set(holders.values()) == {1} and len(holders) == gpus_needed(config)
 
 
 def test_without_gpus_no_process_gets_one_and_ray_gets_the_same_cores():

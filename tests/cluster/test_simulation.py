@@ -143,19 +143,6 @@ def test_a_frozen_round_is_generated_and_then_trained():
     assert figures.updates_per_h == pytest.approx(2 * 3600 / 3, rel=0.05) and figures.staleness_max == 1
 
 
-@pytest.mark.parametrize("stale", ["wait", "mask", "drop"])
-def test_stale_tokens_are_masked_dropped_or_waited_for(stale):
-    long = lognormal(10.0, 1.0, NoLengthControl(max_tokens=100))
-    config = replace(
-        small(k=2, stale=stale, slots=16), recipe=replace(
-            small(k=2, stale=stale).recipe, length=NoLengthControl(max_tokens=100)
-        ),
-    )  # fmt: skip
-    figures = simulate_run(config, speeds(0.05), long, 60)
-    assert (figures.stale_share > 0) == (stale == "mask") and (figures.dropped_share > 0) == (stale == "drop")
-    assert (figures.staleness_max <= 2) == (stale != "mask")
-
-
 def test_slow_phases_of_decoding_and_of_training_repeat():
     # steps alternate between 0.1 and 0.2 s, one batch each: a batch takes 1.5 s on average
     slow = replace_speeds(speeds(0.25), drift=((1.0, 1.0), (2.0, 1.0)))

@@ -94,21 +94,6 @@ def evaluate(callback, scores, seconds=36.0):
     return None
 
 
-CLIMBING = [0.5 * n / (n + 8) for n in range(1, 9)]
-FLAT = [0.6 * n**3 / (n**3 + 8) for n in range(1, 31)]
-
-
-def test_a_run_without_gain_is_stopped_and_an_improving_run_is_not(tmp_path):
-    output = []
-    little = "gain at 2x below 0.02"
-    callback = ForecastCallback(tmp_path / "points.jsonl", say=output.append).stop_when(little)
-    stopped = evaluate(callback, FLAT)
-    assert stopped is not None and 50 <= stopped < 300 and output[-1].startswith("stopping, because 'gain at 2x")
-    assert evaluate(ForecastCallback(tmp_path / "p.jsonl", say=output.append).stop_when(little), CLIMBING) is None
-    # stopping was not requested
-    assert evaluate(ForecastCallback(tmp_path / "p.jsonl", say=output.append), FLAT) is None
-
-
 FALLING = [0.6 * n / (n + 2) for n in range(1, 16)] + [0.5, 0.4, 0.3, 0.2, 0.15, 0.1]
 
 

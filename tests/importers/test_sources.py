@@ -83,7 +83,8 @@ def test_prime_rl_steps_start_at_0_and_exclude_evaluation(tmp_path):
     imported = read(tmp_path, devices=8)
     check(imported, "prime-rl")
     assert imported.metric == "eval/aime/avg@8" and imported.rows[0]["tokens"] == 5 * 4800
-    assert read(path).axis == "tokens"
+    imported = read(path)
+    assert imported.axis == "tokens" and "give devices= (--devices)" in imported.notes[-1]
 
 
 @pytest.mark.parametrize("with_times", [True, False])

@@ -98,15 +98,6 @@ def test_evaluations_that_are_nan_are_left_out_and_counted(tmp_path):
     )
 
 
-def test_without_a_device_count_compute_falls_back_with_a_note(tmp_path):
-    text = builders.verl_jsonl().replace('"perf/throughput": 10.0, ', "")
-    imported = read(save(tmp_path, text))
-    assert imported.axis == "tokens" and "give devices= (--devices)" in imported.notes[-1]
-    imported = read(save(tmp_path, text.replace('"perf/total_num_tokens": 4800, ', "")))
-    assert imported.axis == "step" and "falls back from device-hours to step" in imported.notes[-1]
-    assert imported.rows[0].keys() == {"step", "pass_rate", "task"}
-
-
 def test_missing_steps_are_noted_with_the_assumption(tmp_path):
     rows = [{"step": s, "data": builders.verl_row(s)} for s in builders.STEPS if s > 10 and s not in (17, 18)]
     imported = read(save(tmp_path, builders.jsonl(rows)))

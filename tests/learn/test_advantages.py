@@ -36,12 +36,6 @@ def test_group_normalization_divides_by_the_deviation_of_each_prompt():
 
 
 @pytest.mark.parametrize("name", list(ADVANTAGES))
-@pytest.mark.parametrize("reward", [0.7, 3.3, 10.1, 123.4, 1000.1])
-def test_equal_rewards_of_any_size_give_exactly_zero(name, reward):
-    assert torch.equal(ADVANTAGES[name](torch.full((3, 12), reward)), torch.zeros(3, 12))
-
-
-@pytest.mark.parametrize("name", list(ADVANTAGES))
 def test_rewards_that_differ_by_rounding_give_exactly_zero_and_smaller_rewards_beside_them_count(name):
     # 1000.1 and the next float32 differ by 6.1e-5; 0.1 + 0.2 is 0.3 plus 5.6e-17
     above = torch.nextafter(torch.tensor(1000.1), torch.tensor(2000.0)).item()

@@ -57,14 +57,6 @@ def test_the_fp32_head_is_a_hundred_times_more_accurate_than_the_bf16_product():
     assert errors[True] < 1e-5 < 1e-3 < errors[False]
 
 
-def test_gradients_of_a_bf16_head_are_bf16():
-    hidden = torch.randn(4, 8).bfloat16().requires_grad_()
-    weight = torch.randn(20, 8).bfloat16().requires_grad_()
-    logp, _ = token_logprobs(hidden, weight, None, torch.arange(4))
-    logp.sum().backward()
-    assert hidden.grad.dtype == weight.grad.dtype == torch.bfloat16
-
-
 def test_no_block_of_logits_is_larger_than_the_chunk(monkeypatch):
     shapes = []
     original = HeadRule.logits

@@ -43,7 +43,6 @@ NONE = length_rule(NoLengthControl(max_tokens=3), encode=list)
         (RULE, 3, [10, 91, 20, STOP], [10, 91, 20, STOP], ""),
         (RULE, 2, [10, 91, 20, STOP], [10, 91, 20, STOP], ""),  # a tag exactly at the limit
         (RULE, 2, [10, STOP], [10, STOP], ""),  # a stop while thinking
-        (RULE, 2, [10, 11, 12, 13, 20, STOP], [10, 11, 90, 91, 20, STOP], "i"),
         (RULE, 2, [10, 11, 12, 13, 20, 21, 22], [10, 11, 90, 91, 20, 21], "it"),
         (TWO, 6, [91, 90, 10, 90, 91, 20, 21], [91, 90, 10, 90, 91, 20, 21], "t"),  # only a complete tag ends thinking
         (STOPS, 1, [10, 0, 0, 20], [10, STOP, 91, 20], "it"),  # the phrase contains a stop token

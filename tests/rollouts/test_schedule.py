@@ -12,18 +12,6 @@ def pipeline(k, per_batch=2, lag=3):
     return PipelineSchedule(per_batch, AtTick(lag), max_lag=k)
 
 
-def test_on_policy_starts_one_batch_and_waits_for_its_weights():
-    s = pipeline(k=0)
-    first = [s.start(), s.start()]
-    assert not s.may_start()
-    for index in first:
-        s.finish(index)
-    assert s.form(tick=9) == [0, 1]
-    assert not s.may_start() and s.due(tick=9, idle=True)
-    s.activate(1)
-    assert s.may_start()
-
-
 def test_k_batches_ahead_may_be_started():
     s = pipeline(k=8)
     started = 0

@@ -157,18 +157,6 @@ def test_a_request_that_breaks_repeatedly_ends_the_engine_with_address_and_loss(
         engine.submit(requests(1))
 
 
-def test_a_lost_server_ends_the_engine(make, server):
-    server.delay_s = 0.01
-    engine, _ = make()
-    engine.submit(requests(3))
-    wait_for(lambda: server.running == 3)
-    server.http.shutdown()
-    server.http.server_close()
-    server.faults["drop"] = 3
-    with pytest.raises(EngineDied, match=f"the vLLM server at {server.address}: a request broke"):
-        drain(engine)
-
-
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

@@ -76,16 +76,6 @@ def test_the_capacity_limits_versions_and_a_dropped_one_makes_room(kind, tmp_pat
 
 
 @channels
-def test_every_slot_is_reused(kind, tmp_path):
-    channel = make(kind, tmp_path)
-    for version in range(12):  # three times the capacity, never more than two held
-        channel.send(version, weights(version).items())
-        if version:
-            channel.drop(version - 1)
-        assert equal(channel.receive(version), weights(version))
-
-
-@channels
 def test_the_same_version_sent_again_replaces_the_first(kind, tmp_path):
     channel = make(kind, tmp_path)
     for version in (0, 1, 2, 3):  # full, so that there is no room for a second copy of version 2
@@ -93,16 +83,7 @@ def test_the_same_version_sent_again_replaces_the_first(kind, tmp_path):
     channel.send(2, weights(99).items())
     assert equal(channel.receive(2), weights(99)) and equal(channel.receive(1), weights(1))
     channel.drop(2)
-    with pytest.raises((ValueError, FileNotFoundError)):
-        channel.receive(2)
-
-
-@channels
-def test_a_dropped_or_unsent_version_is_an_error(kind, tmp_path):
-    channel = make(kind, tmp_path)
-    channel.send(0, weights(0).items())
-    channel.drop(0)
-    for version in (0, 1):
+    for version in (2, 4):  # dropped, and never sent
         with pytest.raises((ValueError, FileNotFoundError)):
             channel.receive(version)
 

@@ -43,6 +43,9 @@ def test_a_reference_may_have_spaces_as_thousands_separators():
     ("answer", "given"),
     [
         (r"\$6", "6"),
+        (r"$\$6$", r"\$6"),
+        ("$6", "6"),
+        (r"\$1{,}250", "1250"),
         ("$6$ dollars", r"\boxed{6 dollars}"),
         ("€6", "6"),
         ("6", "€6"),

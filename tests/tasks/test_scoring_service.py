@@ -24,15 +24,6 @@ def threads(verify, workers=1):
     return ScoringService({"t": ThreadScorer("t", Verifier(verdict_of(verify)), Scoring(workers=workers))}, decode)
 
 
-def test_a_verifier_gets_the_prompt_with_its_columns_and_the_completion():
-    seen = []
-    service = threads(lambda prompt, text: seen.append((prompt.answer, prompt.columns, text)) or text == prompt.answer)
-    scored = service.submit(group(PROMPT, "4", "5")).result()
-    assert seen == [("4", {"level": 3}, "4"), ("4", {"level": 3}, "5")]
-    assert scored.scores == (Score(1.0, True), Score(-1.0, False)) and scored.group.visit.prompt is PROMPT
-    service.close()
-
-
 def test_submit_returns_before_the_verifier_does():
     release = threading.Event()
     service = threads(lambda prompt, text: release.wait(30))

@@ -46,18 +46,6 @@ def unchanged(learner, before):
     return all(torch.equal(p, old) for p, old in zip(learner.policy.model.parameters(), before, strict=True))
 
 
-def test_any_split_into_micro_batches_gives_the_same_gradient():
-    given, results, splits = batch(), [], []
-    given = replace(given, weights_BT=torch.rand(given.trained_BT.shape) * given.trained_BT)
-    for budget in (60, 20, 1):
-        splits.append([len(rows) for rows, _ in given.micro_batches(budget)])
-        results.append(gradients(make(micro_batch_tokens=budget), given))
-    assert splits == [[6], [2, 2, 2], [1] * 6]
-    for other in results[1:]:
-        for ours, reference in zip(other, results[0], strict=True):
-            torch.testing.assert_close(ours, reference, atol=1e-5, rtol=1e-4)
-
-
 def test_the_rate_warms_up_linearly_and_is_then_constant():
     learner = make()
     rates = [learner.step(batch()).learning_rate for _ in range(6)]
