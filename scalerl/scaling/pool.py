@@ -326,8 +326,7 @@ def pool(runs: Sequence[Curve | Fit], settings: Sequence[Setting], published: bo
 
 def left_out(law: Law, fits: Sequence[Fit]) -> Check:
     """Return how well the law predicts the last level of each run from the others, next to the nearest run."""
-    columns_NP, _ = law.design.columns(law.settings)
-    apart_NN = np.abs(columns_NP[:, None] - columns_NP).sum(axis=-1) + np.diag(np.full(len(fits), np.inf))
+    apart_NN = law.design.apart(law.settings, law.settings) + np.diag(np.full(len(fits), np.inf))
     errors, inside = [], []
     for n, f in enumerate(fits):
         truth, at = float(f.mean(f.last_compute)[0]), f.last_compute

@@ -82,6 +82,11 @@ class Design:
             names += [name] * len(levels)
         return np.stack(columns, axis=1), names
 
+    def apart(self, settings: Sequence[Setting], others: Sequence[Setting]) -> Array:
+        """Return the distance of each setting from each other one, the sum over columns, shape (S, N)."""
+        columns_SP, columns_NP = self.columns(settings)[0], self.columns(others)[0]
+        return np.asarray(np.abs(columns_SP[:, None] - columns_NP).sum(axis=-1))
+
 
 def in_words(setting: Setting) -> str:
     """Return a setting as text: width 128, prompts_per_step 16."""
@@ -101,9 +106,7 @@ def candidates(settings: Sequence[Setting]) -> list[dict[str, Any]]:
     if np.prod([float(len(each)) for each in values.values()]) > MOST_SETTINGS**2:
         return distinct(settings)[:MOST_SETTINGS]
     made = [dict(zip(values, one, strict=True)) for one in product(*values.values())]
-    design = Design.of(settings)
-    columns_SP, run_NP = design.columns(made)[0], design.columns(settings)[0]
-    apart_S = np.abs(columns_SP[:, None] - run_NP).sum(axis=-1).min(axis=1)
+    apart_S = Design.of(settings).apart(made, settings).min(axis=1)
     return [made[i] for i in np.sort(np.argsort(apart_S, kind="stable")[:MOST_SETTINGS])]
 
 

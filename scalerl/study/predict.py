@@ -99,13 +99,12 @@ def predict(study: StudyDirectory) -> None:
     plan, curves = study.plan, trained(study)
     found = pool(list(curves.values()), [plan.setting(plan.arm(key.arm)) for key in curves])
     law, ends, bounds = found.law, full_compute(study, curves), found.fits[0].curve.bounds
-    columns_NP, _ = law.design.columns(law.settings)
     arms: dict[str, Any] = {}
     for arm in (arm for arm in plan.arms if plan.is_held_out(arm.name)):
         setting, compute_M = plan.setting(arm), ends[arm.name] * AROUND_END
         level_DM = levels(law.new_run(law.at([setting])), compute_M, bounds)
         low_M, high_M = np.quantile(level_DM, TAILS, axis=0)
-        apart_N = np.abs(law.design.columns([setting])[0] - columns_NP).sum(axis=1)
+        apart_N = law.design.apart([setting], law.settings)[0]
         nearest_M = np.array([level_beside(apart_N, found.fits, c) for c in compute_M])
         said = {"law": level_DM.mean(axis=0), "low": low_M, "high": high_M, "nearest": nearest_M}
         numbers = {name: values.tolist() for name, values in {"compute": compute_M, **said}.items()}

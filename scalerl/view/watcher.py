@@ -173,6 +173,7 @@ class FollowedStudy:
         self.id = id_of(path)
         self.problem = ""
         self._results: StudyResult | None = None
+        self._figure: dict[str, Any] | None = None
         self._seen: tuple[int, ...] | None = None
         self._next = 0.0
 
@@ -188,7 +189,10 @@ class FollowedStudy:
         """Fit all runs of the study and compare its arms."""
         began = time.monotonic()
         try:
-            self._results, self.problem = study_results(StudyDirectory.open(self.path)), ""
+            results = study_results(StudyDirectory.open(self.path))
+            # here and not in `summary`, which every open page asks for while the watcher holds its lock
+            self._figure = asdict(made) if (made := frontier(results)) else None
+            self._results, self.problem = results, ""
         except (ConfigError, CurveError, OSError) as error:
             self.problem = str(error)
         ended = time.monotonic()
@@ -199,7 +203,7 @@ class FollowedStudy:
         results = self._results
         shown: dict[str, Any] = {"id": self.id, "name": self.path.name, "path": str(self.path), "problem": self.problem}
         if results is None:
-            return {**shown, "sentence": "", "about": "", "notes": [], "groups": [], "figure": None}
+            return {**shown, "sentence": "", "about": "", "notes": [], "groups": [], "figure": self._figure}
         groups = [
             {
                 "title": title,
@@ -210,9 +214,8 @@ class FollowedStudy:
         ]
         reference = {"title": "The reference", "excluded": "", "arms": [_arm(results, results.arm(results.reference))]}
         shown |= {"name": results.name, "about": results.about, "sentence": summary(results)}
-        figure = asdict(made) if (made := frontier(results)) else None
         listed = [reference, *(group for group in groups if group["arms"])]
-        return {**shown, "notes": list(results.notes), "groups": listed, "figure": figure}
+        return {**shown, "notes": list(results.notes), "groups": listed, "figure": self._figure}
 
 
 def _arm(results: StudyResult, arm: ArmResult) -> dict[str, Any]:

@@ -209,9 +209,8 @@ class PolicyLearner:
         routed_n = self._use_experts(batch, rows, width, packed)
         logp_n, entropy_n = self.policy(inputs, self._recipe.temperature)
         logp_bt = torch.zeros_like(behavior_bt).flatten().index_copy(0, inputs.place_n, logp_n).view_as(behavior_bt)
-        loss_bt, capped_bt = LOSSES[self._recipe.loss.kind](
-            self._recipe.loss, logp_bt, behavior_bt, advantages_b, mask_bt
-        )
+        surrogate = self._recipe.loss
+        loss_bt, capped_bt = LOSSES[surrogate.kind](surrogate, logp_bt, behavior_bt, advantages_b, mask_bt)
         factor_bt, corrected_bt = correction(batch.mismatch, logp_bt.detach() - behavior_bt, mask_bt)
         loss = (loss_bt * factor_bt * weights_bt).sum()
         behavior_n, capped_n, stale_n, corrected_n = (
