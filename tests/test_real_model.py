@@ -46,11 +46,11 @@ def test_the_short_form_leads_from_a_wheel_to_a_curve(tmp_path):
     if done.returncode == NOT_HERE:
         pytest.skip(done.stderr.strip().split("\n")[-1])
     assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads((tmp_path / "real_model.json").read_text())
+    result = json.loads((tmp_path / "seed-0" / "real_model.json").read_text())
     losses = [row["loss"] for row in result["warm_start"]["steps"]]
     assert len(losses) == 3 and losses[-1] < losses[0] < 3
     assert [point["step"] for point in result["points"]] == [0, 5] and result["updates"] == 5
-    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    assert (tmp_path / "seed-0" / "run" / "model" / "model.safetensors").exists()
     # finished steps are skipped
     again = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert again.returncode == 0 and "$ scalerl" not in again.stdout, again.stdout
