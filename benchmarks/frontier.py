@@ -1,6 +1,6 @@
 """Evidence for `scalerl frontier`: simulated worlds, ScaleRL's Table 1, and public runs of one family of models.
 
-    python benchmarks/frontier.py worlds [law]
+    python benchmarks/frontier.py worlds [law] [--seeds 3]
     python benchmarks/frontier.py table
     python benchmarks/frontier.py sizes public_runs.csv      (columns run, compute, value)
     python benchmarks/frontier.py speed
@@ -70,8 +70,8 @@ def noise(rng, kind):
     return 0.008 * np.array(made)
 
 
-def one_world(name, seed):
-    """Return coverages, errors and regrets of one world."""
+def one_world(name, seed, seeds):
+    """Return coverages, errors and regrets of one world with this many runs per setting."""
     rng = np.random.default_rng(seed)
     truth, kind = WORLDS[name]
     slopes = drawn_slopes(rng)
@@ -84,11 +84,14 @@ def one_world(name, seed):
         if len({x["size"] for x in seen}) == 4 and len({x["batch"] for x in seen}) == 3:
             break
     compute = np.linspace(0, BUDGET / 4, POINTS)
-    curves = [Curve(compute, np.clip(level(run[tuple(x.values())], compute) + noise(rng, kind), 0, 1)) for x in seen]
+    of_runs = [run[tuple(x.values())] for x in seen]
+    of_runs += [theta[tuple(x.values())] + TAU * rng.standard_normal(4) for x in seen * (seeds - 1)]
+    curves = [Curve(compute, np.clip(level(t, compute) + noise(rng, kind), 0, 1)) for t in of_runs]
     fits = [fit(curve) for curve in curves]
-    answer = frontier(fits, seen, BUDGET, also=[x for x in ALL if x not in small])
+    answer = frontier(fits, seen * seeds, BUDGET, also=[x for x in ALL if x not in small])
     row = defaultdict(list, fallback=[answer.uses != "law"], decided=[answer.decided])
-    own = {tuple(x.values()): float(f.mean(BUDGET)[0]) for x, f in zip(seen, fits, strict=True)}
+    own_SN = np.array([f.mean(BUDGET)[0] for f in fits]).reshape(seeds, len(seen))
+    own = {tuple(x.values()): float(each) for x, each in zip(seen, own_SN.mean(axis=0), strict=True)}
     line = np.array([[1, np.log(s), np.log(b)] for s, b in own])
     straight, *_ = np.linalg.lstsq(line, np.array(list(own.values())), rcond=None)
     for option in answer.options:
@@ -106,8 +109,8 @@ def one_world(name, seed):
     best = max(typical.values())
     largest = max(own, key=lambda x: x)
     picks = {"frontier": tuple(answer.best.setting.values()), "per-run fits": max(own, key=own.get)}
-    picks |= {"largest run": largest, "highest last value": tuple(seen[int(np.argmax([c.metric[-3:].mean() for c in
-              curves]))].values())}  # fmt: skip
+    last = int(np.argmax([c.metric[-3:].mean() for c in curves])) % len(seen)
+    picks |= {"largest run": largest, "highest last value": tuple(seen[last].values())}
     picks["line in the logs"] = max(typical, key=lambda x: straight @ [1, *np.log(x)])
     for method, x in picks.items():
         row[f"regret of {method}"].append(best - typical[x])
@@ -116,13 +119,13 @@ def one_world(name, seed):
     return row
 
 
-def worlds(repeats, names):
+def worlds(repeats, names, seeds):
     """Return the table of these worlds."""
     table = {}
     for name in names:
         columns = defaultdict(list)
         for seed in range(repeats):
-            for key, values in one_world(name, 1000 + seed).items():
+            for key, values in one_world(name, 1000 + seed, seeds).items():
                 columns[key] += values
         table[name] = {
             key: float(np.sqrt(np.mean(np.square(v))) if key.startswith("error") else np.mean(v))
@@ -221,10 +224,11 @@ def main():
     parser.add_argument("part", choices=["worlds", "table", "sizes", "speed"])
     parser.add_argument("path", nargs="?")
     parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--seeds", type=int, default=1, help="worlds: runs per setting")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     made = {
-        "worlds": lambda: worlds(args.repeats, [args.path] if args.path else WORLDS),
+        "worlds": lambda: worlds(args.repeats, [args.path] if args.path else WORLDS, args.seeds),
         "table": table_1,
         "sizes": lambda: sizes(args.path),
         "speed": speed,

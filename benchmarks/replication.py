@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import work
 
+from scalerl.config.overrides import to_toml
 from scalerl.core.rows import read_rows
 from scalerl.scaling import Curve, Estimate, fit
 from scalerl.scaling.backtest import split_at
@@ -89,7 +90,7 @@ def _columns(listed: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def unpack(packed: Mapping[str, Any], to: Path) -> StudyDirectory:
-    """Write a packed study as a directory that `scalerl study show` reads.
+    """Write a packed study as a directory that `scalerl study show` and `scalerl frontier` read.
 
     Raises:
         FileExistsError: The directory exists.
@@ -103,6 +104,7 @@ def unpack(packed: Mapping[str, Any], to: Path) -> StudyDirectory:
             study.note(row)
         if held["points"]:
             study.run(key).mkdir(parents=True)
+            (study.run(key) / "config.toml").write_text(to_toml(study.plan.run_config(key)), encoding="utf-8")
             _write(study.run(key) / "points.jsonl", held["points"])
             _write(study.run(key) / "metrics.jsonl", held["metrics"])
     return study

@@ -8,7 +8,7 @@ Axes in names: N runs, S settings, D draws, M amounts of compute, K parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -114,7 +114,7 @@ class Frontier:
     uses: str
     """"law" or "per-run fits"."""
     check: Check | None
-    """None with fewer than four runs."""
+    """None with fewer than four different settings."""
     slopes: dict[str, dict[str, Estimate]]
     """Change of logit A, ln C_mid, ln B and R0 per doubling of each number."""
     without_published: Option | None
@@ -206,11 +206,22 @@ def frontier(
     longest = max(f.last_compute for f in fits)
     if budget > FAR * longest:
         notes.append(f"the budget is {budget / longest:.0f} times the longest run; the law was not tested that far")
+    notes += [f"{in_words(setting)} {note}" for setting in also for note in about(setting, law, by_law)]
     scene = of_law(law, fits[0], also) if by_law else of_fits(fits, law.settings)
     plain = of_law(pooled(found.clouds, law.settings, False), fits[0], also) if found.published and by_law else None
     return decided(scene, budget, fits[0], check=found.check, asked=tuple(dict(setting) for setting in also),
                    uses=found.uses, notes=tuple(notes), slopes=slopes(law),
                    without_published=plain.ranked(budget)[0][0] if plain else None)  # fmt: skip
+
+
+def about(setting: Setting, law: Law, by_law: bool) -> Iterator[str]:
+    """Yield notes on an added setting: it has no prediction, or one beyond the settings that were run."""
+    if not by_law and setting not in law.settings:
+        yield "has no prediction, because it was not run and the law is not used"
+    for name in law.design.numbers if by_law else ():
+        values = [float(one[name]) for one in law.settings]
+        if not min(values) <= float(setting[name]) <= max(values):
+            yield f"is outside the range of {name} in the runs, where intervals can be too narrow (docs/frontier.md)"
 
 
 class Scene(NamedTuple):

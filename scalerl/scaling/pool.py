@@ -21,12 +21,13 @@ import numpy as np
 
 from scalerl.scaling.compare import as_fits, check_alike
 from scalerl.scaling.curve import Curve
+from scalerl.scaling.estimate import TAILS
 from scalerl.scaling.forecast import Fit
 from scalerl.scaling.grid import systematic
 from scalerl.scaling.law import Array, climb
 from scalerl.scaling.posterior import Prior
 from scalerl.scaling.readers import CurveError
-from scalerl.scaling.settings import Design, Setting, check_settings
+from scalerl.scaling.settings import Design, Setting, check_settings, distinct
 
 CENTER_SD = np.array([2.0, 3.0, 0.5, 0.5])
 """Prior standard deviation of each parameter at the center of the settings; wider than published runs differ."""
@@ -76,6 +77,9 @@ def likelihood(fit: Fit) -> Cloud:
     """Return the posterior of a run, divided by its prior, as a mixture with the mean and covariance of the draws."""
     low, high = fit.curve.bounds
     draws, prior = fit.draws, Prior()
+    plain_D = (draws.second_gain == 0) & (draws.delay == 0)
+    if plain_D.sum() >= COMPONENTS:  # draws with a late start or a second rise have an A and C_mid of another curve
+        draws = draws.select(plain_D)
     share_D = np.clip((draws.asymptote - low) / (high - low), EDGE, 1 - EDGE)
     log_c_D, log_b_D = np.log(draws.midpoint), np.log(draws.efficiency)
     theta_DK = np.stack([logit(share_D), log_c_D, log_b_D, (draws.initial - low) / (high - low)], axis=1)
@@ -94,7 +98,8 @@ def likelihood(fit: Fit) -> Cloud:
 def smoothed(theta_DK: Array) -> Cloud:
     """Return the kernel density of draws; their shrunk centers preserve mean and covariance (West 1993)."""
     count, size = theta_DK.shape
-    width = count ** (-2.0 / (size + 4))
+    # a sixteenth of West's variance: wider kernels leave the curved ridge of A and C_mid, and many runs then raise A
+    width = count ** (-2.0 / (size + 4)) / 16
     mean_K, covariance_KK = theta_DK.mean(axis=0), np.cov(theta_DK.T) + 1e-8 * np.eye(size)
     return Cloud(mean_K + np.sqrt(1 - width) * (theta_DK - mean_K), width * covariance_KK)
 
@@ -124,13 +129,6 @@ class Scatter(NamedTuple):
     log_determinant_KT: Array
 
 
-class LeftOut(NamedTuple):
-    """Prediction of the parameters of each run from the other runs: draws with their weights."""
-
-    theta_DNK: Array
-    weight_DN: Array
-
-
 @dataclass(frozen=True, eq=False)
 class Law:
     """Draws of the joint law."""
@@ -142,7 +140,6 @@ class Law:
     """Parameters of each run."""
     tau_DK: Array
     """Index of tau in its grid."""
-    left_out: LeftOut
 
     def at(self, settings: Sequence[Setting], seed: int = 0) -> Array:
         """Return draws of the parameters at these settings without the scatter of single runs, shape (D, S, K)."""
@@ -210,15 +207,18 @@ def before_curves(design: Design, settings: Sequence[Setting], clouds: Sequence[
     return Scatter(columns_NP, mean_PK, sd_PK, near_NN, np.linalg.inv(covariance_KTNN), log_determinant_KT)
 
 
-def pooled(clouds: Sequence[Cloud], settings: Sequence[Setting], published: bool = True) -> Law:
+def pooled(
+    clouds: Sequence[Cloud], settings: Sequence[Setting], published: bool = True, design: Design | None = None
+) -> Law:
     """Draw the joint law from the likelihoods of runs.
 
     Args:
         clouds: Likelihood of each run.
         settings: Settings of each run.
         published: Whether slopes of `PUBLISHED` are prior means; otherwise all prior means are 0.
+        design: Columns of the law; None: those of the settings.
     """
-    design = Design.of(settings)
+    design = design or Design.of(settings)
     before = before_curves(design, settings, clouds, published)
     rng = np.random.default_rng(0)
     size, count = len(clouds), len(clouds[0].center_DK)
@@ -233,24 +233,19 @@ def pooled(clouds: Sequence[Cloud], settings: Sequence[Setting], published: bool
         log_CKT = log_prior_T - 0.5 * (fit_CKT + before.log_determinant_KT)
         tau_CK = (log_CKT + rng.gumbel(size=log_CKT.shape)).argmax(axis=-1)
         inverse_CKNN = before.inverse_KTNN[np.arange(4), tau_CK]
-        left_CNK, log_CN = np.empty_like(theta_CNK), np.empty((CHAINS, size))
         for i in range(size):
             scale_CK = 1.0 / inverse_CKNN[:, :, i, i]
             pull_CK = np.einsum("ckn,cnk->ck", inverse_CKNN[:, :, i], theta_CNK - line_NK) * scale_CK
             mean_CK = theta_CNK[:, i] - pull_CK
-            left_CNK[:, i] = mean_CK + np.sqrt(scale_CK) * rng.standard_normal(mean_CK.shape)
-            theta_CNK[:, i], log_CN[:, i] = updated(clouds[i], mean_CK, scale_CK, rng)
+            theta_CNK[:, i] = updated(clouds[i], mean_CK, scale_CK, rng)
         if sweep >= UNUSED:
-            kept.append((theta_CNK.copy(), tau_CK, left_CNK, log_CN))
-    theta_DNK, tau_DK, left_DNK, log_DN = (np.concatenate(part) for part in zip(*kept, strict=True))
-    # importance weights of leaving a run out: one over its predictive density, without large weights
-    weight_DN = np.exp(-(log_DN - log_DN.min(axis=0)))
-    weight_DN = np.minimum(weight_DN, weight_DN.mean(axis=0) * np.sqrt(len(weight_DN)))
-    return Law(design, list(settings), before, theta_DNK, tau_DK, LeftOut(left_DNK, weight_DN / weight_DN.sum(axis=0)))
+            kept.append((theta_CNK.copy(), tau_CK))
+    theta_DNK, tau_DK = (np.concatenate(part) for part in zip(*kept, strict=True))
+    return Law(design, list(settings), before, theta_DNK, tau_DK)
 
 
-def updated(cloud: Cloud, mean_CK: Array, variance_CK: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Draw the parameters of a run given a normal distribution from the others; also return its log evidence."""
+def updated(cloud: Cloud, mean_CK: Array, variance_CK: Array, rng: np.random.Generator) -> Array:
+    """Draw the parameters of a run given a normal distribution from the others."""
     total_CKK = cloud.covariance_KK + variance_CK[:, :, None] * np.eye(4)
     inverse_CKK = np.linalg.inv(total_CKK)
     # the quadratic form around the cloud's center, as two matrix products
@@ -259,27 +254,27 @@ def updated(cloud: Cloud, mean_CK: Array, variance_CK: Array, rng: np.random.Gen
     pull_CK = np.einsum("ckj,cj->ck", inverse_CKK, away_CK)
     square_CD = inverse_CKK.reshape(-1, 16) @ (off_DK[:, :, None] * off_DK[:, None]).reshape(-1, 16).T
     log_CD = -0.5 * (square_CD - 2 * pull_CK @ off_DK.T + (away_CK * pull_CK).sum(axis=1)[:, None])
-    most_C = log_CD.max(axis=1)
-    sum_CD = np.exp(log_CD - most_C[:, None]).cumsum(axis=1)
+    sum_CD = np.exp(log_CD - log_CD.max(axis=1)[:, None]).cumsum(axis=1)
     chosen_C = (sum_CD >= (rng.random(len(mean_CK)) * sum_CD[:, -1])[:, None]).argmax(axis=1)
     gain_CKK = variance_CK[:, :, None] * inverse_CKK
     center_CK = np.einsum("ckj,cj->ck", gain_CKK, cloud.center_DK[chosen_C] - mean_CK) + mean_CK
     left_CKK = gain_CKK @ cloud.covariance_KK
     root_CKK = np.linalg.cholesky((left_CKK + np.swapaxes(left_CKK, 1, 2)) / 2 + 1e-12 * np.eye(4))
-    theta_CK = center_CK + np.einsum("ckj,cj->ck", root_CKK, rng.standard_normal(mean_CK.shape))
-    log_C = most_C + np.log(sum_CD[:, -1]) - 0.5 * np.linalg.slogdet(total_CKK)[1]
-    return theta_CK, log_C
+    return np.asarray(center_CK + np.einsum("ckj,cj->ck", root_CKK, rng.standard_normal(mean_CK.shape)))
 
 
 # --------------------------------------------------------------------------------------------- runs and their check
 
 TO_CHECK = 4
-"""Smallest number of runs with which the law is checked by leaving runs out."""
+"""Smallest number of different settings with which the law is checked by leaving settings out."""
+
+FOLDS = 10
+"""The law is drawn again at most this often to check it, each time without a part of the settings."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """Errors of the last level of each run, predicted from the other runs: root mean squares."""
+    """Errors of the last level of each run, predicted from runs at other settings: root mean squares."""
 
     law: float
     nearest: float
@@ -319,22 +314,33 @@ def pool(runs: Sequence[Curve | Fit], settings: Sequence[Setting], published: bo
     published = published and any(name.rpartition(".")[2] in PUBLISHED for name in settings[0])
     clouds = [likelihood(f) for f in fits]
     law = pooled(clouds, settings, published)
-    check = left_out(law, fits) if len(fits) >= TO_CHECK else None
+    check = left_out(law, clouds, fits, published)
     uses = "law" if check is None or check.law <= check.nearest else "per-run fits"
     return Pool(fits, clouds, law, check, uses, published, notes)
 
 
-def left_out(law: Law, fits: Sequence[Fit]) -> Check:
-    """Return how well the law predicts the last level of each run from the others, next to the nearest run."""
-    apart_NN = law.design.apart(law.settings, law.settings) + np.diag(np.full(len(fits), np.inf))
+def left_out(law: Law, clouds: Sequence[Cloud], fits: Sequence[Fit], published: bool) -> Check | None:
+    """Return how well the law predicts the last level of runs whose settings are left out, next to the nearest run.
+
+    All runs of a setting are left out together: its other seeds would predict a run with no law.
+    """
+    chosen = distinct(law.settings)
+    if len(chosen) < TO_CHECK:
+        return None
+    apart_NN, bounds = law.design.apart(law.settings, law.settings), fits[0].curve.bounds
     errors, inside = [], []
-    for n, f in enumerate(fits):
-        truth, at = float(f.mean(f.last_compute)[0]), f.last_compute
-        level_D, weight_D = levels(law.left_out.theta_DNK[:, n], at, f.curve.bounds), law.left_out.weight_DN[:, n]
-        beside = level_beside(apart_NN[n], fits, at)
-        errors.append((float(weight_D @ level_D) - truth, beside - truth))
-        below = float(weight_D @ (level_D < truth))
-        inside.append(0.05 <= below <= 0.95)
+    for fold in range(min(FOLDS, len(chosen))):
+        out = [n for n, setting in enumerate(law.settings) if dict(setting) in chosen[fold::FOLDS]]
+        kept = [n for n in range(len(fits)) if n not in out]
+        again = pooled([clouds[n] for n in kept], [law.settings[n] for n in kept], published, law.design)
+        theta_DSK = again.new_run(again.at([law.settings[n] for n in out]))
+        for s, n in enumerate(out):
+            at = fits[n].last_compute
+            truth, level_D = float(fits[n].mean(at)[0]), levels(theta_DSK[:, s], at, bounds)
+            errors.append(
+                (level_D.mean() - truth, level_beside(apart_NN[n, kept], [fits[i] for i in kept], at) - truth)
+            )
+            inside.append(TAILS[0] <= (level_D < truth).mean() <= TAILS[1])
     by_law, by_nearest = np.sqrt(np.mean(np.square(errors), axis=0))
     return Check(float(by_law), float(by_nearest), float(np.mean(inside)), len(fits))
 

@@ -79,7 +79,31 @@ def test_a_setting_that_was_not_run_is_predicted_better_than_by_the_nearest_run(
     truth = levels(theta(new), 8000.0, (0, 1))
     option = next(o for o in answer.options if o.setting == new)
     assert answer.uses == "law" and answer.check.law < 0.5 * answer.check.nearest
+    assert answer.notes[0].startswith("width 256, batch 16 is outside the range of width") and len(answer.notes) == 1
     assert option.level.low < truth < option.level.high and abs(option.level.mean - truth) < 0.02
+
+
+def test_a_setting_is_left_out_with_all_of_its_seeds():
+    """Another seed would predict a run within the noise of 0.002, and no law could be better than that."""
+    few = [i for i, setting in enumerate(GRID) if setting["width"] in (32, 128)]
+    again = [fit(curve(GRID[i], seed=100 + i)) for i in few]
+    one = frontier([FITS[i] for i in few], [GRID[i] for i in few], 8000.0)
+    two = frontier([*(FITS[i] for i in few), *again], [GRID[i] for i in few] * 2, 8000.0)
+    assert two.uses == "law" and (one.check.runs, two.check.runs) == (6, 12)
+    assert two.check.nearest == pytest.approx(one.check.nearest, rel=0.1) and one.check.nearest > 0.01
+    three = [i for i in few if GRID[i] != GRID[few[0]]][:3]
+    seeds = frontier([FITS[i] for i in three] * 2, [GRID[i] for i in three] * 2, 8000.0)
+    assert seeds.check is None and seeds.uses == "law"
+
+
+def test_an_added_setting_without_a_prediction_is_reported():
+    """Each run is next to one like it, and the middle pair is far from a line: the nearest run predicts better."""
+    low, high = GRID[2], GRID[-3]
+    fits = [fit(curve(setting, seed=i)) for i, setting in enumerate([low, low, high, high, low, low])]
+    settings = [{"x": x} for x in (1.0, 1.05, 10.0, 10.5, 100.0, 105.0)]
+    answer = frontier(fits, settings, 8000.0, also=[{"x": 10.0}, {"x": 64.0}])
+    assert answer.uses == "per-run fits" and answer.check.nearest < 0.01 < answer.check.law
+    assert "x 64 has no prediction" in str(answer) and "x 10 has no prediction" not in str(answer)
 
 
 def test_intervals_contain_nine_of_ten_new_runs():
