@@ -2,6 +2,7 @@
 
     python benchmarks/frontier_lab.py predict studies/grid    # writes results/frontier_lab.json, before the rest runs
     python benchmarks/frontier_lab.py compare studies/grid    # after the rest has run
+    python benchmarks/frontier_lab.py predict studies/grid-1 --seed 1    # results/frontier_lab_1.json
 
 The grid has 5 widths x 3 numbers of prompts per step x 3 numbers of generations. Arms of the largest width and of the
 most prompts are held out. A run's last level is that of its own fit at its last evaluation.
@@ -17,7 +18,7 @@ from scalerl.scaling import Curve, fit, frontier
 from scalerl.scaling.pool import EDGE, levels, likelihood, logit, pooled
 from scalerl.study.directory import StudyDirectory
 
-RESULT = Path(__file__).parent / "results" / "frontier_lab.json"
+RESULTS = Path(__file__).parent / "results"
 NAMES = ("model.width", "recipe.prompts_per_step", "recipe.generations_per_prompt")
 WIDTHS, PROMPTS, GENERATIONS = (64, 80, 96, 128, 160), (8, 16, 32), (8, 16, 32)
 BOUNDS = (0.0, 1.0)
@@ -33,9 +34,9 @@ ARMS = {f"w{w}-p{p}-g{g}": setting(w, p, g) for w in WIDTHS for p in PROMPTS for
 HELD = [name for name, x in ARMS.items() if x[NAMES[0]] == WIDTHS[-1] or x[NAMES[1]] == PROMPTS[-1]]
 
 
-def fits_of(study, names):
-    """Return the fits of seed 0 of these arms."""
-    return {name: fit(Curve.read(study.path / name / "seed-0", axis="flops")) for name in names}
+def fits_of(study, names, seed):
+    """Return the fits of one seed of these arms."""
+    return {name: fit(Curve.read(study.path / name / f"seed-{seed}", axis="flops")) for name in names}
 
 
 def parameters(f):
@@ -49,9 +50,9 @@ def columns(settings):
     return np.array([[1.0, *np.log([x[name] for name in NAMES])] for x in settings])
 
 
-def predict(study):
+def predict(study, seed):
     """Predict the held-out arms from the others, with three methods."""
-    fits = fits_of(study, [name for name in ARMS if name not in HELD])
+    fits = fits_of(study, [name for name in ARMS if name not in HELD], seed)
     seen, held = [ARMS[name] for name in fits], [ARMS[name] for name in HELD]
     last = [f.last_compute for f in fits.values()]
     grid = np.geomspace(min(last) / 3, max(last) * 6, 61)
@@ -85,9 +86,9 @@ def predict(study):
     return {"compute": [float(f"{c:.4g}") for c in grid], "arms": rounded, "choices": choices}
 
 
-def compare(study, said):
+def compare(study, seed, said):
     """Return the observed last levels next to the predictions, and print the tables."""
-    fits = fits_of(study, ARMS)
+    fits = fits_of(study, ARMS, seed)
     methods = ("law", "law without published", "per-run fits", "nearest run")
     rows, grid = {}, np.log(said["compute"])
     for name in HELD:
@@ -125,10 +126,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["predict", "compare"])
     parser.add_argument("study", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    study = StudyDirectory.open(args.study)
-    made = predict(study) if args.part == "predict" else compare(study, json.loads(RESULT.read_text()))
-    RESULT.write_text(json.dumps(made) + "\n")
+    study, result = StudyDirectory.open(args.study), RESULTS / f"frontier_lab{f'_{args.seed}' * bool(args.seed)}.json"
+    if args.part == "predict":
+        made = predict(study, args.seed)
+    else:
+        made = compare(study, args.seed, json.loads(result.read_text()))
+    result.write_text(json.dumps(made) + "\n")
 
 
 if __name__ == "__main__":

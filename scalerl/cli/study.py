@@ -92,7 +92,7 @@ def _plan_parser() -> argparse.ArgumentParser:
     parser.takes_fields = True
     parser.add_argument("plan", metavar="PLAN", help="name of a plan, or a TOML file")
     parser.add_argument("base", nargs="?", type=Path, metavar="BASE.toml", help="configuration that the arms share")
-    parser.add_argument("--seeds", help="number of seeds, or a list: 3 or 0,1,2; default 3 (rates: 1)")
+    parser.add_argument("--seeds", help="number of seeds, or a list: 3, or 0,1,2, or 4, for one; default 3 (rates: 1)")
     words = "steps of the base; an arm with larger batches takes fewer"
     parser.add_argument("--budget", type=int, metavar="STEPS", help=words)
     words = "these arms and the reference; patterns such as loss-*"
@@ -167,11 +167,11 @@ def _base(options: argparse.Namespace, fields: Sequence[str]) -> RunConfig:
 
 
 def _seeds(text: str) -> tuple[int, ...]:
-    """Parse seeds: `3` means 0, 1, 2; `4,7` means these two."""
+    """Parse seeds: `3` means 0, 1, 2; `4,7` means these two, and `4,` only seed 4."""
     from scalerl.study.plan import MOST_SEEDS
 
     try:
-        numbers = tuple(int(word) for word in text.split(","))
+        numbers = tuple(int(word) for word in text.removesuffix(",").split(","))
     except ValueError:
         numbers = ()
     if not numbers or min(numbers) < 0 or ("," not in text and not 1 <= numbers[0] <= MOST_SEEDS):
