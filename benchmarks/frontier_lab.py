@@ -34,6 +34,11 @@ ARMS = {f"w{w}-p{p}-g{g}": setting(w, p, g) for w in WIDTHS for p in PROMPTS for
 HELD = [name for name, x in ARMS.items() if x[NAMES[0]] == WIDTHS[-1] or x[NAMES[1]] == PROMPTS[-1]]
 
 
+def arms_of(study, names):
+    """Return the arms of these that the study has."""
+    return [name for name in names if name in {arm.name for arm in study.plan.arms}]
+
+
 def fits_of(study, names, seed):
     """Return the fits of one seed of these arms."""
     return {name: fit(Curve.read(study.path / name / f"seed-{seed}", axis="flops")) for name in names}
@@ -52,8 +57,9 @@ def columns(settings):
 
 def predict(study, seed):
     """Predict the held-out arms from the others, with three methods."""
-    fits = fits_of(study, [name for name in ARMS if name not in HELD], seed)
-    seen, held = [ARMS[name] for name in fits], [ARMS[name] for name in HELD]
+    held_out = arms_of(study, HELD)
+    fits = fits_of(study, [name for name in arms_of(study, ARMS) if name not in HELD], seed)
+    seen, held = [ARMS[name] for name in fits], [ARMS[name] for name in held_out]
     last = [f.last_compute for f in fits.values()]
     grid = np.geomspace(min(last) / 3, max(last) * 6, 61)
     law = pooled([likelihood(f) for f in fits.values()], seen, published=True)
@@ -62,7 +68,7 @@ def predict(study, seed):
     apart = np.abs(columns(held)[:, None] - columns(seen)).sum(axis=-1)
     run_DSK, plain_DSK = (one.new_run(one.at(held)) for one in (law, plain))
     arms = {}
-    for s, name in enumerate(HELD):
+    for s, name in enumerate(held_out):
         level_MD, plain_MD = (np.stack([levels(t[:, s], c, BOUNDS) for c in grid]) for t in (run_DSK, plain_DSK))
         near = [f for f, d in zip(fits.values(), apart[s], strict=True) if d <= apart[s].min() + 1e-9]
         arms[name] = {
@@ -88,24 +94,26 @@ def predict(study, seed):
 
 def compare(study, seed, said):
     """Return the observed last levels next to the predictions, and print the tables."""
-    fits = fits_of(study, ARMS, seed)
+    fits, held_out = fits_of(study, arms_of(study, ARMS), seed), arms_of(study, HELD)
     methods = ("law", "law without published", "per-run fits", "nearest run")
     rows, grid = {}, np.log(said["compute"])
-    for name in HELD:
+    for name in held_out:
         at = fits[name].last_compute
         row = {key: float(np.interp(np.log(at), grid, values)) for key, values in said["arms"][name].items()}
         rows[name] = {"compute": at, "observed": float(fits[name].mean(at)[0]), **row}
     groups = {
-        "all": HELD,
-        "width 160, up to 16 prompts": [n for n in HELD if n.startswith("w160") and "-p32-" not in n],
-        "32 prompts, width up to 128": [n for n in HELD if "-p32-" in n and not n.startswith("w160")],
-        "both": [n for n in HELD if "-p32-" in n and n.startswith("w160")],
+        "all": held_out,
+        "width 160, up to 16 prompts": [n for n in held_out if n.startswith("w160") and "-p32-" not in n],
+        "32 prompts, width up to 128": [n for n in held_out if "-p32-" in n and not n.startswith("w160")],
+        "both": [n for n in held_out if "-p32-" in n and n.startswith("w160")],
     }
     for name, row in rows.items():
         print(f"{name:14} {row['observed']:.3f}  law {row['law']:.3f} ({row['low']:.3f} to {row['high']:.3f})  "
               + "  ".join(f"{key} {row[key]:.3f}" for key in methods[1:]))  # fmt: skip
     table = {}
     for group, names in groups.items():
+        if not names:
+            continue
         inside = np.mean([rows[n]["low"] <= rows[n]["observed"] <= rows[n]["high"] for n in names])
         error = {m: float(np.sqrt(np.mean([(rows[n][m] - rows[n]["observed"]) ** 2 for n in names]))) for m in methods}
         table[group] = {"n": len(names), "inside": float(inside), "error": error}
