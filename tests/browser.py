@@ -78,16 +78,19 @@ class Opened:
         return self.tab.eval_on_selector(selector, f"node => getComputedStyle(node).{name}")
 
 
+def driver_or_skip():
+    """Return playwright's module; without it or without Chromium, skip the test."""
+    if os.environ.get("SCALERL_BROWSER_REQUIRED"):  # in CI a missing browser is a failure
+        return __import__("playwright.sync_api").sync_api
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here")
+    return pytest.importorskip("playwright.sync_api")
+
+
 @contextmanager
 def opened_page(path):
     """Open a file, or the address of a server, in a separate browser."""
-    required = bool(os.environ.get("SCALERL_BROWSER_REQUIRED"))  # in CI a missing browser is a failure
-    if CHROMIUM is None and not required:
-        pytest.skip("no Chromium here")
-    playwright = (
-        pytest.importorskip("playwright.sync_api") if not required else __import__("playwright.sync_api").sync_api
-    )
-    with playwright.sync_playwright() as driver:
+    with driver_or_skip().sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield Opened(browser, path if isinstance(path, str) else path.as_uri())
         browser.close()
