@@ -345,7 +345,8 @@ def crossings(
         share_D = np.clip(before_D / np.minimum(before_D - after_D, -1e-12), 0.0, 1.0)
         ahead_D = np.where(last_D == len(compute_M) - 1, np.inf, compute_M[last_D] * AROUND_STEP**share_D)
         passed_D = np.where(behind_MD.any(axis=0), ahead_D, 0.0)
-        found.append(Crossing(scene.settings[one], scene.settings[two], reach(passed_D)))
+        if np.median(passed_D) >= compute_M[near_M][0]:  # else it leads from the start
+            found.append(Crossing(scene.settings[one], scene.settings[two], reach(passed_D)))
     return tuple(found)
 
 

@@ -64,6 +64,14 @@ def test_two_settings_cross_where_their_curves_do():
     assert low[at] < truth < high[at]
 
 
+def test_a_setting_that_was_never_behind_passes_nothing():
+    """Kind b has 0.7 times the climb of kind a at every compute."""
+    a = FITS[4].curve
+    b = Curve(a.compute, 0.2 + 0.7 * (a.metric - 0.2), axis="device_hours")
+    answer = frontier([a, b], [{"kind": "a"}, {"kind": "b"}], 8000.0)
+    assert answer.best.setting == {"kind": "a"} and answer.crossings == ()
+
+
 def test_the_order_of_the_runs_does_not_matter():
     order = RNG(1).permutation(len(GRID))
     one, other = frontier(FITS, GRID, 30_000.0), frontier([FITS[i] for i in order], [GRID[i] for i in order], 30_000.0)
