@@ -41,11 +41,11 @@ of one family changes by up to 0.24."""
 SCATTER = np.array([0.1, 0.2, 0.15, 0.02])
 """Prior median of tau. Three seeds of the paper scatter by 0.05 in logit A; deviations from the line come on top."""
 
-SCATTER_GRID = np.exp(np.linspace(-1.6, 1.6, 9))
-"""Values of tau in multiples of SCATTER; its logarithm has the prior standard deviation 0.8."""
-
-SMOOTH = 0.5
-"""Share of tau^2 that similar settings have in common."""
+SCATTER_GRID, SMOOTH_GRID = (
+    grid.ravel() for grid in np.meshgrid(np.exp(np.linspace(-1.6, 1.6, 9)), [0.1, 0.5, 0.9], indexing="ij")
+)
+"""Values of tau in multiples of SCATTER, whose logarithm has the prior standard deviation 0.8, and of the share of
+tau^2 that similar settings have in common, which only more than one run per setting can tell."""
 
 REACH = np.log(4.0)
 """Distance in the log of a setting at which the shared deviations have correlation exp(-1/2)."""
@@ -71,6 +71,8 @@ class Cloud(NamedTuple):
 
     center_DK: Array
     covariance_KK: Array
+    start_K: Array
+    """Where the sampler starts. The likelihood has most of its mass at high ceilings, from which it moves slowly."""
 
 
 def likelihood(fit: Fit) -> Cloud:
@@ -92,16 +94,17 @@ def likelihood(fit: Fit) -> Cloud:
     # without large weights, which would make the result depend on a few draws (Ionides 2008)
     weight_D = np.minimum(weight_D, weight_D.mean() * np.sqrt(len(weight_D)))
     order_D = np.argsort(log_c_D, kind="stable")
-    return smoothed(theta_DK[order_D[systematic(weight_D[order_D], COMPONENTS)]])
+    return smoothed(theta_DK[order_D[systematic(weight_D[order_D], COMPONENTS)]], start_K=theta_DK.mean(axis=0))
 
 
-def smoothed(theta_DK: Array) -> Cloud:
+def smoothed(theta_DK: Array, start_K: Array | None = None) -> Cloud:
     """Return the kernel density of draws; their shrunk centers preserve mean and covariance (West 1993)."""
     count, size = theta_DK.shape
-    # a sixteenth of West's variance: wider kernels leave the curved ridge of A and C_mid, and many runs then raise A
-    width = count ** (-2.0 / (size + 4)) / 16
+    # a quarter of West's variance: wider kernels leave the curved ridge of A and C_mid, and many runs then raise A
+    width = count ** (-2.0 / (size + 4)) / 4
     mean_K, covariance_KK = theta_DK.mean(axis=0), np.cov(theta_DK.T) + 1e-8 * np.eye(size)
-    return Cloud(mean_K + np.sqrt(1 - width) * (theta_DK - mean_K), width * covariance_KK)
+    center_DK = mean_K + np.sqrt(1 - width) * (theta_DK - mean_K)
+    return Cloud(center_DK, width * covariance_KK, mean_K if start_K is None else start_K)
 
 
 def logit(share: Array) -> Array:
@@ -156,7 +159,7 @@ class Law:
 
     def new_run(self, theta_DSK: Array, seed: int = 1) -> Array:
         """Add the scatter of a single run to draws of the parameters of a setting."""
-        own_DK = np.sqrt(1 - SMOOTH) * SCATTER * SCATTER_GRID[self.tau_DK]
+        own_DK = np.sqrt(1 - SMOOTH_GRID[self.tau_DK]) * SCATTER * SCATTER_GRID[self.tau_DK]
         return np.asarray(theta_DSK + own_DK[:, None] * np.random.default_rng(seed).standard_normal(theta_DSK.shape))
 
     def _given_runs(self, line_SP: Array, near_SN: Array, near_SS: Array, seed: int) -> Array:
@@ -168,7 +171,7 @@ class Law:
             rest_DN = self.theta_DNK[:, :, k] - before.columns_NP @ before.mean_PK[:, k]
             for t in np.unique(self.tau_DK[:, k]):
                 here_D = self.tau_DK[:, k] == t
-                shared = SMOOTH * (SCATTER[k] * SCATTER_GRID[t]) ** 2
+                shared = SMOOTH_GRID[t] * (SCATTER[k] * SCATTER_GRID[t]) ** 2
                 cross_SN = spread_SP @ before.columns_NP.T + shared * near_SN
                 gain_SN = cross_SN @ before.inverse_KTNN[k, t]
                 value_S, vector_SS = np.linalg.eigh(spread_SP @ line_SP.T + shared * near_SS - gain_SN @ cross_SN.T)
@@ -200,9 +203,9 @@ def before_curves(design: Design, settings: Sequence[Setting], clouds: Sequence[
             mean_PK[p] = PUBLISHED.get(name.rpartition(".")[2], mean_PK[p])
     near_NN = correlation(design, settings, settings)
     tau_KT = SCATTER[:, None] * SCATTER_GRID
-    of_run_NN = SMOOTH * near_NN + (1 - SMOOTH) * np.eye(len(settings))
+    of_run_TNN = SMOOTH_GRID[:, None, None] * (near_NN - np.eye(len(settings))) + np.eye(len(settings))
     line_KNN = np.einsum("np,pk,mp->knm", columns_NP, sd_PK**2, columns_NP)
-    covariance_KTNN = line_KNN[:, None] + tau_KT[..., None, None] ** 2 * of_run_NN
+    covariance_KTNN = line_KNN[:, None] + tau_KT[..., None, None] ** 2 * of_run_TNN
     _, log_determinant_KT = np.linalg.slogdet(covariance_KTNN)
     return Scatter(columns_NP, mean_PK, sd_PK, near_NN, np.linalg.inv(covariance_KTNN), log_determinant_KT)
 
@@ -221,10 +224,9 @@ def pooled(
     design = design or Design.of(settings)
     before = before_curves(design, settings, clouds, published)
     rng = np.random.default_rng(0)
-    size, count = len(clouds), len(clouds[0].center_DK)
+    size = len(clouds)
     line_NK = before.columns_NP @ before.mean_PK
-    pick_CN = rng.integers(0, count, (CHAINS, size))
-    theta_CNK = np.stack([clouds[i].center_DK[pick_CN[:, i]] for i in range(size)], axis=1)
+    theta_CNK = np.tile([cloud.start_K for cloud in clouds], (CHAINS, 1, 1))
     log_prior_T = -0.5 * (np.log(SCATTER_GRID) / 0.8) ** 2
     kept: list[tuple[Array, ...]] = []
     for sweep in range(UNUSED + KEPT):
