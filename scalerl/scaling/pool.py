@@ -3,9 +3,9 @@
     theta_i = slopes^T x_i + s(x_i) + e_i,    theta = (logit A, ln C_mid, ln B, R0)
 
 `s` is a smooth deviation from the straight line, shared by settings within a factor of about four, and `e` the scatter
-of single runs; tau^2 is their variance. The posterior of each run, divided by its prior, is its likelihood: a mixture of
-normal distributions, so a ceiling that is not identified stays wide and curved. Slopes, s and e are integrated in closed
-form. A Gibbs sampler draws tau, the share of s in it, and the parameters of each run given those of the others.
+of single runs; tau^2 is their variance. The posterior of each run, divided by its prior, is its likelihood: a mixture
+of normal distributions, so a ceiling that is not identified stays wide and curved. Slopes, s and e are integrated in
+closed form. A Gibbs sampler draws tau, the share of s, and the parameters of each run given those of the others.
 
 Axes in names: N runs, S settings, P columns of the design, K = 4 parameters, T values of tau, D components or draws,
 C chains.
