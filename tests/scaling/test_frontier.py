@@ -12,7 +12,7 @@ from doc_pages import json_keys
 from scalerl.config import LAB, to_toml
 from scalerl.scaling import Curve, CurveError, compare, fit, frontier, sigmoid
 from scalerl.scaling.frontier import next_run, of_law
-from scalerl.scaling.pool import levels, pooled, smoothed
+from scalerl.scaling.pool import levels, likelihood, pooled, smoothed
 
 RNG = np.random.default_rng
 WIDTHS, BATCHES = (32, 64, 128, 256), (8, 16, 32)
@@ -112,6 +112,14 @@ def test_an_added_setting_without_a_prediction_is_reported():
     answer = frontier(fits, settings, 8000.0, also=[{"x": 10.0}, {"x": 64.0}])
     assert answer.uses == "per-run fits" and answer.check.nearest < 0.01 < answer.check.law
     assert "x 64 has no prediction" in str(answer) and "x 10 has no prediction" not in str(answer)
+
+
+def test_many_runs_with_unknown_ceilings_do_not_raise_the_pooled_ceiling():
+    """The runs end at half of their climb, so each alone has a ceiling within 0.1 at best; together they know it."""
+    fits = [fit(curve(setting, last=1500.0, noise=0.008, seed=s)) for s, setting in enumerate(GRID * 2)]
+    law = pooled([likelihood(f) for f in fits], GRID * 2, published=False)
+    error_SK = law.at(GRID).mean(axis=0) - [theta(setting) for setting in GRID]
+    assert abs(error_SK[:, 0].mean()) < 0.1 and abs(error_SK[:, 1].mean()) < 0.15
 
 
 def test_intervals_contain_nine_of_ten_new_runs():
