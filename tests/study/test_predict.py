@@ -119,12 +119,13 @@ def test_the_compute_of_a_whole_run_is_in_proportion_to_steps_and_a_power_of_the
 
 
 def test_after_the_first_slice_the_arms_continue_whose_whole_runs_may_be_the_best(study):
-    """At equal completions, 128 x 16 ends highest, then 128 x 8; 64 x 8 ends lowest."""
+    """At equal completions, 128 x 16 ends highest, then 128 x 8; 64 x 8 and 64 x 16 end lowest."""
     train(study, keys(study, held_out=False), share=0.25)
     true = {key.arm: level_of(study, key, full_compute(study, trained(study))[key.arm]) for key in keys(study, False)}
-    assert max(true, key=true.get) == "w128-p16-g16"
+    ordered = sorted(true, key=true.get)
+    assert ordered[:2] == ["w64-p8-g16", "w64-p16-g16"] and ordered[-2:] == ["w128-p8-g16", "w128-p16-g16"]
     arms, reason = by_forecast(study)
-    assert {"w128-p16-g16", "w128-p8-g16"} <= set(arms) and not {"w64-p8-g16", "w80-p8-g16"} & set(arms)
+    assert set(ordered[-2:]) <= set(arms) and not set(ordered[:2]) & set(arms) and len(arms) < 5
     assert "w64-p8-g16: stop" in reason and "Continue w128-p" in reason
     (row,) = [json.loads(line) for line in (study.path / "allocation.jsonl").read_text().splitlines()]
     assert [name for name, verdict in row["verdicts"].items() if verdict["go_on"]] == arms
