@@ -154,8 +154,8 @@ CLAIMS = (
     ),
     Claim(
         "two tasks trained together keep their curves (5)",
-        "arithmetic, one seed: A {axes[mixed][A]} at {axes[mixed][compute]} times the compute",
-        {"axes/mixed": 0},
+        "arithmetic: A {mixed[mixed][A]} at {mixed[mixed][compute]} times the compute",
+        {"mixed/mixed": 0},
     ),
     Claim(
         "MiniMax's recipe has the ceiling of ScaleRL (2.2)",

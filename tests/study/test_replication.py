@@ -77,10 +77,10 @@ def test_a_verdict_compares_the_interval_with_the_effect_that_the_paper_claims(b
 
 def test_the_page_has_the_number_of_seeds_of_every_study(replication):
     seeds = {name: len({key.rpartition("-")[2] for key in replication.read(name)["runs"]}) for name in PACKED}
-    three, one = {"loo", "recipes", "experts", "choices", "long-tail", "scale", "decides"}, {"rates", "axes"}
+    three, one = {"loo", "recipes", "experts", "choices", "long-tail", "scale", "decides", "mixed"}, {"rates"}
     assert seeds == {name: 3 if name in three else 1 if name in one else 2 for name in PACKED}
-    assert "the long-tailed lengths, the axes up to 320 updates and [decides](frontier.md#the-lab) have" in PAGE
-    assert "rates and the axes at 240 updates have one; all other studies have two" in PAGE
+    assert "the axes, `mixed` and [decides](frontier.md#the-lab) have three seeds per arm" in PAGE
+    assert "rates have one; all other studies have two" in PAGE
 
 
 def test_the_arm_with_the_false_alarm_gets_the_note_on_departures_from_the_law(replication, tmp_path):
