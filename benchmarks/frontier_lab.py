@@ -136,7 +136,8 @@ def main():
     parser.add_argument("study", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    study, result = StudyDirectory.open(args.study), RESULTS / f"frontier_lab{f'_{args.seed}' * bool(args.seed)}.json"
+    study = StudyDirectory.open(args.study)
+    result = RESULTS / (f"frontier_lab_{args.seed}.json" if args.seed else "frontier_lab.json")
     if args.part == "predict":
         made = predict(study, args.seed)
     else:

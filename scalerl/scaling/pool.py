@@ -339,9 +339,8 @@ def left_out(law: Law, clouds: Sequence[Cloud], fits: Sequence[Fit], published: 
         for s, n in enumerate(out):
             at = fits[n].last_compute
             truth, level_D = float(fits[n].mean(at)[0]), levels(theta_DSK[:, s], at, bounds)
-            errors.append(
-                (level_D.mean() - truth, level_beside(apart_NN[n, kept], [fits[i] for i in kept], at) - truth)
-            )
+            beside = level_beside(apart_NN[n, kept], [fits[i] for i in kept], at)
+            errors.append((level_D.mean() - truth, beside - truth))
             inside.append(TAILS[0] <= (level_D < truth).mean() <= TAILS[1])
     by_law, by_nearest = np.sqrt(np.mean(np.square(errors), axis=0))
     return Check(float(by_law), float(by_nearest), float(np.mean(inside)), len(fits))

@@ -125,7 +125,7 @@ def test_after_the_first_slice_the_arms_continue_whose_whole_runs_may_be_the_bes
     ordered = sorted(true, key=true.get)
     assert ordered[:2] == ["w64-p8-g16", "w64-p16-g16"] and ordered[-2:] == ["w128-p8-g16", "w128-p16-g16"]
     arms, reason = by_forecast(study)
-    assert set(ordered[-2:]) <= set(arms) and not set(ordered[:2]) & set(arms) and len(arms) < 5
+    assert set(ordered[-2:]) <= set(arms) and not set(ordered[:2]) & set(arms) and len(arms) < 4
     assert "w64-p8-g16: stop" in reason and "Continue w128-p" in reason
     (row,) = [json.loads(line) for line in (study.path / "allocation.jsonl").read_text().splitlines()]
     assert [name for name, verdict in row["verdicts"].items() if verdict["go_on"]] == arms
