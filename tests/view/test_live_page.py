@@ -118,9 +118,17 @@ def test_a_run_shows_its_curve_its_forecast_and_every_metric_with_its_meaning(ta
 
 def test_zooming_into_a_metric_loads_the_visible_steps_at_full_resolution(live, tab, place):
     add_steps(write_run(place / "runs/long", steps=9999), range(1, 2001))
+    held = []
+    tab.route("**/plotly.js", lambda request: held.append(request))
+    tab.reload()
     live.until("[...document.querySelectorAll('table.runs a')].some((link) => link.textContent === 'long')")
     tab.get_by_role("link", name="long", exact=True).click()
     tab.locator(".tile[data-large=loss]").click()
+    tab.wait_for_selector("dialog[open]")
+    while not held:
+        tab.wait_for_timeout(20)
+    held[0].continue_()  # plotly arrives after the dialog has opened
+    tab.unroute("**/plotly.js")
     tab.wait_for_selector("dialog[open] .main-svg")
     shown = "document.querySelector('dialog .plot').data.at(-1).x"
     assert tab.evaluate(f"{shown}.length") == 400  # of 2,000 steps

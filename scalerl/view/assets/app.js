@@ -20,6 +20,7 @@ function viewOf(address) {
 }
 
 function complain(error) {
+  console.error(error);
   live.textContent = `something went wrong: ${error.message}`;
   live.className = "lost";
 }

@@ -133,6 +133,7 @@ async function showLarge(view, name, logarithmic) {
   const title = el("h2", { id: "large-title" }, `${metric.label}: ${shown(metric.last, metric)} ${metric.unit}`);
   dialog.replaceChildren(title, el("p", {}, sentence(metric) + " The band is the range over neighboring steps. Drag to zoom in, double-click to zoom out."), el("p", { class: "tools" }, scale, " ", close), place);
   if (!dialog.open) dialog.showModal();
+  await plotly(); // without it `place.on` does not exist yet
   const draw = async (from, to) => {
     const found = await ask(`/api/runs/${view.id}/series`, { name, from, to });
     seriesFigure(place, [{ ...found, name: metric.label }], metric, scale.firstChild.checked);
