@@ -125,7 +125,7 @@ def worlds(repeats, names, seeds):
     for name in names:
         columns = defaultdict(list)
         for seed in range(repeats):
-            for key, values in one_world(name, 1000 + seed, seeds).items():
+            for key, values in one_world(name, 2000 + seed, seeds).items():
                 columns[key] += values
         table[name] = {
             key: float(np.sqrt(np.mean(np.square(v))) if key.startswith("error") else np.mean(v))

@@ -35,6 +35,7 @@ from scalerl.config.recipe import Recipe
 from scalerl.models.policy import Policy
 from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.weights import DirectoryChannel, SharedMemoryChannel
+from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.learner.single import SingleLearner
 
 CHUNK = 1 << 28
@@ -62,7 +63,7 @@ def update(size: str, options: argparse.Namespace) -> dict[str, float]:
     found = {"s": seconds, "tokens/s": options.tokens / seconds}
     peaks = [gpu.flops for name, gpu in GPUS.items() if options.cuda and name in torch.cuda.get_device_name()]
     if peaks:
-        found["MFU"] = learner.training_flops(batch) / seconds / peaks[0]
+        found["MFU"] = batch_flops(learner.policy.sizes, batch, checkpointing=True) / seconds / peaks[0]
     return found
 
 

@@ -36,6 +36,7 @@ def measure(adapters: bool, settings: dict[str, int]) -> dict[str, Any]:
     from scalerl.models.lora import LoraPolicy
     from scalerl.models.policy import Policy
     from scalerl.training.learner.base import TrainBatch
+    from scalerl.training.learner.policy_learner import batch_flops
     from scalerl.training.learner.single import SingleLearner
 
     torch.set_num_threads(1)
@@ -75,7 +76,7 @@ def measure(adapters: bool, settings: dict[str, int]) -> dict[str, Any]:
         "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
         "merge_s": round(time.perf_counter() - began, 2),
         "update_s": seconds,
-        "gflops_an_update": round(learner.training_flops(batch) / 1e9),
+        "gflops_an_update": round(batch_flops(learner.policy.sizes, batch, checkpointing=False) / 1e9),
     }
 
 

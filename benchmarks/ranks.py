@@ -81,7 +81,7 @@ def measure(name: str, rounds: int) -> None:
             "one process, 2 threads": (2, single),
             "two ranks, 1 thread each": (
                 1,
-                LearnerGroup(ranks, [], single.training_flops, step_timeout_s=600, transfer_timeout_s=600),
+                LearnerGroup(ranks, [], step_timeout_s=600, transfer_timeout_s=600),
             ),
         }
         seconds: dict[str, list[float]] = {key: [] for key in learners}

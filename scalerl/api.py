@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -272,55 +270,34 @@ def _named(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _complete(config: RunConfig, make_session: Callable[[Any], Callable[..., Any]], progress: bool) -> Run:
     """Complete a run that functions of `training.launch` start; the module is imported after the environment is set."""
-    from scalerl.cli.exits import prepare_environment
+    from io import StringIO
+
+    from scalerl.cli.exits import StopFlag, prepare_environment
 
     prepare_environment()
     import torch
+    from rich.console import Console
 
     from scalerl.training import launch
     from scalerl.training.complete import complete
     from scalerl.training.resolve import resolve
+    from scalerl.view.display import RunDisplay
 
-    display = _display(resolve(config), progress)
-    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    config = resolve(config)
+    display = RunDisplay(config, None if progress else Console(file=StringIO()))
+    for line in config.derived_sizes():
+        display.note(line)
+    threads, dtype, stop = torch.get_num_threads(), torch.get_default_dtype(), StopFlag()
     try:
         torch.set_default_dtype(torch.float32)  # a run makes its tensors in it, whatever a notebook has set
-        with _stop_flag() as stop:
-            ended = complete(make_session(launch), display, stop)
+        ended = complete(make_session(launch), display, stop)
     finally:
+        stop.restore()
         torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)
     for line in ended.closing:
         display.note(line)
     return Run(ended.path)
-
-
-def _display(config: RunConfig, progress: bool) -> Any:
-    from io import StringIO
-
-    from rich.console import Console
-
-    from scalerl.view.display import RunDisplay
-
-    display = RunDisplay(config, None if progress else Console(file=StringIO()))
-    for line in config.derived_sizes():
-        display.note(line)
-    return display
-
-
-@contextmanager
-def _stop_flag() -> Iterator[Callable[[], bool]]:
-    """Turn the first interrupt into a stop with a checkpoint; without effect outside the main thread."""
-    from scalerl.cli.exits import StopFlag
-
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    stop = StopFlag()
-    try:
-        yield stop
-    finally:
-        stop.restore()
 
 
 def _frame(rows: list[dict[str, Any]]) -> Any:

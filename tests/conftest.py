@@ -5,7 +5,6 @@ import signal
 import sys
 import textwrap
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -91,15 +90,20 @@ def chat():
 @pytest.fixture
 def scored_here(monkeypatch):
     """Reward functions are checked in this process, which takes seconds less than in their own."""
-    from scalerl.tasks import checks, user_rewards
+    from scalerl.core.errors import outcome
+    from scalerl.tasks import scoring
 
-    def scorer(function, pass_reward, settings, params=None):
-        def rewards(prompt, completions):
-            return user_rewards.call_by_name(function, [prompt] * len(completions), completions, params)
+    class Here:
+        def __init__(self, *words):
+            pass
 
-        return SimpleNamespace(rewards=rewards, close=lambda: None)
+        def schedule(self, function, *words, limit_s):
+            return outcome(lambda: function(*words))
 
-    monkeypatch.setattr(checks, "FunctionScorer", scorer)
+        def close(self):
+            pass
+
+    monkeypatch.setattr(scoring, "ScoringPool", Here)
 
 
 @pytest.fixture

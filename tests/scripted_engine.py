@@ -22,6 +22,8 @@ STOP = 1 << 20
 class ScriptedDecoder:
     """Returns the version as each token, or STOP with the probability that gives the configured mean length."""
 
+    routing_shape, nuclei = None, ()
+
     def __init__(self, mean_tokens: float, delay_s: float = 0.0) -> None:
         self._stop_probability = 1.0 / mean_tokens
         self._delay_s = delay_s

@@ -72,7 +72,7 @@ def test_the_schedule_is_eager_if_engines_do_not_step_together():
     [
         ("", ["--recipe.retire_pass_rate", "none"]),
         ("", ["--model", "m", "--data", "d"]),
-        ("", ["--model.experts", "4", "--recipe.off_policy.stale", "mask", "--rollouts.lag_ticks", "measure"]),
+        ("", ["--model.experts", "4", "--recipe.off_policy.stale", "mask", "--rollouts.lag_ticks", "follow"]),
         ("", ["--placement.generators", "2", "--rollouts.lag_ticks", "0", "--rollouts.weights", "directory"]),
         (TWO_TASKS, ["--model.experts", "4"]),
         (TWO_FILES, ["--model", "m"]),

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from scalerl.config.recipe import Recipe, Reinforce
 from scalerl.core.errors import ConfigError
-from scalerl.models.packing import Segments, can_pack, install, packed_attention
+from scalerl.models.packing import Segments, can_pack, install
 from scalerl.models.policy import Policy
 from scalerl.models.rows import Rows
 from scalerl.rollouts.local.torch_engine import check_engine
@@ -39,7 +39,7 @@ def test_each_token_attends_only_to_its_sequence_and_window(window):
     torch.manual_seed(0)
     lengths = [11, 10, 4, 9, 1]
     query, key, value = torch.randn(4, 35, 8), torch.randn(2, 35, 8), torch.randn(2, 35, 8)
-    found = packed_attention(query[None], key[None], value[None], Segments(lengths, query.device), 0.3, window)
+    found = Segments(lengths, query.device).attention(query[None], key[None], value[None], 0.3, window)
     assert found.shape == (1, 35, 4, 8)
     for head in range(4):
         start = 0

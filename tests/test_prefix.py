@@ -10,7 +10,7 @@ from tiny_models import tiny_model
 
 from scalerl.config.recipe import Recipe, Reinforce
 from scalerl.models.policy import Policy
-from scalerl.models.prefix import SharedPrompts, shared_attention
+from scalerl.models.prefix import SharedPrompts
 from scalerl.training.learner.single import SingleLearner
 
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ def test_a_completion_attends_to_its_prompt_and_itself(window):
     tokens = 9 + (6 + 5 + 1) + (1 + 4)  # prompts of 3, 5 and 1, then completions
     query, key, value = torch.randn(4, tokens, 8), torch.randn(2, tokens, 8), torch.randn(2, tokens, 8)
     layout = SharedPrompts.of(length_B, prompt_length_B, first_B, CPU)
-    found = shared_attention(query[None], key[None], value[None], layout, 0.3, window)
+    found = layout.attention(query[None], key[None], value[None], 0.3, window)
     assert found.shape == (1, tokens, 4, 8)
     for own in places(length_B, prompt_length_B, first_B):
         for head in range(4):

@@ -15,9 +15,9 @@ from torch.nn.attention import varlen as torch_varlen
 from scalerl.config.recipe import Recipe, Reinforce
 from scalerl.core.errors import ConfigError
 from scalerl.models import packing
-from scalerl.models.packing import Segments, packed_attention, takes_varlen, varlen_attention
+from scalerl.models.packing import Segments, takes_varlen, varlen_attention
 from scalerl.models.policy import Policy
-from scalerl.models.prefix import SharedPrompts, shared_attention
+from scalerl.models.prefix import SharedPrompts
 from scalerl.training.learner.single import SingleLearner
 
 CPU = torch.device("cpu")
@@ -60,13 +60,11 @@ def shared_layout(device=CPU):
 @pytest.mark.parametrize("kind", ["packed", "shared"])
 def test_outputs_and_gradients_equal_those_of_the_buckets(kind, window, on_cpu):
     layout = shared_layout() if kind == "shared" else Segments([11, 9, 5, 1], CPU)
-    buckets = shared_attention if kind == "shared" else packed_attention
     torch.manual_seed(0)
     inputs = [torch.randn(1, heads, 26, 8, requires_grad=True) for heads in (4, 2, 2)]
     weight = torch.randn(1, 26, 4, 8)
     found = []
-    for attention in (varlen_attention, buckets):
-        out = attention(*inputs, layout, 0.3, window)
+    for out in (varlen_attention(*inputs, layout, 0.3, window), layout.attention(*inputs, 0.3, window)):
         assert out.shape == (1, 26, 4, 8)
         found.append([out, *torch.autograd.grad((out * weight).sum(), inputs)])
     for ours, theirs in zip(*found, strict=True):

@@ -33,6 +33,7 @@ def add_curve_parsers(commands: Any) -> None:
     for name, (words, answer) in SUBCOMMANDS.items():
         parser = commands.add_parser(name, help=words, description=words[0].upper() + words[1:] + ".")
         add_curve_options(parser)
+        parser.add_argument("--method", default="posterior", help="posterior (default), least-squares or paper")
         _add_options(name, parser)
         parser.set_defaults(run=partial(_print_answers, answer))
 
@@ -49,8 +50,8 @@ def add_curve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exclude-below", type=float, default=0.0, metavar="C", help="leave out points below this compute, except 0"
     )
-    parser.add_argument("--method", default="posterior", help="posterior (default), least-squares or paper")
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
+    parser.set_defaults(method="posterior")
 
 
 def add_versus(parser: argparse.ArgumentParser, *, required: bool) -> None:

@@ -25,7 +25,6 @@ def doctor(words: list[str]) -> int:
     """
     usage = "scalerl doctor [CONFIG.toml] [--json] [--trust] [--any.field VALUE ...]"
     parser = Parser(prog="scalerl doctor", usage=usage, description=DESCRIPTION, allow_abbrev=False)
-    parser.takes_fields = True
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md), for a bug report")
     parser.add_argument("--trust", action="store_true", help="run the code that CONFIG.toml names without confirmation")
     file, options, fields = parse_with_config(parser, words)

@@ -45,13 +45,15 @@ class StopFlag:
     """Turns the first signal into a request to stop; the second signal ends the command.
 
     Before the flag is first read there is nothing to save, and a signal raises Stopped. This is the case while modules
-    are imported, a model is loaded or a warm start is trained.
+    are imported, a model is loaded or a warm start is trained. Outside the main thread, which gets the signals, a flag
+    is never set.
     """
 
     def __init__(self) -> None:
         """Catch SIGINT, SIGTERM and SIGHUP, except those that the process was started to ignore, as with `nohup`."""
         self.signal, self._asked = 0, False
-        self._before = {n: signal.getsignal(n) for n in STOPPING if signal.getsignal(n) != signal.SIG_IGN}
+        caught = STOPPING if threading.current_thread() is threading.main_thread() else ()
+        self._before = {n: signal.getsignal(n) for n in caught if signal.getsignal(n) != signal.SIG_IGN}
         for number in self._before:
             signal.signal(number, self._note)
 
@@ -163,7 +165,7 @@ def guarded(action: Callable[[], int]) -> int:
     from scalerl.core.files import disk_errors, system_error, trouble
     from scalerl.scaling import CurveError
 
-    signals = StopFlag() if threading.current_thread() is threading.main_thread() else None
+    signals = StopFlag()
     try:
         return action()
     except (ConfigError, CurveError) as error:
@@ -186,8 +188,7 @@ def guarded(action: Callable[[], int]) -> int:
         complain(trouble(cause))
         return FAILED
     finally:
-        if signals is not None:
-            signals.restore()
+        signals.restore()
 
 
 def _stopped(number: int, when: str) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.parsing import add_directories, directories
+from scalerl.cli.parsing import add_directories
 from scalerl.core.printable import printable
 
 if TYPE_CHECKING:
@@ -36,10 +37,11 @@ def ls(arguments: argparse.Namespace) -> int:
     from scalerl.view.run import FollowedRun
     from scalerl.view.state import find
 
-    paths = directories(arguments.paths, "ls")
-    runs = find(paths)[0]
+    defaults = (Path("runs"), Path("studies"))
+    runs = find(arguments.paths or [path for path in defaults if path.is_dir()])[0]
     if not runs:
-        raise ConfigError(f"{', '.join(map(str, paths))}: no run here; give run directories (with a config.toml)")
+        where = ", ".join(map(str, arguments.paths or defaults))
+        raise ConfigError(f"{where}: no run here; give run directories (with a config.toml)")
     print(line_of(("run", "state", "step", "pass rate", "at 2x compute", "advice")))
     for path in runs:
         run = FollowedRun(path)
@@ -81,11 +83,7 @@ def cells(run: FollowedRun) -> tuple[str, str, str, str, str]:
         return state, step, rate, "-", "-"
     twice = ahead.forecast.at[0]
     action = ahead.advice.action if ahead.advice else "-"
-    return state, step, rate, f"{twice.low:.3f}-{twice.high:.3f}", ADVICE.get(action, action)
-
-
-ADVICE = {"not known yet": "unknown"}
-"""Shorter words for the table."""
+    return state, step, rate, f"{twice.low:.3f}-{twice.high:.3f}", action.replace("not known yet", "unknown")
 
 
 def shortened(name: str) -> str:

@@ -14,7 +14,7 @@ from scalerl import __version__
 from scalerl.cli.curves import add_curve_parsers
 from scalerl.cli.doctor import doctor
 from scalerl.cli.eval import add_eval_parser
-from scalerl.cli.exits import USER_ERROR, StopFlag, complain, guarded, prepare_streams, watch_signals
+from scalerl.cli.exits import USER_ERROR, complain, guarded, prepare_streams, watch_signals
 from scalerl.cli.frontier import add_frontier_parser
 from scalerl.cli.import_ import add_import_parser
 from scalerl.cli.ls import add_ls_parser
@@ -34,7 +34,7 @@ OUTLIVED = {"train", "resume", "study", "eval"}
 def _study(words: list[str]) -> int:
     from scalerl.cli.study import study_main
 
-    return study_main(words, StopFlag)
+    return study_main(words)
 
 
 WITH_FIELDS: dict[str, tuple[Callable[[list[str]], int], str]] = {

@@ -31,7 +31,6 @@ def new(words: list[str]) -> int:
     """
     usage = "scalerl new --model PATH --data FILE --gpus N [--any.field VALUE ...]"
     parser = Parser(prog="scalerl new", usage=usage, description=DESCRIPTION, allow_abbrev=False)
-    parser.takes_fields = True
     words_of_gpus = "GPUs of the run; 0: train on the CPU. placement.gpu_gb is the memory of each, 80 GB by default"
     parser.add_argument("--gpus", type=partial(count, least=0), required=True, metavar="N", help=words_of_gpus)
     _, options, fields = parse_with_config(parser, words)

@@ -11,10 +11,10 @@ from scalerl.cli.exits import USER_ERROR, complain
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that reports an error in one line, without the usage, and exits with code 2."""
+    """An ArgumentParser that reports an error in one line, without the usage, and exits with code 2.
 
-    takes_fields = False
-    """Whether unknown options are read as fields of a configuration."""
+    With `allow_abbrev=False` it leaves unknown options to its caller, which reads them as fields of a configuration.
+    """
 
     def error(self, message: str) -> NoReturn:
         """Exit with one line that names the error and where the options are listed."""
@@ -22,10 +22,10 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(USER_ERROR)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
-        """Parse arguments; report an unknown option together with the nearest known one."""
+        """Parse arguments; report an unknown option together with the nearest known one, unless it may be a field."""
         known, rest = super().parse_known_args(args, namespace)
         unknown = next((word for word in rest if word.startswith("-")), None)
-        if unknown is not None and not self.takes_fields:
+        if unknown is not None and self.allow_abbrev:
             from scalerl.core.errors import nearest
 
             name = unknown.partition("=")[0]
@@ -52,17 +52,3 @@ def add_directories(parser: argparse.ArgumentParser) -> None:
         "paths", nargs="*", type=Path, metavar="DIR",
         help="run directories, studies, or directories that contain them; default: ./runs and ./studies",
     )  # fmt: skip
-
-
-def directories(paths: Sequence[Path], command: str) -> Sequence[Path]:
-    """Return the given directories, or the existing ones of ./runs and ./studies.
-
-    Raises:
-        ConfigError: No directory was given, and neither default exists.
-    """
-    from scalerl.core.errors import ConfigError
-
-    places = paths or [path for path in (Path("runs"), Path("studies")) if path.is_dir()]
-    if not places:
-        raise ConfigError(f"no directory runs or studies here; name the directories: scalerl {command} DIR ...")
-    return places

@@ -40,12 +40,10 @@ def plan_parser() -> Parser:
     """Return the parser of `scalerl plan`; unknown options are fields of the configuration."""
     usage = "scalerl plan [CONFIG.toml] [options] [--any.field VALUE ...]"
     parser = Parser(prog="scalerl plan", usage=usage, description=DESCRIPTION, allow_abbrev=False)
-    parser.takes_fields = True
     words = "tokens/s of one engine, with full slots or with RUNNING sequences; several points form a curve"
     parser.add_argument("--generator-tokens-per-s", nargs="+", metavar="[RUNNING:]X", help=words)
     words = "read speeds and lengths from run directories"
     parser.add_argument("--from", dest="runs", nargs="+", type=Path, metavar="RUN", default=[], help=words)
-    parser.add_argument("--lengths", type=Path, metavar="FILE", help="JSONL file of measured lengths")
     parser.add_argument("--gpu", default="H100", metavar="NAME", help="GPU of the roofline; default H100")
     for name, (kind, default, words) in NUMBERS.items():
         option, letter = f"--{name.replace('_', '-')}", "N" if kind is int else "X"
@@ -66,7 +64,6 @@ def plan(words: list[str]) -> int:
     if file is None and options.runs:
         file = options.runs[0] / "config.toml"
     from scalerl.cluster.layout import check, lay_out, lines, size_line
-    from scalerl.cluster.measured import read_lengths
     from scalerl.cluster.plan import best_split, lengths_of, simulate, speeds_of
     from scalerl.config import read_config
 
@@ -75,11 +72,7 @@ def plan(words: list[str]) -> int:
         return _rehearse(config, options.json)
     given = _given(config, options)
     layout = lay_out(config, given.found)
-    lengths = (
-        read_lengths(options.lengths)
-        if options.lengths
-        else lengths_of(config, given.measured, options.mean_tokens or 0.0, options.sigma or 0.0)
-    )
+    lengths = lengths_of(config, given.measured, options.mean_tokens or 0.0, options.sigma or 0.0)
     if options.gpus:
         outcomes = best_split(config, given, lengths, options.gpus)
     else:

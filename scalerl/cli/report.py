@@ -41,7 +41,7 @@ def run_report(arguments: argparse.Namespace) -> int:
     paths = [*arguments.paths, *(arguments.versus or [])]
     place = check_output(arguments.output, paths)
     sources = read_sources(paths, arguments.compute, arguments.task, arguments.bounds)
-    analysis = analyze(sources[:count], sources[count:], arguments.exclude_below, arguments.method)
+    analysis = analyze(sources[:count], sources[count:], arguments.exclude_below)
     written = None
     try:
         write_page(place, page(analysis))

@@ -15,9 +15,6 @@ from scalerl.cli.terminal import say
 if TYPE_CHECKING:
     from scalerl.types import Prompt
 
-AT_A_TIME = 256
-"""Rows scored at a time, so that memory does not grow with the file."""
-
 
 def add_score_parser(commands: Any) -> None:
     """Add the parser of `scalerl score`."""
@@ -93,7 +90,7 @@ def _rows(path: Path, task: str) -> Iterator[tuple[Prompt, str]]:
     from scalerl.core.errors import ConfigError, short
     from scalerl.core.files import check_file, trouble
     from scalerl.prompts.files import read_objects
-    from scalerl.tasks.checks import with_tests
+    from scalerl.tasks.checks import check_tests
     from scalerl.types import Prompt
 
     try:
@@ -114,6 +111,8 @@ def _rows(path: Path, task: str) -> Iterator[tuple[Prompt, str]]:
         prompt = row.get("prompt", "")
         asked = Prompt(f"{number:016x}", prompt if isinstance(prompt, str) else json.dumps(prompt), (),
                        str(row.get("answer", "")), task, row, where)  # fmt: skip
-        yield with_tests([asked], "tests")[0] if task == "code" else asked, row["completion"]
+        if task == "code":
+            check_tests([asked])
+        yield asked, row["completion"]
     if not number:
         raise ConfigError(f"{path}: the file has no rows; allowed: one JSON object per line")

@@ -5,19 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli.exits import FAILED, complain
+from scalerl.cli.exits import FAILED, StopFlag, complain
 from scalerl.cli.parsing import Parser, count
 from scalerl.cli.terminal import say
 from scalerl.config.base import given, replace
 from scalerl.core.errors import ConfigError, nearest, short
 
 if TYPE_CHECKING:
-    from scalerl.cli.exits import StopFlag
     from scalerl.config import RunConfig
     from scalerl.study.directory import StudyDirectory
     from scalerl.study.execute import Workers
@@ -32,12 +31,11 @@ DESCRIPTION = """PLAN is loo, recipes, forward, axes, rates, mismatch, frontier,
 and the dotted fields are as in `scalerl train`; without them the base is the quick variant of the embedded lab."""
 
 
-def study_main(words: Sequence[str], stop: Callable[[], StopFlag]) -> int:
+def study_main(words: Sequence[str]) -> int:
     """Run `scalerl study`; return the exit code.
 
     Args:
         words: The arguments after `study`.
-        stop: Factory of the flag that a signal sets to request a stop.
 
     Raises:
         ConfigError, CurveError: There is an error that the user can correct.
@@ -51,7 +49,7 @@ def study_main(words: Sequence[str], stop: Callable[[], StopFlag]) -> int:
 
         study = StudyDirectory.open(options.directory)
         _check_trust(study.plan, str(options.directory), options.trust, [])
-        return _execute(study, _workers(options, study.plan), options.allocate, stop)
+        return _execute(study, _workers(options, study.plan), options.allocate)
     options, fields = _plan_parser().parse_known_args(words)
     plan = _plan(options, fields)
     from scalerl.core.files import output_directory
@@ -64,7 +62,7 @@ def study_main(words: Sequence[str], stop: Callable[[], StopFlag]) -> int:
     _check_trust(plan, options.plan, options.trust, words)
     workers = _workers(options, plan)
     with output_directory(options.output, Path("studies"), plan.name) as path:
-        return _execute(StudyDirectory.create(path, plan), workers, options.allocate, stop, others)
+        return _execute(StudyDirectory.create(path, plan), workers, options.allocate, others)
 
 
 def _check_trust(plan: Plan, source: str, trusted: bool, typed: Sequence[str]) -> None:
@@ -89,7 +87,6 @@ def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
 
 def _plan_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="scalerl study", usage=USAGE, description=DESCRIPTION, allow_abbrev=False)
-    parser.takes_fields = True
     parser.add_argument("plan", metavar="PLAN", help="name of a plan, or a TOML file")
     parser.add_argument("base", nargs="?", type=Path, metavar="BASE.toml", help="configuration that the arms share")
     parser.add_argument("--seeds", help="number of seeds, or a list: 3, or 0,1,2, or 4, for one; default 3 (rates: 1)")
@@ -183,11 +180,7 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 
 def _execute(
-    study: StudyDirectory,
-    workers: Workers,
-    allocate: str | None,
-    stop: Callable[[], StopFlag],
-    others: Sequence[StudyDirectory] = (),
+    study: StudyDirectory, workers: Workers, allocate: str | None, others: Sequence[StudyDirectory] = ()
 ) -> int:
     """Execute the unfinished runs of a study, then write and print its results."""
     from scalerl.study.directory import take_over
@@ -198,7 +191,7 @@ def _execute(
     for line in take_over(study, others):
         say(line)
     display = StudyDisplay(study)
-    stop_flag = stop()
+    stop_flag = StopFlag()
     execution = Execution(study, workers, display, stop_flag)
     try:
         display.start(workers.count)

@@ -49,7 +49,6 @@ def train(words: list[str]) -> int:
     from scalerl.core.errors import ConfigError
 
     parser = Parser(prog="scalerl train", allow_abbrev=False, add_help=False)
-    parser.takes_fields = True
     parser.add_argument("-h", "--help", nargs="?", const="")
     parser.add_argument("--run-dir")
     parser.add_argument("--dry-run", action="store_true")
@@ -113,7 +112,6 @@ def resume(words: list[str]) -> int:
         prog="scalerl resume", description=RESUME, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.takes_fields = True
     parser.add_argument("directory", type=Path, help="run directory")
     parser.add_argument("--steps", type=int, help="new total number of steps")
     parser.add_argument("--trust", action="store_true", help="run its configuration's code without confirmation")

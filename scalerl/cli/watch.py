@@ -47,12 +47,8 @@ def watch(arguments: argparse.Namespace) -> int:
     plotly_script()  # fails now if plotly is missing, instead of showing empty figures
     find(arguments.paths)  # given paths must exist; the default ones may be created later
     paths = arguments.paths or [Path("runs"), Path("studies")]
+    listening = _listen(arguments.host, arguments.port)
     watcher = Watcher(paths)
-    try:
-        listening = _listen(arguments.host, arguments.port)
-    except ConfigError:
-        watcher.close()
-        raise
     token = "" if is_loopback(arguments.host) else secrets.token_urlsafe(24)
     address = _address(arguments.host, listening.getsockname()[1], token)
     counts = f"{len(watcher.runs)} runs, {len(watcher.studies)} studies in {', '.join(map(str, paths))}"

@@ -63,11 +63,6 @@ def hosts_of(ray: Any) -> list[Host]:
     return [Host(address, tuple(map(str, range(count)))) for address, count in found]
 
 
-def cluster_gpus(address: str) -> int:
-    """Return the number of GPUs of a cluster; raises what `connect` raises."""
-    return sum(len(host.gpus) for host in hosts_of(connect(address, "placement.ray_address")))
-
-
 def _check_port(address: str, asked_by: str) -> None:
     """Raise if nothing listens at HOST:PORT: Ray would retry for many minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
@@ -86,7 +81,7 @@ def check_resources(ray: Any, needs: Mapping[str, float], what: str) -> None:
     """Check that a cluster has the required cores and GPUs.
 
     Raises:
-        ConfigError: It has fewer.
+        ConfigError: It has fewer; the message begins with `what`.
     """
     have = ray.cluster_resources()
     short = [name for name, need in needs.items() if need > have.get(name, 0.0) + 1e-6]
@@ -95,7 +90,7 @@ def check_resources(ray: Any, needs: Mapping[str, float], what: str) -> None:
             " and ".join(f"{source.get(name, 0.0):g} {name}s" for name in ("CPU", "GPU")) for source in (needs, have)
         )
         raise ConfigError(
-            f"placement: {what} need {needed}; the cluster has {got}. Lower trainer_ranks or generators, or add nodes"
+            f"{what} need {needed}; the cluster has {got}. Lower trainer_ranks or generators, or add nodes"
         )
 
 

@@ -87,11 +87,6 @@ class Devices:
     generating: int = 1
     """GPUs of the engines, including those that they share with the trainer."""
 
-    @property
-    def generating_share(self) -> float:
-        """Share of the held devices that work while only the generators run."""
-        return self.generating / self.held
-
 
 def devices(
     config: RunConfig, hosts: Sequence[Host] | None = None, trainer_bytes: Callable[[], float] = float

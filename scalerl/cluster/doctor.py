@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -33,9 +32,6 @@ SLOW_BELOW = 0.5
 
 LIMIT_S, VLLM_S = 45.0, 110.0
 """Time limits in seconds of a call to a process, and of vLLM's check. A check has at most three such calls."""
-
-WRITTEN, SLOW_DISK = 1 << 28, 1e8
-"""Bytes written to measure the disk, and bytes per second below which it is slow."""
 
 Outcome = tuple[str, str]
 """Verdict and text."""
@@ -93,8 +89,6 @@ class Site:
         except ConfigError as error:  # too few GPUs: the other checks use those that there are
             self.problem = str(error)
             self.table = {("trainer", n): Place(host, (gpu,)) for n, (host, gpu) in enumerate(gpus)}
-        if place.engine == "vllm" and not place.servers and device == "cpu" and not self.ray:
-            self.group("generator").tell("vllm", self.config, VLLM_S - 20.0)  # starts while other checks run
 
     def check(self, name: str) -> Outcome:
         """Run a check; raises what it raises."""
@@ -283,13 +277,7 @@ def room(site: Site) -> Outcome:
             f"{what}: {memory / GB:.1f} GB are free; four versions of the weights need {weights / GB:.1f} GB. Use "
             "rollouts.weights = 'directory', or more memory (Ray: --object-store-memory and /dev/shm)"
         )
-    block, began = os.urandom(WRITTEN), time.monotonic()
-    with tempfile.TemporaryFile(dir=place, buffering=0) as file:
-        file.write(block)
-        os.fsync(file.fileno())
-    rate = WRITTEN / (time.monotonic() - began)
-    text = f"{place.resolve()}: {free / GB:.0f} GB free, {saved / GB:.2g} GB needed, writes {rate / GB:.2g} GB/s"
-    return (SLOW, f"{text}; use a faster disk for --run-dir") if rate < SLOW_DISK else (WORKS, text)
+    return WORKS, f"{place.resolve()}: {free / GB:.0f} GB free, {saved / GB:.2g} GB needed"
 
 
 def vllm(site: Site) -> Outcome:
@@ -300,10 +288,7 @@ def vllm(site: Site) -> Outcome:
         wait_for_server(address, REACHED_S)
     if servers := site.config.placement.servers:
         return WORKS, f"{len(servers)} servers answer; the run checks their settings when it starts"
-    group = site.group("generator")
-    if site.ray or site.config.hardware.device == "cuda":  # on CPU it was asked at the start
-        group.tell("vllm", site.config, VLLM_S - 20.0)
-    return WORKS, group.answers("vllm", VLLM_S)[0]
+    return WORKS, site.group("generator").call("vllm", site.config, VLLM_S - 20.0, timeout_s=VLLM_S)[0]
 
 
 CHECKS: dict[str, Callable[[Site], Outcome]] = {

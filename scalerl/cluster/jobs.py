@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scalerl.cluster.connect import connect
-from scalerl.core.errors import ConfigError
+from scalerl.cluster.connect import check_resources, connect
 from scalerl.core.signals import environment_of_run
 
 
@@ -56,16 +55,11 @@ class RayWorkers:
             ConfigError: Ray is not installed, or the cluster does not answer or is too small for one run.
         """
         self._ray = ray = connect(address, "--ray")
-        have = ray.cluster_resources()
-        own = own or {}
+        have, own = ray.cluster_resources(), own or {}
         needs = {"CPU": cpus + own.get("CPU", 0.0), "GPU": gpus + own.get("GPU", 0.0)}
+        check_resources(ray, needs, f"--ray {address}: a run and its actors")
         room = min((have.get(name, 0.0) // need for name, need in needs.items() if need), default=1.0)
-        if room < 1:
-            raise ConfigError(
-                f"--ray {address}: a run needs {needs['CPU']:g} cores and {needs['GPU']:g} GPUs; "
-                f"the cluster has {have.get('CPU', 0):g} cores and {have.get('GPU', 0):g} GPUs; add nodes"
-            )
-        self.count = int(min(room, count or room))
+        self.count = max(1, int(min(room, count or room)))
         self._task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(run_to_its_end)
 
     def start(self, command: Sequence[str], log: Path) -> RayJob:

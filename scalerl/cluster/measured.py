@@ -1,4 +1,4 @@
-"""Speeds of earlier runs, read from metrics.jsonl, and lengths of completions: of runs, of a file, or lognormal."""
+"""Speeds of earlier runs, read from metrics.jsonl, and lengths of completions: like those of runs, or lognormal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from scalerl.config.overrides import read_config
 from scalerl.config.recipe import Interruption, LengthControl
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
-from scalerl.core.files import parse_json, read_bytes, trouble
 from scalerl.core.rows import read_rows
 
 WARM_UP = 0.2
@@ -29,9 +28,6 @@ SIGMAS = tuple(round(0.1 * i, 1) for i in range(1, 21))
 
 POPULATION = 1 << 16
 """Number of lengths that a simulation draws from."""
-
-KEYS = ("completion_tokens", "tokens", "length")
-"""Names under which a JSONL row may hold a length."""
 
 NUMBERS = (
     "tokens", "trained_tokens", "prompts", "completion_tokens_mean", "completion_tokens_max", "generator_idle",
@@ -261,33 +257,3 @@ def _mean_longest(lengths: Lengths, batch: int) -> float:
     ordered = np.sort(lengths)
     share = np.arange(1, len(ordered) + 1) / len(ordered)
     return float((ordered * np.diff(share**batch, prepend=0.0)).sum())
-
-
-def read_lengths(file: Path) -> Lengths:
-    """Read measured lengths: a JSONL file of numbers, or of objects with `completion_tokens`, `tokens` or `length`.
-
-    Raises:
-        ConfigError: The file does not exist, or a line has no length of at least 1.
-    """
-    try:
-        lines = read_bytes(file).decode("utf-8-sig", "replace").split("\n")
-    except OSError as error:
-        raise ConfigError(trouble(error)) from None
-    found = [_length(line, f"{file}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not found:
-        raise ConfigError(f"{file}: the file has no lengths; give a JSONL file with one per line")
-    return np.asarray(found, np.int64)
-
-
-def _length(line: str, where: str) -> int:
-    try:
-        row = parse_json(line)
-    except ValueError:
-        row = None
-    value = next((row[key] for key in KEYS if key in row), None) if isinstance(row, dict) else row
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= 10**9:
-        raise ConfigError(
-            f"{where}: got {line[:60]!r}; allowed: a number of tokens from 1 to 10^9, or an object with one of "
-            f"{', '.join(KEYS)}"
-        )
-    return round(value)

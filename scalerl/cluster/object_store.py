@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -66,21 +68,14 @@ class ObjectStoreChannel:
         import ray
 
         weights: dict[str, torch.Tensor] = {}
-        for chunk in ray.get(ray.get(self._shelf.get.remote(version))):
-            for name, (array, dtype) in chunk.items():
-                tensor = _tensor(array)
+        chunks = ray.get(ray.get(self._shelf.get.remote(version)))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # the tensors are only read
+            for name, (array, dtype) in chain.from_iterable(chunk.items() for chunk in chunks):
+                tensor = torch.from_numpy(array)
                 weights[name] = tensor.view(getattr(torch, dtype)) if tensor.ndim else tensor
         return weights
 
     def drop(self, version: int) -> None:
         """Discard a version."""
         self._shelf.drop.remote(version)
-
-
-def _tensor(array: Any) -> torch.Tensor:
-    """Return a tensor over a read-only array, without torch's warning; the tensor is only read."""
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(array)

@@ -91,13 +91,9 @@ def placed(ray: Any, count: int, resources: Mapping[str, float], limit_s: float)
 
 def _meet(spec: RankSpec, channels: Sequence[WeightChannel], end: End) -> None:
     """Run a rank, which answers first with an address on its node and then waits for that of rank 0."""
-    end.say("done", _free_address())
-    _, (meeting,) = end.next()
-    serve_rank(partial(build_rank, replace(spec, init_method=meeting)), channels)(end)
-
-
-def _free_address() -> str:
     import ray
 
     host = ray.util.get_node_ip_address()
-    return f"tcp://{host}:{free_port(host)}"
+    end.say("done", f"tcp://{host}:{free_port(host)}")
+    _, (meeting,) = end.next()
+    serve_rank(partial(build_rank, replace(spec, init_method=meeting)), channels)(end)

@@ -112,12 +112,10 @@ class RayRemote(Remote):
 
     def read(self) -> tuple[str, Any]:
         """Return the result of the call of `take`, and request the next one."""
-        if not self._ray.wait([self._answer], timeout=LAST_S)[0]:
-            return "ended", self.ended()
         try:
-            kind, content = self._ray.get(self._answer)
-        except self._ray.exceptions.RayError as error:
-            return "ended", f"ended: {last_line(error)}"
+            kind, content = self._ray.get(self._answer, timeout=LAST_S)
+        except self._ray.exceptions.RayError:  # it has ended, or has given its last answer
+            return "ended", self.ended(LAST_S) or "ended"
         self._answer = self._take.remote()
         return kind, content
 

@@ -142,13 +142,13 @@ class ActorPool:
             self._ray.kill(actor)
 
 
-class ActorScorer:
+class ActorScorer(Scorer):
     """Scores completions of one task in the actors of a pool; implements Scorer (tasks/scoring.py)."""
 
     def __init__(self, pool: ActorPool, task: str, near: Scorer) -> None:
         """Use a pool; `near` is the same scorer in this process, which scores truncated completions."""
         self._pool, self._task, self._near = pool, task, near
-        self.failures, self.timeouts = Failures(f"the rewards of {task}"), 0
+        self.failures = Failures(f"the rewards of {task}")
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
         """Start to score completions of one prompt."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.cluster.speed import Lengths, Speeds
-from scalerl.rollouts.engine import Finished, Occupancy, Request, Work
+from scalerl.rollouts.engine import EngineDefaults, Finished, Occupancy, Request, Work
 from scalerl.types import Rollout
 
 LengthOf = Callable[[Request], int]
@@ -48,13 +48,11 @@ class Clock:
     """Current factor on the seconds of decode steps."""
 
 
-class SimulatedEngine:
+class SimulatedEngine(EngineDefaults):
     """An engine without a model: a sequence is a length, its tokens are zeros, and a decode step takes simulated time.
 
     In lockstep, a poll does one decode step; otherwise all steps up to `clock.until`.
     """
-
-    exact_resume = False
 
     def __init__(
         self,
@@ -115,9 +113,6 @@ class SimulatedEngine:
         for one in ids:
             self._starts -= self._running.pop(one, 0.0)
 
-    def advance(self) -> None:
-        """Do nothing: the work is done in `poll`."""
-
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
         """Decode one step, or up to `clock.until`; return the sequences that finished."""
         clock = self.clock
@@ -149,13 +144,6 @@ class SimulatedEngine:
         self._note_versions()
         self.version = version
         self.now = max(self.now, self.clock.now) + self._speeds.swap_s
-
-    def state(self) -> dict[str, Any]:
-        """Return nothing: sequences in flight are sampled again."""
-        return {}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
 
     def _refill(self) -> None:
         while self._waiting and len(self._running) < self.slots:

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -136,16 +137,13 @@ def decode_roofline(sizes: ModelSizes, assumed: Assumptions, tensor_parallel: in
     divided by the GPUs of the engine and the efficiency.
     """
     share = assumed.decode_share * tensor_parallel
-    cache = cache_bytes_per_token(sizes, tensor_parallel) * tensor_parallel
+    cached = cache_bytes_per_token(sizes, tensor_parallel) * tensor_parallel
     bandwidth, peak = share * assumed.gpu.bytes_per_s, share * assumed.gpu.flops
     a_token, a_context = 2.0 * sizes.matmul_params, 4.0 * sum(attention.width for attention in sizes.attention)
-    read: dict[float, float] = {}  # cache: called a million times with few distinct numbers of sequences
+    read = cache(partial(weight_bytes_read, sizes))  # called a million times with few distinct numbers of sequences
 
     def seconds(running: float, context: float) -> float:
-        weights = read.get(running)
-        if weights is None:
-            weights = read[running] = weight_bytes_read(sizes, running)
-        moved = (weights + cache * context) / bandwidth
+        moved = (read(running) + cached * context) / bandwidth
         return assumed.step_overhead_s + max(moved, (a_token * running + a_context * context) / peak)
 
     return seconds

@@ -14,24 +14,7 @@ from scalerl.config.run import (
 )
 
 __all__ = [
-    "LAB",
-    "PRESETS",
-    "QUICK",
-    "Checkpointing",
-    "Evaluation",
-    "Hardware",
-    "HuggingFaceModel",
-    "Learner",
-    "Lora",
-    "Rollouts",
-    "RunConfig",
-    "Scoring",
-    "TinyModel",
-    "WarmStart",
-    "by_name",
-    "merge",
-    "parse_config",
-    "plain_values",
-    "read_config",
-    "to_toml",
-]
+    "LAB", "PRESETS", "QUICK", "Checkpointing", "Evaluation", "Hardware", "HuggingFaceModel", "Learner", "Lora",
+    "Rollouts", "RunConfig", "Scoring", "TinyModel", "WarmStart", "by_name", "merge", "parse_config", "plain_values",
+    "read_config", "to_toml",
+]  # fmt: skip

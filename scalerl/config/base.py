@@ -236,7 +236,7 @@ def _owner(cls: type[Part] | None, path: list[str]) -> tuple[type[Part] | None, 
             owner = members[0]
         else:
             tag = rest.popleft() if rest else None
-            owner = next((member for member in members if _tag(member) == tag), None)
+            owner = next((member for member in members if member.model_fields["kind"].default == tag), None)
     return owner, shown
 
 
@@ -247,8 +247,3 @@ def records(annotation: Any) -> list[type[Part]]:
     if get_origin(annotation) is None:
         return []
     return [record for argument in get_args(annotation) for record in records(argument)]
-
-
-def _tag(record: type[Part]) -> str | None:
-    field = record.model_fields.get("kind")
-    return None if field is None else str(field.default)

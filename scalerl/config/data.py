@@ -5,7 +5,7 @@ These are the tables of `data` in config.toml; run.py has the configuration of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -136,15 +136,10 @@ class PromptFile(TextTask):
     truncated_reward: float | None = 0.0
     """Largest reward of a truncated completion, in the scale of your function. none: it keeps the function's reward. In
     both cases it counts as failed."""
-    prompt_column: str = "prompt"
-    """Column with the prompt: a string, or a list of chat messages. Dots reach into nested columns."""
-    answer_column: str = "answer"
-    """Column with the reference answer. Dots reach into nested columns."""
-    tests_column: str = "tests"
-    """Column with the tests, for the verifier code, which needs no answer column (docs/rewards.md has the formats)."""
     columns: dict[str, str] = Field(default={})
-    """Columns by the names that verifiers and reward functions use: {level = "extra_info.level"}. `prompt` and `answer`
-    replace prompt_column and answer_column."""
+    """Columns by the names that are used here: {prompt = "question", level = "extra_info.level"}. `prompt` is text or a
+    list of chat messages, `answer` the reference answer, `tests` the tests for the verifier code, which needs no answer
+    (docs/rewards.md); others are for your reward function. Dots reach into nested columns."""
     answers: Literal["whole", "hashes", "boxed"] = "whole"
     """Position of the answer in the answer column. whole: the whole text. hashes: after the last ####, as in GSM8K.
     boxed: in the last \\boxed{}, as in MATH."""
@@ -160,11 +155,6 @@ class PromptFile(TextTask):
     def _check(self) -> PromptFile:
         if not self.path:
             raise ValueError("path: a value is needed and none was given; allowed: a file, a hub name or a public set")
-        for given, column in (("prompt", self.prompt_column), ("answer", self.answer_column)):
-            if given in self.columns and column not in (given, self.columns[given]):
-                raise ValueError(
-                    f"columns.{given}: got {self.columns[given]!r}, and {column!r} in {given}_column; give one of them"
-                )
         return self
 
     @property
@@ -266,19 +256,6 @@ AnyTask = Annotated[
     ArithmeticTask | ProgramsTask | PromptFile | ReasoningGymTask | EnvironmentTask | CustomTask,
     Field(discriminator="kind"),
 ]
-
-
-def raw_name(task: Mapping[str, Any]) -> str:
-    """Return the name that a task will have (`curve`), from a table that is not validated yet."""
-    fields = ("name", "reward", "set", "environment", "dataset", "task", "kind")
-    if not task.get("set") and str(task.get("path")) in NAMED:
-        task = {**task, "set": task["path"]}
-    if task.get("kind") == "custom" and not task.get("name"):
-        return str(task.get("function", "")).rpartition(":")[2]
-    reward = task.get("reward")
-    if isinstance(reward, Mapping):
-        task = {**task, "reward": reward.get("function", reward.get("kind"))}
-    return next((str(task[name]) for name in fields if task.get(name) not in (None, "", "none")), "")
 
 
 def suite_tables(suites: Any) -> list[dict[str, Any]]:

@@ -94,8 +94,5 @@ def with_named_set(values: Mapping[str, Any]) -> dict[str, Any]:
     chosen, own = NAMED[name], out.get("columns", {})
     filled = {key: getattr(chosen, key) for key in ("path", "subset", "split", "answers", "task")}
     known = {"prompt": chosen.prompt} | ({"answer": chosen.answer} if chosen.answer else {})
-    for column in ("prompt", "answer"):  # the table's prompt_column overrides the set's columns.prompt
-        if out.get(f"{column}_column", column) != column:
-            known.pop(column, None)
     columns = {**known, **own} if isinstance(own, Mapping) else own
     return {**filled, **out, "set": name, "columns": columns}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config.base import Part, build, records
-from scalerl.config.data import raw_name
+from scalerl.config.data import AnyTask
 from scalerl.config.presets import PRESETS
 from scalerl.config.recipe import AGGREGATION_OF_LOSS, kind_of
 from scalerl.config.run import RunConfig
@@ -118,8 +118,12 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return out
 
 
+class _Tasks(Part):
+    data: tuple[AnyTask, ...]
+
+
 def _merge_tasks(tasks: list[dict[str, Any]], changes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    names = [raw_name(task) for task in tasks]
+    names = [task.curve for task in build(_Tasks, {"data": tasks}, "[[data]]").data]
     for name, change in changes.items():
         if name not in names or not isinstance(change, Mapping):
             raise ConfigError(

@@ -48,53 +48,6 @@ class Sandbox(Part):
     """Python that runs the programs, with its packages; empty: the current one, with the standard library only."""
 
 
-class ModelNumbers(Part):
-    """Sizes of a decoder, with the names of its config.json, for estimates of memory and speed."""
-
-    hidden_size: Count
-    """Width of the residual stream."""
-    num_hidden_layers: Count
-    """Decoder layers."""
-    num_attention_heads: Count
-    """Query heads per layer."""
-    num_key_value_heads: Count
-    """Key-value heads per layer; a divisor of the attention heads."""
-    head_dim: Natural = 0
-    """Dimension of a head; 0: hidden_size / num_attention_heads."""
-    intermediate_size: Natural = 0
-    """Width of a dense MLP. In a mixture of experts: of the dense layers; 0 if there are none."""
-    vocab_size: Count
-    """Size of the vocabulary."""
-    tie_word_embeddings: bool = False
-    """Whether the LM head shares the weights of the embedding."""
-    num_experts: Natural = 0
-    """Experts per MLP; 0: a dense model."""
-    num_experts_per_tok: Natural = 0
-    """Experts per token."""
-    moe_intermediate_size: Natural = 0
-    """Width of one expert."""
-    shared_expert_intermediate_size: Natural = 0
-    """Width of the shared expert that every token also uses; 0: none."""
-    moe_every: Count = 1
-    """Distance in layers between mixtures of experts; 1: every layer is one."""
-
-    @model_validator(mode="after")
-    def _check(self) -> ModelNumbers:
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_key_value_heads: got {self.num_key_value_heads}; allowed: a divisor of num_attention_heads = "
-                f"{self.num_attention_heads}"
-            )
-        if self.num_experts and not (1 <= self.num_experts_per_tok <= self.num_experts and self.moe_intermediate_size):
-            raise ValueError(
-                f"num_experts: got {self.num_experts} with num_experts_per_tok {self.num_experts_per_tok} and "
-                f"moe_intermediate_size {self.moe_intermediate_size}; allowed: 1 to num_experts, and a positive width"
-            )
-        if not self.num_experts and not self.intermediate_size:
-            raise ValueError("intermediate_size: got 0 for a dense model; allowed: the width of its MLP, at least 1")
-        return self
-
-
 class Placement(Part):
     """The processes of a run and how they are placed."""
 
@@ -137,9 +90,6 @@ class Placement(Part):
     """Largest number of GPUs of the run, without those of servers given by address; 0: not checked."""
     gpu_gb: Positive = 80.0
     """Memory per GPU in GB (10^9 bytes), for `--dry-run` and `scalerl plan`."""
-    model_numbers: ModelNumbers | None = None
-    """Sizes of the model, for `--dry-run` and `scalerl plan` if its config.json cannot be read; none: from config.json,
-    or from a table of well-known models."""
     start_timeout_s: Seconds = 1200.0
     """Time limit for the start of an engine, seconds: to be placed on a cluster, and again to load and compile the
     model; also for a lost server given by address to come back. An engine that has run before is then started again."""

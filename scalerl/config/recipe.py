@@ -5,7 +5,7 @@ A recipe is a row of the paper's tables (arXiv 2510.13786); an ablation is `repl
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -101,10 +101,8 @@ class PipelineRL(Part):
     """Rule that enforces max_lag for long groups. wait: start fewer groups, and let an update wait for a long one.
     mask: train a group when it is complete, without loss on tokens older than k. drop: drop groups older than k."""
 
-    @property
-    def streams(self) -> bool:
-        """Whether new weights are used while sequences are in flight."""
-        return True
+    streams: ClassVar[bool] = True
+    """Whether new weights are used while sequences are in flight."""
 
     @property
     def waits(self) -> bool:
@@ -122,21 +120,15 @@ class PpoOffPolicy(Part):
     kind: Literal["ppo-off-policy"] = "ppo-off-policy"
     batches: Few = 8
     """k: batches per round. 1 is on-policy."""
+    streams: ClassVar[bool] = False
+    """Whether new weights are used while sequences are in flight."""
+    waits: ClassVar[bool] = True
+    """Whether an update waits for sequences that would otherwise become too old."""
 
     @property
     def max_lag(self) -> int:
         """Largest number of updates between the weights that sampled a token and the update that trains it."""
         return self.batches - 1
-
-    @property
-    def streams(self) -> bool:
-        """Whether new weights are used while sequences are in flight."""
-        return False
-
-    @property
-    def waits(self) -> bool:
-        """Whether an update waits for sequences that would otherwise become too old."""
-        return True
 
     def samples_with(self, version: int) -> bool:
         """Return whether sequences are sampled with a version of the weights: true for the first of a round."""

@@ -66,19 +66,16 @@ class Rollouts(Part):
     expected lengths keep that many slots busy."""
     expected_tokens: Natural = 0
     """Expected mean length of a completion, tokens; 0: 0.4 of the limit. Determines the default slots and lag."""
-    refill: Natural = 0
-    """Number of free slots at which new sequences are prefilled; 0: 1/16 of the slots, 1: immediately."""
     schedule: Literal["auto", "deterministic", "eager"] = "auto"
     """deterministic: new weights become active at a tick that depends on the data only. eager: as soon as they arrive.
     auto: deterministic with torch engines on one machine, else eager: engines on Ray or vLLM do not step together."""
     ahead: Natural = 1
     """Eager schedule of PipelineRL: number of complete batches that may wait for the trainer while generation
     continues. Each keeps the trainer busier and makes every token one update older; `max_lag` bounds the number."""
-    lag_ticks: Literal["auto", "follow", "measure"] | Natural = "auto"
+    lag_ticks: Literal["auto", "follow"] | Natural = "auto"
     """Deterministic schedule: decode steps from the completion of a batch to the use of the weights trained on it.
-    follow: 1.5 times the steps of the latest 8 batches, so that equal runs are equal. auto: follow, or 1.5 times the
-    expected steps of a batch if `expected_tokens` is given. measure: timed at the first step, so two equal runs may
-    differ."""
+    follow: 1.5 times the steps of the latest 8 batches. auto: follow, or 1.5 times the expected steps of a batch if
+    `expected_tokens` is given."""
     weights: Literal["auto", "shared-memory", "directory", "object-store", "nccl"] = "auto"
     """Channel by which weights reach the generators. shared-memory: torch engines on one machine. object-store: torch
     engines on Ray. directory: safetensors files in the run directory, which both sides must see. nccl: vLLM servers
@@ -211,10 +208,6 @@ class RunConfig(Part):
                 "rollouts.schedule: got 'deterministic' with engines on Ray or of vLLM, which do not step together; "
                 "allowed: auto, eager"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_vllm(self) -> RunConfig:
         rounds = self.recipe.off_policy
         if self.weights == "nccl" and not rounds.streams and rounds.max_lag:
             raise ValueError(  # servers hold one version, and an evaluation within a round would replace it
@@ -370,8 +363,7 @@ class RunConfig(Part):
             + (f" ({task.samples} samples each)" if task.samples else "")
             for task in self.data
         )
-        lag = "measured at the first step" if self.rollouts.lag_ticks == "measure" else f"{self.lag_ticks} decode steps"
-        lag += " (initially)" if self.lag_follows else ""
+        lag = f"{self.lag_ticks} decode steps" + (" (initially)" if self.lag_follows else "")
         used = f"; weights are used {lag} after their batch is complete" if self.lag_is_used else ""
         generators = f", on {self.placement.engines} generators" if self.placement.engines > 1 else ""
         known = self.learner.micro_batch_tokens or self.hardware.device != "auto"

@@ -154,8 +154,7 @@ def _store() -> Path:
 def _remembered() -> dict[str, Any]:
     """Return the confirmed code. An unreadable store counts as empty, so the user is asked again."""
     try:
-        held = read_json(_store())["code"]
-        return dict(held)
+        return dict(read_json(_store())["code"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
@@ -171,7 +170,11 @@ def _remember(codes: Sequence[Code], known: Mapping[str, Any]) -> None:
 
 def _code(field: str, name: str, files: Sequence[str]) -> Code:
     """Return code that consists of files, of which the last is shown; without files it cannot be remembered."""
-    return Code(field, name, files[-1] if files else "", _digest_of_files(files))
+    try:
+        digest = _digest(Path(file).read_bytes() for file in files) if files else ""
+    except OSError:
+        digest = ""
+    return Code(field, name, files[-1] if files else "", digest)
 
 
 def _function(field: str, name: str) -> Code:
@@ -181,13 +184,6 @@ def _function(field: str, name: str) -> Code:
 def _program(field: str, name: str) -> Code:
     program = shutil.which(name)
     return _code(field, name, [os.path.abspath(program)] if program else [])
-
-
-def _digest_of_files(files: Sequence[str]) -> str:
-    try:
-        return _digest(Path(file).read_bytes() for file in files) if files else ""
-    except OSError:
-        return ""
 
 
 def _digest(parts: Iterable[bytes]) -> str:

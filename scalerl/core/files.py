@@ -95,27 +95,21 @@ def parse_json(text: str | bytes, *, finite: bool = False, long_integers: bool =
     text = text.decode() if isinstance(text, bytes) else text
     try:
         value = (_FINITE if finite else _LONG if long_integers else _ANY).decode(text)
+        deep = text.count("[") + text.count("{") > DEEPEST and _depth(value) > DEEPEST
     except json.JSONDecodeError as error:
         at = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno} column {error.colno}"
         raise ValueError(f"{error.msg} at {at}") from None
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    if text.count("[") + text.count("{") > DEEPEST and _deeper(value):
+        deep = True
+    if deep:
         raise ValueError("it is nested too deeply")
     return value
 
 
-def _deeper(value: Any) -> bool:
-    """Return whether a value is nested more than `DEEPEST` deep."""
-    level = [value]
-    for _ in range(DEEPEST + 1):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-    return bool(level)
+def _depth(value: Any) -> int:
+    """Return how deeply a value is nested; 0 for a number or a text."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return max((1 + _depth(part) for part in inner), default=0)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -239,13 +233,8 @@ def move_into(source: Path, target: Path) -> None:
 
 def _is_special(path: Path) -> bool:
     """Return whether a path is a device, a pipe, or an entry of /dev or /proc."""
-    if os.path.abspath(path).startswith(("/dev/", "/proc/")):
-        return True
-    try:
-        kind = path.stat().st_mode
-    except OSError:  # it does not exist, or is a dangling link
-        return False
-    return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind))
+    other = os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+    return other or os.path.abspath(path).startswith(("/dev/", "/proc/"))
 
 
 def write_whole(path: Path, text: str) -> None:

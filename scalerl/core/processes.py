@@ -10,8 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from multiprocessing import parent_process, resource_tracker
-from multiprocessing.connection import wait
+from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType
 from typing import Any
@@ -48,7 +47,6 @@ def fault(error: BaseException) -> tuple[str, str]:
 class _ChildProcess(SpawnProcess):
     """A spawned process that ignores stop signals and is killed when its parent ends."""
 
-    ignored: tuple[signal.Signals, ...] = STOPPING
     environment: Mapping[str, str] = {}
     """Environment variables that the process sets before its imports, such as CUDA_VISIBLE_DEVICES."""
 
@@ -63,11 +61,6 @@ class _ChildProcess(SpawnProcess):
     def __reduce__(self) -> Any:
         # pickle calls the function before it reads the state, and reading the state imports torch for seconds
         return _arrive, (type(self), os.getpid(), self.environment), self.__dict__
-
-    def run(self) -> None:
-        """Run the target, with a thread that waits for the end of the parent."""
-        threading.Thread(target=_end_with_parent, daemon=True).start()
-        super().run()
 
 
 class ChildContext(SpawnContext):
@@ -84,20 +77,10 @@ class ChildContext(SpawnContext):
             resource_tracker.ensure_running()
 
 
-class _PoolProcess(_ChildProcess):
-    ignored = (signal.SIGINT, signal.SIGHUP)
-
-
-class PoolContext(ChildContext):
-    """A ChildContext for the workers of a pool. They do not ignore SIGTERM, because the pool ends them with it."""
-
-    Process = _PoolProcess
-
-
 def _arrive(kind: type[_ChildProcess], parent: int, environment: Mapping[str, str]) -> _ChildProcess:
     """Return a process object without its state, in the child, before heavy imports."""
     os.environ.update(environment)
-    for number in kind.ignored:
+    for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     end_with(parent)
@@ -139,11 +122,3 @@ def _blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end_with_parent() -> None:
-    """Wait for the end of the parent, then end this process."""
-    parent = parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)

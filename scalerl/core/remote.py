@@ -79,7 +79,7 @@ def serve(build: Callable[[], Any], passed: tuple[type[Exception], ...], end: En
             end.say("done", result)
 
 
-class Remote:
+class Remote(Protocol):
     """The caller's side of a process. Subclasses carry the messages and end the process."""
 
     name: str
@@ -127,27 +127,21 @@ class Remote:
 
     def pack(self, message: Any) -> Any:
         """Prepare a message for `send`, once for all processes that get it."""
-        raise NotImplementedError
 
     def send(self, packed: Any) -> None:
         """Send a message."""
-        raise NotImplementedError
 
     def poll(self, wait_s: float | None = 0.0) -> bool:
         """Wait for an answer or the end of the process; return whether there is one."""
-        raise NotImplementedError
 
     def read(self) -> tuple[str, Any]:
         """Return the answer or the end that `poll` has found."""
-        raise NotImplementedError
 
     def ended(self, wait_s: float = 0.0) -> str:
         """Return how the process ended; empty while it runs."""
-        raise NotImplementedError
 
     def end(self, wait_s: float = 0.0) -> None:
         """Wait for the end of the process, and kill it if it does not end in time."""
-        raise NotImplementedError
 
 
 class LocalRemote(Remote):
@@ -159,7 +153,6 @@ class LocalRemote(Remote):
         name: str,
         died: type[ProcessDied] = ProcessDied,
         environment: Mapping[str, str] | None = None,
-        context: type[ChildContext] = ChildContext,
     ) -> None:
         """Start the process and return at once.
 
@@ -168,11 +161,10 @@ class LocalRemote(Remote):
             name: Name in messages; `{}` is replaced with the process id.
             died: Exception that reports its death.
             environment: Additional environment variables.
-            context: Kind of process.
         """
-        processes = context()
+        processes = ChildContext()
         self._connection, there = processes.Pipe()
-        self._process = processes.Process(target=_host_pipe, args=(there, run))
+        self._process = processes.Process(target=host, args=(_PipeEnd(there), run))
         self._process.environment = environment or {}
         self._process.start()
         atexit.register(self._process.kill)  # runs before multiprocessing's handler, which would wait forever
@@ -237,10 +229,6 @@ class _PipeEnd:
             self._connection.send_bytes(message)
         except OSError:
             raise SystemExit from None
-
-
-def _host_pipe(connection: Connection, run: Run) -> None:
-    host(_PipeEnd(connection), run)
 
 
 class Group:

@@ -59,8 +59,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         self.axis, self.say = axis, say
         self.conditions, self.rules = False, list[StopRule]()
         self.points: list[dict[str, Any]] = []
-        self.seconds, self.count = 0.0, 1.0
-        self.began: float | None = None
+        self.seconds, self.count, self.began = 0.0, 1.0, 0.0
         self.latest: Mapping[str, Any] = {}
 
     def stop_when(self, *conditions: str) -> ForecastCallback:
@@ -96,16 +95,14 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
     def overrule(self) -> None:
         """Drop the conditions that hold already, because a resumed run would stop at its first evaluation."""
         for task in {str(point["task"]) for point in self.points}:
-            held = self.reasons(task)
+            fitted = self.fitted(task)
+            held = self.reasons(fitted) if fitted else {}
             self.rules = [rule for rule in self.rules if rule.text not in held]
             for reason in held.values():
                 self.say(f"resumed although {reason}; this condition is ignored from now on")
 
-    def reasons(self, task: str) -> dict[str, str]:
-        """Return the conditions that hold, with the reason for each; empty before the fifth evaluation of the task."""
-        fitted = self.fitted(task)
-        if fitted is None:
-            return {}
+    def reasons(self, fitted: Fit) -> dict[str, str]:
+        """Return the conditions that hold, with the reason for each."""
         judged = {rule.text: reason_to_stop(rule, [fitted]) for rule in self.rules}
         return {text: reason for text, reason in judged.items() if reason is not None}
 
@@ -124,9 +121,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop the clock."""
-        if self.began is not None:
-            self.seconds += time.perf_counter() - self.began
-            self.began = None
+        self.seconds += time.perf_counter() - self.began
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Keep the metrics of the evaluation, which TRL passes only to its logs."""
@@ -148,9 +143,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         stop = False
         if state.is_world_process_zero:
             self.add_point(figures, state)
-            task = str(self.points[-1]["task"])
-            self.look_ahead(task)
-            for reason in self.reasons(task).values() if self.rules else ():
+            for reason in self.look_ahead(str(self.points[-1]["task"])).values():
                 stop = True
                 self.say(f"stopping, because {reason}; resume from the last checkpoint to continue anyway")
         # only the first process drops rules on a resume, so its decision counts
@@ -170,17 +163,20 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         self.points = [p for p in self.points if (p["step"], p["task"]) != (point["step"], task)] + [point]
         self.write()
 
-    def look_ahead(self, task: str) -> None:
-        """Print the forecast of one task from the fifth evaluation on."""
+    def look_ahead(self, task: str) -> dict[str, str]:
+        """Print the forecast of one task from the fifth evaluation on, and return `reasons`; empty without a fit."""
         last = self.points[-1]
         try:
             fitted = self.fitted(task)
-            if fitted is not None:
-                twice, four = forecast(fitted, at=["2x", "4x"]).at
-                where = f"{task} {last['pass_rate']:.3f} at step {last['step']}"
-                self.say(f"forecast  {where}; with 2x {twice:.3f}; 4x {four:.3f} the compute")
-        except CurveError as error:  # too few points: training continues
+        except CurveError as error:  # training continues
             self.say(f"forecast  none at step {last['step']}: {error}")
+            return {}
+        if fitted is None:
+            return {}
+        twice, four = forecast(fitted, at=["2x", "4x"]).at
+        where = f"{task} {last['pass_rate']:.3f} at step {last['step']}"
+        self.say(f"forecast  {where}; with 2x {twice:.3f}; 4x {four:.3f} the compute")
+        return self.reasons(fitted)
 
 
 def earlier_points(path: Path) -> list[dict[str, Any]]:

@@ -43,8 +43,7 @@ def candidates(rows: list[Row], dialect: Dialect) -> list[Candidate]:
     matched: dict[str, tuple[int, str]] = {}
     for name in names_of(rows):
         for pattern, rank in patterns:
-            match = pattern.fullmatch(name)
-            if match:
+            if match := pattern.fullmatch(name):
                 matched[name] = (rank, match.groupdict().get("task") or "")
                 break
     counts: Counter[tuple[str, str]] = Counter()
@@ -95,8 +94,7 @@ def absent(rows: list[Row], dialect: Dialect, metric: str | None, known: list[Ca
 
 def others(rows: list[Row], dialect: Dialect, chosen: Candidate) -> list[str]:
     """Return the names of the held-out metrics that were not chosen."""
-    rest = [c for c in candidates(rows, dialect) if c.rank <= OTHER and c != chosen]
-    return [c.metric for c in rest]
+    return [c.metric for c in candidates(rows, dialect) if c.rank <= OTHER and c != chosen]
 
 
 def listed(some: Sequence[object], most: int = LISTED) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from scalerl.core.files import parse_json, read_bytes, trouble
 from scalerl.importers.dialect import RUN_COLUMNS, Row, as_cell, flat
@@ -22,12 +21,12 @@ class Log:
     """The content of one file, with the column names of the framework.
 
     Example:
-        Log(rows=[{"step": 1.0, "timing_s/step": 61.2}], container="console", notes=("1 line was left out",))
+        Log(rows=[{"step": 1.0, "timing_s/step": 61.2}], source="verl", notes=("1 line was left out",))
     """
 
     rows: list[Row]
-    container: str
-    """Format: trainer_state, jsonl, csv, console or tensorboard."""
+    source: str
+    """The source of this file format, if no column identifies the framework."""
     notes: tuple[str, ...] = ()
 
 
@@ -39,8 +38,6 @@ def read_log(path: Path) -> Log:
     """
     if path.is_dir():
         return read_directory(path)
-    if not path.exists():
-        raise CurveError(f"{path}: no such file or directory; give the log of a run, or its directory")
     try:
         data = read_bytes(path)
     except OSError as error:
@@ -67,36 +64,27 @@ def read_log(path: Path) -> Log:
 
 def read_directory(path: Path) -> Log:
     """Read the log in a run's directory: the first of `INSIDE` that exists, or TensorBoard's event files."""
-    for pattern, pick in INSIDE:
-        paths = sorted(path.glob(pattern))
-        if paths:
-            return read_log(pick(paths))
+    for pattern in INSIDE:
+        if paths := list(path.glob(pattern)):
+            return read_log(max(paths, key=checkpoint_number))
     if files := event_files(path):
         return Log(tensorboard_rows(files), "tensorboard")
-    looked = ", ".join([*(pattern for pattern, _ in INSIDE), "**/*tfevents*"])
+    looked = ", ".join([*INSIDE, "**/*tfevents*"])
     raise CurveError(f"{path} is a directory without a known log; looked for {looked}; give the file")
 
 
-def newest(paths: list[Path]) -> Path:
-    """Return the path with the highest checkpoint number: `checkpoint-1000` comes after `checkpoint-200`."""
-    return max(paths, key=lambda p: [int(n) for n in re.findall(r"\d+", p.parent.name)])
+def checkpoint_number(path: Path) -> list[int]:
+    """Return the numbers in the name of a file's directory: `checkpoint-1000` comes after `checkpoint-200`."""
+    return [int(number) for number in re.findall(r"\d+", path.parent.name)]
 
 
-def only(paths: list[Path]) -> Path:
-    """Return the only path; raise an error that lists the paths if there are several."""
-    distinct = sorted({p.resolve(): p for p in paths}.values())
-    if len(distinct) > 1:
-        raise CurveError(f"there are {len(distinct)} logs; give one of them: {', '.join(map(str, distinct[:8]))}")
-    return distinct[0]
-
-
-INSIDE: tuple[tuple[str, Callable[[list[Path]], Path]], ...] = (
-    ("trainer_state.json", only),
-    ("checkpoint-*/trainer_state.json", newest),
-    ("run-*.wandb", only),
-    ("latest-run/run-*.wandb", only),
-    ("points.jsonl", only),  # a run of scalerl, which also has a metrics.jsonl
-    ("metrics.jsonl", only),
+INSIDE = (
+    "trainer_state.json",
+    "checkpoint-*/trainer_state.json",
+    "run-*.wandb",
+    "latest-run/run-*.wandb",
+    "points.jsonl",  # a run of scalerl, which also has a metrics.jsonl
+    "metrics.jsonl",
 )
 """Logs in a run's directory, in the order in which they are tried."""
 
@@ -108,9 +96,9 @@ def read_text(path: Path, text: str) -> Log:
         if (document := read_json(path, text)) is not None:
             return document
         rows, notes = json_objects(path, text, BAD_LINES)
-        return Log([flat(row) for row in rows], "jsonl", notes)
+        return Log([flat(row) for row in rows], "table", notes)
     console = list(console_rows(text))
-    return Log(console, "console") if console else read_csv(path, text)
+    return Log(console, "verl") if console else read_csv(path, text)
 
 
 def read_json(path: Path, text: str) -> Log | None:
@@ -123,18 +111,12 @@ def read_json(path: Path, text: str) -> Log | None:
                 f"{path} is incomplete or damaged JSON ({error}); an earlier checkpoint has a complete file"
             ) from error
         return None
-    if isinstance(document, list):
-        return log_of(path, document, "jsonl")
-    if isinstance(document, dict) and isinstance(document.get("log_history"), list):
-        return log_of(path, document["log_history"], "trainer_state")
-    return None
-
-
-def log_of(path: Path, document: list[Any], container: str) -> Log:
-    """Convert a list to rows; entries that are not objects are left out with a note."""
-    rows = [flat(row) for row in document if isinstance(row, dict)]
-    other = len(document) - len(rows)
-    return Log(rows, container, (f"{other} entries of {path.name} are not objects and were left out",) if other else ())
+    source, entries = ("table", document) if isinstance(document, list) else ("trl", document.get("log_history"))
+    if not isinstance(entries, list):
+        return None
+    rows = [flat(row) for row in entries if isinstance(row, dict)]
+    other = len(entries) - len(rows)
+    return Log(rows, source, (f"{other} entries of {path.name} are not objects and were left out",) if other else ())
 
 
 LINE_END = re.compile(r"\r\n|\n|\r")
@@ -187,7 +169,7 @@ def read_csv(path: Path, text: str) -> Log:
         for run in runs or [""]:  # a chart of several runs has a row for each of them at every step
             row = flat({name: cell for name, cell, owner in named if owner in ("", run)})
             rows.append({**row, RUN_COLUMNS[0]: run} if len(runs) > 1 else row)
-    return Log(rows, "csv", notes)
+    return Log(rows, "table", notes)
 
 
 def plain_header(header: list[str]) -> tuple[list[str], list[str]]:
@@ -204,8 +186,4 @@ def plain_header(header: list[str]) -> tuple[list[str], list[str]]:
 
 def names_of(rows: Iterable[Row]) -> list[str]:
     """Return the names of all columns, in order of first appearance."""
-    names: dict[str, None] = {}
-    for row in rows:
-        if not row.keys() <= names.keys():
-            names.update(dict.fromkeys(row))
-    return list(names)
+    return list(dict.fromkeys(name for row in rows for name in row))

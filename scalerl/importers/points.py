@@ -29,9 +29,6 @@ from scalerl.importers.sources import IMPORTERS
 from scalerl.scaling import CurveError
 from scalerl.scaling.curve import checked_bounds
 
-BY_LAYOUT = {"trainer_state": "trl", "console": "verl", "tensorboard": "tensorboard"}
-"""The source of a file format if no column identifies the framework."""
-
 ROLES = ("step", "seconds", "clock", "tokens", "step_tokens", "device_hours", "flops", "task", "stderr")
 """Roles that `columns` can assign."""
 
@@ -92,7 +89,8 @@ def read(
     rows, notes = [row for log in logs for row in log.rows], [note for log in logs for note in log.notes]
     rows = of_run(rows, run, name)
     dialect, columns = find_dialect(source, logs, rows, name), dict(columns or {})
-    rows = renamed(rows, dialect)
+    names = {column_name: dialect.rename(column_name) for column_name in names_of(rows)}
+    rows = [{names[column_name]: value for column_name, value in row.items()} for row in rows]
     columns = {role: dialect.rename(column_name) for role, column_name in columns.items()}
     metric = None if metric is None else dialect.rename(metric)
     rows, extra = dialect.prepare(rows)
@@ -145,14 +143,8 @@ def find_dialect(source: str | None, logs: list[Log], rows: list[Row], name: str
         raise CurveError(f"{name} could be from {len(sources)} sources ({matches}); choose one with source= (--from)")
     if sources:
         return IMPORTERS[next(iter(sources))]
-    layouts = {log.container for log in logs}
-    return IMPORTERS[BY_LAYOUT.get(layouts.pop(), "table") if len(layouts) == 1 else "table"]
-
-
-def renamed(rows: list[Row], dialect: Dialect) -> list[Row]:
-    """Return the rows with the column names that the dialect uses."""
-    names = {name: dialect.rename(name) for name in names_of(rows)}
-    return [{names[name]: value for name, value in row.items()} for row in rows]
+    formats = {log.source for log in logs}
+    return IMPORTERS[formats.pop() if len(formats) == 1 else "table"]
 
 
 def with_columns(dialect: Dialect, columns: Mapping[str, str], rows: list[Row], name: str) -> Dialect:

@@ -26,7 +26,7 @@ from scalerl.importers.dialect import (
 # ----------------------------------------------------------------------------------------------------------------- trl
 # TRL and the Hugging Face Trainer: trainer_state.json, and the same names in wandb and TensorBoard.
 #
-# Time is `step_time`, which TRL 0.16 and later write; older logs fall back to `train_runtime`, then to tokens.
+# Time is `step_time`, which TRL 0.16 and later write; older logs fall back to tokens.
 
 RUNTIME = re.compile(r"eval_(?:(.+)_)?runtime")
 COMPONENT = re.compile(r"eval_rewards/[^/]+(?:/mean)?")
@@ -34,17 +34,15 @@ COMPONENT = re.compile(r"eval_rewards/[^/]+(?:/mean)?")
 
 
 def prepare_trl(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """Add the evaluation set of each row, and seconds from train_runtime if there is no step_time."""
+    """Add the evaluation set of each row, and leave out the only reward function, which equals eval_reward."""
     for row in rows:
         sets = evaluation_sets(row)
         if len(sets) == 1:
             row["task"] = sets[0]
     functions = {name for row in rows for name in row if COMPONENT.fullmatch(name)}
-    if len(functions) == 1:  # with one reward function its mean equals eval_reward
+    if len(functions) == 1:
         rows = [{name: value for name, value in row.items() if name not in functions} for row in rows]
-    if any("step_time" in row for row in rows):
-        return rows, ()
-    return spread_runtime(rows)
+    return rows, ()
 
 
 def evaluation_sets(names: Iterable[str]) -> list[str]:
@@ -57,20 +55,6 @@ def trainer_name(name: str) -> str:
     if name.startswith("train/"):
         return name.removeprefix("train/")
     return "eval_" + name.removeprefix("eval/") if name.startswith("eval/") else name
-
-
-def spread_runtime(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """Add the seconds of a log without step_time: the last total minus evaluation, spread evenly over all steps."""
-    totals = [row for row in rows if number(row, "train_runtime") is not None]
-    if not totals:
-        return rows, ()
-    evaluation = sum(number(row, name) or 0.0 for row in rows for name in row if RUNTIME.fullmatch(name))
-    steps = max((number(totals[-1], name) or 0.0 for name in TRL.steps), default=0.0)
-    seconds = totals[-1]["train_runtime"] - evaluation
-    if steps <= 0 or seconds <= 0:
-        return rows, ()
-    note = "no step_time in this log: train_runtime minus eval_runtime was spread evenly over the steps"
-    return [*rows[:-1], {**rows[-1], SECONDS: seconds / steps}], (note,)
 
 
 TRL = Dialect(
@@ -90,7 +74,7 @@ TRL = Dialect(
         (r"rewards/[^/]+(?:/mean)?", TRAINING),
     ),
     about="step_time: generation, rewards and update; evaluation, checkpoints and data loading are not included",
-    seconds=("step_time", SECONDS),
+    seconds=("step_time",),
     tokens=("num_tokens", "num_input_tokens_seen"),
     rename=trainer_name,
     prepare=prepare_trl,
@@ -304,14 +288,6 @@ WANDB = Dialect(
     tokens=("train/num_tokens", "num_tokens", "total_tokens", "tokens"),
 )
 
-TENSORBOARD = replace(
-    WANDB,
-    name="tensorboard",
-    steps=("step",),
-    about="the wall time of the events: it includes evaluation and checkpoints, which cannot be separated",
-    clocks=("_timestamp",),
-)
-
 TABLE = Dialect(
     name="table",
     marks=(),
@@ -322,6 +298,7 @@ TABLE = Dialect(
 )
 
 IMPORTERS: dict[str, Dialect] = {
-    dialect.name: dialect for dialect in (TRL, VERL, PRIME_RL, OPEN_INSTRUCT, SKYRL, WANDB, TENSORBOARD, TABLE)
+    dialect.name: dialect
+    for dialect in (TRL, VERL, PRIME_RL, OPEN_INSTRUCT, SKYRL, WANDB, replace(WANDB, name="tensorboard"), TABLE)
 }
 """The sources, by the name that `source` and `--from` take."""

@@ -28,9 +28,6 @@ MOST = 1000
 EVERY_S = 5.0
 """Interval in seconds at which metrics are sent; a process that is killed loses those of the last interval."""
 
-EQUAL_S = 60.0
-"""Interval in seconds at which unchanged values are sent, so that their lines reach the present."""
-
 REFUSED = re.compile(r"[^\w\-. /:]")
 """Characters that MLflow does not allow in names."""
 
@@ -44,9 +41,7 @@ class Tracker:
         """Store the settings; nothing is sent yet."""
         self._experiment, self._uri = experiment, tracking_uri
         self._waiting: list[Metric] = []
-        self._last: dict[str, Metric] = {}
-        self._equal: dict[str, Metric] = {}  # last values that equal the previous ones and were not sent
-        self._sent = self._sent_equal = time.monotonic()
+        self._sent = time.monotonic()
 
     def start(self, config: Mapping[str, Any], run: LoggedRun) -> str:
         """Create the run with the configuration as parameters, or continue the one with this id."""
@@ -64,23 +59,11 @@ class Tracker:
         return self._id
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log metrics. Several steps share a request, because one request per step takes three times the CPU time.
-
-        Of consecutive equal values only the first and the last are sent, which gives the same line. A third of the
-        lab's columns rarely change, and a store of MLflow takes 0.1 ms per number.
-        """
+        """Log metrics. Several steps share a request, because one request per step takes three times the CPU time."""
         now = int(1000 * time.time())
-        if len(self._waiting) + 2 * len(metrics) > MOST or time.monotonic() > self._sent + EVERY_S:
+        if len(self._waiting) + len(metrics) > MOST or time.monotonic() > self._sent + EVERY_S:
             self._send()
-        for key, value in metrics.items():
-            new, last = Metric(_name(key), value, now, step), self._last.get(key)
-            self._last[key] = new
-            if last is not None and last.value == value:
-                self._equal[key] = new
-            else:
-                self._waiting += [self._equal.pop(key), new] if key in self._equal else [new]
-        if time.monotonic() > self._sent_equal + EQUAL_S:
-            self._add_equal()
+        self._waiting += [Metric(_name(key), value, now, step) for key, value in metrics.items()]
 
     def figure(self, name: str, png: Path, step: int) -> None:
         """Log the picture as an artifact, `curve/step_000100.png`."""
@@ -89,13 +72,8 @@ class Tracker:
 
     def finish(self, state: str) -> None:
         """Set the status of the run."""
-        self._add_equal()
         self._send()
         self._client.set_terminated(self._id, STATUS[state])
-
-    def _add_equal(self) -> None:
-        self._waiting += self._equal.values()
-        self._equal, self._sent_equal = {}, time.monotonic()
 
     def _send(self) -> None:
         waiting, self._waiting, self._sent = self._waiting, [], time.monotonic()

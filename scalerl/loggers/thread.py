@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import threading
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.core.errors import outcome
-from scalerl.core.files import read_json
+from scalerl.core.files import read_json, write_whole
 
 MOST = 1000
 """Maximum number of waiting jobs; further jobs are dropped and counted."""
@@ -127,6 +126,4 @@ class Record:
         """
         with self._lock:
             self._entries.setdefault(name, {}).update(values)
-            temporary = self._path.with_name(f".{NAME}.tmp")
-            temporary.write_text(json.dumps(self._entries) + "\n", encoding="utf-8")
-            os.replace(temporary, self._path)
+            write_whole(self._path, json.dumps(self._entries) + "\n")

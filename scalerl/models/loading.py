@@ -39,7 +39,7 @@ def load_model(path: str, revision: str, dtype: str) -> Any:
 
     Raises:
         ConfigError: The model does not exist, its files are damaged, weights are missing, unexpected, of other sizes or
-            not finite, or the architecture needs custom code or is unknown to transformers.
+            not finite, or the architecture needs custom code, is unknown to transformers or is not supported.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
@@ -81,7 +81,12 @@ def _not_loaded(path: str, error: Exception) -> str:
 
 
 def _check_loaded(path: str, model: Any, info: dict[str, Any]) -> None:
-    """Refuse a model whose weights were not all read as expected, or are not finite."""
+    """Refuse a model with a recurrent state, or whose weights were not all read as expected, or are not finite."""
+    if getattr(model, "_is_stateful", False):  # Mamba, RWKV and hybrids with them; the slot cache cannot hold it
+        raise ConfigError(
+            f"model.path: {type(model).__name__} carries a recurrent state from token to token, as state-space and "
+            f"linear-attention layers do; {ALLOWED}"
+        )
     missing = sorted(info["missing_keys"])  # without tied weights
     if missing:  # transformers has initialized them randomly
         raise ConfigError(
@@ -143,7 +148,7 @@ def check_config(config: Any) -> None:
     Raises:
         ConfigError: The model is an encoder-decoder, is multimodal (images or sound), or has another kind of layers.
     """
-    name = _name(config)
+    name = (getattr(config, "architectures", None) or [type(config).__name__])[0]
     if getattr(config, "is_encoder_decoder", False):
         raise ConfigError(f"model.path: {name} has an encoder and a decoder; {ALLOWED}")
     if config.get_text_config(decoder=True) is not config:
@@ -156,27 +161,3 @@ def check_config(config: Any) -> None:
     unknown = sorted(set(kinds) - {*ATTENTION_KINDS, "global"})
     if unknown:
         raise ConfigError(f"model.path: {name} has layers of kind {', '.join(unknown)}; {ALLOWED}")
-
-
-def check_model(model: Any) -> None:
-    """Refuse a model with state other than keys and values.
-
-    Args:
-        model: A transformers model.
-
-    Raises:
-        ConfigError: From `check_config`, or transformers marks the model as stateful (Mamba, RWKV and hybrids with
-            them); the slot cache cannot hold such a state.
-    """
-    check_config(model.config)
-    if getattr(model, "_is_stateful", False):
-        raise ConfigError(
-            f"model.path: {type(model).__name__} carries a recurrent state from token to token, as state-space and "
-            f"linear-attention layers do; {ALLOWED}"
-        )
-
-
-def _name(config: Any) -> str:
-    """Return the model class that the configuration names, or else the class of the configuration."""
-    named = getattr(config, "architectures", None)
-    return str(named[0]) if named else type(config).__name__

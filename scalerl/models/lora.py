@@ -9,7 +9,7 @@ Legend: R rank, I inputs and O outputs of a linear module.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +78,6 @@ class LoraPolicy(Policy):
             elif not parameter.requires_grad:
                 yield name.replace(".base_layer.", "."), parameter.detach()  # the bias of an adapted module
 
-    def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        """Raise TypeError: merged weights cannot be split into base weights and adapters."""
-        raise TypeError("a policy with adapters cannot load merged weights")
-
     def export(self, directory: Path) -> None:
         """Write the merged weights as a Hugging Face model."""
         plain_model(self.model, {name: weight.cpu() for name, weight in self.weights()}).save_pretrained(directory)
@@ -118,35 +114,24 @@ def target_names(policy: Policy, lora: Lora) -> list[str]:
         ConfigError: A target matches no linear module of the decoder layers, or the targets are "all-linear" for a
             mixture, whose experts are not linear modules.
     """
-    ends = _linear_ends(policy.model)
+    head = policy.model.get_output_embeddings()  # its weight is used outside its module
+    modules = [(name, module) for name, module in policy.model.named_modules() if module is not head]
+    linear = [name for name, module in modules if isinstance(module, nn.Linear)]
+    ends = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
     allowed = f"allowed: 'all-linear', or a list of {', '.join(ends)}"
     if lora.targets == "all-linear":
-        if policy.experts:
+        if policy.sizes.experts:
             raise ConfigError(
                 f"model.lora.targets: got 'all-linear' for the mixture {type(policy.model).__name__}, whose experts "
                 f"are not linear modules and cannot have adapters; allowed: a list of {', '.join(ends)}"
             )
         return ends
-    linear = [name for name, _ in _linear_modules(policy.model)]
     for target in lora.targets:
         if not any(f".{name}".endswith(f".{target}") for name in linear):
             others = [name for name, _ in policy.model.named_modules() if f".{name}".endswith(f".{target}")]
             found = f", which is no linear module of the decoder layers ({others[0]})" if others else ""
             raise ConfigError(f"model.lora.targets: got {target!r}{found or nearest(target, ends)}; {allowed}")
     return list(lora.targets)
-
-
-def _linear_modules(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the linear modules by name, except the head, whose weight is used outside its module."""
-    head = model.get_output_embeddings()
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and module is not head:
-            yield name, module
-
-
-def _linear_ends(model: Any) -> list[str]:
-    """Return the last name components of the linear modules, without duplicates, in module order."""
-    return list(dict.fromkeys(name.rpartition(".")[2] for name, _ in _linear_modules(model)))
 
 
 def _peft() -> Any:

@@ -148,10 +148,33 @@ class Segments:
         """Return the tokens of each bucket for `torch.split`, whose gradient needs less memory traffic than slices."""
         return [sum(part) for part in neighbors(self.lengths)]
 
-    @property
-    def attention(self) -> Callable[..., Tensor]:
-        """The attention over buckets for this layout."""
-        return packed_attention
+    def attention(
+        self,
+        query_1HND: Tensor,
+        key_1HND: Tensor,
+        value_1HND: Tensor,
+        scaling: float | None = None,
+        window: int | None = None,
+    ) -> Tensor:
+        """Return causal attention within each segment.
+
+        Args:
+            query_1HND: Queries, [1, H, N, D].
+            key_1HND: Keys, [1, H', N, D], with H' a divisor of H.
+            value_1HND: Values, of the same shape as the keys.
+            scaling: Factor of the scores; None for D ** -0.5.
+            window: Number of tokens that each token may see, including itself; None for all up to itself.
+
+        Returns:
+            [1, N, H, D], as transformers expects.
+        """
+        assert query_1HND.shape[0] == 1 and key_1HND.shape == value_1HND.shape[:3] + key_1HND.shape[3:]
+        pieces = [torch.split(x[0].transpose(0, 1), self.sizes()) for x in (query_1HND, key_1HND, value_1HND)]
+        parts = []
+        for bucket, *own in zip(self.buckets, *pieces, strict=True):
+            query, key, value = (bucket.padded(x) for x in own)
+            parts.append(bucket.without_padding(causal_attention(query, key, value, scaling, window)))
+        return torch.cat(parts)[None]
 
 
 def neighbors(lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -196,8 +219,9 @@ def install(model: Any) -> None:
         if _observer is not None:
             changed = attention_mask is not None and attention_mask.numel() > 1  # by the architecture: Doge adds scores
             _observer.append((-1 if changed else window or 0, takes_varlen(query, value)))
-        attention = varlen_attention if takes_varlen(query, value) else segments.attention
-        return attention(query, key, value, segments, scaling, window), None
+        if takes_varlen(query, value):
+            return varlen_attention(query, key, value, segments, scaling, window), None
+        return segments.attention(query, key, value, scaling, window), None
 
     ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
@@ -238,7 +262,7 @@ def takes_varlen(query: Tensor, value: Tensor) -> bool:
 def varlen_attention(
     query_1HND: Tensor, key_1HND: Tensor, value_1HND: Tensor, segments: Any, scaling: float | None, window: int | None
 ) -> Tensor:
-    """Return causal attention of all sequences in one call; args and result as for `packed_attention`.
+    """Return causal attention of all sequences in one call; args and result as for `Segments.attention`.
 
     With more keys than queries the kernel aligns its causal mask at the last key (flash-attention since 2.1). So the
     keys of a completion are the tokens of its prompt and its own, and no mask is needed.
@@ -272,36 +296,6 @@ def varlen_attention(
 @cache  # every layer of every micro-batch asks
 def _has_option(function: Callable[..., Any], name: str) -> bool:
     return name in inspect.signature(function).parameters
-
-
-def packed_attention(
-    query_1HND: Tensor,
-    key_1HND: Tensor,
-    value_1HND: Tensor,
-    segments: Segments,
-    scaling: float | None = None,
-    window: int | None = None,
-) -> Tensor:
-    """Return causal attention within each segment.
-
-    Args:
-        query_1HND: Queries, [1, H, N, D].
-        key_1HND: Keys, [1, H', N, D], with H' a divisor of H.
-        value_1HND: Values, of the same shape as the keys.
-        segments: Segments of the N tokens.
-        scaling: Factor of the scores; None for D ** -0.5.
-        window: Number of tokens that each token may see, including itself; None for all up to itself.
-
-    Returns:
-        [1, N, H, D], as transformers expects.
-    """
-    assert query_1HND.shape[0] == 1 and key_1HND.shape == value_1HND.shape[:3] + key_1HND.shape[3:]
-    pieces = [torch.split(x[0].transpose(0, 1), segments.sizes()) for x in (query_1HND, key_1HND, value_1HND)]
-    parts = []
-    for bucket, *own in zip(segments.buckets, *pieces, strict=True):
-        query, key, value = (bucket.padded(x) for x in own)
-        parts.append(bucket.without_padding(causal_attention(query, key, value, scaling, window)))
-    return torch.cat(parts)[None]
 
 
 def causal_attention(

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import as_umask
 from scalerl.models.head import HeadRule, on_tensor_cores, token_logprobs
-from scalerl.models.loading import ATTENTION_KINDS, check_model, load_model
+from scalerl.models.loading import ATTENTION_KINDS, load_model
 from scalerl.models.rows import Rows
 from scalerl.models.sizes import of_model
 
@@ -99,11 +99,6 @@ class Policy(nn.Module):
         limits = [getattr(self.config, name, None) for name in ("max_position_embeddings", "keep_window_size")]
         limits += [rope["original_max_position_embeddings"]] if rope.get("rope_type") == "longrope" else []
         return min((limit for limit in limits if limit), default=None)
-
-    @property
-    def experts(self) -> int:
-        """Number of experts per layer of a mixture; 0 for a dense model."""
-        return self.sizes.experts
 
     @property
     def vocab_size(self) -> int:
@@ -198,9 +193,7 @@ def load_policy(
     Raises:
         ConfigError: The model does not exist, is not a causal LM, or has an unsupported head or cache.
     """
-    model = load_model(path, revision, dtype)
-    check_model(model)
-    policy = Policy(model.to(device), fp32_head=fp32_head)
+    policy = Policy(load_model(path, revision, dtype).to(device), fp32_head=fp32_head)
     check_head(policy)
     return policy
 

@@ -9,14 +9,13 @@ Legend: N tokens of the row; b completions of a part, t tokens of its longest; P
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from scalerl.models.packing import Segments, Varlen, packed_attention
+from scalerl.models.packing import Segments, Varlen
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,65 +79,45 @@ class SharedPrompts:
         """Return the additive mask [t, P + t] of a completion's tokens: 0 for visible keys, -inf for others."""
         key = (prompt, width, window)
         if key not in self.masks:  # computed once per micro-batch, not once per layer
-            seen_tk = _mask(prompt, width, window, like.device)
+            position_t = torch.arange(prompt, prompt + width, device=like.device)
+            age_tk = position_t[:, None] - torch.arange(prompt + width, device=like.device)
+            seen_tk = (age_tk >= 0) & (age_tk < (window or prompt + width))
             self.masks[key] = torch.zeros_like(seen_tk, dtype=like.dtype).masked_fill_(~seen_tk, -torch.inf)
         return self.masks[key]
 
-    @property
-    def attention(self) -> Callable[..., Tensor]:
-        """The attention over buckets for this layout."""
-        return shared_attention
+    def attention(
+        self,
+        query_1HND: Tensor,
+        key_1HND: Tensor,
+        value_1HND: Tensor,
+        scaling: float | None = None,
+        window: int | None = None,
+    ) -> Tensor:
+        """Return causal attention within each prompt, and of each completion to its prompt and itself.
 
-
-def shared_attention(
-    query_1HND: Tensor,
-    key_1HND: Tensor,
-    value_1HND: Tensor,
-    shared: SharedPrompts,
-    scaling: float | None = None,
-    window: int | None = None,
-) -> Tensor:
-    """Return causal attention within each prompt, and of each completion to its prompt and itself.
-
-    Args:
-        query_1HND: Queries, [1, H, N, D].
-        key_1HND: Keys, [1, H', N, D], with H' a divisor of H.
-        value_1HND: Values, of the same shape as the keys.
-        shared: Layout of the N tokens.
-        scaling: Factor of the scores; None for D ** -0.5.
-        window: Number of tokens that each token may see, including itself; None for all up to itself.
-
-    Returns:
-        [1, N, H, D], as transformers expects.
-    """
-    bucket_sizes = [size for group in shared.groups for size in group.segments.sizes()]
-    sizes = [sum(shared.prompts.lengths), sum(bucket_sizes)]
-    query, key, value = (torch.split(x, sizes, dim=2) for x in (query_1HND, key_1HND, value_1HND))
-    parts = [packed_attention(query[0], key[0], value[0], shared.prompts, scaling, window)[0]]
-    prompts_1HPD = [torch.split(x, [group.prompt for group in shared.groups], dim=2) for x in (key[0], value[0])]
-    pieces = [torch.split(x[1][0].transpose(0, 1), bucket_sizes) for x in (query, key, value)]
-    own_of_bucket = zip(*pieces, strict=True)
-    for group, *prompt in zip(shared.groups, *prompts_1HPD, strict=True):
-        for bucket in group.segments.buckets:
-            query_bHtD, *own = (bucket.padded(x) for x in next(own_of_bucket))
-            key_bHkD, value_bHkD = (
-                torch.cat([ahead.expand(bucket.rows, -1, -1, -1), behind], dim=2)
-                for ahead, behind in zip(prompt, own, strict=True)
-            )
-            out_bHtD = nn.functional.scaled_dot_product_attention(
-                query_bHtD,
-                key_bHkD,
-                value_bHkD,
-                attn_mask=shared.mask(group.prompt, bucket.width, window, query_bHtD),
-                scale=scaling,
-                enable_gqa=query_bHtD.shape[1] != key_bHkD.shape[1],
-            )
-            parts.append(bucket.without_padding(out_bHtD))
-    return torch.cat(parts)[None]
-
-
-def _mask(prompt: int, width: int, window: int | None, device: torch.device) -> Tensor:
-    """Return the boolean mask [t, P + t] of the keys that a completion's tokens may see."""
-    position_t = torch.arange(prompt, prompt + width, device=device)
-    age_tk = position_t[:, None] - torch.arange(prompt + width, device=device)
-    return (age_tk >= 0) & (age_tk < (window or prompt + width))
+        Args and result are those of `Segments.attention`.
+        """
+        bucket_sizes = [size for group in self.groups for size in group.segments.sizes()]
+        sizes = [sum(self.prompts.lengths), sum(bucket_sizes)]
+        query, key, value = (torch.split(x, sizes, dim=2) for x in (query_1HND, key_1HND, value_1HND))
+        parts = [self.prompts.attention(query[0], key[0], value[0], scaling, window)[0]]
+        prompts_1HPD = [torch.split(x, [group.prompt for group in self.groups], dim=2) for x in (key[0], value[0])]
+        pieces = [torch.split(x[1][0].transpose(0, 1), bucket_sizes) for x in (query, key, value)]
+        own_of_bucket = zip(*pieces, strict=True)
+        for group, *prompt in zip(self.groups, *prompts_1HPD, strict=True):
+            for bucket in group.segments.buckets:
+                query_bHtD, *own = (bucket.padded(x) for x in next(own_of_bucket))
+                key_bHkD, value_bHkD = (
+                    torch.cat([ahead.expand(bucket.rows, -1, -1, -1), behind], dim=2)
+                    for ahead, behind in zip(prompt, own, strict=True)
+                )
+                out_bHtD = nn.functional.scaled_dot_product_attention(
+                    query_bHtD,
+                    key_bHkD,
+                    value_bHkD,
+                    attn_mask=self.mask(group.prompt, bucket.width, window, query_bHtD),
+                    scale=scaling,
+                    enable_gqa=query_bHtD.shape[1] != key_bHkD.shape[1],
+                )
+                parts.append(bucket.without_padding(out_bHtD))
+        return torch.cat(parts)[None]

@@ -116,7 +116,7 @@ def routing_of(policy: Any) -> Routing:
 @torch.no_grad()
 def can_record(policy: Any) -> bool:
     """Return whether all routers of a policy return the experts they choose, tested with three tokens."""
-    if not policy.experts or not routers_of(policy.model):
+    if not policy.sizes.experts or not routers_of(policy.model):
         return False
     routing, tokens_BT = routing_of(policy), torch.zeros(1, 3, dtype=torch.long, device=policy.device)
     try:

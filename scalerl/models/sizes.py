@@ -342,14 +342,12 @@ class Found(NamedTuple):
 def sizes_of(config: RunConfig) -> Found:
     """Return the sizes of a run's model and the source of its numbers.
 
-    Sources in order: the table [placement.model_numbers], the model's config.json, the hub's cache on this machine, the
-    table of well-known models. Nothing is downloaded.
+    Sources in order: the model's config.json, the hub's cache on this machine, the table of well-known models. Nothing
+    is downloaded.
 
     Raises:
         ConfigError: The model is in none of them.
     """
-    if config.placement.model_numbers is not None:
-        return Found(of_config(vars(config.placement.model_numbers).get), "[placement.model_numbers]")
     if isinstance(config.model, TinyModel):
         return Found(of_config(tiny_config(config.model).get), "[model], the lab's tiny Qwen3")
     assert isinstance(config.model, HuggingFaceModel)
@@ -365,19 +363,16 @@ def sizes_of(config: RunConfig) -> Found:
         return Found(KNOWN[path], f"the table of well-known models ({path})")
     raise ConfigError(
         f"model.path: got {path!r}, whose config.json is not on this machine; allowed: a directory with one, a name in "
-        f"the hub's cache, one of {', '.join(KNOWN)}, or its sizes in a table [placement.model_numbers]"
+        f"the hub's cache, or one of {', '.join(KNOWN)}"
     )
 
 
 def _in_hub_cache(name: str, revision: str) -> Path | None:
     try:
         from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-    except ImportError:  # installed with transformers, which the statistics do not need
-        return None
-    try:
+
         found = try_to_load_from_cache(name, "config.json", revision=revision)
-    except HFValidationError:  # not a hub name: a missing directory
+    except (ImportError, ValueError):  # not installed, as statistics do not need it; not a hub name, but a directory
         return None
     return Path(found) if isinstance(found, str) else None
 
@@ -391,6 +386,6 @@ def _found(values: Mapping[str, Any], source: str) -> Found:
         return Found(sizes, source)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise ConfigError(
-            f"{source}: not a supported decoder configuration ({type(error).__name__}: {error}); give "
-            "its sizes in a table [placement.model_numbers]"
+            f"{source}: not a supported decoder configuration ({type(error).__name__}: {error}); name its sizes as "
+            "Llama's config.json does"
         ) from None

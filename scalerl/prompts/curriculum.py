@@ -139,7 +139,6 @@ class Mixture:
             parts: Curriculum of each task.
             shares: Share of the draws of each task; they sum to 1.
         """
-        assert parts.keys() == shares.keys(), (list(parts), list(shares))
         self._parts, self._shares = dict(parts), dict(shares)
         self._drawn = dict.fromkeys(parts, 0)
 

@@ -17,7 +17,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.models.template import check_template, check_tools, render
 from scalerl.prompts.layouts import Row, identity, read_rows
 from scalerl.prompts.sources import custom_rows, environment_rows, gym_rows
-from scalerl.tasks.checks import with_tests
+from scalerl.tasks.checks import check_tests
 from scalerl.tasks.generated import GENERATED
 from scalerl.tasks.turns import opening
 from scalerl.types import Prompt
@@ -97,7 +97,7 @@ def task_prompts(task: TaskData, tokenizer: Any, held_out: int) -> tuple[list[Pr
     if len(kept) < len(prompts):
         notes = [*notes, f"left out {len(prompts) - len(kept)} prompts over {task.max_prompt_tokens} tokens"]
     if isinstance(task, PromptFile) and task.verifier == "code" and not task.reward:
-        kept = with_tests(kept, task.tests_column)
+        check_tests(kept)
     return kept, notes
 
 
@@ -106,8 +106,6 @@ def _file_rows(data: PromptFile, held_out: int) -> tuple[list[Row], list[str]]:
     for row in read_rows(data):
         count += 1
         unique[identity(row)] = row
-    if not unique:
-        raise ConfigError(f"{data.path}: no row belongs to the set {data.set!r}; give the edition that contains it")
     notes = [f"dropped {count - len(unique)} duplicate rows of {data.path}"] if len(unique) < count else []
     return list(unique.values()), notes
 

@@ -40,10 +40,6 @@ def read_objects(data: PromptFile) -> Iterator[FileRow]:
             cannot be read. The message has file and line.
     """
     path = Path(data.path)
-    if path.is_dir():
-        raise ConfigError(
-            f"data.path: got the directory {path}; allowed: a JSONL, JSON or Parquet file, or a data set on the hub"
-        )
     if not on_hub(data):
         return _on_disk(path, _form(path) or _jsonl, data.max_line_mb)
     if data.set and NAMED[data.set].files and data.path == NAMED[data.set].path:

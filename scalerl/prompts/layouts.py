@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -69,12 +70,16 @@ def read_rows(data: PromptFile) -> Iterator[Row]:
     rewrite = ROW_FORMS[NAMED[data.set].rows] if data.set and NAMED[data.set].rows else None
     empty = True
     for where, values in read_objects(data):
-        empty = False
-        rewritten = rewrite(values, where) if rewrite else values
+        try:
+            rewritten = rewrite(values) if rewrite else values
+        except BadTests as error:
+            raise ConfigError(f"{where}: {error}") from None
         if rewritten is not None:  # None: a row of another edition of the set
+            empty = False
             yield _row(data, rewritten, where)
     if empty:
-        raise ConfigError(f"{data.path}: the file has no rows; allowed: one JSON object per line")
+        wanted = f" of the set {data.set!r}; give the edition that contains it" if rewrite else ""
+        raise ConfigError(f"{data.path}: the file has no rows{wanted}; allowed: one JSON object per line")
 
 
 def identity(row: Row) -> str:
@@ -101,16 +106,10 @@ def column(values: Mapping[str, Any], name: str) -> Any:
     value: Any = values
     for step in name.split("."):
         if isinstance(value, str) and value.lstrip().startswith("{"):  # verl's extra_info is a JSON string in some sets
-            value = _parsed(value)
+            with suppress(ValueError):
+                value = parse_json(value, long_integers=True)
         value = value.get(step) if isinstance(value, Mapping) else None
     return value
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return parse_json(text, long_integers=True)
-    except ValueError:
-        return None
 
 
 def _row(data: PromptFile, values: dict[str, Any], where: str) -> Row:
@@ -118,10 +117,7 @@ def _row(data: PromptFile, values: dict[str, Any], where: str) -> Row:
     layout = layout_of(values) if recognize else LAYOUTS[data.layout]
     if data.task in ANSWERLESS and data.reward is None:
         layout = layout._replace(answer="answer")  # `solution` is a program in this case, which must pass the tests
-    at = {}
-    for name in ("prompt", "answer"):
-        given = getattr(data, f"{name}_column")
-        at[name] = data.columns.get(name) or (given if given != name else getattr(layout, name))
+    at = {name: data.columns.get(name) or getattr(layout, name) for name in ("prompt", "answer")}
     prompt = prompt_of(column(values, at["prompt"]), at["prompt"], values, where)
     answer = _answer(data, column(values, at["answer"]), at["answer"], values, where)
     extra = {name: column(values, path) for name, path in data.columns.items() if name not in ("prompt", "answer")}
@@ -156,7 +152,7 @@ def prompt_of(prompt: Any, at: str, columns: Iterable[str], where: str) -> str |
             return list(prompt[:end])
     raise ConfigError(
         f"{where}: {at!r} is {short(prompt)}; allowed: text or a list of chat messages with text in `content` "
-        f"(columns here: {', '.join(columns)}; choose another with --data.prompt_column)"
+        f"(columns here: {', '.join(columns)}; choose another with --data.columns '{{prompt = \"NAME\"}}')"
     )
 
 
@@ -165,10 +161,9 @@ def _answer(data: PromptFile, answer: Any, at: str, values: Mapping[str, Any], w
         return ""
     if isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]
-    if data.reward is None and isinstance(answer, list | dict) and data.task not in ANSWERLESS:
-        raise ConfigError(f"{where}: {at!r} is {short(answer)}; allowed: one reference answer, text or a number")
-    if data.reward is None and (isinstance(answer, bool) or (isinstance(answer, float) and not math.isfinite(answer))):
-        raise ConfigError(f"{where}: {at!r} is {short(answer)}; allowed: text or a finite number")
+    odd = isinstance(answer, list | dict | bool) or (isinstance(answer, float) and not math.isfinite(answer))
+    if odd and data.reward is None and data.task not in ANSWERLESS:
+        raise ConfigError(f"{where}: {at!r} is {short(answer)}; allowed: one reference answer, text or a finite number")
     extracted = ANSWER_FORMS[data.answers]("" if answer is None else str(answer))
     if extracted is None:
         raise ConfigError(
@@ -178,7 +173,7 @@ def _answer(data: PromptFile, answer: Any, at: str, values: Mapping[str, Any], w
     if not extracted.strip() and data.task not in ANSWERLESS:
         raise ConfigError(
             f"{where}: {at!r} is {short(answer)}; allowed: the reference answer "
-            f"(columns here: {', '.join(values)}; choose another with --data.answer_column)"
+            f"(columns here: {', '.join(values)}; choose another with --data.columns '{{answer = \"NAME\"}}')"
         )
     return extracted
 
@@ -214,65 +209,57 @@ FIRST_HALF_OF_2025 = ("2025-01-01", "2025-06-30")
 ASKED = "Write your answer as one Python program in a ```python code block."
 
 
-def humaneval(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+def humaneval(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of HumanEval: the function to complete, `test` with check(candidate), and its name."""
-    return dict(values) | {name: _needed(values, name, where) for name in ("test", "entry_point", "prompt")}
+    return dict(values) | {name: _needed(values, name) for name in ("test", "entry_point", "prompt")}
 
 
-def mbpp(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+def mbpp(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of MBPP: the text with the assertions, like its authors' prompts (arXiv 2108.07732, sec. 3)."""
-    assertions = _needed(values, "test_list", where)
+    assertions = _needed(values, "test_list")
     if not isinstance(assertions, list):
-        raise ConfigError(f"{where}: 'test_list' is {short(assertions)}; allowed: a list of assertions")
+        raise BadTests(f"'test_list' is {short(assertions)}; allowed: a list of assertions")
     shown = "\n".join(map(str, assertions))
-    question = values.get("text") or _needed(values, "prompt", where)  # `prompt` in the sanitized edition
+    question = values.get("text") or _needed(values, "prompt")  # `prompt` in the sanitized edition
     prompt = f"{question} Your code should satisfy these tests:\n\n{shown}\n\n{ASKED}"
     return {**values, "prompt": prompt}
 
 
-def deepcoder(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+def deepcoder(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of DeepCoder: the problem, its starter code if any, and the tests."""
-    tests = _needed(values, "tests", where)
-    return {**values, "prompt": _asked(values, "problem", where), "tests": _read(where, from_text, tests, "tests")}
+    tests = from_text(_needed(values, "tests"), "tests")
+    return {**values, "prompt": _asked(values, "problem"), "tests": tests}
 
 
-def livecodebench(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+def livecodebench(values: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a row of LiveCodeBench of the first half of 2025; None for other contests."""
     low, high = FIRST_HALF_OF_2025
-    if not low <= str(_needed(values, "contest_date", where))[:10] <= high:
+    if not low <= str(_needed(values, "contest_date"))[:10] <= high:
         return None
-    tests = _read(where, livecodebench_cases, values)
     kept = {name: value for name, value in values.items() if not name.endswith("_test_cases")}
-    return {**kept, "prompt": _asked(values, "question_content", where), "tests": tests}
+    return {**kept, "prompt": _asked(values, "question_content"), "tests": livecodebench_cases(values)}
 
 
-ROW_FORMS: dict[str, Callable[[Mapping[str, Any], str], dict[str, Any] | None]] = {
+ROW_FORMS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | None]] = {
     "humaneval": humaneval,
     "mbpp": mbpp,
     "deepcoder": deepcoder,
     "livecodebench-2025": livecodebench,
 }
-"""Functions by the names in NamedSet.rows; they return None for rows that do not belong to the set."""
+"""Functions by the names in NamedSet.rows. They return None for rows that do not belong to the set, and raise BadTests
+for rows without what it has."""
 
 
-def _asked(values: Mapping[str, Any], column: str, where: str) -> str:
+def _asked(values: Mapping[str, Any], column: str) -> str:
     starter = str(values.get("starter_code") or "")
     begin = f"\n\nBegin with this code:\n```python\n{starter}\n```" if starter.strip() else ""
     reads = "" if begin else " It reads standard input and writes standard output."
-    return f"{_needed(values, column, where)}{begin}\n\n{ASKED}{reads}"
+    return f"{_needed(values, column)}{begin}\n\n{ASKED}{reads}"
 
 
-def _read(where: str, read: Callable[..., Any], *words: Any) -> Any:
-    try:
-        return read(*words)
-    except BadTests as error:
-        raise ConfigError(f"{where}: {error}") from None
-
-
-def _needed(values: Mapping[str, Any], column: str, where: str) -> Any:
+def _needed(values: Mapping[str, Any], column: str) -> Any:
     if values.get(column) in (None, "", []):
-        raise ConfigError(
-            f"{where}: the column {column!r} is empty or missing (columns here: {', '.join(values)}); give a file of "
-            "this set"
+        raise BadTests(
+            f"the column {column!r} is empty or missing (columns here: {', '.join(values)}); give a file of this set"
         )
     return values[column]

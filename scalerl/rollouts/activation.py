@@ -34,10 +34,6 @@ class Activation:
         """
         return False
 
-    def measured(self, lag_ticks: int) -> Self:
-        """Return the rule with a lag that the trainer has measured."""
-        return self
-
     def formed(self, tick: int) -> Self:
         """Return the rule to use after another batch is complete at a tick."""
         return self
@@ -58,19 +54,15 @@ class AtTick(Activation):
     """
 
     lag_ticks: int
-    """Lag in ticks; -1: unknown. The generators then wait for the first weights, and the trainer measures it."""
+    """Lag in ticks."""
 
     def due(self, tick: int, formed_at: int) -> bool:
         """Return whether `lag_ticks` have passed."""
-        return self.lag_ticks < 0 or tick >= formed_at + self.lag_ticks
-
-    def measured(self, lag_ticks: int) -> Self:
-        """Return the rule with the measured lag."""
-        return replace(self, lag_ticks=lag_ticks)
+        return tick >= formed_at + self.lag_ticks
 
     def restored(self, state: Mapping[str, Any]) -> Self:
         """Return the rule with the lag that was in use."""
-        return replace(self, lag_ticks=state.get("lag_ticks", -1))
+        return replace(self, lag_ticks=state.get("lag_ticks", self.lag_ticks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from scalerl.rollouts.custom import EngineParts, engine_pair
 from scalerl.rollouts.engine import Engine, Sampling
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.process_engine import EngineProcess
-from scalerl.rollouts.restarts import Life, Restarter, RestartLimits
+from scalerl.rollouts.restarts import Life, Restarter
 from scalerl.rollouts.schedule import schedule_of
 from scalerl.rollouts.turns import with_turns
 from scalerl.rollouts.weights import WeightChannel
@@ -79,7 +80,7 @@ class GeneratorSpec:
         pairs = self.make_engines(specs, notes.append)
         if self.environments:
             pairs = with_turns(pairs, load_tokenizer(self.model.path, self.model.revision), config.scoring)
-        schedule = schedule_of(config, -1 if config.rollouts.lag_ticks == "measure" else config.lag_ticks)
+        schedule = schedule_of(config, config.lag_ticks)
         engines, evaluators = zip(*pairs, strict=True)
         coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, config.seed, evaluators)
         if self.load_state is not None:
@@ -125,7 +126,6 @@ class EngineSpec:
             rule=generator.rule,
             sampling=Sampling(config.recipe.temperature, config.recipe.top_p, generator.stop),
             receive=self.channel.receive,
-            refill=config.rollouts.refill,
             seed=config.seed,
         )
         if isinstance(engine, Custom):
@@ -159,13 +159,10 @@ def restarted_engines(
         begin: Function that starts an engine; called again after each death.
         note: Function that gets a message about every death.
     """
-
-    def restarter(spec: EngineSpec) -> Restarter:
-        placement = spec.generator.config.placement
-        limits = RestartLimits(placement.silence_timeout_s, placement.transfer_timeout_s)
-        return Restarter(lambda: begin(spec), spec.name, (spec.slots, spec.slots), limits, note)
-
-    restarters = [restarter(spec) for spec in specs]
+    restarters = [
+        Restarter(partial(begin, spec), spec.name, (spec.slots, spec.slots), spec.generator.config.placement, note)
+        for spec in specs
+    ]
     for one in restarters:
         one.wait_ready()
     return [one.engines for one in restarters]

@@ -41,7 +41,7 @@ class Formed:
 class Update:
     """Message from the trainer to the coordinator after each update.
 
-    Example: Update(version=8, weights=True, visits=(Visit(...), ...), closed=False, lag_ticks=-1)
+    Example: Update(version=8, weights=True, visits=(Visit(...), ...), closed=False)
     """
 
     version: int
@@ -51,8 +51,6 @@ class Update:
     """Prompts that may be started once this version is active."""
     closed: bool = False
     """Whether the curriculum has no more prompts."""
-    lag_ticks: int = -1
-    """Lag of the activation rule if the trainer has measured it, else -1."""
 
 
 @dataclass(slots=True)
@@ -260,8 +258,6 @@ class Coordinator:
             del self._updates[update.version]
             self._queue.extend(update.visits)
             self._last |= update.closed
-            if update.lag_ticks >= 0:
-                self.schedule.activation = self.schedule.activation.measured(update.lag_ticks)
             if update.weights:
                 self._swap(update.version)
                 self.seconds.swap = time.perf_counter() - self._asked_at

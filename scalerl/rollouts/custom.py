@@ -44,8 +44,6 @@ class EngineParts:
     """Temperature, nucleus and stop tokens."""
     receive: Receive
     """receive(version) -> weights by name, after they were sent; call it in `swap`."""
-    refill: int = 0
-    """Free slots at which new sequences are prefilled; 0: 1/16 of the slots."""
     evaluating: bool = False
     """Whether this engine is for evaluations. Each generator makes one engine for training and one for evaluations."""
 
@@ -60,7 +58,6 @@ class EngineParts:
             prompt_tokens=self.prompt_tokens,
             rule=self.rule,
             sampling=self.sampling,
-            refill=self.refill,
             receive=self.receive,
         )
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 from typing import Any, Protocol
 
 import numpy as np
@@ -100,14 +101,7 @@ class Work:
 
     def __add__(self, other: Work) -> Work:
         """Return the sum of two engines' work."""
-        return Work(
-            self.steps + other.steps,
-            self.tokens + other.tokens,
-            self.slot_steps + other.slot_steps,
-            self.flops + other.flops,
-            self.restarts + other.restarts,
-            self.resampled + other.resampled,
-        )
+        return Work(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(slots=True)
@@ -231,6 +225,23 @@ class Engine(Protocol):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
+
+
+class EngineDefaults:
+    """Methods of an engine that does its work in `poll` or in another process, and saves no state."""
+
+    deterministic = False
+    exact_resume = False
+
+    def advance(self) -> None:
+        """Do nothing: the work is done in `poll`, or in another process."""
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: sequences in flight are submitted again on resume."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore nothing."""
 
 
 def generate(

@@ -9,7 +9,7 @@ Legend: B rollouts, T tokens, N compared tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,13 +58,7 @@ class Difference:
 
 
 @torch.no_grad()
-def replay(
-    policies: Mapping[int, Policy],
-    prompt: Sequence[int],
-    rollout: Rollout,
-    temperature: float = 1.0,
-    restarts: Collection[int] = (),
-) -> Tensor:
+def replay(policies: Mapping[int, Policy], prompt: Sequence[int], rollout: Rollout, temperature: float = 1.0) -> Tensor:
     """Recompute a rollout's log-probabilities, each token with the weights of its version and the cache so far.
 
     The keys and values of token t-1 come from the weights that sampled token t, as in an engine that swaps weights
@@ -75,20 +69,15 @@ def replay(
         prompt: Prompt tokens.
         rollout: Rollout to replay.
         temperature: Sampling temperature.
-        restarts: Token counts at which the engine restarted with an empty cache, for example after a broken request.
 
     Returns:
         logp_T, FP32; values at tokens that were not sampled are meaningless.
     """
     from transformers import DynamicCache
 
-    config = next(iter(policies.values())).config
-    cache, fed, logps = DynamicCache(config=config), list(prompt), []
-    everything = list(prompt)
+    cache, fed, logps = DynamicCache(config=next(iter(policies.values())).config), list(prompt), []
     sets = None if rollout.nucleus is None else np.split(rollout.nucleus[1], np.cumsum(rollout.nucleus[0]))
     for count, (token, version) in enumerate(zip(rollout.tokens.tolist(), rollout.versions.tolist(), strict=True)):
-        if count in restarts:
-            cache, fed = DynamicCache(config=config), list(everything)
         policy = policies[version]
         tokens_1K = torch.tensor([fed], device=policy.device)
         hidden_1D = policy.hidden(tokens_1K, past_key_values=cache)[0, -1:]
@@ -96,24 +85,18 @@ def replay(
         among_V = logits_V if sets is None else logits_V[torch.from_numpy(sets[count]).long()]
         logps.append(logits_V[token] - among_V.logsumexp(-1))
         fed = [token]
-        everything.append(token)
     return torch.stack(logps)
 
 
 def largest_difference(
     policies: Mapping[int, Policy], rollouts: Iterable[tuple[Sequence[int], Rollout]], temperature: float = 1.0
 ) -> Difference:
-    """Replay (prompt, rollout) pairs and compare every sampled token.
-
-    Raises:
-        ValueError: There is nothing to compare.
-    """
-    parts, count = [], 0
+    """Replay (prompt, rollout) pairs and compare every sampled token; at least one is needed."""
+    parts = []
     for prompt, rollout in rollouts:
         difference_T = (replay(policies, prompt, rollout, temperature) - torch.from_numpy(rollout.logps)).abs()
         parts.append(difference_T[torch.from_numpy(rollout.sampled)])
-        count += 1
-    return _difference(count, parts)
+    return _difference(len(parts), parts)
 
 
 def check_current(
@@ -222,7 +205,5 @@ def flat_nuclei(rollouts: Sequence[tuple[int, Rollout]], width: int) -> tuple[Te
 
 
 def _difference(rollouts: int, parts: Sequence[Tensor]) -> Difference:
-    all_N = torch.cat(list(parts)) if parts else torch.empty(0)
-    if not len(all_N):
-        raise ValueError("no sampled token to compare")
+    all_N = torch.cat(list(parts))
     return Difference(rollouts, len(all_N), float(all_N.max()), float(all_N.double().mean()))

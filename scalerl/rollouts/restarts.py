@@ -7,17 +7,20 @@ again, while the other engines keep running.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Protocol
 
+from scalerl.config.placement import Placement
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.plugins import PluginError
-from scalerl.rollouts.engine import Finished, Occupancy, Request, Work
+from scalerl.rollouts.engine import EngineDefaults, Finished, Occupancy, Request, Work
 from scalerl.rollouts.free_running import Report
 from scalerl.rollouts.process_engine import EngineDied
+
+DEATHS = 3
+"""Consecutive deaths, without a finished sequence in between, after which the run stops."""
 
 
 class Life(Protocol):
@@ -37,26 +40,11 @@ class Life(Protocol):
         """End the engine in any state."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestartLimits:
-    """RestartLimits after which an engine counts as dead.
-
-    Example: RestartLimits(silence_s=300.0, transfer_s=600.0, deaths=3)
-    """
-
-    silence_s: float = 300.0
-    """`placement.silence_timeout_s`: seconds without an answer, or without a token of any of its sequences."""
-    transfer_s: float = 600.0
-    """`placement.transfer_timeout_s`: seconds that a swap may take."""
-    deaths: int = 3
-    """Consecutive deaths, without a finished sequence in between, after which the run stops."""
-
-
 class Restarter:
     """Watches over the training engine and the evaluation engine over one model, across restarts.
 
     Example:
-        restarter = Restarter(make, "generator 1 of 2", slots=(64, 64))
+        restarter = Restarter(make, "generator 1 of 2", (64, 64), Placement(engine="vllm"), print)
         restarter.wait_ready()
         engine, evaluator = restarter.engines
     """
@@ -66,8 +54,8 @@ class Restarter:
         make: Callable[[], Life],
         name: str,
         slots: Sequence[int],
-        limits: RestartLimits | None = None,
-        note: Callable[[str], None] = lambda text: None,
+        placement: Placement,
+        note: Callable[[str], None],
     ) -> None:
         """Start the engines.
 
@@ -75,14 +63,13 @@ class Restarter:
             make: Function that starts the engines or raises EngineDied; called in a thread, as it may take minutes.
             name: Name in messages.
             slots: Sequences that each engine decodes together.
-            limits: RestartLimits after which the engines count as dead.
+            placement: Configuration with the seconds of silence, and of a swap, after which the engines count as dead.
             note: Function that gets a message about every death.
         """
-        self.name, self._make, self._limits, self._note = name, make, limits or RestartLimits(), note
+        self.name, self._make, self._note = name, make, note
+        self._silence_s, self._transfer_s = placement.silence_timeout_s, placement.transfer_timeout_s
         self.engines = tuple(RestartedEngine(self, number, count) for number, count in enumerate(slots))
         self.version = -1
-        self.deaths = 0
-        """Number of deaths so far."""
         self._life: Life | None = None
         self._wanted, self._caught_up, self._in_a_row = -1, False, 0
         self._asked_at = self._heard_at = self._moved_at = time.monotonic()
@@ -127,11 +114,6 @@ class Restarter:
         except EngineDied as error:
             self._bury(error)
 
-    def close(self) -> None:
-        """End the engines."""
-        if self._life is not None:
-            self._life.kill()
-
     # ------------------------------------------------------------------------------------------------ lives and deaths
 
     def _begin(self) -> Future[Life]:
@@ -172,30 +154,29 @@ class Restarter:
                     self.post(engine.number, "submit", list(engine.requests.values()))
 
     def _check_time(self) -> None:
-        now, limits = time.monotonic(), self._limits
-        if self.version != self._wanted and self._wanted >= 0 and now - self._asked_at > limits.transfer_s:
+        now, swapping = time.monotonic(), self.version != self._wanted
+        if swapping and self._wanted >= 0 and now - self._asked_at > self._transfer_s:
             raise EngineDied(
                 f"{self.name}: the transfer of version {self._wanted} of the weights took more than "
-                f"{limits.transfer_s:g} s (placement.transfer_timeout_s); it still uses version {self.version}"
+                f"{self._transfer_s:g} s (placement.transfer_timeout_s); it still uses version {self.version}"
             )
-        swapping = self.version != self._wanted
-        if now - self._heard_at > (limits.transfer_s if swapping else limits.silence_s):
+        if now - self._heard_at > (self._transfer_s if swapping else self._silence_s):
             raise EngineDied(
                 f"{self.name} has not answered for {now - self._heard_at:.0f} s (placement.silence_timeout_s)"
             )
-        if not swapping and now - self._moved_at > limits.silence_s:
+        if not swapping and now - self._moved_at > self._silence_s:
             raise EngineDied(
                 f"{self.name} has sampled no token for {now - self._moved_at:.0f} s (placement.silence_timeout_s), "
                 "although it has sequences"
             )
 
     def _bury(self, error: EngineDied) -> None:
-        self.close()
+        if self._life is not None:
+            self._life.kill()
         self._life, self._caught_up = None, False
-        self.deaths += 1
         self._in_a_row += 1
         again = sum(engine.bury() for engine in self.engines)
-        if self._in_a_row >= self._limits.deaths:
+        if self._in_a_row >= DEATHS:
             raise EngineDied(
                 f"{self.name} died {self._in_a_row} times without finishing a sequence; the last: {error}", error.trace
             )
@@ -205,11 +186,8 @@ class Restarter:
         self._future = self._begin()
 
 
-class RestartedEngine:
+class RestartedEngine(EngineDefaults):
     """One engine of a restarter, behind the engine contract."""
-
-    deterministic = False
-    exact_resume = False
 
     def __init__(self, restarter: Restarter, number: int, slots: int) -> None:
         self._restarter, self.number, self._slots = restarter, number, slots
@@ -246,9 +224,6 @@ class RestartedEngine:
         if gone:
             self._restarter.post(self.number, "cancel", gone)
 
-    def advance(self) -> None:
-        """Do nothing: the engine runs asynchronously."""
-
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
         """Return the sequences that finished, each exactly once, also after a restart."""
         self._restarter.pump(0.0 if self._inbox else timeout_s)
@@ -258,14 +233,6 @@ class RestartedEngine:
     def swap(self, version: int) -> None:
         """Request new weights; `version` changes when they are in use."""
         self._restarter.swap(version)
-
-    def state(self) -> dict[str, Any]:
-        """Raise NotImplementedError: the sequences in flight are in another process."""
-        raise NotImplementedError("exact_resume is false: unfinished sequences are submitted again")
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Raise NotImplementedError, because there is no saved state."""
-        raise NotImplementedError("exact_resume is false: unfinished sequences are submitted again")
 
     # ------------------------------------------------------------------------------------------------ the restarter's
 

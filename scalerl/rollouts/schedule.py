@@ -368,7 +368,7 @@ def schedule_of(config: RunConfig, lag_ticks: int) -> Schedule:
 
     Args:
         config: Resolved configuration.
-        lag_ticks: Decode steps from a batch to the use of its weights; -1: measured during the run.
+        lag_ticks: Decode steps from a batch to the use of its weights; not used where weights are used on arrival.
     """
     activation = Following(lag_ticks) if config.lag_follows else ACTIVATIONS[config.schedule](lag_ticks)
     recipe = config.recipe

@@ -25,7 +25,7 @@ from scalerl.core.serialization import from_plain, to_plain
 from scalerl.models.routing import UNKNOWN
 from scalerl.models.template import continuation
 from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request
-from scalerl.tasks import tools, turns
+from scalerl.tasks import code, turns
 from scalerl.tasks.pool import ProcessEnded, ScoringPool
 from scalerl.tasks.turns import Message, Reply
 from scalerl.types import TURNS, IntArray, Outcome, Prompt, Rollout
@@ -113,8 +113,7 @@ class TurnEngine:
         """
         self._inner, self._ask, self._tokenizer = inner, ask, tokenizer
         self._episodes: dict[tuple[int, int], Episode] = {}
-        self._asked: dict[tuple[int, int], Future[Reply]] = {}
-        self._asked_at: dict[tuple[int, int], float] = {}
+        self._asked: dict[tuple[int, int], tuple[Future[Reply], float]] = {}
         self._tick = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -137,9 +136,8 @@ class TurnEngine:
         """Drop unfinished rollouts; replies that were asked for are not used."""
         for id in ids:
             self._episodes.pop(id, None)
-            self._asked_at.pop(id, None)
-            if (asked := self._asked.pop(id, None)) is not None:
-                asked.cancel()
+            if id in self._asked:
+                self._asked.pop(id)[0].cancel()
         self._inner.cancel(ids)
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
@@ -153,10 +151,10 @@ class TurnEngine:
         done = [end for finished in self._inner.poll(timeout_s) for end in self._turn_ended(finished)]
         arrived = [
             id
-            for id, asked in self._asked.items()
+            for id, (asked, _) in self._asked.items()
             if (self._episodes[id].due <= self._tick if self._inner.deterministic else asked.done())
         ]
-        return done + [end for id in arrived for end in self._replied(self._episodes[id], self._asked.pop(id))]
+        return done + [end for id in arrived for end in self._replied(self._episodes[id], *self._asked.pop(id))]
 
     def _turn_ended(self, finished: Finished) -> Iterable[Finished]:
         episode, turn = self._episodes.get(finished.id), finished.rollout
@@ -172,17 +170,16 @@ class TurnEngine:
         return []
 
     def _request(self, episode: Episode) -> None:
-        self._asked_at[episode.id] = time.monotonic()
-        self._asked[episode.id] = self._ask(episode.prompt, episode.said)
+        self._asked[episode.id] = self._ask(episode.prompt, episode.said), time.monotonic()
 
-    def _replied(self, episode: Episode, asked: Future[Reply]) -> Iterable[Finished]:
+    def _replied(self, episode: Episode, asked: Future[Reply], asked_at: float) -> Iterable[Finished]:
         """Use a reply: submit the next turn, or return the finished rollout.
 
         Consumes: a reply. Produces: a request, or a rollout. Waits for: the environment, whose call has a time limit.
         Unblocked by: its reply, its time limit, or the death of its process.
         """
         settings, name = episode.prompt.columns[TURNS], episode.prompt.columns["function"]
-        episode.waited_s += time.monotonic() - self._asked_at.pop(episode.id)
+        episode.waited_s += time.monotonic() - asked_at
         try:
             reply = asked.result()
         except TimeoutError:
@@ -236,7 +233,7 @@ class ReplyPool:
     def __init__(self, settings: Scoring) -> None:
         """Prepare the processes; they start at the first requests."""
         workers = settings.workers or max(4, os.cpu_count() or 1)
-        self._pool = ScoringPool(workers, tools.prepare, settings)
+        self._pool = ScoringPool(workers, code.prepare, settings)
         self._takers = ThreadPoolExecutor(workers, thread_name_prefix="replies")
         self._waiting, self._lock = deque[Asked](), Lock()
 

@@ -99,11 +99,7 @@ class SharedBlock:
             with tempfile.TemporaryFile() as file:
                 self._fd = os.dup(file.fileno())
         os.ftruncate(self._fd, size)
-        self._map(size)
-
-    def _map(self, size: int) -> None:
-        self._memory = mmap.mmap(self._fd, size)
-        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._memory, dtype=np.uint8)
+        self.bytes = np.frombuffer(mmap.mmap(self._fd, size), dtype=np.uint8)
 
     def __getstate__(self) -> dict[str, Any]:
         from multiprocessing.reduction import DupFd
@@ -112,7 +108,7 @@ class SharedBlock:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._fd = state["fd"].detach()
-        self._map(state["size"])
+        self.bytes = np.frombuffer(mmap.mmap(self._fd, state["size"]), dtype=np.uint8)
 
 
 class SharedMemoryChannel:

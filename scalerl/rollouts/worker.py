@@ -66,9 +66,6 @@ class _Loop:
         self.held = {version}  # versions that the channel keeps for this process
         self.evaluations: dict[int, tuple[tuple[Visit, ...], int | Sequence[int]]] = {}
         self.snapshots: dict[int, Path] = {}
-        self.handlers: dict[str, Callable[..., None]] = {
-            "update": self._update, "evaluate": self._evaluate, "snapshot": self._snapshot, "mark": self._mark,
-        }  # fmt: skip
 
     def say(self, name: str, content: Any) -> None:
         self.end.say("done", (name, content))
@@ -86,7 +83,7 @@ class _Loop:
                     self.coordinator.seconds.idle += time.perf_counter() - began
                 if method == "stop":
                     return
-                self.handlers[method](*arguments)
+                getattr(self, method)(*arguments)
                 self._release()  # the learner may be waiting for room in the channel
                 blocked = self.coordinator.blocked()
             self._send_finished(self.coordinator.step(self._serve_version))
@@ -105,21 +102,21 @@ class _Loop:
             self.say("dropped", tuple(self.coordinator.late))
             self.coordinator.late.clear()
 
-    def _update(self, update: Update) -> None:
+    def update(self, update: Update) -> None:
         if update.weights:
             self.held.add(update.version)
         self.coordinator.receive(update)
 
-    def _evaluate(self, version: int, visits: tuple[Visit, ...], samples: int | Sequence[int]) -> None:
+    def evaluate(self, version: int, visits: tuple[Visit, ...], samples: int | Sequence[int]) -> None:
         self.held.add(version)
         self.evaluations[version] = (visits, samples)
         self._serve_version()
 
-    def _snapshot(self, version: int, path: Path) -> None:
+    def snapshot(self, version: int, path: Path) -> None:
         self.snapshots[version] = path
         self._serve_version()
 
-    def _mark(self, number: int) -> None:
+    def mark(self, number: int) -> None:
         self.say("mark", (number, self.coordinator.seconds.busy))
 
     def _serve_version(self) -> None:

@@ -1,8 +1,9 @@
 """One law over the runs of different settings: the parameters of a run's curve are linear in the logs of its settings.
 
-    theta_i = slopes^T x_i + s(x_i) + e_i,    theta = (logit A, ln C_mid, ln B, R0)
+    theta_i = slopes^T x_i + bends^T x_i^2 + s(x_i) + e_i,    theta = (logit A, ln C_mid, ln B, R0)
 
-`s` is a smooth deviation from the straight line, shared by settings within a factor of about four, and `e` the scatter
+Bends are smaller than slopes, and keep the law from going straight on where no setting was run. `s` is a smooth
+deviation from this line, shared by settings within a factor of about four, and `e` the scatter
 of single runs; tau^2 is their variance. The posterior of each run, divided by its prior, is its likelihood: a mixture
 of normal distributions, so a ceiling that is not identified stays wide and curved. Slopes, s and e are integrated in
 closed form. A Gibbs sampler draws tau, the share of s, and the parameters of each run given those of the others.
@@ -38,6 +39,10 @@ SLOPE_SD = np.array([0.3, 1.0, 0.2, 0.15])
 In ScaleRL's Table 1, ln C_mid changes by up to 1.8, logit A by 0.18 and ln B by 0.1 per factor e; R0 of public models
 of one family changes by up to 0.24."""
 
+BEND_SD = SLOPE_SD / 8
+"""Prior standard deviation of the quadratic term in the log of a number: within a factor of 55, a slope changes by
+about as much as slopes differ from zero."""
+
 SCATTER = np.array([0.1, 0.2, 0.15, 0.02])
 """Prior median of tau. Three seeds of the paper scatter by 0.05 in logit A; deviations from the line come on top."""
 
@@ -49,6 +54,8 @@ tau^2 that similar settings have in common, which only more than one run per set
 
 REACH = np.log(4.0)
 """Distance in the log of a setting at which the shared deviations have correlation exp(-1/2)."""
+
+SQUARE = "^2"
 
 EDGE = 0.005
 """Smallest distance of A from the metric's bounds, as a share of the range, because its logit has no limit."""
@@ -146,13 +153,13 @@ class Law:
 
     def at(self, settings: Sequence[Setting], seed: int = 0) -> Array:
         """Return draws of the parameters at these settings without the scatter of single runs, shape (D, S, K)."""
-        columns_SP, _ = self.design.columns(settings)
+        columns_SP, _ = bent_columns(self.design, settings)
         near_SN, near_SS = (correlation(self.design, settings, others) for others in (self.settings, settings))
         return self._given_runs(columns_SP, near_SN, near_SS, seed)
 
     def slopes(self) -> dict[str, Array]:
         """Return draws of the change of each parameter per factor e of each number, shape (D, K)."""
-        _, names = self.design.columns(self.settings)
+        _, names = bent_columns(self.design, self.settings)
         none = np.zeros((len(names), len(self.settings)))
         line_DPK = self._given_runs(np.eye(len(names)), none, np.zeros((len(names),) * 2), 2)
         return {name: line_DPK[:, names.index(name)] for name in self.design.numbers}
@@ -181,6 +188,13 @@ class Law:
         return drawn_DSK
 
 
+def bent_columns(design: Design, settings: Sequence[Setting]) -> tuple[Array, list[str]]:
+    """Return the columns of the design and the squares of those of numbers, shape (N, P), with their names."""
+    columns_NP, names = design.columns(settings)
+    bent = [p for p, name in enumerate(names) if name in design.numbers]
+    return np.hstack([columns_NP, columns_NP[:, bent] ** 2]), names + [names[p] + SQUARE for p in bent]
+
+
 def correlation(design: Design, settings: Sequence[Setting], others: Sequence[Setting]) -> Array:
     """Return the correlation of the shared deviations of settings, shape (S, N); 0 between categories."""
     (one_SP, names), (two_NP, _) = design.columns(settings), design.columns(others)
@@ -192,8 +206,8 @@ def correlation(design: Design, settings: Sequence[Setting], others: Sequence[Se
 
 def before_curves(design: Design, settings: Sequence[Setting], clouds: Sequence[Cloud], published: bool) -> Scatter:
     """Return the prior of the parameters of all runs for each tau."""
-    columns_NP, names = design.columns(settings)
-    sd_PK = np.stack([SLOPE_SD if name else CENTER_SD for name in names])
+    columns_NP, names = bent_columns(design, settings)
+    sd_PK = np.stack([CENTER_SD if not name else BEND_SD if name.endswith(SQUARE) else SLOPE_SD for name in names])
     mean_PK = np.zeros((len(names), 4))
     # the unit of compute is arbitrary, and so is the level before training
     center_K = np.mean([cloud.center_DK.mean(axis=0) for cloud in clouds], axis=0)

@@ -65,7 +65,6 @@ def study_results(study: StudyDirectory, axis: str | None = None, task: str | No
     return StudyResult(
         name=plan.name,
         about=plan.about,
-        path=study.path,
         reference=plan.reference,
         axis=axis,
         arms=tuple(arms),
@@ -148,7 +147,7 @@ def _run(study: StudyDirectory, key: RunKey, axis: str, task: str | None, failur
     else:
         problem = failed(failure) or "not started"
     step = study.step(key)
-    return RunResult(key, path, step, config.steps, curve, fitted, problem, _metrics(path), failure)
+    return RunResult(key, step, config.steps, curve, fitted, problem, _metrics(path), failure)
 
 
 def _metrics(path: Path) -> dict[str, float]:

@@ -32,6 +32,7 @@ from scalerl.config.base import replace
 from scalerl.config.data import generated
 from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.files import take_hold, write_whole
+from scalerl.core.outputs import check_new_directory
 from scalerl.core.rows import read_points, read_rows
 from scalerl.core.serialization import flat
 from scalerl.study.plan import Plan, RunKey, plan_toml, read_plan, unnamed
@@ -60,10 +61,13 @@ class StudyDirectory:
         """
         file = path / "study.toml"
         if file.exists():
-            check_same(read_plan(file), plan, path)
+            if (old := read_plan(file)) != plan:
+                raise ConfigError(
+                    f"{path} contains another study: {'; '.join(changes(old, plan))}. Give another -o, or resume that "
+                    f"study with `scalerl study resume {path}`. Nothing was changed"
+                )
             return cls(path, plan)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ConfigError(f"{path} exists and contains no study; give -o a directory that is new or empty")
+        check_new_directory(path, "-o")
         path.mkdir(parents=True, exist_ok=True)
         write_whole(file, plan_toml(plan))
         return cls(path, plan)
@@ -145,19 +149,6 @@ class StudyDirectory:
         """Return the rows of the journal; a row that a killed process left incomplete is left out."""
         rows = read_rows(self.path / "journal.jsonl")
         return [row for row in rows if all(isinstance(row.get(name), kind) for name, kind in JOURNAL.items())]
-
-
-def check_same(old: Plan, new: Plan, path: Path) -> None:
-    """Check that the plan has not changed since the study was started.
-
-    Raises:
-        ConfigError: The plans differ; the message lists the changes.
-    """
-    if old != new:
-        raise ConfigError(
-            f"{path} contains another study: {'; '.join(changes(old, new))}. Give another -o, or resume that study "
-            f"with `scalerl study resume {path}`. Nothing was changed"
-        )
 
 
 def changes(old: Plan, new: Plan) -> list[str]:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scalerl.core.printable import printable
+from scalerl.core.rows import read_points
 from scalerl.core.serialization import flat
 from scalerl.scaling import CurveError, fit
 from scalerl.study.directory import StudyDirectory
@@ -18,7 +19,6 @@ from scalerl.study.plan import Plan, RunKey, rates_note
 from scalerl.types import EvalPoint
 from scalerl.view.display import tell
 from scalerl.view.outlook import curve_of
-from scalerl.view.run import FollowedRun
 
 MARKS = {"waiting": "·", "running": "▶", "finished": "✓", "failed": "✗", "stopped": "■"}
 """Symbol for each state of a run."""
@@ -48,7 +48,7 @@ class StudyDisplay:
     def __init__(self, study: StudyDirectory, console: Console | None = None) -> None:
         self.console = console or Console()
         self._study = study
-        self._runs: dict[RunKey, FollowedRun] = {}
+        self._points: dict[RunKey, list[EvalPoint]] = {}
         self._ceilings: dict[RunKey, tuple[int, str]] = {}  # number of evaluations that were fitted, and the ceiling
         self._told: dict[RunKey, str] = {}
         self._began = time.monotonic()
@@ -91,11 +91,9 @@ class StudyDisplay:
 
     def _look(self, key: RunKey, *, fitted: bool) -> None:
         """Read a run's points, and fit them if there are new ones."""
-        if key not in self._runs:
-            self._runs[key] = FollowedRun(self._study.run(key))
-        run = self._runs[key]
-        run.poll()
-        points = self._points(key)
+        points = read_points(self._study.run(key))
+        task = self._study.task() or (points[0].task if points else "")
+        points = self._points[key] = [point for point in points if point.task == task]
         if not fitted or len(points) == self._ceilings.get(key, (0, ""))[0]:
             return
         try:
@@ -105,12 +103,8 @@ class StudyDisplay:
             text = ""
         self._ceilings[key] = (len(points), text)
 
-    def _points(self, key: RunKey) -> list[EvalPoint]:
-        points = self._runs[key].points if key in self._runs else {}
-        return points.get(self._study.task() or next(iter(points), ""), [])
-
     def _line(self, key: RunKey, states: Mapping[RunKey, str]) -> str:
-        points, (_, ceiling) = self._points(key), self._ceilings.get(key, (0, ""))
+        points, (_, ceiling) = self._points.get(key), self._ceilings.get(key, (0, ""))
         done = sum(state == "finished" for state in states.values())
         value = f"pass rate {points[-1].pass_rate:.3f}" if points else ""
         ceiling = f", A {ceiling}" if ceiling else ""
@@ -131,13 +125,12 @@ class StudyDisplay:
     def _table(self, states: Mapping[RunKey, str]) -> Table:
         plan = self._study.plan
         done = sum(state == "finished" for state in states.values())
-        table = Table(title=Text(printable(f"{plan.name}: {done} of {len(states)} runs, {self._left(states)}")))
-        for heading in ("arm", "seed", "", "step", "last", "ceiling A (? not identified)"):
-            table.add_column(heading)
+        title = Text(printable(f"{plan.name}: {done} of {len(states)} runs, {self._left(states)}"))
+        table = Table("arm", "seed", "", "step", "last", "ceiling A (? not identified)", title=title)
         for arm in plan.arms:
             for seed in plan.seeds:
                 key = RunKey(arm.name, seed)
-                state, points = states.get(key, "waiting"), self._points(key)
+                state, points = states.get(key, "waiting"), self._points.get(key)
                 if state == "waiting" and len(states) > MANY:
                     continue
                 last = (str(points[-1].step), f"{points[-1].pass_rate:.3f}") if points else ("", "")

@@ -126,17 +126,19 @@ class Execution:
             self._fill(share)
             self._collect()
             self.display.update(self.states)
-            if self._jobs:
-                time.sleep(POLL_S)
+            time.sleep(POLL_S)
 
     def _fill(self, share: float) -> None:
-        """Start as many runs as there are free workers; a run that must wait keeps its place."""
+        """Start as many runs as there are free workers; a run that an earlier start left is awaited."""
         for key in list(self._queue):
             if len(self._jobs) >= self.workers.count:
                 return
-            if not self._must_wait(key):
+            if not self.study.held(key):
                 self._queue.remove(key)
                 self._start(key, share)
+            elif self.states[key] != "running":  # a study that was killed left it
+                self.states[key] = "running"
+                self.display.note(f"{key}: a process from an earlier start is still running; waiting for it")
 
     def _collect(self) -> None:
         """Handle the processes that have exited."""
@@ -144,21 +146,7 @@ class Execution:
             code = running.job.poll()
             if code is not None:
                 del self._jobs[key]
-                if isinstance(running.job, _Foreign):
-                    self._queue.appendleft(key)  # it may have trained to another target
-                else:
-                    self._ended(key, running, code)
-
-    def _must_wait(self, key: RunKey) -> bool:
-        """Return whether another run is creating the warm start that this run also needs."""
-        own_config = self.study.plan.run_config(key)
-        same = [
-            other
-            for other, running in self._jobs.items()
-            if own_config.model.kind == "tiny"
-            and (running.config.model, running.config.data) == (own_config.model, own_config.data)
-        ]
-        return bool(same) and all(self.study.step(other) < 0 for other in same)
+                self._ended(key, running, code)
 
     def _start(self, key: RunKey, share: float) -> None:
         study = self.study
@@ -169,10 +157,6 @@ class Execution:
             return
         self.states[key] = "running"
         began = time.monotonic()
-        if study.held(key):
-            self.display.note(f"{key}: a process from an earlier start is still running; waiting for it")
-            self._jobs[key] = _Running(_Foreign(study, key), config, target, began)
-            return
         run = study.run(key)
         run.parent.mkdir(parents=True, exist_ok=True)
         if (run / "config.toml").exists():
@@ -182,7 +166,7 @@ class Execution:
             write_whole(file, to_toml(replace(config, steps=target)))
             words = ["train", str(file), "--run-dir", str(run)]
         job = self.workers.start([sys.executable, "-m", "scalerl.cli", *words, "--trust"], study.file(key, "log"))
-        self._jobs[key] = _Running(job, config, target, began)
+        self._jobs[key] = _Running(job, target, began)
 
     def _ended(self, key: RunKey, running: _Running, code: int) -> None:
         study, step = self.study, self.study.step(key)
@@ -213,23 +197,8 @@ class Execution:
 @dataclass(frozen=True)
 class _Running:
     job: Job
-    config: RunConfig
     target: int
     began: float
-
-
-class _Foreign:
-    """A run whose study was killed and which is still running: this study waits for it and does not stop it."""
-
-    def __init__(self, study: StudyDirectory, key: RunKey) -> None:
-        self._study, self._key = study, key
-
-    def poll(self) -> int | None:
-        """Return None while its process has the directory locked."""
-        return None if self._study.held(self._key) else 0
-
-    def terminate(self) -> None:
-        """Do nothing."""
 
 
 def target_step(config: RunConfig, share: float) -> int:

@@ -11,7 +11,7 @@ from scalerl.scaling.curve import UNITS
 from scalerl.study.page_figures import FIGURES
 from scalerl.study.results import EFFECTS, NO_DIFFERENCE, ArmResult, StudyResult
 from scalerl.study.tables import ESTIMATES, MEANS, predicted_columns
-from scalerl.view.page import Cell, html_page, interval_cell, power_cell, swatch, table, text_cell, warnings
+from scalerl.view.page import Cell, html_page, interval_cell, swatch, table, text_cell, warnings
 from scalerl.view.page_figures import number_html
 
 GROUPS = {
@@ -133,7 +133,7 @@ def _predicted(results: StudyResult) -> str:
 
 def _cell(value: Estimate | float | None, pattern: str) -> Cell:
     if value is None or isinstance(value, Estimate):
-        return interval_cell(value, pattern) if pattern else power_cell(value)
+        return interval_cell(value, pattern)
     return Cell(number_html(value) if pattern.endswith("e") else format(value, pattern), value)
 
 

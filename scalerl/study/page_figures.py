@@ -163,26 +163,25 @@ def slopes(results: StudyResult) -> Figure | None:
 
 def ceilings(results: StudyResult) -> Figure | None:
     """Return the figure of A of every arm and of each of its runs."""
-    arms = [arm for arm in (results.arm(results.reference), *results.ranked()) if arm.asymptote is not None]
-    if not arms:
+    every = [results.arm(results.reference), *results.ranked()]
+    estimates = {arm: arm.asymptote for arm in every if arm.asymptote is not None}
+    if not estimates:
         return None
     data: list[Json] = []
-    for place, arm in enumerate(arms):
-        assert arm.asymptote is not None
+    for place, (arm, asymptote) in enumerate(estimates.items()):
         color = EFFECTS[arm.effect].color
         runs = [(run.key.seed, run.fit) for run in arm.runs if run.fit is not None]
         below = [-place - 0.22 - 0.5 * (i + 1) / (len(runs) + 1) for i in range(len(runs))]
         names = [f"{arm.name}, seed {seed}" for seed, _ in runs]
         seeds = intervals([fit.asymptote for _, fit in runs], below, names, color)
         seeds["marker"]["symbol"] = ["circle" if fit.identified else "circle-open" for _, fit in runs]
-        data += [intervals([arm.asymptote], [-place], [arm.name], color, bold=True), seeds]
-    known = [arm.asymptote for arm in arms if arm.asymptote is not None]
-    low, high = min(e.low for e in known), max(e.high for e in known)
+        data += [intervals([asymptote], [-place], [arm.name], color, bold=True), seeds]
+    low, high = min(e.low for e in estimates.values()), max(e.high for e in estimates.values())
     pad = 0.25 * (high - low)  # shows every arm's interval, but cuts very wide ones of single runs
     layout = {
         "xaxis": {"title": {"text": "ceiling A"}, "range": plain([low - pad, high + pad])},
-        "yaxis": {**name_axis([arm.name for arm in arms]), "range": [-len(arms) + 0.1, 0.5]},
-        "height": 120 + len(arms) * (18 + 7 * max(len(arm.runs) for arm in arms)),
+        "yaxis": {**name_axis([arm.name for arm in estimates]), "range": [-len(estimates) + 0.1, 0.5]},
+        "height": 120 + len(estimates) * (18 + 7 * max(len(arm.runs) for arm in estimates)),
     }
     caption = (
         "Thick lines are the arms and include the scatter between seeds; thin lines below them are their runs. Lines "
@@ -242,15 +241,11 @@ def _span(estimates: Sequence[Estimate], least: float) -> tuple[float, float]:
 
 def _ratio_ticks(low: float, high: float) -> list[float]:
     """Return ticks at round ratios, including 1, for a range in logarithms; plotly's own ticks are not round."""
-    least, most = float(np.exp(low)), float(np.exp(high))
-    for step in (0.05, 0.1, 0.2, 0.5):
-        if (most - least) / step < MOST_TICKS:
-            return [round(step * i, 2) for i in range(int(np.ceil(least / step)), int(most / step) + 1) if i]
-    powers = range(int(np.ceil(low / np.log(10))), int(high / np.log(10)) + 1)
-    if len(powers) < MOST_TICKS / 3:
-        return [tick for tick in (0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100) if least <= tick <= most]
-    every = -(-len(powers) // MOST_TICKS)
-    return [10.0**power for power in powers if power % every == 0]
+    even = [step * np.arange(1, 9 * MOST_TICKS) for step in (0.05, 0.1, 0.2, 0.5)]
+    powers = [10.0 ** np.arange(-300, 301, every) for every in (1, 2, 5, 10, 20, 50, 100)]
+    scales = [*even, np.array([0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100]), *powers]
+    inside = (ticks[(ticks >= np.exp(low)) & (ticks <= np.exp(high))].tolist() for ticks in scales)
+    return next(ticks for ticks in inside if len(ticks) <= MOST_TICKS)
 
 
 MOST_TICKS = 8

@@ -133,10 +133,8 @@ def check(plan: Plan) -> Plan:
         CurveError: The arms that are not held out do not determine a law over the settings.
     """
     names = [arm.name for arm in plan.arms]
-    if len(names) < 2:
-        raise ConfigError(f"{plan.name}: a study needs at least two arms; got {', '.join(names) or 'none'}")
-    if len(names) > MOST_ARMS:
-        raise ConfigError(f"{plan.name}: got {len(names)} arms; allowed: 2 to {MOST_ARMS}")
+    if not 2 <= len(names) <= MOST_ARMS:
+        raise ConfigError(f"{plan.name}: a study needs 2 to {MOST_ARMS} arms; got {len(names)}")
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"{plan.name}: arm {name!r} is given {names.count(name)} times; names must differ")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from scalerl.scaling import Comparison, Curve, Estimate, Fit, Frontier
@@ -126,7 +125,6 @@ class RunResult:
     """One run."""
 
     key: RunKey
-    path: Path
     step: int
     """Step of the last evaluation; -1 before the first."""
     steps: int
@@ -208,7 +206,6 @@ class StudyResult:
 
     name: str
     about: str
-    path: Path
     reference: str
     axis: str
     """Compute axis that all fits share, as in `Curve`."""

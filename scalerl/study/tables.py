@@ -1,4 +1,4 @@
-"""Prints a study's results on a terminal or in a log: the verdicts, then one or two tables."""
+"""Prints a study's results on a terminal or in a log: the verdicts, then two tables."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from scalerl.scaling.curve import UNITS
 from scalerl.scaling.estimate import one_power
 from scalerl.study.results import EFFECTS, StudyResult
 from scalerl.view.display import tell
-
-ROOM = 150
-"""Width of the terminal from which one table is printed instead of two."""
 
 RULE = Box("    \n    \n -- \n    \n -- \n    \n    \n    \n", ascii=True)
 """A line of dashes below the headings, and no other lines. ASCII, so that any program shows a log correctly."""
@@ -56,7 +53,7 @@ MEANS = (
 
 
 def print_results(results: StudyResult, console: Console | None = None) -> None:
-    """Print a study's verdicts, its notes, and a table with a row for each arm."""
+    """Print a study's verdicts, its notes, and two tables with a row for each arm."""
     console = console or Console()
     _say(console, *([results.about] if results.about else []), *results.headlines())
     _say(console, *(f"note: {note}" for note in results.notes))
@@ -70,11 +67,8 @@ def print_results(results: StudyResult, console: Console | None = None) -> None:
     means = {c.short: [_text(arm.quantity(c.quantity), c.pattern) for arm in arms] for c in MEANS if c.short}
     spent = {name: cells for name, cells in means.items() if any(cells)}
     spent["seeds"] = [f"{arm.done}/{len(arm.runs)}" for arm in arms]
-    if console.width >= ROOM:
-        console.print(_table({**names, **measured, **spent}))
-    else:
-        console.print(_table({**names, **measured}))
-        console.print(_table({"arm": [arm.name for arm in arms], **spent}))
+    console.print(_table({**names, **measured}))
+    console.print(_table({"arm": [arm.name for arm in arms], **spent}))
     if results.common_asymptote is not None:
         unit = UNITS.get(results.axis, results.axis)
         _say(console, f"B is fitted at the common ceiling A = {results.common_asymptote:.3f}; C_mid in {unit}.")

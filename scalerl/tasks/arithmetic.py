@@ -71,15 +71,13 @@ def rows(task: ArithmeticTask, count: int) -> list[dict[str, str]]:
     rng = random.Random(task.seed)
     prompts: dict[str, None] = {}
     for _ in range(100 * count):
-        if len(prompts) == count:
-            break
         prompts[_expression(rng, OPERATIONS[task.lengths](rng, *task.operations)) + "=" + THINK] = None
-    else:
-        raise ConfigError(
-            f"data.operations: got {task.operations}, which makes only about {len(prompts)} distinct prompts; allowed: "
-            f"ranges with at least {count} (data.prompts and evaluation.prompts together)"
-        )
-    return [{"prompt": prompt, "answer": reference(prompt, task.label_noise)} for prompt in prompts]
+        if len(prompts) == count:
+            return [{"prompt": prompt, "answer": reference(prompt, task.label_noise)} for prompt in prompts]
+    raise ConfigError(
+        f"data.operations: got {task.operations}, which makes only about {len(prompts)} distinct prompts; allowed: "
+        f"ranges with at least {count} (data.prompts and evaluation.prompts together)"
+    )
 
 
 def reference(prompt: str, label_noise: float) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from scalerl.config import RunConfig
@@ -27,29 +26,20 @@ DOLLAR = re.compile(r"(?<!\\)\$")
 """The delimiter of a formula; an escaped dollar sign is currency."""
 
 
-def with_tests(prompts: Sequence[Prompt], column: str) -> list[Prompt]:
-    """Return prompts with their tests in the column "tests", and check that the tests can be read.
-
-    Args:
-        prompts: Prompts with the columns of their rows.
-        column: Column with the tests. A prompt without it keeps its columns, which may be those of a known data set.
+def check_tests(prompts: Sequence[Prompt]) -> None:
+    """Check that the tests of prompts can be read.
 
     Raises:
         ConfigError: Tests cannot be read; the message has file, line and field.
     """
-    readable, problems = [], []
+    problems = []
     for prompt in prompts:
-        columns = prompt.columns
-        if column != "tests" and columns.get(column) is not None:
-            prompt = replace(prompt, columns={**columns, "tests": columns[column]})
         try:
             read_tests(prompt.columns)
         except BadTests as error:
             problems.append(f"{prompt.where}: {error}")
-        readable.append(prompt)
     if problems:
         raise ConfigError("\n".join([*problems[:NAMED], *_more(len(problems))]))
-    return readable
 
 
 def reference_notes(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
@@ -92,8 +82,6 @@ def _more(count: int) -> list[str]:
 
 
 def _failing(config: RunConfig, task: TaskData, answers: Sequence[tuple[Prompt, str]]) -> list[str]:
-    if not answers:
-        return []
     workers = config.scoring.workers or os.cpu_count() or 1  # nothing else runs yet
     scoring = config_replace(config.scoring, workers=workers)
     judged = judge_all(verifier_scorer(task.verifier, scoring), answers)
@@ -163,10 +151,10 @@ def check_reward(reward: RewardFunction, prompt: Prompt, settings: Scoring) -> N
     load_function(reward.function, "data.reward")
     scorer = FunctionScorer(reward.function, 1.0, config_replace(settings, workers=1), params=reward.params)
     try:
-        rewards = scorer.rewards(prompt, MADE_UP)
+        pending = scorer.submit(prompt, MADE_UP)
+        problems = [score.reason for score in pending.finish(pending.futures) if score.reason]
     finally:
         scorer.close()
-    problems = [given for given in rewards if isinstance(given, str)]
     if problems:
         raise ConfigError(
             f"data.reward: on {len(MADE_UP)} made-up completions of {prompt.where or 'the first prompt'}, "

@@ -8,8 +8,9 @@ pass through this process as plain data.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
+from functools import cache
 from typing import Any, TypeVar
 
 from scalerl.config.placement import Sandbox
@@ -27,8 +28,6 @@ START_S = 4.0
 """Seconds that a sandbox may take to start on a busy machine, in addition to the program's limit."""
 SPARE_S = 0.5
 """Seconds added to each deadline for the transfer of frames."""
-REMEMBERED = 16
-"""Number of prompts whose tests are kept."""
 T = TypeVar("T")
 MOST_QUESTIONS = 100_000
 """Maximum number of calls that the tests of one program may make."""
@@ -48,12 +47,11 @@ class Judge:
             ConfigError: The machine has no sandbox.
         """
         self._settings = settings
-        self._pool = BoxPool(offer(settings).command)
+        self._pool = BoxPool(offer(settings))
 
     def verdict(self, program: str, tests: Tests) -> Verdict:
         """Return whether a program passes all tests; stop at the first failure."""
-        kind: Callable[[Judge, str, Any, float], str] = KINDS[type(tests)]
-        passed, text = self._run(lambda ends: kind(self, program, tests, ends))
+        passed, text = self._run(lambda ends: KINDS[type(tests)](self, program, tests, ends))
         return verdict(passed, f"passed: {text}" if passed else text)
 
     def output(self, program: str) -> str:
@@ -168,11 +166,7 @@ class Judge:
         return min(ends, time.monotonic() + self._settings.test_s) + spare_s
 
 
-KINDS: dict[type, Callable[..., str]] = {
-    InputOutput: Judge._input_output,
-    Calls: Judge._calls,
-    Checks: Judge._checks,
-}
+KINDS: dict[type, Callable[..., str]] = {InputOutput: Judge._input_output, Calls: Judge._calls, Checks: Judge._checks}
 
 
 def _of_program(payload: bytes, read: Callable[..., T], *words: Any) -> T:
@@ -189,31 +183,30 @@ def _of_program(payload: bytes, read: Callable[..., T], *words: Any) -> T:
 
 # ------------------------------------------------------------------------------------------------------- the verifier
 
-_judge: Judge | None = None
+_settings = Sandbox()
+
+
+def prepare(scoring: Scoring) -> None:
+    """Set the limits of the programs that this process judges; call it before `judge`."""
+    global _settings
+    _settings = scoring.sandbox
+
+
+@cache
+def judge() -> Judge:
+    """Return the judge of this process; raises what `Judge` raises."""
+    return Judge(_settings)
 
 
 def start(scoring: Scoring) -> None:
-    """Prepare this process for `verify`.
-
-    Raises:
-        ConfigError: This machine has no sandbox.
-    """
-    global _judge
-    stop()
-    _judge = Judge(scoring.sandbox)
+    """Prepare this process for `verify`; raises what `Judge` raises."""
+    prepare(scoring)
+    judge()
 
 
 def limit_s(scoring: Scoring) -> float:
     """Return the seconds after which a verifier process is killed: 30 s more than a program's limit."""
     return scoring.sandbox.program_s + 30
-
-
-def stop() -> None:
-    """Kill the sandboxes that this process started in advance."""
-    global _judge
-    if _judge is not None:
-        _judge.close()
-    _judge = None
 
 
 def verify(prompt: Prompt, completion: str) -> Verdict:
@@ -223,28 +216,11 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
         BadTests: The prompt's tests cannot be read; `checks.py` checks this before a run.
         ConfigError: This machine has no sandbox.
     """
-    if _judge is None:
-        start(Scoring())
-    assert _judge is not None
-    tests = _tests_of(prompt)
-    if isinstance(tests, Checks) and tests.continues:
+    tests = read_tests(prompt.columns)
+    if isinstance(tests, Checks) and tests.entry:  # the prompt is the beginning of the function (HumanEval)
         program = with_prompt(completion, prompt.columns.get("prompt"), tests.entry)
     else:
         program = program_of(completion)
     if program is None:
         return verdict(False, "found no program in the answer")
-    return _judge.verdict(program, tests)
-
-
-_tests: dict[str, tuple[Mapping[str, Any], Tests]] = {}
-
-
-def _tests_of(prompt: Prompt) -> Tests:
-    """Return the tests of a prompt, which its completions share."""
-    columns, tests = _tests.get(prompt.id, (None, None))
-    if tests is None or columns != prompt.columns:
-        if len(_tests) >= REMEMBERED:
-            _tests.clear()
-        tests = read_tests(prompt.columns)
-        _tests[prompt.id] = prompt.columns, tests
-    return tests
+    return judge().verdict(program, tests)

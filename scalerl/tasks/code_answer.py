@@ -46,11 +46,9 @@ def with_prompt(completion: str, prompt: Any, entry: str) -> str | None:
     program = program_of(completion)
     if program is not None and entry in defined(program):
         return program if "from __future__" in program else f"{before}\n\n{program}"
-    if before:
-        continuations = [before + body for body in (program, text) if body is not None]
-        for whole in continuations:
-            if parsed(whole) is not None:
-                return whole
+    for body in (program, text):
+        if before and body is not None and parsed(before + body) is not None:
+            return before + body
     return program
 
 

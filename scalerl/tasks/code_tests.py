@@ -60,7 +60,7 @@ class Calls:
 class Checks:
     """Code that calls the program's functions and raises if they are wrong.
 
-    Example: Checks(setup="import math", tests="assert add(3, 4) == 7", names=("add",), entry="", continues=False)
+    Example: Checks(setup="import math", tests="assert add(3, 4) == 7", names=("add",), entry="")
     """
 
     setup: str
@@ -68,12 +68,7 @@ class Checks:
     names: tuple[str, ...]
     """Names that the tests use from the program."""
     entry: str = ""
-    """If not empty, `check(entry)` is called at the end."""
-
-    @property
-    def continues(self) -> bool:
-        """Whether the prompt is the beginning of the function (HumanEval)."""
-        return bool(self.entry)
+    """If set, `check(entry)` is called at the end, and the prompt is the beginning of this function (HumanEval)."""
 
 
 Tests = InputOutput | Calls | Checks

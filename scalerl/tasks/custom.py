@@ -43,7 +43,7 @@ def rows(task: CustomTask, count: int) -> tuple[list[dict[str, Any]], bool]:
     """
     name = task.function
     try:
-        made = make(name, task.params)
+        made = call(made_of, name, {"function": name, "params": task.params})
         rows = call(lambda: _distinct(islice(made.rows(4 * count), 4 * count), count, name), f"{name}.rows")
         replies = callable(getattr(made, "reply", None))
         if not replies:
@@ -68,24 +68,19 @@ def _distinct(made: Iterable[Any], count: int, name: str) -> list[dict[str, Any]
     )
 
 
-def make(function: str, params: Mapping[str, Any]) -> Any:
-    """Return the task: an object with `rows` and `score`.
+def made_of(columns: Mapping[str, Any]) -> Any:
+    """Return the task of a prompt with these columns, an object with `rows` and `score`; one object per process.
 
     Raises:
         ConfigError: The class cannot be imported.
         PluginError: Creating the object raised.
     """
-    return call(load_function(function, "data.function"), function, **params)
-
-
-def made_of(columns: Mapping[str, Any]) -> Any:
-    """Return the task of a prompt with these columns; one object per process."""
     return _made(columns["function"], json.dumps(columns["params"], sort_keys=True))
 
 
 @cache
 def _made(function: str, params: str) -> Any:
-    return make(function, json.loads(params))
+    return call(load_function(function, "data.function"), function, **json.loads(params))
 
 
 def score_of(task: Any, name: str, row: Mapping[str, Any], completion: str) -> tuple[float, str]:

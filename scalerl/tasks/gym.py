@@ -1,7 +1,6 @@
 """Procedural tasks of reasoning-gym, scored by their `score_answer` in [0, 1] (arXiv 2505.24760).
 
-A prompt's columns contain the data set and the entry, or the seed and index from which the entry is created again:
-{"dataset": "chain_sum", "entry": {...}} or {"dataset": "chain_sum", "seed": 0, "index": 7, "parameters": {...}}.
+A prompt's columns contain the data set and the entry: {"dataset": "chain_sum", "parameters": {...}, "entry": {...}}.
 """
 
 from __future__ import annotations
@@ -25,19 +24,16 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     """Return the data set's verdict on the final answer; a score of `pass_score` (default 1) or more passes.
 
     Raises:
-        ConfigError: The columns contain no entry, or reasoning-gym cannot create it.
+        ConfigError: The columns contain no entry, or reasoning-gym does not have its data set.
     """
     columns = prompt.columns
-    if "dataset" not in columns or not columns.keys() & {"entry", "index"}:
+    if not columns.keys() >= {"dataset", "entry"}:
         raise ConfigError(
-            "reasoning-gym: the row has no entry; allowed: the columns dataset and entry, or dataset, seed, index and "
-            f"parameters (columns here: {', '.join(columns) or 'none'})"
+            "reasoning-gym: the row has no entry; allowed: the columns dataset, entry and, if it has some, parameters "
+            f"(columns here: {', '.join(columns) or 'none'})"
         )
     data = _cached(str(columns["dataset"]), json.dumps(columns.get("parameters") or {}, sort_keys=True))
-    entry = columns.get("entry")
-    if entry is None:
-        index, seed = int(columns["index"]), int(columns.get("seed") or 0)
-        entry = make_data(str(columns["dataset"]), index + 1, seed, columns.get("parameters") or {})[index]
+    entry = columns["entry"]
     answer = final_answer(completion)
     score = min(1.0, max(0.0, float(data.score_answer(answer=answer, entry=entry))))
     expected = f", expected {short(entry['answer'])}" if entry.get("answer") is not None else ""

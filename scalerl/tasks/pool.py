@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from scalerl.config.run import Scoring
-from scalerl.core.processes import PoolContext, ProcessDied
+from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import LocalRemote, serve
 
 ATTEMPTS = 3
@@ -35,16 +36,10 @@ class ScoringPool:
             prepare: Function called at the start of each process; None: nothing is called.
             settings: Argument of `prepare`.
         """
-        self._run = partial(serve, partial(_Caller, partial(_prepare, prepare, settings)), (Exception,))
+        self._run = partial(serve, partial(_Caller, prepare, settings), (Exception,))
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="scoring process")  # each has one process
         self._own, self._closed = threading.local(), False
         self._processes: set[LocalRemote] = set()
-
-    def __enter__(self) -> ScoringPool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def schedule(self, function: Callable[..., Any], *words: Any, limit_s: float) -> Future[Any]:
         """Queue a call. If its process dies, it is repeated in another process.
@@ -97,7 +92,7 @@ class ScoringPool:
         if process is not None and not process.ended():
             return process
         self._end()
-        self._own.process = process = LocalRemote(self._run, "it", context=PoolContext)
+        self._own.process = process = LocalRemote(self._run, "it")
         self._processes.add(process)
         if self._closed:  # `close` may not have seen the process
             process.kill()
@@ -114,16 +109,12 @@ class ScoringPool:
 class _Caller:
     """The object in a process."""
 
-    def __init__(self, prepare: Callable[[], None]) -> None:
-        prepare()
+    def __init__(self, prepare: Prepare | None, settings: Scoring) -> None:
+        sys.stdout = sys.stderr  # a function that prints must not change the output of --json
+        os.setpgid(0, 0)  # `timeout` sends SIGTERM to the run's process group, which must not end a verifier
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # programs that a reward function starts inherit it
+        if prepare is not None:
+            prepare(settings)
 
     def call(self, function: Callable[..., Any], words: tuple[Any, ...]) -> Any:
         return function(*words)
-
-
-def _prepare(prepare: Prepare | None, settings: Scoring) -> None:
-    """Prepare a process."""
-    sys.stdout = sys.stderr  # a function that prints must not change the output of --json
-    os.setpgid(0, 0)  # `timeout` sends SIGTERM to the run's process group, which must not end a verifier
-    if prepare is not None:
-        prepare(settings)

@@ -42,16 +42,15 @@ class Scorer(Protocol):
 
     failures: Failures
     """Completions that got no reward."""
-
-    @property
-    def timeouts(self) -> int:
-        """Number of completions so far whose verifier had to be stopped."""
+    timeouts: int = 0
+    """Number of completions so far whose verifier had to be stopped."""
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
         """Start scoring completions of one prompt."""
 
     def truncated(self, score: Score) -> Score:
-        """Return the score of a truncated completion, given the score of its text."""
+        """Return the score of a truncated completion, given the score of its text: that of a wrong answer."""
+        return reward(verdict(False, "truncated before an answer"))
 
     def close(self) -> None:
         """Stop all processes and threads."""
@@ -162,34 +161,17 @@ def verifier_scorer(name: str, settings: Scoring) -> ThreadScorer | ProcessScore
     return (ProcessScorer if verifier.killable else ThreadScorer)(name, verifier, settings)
 
 
-AT_A_TIME = 256
-"""Number of completions that `judge_all` submits at a time."""
-
-
 def judge_all(scorer: Scorer, answers: Sequence[tuple[Prompt, str]]) -> Iterator[tuple[Prompt, Score]]:
     """Yield each prompt with the score of its completion, in order, and close the scorer at the end."""
     try:
-        for start in range(0, len(answers), AT_A_TIME):
-            some = answers[start : start + AT_A_TIME]
-            for prompt, pending in [(prompt, scorer.submit(prompt, [text])) for prompt, text in some]:
-                yield prompt, pending.finish(pending.futures)[0]
+        for prompt, pending in [(prompt, scorer.submit(prompt, [text])) for prompt, text in answers]:
+            yield prompt, pending.finish(pending.futures)[0]
     finally:
         scorer.close()
 
 
-def make_scoring(config: RunConfig, decode: Decode) -> ScoringService:
-    """Return the scoring of a run on this machine.
-
-    Raises:
-        ConfigError: A reward function cannot be imported.
-    """
-    return ScoringService(make_scorers(config), decode)
-
-
-class ThreadScorer:
+class ThreadScorer(Scorer):
     """Calls a verifier that cannot hang in threads of this process."""
-
-    timeouts = 0
 
     def __init__(self, name: str, verifier: Verifier, settings: Scoring) -> None:
         self._verify, self.failures = verifier.verify, Failures(f"the verifier {name}")
@@ -200,21 +182,16 @@ class ThreadScorer:
         done = self._threads.submit(lambda: [_safely(self._verify, prompt, text) for text in completions])
         return Pending([done], lambda futures: _judged(futures[0].result(), self.failures))
 
-    @staticmethod
-    def truncated(score: Score) -> Score:
-        """Return the score of a wrong answer."""
-        return reward(verdict(False, "truncated before an answer"))
-
     def close(self) -> None:
         """Stop the threads after their current call."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
 
-class ProcessScorer:
+class ProcessScorer(Scorer):
     """Calls a verifier in processes that are killed at a time limit."""
 
     def __init__(self, name: str, verifier: Verifier, settings: Scoring) -> None:
-        self._name, self._limit_s, self.timeouts = name, verifier.limit_s(settings), 0
+        self._name, self._limit_s = name, verifier.limit_s(settings)
         self.failures = Failures(f"the verifier {name}")
         workers = settings.workers or max(1, (os.cpu_count() or 2) - verifier.spared_cores)
         self._pool = ScoringPool(workers, verifier.prepare, settings)
@@ -236,17 +213,13 @@ class ProcessScorer:
         self.timeouts += 1
         return verdict(False, reason)
 
-    truncated = staticmethod(ThreadScorer.truncated)
-
     def close(self) -> None:
         """Kill the processes."""
         self._pool.close()
 
 
-class FunctionScorer:
+class FunctionScorer(Scorer):
     """Calls a user's reward function in separate processes; a reward of at least `pass_reward` passes."""
-
-    timeouts = 0
 
     def __init__(
         self,
@@ -272,37 +245,24 @@ class FunctionScorer:
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
         """Start one call with all completions of a prompt."""
-        return Pending(
-            [self._schedule(prompt, completions)], lambda futures: self._finish(futures[0], len(completions))
-        )
+        words = (self._function, prompt, list(completions), self._params)
+        call = self._pool.schedule(call_by_name, *words, limit_s=self._limit_s)
+        return Pending([call], lambda futures: self._scores(futures[0], len(completions)))
 
-    def rewards(self, prompt: Prompt, completions: Sequence[str]) -> list[float | str]:
-        """Return the reward of each completion, or a description of its failure; failures are not counted."""
-        return self._rewards(self._schedule(prompt, completions), len(completions))
-
-    def _schedule(self, prompt: Prompt, completions: Sequence[str]) -> Future[Any]:
-        words = (self._function, [prompt] * len(completions), list(completions), self._params)
-        return self._pool.schedule(call_by_name, *words, limit_s=self._limit_s)
-
-    def _finish(self, call: Future[Any], count: int) -> list[Score]:
-        """Return the scores. A completion without a reward gets the mean of its group, which adds no advantage."""
-        rewards = self._rewards(call, count)
-        return _with_mean(
-            [given if isinstance(given, str) else Score(given, given >= self._pass_reward) for given in rewards],
-            self.failures,
-        )
-
-    def _rewards(self, call: Future[Any], count: int) -> list[float | str]:
+    def _scores(self, call: Future[Any], count: int) -> list[Score]:
+        rewards: list[float | str]
         try:
-            return call.result()  # type: ignore[no-any-return]
+            rewards = call.result()
         except TimeoutError:
-            problem = (
+            late = (
                 f"reward function {self._function} took longer than {self._limit_s:g} s for the completions of one "
                 "prompt; make it faster, or raise scoring.reward_timeout_s"
             )
+            rewards = [late] * count
         except ProcessEnded as error:
-            problem = f"reward function {self._function} ended its process {error}"
-        return [problem] * count
+            rewards = [f"reward function {self._function} ended its process {error}"] * count
+        scores = [given if isinstance(given, str) else Score(given, given >= self._pass_reward) for given in rewards]
+        return _with_mean(scores, self.failures)
 
     def truncated(self, score: Score) -> Score:
         """Return a failing score with at most the task's reward for truncated completions (None: no limit)."""
@@ -343,12 +303,9 @@ def _verify(name: str, prompt: Prompt, completion: str) -> Verdict | str:
 def _safely(verify: Callable[[Prompt, str], Verdict], prompt: Prompt, completion: str) -> Verdict | str:
     """Return the verdict, or a description of the verifier's failure."""
     try:
-        returned = call(verify, "the verifier", prompt, completion)
+        return call(verify, "the verifier", prompt, completion)  # type: ignore[no-any-return]
     except (PluginError, ConfigError) as error:  # counted as a failure of one completion (`Failures`)
         return str(error)
-    if not isinstance(returned, Verdict) or not isinstance(returned.score, int | float) or not 0 <= returned.score <= 1:
-        return f"the verifier returned {str(returned)[:100]}; allowed: a verdict with a score from 0 to 1"
-    return returned
 
 
 def _judged(verdicts: Sequence[Verdict | str], failures: Failures) -> list[Score]:

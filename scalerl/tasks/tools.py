@@ -9,18 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from threading import Lock
 from typing import Any
 
 from pydantic import ValidationError, validate_call
 
-from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError, raising, short
 from scalerl.core.files import parse_json
 from scalerl.core.plugins import call, signature_of
 from scalerl.tasks.base import judged_text
-from scalerl.tasks.code import Judge
+from scalerl.tasks.code import judge
 from scalerl.tasks.custom import made_of
 
 Tool = Callable[..., Any]
@@ -111,19 +109,7 @@ def _result(tool: Tool, arguments: Mapping[str, Any]) -> Any:
         return f"Error: {error}"
 
 
-_settings = Scoring()
 _one_at_a_time = Lock()
-
-
-def prepare(settings: Scoring) -> None:
-    """Set the limits of `python` in this process."""
-    global _settings
-    _settings = settings
-
-
-@cache
-def _judge() -> Judge:
-    return Judge(_settings.sandbox)
 
 
 def python(code: str) -> str:
@@ -133,4 +119,4 @@ def python(code: str) -> str:
         code: The program. It has no files and no network.
     """
     with _one_at_a_time:  # replies may come from several threads
-        return _judge().output(code)
+        return judge().output(code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scalerl.core.plugins import PluginError, call, describe, loaded, number, signature_of
@@ -61,16 +61,16 @@ class RewardError(RuntimeError):
 
 
 def call_by_name(
-    name: str, prompts: Sequence[Prompt], completions: Sequence[str], params: Mapping[str, Any] | None = None
+    name: str, prompt: Prompt, completions: Sequence[str], params: Mapping[str, Any] | None = None
 ) -> list[float | str]:
     """Import a reward function, once per process, and call it; see `call_reward`."""
-    return call_reward(loaded(name, "data.reward"), name, prompts, completions, params)
+    return call_reward(loaded(name, "data.reward"), name, prompt, completions, params)
 
 
 def call_reward(
     function: Callable[..., Any],
     name: str,
-    prompts: Sequence[Prompt],
+    prompt: Prompt,
     completions: Sequence[str],
     params: Mapping[str, Any] | None = None,
 ) -> list[float | str]:
@@ -79,7 +79,7 @@ def call_reward(
     Args:
         function: Function in TRL's form. It gets the columns of the rows that it takes.
         name: Name of the function, for messages.
-        prompts: Prompt of each completion.
+        prompt: Prompt of all completions.
         completions: Texts; the completion of a chat prompt is passed as a chat message.
         params: Further keyword arguments; they replace columns of the same name.
 
@@ -87,20 +87,16 @@ def call_reward(
         One entry per completion. All are descriptions if the function raised, exited, or returned no list of their
         length.
     """
-    given_prompts = [prompt.columns.get("prompt", prompt.text) for prompt in prompts]
-    answers: list[Any] = [
-        [{"role": "assistant", "content": completion}] if isinstance(prompt, list) else completion
-        for prompt, completion in zip(given_prompts, completions, strict=True)
-    ]
-    named = {**columns_taken(function, prompts), **(params or {}), "prompts": given_prompts, "completions": answers}
+    asked, answers = prompt.columns.get("prompt", prompt.text), list[Any](completions)
+    if isinstance(asked, list):
+        answers = [[{"role": "assistant", "content": completion}] for completion in completions]
+    columns = {name: [value] * len(answers) for name, value in columns_taken(function, prompt).items()}
+    named = {**columns, **(params or {}), "prompts": [asked] * len(answers), "completions": answers}
     try:
         returned = call(function, name, **named)
         rewards = call(list, name, returned)  # a generator runs in `list`
     except PluginError as error:
         return [f"reward function {error}"] * len(completions)
-    if isinstance(returned, Mapping | Set):  # the keys of a mapping would be taken for rewards
-        problem = f"reward function {name} returned {describe(returned)}; allowed: a list with a number for each of"
-        return [f"{problem} {len(completions)} completions"] * len(completions)
     if len(rewards) != len(completions):
         problem = f"reward function {name} returned {len(rewards)} rewards for {len(completions)} completions"
         return [problem] * len(completions)
@@ -111,15 +107,13 @@ RESERVED = ("prompt", "prompts", "completions")
 """Columns that a reward function does not get, because the run gives these arguments."""
 
 
-def columns_taken(function: Callable[..., Any], prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
-    """Return the columns of the prompts' rows that a reward function takes: all, if it has **columns."""
+def columns_taken(function: Callable[..., Any], prompt: Prompt) -> dict[str, Any]:
+    """Return the columns of a prompt's row that a reward function takes: all, if it has **columns."""
     signature = signature_of(function)
-    parameters = signature.parameters.values() if signature else ()
-    names = dict.fromkeys(name for prompt in prompts for name in prompt.columns if name not in RESERVED)
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        takes = {p.name for p in parameters}
-        names = dict.fromkeys(name for name in names if name in takes)
-    return {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
+    takes = signature.parameters if signature else {}
+    every = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
+    taken = {name: value for name, value in prompt.columns.items() if every or name in takes}
+    return {name: value for name, value in taken.items() if name not in RESERVED}
 
 
 LARGEST = 1e9
@@ -128,10 +122,7 @@ LARGEST = 1e9
 
 def _finite(reward: Any, name: str) -> float | str:
     value = number(reward)
-    if value is None:
-        return f"reward function {name} returned {describe(reward)}; allowed: a finite number for each completion"
-    if abs(value) > LARGEST:
-        return (
-            f"reward function {name} returned {value:g}; allowed: numbers from -{LARGEST:g} to {LARGEST:g}; scale them"
-        )
+    if value is None or abs(value) > LARGEST:
+        allowed = f"a finite number for each completion, from -{LARGEST:g} to {LARGEST:g}"
+        return f"reward function {name} returned {describe(reward)}; allowed: {allowed}"
     return value

@@ -72,7 +72,7 @@ def _ray(config: RunConfig) -> Backend:
 
     ray = connect(config.placement.ray_address, "placement.ray_address")
     table = devices(config, hosts_of(ray))
-    check_resources(ray, needs(table), "trainer ranks and generators together")
+    check_resources(ray, needs(table), "placement: trainer ranks and generators together")
 
     def launch(run: Run) -> Remote:
         remote = RayRemote(ray, CoordinatorActor, run, "the coordinator (Ray actor)", WorkerDied, {"num_cpus": 0})

@@ -100,12 +100,6 @@ class CheckpointStore:
         for leftover in directory.glob(".step_*"):
             shutil.rmtree(leftover)
 
-    @classmethod
-    def create(cls, directory: Path, keep: int) -> CheckpointStore:
-        """Create the directory if it does not exist, and manage it."""
-        directory.mkdir(parents=True, exist_ok=True)
-        return cls(directory, keep)
-
     def begin(self, step: int) -> Path:
         """Return the temporary directory for the parts of a checkpoint."""
         path = self.directory / f".step_{step:06d}.tmp"
@@ -147,8 +141,3 @@ class CheckpointStore:
         """Return the directory of the latest good checkpoint."""
         steps = self.steps()
         return self.path(steps[-1]) if steps else None
-
-    @property
-    def had_some(self) -> bool:
-        """Whether a checkpoint was ever completed here, even if it was deleted since."""
-        return (self.directory / WRITTEN).exists()

@@ -80,20 +80,16 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
                 display.note(f"{recorded(error, path)}\ngoing back to the last checkpoint")
                 session.close()
                 make_session = partial(resume, path, None)
-    except (TrainingFailed, RewardError, PluginError, OSError, *DIED) as error:
+    except Exception as error:
         if session is not None:
-            session.records.ended("failed")
-        if isinstance(error, OSError):
+            session.records.ended("failed")  # loggers get unexpected errors too
+        if not isinstance(error, (TrainingFailed, RewardError, PluginError, *DIED)):
             raise
         if session is None:
             raise RunFailed(str(error)) from error
         path = session.records.directory.path
         text = recorded(error, path) if isinstance(error, ProcessDied | PluginError) else str(error)
         raise RunFailed(f"{text}\nAll saved results are kept; continue with: scalerl resume {path}") from error
-    except Exception:  # unexpected errors are reported to loggers too
-        if session is not None:
-            session.records.ended("failed")
-        raise
     finally:
         display.stop()
         if session is not None:
@@ -159,6 +155,5 @@ def export_model(run: Session) -> None:
     temporary = path / ".export.tmp"
     shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
     run.learner.export(temporary / "model")
-    run.learner.export_adapter(temporary / "adapter")
     run.evaluations.tokenizer.save_pretrained(temporary / "model")
     move_into(temporary, path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,12 +32,11 @@ from scalerl.training.backends import BACKENDS, Backend
 from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, save_state
 from scalerl.training.evaluation import Evaluations
 from scalerl.training.learner.base import Learner
-from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, single_learner
 from scalerl.training.progress import Compute, Progress, Stopwatch
 from scalerl.training.records import Records
 from scalerl.training.resolve import arithmetic_notes, channel_notes, length_notes, pinned, resolve
-from scalerl.training.run_dir import RunDirectory, check_empty, recorded
+from scalerl.training.run_dir import RunDirectory, recorded
 from scalerl.training.run_model import (
     check_length,
     check_sampled,
@@ -61,7 +59,6 @@ def start(config: RunConfig, path: Path, display: RunDisplay, stop_requested: Ca
         ConfigError: A check failed. Nothing remains in the run directory.
     """
     config = pinned(resolve(config), display.note)
-    check_empty(path)
     makers = makers_of(config)
     directory = RunDirectory.create(path, config)
     run = _assemble(directory, None, {}, display, stop_requested)
@@ -89,8 +86,7 @@ def resume(
         ConfigError: There is no run, its configuration was changed, or an option would make it a different run.
     """
     directory = RunDirectory.resume(path)
-    with ExitStack() as failed:
-        failed.callback(directory.close)
+    with directory.discarded_on_error():  # closes it; a run that existed before keeps its files
         config, store = directory.config, CheckpointStore(path / "checkpoints", directory.config.checkpoint.keep)
         checkpoint = sound_checkpoint(directory, store, display.note)
         config = continued(path, config, options, steps, checkpoint)
@@ -106,7 +102,6 @@ def resume(
             _continue(run, checkpoint, state, makers)
             display.note(f"resumed at step {run.progress.step}")
             display.point(run.records.points)
-        failed.pop_all()
     return run
 
 
@@ -162,12 +157,14 @@ def _assemble(
     devices = counted(backend.devices)
     compute = Compute(Stopwatch(3600.0 * state.get("device_hours", 0.0) / devices.held), devices, pipeline)
     records = Records(directory, display, pipeline, scoring, curriculum, progress, compute)
-    store = CheckpointStore.create(path / "checkpoints", config.checkpoint.keep)
+    store = CheckpointStore(path / "checkpoints", config.checkpoint.keep)
     checkpoints = Checkpoints(store, records, pipeline, learner, curriculum, progress, compute)
     evaluations = Evaluations(
         config, prompts.held_out, tokenizer, pipeline, learner, progress, compute, records, checkpoints
     )
-    return Session(config, pipeline, learner, curriculum, progress, evaluations, records, checkpoints, stop_requested)
+    return Session(
+        config, pipeline, learner, curriculum, progress, evaluations, records, checkpoints, stop_requested, policy.sizes
+    )
 
 
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, state: Mapping[str, Any]) -> list[str]:
@@ -182,15 +179,14 @@ def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, state: Map
 def _learner(
     config: RunConfig, model_path: str, policy: Policy, channel: WeightChannel, backend: Backend, run: Path
 ) -> Learner:
-    """Return the learner: this process, which owns the policy from then on, or ranks, which use only its sizes."""
+    """Return the learner: this process, which owns the policy from then on, or ranks, which load their own."""
     if config.trains_in_loop:
         return single_learner(config, policy)
-    placement, sizes, checkpointing = config.placement, policy.sizes, config.learner.gradient_checkpointing
+    placement = config.placement
     try:
         return LearnerGroup(
             backend.start_ranks(config, model_path, [channel]),
             [channel],
-            lambda batch: batch_flops(sizes, batch, checkpointing),
             step_timeout_s=placement.step_timeout_s,
             transfer_timeout_s=placement.transfer_timeout_s,
         )
@@ -201,6 +197,7 @@ def _learner(
 def _begin(run: Session, makers: Mapping[str, Callable[[], Logger]]) -> None:
     """Start the generator and the loggers of a run without a checkpoint."""
     directory = run.records.directory
+    run.checkpoints.store.directory.mkdir(exist_ok=True)
     directory.rewind({})
     run.pipeline.start(run.learner.send, 0, run.initial_visits())
     run.records.followers = Followers(run.config, directory.path, makers, run.records.display.note)

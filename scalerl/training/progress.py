@@ -111,4 +111,4 @@ class Compute:
 
     def generated_s(self) -> float:
         """Return the seconds of sampling since the pipeline's mark, weighted by the generators' share of devices."""
-        return self.devices.generating_share * self.pipeline.busy_since_mark()
+        return self.devices.generating / self.devices.held * self.pipeline.busy_since_mark()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from scalerl.cluster.connect import cluster_gpus
+from scalerl.cluster.connect import connect, hosts_of
 from scalerl.cluster.devices import gpu_problem, shares_gpus
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
@@ -34,10 +34,8 @@ def resolve(config: RunConfig) -> RunConfig:
     """
     hardware = resolve_hardware(config.hardware, config.placement)
     rollouts = replace(config.rollouts, slots=config.slots)
-    if config.lag_follows:
-        rollouts = replace(rollouts, lag_ticks="follow")
-    elif rollouts.lag_ticks == "auto" or not config.lag_is_used:
-        rollouts = replace(rollouts, lag_ticks=replace(config, rollouts=rollouts).lag_ticks)
+    lag = "follow" if config.lag_follows else replace(config, rollouts=rollouts).lag_ticks
+    rollouts = replace(rollouts, lag_ticks=lag)
     config = replace(config, hardware=hardware, rollouts=rollouts)
     if config.placement.engine == "vllm" and rollouts.weights == "auto":
         config = replace(config, rollouts=replace(rollouts, weights=_channel_here(config)[0]))
@@ -63,7 +61,8 @@ def resolve_hardware(hardware: Hardware, placement: Placement | None = None) -> 
     if device != "cpu":
         gpus = torch.cuda.is_available()
         if placement and placement.backend == "ray":  # the trainer and the engines are elsewhere
-            gpus, where = cluster_gpus(placement.ray_address) > 0, "the Ray cluster has no GPU"
+            hosts = hosts_of(connect(placement.ray_address, "placement.ray_address"))
+            gpus, where = any(host.gpus for host in hosts), "the Ray cluster has no GPU"
         if device == "cuda" and not gpus:
             where += f" ({gpu_problem()})" if where.endswith("here") else ""
             raise ConfigError(f"hardware.device: got 'cuda', but {where}; allowed: cpu, auto")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import math
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
+from scalerl.core.errors import raising
 from scalerl.types import FloatArray, Outcome, Rollout, Score, ScoredGroup
 
 Row = dict[str, Any]
@@ -162,11 +161,9 @@ def unpacked(record: bytes) -> dict[str, Any]:
     Raises:
         ValueError: The record is damaged.
     """
-    try:
-        with np.load(io.BytesIO(record)) as arrays:
-            return {name: arrays[name] for name in ARRAYS}
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError, RuntimeError, TypeError) as error:
-        raise ValueError(str(error)) from None
+    with raising(ValueError, str), np.load(io.BytesIO(record)) as arrays:
+        found = {name: arrays[name] for name in ARRAYS}
+    return found
 
 
 def telling_group(groups: Sequence[ScoredGroup]) -> ScoredGroup:

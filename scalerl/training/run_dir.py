@@ -22,7 +22,7 @@ from scalerl.core.outputs import check_new_directory
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
 from scalerl.core.rows import RowFile
-from scalerl.training.manifest import Damaged, digest, new_digest
+from scalerl.training.manifest import Damaged, digest
 from scalerl.types import EvalPoint
 
 RECORDS = "rollouts/samples.bin"
@@ -50,7 +50,6 @@ class RunDirectory:
         """
         self.path, self.config, self._made = path, config, made
         self._lock = take_hold(path)
-        self._digests: dict[str, tuple[int, Any]] = {}  # bytes digested of each row file, and their hash
         if self._lock is None:
             raise ConfigError(f"{path}: another process is training in this run directory; wait for it or stop it")
 
@@ -59,9 +58,14 @@ class RunDirectory:
         """Start a new run.
 
         Raises:
-            ConfigError: The directory is not empty.
+            ConfigError: The path is a file, a run, or a directory with files in it, which a run could overwrite.
         """
-        check_empty(path)
+        if (path / "config.toml").exists():
+            raise ConfigError(
+                f"{path} already holds a run; continue it with `scalerl resume {path}`, or give another --run-dir. "
+                "Nothing was changed"
+            )
+        check_new_directory(path, "--run-dir")
         rollouts = path / "rollouts"
         made = [place for place in (rollouts, *rollouts.parents) if not place.exists()]
         rollouts.mkdir(parents=True, exist_ok=True)
@@ -104,7 +108,7 @@ class RunDirectory:
     def save_config(self, config: RunConfig) -> None:
         """Write config.toml."""
         self.config = config
-        self.write("config.toml", to_toml(config))
+        write_whole(self.path / "config.toml", to_toml(config))
 
     def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rows to a JSONL file; numbers that are not finite become null."""
@@ -124,8 +128,7 @@ class RunDirectory:
     def add_points(self, points: Iterable[EvalPoint]) -> None:
         """Append rows to points.jsonl, and force them to disk."""
         self.append("points.jsonl", [point.to_dict() for point in points])
-        with (self.path / "points.jsonl").open("rb") as file:
-            os.fsync(file.fileno())
+        sync(self.path / "points.jsonl")
 
     def points(self) -> list[EvalPoint]:
         """Return the points in points.jsonl."""
@@ -139,10 +142,6 @@ class RunDirectory:
             )
         return points
 
-    def write(self, name: str, text: str) -> None:
-        """Write a small text file of the run atomically."""
-        write_whole(self.path / name, text)
-
     def cursors(self) -> dict[str, int]:
         """Return the sizes of the row files for a checkpoint, after forcing their rows to disk."""
         there = [name for name in ROW_FILES if (self.path / name).exists()]
@@ -151,15 +150,8 @@ class RunDirectory:
         return {name: (self.path / name).stat().st_size if name in there else 0 for name in ROW_FILES}
 
     def row_digests(self, cursors: Mapping[str, int]) -> dict[str, str]:
-        """Return the XXH3 digest of the rows that a checkpoint counts, by file; only new rows are read."""
-        for name, size in cursors.items():
-            if size:
-                done, running = self._digests.get(name, (0, new_digest()))
-                with (self.path / name).open("rb") as file:
-                    file.seek(done)
-                    running.update(file.read(size - done))
-                self._digests[name] = (size, running)
-        return {name: self._digests[name][1].hexdigest() for name, size in cursors.items() if size}
+        """Return the XXH3 digest of the rows that a checkpoint counts, by file."""
+        return {name: digest(self.path / name, size) for name, size in cursors.items() if size}
 
     def check_rows(self, state: Mapping[str, Any]) -> None:
         """Check that the rows which a checkpoint counts exist. Samples of texts may be missing; they are not results.
@@ -182,13 +174,12 @@ class RunDirectory:
         """
         cursors, notes = state.get("cursors", {}), []
         for name in ROW_FILES:
-            size = cursors.get(name, 0)
+            path, size = self.path / name, cursors.get(name, 0)
             if fault := self._row_fault(name, size, state):
                 notes.append(f"{fault}; the run continues with the samples that exist")
-                size = self._whole_rows(name)
-            if (self.path / name).exists():
-                os.truncate(self.path / name, size)
-        self._digests.clear()
+                size = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0  # its whole rows
+            if path.exists():
+                os.truncate(path, size)
         return notes
 
     def _row_fault(self, name: str, size: int, state: Mapping[str, Any]) -> str:
@@ -200,11 +191,6 @@ class RunDirectory:
         if expected and digest(path, size) != expected:
             return f"the first {size} bytes of {name} are not the rows that the checkpoint counts"
         return ""
-
-    def _whole_rows(self, name: str) -> int:
-        """Return the size of a row file up to its last complete line."""
-        path = self.path / name
-        return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
 
 
 def recorded(error: ProcessDied | PluginError, directory: Path) -> str:
@@ -223,20 +209,6 @@ def recorded(error: ProcessDied | PluginError, directory: Path) -> str:
     except OSError as full:  # a full disk may be the cause
         return f"{error} (its traceback could not be written to {path}: {full.strerror})"
     return f"{error} (traceback: {path})"
-
-
-def check_empty(path: Path) -> None:
-    """Refuse a run directory that is not empty, because a run could overwrite its files.
-
-    Raises:
-        ConfigError: The path is a file, a run, or a directory with files in it.
-    """
-    if (path / "config.toml").exists():
-        raise ConfigError(
-            f"{path} already holds a run; continue it with `scalerl resume {path}`, or give another --run-dir. "
-            "Nothing was changed"
-        )
-    check_new_directory(path, "--run-dir")
 
 
 def saved_config(path: Path) -> RunConfig:

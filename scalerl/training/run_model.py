@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
-from scalerl.config.placement import Hardware
+from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
 from scalerl.models.files import check_model_files
-from scalerl.models.loading import load_tokenizer
 from scalerl.models.lora import LoraPolicy
-from scalerl.models.policy import Policy, check_vocabulary, load_policy
+from scalerl.models.policy import Policy, load_policy
 from scalerl.models.routing import can_record, routing_of
 from scalerl.models.weights import checkpoint_weights
 from scalerl.rollouts.interrupt import LengthRule
@@ -41,7 +38,6 @@ def model_path_of(config: RunConfig, run: Path, note: Callable[[str], None]) -> 
     if isinstance(config.model, HuggingFaceModel):
         check_model_files(config.model.path)
         return config.model.path
-    assert isinstance(config.model, TinyModel)
     directory = warm_start_directory(config.model, config.data)
     if is_whole(directory):
         return str(directory)
@@ -58,25 +54,6 @@ def model_path_of(config: RunConfig, run: Path, note: Callable[[str], None]) -> 
         warm_start(config.model, config.data, directory, report)
         torch.set_num_threads(config.hardware.trainer_threads)
     return str(directory)
-
-
-def load_model(path: str, revision: str, hardware: Hardware, fp32_head: bool) -> tuple[Policy, Any]:
-    """Load a model that this process computes with, and its tokenizer.
-
-    Args:
-        path: Path of the model, as in `model.path`.
-        revision: Branch, tag or commit, for a name on the hub.
-        hardware: Resolved hardware settings.
-        fp32_head: Whether to compute the head in FP32.
-
-    Raises:
-        ConfigError: From the readers of the model and its tokenizer.
-    """
-    check_model_files(path)
-    tokenizer = load_tokenizer(path, revision)
-    policy = load_policy(path, revision=revision, device=hardware.device, dtype=hardware.dtype, fp32_head=fp32_head)
-    check_vocabulary(tokenizer, policy, path)
-    return policy, tokenizer
 
 
 def revision_of(config: RunConfig) -> str:
@@ -126,7 +103,7 @@ def check_sampled(config: RunConfig, policy: Policy, model_path: str) -> None:
     """Refuse a model or a custom engine that would sample incorrectly; vLLM is checked by replay during the run."""
     engine, replay = config.placement.engine, config.recipe.routing_replay == "on"
     if replay and not can_record(policy):
-        kind = "whose routers do not return the chosen experts" if policy.experts else "which has no experts"
+        kind = "whose routers do not return the chosen experts" if policy.sizes.experts else "which has no experts"
         raise ConfigError(
             f"recipe.routing_replay: got 'on' for {type(policy.model).__name__}, {kind}; allowed: off, or a mixture "
             "such as Mixtral, Qwen3-MoE, OLMoE or GPT-OSS (docs/models.md)"

@@ -14,7 +14,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.serialization import to_plain
 from scalerl.prompts.curriculum import Curriculum, Mixture
 from scalerl.rollouts.pipeline import Pipeline
-from scalerl.training.checkpoint import FORMAT, CheckpointStore, load_plain, save_state
+from scalerl.training.checkpoint import FORMAT, WRITTEN, CheckpointStore, load_plain, save_state
 from scalerl.training.learner.base import BadGradient, Learner, TrainBatch
 from scalerl.training.manifest import Damaged, check_files
 from scalerl.training.progress import Compute, Progress, TrainingFailed
@@ -154,7 +154,7 @@ def _trained(path: Path, store: CheckpointStore) -> bool:
     """
     if not store.directory.exists():
         return any(file.stat().st_size for file in path.glob("*.jsonl"))
-    return store.had_some
+    return (store.directory / WRITTEN).exists()
 
 
 def overrule(progress: Progress, display: RunDisplay) -> Progress:

@@ -5,7 +5,6 @@ The recipe is in loop.py. evaluation.py measures, records.py writes and shows, s
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,13 +12,14 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from scalerl.config import RunConfig
-from scalerl.config.base import replace
+from scalerl.models.sizes import ModelSizes
 from scalerl.prompts.curriculum import Curriculum, Mixture
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
 from scalerl.rollouts.schedule import first_visits
 from scalerl.training.evaluation import Evaluations, first_to_stop
 from scalerl.training.learner.base import BadGradient, Learner, StepStats, TrainBatch
+from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.progress import Progress
 from scalerl.training.records import Records
 from scalerl.training.saved import Checkpoints
@@ -42,6 +42,8 @@ class Session:
     records: Records
     checkpoints: Checkpoints
     stop_requested: Callable[[], bool]
+    sizes: ModelSizes
+    """Sizes of the policy, for its FLOPs."""
     _lately: deque[GeneratorStats] = field(default_factory=lambda: deque(maxlen=8))
     """The generators' counters at the last batches."""
 
@@ -87,13 +89,11 @@ class Session:
         Raises:
             TrainingFailed: The loss or gradient was not finite; the batch is saved.
         """
-        if self.config.rollouts.lag_ticks == "measure":
-            self._measure_lag(batch)
         try:
             stats = self.learner.step(batch)
         except BadGradient as error:
             raise self.checkpoints.failure(error, batch) from None
-        self.progress.training_flops += self.learner.training_flops(batch)
+        self.progress.training_flops += batch_flops(self.sizes, batch, self.config.learner.gradient_checkpointing)
         self.progress.step += 1
         if not stats.trained_tokens:
             self.progress.skipped_steps += 1
@@ -107,23 +107,8 @@ class Session:
         recipe, step = self.config.recipe, self.progress.step
         wanted = recipe.prompts_per_step + len(taken.dropped)
         visits = self._draw(wanted) if not self.progress.closed else ()
-        used, lag = recipe.off_policy.samples_with(step), self.config.rollouts.lag_ticks
-        update = Update(step, used, visits, self.progress.closed, lag if isinstance(lag, int) else -1)
+        update = Update(step, recipe.off_policy.samples_with(step), visits, self.progress.closed)
         self.pipeline.publish(update, self.learner.send)
-
-    def _measure_lag(self, batch: TrainBatch) -> None:
-        """Set the lag of new weights by timing the first batch, and save it in the run's configuration.
-
-        It is 1.5 times the longer of an update and the generation of a batch, in ticks. With this lag neither side
-        waits for the other; the factor 1.5 absorbs the variation of both.
-        """
-        assert batch.prompt_length_B is not None
-        config, generator = self.config, self.progress.generator
-        update_ticks = self.learner.rehearse(batch) / (generator.busy_s / generator.tick)
-        batch_ticks = int((batch.length_B - batch.prompt_length_B).sum()) / config.slots
-        lag = math.ceil(1.5 * max(update_ticks, batch_ticks))
-        self.config = replace(config, rollouts=replace(config.rollouts, lag_ticks=lag))
-        self.records.directory.save_config(self.config)
 
     # ----------------------------------------------------------------------------------------- evaluations, checkpoints
 

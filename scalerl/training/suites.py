@@ -24,18 +24,19 @@ from scalerl.config.base import replace
 from scalerl.config.data import TaskData
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import whole
-from scalerl.models.policy import stop_tokens
+from scalerl.models.loading import load_tokenizer
+from scalerl.models.policy import check_vocabulary, stop_tokens
 from scalerl.prompts.dataset import load_prompts, task_prompts
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
 from scalerl.rollouts.engine import Engine, Sampling, generate
-from scalerl.rollouts.interrupt import LengthRule, length_rule
+from scalerl.rollouts.interrupt import length_rule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
 from scalerl.rollouts.turns import with_replies, with_turns
-from scalerl.tasks.scoring import make_scoring
+from scalerl.tasks.scoring import ScoringService, make_scorers
 from scalerl.training.checkpoint import save_state
 from scalerl.training.evaluation import held_out_visits, mean_at_k
 from scalerl.training.rollout_rows import rollout_row
-from scalerl.training.run_model import check_length, load_in_engine, load_model
+from scalerl.training.run_model import check_length, load_in_engine, load_of
 from scalerl.types import Prompt, ScoredGroup
 
 CPU_CACHE, GPU_SHARE = 1 << 30, 0.5
@@ -113,14 +114,13 @@ class Evaluator:
         torch.set_num_threads(config.hardware.generator_threads + config.hardware.trainer_threads)
         self.config, self._where, self._note = config, where, note
         self._longest, self._servers = 0, list[Engine]()
-        served, model, fp32_head = config.placement.engine == "vllm", config.model, config.recipe.fp32_head
-        hardware = replace(config.hardware, device="cpu") if served else config.hardware
-        self._policy, self.tokenizer = load_model(model.path, model.revision, hardware, fp32_head)
+        model, served = config.model, config.placement.engine == "vllm"
+        self._policy = load_of(config, model.path, "cpu" if served else config.hardware.device)
+        self.tokenizer = load_tokenizer(model.path, model.revision)
+        check_vocabulary(self.tokenizer, self._policy, model.path)
         if not served:
             check_engine(self._policy)
-        self._rule: LengthRule = length_rule(
-            config.recipe.length, lambda text: self.tokenizer.encode(text, add_special_tokens=False)
-        )
+        self._rule = length_rule(config.recipe.length, partial(self.tokenizer.encode, add_special_tokens=False))
 
     def prompts_of(self, task: TaskData, most: int | None) -> list[Prompt]:
         """Return all prompts of a suite, or the first `most` by the hash of their content."""
@@ -165,7 +165,8 @@ class Evaluator:
         began = time.perf_counter()
         groups = generate(engines, held_out_visits(prompts), samples, self.config.seed, "evaluate")
         sampled_s = time.perf_counter() - began
-        scoring = make_scoring(self.config, self._decode)
+        decode = partial(self.tokenizer.batch_decode, skip_special_tokens=True)
+        scoring = ScoringService(make_scorers(self.config), decode)
         try:
             pending = [scoring.submit(group) for group in groups]
             scored = [one.result() for one in pending]
@@ -214,9 +215,6 @@ class Evaluator:
             for engine in self._servers:
                 engine.swap(0)
         return self._servers
-
-    def _decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
-        return list(self.tokenizer.batch_decode(tokens, skip_special_tokens=True))
 
     def _slots(self, longest: int, sequences: int) -> int:
         """Return the number of sequences decoded together: as configured, or as many as fit into the cache."""

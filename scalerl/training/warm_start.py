@@ -26,7 +26,6 @@ from scalerl.config.data import TaskData
 from scalerl.config.data import generated as generated_tasks
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import as_umask, cache_root
-from scalerl.core.outputs import check_new_directory
 from scalerl.models.files import check_model_files
 from scalerl.models.head import token_logprobs
 from scalerl.models.policy import Policy
@@ -86,7 +85,6 @@ def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, repo
         return directory
     if directory.parent == cache_root():
         shutil.rmtree(directory, ignore_errors=True)  # damaged, for example by a loss of power
-    check_new_directory(directory, "--out")
     tokenizer = make_tokenizer()
     history: list[dict[str, float]] = []
     for attempt in range(ATTEMPTS):

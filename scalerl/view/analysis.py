@@ -202,16 +202,11 @@ class Analysis:
         }
 
 
-def analyze(
-    first: Sequence[Source],
-    second: Sequence[Source] = (),
-    exclude_below: float = 0.0,
-    method: str = "posterior",
-) -> Analysis:
-    """Fit runs, and compare the two sides if there are two; `exclude_below` and `method` are passed to `fit`.
+def analyze(first: Sequence[Source], second: Sequence[Source] = (), exclude_below: float = 0.0) -> Analysis:
+    """Fit runs, and compare the two sides if there are two; `exclude_below` is passed to `fit`.
 
     Raises:
-        CurveError: A run cannot be fitted, the runs have different compute axes, or a fit has no uncertainty.
+        CurveError: A run cannot be fitted, or the runs have different compute axes.
     """
     sources = [*first, *second]
     axes = sorted({source.curve.axis for source in sources})
@@ -220,12 +215,7 @@ def analyze(
     outlooks = []
     for source in sources:
         with naming(source):
-            outlooks.append(outlook(source.curve, method=method, exclude_below=exclude_below))
-            if outlooks[-1].advice is None:
-                raise CurveError(
-                    f"method: got {method!r}, whose fit of this run has no intervals for the page; use posterior. "
-                    f"`scalerl fit --method {method}` prints its numbers"
-                )
+            outlooks.append(outlook(source.curve, exclude_below=exclude_below))
     fits = [ahead.fit for ahead in outlooks]
     comparison = compare(fits[: len(first)], fits[len(first) :]) if second else None
     low, high = fits[0].curve.bounds
@@ -242,17 +232,14 @@ def analyze(
 def _run(
     source: Source, side: int, style: tuple[str, str], ahead: Outlook, ceiling: float, exclude_below: float
 ) -> RunAnalysis:
-    window, method = source.curve.between(exclude_below), ahead.fit.method
+    window = source.curve.between(exclude_below)
     scores: Backtest | None = None
     parts: tuple[Fit, ...] = ()
     untested = ""
     try:
-        scores = backtest(window, FRACTIONS, method)
-        parts = tuple(fit(window.between(most=share * window.last_compute), method) for share in FRACTIONS)
-        certain = [share for share, part in zip(FRACTIONS, parts, strict=True) if len(part.draws.asymptote) == 1]
-        if certain:
-            raise CurveError(f"the {method} fit of the first {certain[0]:.0%} of the run has no uncertainty")
+        scores = backtest(window, FRACTIONS)
+        parts = tuple(fit(window.between(most=share * window.last_compute)) for share in FRACTIONS)
     except CurveError as error:  # a run too short for a backtest is still shown
-        scores, parts, untested = None, (), str(error)
+        untested = str(error)
     slope = slope_at(ahead.fit.curve, ceiling, source.name)
     return RunAnalysis(source, side, style, ahead, slope, parts, scores, untested)

@@ -58,26 +58,16 @@ class RunDisplay:
         """Show a training step."""
         self._view.rows.append(row)
         self._tell_news(f"step {row['step']}")
-        self._show_step(row)
+        if self._live is not None:
+            self._live.update(self._render())
+        elif row["step"] % self._every == 0 or row["step"] == self._view.steps:
+            self.note(self._line(row))
 
     def point(self, points: Sequence[EvalPoint]) -> None:
         """Show the curve of each task so far, with a forecast from its fifth evaluation on."""
         self._view.evaluated(points)
         self._outlooks = self._view.outlooks()
         self._tell_news(f"evaluation at step {points[-1].step}" if points else "evaluation")
-        self._show_points()
-
-    def _tell_news(self, when: str) -> None:
-        for _, text in news(self._view.warnings(), self._told):
-            self.note(f"{when}: {text}")
-
-    def _show_step(self, row: dict[str, Any]) -> None:
-        if self._live is not None:
-            self._live.update(self._render())
-        elif row["step"] % self._every == 0 or row["step"] == self._view.steps:
-            self.note(self._line(row))
-
-    def _show_points(self) -> None:
         if self._live is not None:
             self._live.update(self._render())
             return
@@ -85,6 +75,10 @@ class RunDisplay:
             text = f"evaluation at step {last.step}{of_task}: pass rate {last.pass_rate:.3f} ± {last.stderr:.3f}"
             ahead = self._outlooks.get(task)
             self.note(f"{text}; {_forecast_line(ahead)}" if ahead else text)
+
+    def _tell_news(self, when: str) -> None:
+        for _, text in news(self._view.warnings(), self._told):
+            self.note(f"{when}: {text}")
 
     def _last(self) -> list[tuple[str, EvalPoint, str]]:
         """Return each task with its last evaluation and, if there are several, its name as the end of a phrase."""

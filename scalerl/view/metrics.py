@@ -182,10 +182,7 @@ def bucketed(step_N: Array, value_N: Array, most: int) -> dict[str, list[float |
     """
     known_N = np.isfinite(value_N)
     step_N, value_N = step_N[known_N], value_N[known_N]
-    if len(step_N) <= most:
-        values = plain(value_N)
-        return {"x": plain(step_N), "low": values, "mean": values, "high": values}
-    first_K = np.linspace(0, len(step_N), most + 1).astype(int)[:-1]
+    first_K = np.linspace(0, len(step_N), min(most, len(step_N)) + 1).astype(int)[:-1]
     count_K = np.diff([*first_K, len(step_N)])
     return {
         "x": plain(np.add.reduceat(step_N, first_K) / count_K),

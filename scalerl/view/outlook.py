@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -210,12 +209,10 @@ def _suites(path: Path, config: RunConfig, axis: str) -> tuple[Curve, ...]:
 
 def names_of(paths: Sequence[Path]) -> list[str]:
     """Return the shortest ends of the paths that are unique; a path given twice has the same name twice."""
-    parts = [_telling_parts(path) for path in paths]
-    for depth in range(1, max(map(len, parts), default=1) + 1):
-        names = ["/".join(part[-depth:]) for part in parts]
-        if max(Counter(names).values(), default=0) <= max(Counter(map(tuple, parts)).values(), default=0):
-            return names
-    return [str(path) for path in paths]
+    parts, depth = [_telling_parts(path) for path in paths], 1
+    while len({part[-depth:] for part in parts}) < len(set(parts)):
+        depth += 1
+    return ["/".join(part[-depth:]) for part in parts]
 
 
 def _telling_parts(path: Path) -> tuple[str, ...]:

@@ -160,19 +160,11 @@ def text_cell(words: str) -> Cell:
 
 
 def interval_cell(estimate: Estimate | None, pattern: str) -> Cell:
-    """Return a cell with a number and its interval below it."""
+    """Return a cell with a number and its interval below it; without a pattern, both have the same power of ten."""
     if estimate is None:
         return UNKNOWN
-    mean, low, high = (format(value, pattern) for value in (estimate.mean, estimate.low, estimate.high))
-    return Cell(f"{mean}<small>{low} to {high}</small>", estimate.mean)
-
-
-def power_cell(estimate: Estimate | None) -> Cell:
-    """Return a cell with an amount of compute and its interval, both with the same power of ten."""
-    if estimate is None:
-        return UNKNOWN
-    power, shown = one_power(estimate)
-    mean, low, high = (f"{value:.2f}" if power else f"{value:.4g}" for value in shown)
+    power, shown = (0, (estimate.mean, estimate.low, estimate.high)) if pattern else one_power(estimate)
+    mean, low, high = (format(value, pattern or (".2f" if power else ".4g")) for value in shown)
     times = f" × 10<sup>{power}</sup>" if power else ""
     return Cell(f"{mean}{times}<small>{low} to {high}</small>", estimate.mean)
 
@@ -235,7 +227,7 @@ def _comparison(analysis: Analysis) -> str:
 
 def _card(run: RunAnalysis) -> str:
     fitted, ahead, advice = run.outlook.fit, run.outlook.forecast, run.outlook.advice
-    assert advice is not None  # `analyze` refuses fits without uncertainty
+    assert advice is not None  # a posterior has uncertainty
     level = _pattern(run)
     twice, four, ceiling = (format(estimate, level) for estimate in (*ahead.at, fitted.asymptote))
     last = run.source.curve.metric[-1]
@@ -278,7 +270,7 @@ COLUMNS: dict[str, Callable[[RunAnalysis], Cell]] = {
     "Last value": lambda run: Cell(f"{run.source.curve.metric[-1]:.3f}", float(run.source.curve.metric[-1])),
     "Ceiling A": lambda run: interval_cell(run.outlook.fit.asymptote, _pattern(run)),
     "Steepness B": lambda run: interval_cell(run.outlook.fit.efficiency, ".2f"),
-    "Midpoint C<sub>mid</sub>": lambda run: power_cell(run.outlook.fit.midpoint),
+    "Midpoint C<sub>mid</sub>": lambda run: interval_cell(run.outlook.fit.midpoint, ""),
     "At 2×": lambda run: interval_cell(run.outlook.forecast.at[0], _pattern(run)),
     "At 4×": lambda run: interval_cell(run.outlook.forecast.at[1], _pattern(run)),
     "Identified": lambda run: text_cell("yes" if run.outlook.fit.identified else "not yet"),

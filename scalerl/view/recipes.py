@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from scalerl.config.base import Part
 from scalerl.config.recipe import RECIPES, SCALERL, Recipe, leave_one_out
+from scalerl.core.serialization import leaves
 
 LONGEST = 16
 """Longest text that a table shows, in characters."""
 
 
-def fields(part: Part, prefix: str = "") -> dict[str, str]:
+def fields(recipe: Recipe) -> dict[str, str]:
     """Return every value of a recipe by its dotted name; the kind of a part has the name of the part.
 
     Example: {"loss": "cispo", "loss.max_ratio": "5.0", "aggregation": "prompt", ...}
     """
-    values: dict[str, str] = {}
-    for name, value in part:
-        if isinstance(value, Part):
-            values |= fields(value, f"{prefix}{name}.")
-        elif name != "name":  # that of the recipe
-            values[prefix.removesuffix(".") if name == "kind" else prefix + name] = _words(value)
-    return values
+    values = recipe.model_dump(exclude={"name"})
+    return {name.removesuffix(".kind"): _words(value) for name, value in leaves(values)}
 
 
 def differing(first: Recipe, second: Recipe) -> dict[str, tuple[str, str]]:

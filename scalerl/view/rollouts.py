@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from operator import eq
 from pathlib import Path
 from typing import Any
 
-from scalerl.core.rows import RowFile
+from scalerl.core.rows import Line, RowFile
 from scalerl.view.warnings import number
 
 FILES = {"evaluation": "rollouts.jsonl", "training": "rollouts/samples.jsonl"}
@@ -53,19 +52,14 @@ class RolloutIndex:
 
     def __init__(self, path: Path) -> None:
         """Prepare the index of a run directory."""
-        self._files = {kind: RowFile(path / name, partial(self._forget, kind)) for kind, name in FILES.items()}
-        self._briefs: dict[str, list[dict[str, Any]]] = {kind: [] for kind in FILES}
-        self._places: dict[str, list[tuple[int, int]]] = {kind: [] for kind in FILES}
+        self._lines: dict[str, list[Line]] = {kind: [] for kind in FILES}  # with the columns `BRIEF` only
+        self._files = {kind: RowFile(path / name, self._lines[kind].clear) for kind, name in FILES.items()}
 
     def refresh(self) -> None:
         """Read new rows."""
         for kind, file in self._files.items():
             for line in file.new_lines():
-                self._briefs[kind].append({name: line.row.get(name) for name in BRIEF})
-                self._places[kind].append((line.offset, line.size))
-
-    def _forget(self, kind: str) -> None:
-        self._briefs[kind], self._places[kind] = [], []
+                self._lines[kind].append(line._replace(row={name: line.row.get(name) for name in BRIEF}))
 
     def find(self, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return the rows that match a query, newest step first, and all steps and tasks.
@@ -85,7 +79,7 @@ class RolloutIndex:
         tests = [
             (column, test, read(asked[name])) for name, (read, column, test) in CRITERIA.items() if asked.get(name)
         ]
-        briefs = self._briefs[kind]
+        briefs = [line.row for line in self._lines[kind]]
         matches = [
             at for at, brief in enumerate(briefs) if all(test(brief[column], value) for column, test, value in tests)
         ]
@@ -107,7 +101,8 @@ class RolloutIndex:
         Raises:
             IndexError: There is no such row.
         """
-        return self._files[kind].row(*self._places[kind][at])
+        line = self._lines[kind][at]
+        return self._files[kind].row(line.offset, line.size)
 
     def group(self, kind: str, at: int) -> list[dict[str, Any]]:
         """Return the rollouts with the same prompt, task and step as a row, in file order.
@@ -116,9 +111,9 @@ class RolloutIndex:
             IndexError: There is no such row.
         """
         self.refresh()
-        own = self._briefs[kind][at]
-        same = ("step", "task", "prompt_id")
-        alike = [n for n, brief in enumerate(self._briefs[kind]) if all(brief[name] == own[name] for name in same)]
+        briefs = [line.row for line in self._lines[kind]]
+        own, same = briefs[at], ("step", "task", "prompt_id")
+        alike = [n for n, brief in enumerate(briefs) if all(brief[name] == own[name] for name in same)]
         return [{"row": n, **self.row(kind, n)} for n in alike]
 
     def _excerpt(self, kind: str, at: int) -> dict[str, str]:

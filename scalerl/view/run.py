@@ -15,11 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.config import HuggingFaceModel, RunConfig
-from scalerl.config.overrides import read_toml
+from scalerl.config import HuggingFaceModel, RunConfig, by_name
 from scalerl.core.errors import ConfigError
 from scalerl.core.rows import RowFile
-from scalerl.core.serialization import flat
 from scalerl.scaling import CurveError
 from scalerl.scaling.estimate import as_json
 from scalerl.types import EvalPoint
@@ -64,7 +62,6 @@ class RunView:
     def evaluated(self, points: Sequence[EvalPoint]) -> None:
         """Set the evaluations so far, of all tasks."""
         self.points = points_by_task(points)
-        self._falls: dict[str, str] | None = None
 
     @property
     def axis(self) -> str:
@@ -110,12 +107,11 @@ class RunView:
 
     def warnings(self) -> dict[str, str]:
         """Return the warnings by key, most important first; `warnings.news` selects those that were not told."""
-        if self._falls is None:
-            self._falls = {}
-            for task in self.tasks:
-                with suppress(CurveError):  # the points are not a curve
-                    self._falls |= falling(curve_of(self.points[task], self.axis), list(self.rows))
-        return {**self._falls, **(warnings(list(self.rows), self.config) if self.config else {})}
+        falls: dict[str, str] = {}
+        for task in self.tasks:
+            with suppress(CurveError):  # the points are not a curve
+                falls |= falling(curve_of(self.points[task], self.axis), list(self.rows))
+        return {**falls, **(warnings(list(self.rows), self.config) if self.config else {})}
 
 
 class FollowedRun(RunView):
@@ -190,8 +186,6 @@ class FollowedRun(RunView):
         self._strange += points.count(None)
         for point in filter(None, points):
             self.points.setdefault(point.task, []).append(point)
-        if points:
-            self._falls = None
         return bool(points)
 
     def _forget_points(self) -> None:
@@ -280,11 +274,9 @@ class FollowedRun(RunView):
         return bucketed(columns["step"][part], columns[name][part], places)
 
     def config_fields(self) -> dict[str, str]:
-        """Return every field of config.toml by its dotted name; empty if it cannot be read."""
-        try:
-            return {name: str(value) for name, value in flat(_numbered(read_toml(self.path / "config.toml"))).items()}
-        except (OSError, ConfigError):  # the state is "unreadable" then
-            return {}
+        """Return every field of the configuration by its dotted name; empty if it cannot be read."""
+        fields = by_name(self.config) if self.config else {}
+        return {name: str(value) for name, value in fields.items() if value is not None}
 
 
 def page_fit(points: Sequence[EvalPoint], axis: str, name: str) -> dict[str, Any]:
@@ -334,13 +326,6 @@ def about(config: RunConfig) -> str:
         *dict.fromkeys(RULES[task.kind] for task in config.data if task.kind in RULES),
     ]
     return " ".join([*said, *([f"Data: {note}."] if note else [])])
-
-
-def _numbered(value: Any) -> Any:
-    """Return nested values in which lists of tables are tables with the names 0, 1, ..."""
-    if isinstance(value, list) and value and all(isinstance(inner, Mapping) for inner in value):
-        value = {str(at): inner for at, inner in enumerate(value)}
-    return {key: _numbered(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
 
 
 def id_of(path: Path) -> str:

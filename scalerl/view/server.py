@@ -136,7 +136,6 @@ class Pages:
             closing: Function that returns whether the server is shutting down, which ends streams.
         """
         self.watcher, self._closing = watcher, closing
-        self._plotly: bytes | None = None
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -166,9 +165,8 @@ class Pages:
 
     async def plotly(self, request: Request) -> Response:
         """Return plotly.js from the plotly package."""
-        if self._plotly is None:
-            self._plotly = (await run_in_threadpool(plotly_script)).encode()
-        return Response(self._plotly, media_type="text/javascript", headers={"cache-control": "max-age=86400"})
+        script = await run_in_threadpool(plotly_script)
+        return Response(script, media_type="text/javascript", headers={"cache-control": "max-age=86400"})
 
     async def stream(self, request: Request) -> Response:
         """Stream server-sent events: first everything, then changes."""

@@ -99,9 +99,7 @@ def modified(path: Path) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text: 40 s, 9 min, 3.2 h, 2.1 days; "-" if unknown."""
-    if not math.isfinite(seconds):
-        return "-"
+    """Return a duration as text: 40 s, 9 min, 3.2 h, 2.1 days."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:

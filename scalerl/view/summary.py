@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,13 @@ def summarize(directory: Path, config: RunConfig, points: Sequence[EvalPoint]) -
             lines.append(f"forecast  none: {error}")
     lines += [f"suite     {name}: {_suite_line(last)}" for name, last in suites.items()]
     if any(outlooks.values()):
+        known = {task: ahead.to_dict() if ahead else None for task, ahead in outlooks.items()}
+        values: dict[str, Any] = {"tasks": known} if len(known) > 1 else next(filter(None, known.values()))
+        of_suites = {"suites": {name: point.to_dict() for name, point in suites.items()}} if suites else {}
         try:
-            write_summary(directory, outlooks, note, suites)
+            with whole(directory / "curve.png") as temporary:
+                temporary.write_bytes(picture([ahead.fit for ahead in outlooks.values() if ahead], note))
+            write_whole(directory / "summary.json", json.dumps({**values, **of_suites}, indent=1) + "\n")
             lines.append(f"picture   {directory / 'curve.png'}")
         except OSError as error:  # the run is complete even without the figure
             lines.append(f"picture   none: {why_not(directory / 'curve.png', error)}")
@@ -46,22 +51,3 @@ def _suite_line(point: EvalPoint) -> str:
         f"mean@{point.samples_per_prompt} {point.pass_rate:.3f} ± {point.stderr:.3f} at step {point.step} "
         f"({point.prompts} prompts)"
     )
-
-
-def write_summary(
-    directory: Path, outlooks: Mapping[str, Outlook | None], note: str, suites: Mapping[str, EvalPoint]
-) -> None:
-    """Write curve.png and summary.json with all tasks of a run.
-
-    Args:
-        directory: Directory of the run.
-        outlooks: Outlooks of the tasks; None for a task without a forecast.
-        note: Note about the data.
-        suites: Last points of evaluation suites.
-    """
-    with whole(directory / "curve.png") as temporary:
-        temporary.write_bytes(picture([ahead.fit for ahead in outlooks.values() if ahead], note))
-    values = {task: ahead.to_dict() if ahead else None for task, ahead in outlooks.items()}
-    content: dict[str, Any] = {"tasks": values} if len(values) > 1 else next(filter(None, values.values()))
-    last = {"suites": {name: point.to_dict() for name, point in suites.items()}} if suites else {}
-    write_whole(directory / "summary.json", json.dumps({**content, **last}, indent=1) + "\n")

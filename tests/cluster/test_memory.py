@@ -20,7 +20,6 @@ from scalerl.cluster.memory import (
 from scalerl.cluster.speed import GPUS, Assumptions, exchange_seconds, gather_seconds
 from scalerl.config.base import replace
 from scalerl.config.model import HuggingFaceModel, Lora
-from scalerl.config.placement import ModelNumbers
 from scalerl.config.presets import LAB
 from scalerl.core.errors import ConfigError
 from scalerl.models.lora import LoraPolicy
@@ -153,32 +152,20 @@ def test_slots_fill_the_memory_that_the_weights_leave():
     assert slots_that_fit(llama, 16_384, 17e9) == 0
 
 
-def test_configured_numbers_have_priority_and_an_unknown_model_is_an_error(tmp_path):
-    numbers = ModelNumbers(
-        hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=16,
-        vocab_size=10, tie_word_embeddings=True,
-    )  # fmt: skip
-    assert of_config(vars(numbers).get) == SMALL
+def test_sizes_come_from_config_json_and_an_unknown_model_is_an_error(tmp_path):
     config = replace(LAB, model=HuggingFaceModel(path="nobody/nothing"), data=_file())
-    with pytest.raises(ConfigError, match=r"model\.path: got 'nobody/nothing'.*placement\.model_numbers"):
+    with pytest.raises(ConfigError, match=r"model\.path: got 'nobody/nothing'"):
         sizes_of(config)
-    given = replace(config, placement=replace(config.placement, model_numbers=numbers))
-    assert sizes_of(given).sizes == SMALL and "model_numbers" in sizes_of(given).source
+    numbers = {
+        "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "intermediate_size": 16, "vocab_size": 10, "tie_word_embeddings": True,
+    }  # fmt: skip
+    given = replace(config, model=HuggingFaceModel(path=str(tmp_path)))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **numbers}))
+    assert sizes_of(given) == (SMALL, str(tmp_path / "config.json"))
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 8}')
-    broken = replace(config, model=HuggingFaceModel(path=str(tmp_path)))
     with pytest.raises(ConfigError, match=r"config\.json: not a supported decoder configuration.*num_hidden_layers"):
-        sizes_of(broken)
-
-
-def test_impossible_model_numbers_are_an_error():
-    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 3, "vocab_size": 10}
-    for wrong, message in (
-        ({"num_key_value_heads": 2, "intermediate_size": 4}, "num_key_value_heads: got 2"),
-        ({"num_key_value_heads": 3}, "intermediate_size: got 0"),
-        ({"num_key_value_heads": 3, "num_experts": 4}, "num_experts: got 4"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ModelNumbers(**sizes, **wrong)
+        sizes_of(given)
 
 
 def _file():

@@ -26,26 +26,24 @@ gradient_checkpointing = true
 accumulate = "sharded"
 [placement]
 trainer_ranks = 2
-[placement.model_numbers]
-hidden_size = 64
-num_hidden_layers = 3
-num_attention_heads = 4
-num_key_value_heads = 2
-intermediate_size = 128
-vocab_size = 1000
 """
 LAYER = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128  # queries and output, keys and values, the MLP
 PARAMS = 3 * LAYER + 2 * 1000 * 64  # with the embedding and the head
 NORMS = 7 * 64
 
 
-def rehearsed(tmp_path, capsys, text=RUN, *fields):
-    (tmp_path / "run.toml").write_text(text)
-    assert cli.main(["plan", str(tmp_path / "run.toml"), "--rehearse", "--json", *fields]) == 0
+def rehearsed(tmp_path, capsys, *fields):
+    (tmp_path / "run.toml").write_text(RUN)
+    words = ["--model", str(tmp_path / "model"), *fields]
+    assert cli.main(["plan", str(tmp_path / "run.toml"), "--rehearse", "--json", *words]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_each_of_two_ranks_holds_half_of_the_masters_and_moments(tmp_path, capsys):
+    transformers.LlamaConfig(
+        vocab_size=1000, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=128,
+    ).save_pretrained(tmp_path / "model")  # fmt: skip
     found = rehearsed(tmp_path, capsys)
     half = (PARAMS + NORMS) // 2
     assert found["parts"]["parameters"] == pytest.approx(4 * half, rel=0.01)  # inverse frequencies of the rotation too
@@ -69,17 +67,14 @@ def saved_mixture(directory, experts):
 
 def test_experts_that_are_fewer_than_the_ranks_are_shared_equally(tmp_path, capsys):
     entries = saved_mixture(tmp_path / "model", experts=2) + 2 * (12288 + 2 * 64) + 2 * 100 * 64  # routers, both ends
-    of_model = ["--model", str(tmp_path / "model"), "--placement.trainer_ranks", "4"]
-    found = rehearsed(tmp_path, capsys, RUN.partition("[placement.model")[0], *of_model)
+    found = rehearsed(tmp_path, capsys, "--placement.trainer_ranks", "4")
     assert found["parts"]["parameters"] == pytest.approx(entries, rel=0.02)  # 4 bytes of every fourth entry
 
 
 def test_a_rank_gathers_only_its_own_experts_and_their_tokens_travel(tmp_path, capsys):
     experts = saved_mixture(tmp_path / "model", experts=4)
-    options = ["--model", str(tmp_path / "model"), "--placement.trainer_ranks", "4"]
-    options += ["--placement.gpus", "0", "--learner.accumulate", "local"]
-    text = RUN.partition("[placement.model")[0]
-    whole, spread = (rehearsed(tmp_path, capsys, text, *options, "--placement.expert_ranks", n) for n in ("1", "4"))
+    options = ["--placement.trainer_ranks", "4", "--placement.gpus", "0", "--learner.accumulate", "local"]
+    whole, spread = (rehearsed(tmp_path, capsys, *options, "--placement.expert_ranks", n) for n in ("1", "4"))
     assert spread["parts"]["parameters"] == whole["parts"]["parameters"]
     assert whole["sent"]["all-gather"] - spread["sent"]["all-gather"] == 2 * 2 * 2 * experts  # BF16, twice per pass
     assert spread["sent"]["all-to-all"] == 2 * 6 * 2 * 2 * 64 * 512  # two passes of 512 tokens in two layers, BF16

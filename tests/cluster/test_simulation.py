@@ -6,7 +6,7 @@ from dataclasses import replace as replace_speeds
 import numpy as np
 import pytest
 
-from scalerl.cluster.measured import cut, lognormal, read_lengths
+from scalerl.cluster.measured import cut, lognormal
 from scalerl.cluster.simulated_engine import Clock, SimulatedEngine
 from scalerl.cluster.simulation import simulate_run
 from scalerl.cluster.speed import Speeds, steps_from_rates, updates_from_rate
@@ -184,15 +184,3 @@ def test_an_interrupted_length_is_its_limit_plus_an_answer():
     control = Interruption(thinking_tokens=(50, 50), answer_tokens=1, phrase="</think>")
     assert cut(np.asarray([10.0, 49.6, 50.4, 1e6]), control).tolist() == [10, 50, 51, 51]
     assert cut(np.asarray([0.2, 30.0]), NoLengthControl(max_tokens=20)).tolist() == [1, 20]
-
-
-def test_lengths_are_read_from_numbers_and_objects(tmp_path):
-    file = tmp_path / "lengths.jsonl"
-    file.write_text('12\n{"completion_tokens": 30}\n\n{"tokens": 7, "reward": 1}\n')
-    assert read_lengths(file).tolist() == [12, 30, 7]
-    for content, message in (('{"reward": 1}\n', "line 1: got"), ("0\n", "line 1"), ("\n", "has no lengths")):
-        file.write_text(content)
-        with pytest.raises(ConfigError, match=message):
-            read_lengths(file)
-    with pytest.raises(ConfigError, match=r"none.jsonl: no such file"):
-        read_lengths(tmp_path / "none.jsonl")

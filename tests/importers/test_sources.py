@@ -148,16 +148,6 @@ def test_trl_before_0_16_has_other_reward_names(tmp_path):
     assert imported.source == "trl" and imported.metric == "eval_reward" and imported.axis == "step"
 
 
-def test_trl_without_step_time_spreads_the_runtime_minus_evaluation(tmp_path):
-    rows = [{"step": s, "completions/mean_length": 5, "num_tokens": 100 * s} for s in (10, 20)]
-    rows[1:1] = [{"step": 10, "eval_reward": 0.5, "eval_runtime": 30.0}]
-    rows += [{"step": 20, "eval_reward": 0.6, "eval_runtime": 30.0}, {"step": 20, "train_runtime": 160.0}]
-    (path,) = write(tmp_path, state_json=json.dumps({"log_history": rows}))
-    imported = read(path, devices=36)
-    assert [row["device_hours"] for row in imported.rows] == pytest.approx([0.5, 1.0])
-    assert any("spread evenly" in note for note in imported.notes)
-
-
 def test_tensorboard_files_of_trl_are_read_by_tensorboard_itself():
     pytest.importorskip("tensorboard")
     imported = read(LOGS / "trl-tensorboard", devices=2)

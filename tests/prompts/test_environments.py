@@ -86,7 +86,7 @@ def test_prompts_come_from_the_data_set_and_rewards_from_the_rubric(environment)
     assert first.prompt[1]["content"] == "What is 0+1?"
     columns = {**json.loads(json.dumps(first.columns)), "prompt": first.prompt}  # they are sent to another process
     prompt = Prompt("0" * 16, "text", (1,), first.answer, environment, columns)
-    assert call_by_name(REWARD, [prompt] * 3, ["1", "0", "7"]) == [1.5, 0.5, 0.0]
+    assert call_by_name(REWARD, prompt, ["1", "0", "7"]) == [1.5, 0.5, 0.0]
 
 
 def test_an_unusable_environment_is_refused(environment):

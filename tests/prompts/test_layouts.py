@@ -19,7 +19,7 @@ from scalerl.prompts.layouts import (
     mbpp,
     read_rows,
 )
-from scalerl.tasks.code_tests import Calls, Checks, InputOutput, read_tests
+from scalerl.tasks.code_tests import BadTests, Calls, Checks, InputOutput, read_tests
 
 USER = [{"role": "user", "content": "What is 1+2?"}]
 VERL = {
@@ -62,11 +62,8 @@ def test_columns_are_renamed_and_dots_address_nested_columns(tmp_path):
     path = write_rows(tmp_path / "p.jsonl", [VERL])
     (row,) = read(path, columns={"prompt": "prompt", "answer": "extra_info.index", "level": "extra_info.level.name"})
     assert row.answer == "9a9b" and row.columns["level"] == "hard" and row.columns["ability"] == "MATH"
-    assert read(path, answer_column="extra_info.index")[0].answer == "9a9b"
     with pytest.raises(ConfigError, match=r"extra_info\.tests"):
         read(path, columns={"tests": "extra_info.tests"})
-    with pytest.raises(ValueError, match="answer_column"):
-        PromptFile(path="x.jsonl", columns={"answer": "a"}, answer_column="b")
 
 
 def test_a_dotted_name_reads_a_column_of_that_name_first_and_json_in_strings():
@@ -129,7 +126,7 @@ def test_a_copy_of_a_set_is_read_from_its_file_and_explicit_settings_win(tmp_pat
     copy = write_rows(tmp_path / "copy.jsonl", [row])
     (row,) = read(copy, set="gsm8k")
     assert (row.prompt, row.answer) == ("What is 70+2?", "72")
-    (own,) = read(copy, set="gsm8k", prompt_column="hint", answers="whole")
+    (own,) = read(copy, set="gsm8k", columns={"prompt": "hint"}, answers="whole")
     assert own.prompt == "sum" and own.answer.startswith("70 + 2")
     task = PromptFile(set="math", split="test", revision="v2", name="mine")
     assert (task.split, task.revision, task.curve, task.answers) == ("test", "v2", "mine", "boxed")
@@ -148,26 +145,26 @@ def test_every_named_set_of_mathematics_is_a_complete_configuration():
 
 def test_humaneval_gives_the_check_and_the_name_of_the_function():
     row = {"task_id": "HumanEval/0", "prompt": "def f(x): ...", "entry_point": "f", "test": "def check(candidate): ..."}
-    assert read_tests(humaneval(row, "line 1")) == Checks("def f(x): ...", "def check(candidate): ...", ("f",), "f")
-    with pytest.raises(ConfigError, match="'entry_point'"):
-        humaneval({"prompt": "p", "test": "t"}, "line 1")
+    assert read_tests(humaneval(row)) == Checks("def f(x): ...", "def check(candidate): ...", ("f",), "f")
+    with pytest.raises(BadTests, match="'entry_point'"):
+        humaneval({"prompt": "p", "test": "t"})
 
 
 def test_mbpp_prompts_have_the_assertions_and_tests_begin_with_the_setup():
     row = {"text": "Write a function.", "test_list": ["assert f(1) == 2"], "test_setup_code": "import math"}
-    rewritten = mbpp(row, "")
+    rewritten = mbpp(row)
     assert read_tests(rewritten).setup == "import math" and "assert f(1) == 2" in rewritten["prompt"]
-    sanitized = mbpp({"prompt": "Write g.", "test_list": ["assert g() == 1"], "test_imports": []}, "")
+    sanitized = mbpp({"prompt": "Write g.", "test_list": ["assert g() == 1"], "test_imports": []})
     assert read_tests(sanitized).tests == "assert g() == 1" and sanitized["prompt"].startswith("Write g. Your code")
 
 
 def test_deepcoder_tests_are_json_in_a_column():
     tests = [{"type": "function_call", "fn_name": "f", "input": [1], "output": 2}]
     row = {"problem": "Add one.", "tests": json.dumps(tests), "starter_code": "def f(x):"}
-    rewritten = deepcoder(row, "line 1")
+    rewritten = deepcoder(row)
     assert read_tests(rewritten) == Calls("f", ([1],), (2,), True) and "def f(x):" in rewritten["prompt"]
-    with pytest.raises(ConfigError, match="'tests'"):
-        deepcoder({**row, "tests": "{"}, "line 1")
+    with pytest.raises(BadTests, match="'tests'"):
+        deepcoder({**row, "tests": "{"})
 
 
 def lcb(private, date="2025-03-01T00:00:00"):
@@ -183,7 +180,7 @@ def lcb(private, date="2025-03-01T00:00:00"):
 
 def test_livecodebench_unpacks_its_private_tests_and_keeps_the_first_half_of_2025():
     inner = json.dumps([{"input": "3", "output": "4", "testtype": "stdin"}])
-    rewritten = livecodebench(lcb(inner), "line 1")
+    rewritten = livecodebench(lcb(inner))
     assert read_tests(rewritten) == InputOutput(("1", "3"), ("2", "4")) and "private_test_cases" not in rewritten
     dates = ("2024-12-31T00:00:00", "2025-01-01T00:00:00", "2025-06-30T23:00:00", "2025-07-01T00:00:00")
-    assert [livecodebench(lcb(inner, date), "") is None for date in dates] == [True, False, False, True]
+    assert [livecodebench(lcb(inner, date)) is None for date in dates] == [True, False, False, True]

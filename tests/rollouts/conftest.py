@@ -2,7 +2,7 @@
 
 import pytest
 from fake_vllm import STOP, FakeVllm
-from vllm_setup import NEEDS, PLAIN, QUICK, Files
+from vllm_setup import NEEDS, PLAIN, Files
 
 from scalerl.rollouts.engine import Sampling
 
@@ -22,19 +22,20 @@ def files(tmp_path):
 
 
 @pytest.fixture
-def make(server, files):
+def make(server, files, monkeypatch):
     """Return a function that makes (training, evaluating) over the server; they are closed at the end."""
+    from scalerl.rollouts.vllm import connection, protocol
     from scalerl.rollouts.vllm.engine import vllm_engines
     from scalerl.rollouts.vllm.updates import DirectoryUpdates
 
+    monkeypatch.setattr(connection, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(protocol, "STREAM_INTERVAL", 3)
     made = []
 
-    def engines(rule=PLAIN, limits=QUICK, slots=(8, 4), sampling=None, needs=NEEDS):
+    def engines(rule=PLAIN, slots=(8, 4), sampling=None, needs=NEEDS):
         sampling = sampling or Sampling(stop=(STOP,))
         updates = DirectoryUpdates(files)
-        pair = vllm_engines(
-            server.address, slots=slots, rule=rule, sampling=sampling, needs=needs, updates=updates, limits=limits
-        )
+        pair = vllm_engines(server.address, slots=slots, rule=rule, sampling=sampling, needs=needs, updates=updates)
         made.append(pair[0])
         return pair
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 
 from scalerl.rollouts.engine import Sampling
+from scalerl.rollouts.vllm import protocol
 from scalerl.rollouts.vllm.protocol import (
     FINISH_UPDATE,
     GENERATE,
@@ -35,9 +36,10 @@ KEPT = ("weight_transfer_config", "model_config", "scheduler_config")
 
 
 def main(address: str, weights: str) -> None:
+    protocol.STREAM_INTERVAL = 3
     probe = {"max_tokens": 4, "logprobs": 0, "ignore_eos": True, "detokenize": False, "temperature": 1.0}
-    first = generate_body((5, 9, 2), 7, Sampling(stop=(1,)), "scalerl-train-0", "0.0", 3)
-    second = generate_body((5, 9, 2), 7, Sampling(stop=(1,)), "scalerl-train-1", "1.7", 3)
+    first = generate_body((5, 9, 2), 7, Sampling(stop=(1,)), "scalerl-train-0", "0.0")
+    second = generate_body((5, 9, 2), 7, Sampling(stop=(1,)), "scalerl-train-1", "1.7")
     wanted = {id(first): '"finish_reason":"length"', id(second): '"finish_reason":"stop"'}
     questions = [
         ("GET", HEALTH, None), ("GET", VERSION, None), ("GET", WEIGHT_INFO, None), ("GET", SERVER_INFO, None),

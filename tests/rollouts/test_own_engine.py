@@ -1,5 +1,7 @@
 """Custom engines: the checks of the contract, and errors before a run starts."""
 
+from functools import partial
+
 import pytest
 import torch
 from tiny_models import tiny_model
@@ -10,7 +12,7 @@ from scalerl.models.policy import Policy
 from scalerl.rollouts.custom import EngineParts, engine_pair, make_engine
 from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.testing import EngineError, bench_of, check_contract, check_engine_plugin
+from scalerl.rollouts.testing import Bench, EngineError, check_contract, check_engine_plugin
 
 MODULE = """
     from dataclasses import replace
@@ -78,7 +80,7 @@ def own(name, **params):
 
 def check(name):
     with torch.no_grad():
-        check_contract(bench_of(lambda parts: make_engine(own(name), parts), load(), load, "tiny", versions=2))
+        check_contract(Bench(partial(make_engine, own(name)), load(), load, "tiny"))
 
 
 def test_a_wrapper_around_the_torch_engine_satisfies_the_contract():

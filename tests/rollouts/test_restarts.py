@@ -9,6 +9,7 @@ import pytest
 from scripted_engine import STOP, ScriptedDecoder
 
 from scalerl.cluster.simulation import visit_of
+from scalerl.config.placement import Placement
 from scalerl.config.recipe import PipelineRL
 from scalerl.rollouts.activation import OnArrival
 from scalerl.rollouts.coordinator import Coordinator, Update
@@ -17,7 +18,7 @@ from scalerl.rollouts.free_running import FreeRunner, Report
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.slot_engine import SlotEngine
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.restarts import Restarter, RestartLimits
+from scalerl.rollouts.restarts import Restarter
 from scalerl.rollouts.schedule import SCHEDULES
 
 SLOTS = 8
@@ -57,14 +58,15 @@ class Mortal:
 class World:
     """A restarter and all its lives."""
 
-    def __init__(self, limits=None, **delays):
+    def __init__(self, placement=None, **delays):
         self.lives, self.notes = [], []
 
         def make():
             self.lives.append(Mortal(**delays))
             return self.lives[-1]
 
-        self.restarter = Restarter(make, "generator 1 of 1", (SLOTS, SLOTS), limits, self.notes.append)
+        placement = placement or Placement()
+        self.restarter = Restarter(make, "generator 1 of 1", (SLOTS, SLOTS), placement, self.notes.append)
         self.restarter.wait_ready()
         self.engine, self.evaluator = self.restarter.engines
 
@@ -156,16 +158,20 @@ def test_an_evaluation_pauses_training_sequences():
 
 
 @pytest.mark.parametrize(
-    ("limits", "delays", "reason"),
+    ("placement", "delays", "reason"),
     [
-        (RestartLimits(silence_s=0.2), {}, "has not answered for"),
-        (RestartLimits(silence_s=0.2), {"decode_s": 1.0}, "has sampled no token for"),
-        (RestartLimits(transfer_s=0.2), {"swap_s": 1.0}, "transfer of version 2 of the weights took more than 0.2 s"),
+        (Placement(silence_timeout_s=0.2), {}, "has not answered for"),
+        (Placement(silence_timeout_s=0.2), {"decode_s": 1.0}, "has sampled no token for"),
+        (
+            Placement(transfer_timeout_s=0.2),
+            {"swap_s": 1.0},
+            "transfer of version 2 of the weights took more than 0.2 s",
+        ),
     ],
     ids=["silent", "stuck", "transfer"],
 )
-def test_an_engine_that_hangs_counts_as_dead_with_the_reason_in_the_note(limits, delays, reason):
-    world = World(limits, **{**delays, "swap_s": 0.0})
+def test_an_engine_that_hangs_counts_as_dead_with_the_reason_in_the_note(placement, delays, reason):
+    world = World(placement, **{**delays, "swap_s": 0.0})
     world.engine.swap(1)
     if "decode_s" not in delays:
         world.engine.submit(requests(1, first=9))
@@ -194,7 +200,8 @@ class Told:
 
 def test_a_transfer_may_take_longer_than_the_limit_of_silence():
     life, notes = Told(), []
-    restarter = Restarter(lambda: life, "generator 1 of 1", (SLOTS, SLOTS), RestartLimits(silence_s=0.2), notes.append)
+    placement = Placement(silence_timeout_s=0.2)
+    restarter = Restarter(lambda: life, "generator 1 of 1", (SLOTS, SLOTS), placement, notes.append)
     restarter.wait_ready()
     engine = restarter.engines[0]
     engine.swap(1)
@@ -233,7 +240,7 @@ def test_a_failed_first_start_raises_at_once():
     def make():
         raise EngineDied("generator 1 of 1 ended: no GPU is free")
 
-    restarter = Restarter(make, "generator 1 of 1", (1, 1))
+    restarter = Restarter(make, "generator 1 of 1", (1, 1), Placement(), print)
     with pytest.raises(EngineDied, match="no GPU is free"):
         restarter.wait_ready()
 

@@ -334,7 +334,7 @@ def test_with_one_trainer_process_a_server_that_hangs_ends_the_transfer_by_its_t
     server, address = serve("got")
     channel = gloo_vllm.channel_to(address)
     ranks = RankProcesses([gloo_vllm.Sender], [channel], timeout_s=60)
-    group = LearnerGroup(ranks, [channel], lambda batch: 1.0, step_timeout_s=60, transfer_timeout_s=30)
+    group = LearnerGroup(ranks, [channel], step_timeout_s=60, transfer_timeout_s=30)
     try:
         group.send(1, channel)
         group._transfer_timeout_s = 2

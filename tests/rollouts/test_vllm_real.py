@@ -16,10 +16,9 @@ from scalerl.rollouts.engine import Request, Sampling, generate
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.replay import check_current, largest_difference
-from scalerl.rollouts.vllm import connection
+from scalerl.rollouts.vllm import connection, protocol
 from scalerl.rollouts.vllm.checks import Needs
 from scalerl.rollouts.vllm.engine import vllm_engines
-from scalerl.rollouts.vllm.lane import LaneLimits
 from scalerl.rollouts.vllm.server import Server, ServerSpec
 from scalerl.rollouts.vllm.updates import DirectoryUpdates
 from scalerl.rollouts.weights import DirectoryChannel
@@ -76,10 +75,10 @@ def make(started):
     server, _, _, channel = started
     made = []
 
-    def engines(rule=LONG, sampling=None, limits=None):
+    def engines(rule=LONG, sampling=None):
         pair = vllm_engines(
             server, slots=(8, 4), rule=rule, sampling=sampling or Sampling(stop=(STOP,)), needs=NEEDS,
-            updates=DirectoryUpdates(channel), limits=limits,
+            updates=DirectoryUpdates(channel),
         )  # fmt: skip
         made.append(pair[0])
         pair[0].swap(0)
@@ -176,7 +175,9 @@ def test_broken_requests_are_resumed_with_the_same_log_probabilities(make, start
                 raise httpx.ReadError("cut")
 
     monkeypatch.setattr(connection, "_events", cut)
-    engine, _ = make(sampling=Sampling(), limits=LaneLimits(backoff_s=0.001, stream_interval=8))
+    monkeypatch.setattr(connection, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(protocol, "STREAM_INTERVAL", 8)
+    engine, _ = make(sampling=Sampling())
     sent = requests(16, "broken")
     engine.submit(sent)
     pairs = pairs_of(drain(engine, PATIENCE), sent)

@@ -11,9 +11,9 @@ from vllm_setup import Files, drain, wait_for
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.process_engine import EngineDied
+from scalerl.rollouts.vllm import protocol
 from scalerl.rollouts.vllm.checks import Needs
 from scalerl.rollouts.vllm.engine import vllm_engines
-from scalerl.rollouts.vllm.lane import LaneLimits
 from scalerl.rollouts.vllm.updates import DirectoryUpdates
 
 EXCHANGES = json.loads(Path(__file__).with_name("vllm_recorded.json").read_text())
@@ -28,7 +28,8 @@ def streamed(number):
     return [entry["token_id"] for entry in entries], [entry["logprob"] for entry in entries], choices[-1]
 
 
-def test_the_engine_sends_the_recorded_requests_and_reads_the_recorded_answers(tmp_path):
+def test_the_engine_sends_the_recorded_requests_and_reads_the_recorded_answers(tmp_path, monkeypatch):
+    monkeypatch.setattr(protocol, "STREAM_INTERVAL", 3)
     files = Files(tmp_path)
     files.send(7)
     files.send(8)
@@ -40,7 +41,6 @@ def test_the_engine_sends_the_recorded_requests_and_reads_the_recorded_answers(t
             sampling=Sampling(stop=(1,)),
             needs=Needs(vocabulary=48, positions=256, sequences=8, backend="scalerl_directory"),
             updates=DirectoryUpdates(files),
-            limits=LaneLimits(stream_interval=3),
         )
         engine.submit([Request((0, 0), (5, 9, 2), 1)])
         (before,) = drain(engine)

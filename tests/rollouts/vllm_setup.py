@@ -9,11 +9,9 @@ from scalerl.core.rng import stream_key
 from scalerl.rollouts.engine import Request
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.vllm.checks import Needs
-from scalerl.rollouts.vllm.lane import LaneLimits
 
 PLAIN = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=40)
 NEEDS = Needs(vocabulary=VOCABULARY, positions=200, sequences=12, backend="scalerl_directory")
-QUICK = LaneLimits(retries=5, backoff_s=0.01, stream_interval=3)
 
 
 class Files:

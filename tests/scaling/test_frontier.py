@@ -105,10 +105,10 @@ def test_a_setting_is_left_out_with_all_of_its_seeds():
 
 
 def test_an_added_setting_without_a_prediction_is_reported():
-    """Each run is next to one like it, and the middle pair is far from a line: the nearest run predicts better."""
+    """Each run is next to one like it, and the pairs rise, fall and rise: the nearest run predicts better."""
     low, high = GRID[2], GRID[-3]
-    fits = [fit(curve(setting, seed=i)) for i, setting in enumerate([low, low, high, high, low, low])]
-    settings = [{"x": x} for x in (1.0, 1.05, 10.0, 10.5, 100.0, 105.0)]
+    fits = [fit(curve(setting, seed=i)) for i, setting in enumerate(2 * [low, low, high, high])]
+    settings = [{"x": x} for x in (1.0, 1.05, 10.0, 10.5, 100.0, 105.0, 1000.0, 1050.0)]
     answer = frontier(fits, settings, 8000.0, also=[{"x": 10.0}, {"x": 64.0}])
     assert answer.uses == "per-run fits" and answer.check.nearest < 0.01 < answer.check.law
     assert "x 64 has no prediction" in str(answer) and "x 10 has no prediction" not in str(answer)
@@ -120,6 +120,21 @@ def test_many_runs_with_unknown_ceilings_do_not_raise_the_pooled_ceiling():
     law = pooled([likelihood(f) for f in fits], GRID * 2, published=False)
     error_SK = law.at(GRID).mean(axis=0) - [theta(setting) for setting in GRID]
     assert abs(error_SK[:, 0].mean()) < 0.1 and abs(error_SK[:, 1].mean()) < 0.15
+
+
+def test_a_law_that_bends_is_not_continued_as_a_straight_line():
+    """logit A is 0.2 + 0.3 s - 0.08 (s - 1)^2 in s = ln size: at size 16 it is 0.780, and 0.973 by the line."""
+
+    def theta_of(size):
+        s = np.log(size)
+        return np.array([0.2 + 0.3 * s - 0.08 * (s - 1) ** 2, s, 0.6, 0.2])
+
+    sizes = 3 * [1.0, 2.0, 4.0, 8.0]
+    clouds = [cloud(theta_of(size), (0.02, 0.05, 0.05, 0.01)) for size in sizes]
+    law = pooled(clouds, [{"size": size} for size in sizes], published=False)
+    logit_D = law.at([{"size": 16.0}])[:, 0, 0]
+    low, high = np.quantile(logit_D, (0.05, 0.95))
+    assert low < 0.780 < high < 0.973 and logit_D.mean() == pytest.approx(0.780, abs=0.06)
 
 
 def test_intervals_contain_nine_of_ten_new_runs():

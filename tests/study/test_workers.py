@@ -70,7 +70,7 @@ def test_ray_jobs_have_an_exit_code_and_a_log_and_can_be_stopped(ray, tmp_path, 
     wait_for_text(tmp_path / "b.log", "on")
     job.terminate()
     assert code_of(job) in (143, 1)
-    with pytest.raises(ConfigError, match="64 cores"):
+    with pytest.raises(ConfigError, match="64 CPUs"):
         RayWorkers("auto", 0, 64.0, 0.0)
     assert RayWorkers("auto", 0, 0.5, 0.0, {"CPU": 1.0, "GPU": 0.0}).count == 1  # two runs would leave no core
     with pytest.raises(ConfigError, match="1 GPUs"):

@@ -359,7 +359,7 @@ def test_a_large_input_and_output_are_transferred(judge):
 
 
 def test_the_verifier_takes_program_and_tests_from_the_row(judge, monkeypatch):
-    monkeypatch.setattr(code, "_judge", judge)
+    monkeypatch.setattr(code, "judge", lambda: judge)
     prompt = Prompt("0" * 16, "q", (1,), "", "code", {"tests": {"inputs": ["3 4"], "outputs": ["7"]}})
     right = "<think>hm</think>```python\nprint(sum(map(int, input().split())))\n```"
     assert code.verify(prompt, right).passed

@@ -35,19 +35,16 @@ def prompt(**columns):
     return Prompt("0" * 16, "q", (1,), "", "t", columns)
 
 
-def test_the_entry_is_in_the_row_or_created_from_seed_and_index():
+def test_a_completion_is_judged_by_the_entry_in_its_row():
     import reasoning_gym
 
     parameters = {"min_terms": 2, "max_terms": 3}
     entry = reasoning_gym.create_dataset("chain_sum", size=8, seed=5, **parameters)[7]
-    for row in (
-        prompt(dataset="chain_sum", entry=entry, parameters=parameters),
-        prompt(dataset="chain_sum", seed=5, index=7, parameters=parameters),
-    ):
-        right = verify(row, f"so</think><answer>{entry['answer']}</answer>")
-        wrong = verify(row, "so</think><answer>no number</answer>")
-        assert right.passed and right.score == 1 and right.reason.endswith(f"expected {entry['answer']!r}")
-        assert not wrong.passed and wrong.score < 1
+    row = prompt(dataset="chain_sum", entry=entry, parameters=parameters)
+    right = verify(row, f"so</think><answer>{entry['answer']}</answer>")
+    wrong = verify(row, "so</think><answer>no number</answer>")
+    assert right.passed and right.score == 1 and right.reason.endswith(f"expected {entry['answer']!r}")
+    assert not wrong.passed and wrong.score < 1
 
 
 def test_a_score_of_at_least_pass_score_passes():

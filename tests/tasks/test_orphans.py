@@ -13,7 +13,7 @@ import sys, time
 from scalerl.config.placement import Sandbox
 from scalerl.tasks.sandbox.box import Box
 from scalerl.tasks.sandbox.detect import offer
-box = Box(offer(Sandbox(mode=sys.argv[1])).command)
+box = Box(offer(Sandbox(mode=sys.argv[1])))
 deadline = time.monotonic() + 60
 box.begin("stdin", deadline, program="while True: pass")
 box.send(b"I", b"", deadline)

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from concurrent.futures import wait
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def fails(settings: Scoring) -> None:
 @pytest.fixture(scope="module")
 def shared():
     """A pool with one process, shared by the tests that do not kill it."""
-    with ScoringPool(1, None, Scoring()) as pool:
+    with closing(ScoringPool(1, None, Scoring())) as pool:
         yield pool
 
 
@@ -91,7 +92,7 @@ def test_a_jump_of_the_wall_clock_neither_ends_a_call_nor_extends_its_limit(shar
 
 def test_processes_that_end_at_their_start_are_given_up():
     with (
-        ScoringPool(1, fails, Scoring()) as pool,
+        closing(ScoringPool(1, fails, Scoring())) as pool,
         pytest.raises(ProcessEnded, match=r"^3 times \(exit code 3\)$"),
     ):
         pool.schedule(ready, limit_s=60).result()

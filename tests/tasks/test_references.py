@@ -49,7 +49,9 @@ def test_a_solution_that_fails_its_tests_is_reported(tmp_path):
         tmp_path / "c.jsonl",
         ({"prompt": f"q{i}", "checks": json.dumps(tests), "solution": s} for i, s in enumerate(solutions)),
     )
-    config = config_of(file, "--task", "code", "--data.tests_column", "checks", "--scoring.failing_references", "1")
+    config = config_of(
+        file, "--task", "code", "--data.columns", '{tests = "checks"}', "--scoring.failing_references", "1"
+    )
     try:
         offer(config.scoring.sandbox)
     except ConfigError as error:

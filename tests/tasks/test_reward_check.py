@@ -64,7 +64,8 @@ def test_parameters_reach_the_function_in_the_process_that_calls_it():
     config = read_config(None, [*words, "--data.reward.params", "{limit = 8}"])
     (scorer,) = make_scorers(config).values()
     try:
-        assert scorer.rewards(ROW, ["", "four", "twelve chars"]) == [0.0, 0.5, 1.0]
+        pending = scorer.submit(ROW, ["", "four", "twelve chars"])
+        assert [score.reward for score in pending.finish(pending.futures)] == [0.0, 0.5, 1.0]
     finally:
         scorer.close()
 
@@ -74,7 +75,7 @@ def test_columns_may_be_called_like_any_argument(scored_here):
     columns = dict.fromkeys(("prompts", "completions", "name", "function", "limit_s"), "x")
     asked = replace(ROW, columns={**ROW.columns, **columns})
     check_reward(reward("length", limit_s=8), asked, Scoring())
-    rewards = call_reward(lambda completions, name, **rest: [len(*completions) + len(*name)], "f", [asked], ["four"])
+    rewards = call_reward(lambda completions, name, **rest: [len(*completions) + len(*name)], "f", asked, ["four"])
     assert rewards == [5.0]
 
 

@@ -12,7 +12,7 @@ from scalerl.tasks import math as math_task
 from scalerl.tasks import scoring
 from scalerl.tasks.base import Verdict, Verifier, verdict
 from scalerl.tasks.pool import ProcessEnded
-from scalerl.tasks.scoring import FunctionScorer, ProcessScorer, ThreadScorer, make_scoring
+from scalerl.tasks.scoring import FunctionScorer, ProcessScorer, ScoringService, ThreadScorer, make_scorers
 from scalerl.tasks.user_rewards import Failures, RewardError, call_reward
 from scalerl.types import Prompt, Score
 
@@ -67,10 +67,10 @@ def test_a_reward_function_gets_trls_arguments():
         seen.update(prompts=prompts, completions=completions, answer=answer, level=level, columns=columns)
         return [0.2, 0.7]
 
-    items = [prompt("x", prompt="p1", answer="x", level=1), prompt("y", prompt="p2", answer="y", level=2)]
-    assert call_reward(reward, "here", items, ["c1", "c2"]) == [0.2, 0.7]
-    texts = {"prompts": ["p1", "p2"], "completions": ["c1", "c2"], "answer": ["x", "y"]}
-    assert seen == {**texts, "level": [1, 2], "columns": {}}
+    asked = prompt("x", prompt="p1", answer="x", level=1)
+    assert call_reward(reward, "here", asked, ["c1", "c2"]) == [0.2, 0.7]
+    texts = {"prompts": ["p1", "p1"], "completions": ["c1", "c2"], "answer": ["x", "x"]}
+    assert seen == {**texts, "level": [1, 1], "columns": {}}
 
 
 def test_rewards_of_at_least_pass_reward_pass(rewards_here):
@@ -88,7 +88,7 @@ def test_rewards_of_at_least_pass_reward_pass(rewards_here):
 def test_chat_prompts_get_chat_completions():
     got = []
     chat = prompt(prompt=[{"role": "user", "content": "hi"}])
-    call_reward(lambda prompts, completions: got.extend(completions) or [1], "here", [chat], ["hello"])
+    call_reward(lambda prompts, completions: got.extend(completions) or [1], "here", chat, ["hello"])
     assert got == [[{"role": "assistant", "content": "hello"}]]
 
 
@@ -147,14 +147,13 @@ def test_the_run_ends_if_more_than_5_percent_of_100_completions_have_no_reward()
 
 
 def test_a_failing_verifier_affects_only_its_completion_and_is_counted():
-    answers = {"a": verdict(True, ""), "b": Verdict(True, float("nan"), ""), "c": None, "d": Verdict(True, 1.5, "")}
+    answers = {"a": verdict(True, ""), "b": Verdict(False, 0.5, "")}
     scorer = ThreadScorer("odd", Verifier(lambda prompt, text: answers[text]), SETTINGS)
     try:
-        scores = score(scorer, prompt(), ["a", "b", "c", "d", "missing"])
-        assert [s.passed for s in scores] == [True, False, False, False, False]
-        assert scores[4].reward == -1.0 and "raised KeyError: 'missing'" in scores[4].reason
-        assert "returned None; allowed: a verdict with a score from 0 to 1" in scores[2].reason
-        assert scorer.failures.failed == 4 and scorer.failures.completions == 5
+        scores = score(scorer, prompt(), ["a", "b", "missing"])
+        assert [(s.passed, s.reward) for s in scores] == [(True, 1.0), (False, 0.0), (False, -1.0)]
+        assert "raised KeyError: 'missing'" in scores[2].reason
+        assert scorer.failures.failed == 1 and scorer.failures.completions == 3
     finally:
         scorer.close()
 
@@ -182,7 +181,7 @@ def test_a_comparison_that_ends_its_process_fails_its_completion(monkeypatch):
 def scored(config, asked, *texts, truncated=()):
     """Score one group with the scoring of a configuration."""
     given = group(asked, *texts, truncated=truncated)
-    service = make_scoring(config, decode)
+    service = ScoringService(make_scorers(config), decode)
     try:
         pending = service.submit(given)
         while not pending.wait(0.1):
@@ -200,9 +199,9 @@ def test_the_configuration_chooses_the_scorer(tmp_path, monkeypatch):
     words = ["--model", "m", "--data", "d.jsonl", "--reward", "my_rewards:f"]
     assert scored(read_config(None, words), prompt(task="my_rewards:f"), "c") == [Score(3.0, True)]
     for extra, task, kind in (([], "arithmetic", ThreadScorer), (words[:4], "math", ProcessScorer)):
-        service = make_scoring(read_config(None, extra), list)
-        assert {name: type(scorer) for name, scorer in service._scorers.items()} == {task: kind}
-        service.close()
+        (scorer,) = (scorers := make_scorers(read_config(None, extra))).values()
+        assert [*scorers] == [task] and type(scorer) is kind
+        scorer.close()
 
 
 def test_the_reward_module_of_the_current_directory_replaces_an_imported_one(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
 from scalerl.prompts.sources import custom_rows
 from scalerl.rollouts.turns import with_replies
-from scalerl.tasks import tools
+from scalerl.tasks import code, tools
 from scalerl.tasks.checks import sandbox_notes
 from scalerl.tasks.turns import Reply, ask
 from scalerl.types import Prompt
@@ -124,16 +124,16 @@ def test_the_template_shows_tools_and_one_that_does_not_is_an_error(shop, chat, 
 
 
 def test_python_runs_in_a_sandbox(monkeypatch):
-    tools.prepare(Scoring(sandbox=Sandbox(mode="unsafe", test_s=1.0)))
-    tools._judge.cache_clear()
+    code.prepare(Scoring(sandbox=Sandbox(mode="unsafe", test_s=1.0)))
+    code.judge.cache_clear()
     call = '{"name": "python", "arguments": {"code": "print(6 * 7)\\nprint(nothing)"}}'
     said = tools.answer([tools.python], call, {}, "own:Task")
     assert said.startswith("42\nended with exit status 1 (NameError: name 'nothing' is not defined")
     late = '{"name": "python", "arguments": {"code": "while True: pass"}}'
     assert tools.answer([tools.python], late, {}, "own:Task") == "took longer than 1 s"
-    tools._judge().close()
-    tools._judge.cache_clear()
-    tools.prepare(Scoring())
+    code.judge().close()
+    code.judge.cache_clear()
+    code.prepare(Scoring())
 
 
 def test_a_task_with_python_needs_a_sandbox_before_training(user_code, monkeypatch):

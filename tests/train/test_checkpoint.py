@@ -73,7 +73,8 @@ def test_a_failed_write_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
 @pytest.fixture
 def two(tmp_path):
     """A store with the checkpoints of steps 10 and 20, each of every kind of file."""
-    store = CheckpointStore.create(tmp_path / "checkpoints", keep=2)
+    (tmp_path / "checkpoints").mkdir()
+    store = CheckpointStore(tmp_path / "checkpoints", keep=2)
     for step in (10, 20):
         path = store.begin(step)
         save_state(path, "trainer", {"format": FORMAT, "step": step, "cursors": {}})
@@ -153,7 +154,8 @@ def test_checkpoints_of_another_format_are_refused_and_kept(two):
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over(tmp_path):
-    store = CheckpointStore.create(tmp_path / "checkpoints", keep=2)
+    (tmp_path / "checkpoints").mkdir()
+    store = CheckpointStore(tmp_path / "checkpoints", keep=2)
     assert sound_checkpoint(run_of(store), store, pytest.fail) is None
 
 

@@ -146,7 +146,6 @@ def test_the_export_equals_the_merge_by_peft_and_the_adapter_loads_with_the_base
     for _ in range(3):
         learner.step(batch())
     learner.export(tmp_path / "model")
-    learner.export_adapter(tmp_path / "adapter")
     exported = load_policy(str(tmp_path / "model")).model
     config = peft.PeftConfig.from_pretrained(tmp_path / "adapter")
     assert config.base_model_name_or_path == str(tmp_path / "base") and config.r == 4

@@ -20,7 +20,7 @@ def undisturbed(lab_model, tmp_path_factory):
 def test_a_killed_rank_ends_the_run_and_a_resume_gives_the_same_bits(undisturbed, lab_model, tmp_path):
     path = tmp_path / "killed"
     process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL, *TWO])
-    runs.wait_for(lambda: len(runs.rows(path, "metrics.jsonl")) >= 5, what="five steps")
+    runs.wait_for(lambda: (path / "checkpoints/step_000004").exists(), what="a checkpoint")
     children = runs.children(process.pid)
     started = runs.descendants(process.pid)
     assert len(children) == 3  # two ranks, which are started first, and the generator

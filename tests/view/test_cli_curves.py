@@ -51,24 +51,6 @@ def test_the_keys_of_every_command_are_as_documented(capsys, points, sides):
     assert [each["side"] for each in page["runs"]] == [0, 0, 1, 1]
 
 
-def test_page_uses_least_squares_and_rejects_a_method_without_intervals(capsys, points):
-    out = points.with_name("page.html")
-    (run,) = answer(capsys, "report", points, "--method", "least-squares", "-o", out)["runs"]
-    assert run["asymptote"] == answer(capsys, "fit", points, "--method", "least-squares")["asymptote"]
-    assert len(run["splits"]) == 3 and out.exists()
-    code, _, error = call(capsys, "report", points, "--method", "paper", "-o", points.with_name("none.html"))
-    assert code == 2 and "got 'paper'" in error and "no intervals for the page" in error
-    assert not points.with_name("none.html").exists()
-
-
-def test_the_page_says_why_a_least_squares_fit_of_a_first_part_has_no_backtest(tmp_path, capsys):
-    # up to 0.6 of C_mid the points determine A, up to 0.3 of it they do not
-    points = write(tmp_path / "young.jsonl", curve(last=1500.0))
-    (answers,) = answer(capsys, "report", points, "--method", "least-squares", "-o", tmp_path / "page.html")["runs"]
-    assert answers["asymptote"]["sd"] is not None
-    assert "least-squares fit of the first 50% of the run has no uncertainty" in (tmp_path / "page.html").read_text()
-
-
 def test_several_runs_print_an_array_in_order(capsys, sides):
     answers = answer(capsys, "fit", *sides[1], *sides[0])
     assert [Path(each["source"]).stem for each in answers] == ["theirs-0", "theirs-1", "ours-0", "ours-1"]

@@ -26,34 +26,12 @@ _UNKNOWN = ("softcap", "s_aux", "position_bias")
 """Keyword arguments that change the formula."""
 
 
-def accelerate_norms(model: nn.Module) -> int:
-    """Make the RMS norms of a model on CPU use `rms_norm`, in place, and return how many were changed.
-
-    Args:
-        model: The model; its parameters and state dict do not change.
-    """
-    replaced = 0
+def accelerate_norms(model: nn.Module) -> None:
+    """Make the RMS norms of a model on CPU use the loops, in place; parameters and state dict do not change."""
     for module in model.modules():
         eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        if not type(module).__name__.endswith("RMSNorm") or not isinstance(eps, float):
-            continue
-        if _agrees(module, eps):
+        if type(module).__name__.endswith("RMSNorm") and isinstance(eps, float) and _agrees(module, eps):
             module.forward = partial(_forward, module, eps)  # a closure could not be pickled
-            replaced += 1
-    return replaced
-
-
-def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """Return x / sqrt(mean(x^2) + eps) * weight, with a gradient, for tensors that the loops accept.
-
-    Args:
-        x: Activations [..., D].
-        weight_D: Weights.
-        eps: Constant added to the mean of the squares.
-    """
-    if torch.is_grad_enabled() and (x.requires_grad or weight_D.requires_grad):
-        return cast(Tensor, _RmsNorm.apply(x, weight_D, eps))  # type: ignore[no-untyped-call]
-    return compiled.rms_norm(x, weight_D, eps)[0]
 
 
 def _forward(norm: nn.Module, eps: float, x: Tensor) -> Tensor:
@@ -61,6 +39,13 @@ def _forward(norm: nn.Module, eps: float, x: Tensor) -> Tensor:
     if not compiled.serves(x, weight_D):
         return cast(Tensor, type(norm).forward(norm, x))
     return rms_norm(x, weight_D, eps)
+
+
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """Return x / sqrt(mean(x^2) + eps) * weight, with a gradient, for activations [..., D]."""
+    if torch.is_grad_enabled() and (x.requires_grad or weight_D.requires_grad):
+        return cast(Tensor, _RmsNorm.apply(x, weight_D, eps))  # type: ignore[no-untyped-call]
+    return compiled.rms_norm(x, weight_D, eps)[0]
 
 
 @torch.no_grad()

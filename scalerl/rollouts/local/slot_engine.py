@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
-from scalerl.rollouts.engine import Finished, Occupancy, Request, RoutingShape, Work
+from scalerl.rollouts.engine import EngineDefaults, Finished, Occupancy, Request, RoutingShape, Work
 from scalerl.rollouts.interrupt import Ints, LengthRule
 from scalerl.rollouts.local.slots import SlotTable
 
@@ -24,6 +24,11 @@ Receive = Callable[[int], Mapping[str, Any]]
 
 class Decoder(Protocol):
     """The model of a slot engine. Rows are slots; the cache of a row belongs to the sequence in that slot."""
+
+    routing_shape: RoutingShape | None
+    """Shape of the recorded experts of a mixture; None if nothing is recorded."""
+    nuclei: Sequence[Ints]
+    """Ids that each token of the last `sample` was drawn from; empty without top-p."""
 
     @property
     def version(self) -> int:
@@ -41,6 +46,9 @@ class Decoder(Protocol):
     def sample(self, slots_B: Ints, uniforms_B: Any) -> tuple[Ints, Any]:
         """Draw the next token of each given row from its latest hidden state; return tokens and log-probabilities."""
 
+    def experts(self, slots_B: Ints) -> Any:
+        """Return [B, L, K] of each given row, if recorded: the experts of its latest token."""
+
     def move(self, source: int, target: int) -> None:
         """Copy one row's cache onto another."""
 
@@ -54,18 +62,7 @@ class Decoder(Protocol):
         """Restore what `state` returned."""
 
 
-class RecordingDecoder(Decoder, Protocol):
-    """A decoder of a mixture of experts that records which experts its routers chose."""
-
-    @property
-    def routing_shape(self) -> RoutingShape | None:
-        """Shape of the recorded experts; None if nothing is recorded."""
-
-    def experts(self, slots_B: Ints) -> Any:
-        """Return [B, L, K] of each given row: the experts of its latest token."""
-
-
-class SlotEngine:
+class SlotEngine(EngineDefaults):
     """An engine that runs continuous batching over a `Decoder`."""
 
     deterministic = True
@@ -92,9 +89,7 @@ class SlotEngine:
             receive: Function that returns the weights of a version; None if the weights never change.
         """
         self.slots, self.work, self._receive = slots, Work(), receive
-        # only decoders of mixtures of experts have this attribute
-        self._records: RoutingShape | None = getattr(decoder, "routing_shape", None)
-        self._decoder, self._table = decoder, SlotTable(slots, rule, stop, self._records)
+        self._decoder, self._table = decoder, SlotTable(slots, rule, stop, decoder.routing_shape)
         self._refill = min(refill, slots) or max(1, slots // 16)
         self._waiting: deque[Request] = deque()
 
@@ -116,9 +111,6 @@ class SlotEngine:
         """Drop sequences that were submitted and have not finished."""
         self._waiting = deque(request for request in self._waiting if request.id not in ids)
         self._table.cancel(ids)
-
-    def advance(self) -> None:
-        """Do nothing: the work is done in `poll`."""
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
         """Give every running sequence one token; return those that ended."""
@@ -144,11 +136,9 @@ class SlotEngine:
         if not len(slots_B):
             return []
         tokens_B, logps_B = self._decoder.sample(slots_B, table.draws(slots_B))
-        work = self.work
-        self.work = work + Work(1, len(slots_B), self.slots, flops)
-        experts_BLK = None if self._records is None else cast(RecordingDecoder, self._decoder).experts(slots_B)
-        # decoders have nuclei only under top-p
-        return table.record(slots_B, tokens_B, logps_B, self.version, experts_BLK, getattr(self._decoder, "nuclei", ()))
+        self.work = self.work + Work(1, len(slots_B), self.slots, flops)
+        experts_BLK = None if self._decoder.routing_shape is None else self._decoder.experts(slots_B)
+        return table.record(slots_B, tokens_B, logps_B, self.version, experts_BLK, self._decoder.nuclei)
 
     def swap(self, version: int) -> None:
         """Use the weights of a version from the next step on; running sequences keep their cache."""

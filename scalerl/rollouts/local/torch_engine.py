@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from scalerl.core.errors import ConfigError
 from scalerl.models.head import draw, nucleus_of
-from scalerl.models.loading import ALLOWED, check_model
+from scalerl.models.loading import ALLOWED
 from scalerl.models.policy import Policy, tolerance
 from scalerl.models.routing import can_record, routing_of
 from scalerl.rollouts.engine import Request, RoutingShape, Sampling
@@ -105,7 +105,7 @@ class TorchDecoder:
             sampling: Temperature and top-p.
         """
         self.policy, self.sampling = policy, sampling
-        self.nuclei: list[Ints] = []
+        self.nuclei: Sequence[Ints] = []
         self._cache = SlotCache(policy.config.num_hidden_layers, slots, capacity)
         self._hidden_SD = torch.zeros(slots, policy.config.hidden_size, dtype=policy.head_weight.dtype).to(
             policy.device
@@ -116,8 +116,11 @@ class TorchDecoder:
             install_attention(policy.model)
         self._masks = _MaskMaker(policy.model, policy.head_weight)
         self._routing = routing_of(policy) if can_record(policy) else None
+        self.routing_shape: RoutingShape | None = None
+        """Shape of the recorded experts; None for dense models and for mixtures whose routers cannot be recorded."""
         self._experts_SLK: Tensor | None = None
         if self._routing is not None:
+            self.routing_shape = RoutingShape(self._routing.layers, self._routing.active, policy.sizes.experts)
             shape = (slots, self._routing.layers, self._routing.active)
             self._experts_SLK = torch.zeros(shape, dtype=torch.long, device=policy.device)
 
@@ -187,13 +190,6 @@ class TorchDecoder:
         tokens_B, logps_B = draw(logits_BV, uniforms, sampling.temperature)
         return tokens_B.cpu().numpy(), logps_B.cpu().numpy()
 
-    @property
-    def routing_shape(self) -> RoutingShape | None:
-        """Shape of the recorded experts; None for dense models and for mixtures whose routers cannot be recorded."""
-        if self._routing is None:
-            return None
-        return RoutingShape(self._routing.layers, self._routing.active, self.policy.experts)
-
     def experts(self, slots_B: Ints) -> Any:
         """Return [B, L, K] of each given row: the experts of its latest token."""
         assert self._experts_SLK is not None
@@ -206,8 +202,9 @@ class TorchDecoder:
     @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
         """Copy one row's cache onto another."""
-        for tensor_S in self._tensors():
-            tensor_S[target] = tensor_S[source]
+        for layer in self._layers():
+            if layer.is_initialized:
+                layer.keys[target], layer.values[target] = layer.keys[source], layer.values[source]
 
     @property
     def version(self) -> int:
@@ -241,10 +238,6 @@ class TorchDecoder:
 
     def _layers(self) -> list[Any]:
         return cast("list[Any]", self._cache.layers)
-
-    def _tensors(self) -> list[Tensor]:
-        layers = [layer for layer in self._layers() if layer.is_initialized]
-        return [tensor for layer in layers for tensor in (layer.keys, layer.values)]
 
 
 class _MaskMaker:
@@ -333,7 +326,6 @@ def check_engine(policy: Policy, tokens: int = 6) -> None:
         ConfigError: The architecture does not work with the cache, or the log-probabilities differ and training would
             silently be off policy.
     """
-    check_model(policy.model)
     rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=tokens)
     decoder = TorchDecoder(policy, 2, 4 + tokens, Sampling())
     prompts = [(1 % policy.vocab_size, 0), (0, 1 % policy.vocab_size, 2 % policy.vocab_size)]

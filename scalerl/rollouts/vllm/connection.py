@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -20,7 +19,7 @@ import httpx
 
 from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.vllm.lane import Lane, LaneLimits
+from scalerl.rollouts.vllm.lane import Lane
 from scalerl.rollouts.vllm.protocol import (
     GENERATE,
     BadAnswer,
@@ -33,6 +32,16 @@ from scalerl.rollouts.vllm.protocol import (
 from scalerl.rollouts.vllm.sequence import TokenSequence
 from scalerl.rollouts.vllm.updates import Updates
 
+CONNECT_S = 10.0
+"""Seconds to connect. The Restarter (rollouts/restarts.py) limits silence, and the duration of a transfer."""
+RETRIES = 5
+"""Retries of a sequence without a token in between, or of a request, before the engine counts as dead."""
+BACKOFF_S = 0.25
+"""Seconds before the first retry; doubles with each further retry, up to 10 s."""
+PREFILL_S = 30.0
+"""Seconds that a swap waits for the first tokens of requests already sent, so that no prompt is processed partly with
+old and partly with new weights."""
+
 
 class Connection:
     """The caller's side of one server."""
@@ -43,7 +52,6 @@ class Connection:
         sampling: Sampling,
         updates: Updates,
         lanes: Sequence[Lane],
-        limits: LaneLimits | None = None,
         obituary: Callable[[], str | None] = lambda: None,
     ) -> None:
         """Start the thread.
@@ -53,16 +61,12 @@ class Connection:
             sampling: Temperature, nucleus, stop tokens.
             updates: Method by which the server gets weights.
             lanes: Lanes of the engines that share the connection.
-            limits: Retries.
             obituary: Function that returns how the server process ended, or None if it is not known to have ended.
         """
         self.address, self._sampling, self._updates = address, sampling, updates
-        self._lanes, self._limits, self._obituary = lanes, limits or LaneLimits(), obituary
-        self.version, self.swap_s, self.retried = -1, 0.0, 0
-        """Version in use, -1 before the first swap; seconds of the last swap; number of retries.
-        Any thread may read them."""
-        self.asked: int | None = None
-        """Version requested last; for the caller's thread only."""
+        self._lanes, self._obituary = lanes, obituary
+        self.version, self.retried = -1, 0
+        """Version in use, -1 before the first swap; number of retries. Any thread may read them."""
         self._death: EngineDied | None = None
         self._epoch = 0
         self._asked_for: list[tuple[int, Any]] = []
@@ -73,7 +77,7 @@ class Connection:
         self._client = httpx.AsyncClient(
             base_url=address,
             trust_env=False,  # otherwise a proxy would be used for loopback addresses too
-            timeout=httpx.Timeout(None, connect=self._limits.connect_s),  # the restarter measures silence
+            timeout=httpx.Timeout(None, connect=CONNECT_S),  # the restarter measures silence
             # vLLM closes an idle connection after 5 s; one that is about to be closed must not be used
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0),
         )
@@ -103,9 +107,6 @@ class Connection:
     def swap(self, version: int) -> None:
         """Request a version and return; `version` changes when the server uses it."""
         self.check()
-        if version == self.asked:
-            return
-        self.asked = version
         self._soon(self._ask, version, self._updates.hold(version))
 
     def close(self) -> None:
@@ -152,7 +153,7 @@ class Connection:
         if self._death is not None:
             return
         what = self._obituary() or (str(error) if isinstance(error, (EngineDied, BadAnswer)) else repr(error))
-        lost = sum(len(lane.running) + len(lane.waiting) for lane in self._lanes)
+        lost = sum(len(lane.tasks) for lane in self._lanes)
         self._death = EngineDied(f"the vLLM server at {self.address}: {what}. {lost} sequences in flight are lost")
         for task in self._tasks:
             task.cancel()
@@ -162,49 +163,43 @@ class Connection:
     # ------------------------------------------------------------------------------------------------- generation
 
     def _enqueue(self, lane: Lane, sequences: list[TokenSequence]) -> None:
-        lane.waiting.extend(sequences)
-        self._fill(lane)
-
-    def _fill(self, lane: Lane) -> None:
-        while lane.waiting and len(lane.running) < lane.slots and self._death is None:
-            sequence = lane.waiting.popleft()
-            task = lane.running[sequence] = self._start(self._generate, lane, sequence)
+        for sequence in sequences:
+            task = lane.tasks[sequence] = self._start(self._generate, lane, sequence)
             task.add_done_callback(partial(self._ended, lane, sequence))
 
     def _cancel(self, lane: Lane, ids: set[tuple[int, int]]) -> None:
-        lane.waiting = deque(s for s in lane.waiting if s.request.id not in ids)
-        for task in [task for sequence, task in lane.running.items() if sequence.request.id in ids]:
+        for task in [task for sequence, task in lane.tasks.items() if sequence.request.id in ids]:
             task.cancel()  # closes the stream, which makes the server drop the request
 
     def _ended(self, lane: Lane, sequence: TokenSequence, task: asyncio.Task[None]) -> None:
         if self._death is not None:
             return
-        del lane.running[sequence]
+        del lane.tasks[sequence]
         if not task.cancelled():
             lane.done.put(sequence)
-        self._fill(lane)
 
     async def _generate(self, lane: Lane, sequence: TokenSequence) -> None:
-        """Send requests until the sequence is over; resume a broken request at its last token.
+        """Wait for a slot, and send requests until the sequence is over; resume a broken request at its last token.
 
         Raises:
             EngineDied: Requests broke too often without a token in between, or the server has ended.
         """
         failures, before = 0, 0
-        while not sequence.over():
-            await self._gate.wait()
-            sequence.write_phrase(max(0, self.version))
-            try:
-                if not sequence.over():
-                    await self._request(lane, sequence)
-            except BrokenStream as error:
-                if sequence.over():
-                    return  # it broke after the last token
-                failures, before = (failures + 1 if len(sequence) == before else 1), len(sequence)
-                self.retried += 1
-                if failures > self._limits.retries or self._obituary():
-                    raise EngineDied(f"a request broke {failures} times; the last error: {error}") from None
-                await asyncio.sleep(self._limits.backoff(failures))
+        async with lane.free:
+            while not sequence.over():
+                await self._gate.wait()
+                sequence.write_phrase(max(0, self.version))
+                try:
+                    if not sequence.over():
+                        await self._request(lane, sequence)
+                except BrokenStream as error:
+                    if sequence.over():
+                        return  # it broke after the last token
+                    failures, before = (failures + 1 if len(sequence) == before else 1), len(sequence)
+                    self.retried += 1
+                    if failures > RETRIES or self._obituary():
+                        raise EngineDied(f"a request broke {failures} times; the last error: {error}") from None
+                    await asyncio.sleep(_backoff(failures))
 
     async def _request(self, lane: Lane, sequence: TokenSequence) -> None:
         """Let the server continue a sequence until the request or the sequence ends."""
@@ -213,8 +208,7 @@ class Connection:
         body = generate_body(
             sequence.prefix, allowance, self._sampling, f"scalerl-{lane.name}-{next(self._numbers)}",
             # within a frozen round a version may be used again; its earlier prefix cache must not be
-            salt=f"{self._epoch}.{version}", stream_interval=self._limits.stream_interval,
-            experts=sequence.routing is not None,
+            salt=f"{self._epoch}.{version}", experts=sequence.routing is not None,
         )  # fmt: skip
         self._prefilling.add(sequence)
         try:
@@ -244,7 +238,10 @@ class Connection:
     async def _chunks(self, body: Any) -> AsyncGenerator[Chunk, None]:
         async with self._client.stream("POST", GENERATE, json=body) as response:
             if response.status_code != 200:
-                _refuse(response.status_code, await response.aread())
+                text = f"{response.status_code}: {(await response.aread())[:500].decode(errors='replace')}"
+                if response.status_code >= 500 or response.status_code == 429:
+                    raise BrokenStream(text)
+                raise BadAnswer(f"it rejects a request with {text}")
             async for event in _events(response):
                 chunk = parse_chunk(event)
                 if chunk is not None:
@@ -265,11 +262,11 @@ class Connection:
             for _, overtaken in skipped:
                 self._updates.release(overtaken)
             began = time.monotonic()
-            while self._prefilling and time.monotonic() < began + self._limits.prefill_s:
+            while self._prefilling and time.monotonic() < began + PREFILL_S:
                 await asyncio.sleep(0.002)
             await self._updates.apply(self._call, version, held)
             self._epoch += 1
-            self.version, self.swap_s = version, time.monotonic() - began
+            self.version = version
             await asyncio.to_thread(self._updates.release, held)  # a busy disk must not hold up the streams
         self._gate.set()
 
@@ -294,21 +291,19 @@ class Connection:
                 again = again and response.status_code >= 500
             except httpx.TransportError as error:
                 problem = _tell(error)
-            if not again or attempt > self._limits.retries:
+            if not again or attempt > RETRIES:
                 break
-            await asyncio.sleep(self._limits.backoff(attempt))
+            await asyncio.sleep(_backoff(attempt))
         raise EngineDied(f"{method} {path} failed {attempt} times; the last error: {problem}")
+
+
+def _backoff(attempt: int) -> float:
+    """Return the seconds to wait before retry 1, 2, ..."""
+    return min(10.0, BACKOFF_S * 2.0 ** (attempt - 1))
 
 
 def _tell(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-def _refuse(status: int, answer: bytes) -> None:
-    text = f"{status}: {answer[:500].decode(errors='replace')}"
-    if status >= 500 or status == 429:
-        raise BrokenStream(text)
-    raise BadAnswer(f"it rejects a request with {text}")
 
 
 def _settle(sequence: TokenSequence, chunk: Chunk, allowance: int) -> None:

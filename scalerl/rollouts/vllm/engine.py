@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 from scalerl.models.sizes import ModelSizes
-from scalerl.rollouts.engine import Finished, Occupancy, Request, RoutingShape, Sampling, Work
+from scalerl.rollouts.engine import EngineDefaults, Finished, Occupancy, Request, RoutingShape, Sampling, Work
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.vllm.checks import Needs, check_server
 from scalerl.rollouts.vllm.connection import Connection
-from scalerl.rollouts.vllm.lane import Lane, LaneLimits
+from scalerl.rollouts.vllm.lane import Lane
 from scalerl.rollouts.vllm.sequence import TokenSequence
 from scalerl.rollouts.vllm.server import Server
 from scalerl.rollouts.vllm.updates import Updates
@@ -20,11 +19,8 @@ _SHORTEST_WAIT_S = 0.005
 """Minimum wait of a poll: a caller that polls in a loop would otherwise keep a core busy."""
 
 
-class VllmEngine:
+class VllmEngine(EngineDefaults):
     """One engine over a connection; engines that share a connection share the weights."""
-
-    deterministic = False
-    exact_resume = False
 
     def __init__(
         self,
@@ -60,12 +56,10 @@ class VllmEngine:
         return self._lane.work
 
     def occupancy(self) -> Occupancy:
-        """Return how full the engine is; it accepts 1/16 more than its slots."""
-        self._connection.check()
-        slots, under_way = self._lane.slots, len(self._open) - self._lane.done.qsize()
-        running = min(slots, max(0, under_way))
-        waiting = len(self._open) - running
-        return Occupancy(slots, running, waiting, slots + max(1, slots // 16) - under_way)
+        """Return how full the engine is."""
+        slots, count = self._lane.slots, len(self._open)
+        running = min(slots, count)
+        return Occupancy(slots, running, count - running, slots - count)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue sequences; they start when slots become free and a requested swap is done."""
@@ -78,9 +72,6 @@ class VllmEngine:
         for id in ids:
             self._open.pop(id, None)
         self._connection.cancel(self._lane, ids)
-
-    def advance(self) -> None:
-        """Do nothing: the server runs asynchronously."""
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
         """Return the sequences that finished since the last call; wait up to `timeout_s` for one.
@@ -104,13 +95,6 @@ class VllmEngine:
         """Request new weights and return; running sequences keep their cache and continue until the server has them."""
         self._connection.swap(version)
 
-    def state(self) -> dict[str, Any]:
-        """Return nothing: the cache is in the server, and sequences in flight are submitted again on resume."""
-        return {}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore nothing."""
-
     def close(self) -> None:
         """Close the connection, for all engines that share it; the server keeps running."""
         self._connection.close()
@@ -124,7 +108,6 @@ def vllm_engines(
     sampling: Sampling,
     needs: Needs,
     updates: Updates,
-    limits: LaneLimits | None = None,
     sizes: ModelSizes | None = None,
 ) -> tuple[VllmEngine, VllmEngine]:
     """Check a server and make a training engine and an evaluation engine over it, which share its weights.
@@ -136,7 +119,6 @@ def vllm_engines(
         sampling: Temperature and stop tokens.
         needs: Requirements on the server.
         updates: Method by which the server gets weights; see UPDATES.
-        limits: Retries.
         sizes: Sizes that the FLOPs are computed from; None: they are not counted.
 
     Raises:
@@ -147,7 +129,7 @@ def vllm_engines(
     notes = check_server(address, needs)
     lanes = [Lane(name, count, sizes) for name, count in zip(("train", "evaluate"), slots, strict=True)]
     obituary = server.obituary if isinstance(server, Server) else lambda: None
-    connection = Connection(address, sampling, updates, lanes, limits, obituary)
+    connection = Connection(address, sampling, updates, lanes, obituary)
     training, evaluating = (VllmEngine(connection, lane, rule, sampling.stop, needs.routing) for lane in lanes)
     training.notes = notes
     return training, evaluating

@@ -57,17 +57,16 @@ def server_life(
     sizes = model.sizes
     routing = RoutingShape(sizes.layers, sizes.active_experts, sizes.experts) if recipe.routing_replay == "on" else None
     needs = Needs(model.vocabulary, positions, 2 * spec.slots, updates.backend, fp32_head, routing, recipe.top_p < 1)
-    server: Server | str
-    if placement.servers:
-        server = placement.servers[spec.number]
-    else:
-        python = placement.vllm_python or sys.executable
-        if version := installed_version(python):  # before a large model is loaded; without vLLM the log has the reason
-            check_version(python, version)
-        server = Server(replace(_server_spec(spec, needs, environment or {}), host=host))
-        server.wait_ready()
     with ExitStack() as failed:
-        failed.callback(_end, server)
+        if placement.servers:
+            server: Server | str = placement.servers[spec.number]
+        else:
+            python = placement.vllm_python or sys.executable
+            if version := installed_version(python):  # before a large model is loaded; without vLLM its log says so
+                check_version(python, version)
+            server = Server(replace(_server_spec(spec, needs, environment or {}), host=host))
+            server.wait_ready()
+            failed.callback(server.close)
         engines = vllm_engines(
             server,
             slots=(spec.slots, spec.slots),
@@ -77,7 +76,7 @@ def server_life(
             updates=updates,
             sizes=sizes,
         )
-        failed.pop_all()
+        running = failed.pop_all()
     for line in engines[0].notes:
         note(line)
 
@@ -87,7 +86,7 @@ def server_life(
     def end() -> None:
         announce(spec.number, "")
         engines[0].close()
-        _end(server)
+        running.close()
 
     return PolledEngines(engines, end)
 
@@ -114,8 +113,3 @@ def _server_spec(spec: EngineSpec, needs: Needs, environment: Mapping[str, str])
         extra=(*revision, *eager, *experts, *masks, *share, *placement.vllm_arguments),
         environment=environment,
     )
-
-
-def _end(server: Server | str) -> None:
-    if isinstance(server, Server):
-        server.close()

@@ -41,6 +41,9 @@ WORLD_SIZE = "/get_world_size"
 UNLABELED = "default"
 """The server's label for the weights that it started with."""
 
+STREAM_INTERVAL = 16
+"""Tokens per chunk. Larger chunks cost the client less time; a broken request loses up to one chunk."""
+
 _ALL = 1 << 30
 """A top_k that vLLM lowers to the vocabulary: sampling masks require one, and a smaller one would cut the nucleus."""
 
@@ -96,7 +99,6 @@ def generate_body(
     sampling: Sampling,
     request_id: str,
     salt: str,
-    stream_interval: int,
     experts: bool = False,
 ) -> dict[str, Any]:
     """Return the body of a request that continues `tokens`.
@@ -109,7 +111,6 @@ def generate_body(
         sampling: Temperature, nucleus, stop tokens.
         request_id: Id of the request in the server's log.
         salt: Text; only requests with the same salt share entries of the server's prefix cache.
-        stream_interval: Tokens per chunk.
         experts: Whether to request the experts of the last of `tokens` and of those that follow.
     """
     parameters = {
@@ -120,7 +121,7 @@ def generate_body(
         "ignore_eos": True,  # `stop_token_ids` ends a sequence, not the model's configuration
         "logprobs": 0,  # only that of the sampled token
         "detokenize": False,
-        "stream_interval": stream_interval,
+        "stream_interval": STREAM_INTERVAL,
     }
     parameters |= {"routed_experts_prompt_start": len(tokens) - 1} if experts else {}
     parameters |= {"top_k": _ALL} if sampling.top_p < 1 else {}

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,8 +59,6 @@ class ServerSpec:
     """GPUs that share the model."""
     host: str = "127.0.0.1"
     """Interface to listen on. Everyone who can reach it can change its weights: use loopback or a private network."""
-    port: int = 0
-    """Port; 0: any free port."""
     start_s: float = 1200.0
     """Seconds allowed until it is ready, which includes loading and compiling the model."""
     extra: tuple[str, ...] = ()
@@ -89,9 +87,8 @@ def command(spec: ServerSpec, port: int) -> list[str]:
 def environment(spec: ServerSpec, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a server: the inherited one, with the routes for weights and the path of INSIDE."""
     path = os.pathsep.join(part for part in (str(INSIDE), spec.environment.get("PYTHONPATH", "")) if part)
-    without = {name: value for name, value in inherited.items() if name != "PYTHONPATH"}  # not for its Python
     required = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONSAFEPATH": "1"}
-    return {**without, **required, **spec.environment, "PYTHONPATH": path}
+    return {**inherited, **required, **spec.environment, "PYTHONPATH": path}  # the inherited path is not for its Python
 
 
 class Server:
@@ -104,7 +101,7 @@ class Server:
             ConfigError: `spec.python` does not exist.
         """
         self.spec = spec
-        port = spec.port or free_port(spec.host)
+        port = free_port(spec.host)
         self.address = f"http://{spec.host}:{port}"
         spec.log.parent.mkdir(parents=True, exist_ok=True)
         spec.log.write_bytes(b"")
@@ -117,24 +114,19 @@ class Server:
         Raises:
             ConfigError: It ended or took longer than `start_s`; the message has the reason in its log.
         """
-        end = time.monotonic() + self.spec.start_s
-        with httpx.Client(base_url=self.address, timeout=5.0, trust_env=False) as client:
-            while not _healthy(client):
-                death = self.obituary()
-                if death is not None:
-                    self.close()
-                    if "No module named 'vllm'" in death:
-                        death = (
-                            f"{self.spec.python} has no vLLM; install it there, or give a Python that has it: "
-                            "placement.vllm_python, or --vllm-python of scalerl eval"
-                        )
-                    raise ConfigError(f"vllm: the server did not start: {death}")
-                if time.monotonic() > end:
-                    last = self.reason()
-                    self.close()
-                    limit = f"{self.spec.start_s:g} s (placement.start_timeout_s)"
-                    raise ConfigError(f"vllm: the server was not ready after {limit}; {last}")
-                time.sleep(0.2)
+        if _answers(self.address, self.spec.start_s, self.obituary):
+            return
+        death, last = self.obituary(), self.reason()
+        self.close()
+        if death is None:
+            limit = f"{self.spec.start_s:g} s (placement.start_timeout_s)"
+            raise ConfigError(f"vllm: the server was not ready after {limit}; {last}")
+        if "No module named 'vllm'" in death:
+            death = (
+                f"{self.spec.python} has no vLLM; install it there, or give a Python that has it: "
+                "placement.vllm_python, or --vllm-python of scalerl eval"
+            )
+        raise ConfigError(f"vllm: the server did not start: {death}")
 
     def obituary(self) -> str | None:
         """Return in one line how it ended and why, by its log; None while it runs."""
@@ -173,16 +165,17 @@ def wait_for_server(address: str, limit_s: float) -> None:
     Raises:
         ConfigError: It did not answer within `limit_s` seconds.
     """
+    if not _answers(address, limit_s):
+        raise ConfigError(f"vllm: no answer from {address} for {limit_s:g} s; restart the server")
+
+
+def _answers(address: str, limit_s: float, death: Callable[[], str | None] = lambda: None) -> bool:
+    """Wait until a server answers, has died, or the time is up; return whether it answers."""
     end = time.monotonic() + limit_s
     with httpx.Client(base_url=address, timeout=5.0, trust_env=False) as client:
-        while not _healthy(client):
-            if time.monotonic() > end:
-                raise ConfigError(f"vllm: no answer from {address} for {limit_s:g} s; restart the server")
-            time.sleep(0.5)
-
-
-def _healthy(client: httpx.Client) -> bool:
-    try:
-        return client.get(HEALTH).status_code == 200
-    except httpx.TransportError:
-        return False
+        while death() is None and time.monotonic() < end:
+            with contextlib.suppress(httpx.TransportError):
+                if client.get(HEALTH).status_code == 200:
+                    return True
+            time.sleep(0.2)
+    return False

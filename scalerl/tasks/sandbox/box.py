@@ -9,7 +9,6 @@ import contextlib
 import os
 import select
 import signal
-import struct
 import subprocess
 import time
 import uuid
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scalerl.tasks.sandbox.guest.jail import HEADER
 from scalerl.tasks.sandbox.guest.plain import dumps
 
 ROOT = Path("/sys/fs/cgroup")
@@ -80,15 +80,13 @@ class Group:
             try:
                 self.path.rmdir()
                 return
-            except FileNotFoundError:
-                return
             except OSError:
                 time.sleep(0.01)
 
 
-HEADER = struct.Struct(">cI")
-"""Header of a frame, as in guest/jail.py."""
 RULES = "RULES"
+FIRST_PROCESS = 256 << 20
+"""Bytes of memory for the first process of a sandbox, in addition to those of a program."""
 GROUP_PROCESSES = 80
 """Maximum number of processes and threads of a sandbox: those of one program and of bubblewrap."""
 
@@ -120,11 +118,8 @@ class Command:
     """System-call filter, BPF. The word RULES is replaced by the number of the open file that contains it."""
     group: Path | None = None
     """Control group in which each sandbox gets a group; None: no groups."""
-
-    @property
-    def group_memory(self) -> int:
-        """Memory limit in bytes of a whole sandbox: its first process and a program."""
-        return int(self.limits["memory"]) + (256 << 20)
+    line: str = ""
+    """Description of the isolation, printed at the start of a run."""
 
 
 class Box:
@@ -132,7 +127,8 @@ class Box:
 
     def __init__(self, command: Command) -> None:
         self._command = command
-        self._group = Group(command.group, command.group_memory, GROUP_PROCESSES) if command.group else None
+        memory = int(command.limits["memory"]) + FIRST_PROCESS
+        self._group = Group(command.group, memory, GROUP_PROCESSES) if command.group else None
         rules = _open_pipe(command.rules)
         words = [*(self._group.entering() if self._group else []), *command.words]
         self._process = subprocess.Popen(

@@ -13,11 +13,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from scalerl.config.placement import Sandbox
+from scalerl.core.errors import ConfigError
 from scalerl.tasks.sandbox.box import RULES, Command, group_parent
 
 KERNEL_SURFACE = (
@@ -46,16 +46,20 @@ NEW_NAMESPACES = (0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_000
 """CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET, TIME."""
 
 
-class NoSeccomp(RuntimeError):
-    """libseccomp or its Python binding is missing."""
+def no_sandbox(problem: str) -> ConfigError:
+    """Return the error of a machine without a sandbox."""
+    return ConfigError(
+        f"scoring.sandbox.mode: this machine has no sandbox for programs that a model wrote: {problem}. Install "
+        "bubblewrap and libseccomp (apt-get install bubblewrap libseccomp2; pip install pyseccomp) where user "
+        "namespaces are allowed, or give --scoring.sandbox.mode unsafe for programs that you trust"
+    )
 
 
-@cache
 def sandbox_filter() -> bytes:
     """Return the filter for all processes in a sandbox, as BPF.
 
     Raises:
-        NoSeccomp: pyseccomp or libseccomp is not installed.
+        ConfigError: pyseccomp or libseccomp is not installed.
     """
     seccomp, rules = _new()
     refuse = seccomp.ERRNO(errno.EPERM)
@@ -69,12 +73,11 @@ def sandbox_filter() -> bytes:
     return _bpf(rules)
 
 
-@cache
 def program_filter() -> bytes:
     """Return the filter that a process loads before it runs a program. It allows threads, but no fork and no exec.
 
     Raises:
-        NoSeccomp: pyseccomp or libseccomp is not installed.
+        ConfigError: pyseccomp or libseccomp is not installed.
     """
     seccomp, rules = _new()
     refuse = seccomp.ERRNO(errno.EPERM)
@@ -89,9 +92,9 @@ def _new() -> tuple[Any, Any]:
     try:
         import pyseccomp
     except ImportError:
-        raise NoSeccomp("the package pyseccomp is missing: pip install pyseccomp") from None
+        raise no_sandbox("the package pyseccomp is missing: pip install pyseccomp") from None
     except RuntimeError:  # raised if the library is missing
-        raise NoSeccomp("the library libseccomp is missing: apt-get install libseccomp2") from None
+        raise no_sandbox("the library libseccomp is missing: apt-get install libseccomp2") from None
     return pyseccomp, pyseccomp.SyscallFilter(pyseccomp.ALLOW)
 
 
@@ -112,6 +115,7 @@ def _bpf(rules: Any) -> bytes:
 GUEST = Path(__file__).parent / "guest"
 INSIDE = "/guest/scalerl/tasks/sandbox/guest"
 """Path of that directory in a sandbox. Its modules keep their names; the parent packages are empty there."""
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 THREADS = 64
 NOBODY = "65534"
 
@@ -123,9 +127,10 @@ def bubblewrap(settings: Sandbox, bwrap: str) -> Command:
     /usr and Python; four device files, no /proc and no /sys; no capabilities; and a system-call filter.
 
     Raises:
-        NoSeccomp: System calls cannot be filtered on this machine.
+        ConfigError: System calls cannot be filtered on this machine.
     """
-    newer = ["--disable-userns"] if "--disable-userns" in _help(bwrap) else []
+    known = subprocess.run([bwrap, "--help"], capture_output=True, text=True, env={}).stdout
+    newer = ["--disable-userns"] if "--disable-userns" in known else []
     words = [
         *(bwrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
         *("--unshare-cgroup-try", *newer, "--die-with-parent", "--new-session", "--as-pid-1"),
@@ -135,7 +140,7 @@ def bubblewrap(settings: Sandbox, bwrap: str) -> Command:
         *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
         *(word for place in _places(settings) for word in ("--ro-bind", place, place)),
         *("--ro-bind", str(GUEST), INSIDE),
-        *(word for name in ("null", "zero", "random", "urandom") for word in _device(name)),
+        *(word for name in DEVICES for word in ("--dev-bind-try", name, name)),
         *("--dir", "/tmp", "--remount-ro", "/", "--chdir", "/tmp", "--seccomp", RULES, "--"),
         *_python(settings),
         f"{INSIDE}/main.py",
@@ -152,7 +157,8 @@ def unsafe(settings: Sandbox) -> Command:
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     setpriv = shutil.which("setpriv")  # of util-linux: the kernel kills the process with its parent
     dying = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
-    return Command([*dying, *_python(settings), f"{place}/main.py"], _limits(settings, b""))
+    line = "programs run WITHOUT a sandbox (scoring.sandbox.mode = 'unsafe'): limits only"
+    return Command([*dying, *_python(settings), f"{place}/main.py"], _limits(settings, b""), line=line)
 
 
 def _limits(settings: Sandbox, rules: bytes) -> dict[str, Any]:
@@ -172,11 +178,6 @@ def _counts_by_namespace() -> bool:
     return (major, minor) >= (5, 14)
 
 
-@cache
-def _help(bwrap: str) -> str:
-    return subprocess.run([bwrap, "--help"], capture_output=True, text=True, env={}).stdout
-
-
 def _system_directory(name: str) -> list[str]:
     place = Path("/") / name
     if place.is_symlink():
@@ -184,29 +185,21 @@ def _system_directory(name: str) -> list[str]:
     return ["--ro-bind", str(place), str(place)] if place.exists() else []
 
 
-def _device(name: str) -> list[str]:
-    return ["--dev-bind-try", f"/dev/{name}", f"/dev/{name}"]
-
-
 def _python(settings: Sandbox) -> list[str]:
     if settings.python:
         return [settings.python, "-I", "-X", "utf8", "-W", "ignore"]
-    return [_executable(), "-I", "-S", "-X", "utf8", "-W", "ignore"]
-
-
-def _executable() -> str:
-    """Return the path of this Python, not of the link in a virtual environment, which a sandbox does not see."""
-    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    # not the link in a virtual environment, which a sandbox does not see
+    executable = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    return [executable, "-I", "-S", "-X", "utf8", "-W", "ignore"]
 
 
 def _places(settings: Sandbox) -> list[str]:
     """Return the directories outside /usr that Python needs."""
     prefixes = _asked(settings.python) if settings.python else (sys.base_prefix,)
-    directories = [os.path.realpath(p) for p in prefixes] + [p for p in prefixes if os.path.realpath(p) != p]
-    return [p for p in dict.fromkeys(directories) if p != "/usr" and not p.startswith("/usr/")]
+    directories = dict.fromkeys([*map(os.path.realpath, prefixes), *prefixes])
+    return [p for p in directories if p != "/usr" and not p.startswith("/usr/")]
 
 
-@cache
 def _asked(python: str) -> tuple[str, ...]:
     words = [python, "-I", "-c", "import sys; print(sys.prefix, sys.base_prefix, sep='\\n')"]
     return tuple(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split("\n")[:2])

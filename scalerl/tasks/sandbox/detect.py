@@ -6,12 +6,12 @@ import compileall
 import shutil
 import subprocess
 import time
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import replace
 
 from scalerl.config.placement import Sandbox
-from scalerl.core.errors import ConfigError
 from scalerl.tasks.sandbox.box import Box, BoxEnded, BoxFlood, BoxLate, Command
-from scalerl.tasks.sandbox.commands import GUEST, NoSeccomp, bubblewrap, unsafe
+from scalerl.tasks.sandbox.commands import GUEST, bubblewrap, no_sandbox, unsafe
 from scalerl.tasks.sandbox.guest.plain import loads
 
 PROBE = "print(6 * 7)"
@@ -19,71 +19,46 @@ PROBE_S = 60.0
 """Time limit of the test program in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """The sandbox of this machine.
-
-    Example: Offer(command=Command(...), line="programs run in bubblewrap 0.8.0: separate namespaces, ...")
-    """
-
-    command: Command
-    line: str
-    """Description of the isolation, printed at the start of a run."""
-
-
-def offer(settings: Sandbox) -> Offer:
-    """Return the sandbox of these settings after a test program has run in it.
+def offer(settings: Sandbox) -> Command:
+    """Return the command of a sandbox with these settings, with its `line`, after a test program has run in it.
 
     Raises:
         ConfigError: This machine has no sandbox, and `mode` is not "unsafe".
     """
     if settings.mode == "unsafe":
-        return Offer(unsafe(settings), "programs run WITHOUT a sandbox (scoring.sandbox.mode = 'unsafe'): limits only")
+        return unsafe(settings)
     # saves time in every sandbox; if the directory is not writable, they compile
     compileall.compile_dir(GUEST, quiet=2)
     program = shutil.which("bwrap")
     if program is None:
-        raise _no_sandbox("the program bwrap is not installed")
-    try:
-        command = bubblewrap(settings, program)
-    except NoSeccomp as error:
-        raise _no_sandbox(str(error)) from None
+        raise no_sandbox("the program bwrap is not installed")
+    command = bubblewrap(settings, program)
     if problem := _probe(command):
-        raise _no_sandbox(problem)
+        raise no_sandbox(problem)
     version = subprocess.run([program, "--version"], capture_output=True, text=True).stdout.split("\n")[0]
     groups = (
         "memory and processes of the whole sandbox by cgroup" if command.group else "no cgroup limits (not writable)"
     )
-    return Offer(
-        command,
+    line = (
         f"programs run in {version}: separate namespaces, read-only tree, no network, system calls filtered, {groups}; "
-        f"{settings.test_s:g} s per test, {settings.memory_mb} MiB",
+        f"{settings.test_s:g} s per test, {settings.memory_mb} MiB"
     )
-
-
-def _no_sandbox(problem: str) -> ConfigError:
-    return ConfigError(
-        f"scoring.sandbox.mode: this machine has no sandbox for programs that a model wrote: {problem}. Install "
-        "bubblewrap and libseccomp (apt-get install bubblewrap libseccomp2; pip install pyseccomp) where user "
-        "namespaces are allowed, or give --scoring.sandbox.mode unsafe for programs that you trust"
-    )
+    return replace(command, line=line)
 
 
 def _probe(command: Command) -> str:
     """Run the test program; return a description of the problem, or an empty text."""
     command = replace(command, limits={**command.limits, "test_s": PROBE_S})  # the machine may be busy
-    box, deadline = Box(command), time.monotonic() + PROBE_S
+    deadline = time.monotonic() + PROBE_S
     try:
-        box.begin("stdin", deadline, program=PROBE)
-        box.send(b"I", b"", deadline)
-        report = loads(box.receive(deadline)[1])
-        if report["output"] != b"42\n":
-            return f"a first program wrote {report['output'][:80]!r} ({report['complaint']})"
-        return ""
+        with closing(Box(command)) as box:
+            box.begin("stdin", deadline, program=PROBE)
+            box.send(b"I", b"", deadline)
+            report = loads(box.receive(deadline)[1])
     except (BoxEnded, BoxLate, BoxFlood) as error:
         return f"a first program did not run: {_complaint(command) or error}"
-    finally:
-        box.close()
+    right = report["output"] == b"42\n"
+    return "" if right else f"a first program wrote {report['output'][:80]!r} ({report['complaint']})"
 
 
 def _complaint(command: Command) -> str:

@@ -279,12 +279,6 @@ class Learner(Protocol):
             BadGradient: The loss or the gradient is not finite; the weights are unchanged.
         """
 
-    def rehearse(self, batch: TrainBatch) -> float:
-        """Return the seconds of a batch's forward and backward passes after a warm-up; the weights are unchanged."""
-
-    def training_flops(self, batch: TrainBatch) -> float:
-        """Return the floating-point operations of one step over a batch."""
-
     def send(self, version: int, channel: WeightChannel) -> None:
         """Send all weights over a channel as `version`.
 
@@ -315,10 +309,7 @@ class Learner(Protocol):
         """Restore the state that `save` wrote after `updates` updates."""
 
     def export(self, directory: Path) -> None:
-        """Write the weights as a Hugging Face model."""
-
-    def export_adapter(self, directory: Path) -> None:
-        """Write the adapters in peft's format; without adapters (`model.lora`) do nothing."""
+        """Write the weights as a Hugging Face model; with `model.lora` also the adapters, to `adapter` next to it."""
 
     def watch(self) -> None:
         """Raise ProcessDied if a process of the learner has ended; called while the loop waits."""

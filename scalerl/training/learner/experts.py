@@ -33,7 +33,7 @@ def experts_of(policy: Policy, ranks: int) -> list[nn.Module]:
     Raises:
         ConfigError: There are none, transformers cannot multiply by some of them, or the ranks do not divide them.
     """
-    name, count = type(policy.model).__name__, policy.experts
+    name, count = type(policy.model).__name__, policy.sizes.experts
     # as transformers' `use_experts_implementation` marks them
     fused = [module for module in policy.model.modules() if hasattr(module, "is_transposed")]
     sizes = {len(parameter) for module in fused for parameter in module.parameters()}

@@ -26,9 +26,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from scalerl.config.recipe import Recipe
+from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import as_umask
-from scalerl.models.policy import Policy, decoder_layers, load_policy
+from scalerl.models.policy import Policy, decoder_layers
 from scalerl.models.rows import Rows
 from scalerl.models.weights import plain_model
 from scalerl.rollouts.replay import Difference
@@ -272,49 +273,38 @@ def _axis(ranks: int, parameter: nn.Parameter) -> Shard:
     return Shard(0 if len(parameter) >= ranks and not spread else next(even, 0))
 
 
-def load_sharded(
-    path: str,
-    mesh: DeviceMesh,
-    *,
-    revision: str = "main",
-    dtype: str = "float32",
-    fp32_head: bool = True,
-    expert_ranks: int = 1,
-) -> Policy:
+def load_sharded(config: RunConfig, path: str, mesh: DeviceMesh) -> Policy:
     """Load a causal LM over all ranks of a mesh; every rank must call this.
 
     Each weight is broadcast from rank 0; the death of a rank raises an error.
 
     Args:
+        config: The resolved configuration; the shards are FP32 whatever the type of its forward pass.
         path: Directory or name on the hub; only rank 0 reads the weights.
         mesh: One-dimensional mesh; the shards are on its device type.
-        revision: Branch, tag or commit.
-        dtype: Type of the forward pass; the shards are FP32.
-        fp32_head: Whether to multiply by the head in FP32.
-        expert_ranks: Ranks over which the experts of every layer are spread.
 
     Raises:
-        ConfigError: From `load_policy` or `experts_of`, or sharding changes the log-probabilities.
+        ConfigError: From `load_of` or `experts_of`, or sharding changes the log-probabilities.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from scalerl.models.cpu.onednn import accelerate
+    from scalerl.training.run_model import load_of, revision_of
 
-    source = None
-    if mesh.get_rank() == 0:
-        source = load_policy(path, revision=revision, dtype=dtype, fp32_head=fp32_head)
-    config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+    source = load_of(config, path, "cpu") if mesh.get_rank() == 0 else None
+    architecture = AutoConfig.from_pretrained(path, revision=revision_of(config), trust_remote_code=False)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    policy = Policy(model, fp32_head=fp32_head)
+        model = AutoModelForCausalLM.from_config(architecture, dtype=torch.float32)
+    policy = Policy(model, fp32_head=config.recipe.fp32_head)
     if mesh.device_type == "cpu":
         accelerate(model)
     if source is not None:
         model.generation_config = source.model.generation_config
     device = torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")
     fill = _Fill(model, None if source is None else source.model, device)
-    shard(policy, mesh, getattr(torch, dtype), fill, expert_ranks)
-    _check_sharded(policy, source, device, 1e-3 if dtype == "float32" else 0.05)
+    dtype = getattr(torch, config.hardware.dtype)
+    shard(policy, mesh, dtype, fill, config.placement.expert_ranks)
+    _check_sharded(policy, source, device, 1e-3 if dtype == torch.float32 else 0.05)
     return policy
 
 

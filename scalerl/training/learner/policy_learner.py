@@ -8,9 +8,7 @@ belong to a micro-batch.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +18,6 @@ from scalerl.config.recipe import Recipe
 from scalerl.core.errors import ConfigError
 from scalerl.learn.losses import LOSSES
 from scalerl.learn.mismatch import correction
-from scalerl.models.lora import LoraPolicy
 from scalerl.models.packing import upload
 from scalerl.models.policy import Policy, recompute_activations
 from scalerl.models.routing import routing_of
@@ -109,35 +106,18 @@ class PolicyLearner:
             self._trim_heap()
         return StepStats(**sums.means(), grad_norm=norm, learning_rate=rate)
 
-    def rehearse(self, batch: TrainBatch) -> float:
-        """Return the seconds of a batch's forward and backward passes after a warm-up; the weights are unchanged."""
-        for _ in range(2):  # the first pass warms up memory and caches
-            began = time.perf_counter()
-            self._add_gradients(batch)
-            self._discard_gradient()
-        return time.perf_counter() - began
-
-    def training_flops(self, batch: TrainBatch) -> float:
-        """Return the floating-point operations of one step over a batch; padding is not counted."""
-        return batch_flops(self.policy.sizes, batch, self._checkpointing)
-
     def check(self, version: int, rollouts: Sequence[PromptedRollout]) -> Difference | None:
         """Recompute the log-probabilities of rollouts; every rank must be given the same ones.
 
         Raises:
             BadGradient: They are not finite.
         """
-        if self.policy.experts:
+        if self.policy.sizes.experts:
             routing_of(self.policy).use(None)
         try:
             return check_current(self.policy, version, rollouts, temperature=self._recipe.temperature, bound=math.inf)
         except NotFinite:
             raise BadGradient(f"log-probabilities are not finite after update {self.updates}") from None
-
-    def export_adapter(self, directory: Path) -> None:
-        """Write the adapters in peft's format; without adapters do nothing."""
-        if isinstance(self.policy, LoraPolicy):
-            self.policy.save_adapter(directory)
 
     def watch(self) -> None:
         """Do nothing: the learner has no other processes."""
@@ -161,7 +141,7 @@ class PolicyLearner:
 
     def shares(self, batch: TrainBatch) -> bool:
         """Return whether each prompt of a batch is computed once: as configured; for "auto", if this saves enough."""
-        tokens, routed = batch.shared_tokens(), self.policy.experts > 0  # recorded experts belong to single tokens
+        tokens, routed = batch.shared_tokens(), self.policy.sizes.experts > 0  # recorded experts are those of tokens
         if tokens is None or routed or self._packing not in ("auto", "shared"):
             return False
         if self._packing == "shared":
@@ -223,7 +203,7 @@ class PolicyLearner:
     def _use_experts(self, batch: TrainBatch, rows: Tensor, width: int, packed: bool) -> Tensor | None:
         """Set the engine's experts in the routers; return which tokens of the pass precede a trained token."""
         if batch.experts_BTLK is None:
-            if self.policy.experts:
+            if self.policy.sizes.experts:
                 routing_of(self.policy).use(None)
             return None
         inside_bt = torch.ones(len(rows), width, dtype=torch.bool)

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.config.model import HuggingFaceModel
 from scalerl.config.run import RunConfig
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import PASSED, Group, Run, serve
@@ -44,7 +43,6 @@ class LearnerGroup:
         self,
         ranks: Group,
         channels: Sequence[WeightChannel],
-        flops: Callable[[TrainBatch], float],
         *,
         step_timeout_s: float,
         transfer_timeout_s: float,
@@ -54,12 +52,11 @@ class LearnerGroup:
         Args:
             ranks: Connection to the ranks.
             channels: Channels whose other ends the ranks hold, in the same order.
-            flops: Function that counts the FLOPs of a step without the ranks.
             step_timeout_s: Time limit of all calls except `send`, seconds.
             transfer_timeout_s: Time limit of `send`, seconds.
         """
         self.updates = 0
-        self._ranks, self._channels, self._flops = ranks, list(channels), flops
+        self._ranks, self._channels = ranks, list(channels)
         self._step_timeout_s, self._transfer_timeout_s = step_timeout_s, transfer_timeout_s
 
     def step(self, batch: TrainBatch) -> StepStats:
@@ -72,14 +69,6 @@ class LearnerGroup:
         stats: StepStats = self._call("step", batch)
         self.updates += 1
         return stats
-
-    def rehearse(self, batch: TrainBatch) -> float:
-        """Return the seconds of a batch's forward and backward passes after a warm-up; the weights are unchanged."""
-        return float(self._call("rehearse", batch))
-
-    def training_flops(self, batch: TrainBatch) -> float:
-        """Return the floating-point operations of one step over a batch."""
-        return self._flops(batch)
 
     def send(self, version: int, channel: WeightChannel) -> None:
         """Let rank 0 send the weights over its end of a channel that the ranks were started with."""
@@ -106,12 +95,8 @@ class LearnerGroup:
         self.updates = updates
 
     def export(self, directory: Path) -> None:
-        """Let rank 0 write the weights as a Hugging Face model."""
+        """Let rank 0 write the weights as a Hugging Face model, and adapters next to it."""
         self._call("export", directory)
-
-    def export_adapter(self, directory: Path) -> None:
-        """Let rank 0 write the adapters, if there are any."""
-        self._call("export_adapter", directory)
 
     def watch(self) -> None:
         """Raise LearnerDied if a rank has ended."""
@@ -216,16 +201,7 @@ def load_learner(spec: RankSpec, mesh: DeviceMesh) -> ShardedLearner:
     """Load this rank's shard of the model and create the learner for the recipe."""
     from scalerl.training.learner.fsdp import load_sharded
 
-    config = spec.config
-    policy = load_sharded(
-        spec.model_path,
-        mesh,
-        revision=config.model.revision if isinstance(config.model, HuggingFaceModel) else "main",
-        dtype=config.hardware.dtype,
-        fp32_head=config.recipe.fp32_head,
-        expert_ranks=config.placement.expert_ranks,
-    )
-    return sharded_learner(config, policy)
+    return sharded_learner(spec.config, load_sharded(spec.config, spec.model_path, mesh))
 
 
 def sharded_learner(config: RunConfig, policy: Policy) -> ShardedLearner:

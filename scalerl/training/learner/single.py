@@ -18,6 +18,7 @@ from torch import Tensor
 
 from scalerl.config.recipe import Recipe
 from scalerl.core.errors import ConfigError
+from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.training.checkpoint import load_state, save_state
@@ -40,7 +41,7 @@ class SingleLearner(PolicyLearner):
         """
         super().__init__(policy, recipe, **options)
         # routers of a mixture and recomputed activations hold the state of one pass, so passes cannot run in parallel
-        together = policy.experts == 0 and not self._checkpointing and policy.device.type == "cpu"
+        together = policy.sizes.experts == 0 and not self._checkpointing and policy.device.type == "cpu"
         self._helpers = Helpers(helpers if together else 0)
 
     def _add_gradients(self, batch: TrainBatch) -> TokenSums:
@@ -97,8 +98,10 @@ class SingleLearner(PolicyLearner):
         channel.send(version, self._sent(self.policy.weights()))
 
     def export(self, directory: Path) -> None:
-        """Write the weights as a Hugging Face model."""
+        """Write the weights as a Hugging Face model, and adapters next to it."""
         self.policy.export(directory)
+        if isinstance(self.policy, LoraPolicy):
+            self.policy.save_adapter(directory.with_name("adapter"))
 
     def save(self, directory: Path) -> None:
         """Write master weights and optimizer moments.

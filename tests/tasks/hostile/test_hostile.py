@@ -58,7 +58,7 @@ def outside(tmp_path_factory, judge):
 
 @cache
 def command():
-    return offer(SETTINGS).command
+    return offer(SETTINGS)
 
 
 def reported(program):

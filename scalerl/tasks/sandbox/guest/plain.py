@@ -8,6 +8,7 @@ bytes, and importing it costs each sandbox 9 ms.
 from __future__ import annotations
 
 import struct
+from importlib import import_module  # at the first value of a type, because its module costs each sandbox time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing would cost each sandbox 10 ms
@@ -163,31 +164,13 @@ def _read(data: bytes, at: int, remote: Callable[[int], Any] | None) -> tuple[An
     return make(items), at
 
 
-def _decimal(text: bytes) -> Any:
-    from decimal import Decimal
-
-    return Decimal(text.decode())
-
-
-def _fraction(text: bytes) -> Any:
-    from fractions import Fraction
-
-    return Fraction(text.decode())
-
-
-def _deque(items: list[Any]) -> Any:
-    from collections import deque
-
-    return deque(items)
-
-
 CONSTANTS = {b"N": None, b"T": True, b"F": False}
 BLOBS: dict[bytes, Callable[[bytes], Any]] = {
     b"i": lambda data: int.from_bytes(data, "big", signed=True),
     b"u": lambda data: data.decode("utf-8", "surrogatepass"),
     b"b": bytes,
-    b"D": _decimal,
-    b"R": _fraction,
+    b"D": lambda text: import_module("decimal").Decimal(text.decode()),
+    b"R": lambda text: import_module("fractions").Fraction(text.decode()),
 }
 MADE_OF_ITEMS: dict[bytes, Callable[[list[Any]], Any]] = {
     b"l": list,
@@ -195,7 +178,7 @@ MADE_OF_ITEMS: dict[bytes, Callable[[list[Any]], Any]] = {
     b"s": set,
     b"z": frozenset,
     b"d": lambda items: dict(zip(items[::2], items[1::2])),  # noqa: B905
-    b"q": _deque,
+    b"q": lambda items: import_module("collections").deque(items),
     b"n": iter,
     b"c": lambda parts: complex(*parts),
     b"r": lambda parts: range(*parts),
