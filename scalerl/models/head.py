@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor
-
-from scalerl.models.cpu import onednn
+from torch import Tensor, nn
 
 CHUNK_ELEMENTS = 1 << 24
 """Entries of one [N, chunk] block of logits, 64 MiB in FP32; on a GPU with much free memory more (`chunk_elements`)."""
@@ -51,7 +49,7 @@ class HeadRule:
         else:
             if self.fp32:
                 hidden_ND, weight_VD = hidden_ND.float(), weight_VD.float()
-            logits_NV = onednn.linear(hidden_ND, weight_VD, bias_V).float()
+            logits_NV = self.product(hidden_ND, weight_VD, bias_V).float()
         if self.scale != 1.0:
             logits_NV = logits_NV * self.scale
         if self.softcap is not None:
@@ -63,6 +61,14 @@ class HeadRule:
         if self.softcap is not None:
             grad_NV = grad_NV * (1 - (logits_NV / self.softcap) ** 2)
         return grad_NV * self.scale if self.scale != 1.0 else grad_NV
+
+    def product(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None = None) -> Tensor:
+        """Return hidden @ weight.T + bias."""
+        if hidden_ND.device.type == "cpu":
+            from scalerl.models.cpu.onednn import linear
+
+            return linear(hidden_ND, weight_VD, bias_V)
+        return nn.functional.linear(hidden_ND, weight_VD, bias_V)
 
 
 def on_tensor_cores(hidden_ND: Tensor, weight_VD: Tensor) -> bool:
@@ -179,7 +185,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
         def product(left: Sequence[Tensor], right: Tensor) -> Tensor:
             if not split:
-                return onednn.linear(left[0], right.t())
+                return cast(Tensor, rule.product(left[0], right.t()))
             return wide_product(left[0], right).add_(wide_product(left[1], right))
 
         for start in range(0, len(weight_VD), chunk):
