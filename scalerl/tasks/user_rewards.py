@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from scalerl.core.plugins import PluginError, call, describe, loaded, number, signature_of
@@ -97,6 +97,9 @@ def call_reward(
         rewards = call(list, name, returned)  # a generator runs in `list`
     except PluginError as error:
         return [f"reward function {error}"] * len(completions)
+    if isinstance(returned, Mapping | Set):  # the keys of a mapping would be taken for rewards
+        problem = f"reward function {name} returned {describe(returned)}; allowed: a list with a number for each of"
+        return [f"{problem} {len(completions)} completions"] * len(completions)
     if len(rewards) != len(completions):
         problem = f"reward function {name} returned {len(rewards)} rewards for {len(completions)} completions"
         return [problem] * len(completions)

@@ -57,6 +57,7 @@ MODULE = """
     def rewarded(values):
         def reward(prompts, completions, **columns): return values
         return reward
+    a_dict = rewarded({0: 1.0, 1: 0.5})
     huge = rewarded([1e300, 0.0])
     none_first = rewarded([None, 1.0])
     texts = rewarded(["1.0", "0.5"])

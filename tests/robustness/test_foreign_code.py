@@ -93,6 +93,7 @@ FAULTS = [
     ("task", "TaskOfOne", "made 1 distinct prompts; allowed: at least 4"),
     *(("reward", name, "allowed: a finite number for each completion") for name in ("texts", "none_first")),
     ("reward", "huge", r"returned 1e\+300; allowed: .* from -1e\+09 to 1e\+09"),
+    ("reward", "a_dict", "allowed: a list with a number for each of 2 completions"),
     ("reward", "too_few", "returned 1 rewards for 2 completions"),
     ("reward", "raises_late", f"raises_late raised KeyError: 'gone' {HERE}"),
     *((kind, "none", f"returned None; {pattern}") for kind, pattern in EXPECTED.items()),
