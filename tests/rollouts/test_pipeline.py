@@ -19,7 +19,7 @@ from scalerl.rollouts.pipeline import Interrupted, Pipeline, WorkerDied
 from scalerl.rollouts.weights import SharedMemoryChannel
 
 
-def train(spec, updates, delay=lambda: 0.0, lag_ticks=-1, shared=False):
+def train(spec, updates, delay=lambda: 0.0, shared=False):
     """Run a trainer that only waits; return its batches."""
     k, size = spec.off_policy.max_lag, spec.per_batch
     began = time.monotonic()  # fail instead of hanging if the generator waits forever
@@ -32,7 +32,7 @@ def train(spec, updates, delay=lambda: 0.0, lag_ticks=-1, shared=False):
             batches.append(pipeline.take(size, now=step))
             time.sleep(delay())
             next_visits = visits(size * (k + 1 + step), size)
-            pipeline.publish(Update(step + 1, used(spec.off_policy, step + 1), next_visits, lag_ticks=lag_ticks), send)
+            pipeline.publish(Update(step + 1, used(spec.off_policy, step + 1), next_visits), send)
     finally:
         pipeline.close()
     return batches
@@ -84,10 +84,10 @@ def test_no_trained_token_is_staler_than_k_and_every_token_has_its_version(polic
         assert mixed == 0
 
 
-@pytest.mark.parametrize("lag_ticks", [-1, 0, 5])
+@pytest.mark.parametrize("lag_ticks", [0, 5])
 def test_a_round_larger_than_the_engine_uses_its_first_weights_for_any_lag(lag_ticks):
     spec = ScriptedSpec(PpoOffPolicy(batches=8), slots=6, lag_ticks=lag_ticks)  # a round is 8 x 3 groups of 2
-    batches = train(spec, updates=16, lag_ticks=5)
+    batches = train(spec, updates=16)
     versions = [int(v) for _, g in groups_of(batches) for r in g.rollouts for v in (r.versions[0], r.versions[-1])]
     assert versions == [0] * 96 + [8] * 96
 
@@ -241,8 +241,8 @@ def test_an_evaluation_does_not_change_training_rollouts():
 
 
 def test_only_generation_after_a_mark_is_counted_without_waiting_or_evaluation():
-    """Without a known lag the generators sample batch 0 and then wait for its update; a step takes 0.02 s."""
-    pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=2), lag_ticks=-1, delay_s=0.02), NumberChannel(), Scored)
+    """Without a lag the generators sample batch 0 and then wait for its update; a step takes 0.02 s."""
+    pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=2), lag_ticks=0, delay_s=0.02), NumberChannel(), Scored)
     try:
         pipeline.start(weights, 0, visits(0, 9))
         pipeline.mark()  # read before the first step
