@@ -9,6 +9,7 @@ import inspect
 import os
 import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
@@ -28,6 +29,9 @@ class PluginError(RuntimeError):
         self.trace = trace
 
 
+_importing = threading.RLock()
+
+
 def load_function(name: str, field: str) -> Callable[..., Any]:
     """Import `package.module:function`, with the current directory on the path. What it prints goes to standard error.
 
@@ -42,7 +46,8 @@ def load_function(name: str, field: str) -> Callable[..., Any]:
     if not colon or not function_name or not all(part.isidentifier() for part in module_name.split(".")):
         raise ConfigError(f"{field}: got {name!r:.200}; allowed: package.module:function")
     try:
-        with redirect_stdout(sys.stderr):  # keeps the output of --json valid
+        # the lock: another thread of a new process would get the module half imported
+        with _importing, redirect_stdout(sys.stderr):  # keeps the output of --json valid
             module = call(_import_here, module_name, module_name)
     except PluginError as error:
         raise ConfigError(
