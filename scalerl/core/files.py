@@ -95,21 +95,27 @@ def parse_json(text: str | bytes, *, finite: bool = False, long_integers: bool =
     text = text.decode() if isinstance(text, bytes) else text
     try:
         value = (_FINITE if finite else _LONG if long_integers else _ANY).decode(text)
-        deep = text.count("[") + text.count("{") > DEEPEST and _depth(value) > DEEPEST
     except json.JSONDecodeError as error:
         at = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno} column {error.colno}"
         raise ValueError(f"{error.msg} at {at}") from None
     except RecursionError:
-        deep = True
-    if deep:
+        raise ValueError("it is nested too deeply") from None
+    if text.count("[") + text.count("{") > DEEPEST and _deeper(value):
         raise ValueError("it is nested too deeply")
     return value
 
 
-def _depth(value: Any) -> int:
-    """Return how deeply a value is nested; 0 for a number or a text."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return max((1 + _depth(part) for part in inner), default=0)
+def _deeper(value: Any) -> bool:
+    """Return whether a value is nested more than `DEEPEST` deep."""
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

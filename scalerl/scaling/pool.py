@@ -3,10 +3,10 @@
     theta_i = slopes^T x_i + bends^T x_i^2 + s(x_i) + e_i,    theta = (logit A, ln C_mid, ln B, R0)
 
 Bends are smaller than slopes, and keep the law from going straight on where no setting was run. `s` is a smooth
-deviation from this line, shared by settings within a factor of about four, and `e` the scatter
-of single runs; tau^2 is their variance. The posterior of each run, divided by its prior, is its likelihood: a mixture
-of normal distributions, so a ceiling that is not identified stays wide and curved. Slopes, s and e are integrated in
-closed form. A Gibbs sampler draws tau, the share of s, and the parameters of each run given those of the others.
+deviation from this line, shared by settings within a factor of about four, and `e` the scatter of single runs; tau^2 is
+their variance. The posterior of each run, divided by its prior, is its likelihood: a mixture of normal distributions,
+so a ceiling that is not identified stays wide and curved. Slopes, bends, s and e are integrated in closed form. A Gibbs
+sampler draws tau, the share of s, and the parameters of each run given those of the others.
 
 Axes in names: N runs, S settings, P columns of the design, K = 4 parameters, T values of tau, D components or draws,
 C chains.
@@ -54,8 +54,6 @@ tau^2 that similar settings have in common, which only more than one run per set
 
 REACH = np.log(4.0)
 """Distance in the log of a setting at which the shared deviations have correlation exp(-1/2)."""
-
-SQUARE = "^2"
 
 EDGE = 0.005
 """Smallest distance of A from the metric's bounds, as a share of the range, because its logit has no limit."""
@@ -153,15 +151,16 @@ class Law:
 
     def at(self, settings: Sequence[Setting], seed: int = 0) -> Array:
         """Return draws of the parameters at these settings without the scatter of single runs, shape (D, S, K)."""
-        columns_SP, _ = bent_columns(self.design, settings)
+        columns_SP = bent_columns(self.design, settings)
         near_SN, near_SS = (correlation(self.design, settings, others) for others in (self.settings, settings))
         return self._given_runs(columns_SP, near_SN, near_SS, seed)
 
     def slopes(self) -> dict[str, Array]:
         """Return draws of the change of each parameter per factor e of each number, shape (D, K)."""
-        _, names = bent_columns(self.design, self.settings)
-        none = np.zeros((len(names), len(self.settings)))
-        line_DPK = self._given_runs(np.eye(len(names)), none, np.zeros((len(names),) * 2), 2)
+        _, names = self.design.columns(self.settings)
+        size = len(self.scatter.mean_PK)
+        none = np.zeros((size, len(self.settings)))
+        line_DPK = self._given_runs(np.eye(size), none, np.zeros((size, size)), 2)
         return {name: line_DPK[:, names.index(name)] for name in self.design.numbers}
 
     def new_run(self, theta_DSK: Array, seed: int = 1) -> Array:
@@ -188,11 +187,10 @@ class Law:
         return drawn_DSK
 
 
-def bent_columns(design: Design, settings: Sequence[Setting]) -> tuple[Array, list[str]]:
-    """Return the columns of the design and the squares of those of numbers, shape (N, P), with their names."""
+def bent_columns(design: Design, settings: Sequence[Setting]) -> Array:
+    """Return the columns of the design, followed by the squares of those of numbers, shape (N, P)."""
     columns_NP, names = design.columns(settings)
-    bent = [p for p, name in enumerate(names) if name in design.numbers]
-    return np.hstack([columns_NP, columns_NP[:, bent] ** 2]), names + [names[p] + SQUARE for p in bent]
+    return np.hstack([columns_NP, columns_NP[:, [name in design.numbers for name in names]] ** 2])
 
 
 def correlation(design: Design, settings: Sequence[Setting], others: Sequence[Setting]) -> Array:
@@ -206,9 +204,9 @@ def correlation(design: Design, settings: Sequence[Setting], others: Sequence[Se
 
 def before_curves(design: Design, settings: Sequence[Setting], clouds: Sequence[Cloud], published: bool) -> Scatter:
     """Return the prior of the parameters of all runs for each tau."""
-    columns_NP, names = bent_columns(design, settings)
-    sd_PK = np.stack([CENTER_SD if not name else BEND_SD if name.endswith(SQUARE) else SLOPE_SD for name in names])
-    mean_PK = np.zeros((len(names), 4))
+    columns_NP, (_, names) = bent_columns(design, settings), design.columns(settings)
+    sd_PK = np.stack([SLOPE_SD if name else CENTER_SD for name in names] + [BEND_SD] * len(design.numbers))
+    mean_PK = np.zeros_like(sd_PK)
     # the unit of compute is arbitrary, and so is the level before training
     center_K = np.mean([cloud.center_DK.mean(axis=0) for cloud in clouds], axis=0)
     mean_PK[0] = 0.0, center_K[1], np.log(Prior().efficiency), center_K[3]

@@ -22,7 +22,7 @@ from scalerl.core.outputs import check_new_directory
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
 from scalerl.core.rows import RowFile
-from scalerl.training.manifest import Damaged, digest
+from scalerl.training.manifest import Damaged, digest, new_digest
 from scalerl.types import EvalPoint
 
 RECORDS = "rollouts/samples.bin"
@@ -50,6 +50,7 @@ class RunDirectory:
         """
         self.path, self.config, self._made = path, config, made
         self._lock = take_hold(path)
+        self._digests: dict[str, tuple[int, Any]] = {}  # bytes digested of each row file, and their hash
         if self._lock is None:
             raise ConfigError(f"{path}: another process is training in this run directory; wait for it or stop it")
 
@@ -150,8 +151,15 @@ class RunDirectory:
         return {name: (self.path / name).stat().st_size if name in there else 0 for name in ROW_FILES}
 
     def row_digests(self, cursors: Mapping[str, int]) -> dict[str, str]:
-        """Return the XXH3 digest of the rows that a checkpoint counts, by file."""
-        return {name: digest(self.path / name, size) for name, size in cursors.items() if size}
+        """Return the XXH3 digest of the rows that a checkpoint counts, by file; only new rows are read."""
+        for name, size in cursors.items():
+            if size:
+                done, running = self._digests.get(name, (0, new_digest()))
+                with (self.path / name).open("rb") as file:
+                    file.seek(done)
+                    running.update(file.read(size - done))
+                self._digests[name] = (size, running)
+        return {name: self._digests[name][1].hexdigest() for name, size in cursors.items() if size}
 
     def check_rows(self, state: Mapping[str, Any]) -> None:
         """Check that the rows which a checkpoint counts exist. Samples of texts may be missing; they are not results.
@@ -180,6 +188,7 @@ class RunDirectory:
                 size = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0  # its whole rows
             if path.exists():
                 os.truncate(path, size)
+        self._digests.clear()
         return notes
 
     def _row_fault(self, name: str, size: int, state: Mapping[str, Any]) -> str:

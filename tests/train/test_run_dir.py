@@ -63,7 +63,7 @@ def test_truncated_samples_do_not_stop_a_run_and_get_no_nul_bytes(tmp_path, name
     assert (run.path / name).read_text() == whole
 
 
-def test_the_digests_are_those_of_the_counted_rows(tmp_path):
+def test_the_digest_of_rows_is_incremental(tmp_path):
     run, first = counted(tmp_path / "run")
     run.append("metrics.jsonl", [{"step": 2}])
     cursors = run.cursors()
