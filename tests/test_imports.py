@@ -1,6 +1,7 @@
 """Imports go in one direction, and the light half never loads the heavy half."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -98,3 +99,11 @@ def test_a_run_without_extras_loads_no_optional_package():
     blocked = f"for name in ({extras}): sys.modules[name] = None"
     code = f"import sys\n{blocked}\nimport scalerl.training.launch, scalerl.training.evaluation, scalerl.cli.main"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_only_heartbeats_and_trackers_read_the_wall_clock():
+    """It may jump; durations, time limits and device-hours are measured with the monotonic one."""
+    clock = re.compile(r"\btime\.time(_ns)?\b|datetime\.now|utcnow")
+    files = ROOT.rglob("*.py")
+    readers = {path.name for path in files if clock.search(path.read_text(encoding="utf-8"))}
+    assert readers == {"status.py", "run.py", "mlflow.py", "tensorboard.py"}
