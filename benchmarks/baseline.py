@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import hashlib
 import io
+import itertools
 import json
 import platform
 import sys
@@ -54,9 +55,7 @@ def write_points(place: Path) -> dict[str, Path]:
             for i, (c, m) in enumerate(zip(run.curve.compute, run.curve.metric, strict=True))
         ]
     rising = rows_of["lawful 4 AR"]
-    rows_of["fallen"] = [
-        row | {"pass_rate": row["pass_rate"] * (1 if i < 30 else 0.3)} for i, row in enumerate(rising)
-    ]
+    rows_of["fallen"] = [row | {"pass_rate": row["pass_rate"] * (1 if i < 30 else 0.3)} for i, row in enumerate(rising)]
     for name, rows in rows_of.items():
         files[name] = place / f"{name.replace(' ', '-')}.jsonl"
         files[name].write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -82,7 +81,7 @@ def reading() -> Iterator[tuple[str, Any]]:
             for command in ("fit", "forecast", "backtest"):
                 yield f"{command} {name}", printed(command, file, "--json")
         names = list(files)
-        for first, second in zip(names, names[1:], strict=False):
+        for first, second in itertools.pairwise(names):
             yield f"compare {first}, {second}", printed("compare", files[first], "--versus", files[second], "--json")
         settings = Path("settings.csv")
         lines = [f"{file},{2 ** (i % 3)}" for i, file in enumerate(files.values())]

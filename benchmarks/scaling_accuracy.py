@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from scaling_simulation import EFFICIENCIES, NOISES, POINTS, RHOS, SCENARIOS, Run, lawful, observed
 
-from scalerl.scaling import BASELINES, Curve, Fit, advise, compare, fit, sigmoid
+from scalerl.scaling import BASELINES, Curve, Fit, advise, compare, fit, paper_fit, sigmoid
 from scalerl.scaling.compare import LATER
 
 HORIZONS = np.array([2.0, 4.0, 10.0])
@@ -64,7 +64,7 @@ def cells(curves: int, seed: int) -> Result:
                     found.append(judged(run, fit(run.curve)))
                     truth = run.truth(HORIZONS)
                     errors["posterior"].append(found[-1][0][1:])
-                    errors["paper"].append(fit(run.curve, method="paper").predict(HORIZONS).mean - truth)
+                    errors["paper"].append(paper_fit(run.curve).level(HORIZONS) - truth)
                     for name, make in BASELINES.items():
                         errors[name].append(make(run.curve)(HORIZONS) - truth)
                 error, hit, width = (np.array(part) for part in zip(*found, strict=True))

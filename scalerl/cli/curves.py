@@ -33,7 +33,6 @@ def add_curve_parsers(commands: Any) -> None:
     for name, (words, answer) in SUBCOMMANDS.items():
         parser = commands.add_parser(name, help=words, description=words[0].upper() + words[1:] + ".")
         add_curve_options(parser)
-        parser.add_argument("--method", default="posterior", help="posterior (default), least-squares or paper")
         _add_options(name, parser)
         parser.set_defaults(run=partial(_print_answers, answer))
 
@@ -51,7 +50,6 @@ def add_curve_options(parser: argparse.ArgumentParser) -> None:
         "--exclude-below", type=float, default=0.0, metavar="C", help="leave out points below this compute, except 0"
     )
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
-    parser.set_defaults(method="posterior")
 
 
 def add_versus(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -66,18 +64,23 @@ def fitted(source: Source, arguments: argparse.Namespace) -> Fit:
     from scalerl.view.outlook import naming
 
     with naming(source):
-        return fit(source.curve, arguments.method, exclude_below=arguments.exclude_below)
+        return fit(source.curve, exclude_below=arguments.exclude_below)
 
 
 def answer_fit(arguments: argparse.Namespace) -> list[Answer]:
     """Print the fit, forecast and advice for each curve."""
+    from scalerl.scaling import paper_fit
     from scalerl.view.outlook import naming, outlook
 
     answers = []
     for source in _sources(arguments.paths, arguments):
         with naming(source):
-            ahead = outlook(source.curve, method=arguments.method, exclude_below=arguments.exclude_below)
-        answers.append(Answer(str(source.path), ahead.to_dict(), "\n".join(ahead.lines())))
+            if arguments.method == "paper":
+                best = paper_fit(source.curve, r0=arguments.r0, exclude_below=arguments.exclude_below)
+                answers.append(Answer(str(source.path), best.to_dict(), str(best)))
+            else:
+                ahead = outlook(source.curve, r0=arguments.r0, exclude_below=arguments.exclude_below)
+                answers.append(Answer(str(source.path), ahead.to_dict(), "\n".join(ahead.lines())))
     return answers
 
 
@@ -115,14 +118,19 @@ def answer_backtest(arguments: argparse.Namespace) -> list[Answer]:
     for source in _sources(arguments.paths, arguments):
         whole = fitted(source, arguments)
         with naming(source):
-            scores = backtest(source.curve.between(arguments.exclude_below), arguments.fractions, arguments.method)
+            scores = backtest(source.curve.between(arguments.exclude_below), arguments.fractions)
         answers.append(Answer(str(source.path), {**whole.to_dict(), **scores.to_dict()}, str(scores)))
     return answers
 
 
 def _add_options(name: str, parser: argparse.ArgumentParser) -> None:
     """Add the options that only one command has."""
-    if name == "forecast":
+    if name == "fit":
+        words = "posterior, for decisions, or paper, which repeats the paper's procedure and gives no uncertainty"
+        parser.add_argument("--method", choices=("posterior", "paper"), default="posterior", help=words)
+        words = "level before training, if it is known; by default it is fitted (paper: the point at compute 0)"
+        parser.add_argument("--r0", type=float, metavar="LEVEL", help=words)
+    elif name == "forecast":
         words = "amounts of compute, in the unit of the axis or as multiples of the last point; default 2x 4x"
         parser.add_argument("--at", nargs="+", action="extend", metavar="C", help=words)
         words = "level of the metric; also print the compute at which it is reached"

@@ -11,18 +11,17 @@ from scalerl.scaling.baselines import BASELINES
 from scalerl.scaling.compare import Comparison, compare
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import Estimate, EstimateAt
-from scalerl.scaling.fit import METHODS, fit
-from scalerl.scaling.forecast import Band, Fit, Forecast, Reach, forecast
+from scalerl.scaling.fit import Band, Fit, fit
+from scalerl.scaling.forecast import Forecast, Reach, forecast
 from scalerl.scaling.frontier import Frontier, Option, frontier
 from scalerl.scaling.health import Symptom, health
 from scalerl.scaling.law import Draws, sigmoid
-from scalerl.scaling.least_squares import PUBLISHED_GRID, PaperGrid, Search
+from scalerl.scaling.paper import PUBLISHED_GRID, PaperFit, PaperGrid, paper_fit
 from scalerl.scaling.posterior import Prior
 from scalerl.scaling.readers import CurveError
 
 __all__ = [
     "BASELINES",
-    "METHODS",
     "PUBLISHED_GRID",
     "Advice",
     "Backtest",
@@ -37,10 +36,10 @@ __all__ = [
     "Forecast",
     "Frontier",
     "Option",
+    "PaperFit",
     "PaperGrid",
     "Prior",
     "Reach",
-    "Search",
     "Symptom",
     "advise",
     "backtest",
@@ -49,5 +48,6 @@ __all__ = [
     "forecast",
     "frontier",
     "health",
+    "paper_fit",
     "sigmoid",
 ]

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalerl.scaling.estimate import Estimate, as_json, short, summarize
-from scalerl.scaling.fit import IDENTIFIED_SD
-from scalerl.scaling.forecast import Fit, amount
+from scalerl.scaling.fit import IDENTIFIED_SD, Fit
+from scalerl.scaling.forecast import amount
 from scalerl.scaling.futures import has_fallen
 from scalerl.scaling.law import Array, derivatives, log_compute
 from scalerl.scaling.readers import CurveError
@@ -95,12 +95,12 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
     - "not known yet": none of the above; the sentence gives the reason.
 
     Args:
-        fit: Fit by a method that gives an uncertainty.
+        fit: Fit of the run so far.
         budget: Compute beyond the last point at which the gain is judged, in the curve's unit or as a multiple, "2x".
         min_gain: Smallest gain that justifies more training, in the metric's unit; > 0.
 
     Raises:
-        CurveError: The budget is already spent, the gain is not positive, or the fit has no uncertainty.
+        CurveError: The budget is already spent, or the gain is not positive.
     """
     total, last = amount(budget, fit), fit.last_compute
     if total <= last:
@@ -109,8 +109,6 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
         )
     if not min_gain > 0:
         raise CurveError(f"min_gain must be positive; got {min_gain!r}")
-    if len(fit.draws.asymptote) == 1:
-        raise CurveError(f"a {fit.method} fit has no uncertainty to decide with; use method='posterior'")
     gain, chance = summarize(fit.gain(total)), chance_of_gain(fit, total, min_gain)
     decision = decided(fit, total, float(min_gain), chance, gain)
     return Advice(
@@ -160,7 +158,7 @@ def compute_to_identify(fit: Fit) -> float:
     curve = fit.curve
     limit = IDENTIFIED_SD * (curve.bounds[1] - curve.bounds[0])
     last, spacing = curve.last_compute, curve.last_compute / max(len(curve) - 1, 1)
-    picked_P = np.linspace(0, len(fit.draws.asymptote) - 1, PLAN_DRAWS).astype(int)
+    picked_P = np.linspace(0, len(fit.draws) - 1, PLAN_DRAWS).astype(int)
     for factor in 1.25 ** np.arange(1, 16):
         planned = last * factor
         count = int(np.ceil((planned - last) / spacing))

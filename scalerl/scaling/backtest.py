@@ -29,11 +29,11 @@ class Score:
     rmse: float
     """Root mean square error, in the metric's unit."""
 
-    coverage: float | None
-    """Share of points within the 90% band for single evaluations; None if the method has no band (the paper's)."""
+    coverage: float
+    """Share of points within the 90% band for single evaluations."""
 
     def __str__(self) -> str:
-        return f"error {self.rmse:.4f}, " + ("no band" if self.coverage is None else f"{self.coverage:.0%} in the band")
+        return f"error {self.rmse:.4f}, {self.coverage:.0%} in the band"
 
 
 @dataclass(frozen=True)
@@ -78,21 +78,20 @@ class Backtest:
         return as_json(self)  # type: ignore[no-any-return]
 
 
-def backtest(curve: Curve, fractions: Sequence[float] = (0.3, 0.5, 0.7), method: str = "posterior") -> Backtest:
+def backtest(curve: Curve, fractions: Sequence[float] = (0.3, 0.5, 0.7)) -> Backtest:
     """Fit the first part of a run, and score its forecast of the rest and every baseline.
 
     Args:
         curve: Curve with enough points for a fit before each split, and some points after it.
         fractions: Shares of the last compute at which to split, each in (0, 1).
-        method: Method of the fit, as in `fit`.
 
     Raises:
         CurveError: A fraction is outside (0, 1), or there are too few points before a split or none after it.
     """
-    return Backtest(tuple(split_at(curve, fraction, method) for fraction in fractions))
+    return Backtest(tuple(split_at(curve, fraction) for fraction in fractions))
 
 
-def split_at(curve: Curve, fraction: float, method: str) -> Split:
+def split_at(curve: Curve, fraction: float) -> Split:
     """Return the scores at one split."""
     if not 0 < fraction < 1:
         raise CurveError(f"fractions must lie between 0 and 1; got {fraction!r}")
@@ -101,7 +100,7 @@ def split_at(curve: Curve, fraction: float, method: str) -> Split:
     if len(shown) < MIN_POINTS:
         raise CurveError(f"the first {fraction:g} of the run holds {len(shown)} points; a fit needs {MIN_POINTS}")
     compute_M, metric_M = curve.compute[after], curve.metric[after]
-    fitted = fit(shown, method)
+    fitted = fit(shown)
     band = fitted.predict(compute_M, noise=True)
     inside_M = (band.low <= metric_M) & (metric_M <= band.high)
     return Split(
@@ -109,7 +108,7 @@ def split_at(curve: Curve, fraction: float, method: str) -> Split:
         shown=len(shown),
         held_out=len(compute_M),
         identified=fitted.identified,
-        forecast=Score(rmse(band.mean - metric_M), None if np.isnan(band.low).all() else float(inside_M.mean())),
+        forecast=Score(rmse(band.mean - metric_M), float(inside_M.mean())),
         baselines={name: naive_score(shown, make(shown), compute_M, metric_M) for name, make in BASELINES.items()},
     )
 

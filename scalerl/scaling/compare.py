@@ -18,8 +18,7 @@ import numpy as np
 from scalerl.scaling.advise import compute_to_identify
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import Estimate, as_json, short, summarize
-from scalerl.scaling.fit import fit
-from scalerl.scaling.forecast import Fit
+from scalerl.scaling.fit import Fit, fit
 from scalerl.scaling.law import Array
 from scalerl.scaling.posterior import held_at
 from scalerl.scaling.readers import CurveError
@@ -126,9 +125,7 @@ class Comparison:
             f"  scatter between seeds    {self.seed_sd:.4f} ({self.seed_source})",
         ]
         for name, side in zip(("first", "second"), self.sides, strict=True):
-            lines += [
-                f"  a run of the {name}: {f.futures.sentences()[0]}" for f in side if f.futures and f.futures.stays
-            ]
+            lines += [f"  a run of the {name}: {f.futures.sentences()[0]}" for f in side if f.futures.stays]
         return "\n".join(lines + ([self.advice] if self.advice else []))
 
     def to_dict(self) -> dict[str, Any]:
@@ -142,7 +139,7 @@ def compare(first: Runs, second: Runs, level: float | None = None, siblings: Seq
     """Compare two recipes by their runs.
 
     Args:
-        first: One or several seeds of one recipe, as curves or posterior fits.
+        first: One or several seeds of one recipe, as curves or fits.
         second: One or several seeds of the other recipe.
         level: Metric level at which compute is compared; None: four fifths of the climb to the level that both sides
             have reached.
@@ -196,20 +193,11 @@ def listed(runs: Runs) -> list[Curve | Fit]:
 
 
 def as_fits(runs: Runs) -> tuple[Fit, ...]:
-    """Return one side as posterior fits."""
+    """Return one side as fits."""
     given = listed(runs)
     if not given:
         raise CurveError("each side of a comparison needs at least one run; got none")
-    fits = tuple(fit(run) if isinstance(run, Curve) else run for run in given)
-    check_posterior(fits)
-    return fits
-
-
-def check_posterior(fits: Sequence[Fit]) -> None:
-    """Check that fits have draws of the posterior."""
-    for f in fits:
-        if f.method != "posterior":
-            raise CurveError(f"comparisons need posterior fits; got one by {f.method!r}. Use method='posterior'")
+    return tuple(fit(run) if isinstance(run, Curve) else run for run in given)
 
 
 def check_alike(curves: Sequence[Curve]) -> None:
@@ -224,7 +212,7 @@ def check_alike(curves: Sequence[Curve]) -> None:
 
 def ceilings(f: Fit) -> Array:
     """Return draws of the level at which a run ends, shape (D,): A if it rises, the last level if it stays there."""
-    if f.futures is None or not f.futures.stays:
+    if not f.futures.stays:
         return f.draws.asymptote
     return np.clip(f.futures.draws.asymptote, *f.curve.bounds)
 
@@ -235,7 +223,7 @@ def seed_scatter(sides: Sequence[Sequence[Fit]], width: float, rng: np.random.Ge
     With three or more seeds on a side, this is the posterior on a grid of values, given each run's ceiling and its
     uncertainty; the prior counts as `PRIOR_SEEDS` seeds with the assumed scatter. Otherwise the scatter is assumed.
     """
-    num_draws = len(sides[0][0].draws.asymptote)
+    num_draws = len(sides[0][0].draws)
     assumed = ASSUMED_SEED_SD * width
     if max(len(side) for side in sides) < SEEDS_TO_ESTIMATE:
         return np.full(num_draws, assumed), f"assumed: nine in ten seeds within ±{MARGIN * width:g}"
@@ -296,9 +284,9 @@ def shared_level(sides: Sides) -> float:
 
 def level_now(f: Fit) -> float:
     """Return the level of the fitted curve at the run's last point."""
-    if f.futures is not None and f.futures.stays:
+    if f.futures.stays:
         return float(f.mean(f.last_compute)[0])
-    return float(f.draws.levels(np.array([f.last_compute]), f.curve.bounds[1]).mean())
+    return float(f.draws.levels(np.array([f.last_compute])).mean())
 
 
 def summarize_ratio(log_D: Array) -> Estimate:
@@ -319,12 +307,12 @@ def log_compute_needed(f: Fit, level: float, seed_D: Array, rng: np.random.Gener
     order_D = rng.permutation(len(seed_D))
     draws, ends_D = f.draws.select(order_D), ceilings(f)[order_D]
     # the draws of a run that stays are the last ones before the permutation (`Futures.draws`)
-    num_rising = len(ends_D) * (1.0 - (f.futures.stays if f.futures else 0.0))
+    num_rising = len(ends_D) * (1.0 - f.futures.stays)
     stays_D = order_D >= num_rising
     # a seed scales the whole climb
     share_D = np.clip((level - draws.initial) / np.maximum(draws.asymptote - draws.initial, 1e-9), 0, 1)
     target_D = level + share_D * seed_D * rng.standard_normal(len(seed_D))
-    needed_D = draws.compute_for(target_D, high)
+    needed_D = draws.compute_for(target_D)
     passed_D = np.minimum(needed_D, f.last_compute)
     needed_D = np.where(stays_D, np.where(target_D > ends_D, np.inf, passed_D), needed_D)
     return np.asarray(np.log(np.clip(needed_D, 1e-3 * f.last_compute, 1e6 * f.last_compute)))
@@ -373,7 +361,7 @@ def in_words(verdict: str, difference_D: Array, ratio_D: Array, cost_D: Array, l
 
 def what_would_help(sides: Sides, difference_D: Array, seed_sd: float, margin: float) -> str:
     """Return advice on how to distinguish the sides: train until the ceilings are identified, then run more seeds."""
-    fallen = [f for side in sides for f in side if f.futures is not None and f.futures.fallen]
+    fallen = [f for side in sides for f in side if f.futures.fallen]
     if fallen:
         return f"To distinguish them: {len(fallen)} of the runs have fallen; find the cause and repeat those runs."
     unknown = [f for side in sides for f in side if not f.identified]

@@ -39,10 +39,10 @@ class Estimate:
     """
 
     mean: float
-    """Posterior mean, or the optimum for the least-squares methods; in the unit of the quantity."""
+    """Posterior mean, in the unit of the quantity."""
 
     sd: float
-    """Standard deviation, same unit; NaN if the method gives none (the paper's)."""
+    """Standard deviation, same unit."""
 
     low: float
     """Lower end of the 90% interval."""
@@ -51,8 +51,6 @@ class Estimate:
     """Upper end of the 90% interval."""
 
     def __str__(self) -> str:
-        if math.isnan(self.sd):
-            return f"{short(self.mean)} (no uncertainty given)"
         if self.sd == 0:
             return f"{short(self.mean)} (fixed)"
         return f"{shown(self.mean, self.sd)} ({shown(self.low, self.sd)} to {shown(self.high, self.sd)})"

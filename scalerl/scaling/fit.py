@@ -1,22 +1,25 @@
-"""Fits a curve by one of three methods, and judges whether its ceiling is identified.
+"""Fits the law to a curve: the record of a fit, its bands at any compute, and whether its ceiling is identified.
 
-Axes in names: N points, D draws, P parameters.
+`posterior` gives the draws, `futures` adds the run that stays where it is and rare events. The methods of `Fit` turn
+them into means and bands.
+
+Axes in names: N points, M amounts of compute, D draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from scalerl.scaling.curve import Curve, thinned
-from scalerl.scaling.estimate import TAILS, summarize
-from scalerl.scaling.forecast import Fit, FitResult
-from scalerl.scaling.futures import futures
-from scalerl.scaling.health import departure_symptoms, shape_symptoms
-from scalerl.scaling.least_squares import PaperGrid, Search, least_squares_result, paper_result
+from scalerl.scaling.estimate import TAILS, Estimate, as_json, summarize
+from scalerl.scaling.futures import Futures, futures
+from scalerl.scaling.health import decline, departure_symptoms, shape_symptoms
+from scalerl.scaling.law import Array, Draws
 from scalerl.scaling.noise import local_noise
 from scalerl.scaling.posterior import Prior, least_midpoint, posterior
 from scalerl.scaling.readers import CurveError
@@ -33,10 +36,11 @@ IDENTIFIED_SD = 0.02
 In simulation 96% of the identified ceilings are within this distance of the truth.
 """
 
-DOUBTFUL = 0.1
+UNLAWFUL = 0.1
 """The ceiling is not identified if something other than the law has a probability above this."""
 
 LAST_POINTS = 3
+"""Number of last points that must agree with the curve."""
 
 CONTRADICTION = 4.0
 """The last points contradict the curve if their mean deviates by this multiple of the noise between neighbors.
@@ -53,113 +57,204 @@ PARAMETERS = {
 """Names of the parameters in text."""
 
 
-Settings = Prior | Search | PaperGrid
+class Band(NamedTuple):
+    """A curve with its 90% band; every field has shape (M,)."""
+
+    compute: Array
+    mean: Array
+    low: Array
+    high: Array
+    sd: Array
 
 
-class Method(NamedTuple):
-    """A fitting method, and the class of its settings."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Fit:
+    """The law fitted to one curve. `identified` and `warnings` show how far to trust it.
 
-    solve: Callable[[Curve, float | None, Any], FitResult]
-    settings: type[Prior] | type[Search] | type[PaperGrid]
+    Example: `Fit(asymptote=Estimate(0.829, 0.010, 0.812, 0.844), efficiency=Estimate(1.77, 0.06, 1.68, 1.87), ...,
+    noise_sd=0.011, departures={"law": 1.0}, last_compute=4.2e12, warnings=())`
+    """
+
+    asymptote: Estimate
+    """A, the ceiling, in the metric's unit."""
+
+    efficiency: Estimate
+    """B, the steepness in ln C; > 0, no unit."""
+
+    midpoint: Estimate
+    """C_mid, the compute at which half of the climb is complete; unit of the compute axis."""
+
+    initial: Estimate
+    """R0, the level before training, in the metric's unit."""
+
+    noise_sd: float
+    """Standard deviation of one point around the curve, in the metric's unit."""
+
+    autocorrelation: float
+    """Correlation of the noise of neighboring points, in (-1, 1)."""
+
+    draws: Draws
+    """Draws of the parameters, if the run rises."""
+
+    at_bound: tuple[str, ...]
+    """Parameters that reached a limit of the metric or of the search."""
+
+    departures: dict[str, float]
+    """Probability of each family of curves in the draws: {"law": 1.0}, or with late start, second rise and creep."""
+
+    futures: Futures
+    """Draws of both futures, the law and a flat run, and the probabilities of rare events."""
+
+    curve: Curve
+    """The points that were fitted, after exclusion and averaging."""
+
+    last_compute: float
+    """Compute of the run's last point, before any averaging; "2x" means twice this."""
+
+    warnings: tuple[str, ...]
+    """Symptoms of the curve, repairs, and limits that were reached."""
+
+    @property
+    def identified(self) -> bool:
+        """Whether the ceiling is known; if False, `asymptote` is a range and not a result."""
+        return self._doubt is None
+
+    @property
+    def reason(self) -> str:
+        """Reason why `identified` is True or False, as one sentence."""
+        limit = IDENTIFIED_SD * float(np.ptp(self.curve.bounds))
+        return self._doubt or f"its standard deviation is {self.asymptote.sd:.2g}, below {limit:.2g}"
+
+    @cached_property
+    def _doubt(self) -> str | None:
+        return unidentified(self)
+
+    @cached_property
+    def residual_sum_of_squares(self) -> float:
+        """Residual sum of squares around `predict(curve.compute).mean`."""
+        residual_N = self.curve.metric - self.mean(self.curve.compute)
+        return float(residual_N @ residual_N)
+
+    def levels(self, compute: ArrayLike) -> Array:
+        """Return the level of each draw of each future at each compute, shape (M, D)."""
+        return self.futures.levels(one_axis(compute))
+
+    def mean(self, compute: ArrayLike) -> Array:
+        """Return the mean of the curve at each compute, shape (M,)."""
+        return self.futures.mean(one_axis(compute))
+
+    def gain(self, compute: float) -> Array:
+        """Return the gain of each draw from the last point to a compute, shape (D,); falls are left out."""
+        return self.futures.gain(compute)
+
+    def evaluations(self, compute: ArrayLike) -> Array:
+        """Return draws of single noisy evaluations, shape (M, D), within the metric's bounds."""
+        compute_M, futures = one_axis(compute), self.futures.for_intervals
+        return futures.with_noise(futures.possible_levels(compute_M), compute_M)
+
+    def predict(self, compute: ArrayLike, *, noise: bool = False) -> Band:
+        """Return the mean and 90% band of the curve, or of single noisy evaluations, at any compute.
+
+        Beyond the last point, the band includes the probability that the run falls later, at the rate of public runs.
+        Mean and standard deviation do not include it.
+
+        Args:
+            compute: Amounts of compute, shape (M,), >= 0, in the unit of the curve's axis.
+            noise: Whether the band is for a single evaluation (wider) instead of the curve.
+        """
+        compute_M = one_axis(compute)
+        if noise:
+            levels_MD = wide_MD = self.evaluations(compute_M)
+        else:
+            levels_MD, wide_MD = self.levels(compute_M), self.futures.for_intervals.possible_levels(compute_M)
+        low_M, high_M = np.quantile(wide_MD, TAILS, axis=1)
+        return Band(compute_M, self.mean(compute_M), low_M, high_M, levels_MD.std(axis=1))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict of JSON values, without the draws."""
+        names = (
+            *("asymptote", "efficiency", "midpoint", "initial", "identified", "reason", "noise_sd"),
+            *("autocorrelation", "residual_sum_of_squares", "warnings", "at_bound", "departures", "last_compute"),
+        )
+        return {
+            **{name: as_json(getattr(self, name)) for name in names},
+            "futures": self.futures.to_dict(),
+            "axis": self.curve.axis,
+            "label": self.curve.label,
+            "points": len(self.curve),
+        }
+
+    def __str__(self) -> str:
+        unit, last = self.curve.unit, self.curve.metric[-1]
+        lines = [
+            f"curve     {len(self.curve)} evaluations to {self.last_compute:.3g} {unit}, last value {last:.3f}",
+            f"  A       {self.asymptote}   the ceiling" + ("" if self.identified else ", NOT identified yet"),
+            f"  B       {self.efficiency}   the steepness",
+            f"  C_mid   {self.midpoint}   the midpoint, {unit} at half of the climb",
+        ]
+        return "\n".join([*lines, *(f"warning   {warning}" for warning in self.warnings)])
 
 
-def posterior_result(curve: Curve, r0: float | None, prior: Prior) -> FitResult:
-    """Return the posterior as a `FitResult`."""
-    solution = posterior(curve, r0, prior)
-    draws = solution.draws
-    low, high = curve.bounds
-    share_D = draws.midpoint / curve.last_compute
-    # if this share of the mass is close to a limit, mass would lie beyond it without the limit; for B, the prior puts
-    # only 0.006 there, so it is enough that the 90% interval ends there
-    piles = {
-        "asymptote": (draws.asymptote > high - 0.005 * (high - low), 0.25),
-        "efficiency": (draws.efficiency > 0.97 * prior.efficiency_range[1], TAILS[0]),
-        "midpoint": ((share_D > 0.8 * prior.midpoint_reach) | (share_D < 1.25 * least_midpoint(curve)), 0.25),
-    }
-    parameters_PD = np.stack([draws.asymptote, np.log(draws.midpoint), np.log(draws.efficiency), draws.initial])
-    return FitResult(
-        asymptote=summarize(draws.asymptote),
-        efficiency=summarize(draws.efficiency),
-        midpoint=summarize(draws.midpoint),
-        initial=summarize(draws.initial),
-        covariance=np.cov(parameters_PD),
-        draws=draws,
-        at_bound=tuple(name for name, (piled_D, share) in piles.items() if piled_D.mean() > share),
-        noise_sd=float(np.median(draws.noise_sd)),
-        autocorrelation=float(draws.autocorrelation.mean()),
-        departures=solution.probability,
-        futures=futures(curve, curve.last_compute, solution),
-    )
+def one_axis(compute: ArrayLike) -> Array:
+    """Return compute as an array of shape (M,); a number becomes one entry."""
+    return np.atleast_1d(np.asarray(compute, dtype=np.float64))
 
 
-METHODS: dict[str, Method] = {
-    "posterior": Method(posterior_result, Prior),
-    "least-squares": Method(least_squares_result, Search),
-    "paper": Method(paper_result, PaperGrid),
-}
-"""posterior: for decisions. least-squares: to compare with other software. paper: to reproduce the paper's numbers."""
-
-
-def fit(
-    curve: Curve,
-    method: str = "posterior",
-    r0: float | str = "free",
-    exclude_below: float = 0.0,
-    settings: Settings | None = None,
-) -> Fit:
+def fit(curve: Curve, *, r0: float | None = None, exclude_below: float = 0.0, prior: Prior | None = None) -> Fit:
     """Fit R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B) to a curve.
 
     Args:
-        curve: Curve with at least five points; least squares and the paper's procedure need two different levels.
-        method: "posterior", "least-squares" or "paper".
-        r0: "free" to fit the initial level, or its value. The paper's procedure always fixes R0; with "free" it uses
-            the first point.
+        curve: Curve with at least five points.
+        r0: Value at which R0 is fixed; None fits it.
         exclude_below: Compute below which points are left out (the paper drops the first epoch), except the point at
             compute 0, which is R0.
-        settings: The `Prior`, `Search` or `PaperGrid` of the method; None: the defaults.
+        prior: Prior of the parameters; None: the defaults of `Prior`.
 
     Raises:
         CurveError: The curve or an argument cannot be used.
     """
     if not isinstance(curve, Curve):
         raise CurveError(f"fit needs a Curve; got a {type(curve).__name__}. Make one with Curve() or Curve.read(PATH)")
-    if method not in METHODS:
-        raise CurveError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
-    chosen = METHODS[method]
-    settings = chosen.settings() if settings is None else settings
-    if not isinstance(settings, chosen.settings):
-        raise CurveError(f"method {method!r} takes a {chosen.settings.__name__}; got a {type(settings).__name__}")
-    initial = checked_initial(r0, curve)
-    whole = usable(curve, exclude_below)
-    window = thinned(whole, MAX_POINTS)
-    if np.ptp(window.metric) == 0 and method != "posterior":
-        raise CurveError(
-            f"every metric value is {window.metric[0]:g}: there is no climb to fit by {method!r}. Use "
-            "method='posterior', train longer, or check the metric"
-        )
-    result = chosen.solve(window, initial, settings)
-    symptoms = (*shape_symptoms(window), *departure_symptoms(window, result.draws, result.departures))
-    identified, reason = verdict(result, window, {symptom.name for symptom in symptoms})
+    if r0 is not None and not curve.bounds[0] <= r0 < curve.bounds[1]:
+        raise CurveError(f"r0 must lie in [{curve.bounds[0]:g}, {curve.bounds[1]:g}); got {r0!r}")
+    prior = prior or Prior()
+    everything = usable(curve, exclude_below)
+    window = thinned(everything, MAX_POINTS)
+    solution = posterior(window, r0, prior)
+    draws, at_bound = solution.draws, limits_reached(solution.draws, window, prior)
+    symptoms = (*shape_symptoms(window), *departure_symptoms(window, draws, solution.probability))
     if np.ptp(window.metric) == 0:
         level = f"every metric value is {window.metric[0]:g}: there is no climb yet. Train longer, or check the metric"
         window = replace(window, notes=(*window.notes, level))
-    bumps = tuple(f"{PARAMETERS[name]} reaches the limit of its allowed range" for name in result.at_bound)
+    bumps = tuple(f"{PARAMETERS[name]} reaches the limit of its allowed range" for name in at_bound)
     return Fit(
-        curve=window, last_compute=whole.last_compute, method=method, identified=identified, reason=reason,
-        **vars(result),
+        asymptote=summarize(draws.asymptote),
+        efficiency=summarize(draws.efficiency),
+        midpoint=summarize(draws.midpoint),
+        initial=summarize(draws.initial),
+        noise_sd=float(np.median(draws.noise_sd)),
+        autocorrelation=float(draws.autocorrelation.mean()),
+        draws=draws,
+        at_bound=at_bound,
+        departures=solution.probability,
+        futures=futures(window, window.last_compute, solution),
+        curve=window,
+        last_compute=everything.last_compute,
         warnings=(*(str(symptom) for symptom in symptoms), *bumps, *window.notes),
-    )  # fmt: skip
+    )
 
 
-def checked_initial(r0: float | str, curve: Curve) -> float | None:
-    """Return the value at which R0 is fixed, or None to fit it."""
-    if r0 == "free":
-        return None
-    if isinstance(r0, str):
-        raise CurveError(f"r0 must be 'free' or a number; got {r0!r}")
-    if not curve.bounds[0] <= float(r0) < curve.bounds[1]:
-        raise CurveError(f"r0 must lie in [{curve.bounds[0]:g}, {curve.bounds[1]:g}); got {r0!r}")
-    return float(r0)
+def limits_reached(draws: Draws, curve: Curve, prior: Prior) -> tuple[str, ...]:
+    """Return the parameters whose draws pile up at a limit, so that mass would lie beyond it without the limit."""
+    low, high = curve.bounds
+    share_D = draws.midpoint / curve.last_compute
+    # for B, the prior puts only 0.006 close to the limit, so it is enough that the 90% interval ends there
+    piles = {
+        "asymptote": (draws.asymptote > high - 0.005 * (high - low), 0.25),
+        "efficiency": (draws.efficiency > 0.97 * prior.efficiency_range[1], TAILS[0]),
+        "midpoint": ((share_D > 0.8 * prior.midpoint_reach) | (share_D < 1.25 * least_midpoint(curve)), 0.25),
+    }
+    return tuple(name for name, (piled_D, share) in piles.items() if piled_D.mean() > share)
 
 
 def usable(curve: Curve, exclude_below: float) -> Curve:
@@ -171,28 +266,24 @@ def usable(curve: Curve, exclude_below: float) -> Curve:
     return window
 
 
-def verdict(result: FitResult, curve: Curve, symptoms: set[str]) -> tuple[bool, str]:
-    """Return whether the ceiling is identified, and the reason."""
-    low, high = curve.bounds
-    limit = IDENTIFIED_SD * (high - low)
-    sd = result.asymptote.sd
-    if not np.isfinite(sd):
-        return False, "this fit has no uncertainty; use method='posterior' to get one"
-    if "decline" in symptoms or (result.futures is not None and result.futures.fallen):
-        return False, "the curve falls at the end, which the law cannot describe"
-    if sd >= limit:
-        return False, f"its standard deviation is {sd:.2g}; it counts as identified below {limit:.2g}"
-    if "efficiency" in result.at_bound:
-        return False, "the steepness B is at the limit of its range, and the ceiling depends on B"
-    unlawful = sum(result.departures.get(name, 0.0) for name in ("second rise", "creep"))
-    if unlawful > DOUBTFUL:
-        return False, f"with probability {unlawful:.2f} the ceiling depends on a departure from the law"
-    if result.futures is not None and result.futures.stays > DOUBTFUL:
-        return False, f"with probability {result.futures.stays:.2f} the run stays where it is and follows no law"
-    last_N = np.arange(len(curve))[-LAST_POINTS:]
-    levels_N = result.draws.levels(curve.compute[last_N], high).mean(axis=1)
-    apart = float((curve.metric[last_N] - levels_N).mean())
-    if abs(apart) > max(CONTRADICTION * local_noise(curve.metric), 0.005 * (high - low)):
+def unidentified(fitted: Fit) -> str | None:
+    """Return the reason why the ceiling is not identified, or None if it is."""
+    curve, futures, sd = fitted.curve, fitted.futures, fitted.asymptote.sd
+    width = float(np.ptp(curve.bounds))
+    if decline(curve) is not None or futures.fallen:
+        return "the curve falls at the end, which the law cannot describe"
+    if sd >= IDENTIFIED_SD * width:
+        return f"its standard deviation is {sd:.2g}; it counts as identified below {IDENTIFIED_SD * width:.2g}"
+    if "efficiency" in fitted.at_bound:
+        return "the steepness B is at the limit of its range, and the ceiling depends on B"
+    unlawful = sum(fitted.departures.get(name, 0.0) for name in ("second rise", "creep"))
+    if unlawful > UNLAWFUL:
+        return f"with probability {unlawful:.2f} the ceiling depends on a departure from the law"
+    if futures.stays > UNLAWFUL:
+        return f"with probability {futures.stays:.2f} the run stays where it is and follows no law"
+    levels_N = fitted.draws.levels(curve.compute[-LAST_POINTS:]).mean(axis=1)
+    apart = float((curve.metric[-LAST_POINTS:] - levels_N).mean())
+    if abs(apart) > max(CONTRADICTION * local_noise(curve.metric), 0.005 * width):
         side = "above" if apart > 0 else "below"
-        return False, f"the last {LAST_POINTS} points lie {abs(apart):.3f} {side} the curve, more than noise explains"
-    return True, f"its standard deviation is {sd:.2g}, below {limit:.2g}"
+        return f"the last {LAST_POINTS} points lie {abs(apart):.3f} {side} the curve, more than noise explains"
+    return None

@@ -18,7 +18,8 @@ import numpy as np
 from scalerl.scaling.compare import ASSUMED_SEED_SD, MARGIN
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import TAILS, Estimate, as_json, short, summarize
-from scalerl.scaling.forecast import Fit, Reach, reach
+from scalerl.scaling.fit import Fit
+from scalerl.scaling.forecast import Reach, reach
 from scalerl.scaling.law import Array
 from scalerl.scaling.pool import Check, Law, levels, pool, pooled
 from scalerl.scaling.readers import CurveError

@@ -16,7 +16,7 @@ import numpy as np
 
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.health import fallen_by, rolling_mean
-from scalerl.scaling.law import Array, Draws, every, joined, plain_draws
+from scalerl.scaling.law import Array, Draws, joined, plain_draws
 from scalerl.scaling.level import LevelPosterior, level_posterior
 from scalerl.scaling.noise import binomial, evaluations, least_noise, local_noise, relative_noise
 from scalerl.scaling.posterior import Posterior
@@ -141,6 +141,10 @@ class Futures:
         """Return the level of every draw at each compute without rare events, shape (M, D), within the bounds."""
         return np.asarray(np.clip(self.unbounded(compute_M), *self.curve.bounds))
 
+    def possible_levels(self, compute_M: Array) -> Array:
+        """Return the level of every draw at each compute with rare events, shape (M, D), within the bounds."""
+        return self.with_rare_events(self.levels(compute_M), compute_M)
+
     def mean(self, compute_M: Array) -> Array:
         """Return the mean level at each compute, shape (M,). A walk goes up as often as down, also next to a bound."""
         return np.asarray(np.clip(self.unbounded(compute_M).mean(axis=1), *self.curve.bounds))
@@ -148,7 +152,7 @@ class Futures:
     def unbounded(self, compute_M: Array) -> Array:
         """Return the levels before they are clipped to the metric's bounds, shape (M, D)."""
         ahead_M1 = self.steps_ahead(compute_M)[:, None]
-        level_MD = self.draws.levels(compute_M, self.curve.bounds[1]) + np.sqrt(ahead_M1) * self.walk_D
+        level_MD = self.draws.levels(compute_M) + np.sqrt(ahead_M1) * self.walk_D
         # an excursion dies out as phi^steps; it belongs to the future, not to the fitted curve before the last point
         future_M = compute_M >= self.last
         level_MD[future_M] += self.draws.autocorrelation ** ahead_M1[future_M] * self.excursion_D
@@ -162,7 +166,7 @@ class Futures:
         Falls are left out, because the best checkpoint remains. Take-offs count.
         """
         now, then = np.array([self.last]), np.array([compute])
-        level_2D = self.draws.levels(np.concatenate([now, then]), self.curve.bounds[1])
+        level_2D = self.draws.levels(np.concatenate([now, then]))
         then_1D = level_2D[1:] + np.sqrt(self.steps_ahead(then)) * self.walk_D
         gain_1D = self.with_rare_events(then_1D, then, falls=False) - np.clip(level_2D[:1], *self.curve.bounds)
         return np.asarray(gain_1D[0])
@@ -203,7 +207,7 @@ class Futures:
         """
         draws = self.draws
         waiting = rate(TAKE_OFF["still" if measured_noise(self.curve) < STILL else "other"])
-        climbed_D = draws.levels(self.curve.compute[-1:], self.curve.bounds[1])[0] - draws.initial
+        climbed_D = draws.levels(self.curve.compute[-1:])[0] - draws.initial
         return np.where(draws.delay > 0, rate(TAKE_OFF["other"]), np.where(climbed_D < draws.noise_sd, waiting, 0.0))
 
     def with_noise(self, levels_MD: Array, compute_M: Array) -> Array:
@@ -273,7 +277,11 @@ def wandering(curve: Curve, level: LevelPosterior, count: int) -> tuple[Draws, A
     # pairs of opposite deviates, so that the mean of the walks is the level
     half_S = rng.standard_normal((count + 1) // 2)
     walk_S = (high - low) * drawn.step_sd * np.concatenate([half_S, -half_S])[:count]
-    return plain_draws(level_S, one_S, one_S, level_S, 0.0 * one_S, (high - low) * drawn.noise_sd), walk_S
+    draws = plain_draws(
+        asymptote=level_S, efficiency=one_S, midpoint=one_S, initial=level_S, autocorrelation=0.0 * one_S,
+        noise_sd=(high - low) * drawn.noise_sd, most=high,
+    )  # fmt: skip
+    return draws, walk_S
 
 
 def futures(curve: Curve, last: float, rising: Posterior) -> Futures:
@@ -292,17 +300,17 @@ def futures(curve: Curve, last: float, rising: Posterior) -> Futures:
     # a climb that followed the law gives no evidence about the time after a fall
     log_odds = np.log(prior_odds(curve)) - (min(climb, 0.0) if fell else climb)
     probability = 1.0 / (1.0 + np.exp(-np.clip(log_odds, -50.0, 50.0)))
-    num_draws = len(rising.draws.asymptote)
+    num_draws = len(rising.draws)
     num_staying = round(probability * num_draws) if probability > NEGLIGIBLE else 0
-    staying, walk_S, path_N = every(steady, num_staying), np.zeros(num_staying), np.zeros(len(curve))
+    staying, walk_S, path_N = steady.evenly(num_staying), np.zeros(num_staying), np.zeros(len(curve))
     if fell and num_staying:
         staying, walk_S = wandering(curve, after, num_staying)
         path_N = float(np.ptp(curve.bounds)) * (share_N - share_N[-1])
     noisy = measured_noise(curve) > NOISY
 
     def with_draws(draws: Draws, doubtful: Futures | None) -> Futures:
-        both = joined([every(draws, num_draws - num_staying), staying])
-        above_D = curve.metric[-1] - both.levels(curve.compute[-1:], curve.bounds[1])[0]
+        both = joined([draws.evenly(num_draws - num_staying), staying])
+        above_D = curve.metric[-1] - both.levels(curve.compute[-1:])[0]
         return Futures(
             draws=both,
             stays=num_staying / num_draws,

@@ -79,7 +79,7 @@ def second_rise(curve: Curve, draws: Draws, probability: float) -> Symptom:
     """Describe a second sigmoid that has begun, or a climb that ends more slowly than the law."""
     rising = (draws.second_gain > 0) & (draws.second_midpoint < 10 * curve.last_compute)
     midpoint = float(np.median(draws.second_midpoint[rising]))
-    if not rises_again(curve, Draws(*(column[rising] for column in draws))):
+    if not rises_again(curve, draws.select(rising)):
         message = (
             f"with probability {probability:.2f} the climb ends more slowly than the law predicts, from about "
             f"{midpoint:.4g} {curve.unit} on; C_mid and B describe its first part, and the ceiling is less certain"
@@ -95,7 +95,7 @@ def second_rise(curve: Curve, draws: Draws, probability: float) -> Symptom:
 def rises_again(curve: Curve, draws: Draws) -> bool:
     """Return whether most draws become steeper again after they flattened, as a function of log compute."""
     compute_M = np.geomspace(curve.compute[curve.compute > 0][0], curve.last_compute, 60)
-    slope_MD = np.diff(draws.levels(compute_M, curve.bounds[1]), axis=0)
+    slope_MD = np.diff(draws.levels(compute_M), axis=0)
     flatter_MD = np.logical_or.accumulate(np.diff(slope_MD, axis=0) < 0)
     least_MD = np.minimum.accumulate(np.where(flatter_MD, slope_MD[1:], np.inf))
     again_D = np.where(flatter_MD, slope_MD[1:] - least_MD, 0.0).max(axis=0)

@@ -12,7 +12,9 @@ Axes in names: D draws, M amounts of compute.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -60,10 +62,15 @@ def derivatives(
     return np.stack([u, -steep, steep * distance, 1 - u], axis=-1)
 
 
-class Draws(NamedTuple):
-    """Draws of a rising curve and its noise, each of shape (D,).
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Draws:
+    """Draws of a rising curve and its noise, each of shape (D,) unless stated.
 
-    A draw of the plain law has no delay and no second rise, and its plateau is its asymptote.
+    A draw of the plain law has no delay and no second rise, and its plateau is its asymptote (`plain_draws`).
+
+    Example (one draw): `Draws(asymptote=[0.83], efficiency=[1.8], midpoint=[6.9e11], initial=[0.2],
+    autocorrelation=[0.4], noise_sd=[0.011], plateau=[0.83], delay=[0.0], second_midpoint=[1.0],
+    second_efficiency=[1.0], second_gain=[0.0], most=1.0)`
     """
 
     asymptote: Array
@@ -88,16 +95,21 @@ class Draws(NamedTuple):
     """B of the second rise."""
     second_gain: Array
     """Size of the second rise; 0 if there is none."""
+    most: float
+    """Upper bound of the metric, which no level exceeds; a number."""
 
-    def select(self, which: Any) -> Draws:
+    def __len__(self) -> int:
+        return len(self.asymptote)
+
+    def select(self, index_D: Any) -> Draws:
         """Return the draws at these indices, or where a mask is true."""
-        return Draws(*(values[which] for values in self))
+        return replace(self, **{name: getattr(self, name)[index_D] for name in COLUMNS})
 
-    def levels(self, compute_M: Array, most: float) -> Array:
-        """Return the level of each drawn curve at each compute, shape (M, D), at most the metric's bound `most`."""
-        return self.level_each(compute_M[:, None], most)
+    def levels(self, compute_M: Array) -> Array:
+        """Return the level of each drawn curve at each compute, shape (M, D)."""
+        return self.level_each(compute_M[:, None])
 
-    def level_each(self, compute: Array, most: float) -> Array:
+    def level_each(self, compute: Array) -> Array:
         """Return the level of each drawn curve at compute that broadcasts with the draws, in the shape of both."""
         u = climb(
             log_compute(np.maximum(compute - self.delay, 0.0)), np.log(self.midpoint - self.delay), self.efficiency
@@ -105,51 +117,64 @@ class Draws(NamedTuple):
         level = self.initial + (self.plateau - self.initial) * u
         if self.second_gain.any():
             second = climb(log_compute(compute), np.log(self.second_midpoint), self.second_efficiency)
-            level = np.minimum(level + self.second_gain * second, most)
+            level = np.minimum(level + self.second_gain * second, self.most)
         return np.asarray(level)
 
-    def compute_for(self, target_D: Array, most: float) -> Array:
+    def compute_for(self, target_D: Array) -> Array:
         """Compute at which each drawn curve reaches a level, shape (D,); infinite if never, 0 if it starts there."""
         share_D = (target_D - self.initial) / np.maximum(self.plateau - self.initial, 1e-12)
         odds_D = np.clip(share_D, 1e-12, 1 - 1e-12)
         log_since_D = np.log(self.midpoint - self.delay) + np.log(odds_D / (1 - odds_D)) / self.efficiency
         needed_D = self.delay + np.exp(np.clip(log_since_D, -700, 700))
         needed_D = np.where(share_D <= 0, 0.0, np.where(share_D >= 1, np.inf, needed_D))
-        twice_D = self.second_gain > 0
-        if twice_D.any():
-            needed_D[twice_D] = self.select(twice_D).bisected(target_D[twice_D], most)
+        rises_twice_D = self.second_gain > 0
+        if rises_twice_D.any():
+            needed_D[rises_twice_D] = self.select(rises_twice_D).bisected(target_D[rises_twice_D])
         return np.asarray(needed_D)
 
-    def bisected(self, target_D: Array, most: float) -> Array:
+    def bisected(self, target_D: Array) -> Array:
         """Return `compute_for` of curves with two rises, by bisection, because there is no closed form."""
         low_D, high_D = np.log(self.midpoint) - 40.0, np.log(self.second_midpoint) + 40.0
         for _ in range(60):
             middle_D = (low_D + high_D) / 2
-            level_D = self.level_each(np.exp(middle_D), most)
-            below_D = level_D < target_D
+            below_D = self.level_each(np.exp(middle_D)) < target_D
             low_D, high_D = np.where(below_D, middle_D, low_D), np.where(below_D, high_D, middle_D)
-        never_D = target_D >= np.minimum(self.plateau + self.second_gain, most)
+        never_D = target_D >= np.minimum(self.plateau + self.second_gain, self.most)
         return np.where(target_D <= self.initial, 0.0, np.where(never_D, np.inf, np.exp(high_D)))
 
-    def compute_done(self, most: float) -> Array:
+    def compute_done(self) -> Array:
         """Compute at which 95% of the climb from the initial level to the asymptote is complete, shape (D,)."""
-        return self.compute_for(self.initial + CLIMB_DONE * (self.asymptote - self.initial), most)
+        return self.compute_for(self.initial + CLIMB_DONE * (self.asymptote - self.initial))
+
+    def evenly(self, count: int) -> Draws:
+        """Return the given number of draws, evenly spaced."""
+        return self.select(np.linspace(0, len(self) - 1, count).round().astype(int))
+
+
+COLUMNS = tuple(field.name for field in fields(Draws) if field.name != "most")
+"""The fields of `Draws` with one entry per draw."""
 
 
 def plain_draws(
-    asymptote: Array, efficiency: Array, midpoint: Array, initial: Array, autocorrelation: Array, noise_sd: Array
+    *,
+    asymptote: Array,
+    efficiency: Array,
+    midpoint: Array,
+    initial: Array,
+    autocorrelation: Array,
+    noise_sd: Array,
+    most: float,
 ) -> Draws:
     """Return draws of the law, without delay and second rise."""
-    none = np.zeros_like(asymptote)
-    one = np.ones_like(asymptote)
-    return Draws(asymptote, efficiency, midpoint, initial, autocorrelation, noise_sd, asymptote, none, one, one, none)
+    none_D, one_D = np.zeros_like(asymptote), np.ones_like(asymptote)
+    return Draws(
+        asymptote=asymptote, efficiency=efficiency, midpoint=midpoint, initial=initial,
+        autocorrelation=autocorrelation, noise_sd=noise_sd, most=most,
+        plateau=asymptote, delay=none_D, second_midpoint=one_D, second_efficiency=one_D, second_gain=none_D,
+    )  # fmt: skip
 
 
-def joined(parts: list[Draws]) -> Draws:
-    """Return the concatenation of several sets of draws."""
-    return Draws(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-
-
-def every(draws: Draws, count: int) -> Draws:
-    """Return the given number of draws, evenly spaced."""
-    return draws.select(np.linspace(0, len(draws.asymptote) - 1, count).round().astype(int))
+def joined(parts: Sequence[Draws]) -> Draws:
+    """Return the concatenation of several sets of draws of one metric."""
+    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS}
+    return replace(parts[0], **columns)

@@ -23,7 +23,7 @@ import numpy as np
 from scalerl.scaling.compare import as_fits, check_alike
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import TAILS
-from scalerl.scaling.forecast import Fit
+from scalerl.scaling.fit import Fit
 from scalerl.scaling.grid import systematic
 from scalerl.scaling.law import Array, climb
 from scalerl.scaling.posterior import Prior
@@ -318,7 +318,7 @@ def pool(runs: Sequence[Curve | Fit], settings: Sequence[Setting], published: bo
     check_alike([f.curve for f in fits])
     if len(fits) != len(settings):
         raise CurveError(f"every run needs its settings; got {len(fits)} runs and {len(settings)} settings")
-    lost = [f.futures is not None and f.futures.stays > 0.5 for f in fits]
+    lost = [f.futures.stays > 0.5 for f in fits]
     if any(lost):
         notes.append(f"{sum(lost)} of {len(fits)} runs are flat or have fallen and were left out")
         settings = [setting for setting, out in zip(settings, lost, strict=True) if not out]

@@ -19,7 +19,7 @@ from scalerl.scaling import linear
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.curve_families import CREEP_REACH, DEPARTURES, LAW, CurveFamily
 from scalerl.scaling.grid import Cells, pick, systematic, zoom
-from scalerl.scaling.law import Array, Draws, climb, every, joined, log_compute, plain_draws
+from scalerl.scaling.law import Array, Draws, climb, joined, log_compute, plain_draws
 from scalerl.scaling.level import log_scale, steady_level
 from scalerl.scaling.noise import least_noise, relative_noise
 from scalerl.scaling.readers import CurveError
@@ -108,6 +108,8 @@ class Problem(NamedTuple):
     width: float
     least: float
     most: float
+    bound: float
+    """Largest possible value of the metric, in its unit."""
     initial: float | None
     """R0 if it is fixed."""
     floor: float
@@ -190,7 +192,11 @@ def level_alone(problem: Problem, num_draws: int) -> tuple[Draws, float]:
     level = steady_level(problem.y_N, problem.floor, phi_F, problem.least, problem.most, num_draws, problem.weight_N)
     level_D, one_D = problem.offset + problem.width * level.level_D, np.ones(num_draws)
     noise_D = problem.width * level.noise_D
-    return plain_draws(level_D, one_D, problem.last * one_D, level_D, level.phi_D, noise_D), level.log_evidence
+    draws = plain_draws(
+        asymptote=level_D, efficiency=one_D, midpoint=problem.last * one_D, initial=level_D,
+        autocorrelation=level.phi_D, noise_sd=noise_D, most=problem.bound,
+    )  # fmt: skip
+    return draws, level.log_evidence
 
 
 def shares(log_mass: list[float]) -> Array:
@@ -203,7 +209,7 @@ def mixture(parts: list[Draws], weight: Array, num_draws: int) -> Draws:
     """Return draws of several families in proportion to their weights."""
     # rounding the cumulative sum, so that the counts add up
     count = np.diff(np.round(np.cumsum([0.0, *weight]) * num_draws).astype(int))
-    return joined([every(part, int(n)) for part, n in zip(parts, count, strict=True) if n])
+    return joined([part.evenly(int(n)) for part, n in zip(parts, count, strict=True) if n])
 
 
 def held_at(curve: Curve, asymptote: float, num_draws: int = 400) -> tuple[float, Draws]:
@@ -233,6 +239,7 @@ def standardized(curve: Curve, r0: float | None, prior: Prior) -> Problem:
         width=width,
         least=(low - offset) / width,
         most=(high - offset) / width,
+        bound=high,
         initial=None if r0 is None else (r0 - offset) / width,
         floor=len(curve) * least_noise(curve) ** 2,
         prior=prior,
@@ -346,9 +353,10 @@ def sample(problem: Problem, family: CurveFamily, cells: Cells, num_draws: int) 
         second_midpoint=problem.last * bends.second_midpoint,
         second_efficiency=bends.second_efficiency,
         second_gain=width * bends.second_gain,
+        most=problem.bound,
     )
     kept_D = systematic(weight_D if lawful > 0 else moved_D, num_draws)
-    return Draws(*(column[kept_D] for column in everything)), lawful
+    return everything.select(kept_D), lawful
 
 
 def levels(problem: Problem, betas: list[Array]) -> tuple[Array, Array]:

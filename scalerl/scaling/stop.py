@@ -20,8 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.fit import DOUBTFUL, MIN_POINTS, fit
-from scalerl.scaling.forecast import Fit
+from scalerl.scaling.fit import MIN_POINTS, UNLAWFUL, Fit, fit
 from scalerl.scaling.futures import has_fallen
 from scalerl.scaling.health import ENOUGH_POINTS, Symptom, decline
 from scalerl.scaling.noise import least_noise
@@ -100,7 +99,7 @@ NO_CLIMB = (16, 32)
 """Counts of public runs without a clear climb at an evaluation from the tenth on: (ended more than 0.01 above that
 evaluation, all), for means of a fifth of the points."""
 
-VISIBLE_CLIMB = float(np.log((1.0 - DOUBTFUL) / DOUBTFUL))
+VISIBLE_CLIMB = float(np.log((1.0 - UNLAWFUL) / UNLAWFUL))
 """Log evidence ratio above which the points show a climb: with even prior odds its probability is above 0.9."""
 
 
@@ -124,7 +123,7 @@ def chance_of_gain(fitted: Fit, compute: float, gain: float) -> Chance:
     """Return both probabilities of a gain above `gain`, from the last point to a larger compute.
 
     Args:
-        fitted: Fit by a method that gives an uncertainty.
+        fitted: Fit of the run so far.
         compute: Compute in the curve's unit, beyond the last point.
         gain: Gain in the metric's unit.
     """
@@ -139,7 +138,7 @@ def doubt(fitted: Fit, factor: float, gain: float, limit: float) -> str | None:
     The conditions for a stop must hold at this evaluation and at the previous one.
 
     Args:
-        fitted: Fit by a method that gives an uncertainty.
+        fitted: Fit of the run so far.
         factor: Compute at which the gain is judged, in multiples of that of the last point; > 1.
         gain: Smallest gain that justifies more training, in the metric's unit.
         limit: Maximum probability of a larger gain at which a run is stopped.
@@ -177,7 +176,7 @@ def climbed(fitted: Fit) -> bool:
     The prior odds alone are no evidence of a climb: with little noise they are against a run that stays.
     """
     futures = fitted.futures
-    return futures is None or (futures.stays <= DOUBTFUL and futures.climb > VISIBLE_CLIMB)
+    return futures.stays <= UNLAWFUL and futures.climb > VISIBLE_CLIMB
 
 
 def doubt_by_trend(chance: Chance, factor: float, gain: float, limit: float) -> str:
@@ -196,8 +195,8 @@ def doubt_by_trend(chance: Chance, factor: float, gain: float, limit: float) -> 
 
 
 def earlier(fitted: Fit) -> Fit:
-    """Return the fit by the same method without the last point."""
-    return fit(fitted.curve.first(len(fitted.curve) - 1), fitted.method)
+    """Return the fit without the last point."""
+    return fit(fitted.curve.first(len(fitted.curve) - 1))
 
 
 def clear_fall(fitted: Fit) -> Symptom | None:
@@ -259,7 +258,7 @@ def stop_rule(text: str) -> StopRule:
 
 def gains_little(rule: StopRule, fit: Fit) -> str | None:
     """Return a reason if the gain is probably too small, by the same evidence as in `advise`."""
-    if len(fit.draws.asymptote) == 1 or doubt(fit, rule.factor, rule.gain, 1.0 - rule.probability) is not None:
+    if doubt(fit, rule.factor, rule.gain, 1.0 - rule.probability) is not None:
         return None
     chance = chance_of_gain(fit, rule.factor * fit.last_compute, rule.gain)
     return (

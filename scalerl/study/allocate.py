@@ -21,7 +21,6 @@ from scalerl.scaling.compare import (
     Runs,
     ceilings,
     check_alike,
-    check_posterior,
     listed,
     run_weights,
     seed_scatter,
@@ -29,8 +28,7 @@ from scalerl.scaling.compare import (
 )
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import Estimate, as_json
-from scalerl.scaling.fit import fit
-from scalerl.scaling.forecast import Fit
+from scalerl.scaling.fit import Fit, fit
 from scalerl.scaling.frontier import ranked
 from scalerl.scaling.law import Array
 from scalerl.scaling.readers import CurveError
@@ -127,7 +125,6 @@ def allocate(
             f"an allocation needs at least two arms, and a run of each; got these numbers of runs: {counts}"
         )
     check_alike([run.curve if isinstance(run, Fit) else run for each in runs.values() for run in each])
-    check_posterior([run for each in runs.values() for run in each if isinstance(run, Fit)])
     known = {name: usable(each) for name, each in runs.items()}
     fits = {name: each for name, (each, _, stopped) in known.items() if each and not stopped}
     early = [name for name, (each, _, stopped) in known.items() if not each and not stopped]
@@ -159,7 +156,7 @@ def usable(runs: list[Curve | Fit]) -> tuple[list[Fit], str, bool]:
             continue
         if np.ptp(fitted.curve.metric) == 0:
             short = f"every metric value is {fitted.curve.metric[0]:g}"
-        elif fitted.futures is not None and fitted.futures.fallen and fitted.futures.stays > 0.5:
+        elif fitted.futures.fallen and fitted.futures.stays > 0.5:
             fallen += 1
         else:
             fits.append(fitted)

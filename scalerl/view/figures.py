@@ -92,8 +92,7 @@ def _draw_fit(axes: Any, fitted: Fit, grid_M: Any) -> None:
     band = fitted.predict(grid_M)
     seen_M = grid_M <= fitted.last_compute
     axes.axvspan(fitted.last_compute, grid_M[-1], color=GRAY, alpha=0.07, lw=0)
-    if np.isfinite(band.low).all():  # the paper's procedure gives no band
-        axes.fill_between(grid_M, band.low, band.high, color=BLUE, alpha=0.18, lw=0, label="90% band of the curve")
+    axes.fill_between(grid_M, band.low, band.high, color=BLUE, alpha=0.18, lw=0, label="90% band of the curve")
     axes.plot(grid_M[seen_M], band.mean[seen_M], color=BLUE, lw=2, label="fit")
     axes.plot(grid_M[~seen_M], band.mean[~seen_M], color=BLUE, lw=2, ls=(0, (4, 2)), label="forecast")
 
@@ -112,10 +111,8 @@ def _draw_multiples(axes: Any, fitted: Fit) -> None:
 def _draw_ceiling(axes: Any, fitted: Fit) -> None:
     ceiling = fitted.asymptote
     words = "ceiling A" if fitted.identified else "ceiling A, not identified yet"
-    known = bool(np.isfinite(ceiling.sd))
-    if known:
-        axes.axhspan(ceiling.low, ceiling.high, color=ORANGE, alpha=0.12, lw=0)
-    words += f" = {ceiling:.3f}" if known else f" = {ceiling.mean:.3f}"
+    axes.axhspan(ceiling.low, ceiling.high, color=ORANGE, alpha=0.12, lw=0)
+    words += f" = {ceiling:.3f}"
     axes.axhline(ceiling.mean, color=ORANGE, lw=1, ls="--")
     axes.annotate(
         words, (0.99, ceiling.mean), xycoords=("axes fraction", "data"), xytext=(0, 4), textcoords="offset points",

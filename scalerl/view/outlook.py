@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -28,31 +27,16 @@ class Outlook:
 
     fit: Fit
     forecast: Forecast
-    advice: Advice | None
-    """None if the fit has no uncertainty (always with the paper's method)."""
+    advice: Advice
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fit as JSON values, with the additional keys forecast and advice."""
-        advice = self.advice.to_dict() if self.advice else None
-        return {**forecast_dict(self.forecast), "advice": advice}
+        return {**forecast_dict(self.forecast), "advice": self.advice.to_dict()}
 
     def lines(self) -> list[str]:
         """Return the outlook as text for a terminal."""
-        fitted, ahead = self.fit, self.forecast
-        axis, last = fitted.curve.unit, fitted.curve.metric[-1]
-        lines = [
-            f"curve     {len(fitted.curve)} evaluations to {fitted.last_compute:.3g} {axis}, last value {last:.3f}",
-            f"  A       {fitted.asymptote}   the ceiling" + ("" if fitted.identified else ", NOT identified yet"),
-            f"  B       {fitted.efficiency}   the steepness",
-            f"  C_mid   {fitted.midpoint}   the midpoint, {axis} at half of the climb",
-        ]
-        for name, estimate in zip(HORIZON, ahead.at, strict=True):
-            known = not math.isnan(estimate.low)
-            interval = f"({estimate.low:.3f} to {estimate.high:.3f})" if known else "(no uncertainty given)"
-            lines.append(f"at {name:<6} {estimate.mean:.3f} {interval}")
-        lines += [f"warning   {w}" for w in fitted.warnings]
-        advice = self.advice.sentence if self.advice else f"none: {fitted.reason}"
-        return [*lines, f"advice    {advice}"]
+        at = [f"at {name:<6} {level:.3f}" for name, level in zip(HORIZON, self.forecast.at, strict=True)]
+        return [*str(self.fit).split("\n"), *at, f"advice    {self.advice}"]
 
 
 def forecast_dict(ahead: Forecast) -> dict[str, Any]:
@@ -61,16 +45,14 @@ def forecast_dict(ahead: Forecast) -> dict[str, Any]:
     return {**values.pop("fit"), "forecast": values}
 
 
-def outlook(curve: Curve, *, method: str = "posterior", exclude_below: float = 0.0) -> Outlook:
-    """Fit a curve, forecast it and give advice; `method` and `exclude_below` are passed to `fit`.
+def outlook(curve: Curve, *, r0: float | None = None, exclude_below: float = 0.0) -> Outlook:
+    """Fit a curve, forecast it and give advice; `r0` and `exclude_below` are passed to `fit`.
 
     Raises:
         CurveError: The curve cannot be fitted; the message has the reason.
     """
-    fitted = fit(curve, method, exclude_below=exclude_below)
-    certain = len(fitted.draws.asymptote) == 1
-    advice = None if certain else advise(fitted, budget="2x", min_gain=MIN_GAIN)
-    return Outlook(fitted, forecast(fitted, at=list(HORIZON)), advice)
+    fitted = fit(curve, r0=r0, exclude_below=exclude_below)
+    return Outlook(fitted, forecast(fitted, at=HORIZON), advise(fitted, budget="2x", min_gain=MIN_GAIN))
 
 
 def points_by_task(points: Sequence[EvalPoint]) -> dict[str, list[EvalPoint]]:

@@ -227,7 +227,6 @@ def _comparison(analysis: Analysis) -> str:
 
 def _card(run: RunAnalysis) -> str:
     fitted, ahead, advice = run.outlook.fit, run.outlook.forecast, run.outlook.advice
-    assert advice is not None  # a posterior has uncertainty
     level = _pattern(run)
     twice, four, ceiling = (format(estimate, level) for estimate in (*ahead.at, fitted.asymptote))
     last = run.source.curve.metric[-1]
@@ -274,7 +273,7 @@ COLUMNS: dict[str, Callable[[RunAnalysis], Cell]] = {
     "At 2×": lambda run: interval_cell(run.outlook.forecast.at[0], _pattern(run)),
     "At 4×": lambda run: interval_cell(run.outlook.forecast.at[1], _pattern(run)),
     "Identified": lambda run: text_cell("yes" if run.outlook.fit.identified else "not yet"),
-    "Advice": lambda run: text_cell(run.outlook.advice.action if run.outlook.advice else "none"),
+    "Advice": lambda run: text_cell(run.outlook.advice.action),
 }
 """Columns of the table, by heading."""
 

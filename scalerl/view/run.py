@@ -297,8 +297,8 @@ def page_fit(points: Sequence[EvalPoint], axis: str, name: str) -> dict[str, Any
         "identified": ahead.fit.identified,
         "reason": ahead.fit.reason,
         "warnings": list(ahead.fit.warnings),
-        "action": ahead.advice.action if ahead.advice else "",
-        "advice": ahead.advice.sentence if ahead.advice else "",
+        "action": ahead.advice.action,
+        "advice": ahead.advice.sentence,
     }
 
 

@@ -119,8 +119,3 @@ def test_a_larger_gain_is_never_more_probable():
 def test_invalid_budgets_and_gains_are_errors(budget, min_gain, message):
     with pytest.raises(CurveError, match=message):
         advise(fit(run()), budget, min_gain)
-
-
-def test_a_fit_without_uncertainty_cannot_advise():
-    with pytest.raises(CurveError, match="no uncertainty"):
-        advise(fit(run(), method="paper"), "2x", 0.01)

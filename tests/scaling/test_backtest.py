@@ -37,8 +37,3 @@ def test_errors_are_root_mean_squares():
 def test_fractions_without_points_to_fit_or_predict_are_errors(fractions, message):
     with pytest.raises(CurveError, match=message):
         backtest(run(), fractions)
-
-
-def test_a_method_without_a_band_has_no_coverage_instead_of_zero():
-    (split,) = backtest(run(), fractions=[0.5], method="paper").splits
-    assert split.forecast.coverage is None and "no band" in str(split.forecast)

@@ -125,7 +125,6 @@ def test_ceilings_are_compared_first_and_b_only_if_they_are_equal(difference, ra
     ("first", "second", "options", "message"),
     [
         ([], run(), {}, "one run"),
-        (fit(run(), method="paper"), run(), {}, "'paper'"),
         (run(), Curve(run().compute, run().metric, axis="flops"), {}, "axis"),
         (run(), Curve(run().compute, run().metric, bounds=(0, 2), axis="device_hours"), {}, "bounds"),
         (run(), run(seed=1), {"level": 1.5}, "1.5"),

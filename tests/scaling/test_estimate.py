@@ -17,7 +17,6 @@ from scalerl.scaling.estimate import EstimateAt, as_json, short, summarize
         (Estimate(3.1e14, 2e12, 3.0e14, 3.2e14), "3.1e+14 (3e+14 to 3.2e+14)"),
         (Estimate(0.00002, 0.004, -0.006, 0.006), "0.0000 (-0.0060 to 0.0060)"),
         (Estimate(0.2, 0.0, 0.2, 0.2), "0.2 (fixed)"),
-        (Estimate(0.375, math.nan, math.nan, math.nan), "0.375 (no uncertainty given)"),
     ],
 )
 def test_an_estimate_prints_two_digits_of_its_uncertainty(value, text):

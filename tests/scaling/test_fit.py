@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 from simulated_runs import run
 
-from scalerl.scaling import METHODS, Curve, CurveError, PaperGrid, Prior, fit, sigmoid
+from scalerl.scaling import Curve, CurveError, Prior, fit, paper_fit, sigmoid
 from scalerl.scaling.posterior import least_midpoint
 
 
-def test_the_three_methods_agree_on_a_well_measured_run():
-    fits = {method: fit(run(noise=0.002), method=method) for method in METHODS}
-    assert [round(f.asymptote.mean, 2) for f in fits.values()] == [0.61, 0.61, 0.61]
-    assert [f.efficiency.mean for f in fits.values()] == pytest.approx([1.92] * 3, abs=0.1)
+def test_the_posterior_and_the_papers_procedure_agree_on_a_well_measured_run():
+    fitted, best = fit(run(noise=0.002)), paper_fit(run(noise=0.002))
+    assert [round(fitted.asymptote.mean, 2), round(best.asymptote, 2)] == [0.61, 0.61]
+    assert [fitted.efficiency.mean, best.efficiency] == pytest.approx([1.92] * 2, abs=0.1)
 
 
 def test_an_early_ceiling_is_not_identified():
@@ -38,10 +38,7 @@ def test_the_ceiling_of_a_collapsed_run_is_not_identified():
     [
         (Curve([0, 1, 2, 3], [0.1, 0.2, 0.3, 0.4]), {}, "at least 5 points"),
         (run(), {"exclude_below": 15_000}, "got 4"),
-        (Curve(range(8), [0.5] * 8), {"method": "paper"}, "no climb"),
-        (run(), {"method": "mcmc"}, "'mcmc'"),
-        (run(), {"r0": "fixed"}, "'fixed'"),
-        (run(), {"settings": PaperGrid()}, "Prior"),
+        (run(), {"r0": 1.5}, "1.5"),
     ],
 )
 def test_invalid_curves_and_arguments_of_fit_are_errors(curve, arguments, message):
@@ -93,7 +90,7 @@ def test_the_smallest_midpoint_is_a_two_hundredth_of_the_last_unless_three_point
 @pytest.mark.parametrize("midpoint", [20.0, 8000.0])
 def test_a_midpoint_at_either_limit_is_reported(midpoint):
     # points at 100, 200, ..., 4000: the lower limit is 50, and the upper one is set to 4000
-    fitted = fit(run(last=4000.0, midpoint=midpoint), settings=Prior(midpoint_reach=1.0))
+    fitted = fit(run(last=4000.0, midpoint=midpoint), prior=Prior(midpoint_reach=1.0))
     assert "midpoint" in fitted.at_bound
     assert "midpoint C_mid reaches the limit of its allowed range" in fitted.warnings
 

@@ -15,7 +15,7 @@ def test_a_clean_rise_is_the_law_alone():
     fitted = fit(run())
     assert fitted.futures.stays == 0
     assert fitted.predict([32_000.0]).mean == pytest.approx(
-        fitted.draws.levels(np.array([32_000.0]), 1.0).mean(axis=1), abs=1e-4
+        fitted.draws.levels(np.array([32_000.0])).mean(axis=1), abs=1e-4
     )
 
 
@@ -23,7 +23,7 @@ def test_a_fallen_run_is_forecast_to_stay_down_and_its_ceiling_is_not_identified
     fitted = fit(fallen())
     assert fitted.futures.fallen and fitted.futures.stays > 0.5
     # the law alone forecasts a recovery to 0.4 or more
-    assert fitted.draws.levels(np.array([60.0]), 1.0).mean() > 0.33
+    assert fitted.draws.levels(np.array([60.0])).mean() > 0.33
     assert fitted.predict([60.0]).mean[0] < 0.28
     assert not fitted.identified
     assert "has fallen and stays down" in str(forecast(fitted))
@@ -119,13 +119,11 @@ def test_the_chance_of_a_later_fall_is_in_the_interval_and_not_in_the_mean():
 
 
 @pytest.mark.parametrize("level", [0.0, 0.01, 0.99, 1.0])
-@pytest.mark.parametrize("method", ["posterior", "least-squares"])
-def test_no_band_leaves_the_bounds(level, method):
+def test_no_band_leaves_the_bounds(level):
     noise = 0.02 * np.random.default_rng(1).standard_normal(20)
-    fitted = fit(Curve(np.arange(20.0), np.clip(level + noise, 0, 1)), method=method)
+    fitted = fit(Curve(np.arange(20.0), np.clip(level + noise, 0, 1)))
     for with_noise in (False, True):
         band = fitted.predict(np.geomspace(1, 200, 12), noise=with_noise)
-        # NaN, if least squares gives no band
         assert not ((band.low < 0) | (band.high > 1) | (band.low > band.high)).any()
 
 
@@ -136,7 +134,7 @@ def test_an_excursion_decays_with_the_autocorrelation():
         noise[i] = 0.9 * noise[i - 1] + 0.02 * rng.standard_normal()
     noise += 0.1 - noise[-1]  # the noise at the end is 0.1
     fitted = fit(Curve(compute, sigmoid(compute, 0.6, 2.0, 5.0, 0.1) + noise))
-    law = fitted.draws.levels(np.array([40.0, 41.0, 120.0]), 1.0).mean(axis=1)
+    law = fitted.draws.levels(np.array([40.0, 41.0, 120.0])).mean(axis=1)
     ahead = fitted.predict([40.0, 41.0, 120.0]).mean
     away = (ahead - law) / (fitted.curve.metric[-1] - law[0])  # shares of the distance of the last point from the curve
     assert 0.5 < away[1] < away[0] < 1.0 and away[2] < 0.3

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from simulated_runs import run
 
-from scalerl.scaling import PUBLISHED_GRID, Curve, CurveError, PaperGrid, fit, sigmoid
+from scalerl.scaling import PUBLISHED_GRID, Curve, CurveError, PaperGrid, paper_fit, sigmoid
 
 # Table 1 of arXiv 2510.13786: C_mid, B, A; and the grid of C_mid that contains the value
 SMALL, LARGE = np.linspace(100, 4000, 100), np.linspace(4000, 16_000, 100)
@@ -25,37 +25,63 @@ def test_noise_free_curves_of_table_1_return_their_row_to_grid_resolution(name):
     midpoint, efficiency, asymptote, midpoints = TABLE_1[name]
     compute = np.linspace(1500, 50_000 if midpoint > 4000 else 16_000, 75)
     curve = Curve(compute, sigmoid(compute, asymptote, efficiency, midpoint, 0.2))
-    fitted = fit(curve, method="paper", r0=0.2, settings=PaperGrid(PUBLISHED_GRID.asymptotes, midpoints))
-    assert fitted.asymptote.mean == pytest.approx(asymptote, abs=1e-9)
-    assert fitted.midpoint.mean == pytest.approx(midpoint, abs=1.0)
-    assert fitted.efficiency.mean == pytest.approx(efficiency, abs=0.005)
+    best = paper_fit(curve, r0=0.2, grid=PaperGrid(PUBLISHED_GRID.asymptotes, midpoints))
+    assert best.asymptote == pytest.approx(asymptote, abs=1e-9)
+    assert best.midpoint == pytest.approx(midpoint, abs=1.0)
+    assert best.efficiency == pytest.approx(efficiency, abs=0.005)
 
 
 def test_the_midpoints_printed_in_the_paper_miss_its_own_table_by_up_to_half_a_step():
     # none of the table's C_mid lies on linspace(100, 40000, 100), whose step is 403
     compute = np.linspace(1500, 16_000, 75)
     curve = Curve(compute, sigmoid(compute, 0.61, 1.92, 2542, 0.2))
-    fitted = fit(curve, method="paper", r0=0.2, settings=PUBLISHED_GRID)
-    assert fitted.midpoint.mean == pytest.approx(2518.2, abs=0.1)
+    best = paper_fit(curve, r0=0.2, grid=PUBLISHED_GRID)
+    assert best.midpoint == pytest.approx(2518.2, abs=0.1)
 
 
-def test_r0_is_the_first_point_unless_it_is_given():
-    assert fit(run(noise=0.0), method="paper").initial.mean == 0.2
+def test_nist_rat42_at_the_certified_asymptote_and_midpoint_has_the_certified_steepness_and_residuals():
+    # NIST StRD Rat42 (pasture yield; Ratkowsky 1983): y = b1 / (1 + exp(b2 - b3 x)).
+    # With x = ln C and R0 = 0 this is the law: A = b1, B = b3, ln C_mid = b2 / b3.
+    pasture_yield = [8.930, 10.800, 18.590, 22.330, 39.350, 56.110, 61.730, 64.620, 67.080]
+    time = [9.000, 14.000, 21.000, 28.000, 42.000, 57.000, 63.000, 70.000, 79.000]
+    asymptote, steepness, midpoint = 7.2462237576e01, 6.7359200066e-02, np.exp(2.6180768402e00 / 6.7359200066e-02)
+    grid = PaperGrid([asymptote - 1, asymptote, asymptote + 1], midpoint * np.array([0.5, 1.0, 2.0]))
+    best = paper_fit(Curve(np.exp(time), pasture_yield, bounds=(0, 100)), r0=0.0, grid=grid)
+    assert (best.asymptote, best.midpoint) == (asymptote, midpoint)
+    assert best.efficiency == pytest.approx(steepness, rel=1e-5)
+    assert best.residual_sum_of_squares == pytest.approx(8.0565229338e00, rel=1e-6)
+
+
+def test_r0_is_the_point_at_compute_0_unless_it_is_given():
+    curve = run(noise=0.0)
+    assert paper_fit(curve).initial == paper_fit(curve, exclude_below=1500).initial == 0.2
+    assert paper_fit(curve, r0=0.1).initial == 0.1
+
+
+def test_without_a_point_at_compute_0_the_procedure_asks_for_r0():
+    curve = run(noise=0.0)
+    late = Curve(curve.compute[1:], curve.metric[1:])
+    with pytest.raises(CurveError, match="give R0 with --r0"):
+        paper_fit(late)
+    assert paper_fit(late, r0=0.2, exclude_below=1500).efficiency == pytest.approx(1.92, abs=0.05)
 
 
 def test_the_procedure_reports_no_uncertainty():
-    fitted = fit(run(), method="paper")
-    assert np.isnan(fitted.asymptote.sd)
-    assert not fitted.identified
-    assert fitted.reason == "this fit has no uncertainty; use method='posterior' to get one"
-    assert fitted.to_dict()["asymptote"]["sd"] is None
+    best = paper_fit(run())
+    assert best.to_dict()["asymptote"] == best.asymptote == pytest.approx(0.61, abs=0.01)
+    assert "gives no uncertainty" in str(best)
+
+
+def test_a_constant_curve_has_no_climb_to_fit():
+    with pytest.raises(CurveError, match="no climb"):
+        paper_fit(Curve(range(8), [0.5] * 8))
 
 
 def test_a_grid_below_the_initial_level_is_an_error():
     with pytest.raises(CurveError, match="no asymptote"):
-        fit(run(noise=0.0), method="paper", settings=PaperGrid(asymptotes=[0.1, 0.15]))
+        paper_fit(run(noise=0.0), grid=PaperGrid(asymptotes=[0.1, 0.15]))
 
 
 def test_a_result_on_the_edge_of_the_grid_is_reported():
-    fitted = fit(run(noise=0.0), method="paper", settings=PaperGrid(asymptotes=[0.4, 0.5]))
-    assert "asymptote" in fitted.at_bound
+    best = paper_fit(run(noise=0.0), grid=PaperGrid(asymptotes=[0.4, 0.5]))
+    assert "asymptote" in best.at_edge and "ceiling A lies at the edge of the grid" in str(best)

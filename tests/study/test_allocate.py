@@ -130,7 +130,6 @@ def test_curves_and_their_fits_give_the_same_allocation():
         ({"a": run(), "b": []}, "'b'"),
         ({"a": run(), "b": run(axis="flops")}, "axis"),
         ({"a": run(), "b": run(bounds=(0, 2))}, "bounds"),
-        ({"a": run(), "b": fit(run(), method="paper")}, "'paper'"),
     ],
 )
 def test_arms_that_cannot_be_compared_are_an_error(arms, message):
