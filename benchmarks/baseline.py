@@ -97,7 +97,9 @@ def training() -> Iterator[tuple[str, Any]]:
         model = runs.make_model(place / "model")
         runs.train(model, place / "plain")
         runs.train(model, place / "two", "--placement.generators", "2")
-        runs.finish("train", "--run-dir", str(place / "experts"), *runs.RECIPE, "--model.experts", "4")
+        words = ["train", "--run-dir", str(place / "experts"), *runs.RECIPE, "--model.experts", "4"]
+        code, text = runs.call(*words, timeout=1800.0)  # with a warm start
+        assert code == 0, text
         killed = runs.start(["train", "--model", str(model), "--run-dir", str(place / "killed"), *runs.SMALL])
         while len(runs.rows(place / "killed", "metrics.jsonl")) < 10:
             assert killed.poll() is None, killed.communicate()[0]
