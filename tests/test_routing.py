@@ -143,7 +143,10 @@ def test_experts_of_rollouts_replayed_at_equal_weights_give_their_log_probabilit
     torch.testing.assert_close(logp_N, tensors.behavior_BT[tensors.sampled_BT], atol=1e-4, rtol=0)
 
 
-def test_routing_replay_is_refused_where_the_engine_cannot_report_the_experts_of_every_layer(tmp_path, monkeypatch):
+def test_routing_replay_is_refused_where_the_engine_cannot_report_the_experts_of_every_layer(
+    tmp_path, monkeypatch, benchmark
+):
+    benchmark("noisy_engine")
     recipe = replace(SCALERL, routing_replay="on")
     with pytest.raises(ConfigError, match="no experts"):
         check_sampled(RunConfig(recipe=recipe), Policy(tiny_model("qwen3")), "model")
@@ -152,7 +155,7 @@ def test_routing_replay_is_refused_where_the_engine_cannot_report_the_experts_of
     check_sampled(with_vllm, Policy(tiny_model("qwen3-moe")), "model")
     with pytest.raises(ConfigError, match="experts in 1 of its 2 layers"):
         check_sampled(with_vllm, Policy(tiny_model("qwen3-moe", mlp_only_layers=[0])), "model")
-    engine, hardware = Custom(function="scalerl.rollouts.local.noise:noisy"), Hardware(device="cpu", dtype="float32")
+    engine, hardware = Custom(function="noisy_engine:noisy"), Hardware(device="cpu", dtype="float32")
     own = RunConfig(recipe=recipe, placement=Placement(engine=engine), hardware=hardware)
     tiny_model("qwen3-moe").save_pretrained(tmp_path)
     check_sampled(own, load_policy(str(tmp_path)), str(tmp_path))

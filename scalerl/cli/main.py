@@ -42,7 +42,7 @@ WITH_FIELDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "new": (new, "print a configuration for your model, your prompts and your GPUs"),
     "plan": (plan, "simulate a run before it starts: throughput, idle shares, best split of GPUs"),
     "doctor": (doctor, "check that a run will work on this machine or cluster, in two minutes"),
-    "study": (_study, "plan, run and compare many runs: loo, recipes, forward, axes, rates, mismatch, frontier"),
+    "study": (_study, "plan, run and compare many runs: loo, recipes, forward, axes, rates, frontier"),
     "resume": (resume, "resume a run from its last checkpoint"),
 }
 """Commands that parse their own words, because fields of a configuration are options, with their help."""

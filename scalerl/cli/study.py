@@ -27,7 +27,7 @@ USAGE = """scalerl study PLAN [BASE.toml] [options] [--any.field VALUE ...]
        scalerl study resume DIR [--jobs N]
        scalerl study show DIR [-o PAGE.html] [--json]"""
 
-DESCRIPTION = """PLAN is loo, recipes, forward, axes, rates, mismatch, frontier, or the path of a TOML file. BASE.toml
+DESCRIPTION = """PLAN is loo, recipes, forward, axes, rates, frontier, or the path of a TOML file. BASE.toml
 and the dotted fields are as in `scalerl train`; without them the base is the quick variant of the embedded lab."""
 
 
@@ -68,10 +68,9 @@ def study_main(words: Sequence[str]) -> int:
 def _check_trust(plan: Plan, source: str, trusted: bool, typed: Sequence[str]) -> None:
     """Confirm the code that the arms name, once for all runs; the runs are then started with --trust."""
     from scalerl.config.trust import check_trust
-    from scalerl.study.plans import NOISY_ENGINE
 
     configs = [plan.config(arm, plan.seeds[0]) for arm in plan.arms]
-    check_trust(configs, source, trusted=trusted, typed=[*typed, NOISY_ENGINE])
+    check_trust(configs, source, trusted=trusted, typed=typed)
 
 
 def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
@@ -193,11 +192,8 @@ def _execute(
     display = StudyDisplay(study)
     stop_flag = StopFlag()
     execution = Execution(study, workers, display, stop_flag)
-    try:
-        display.start(workers.count)
-        execute(execution, ALLOCATIONS[allocate or ("forecast" if study.plan.vary else "equal")])
-    finally:
-        display.stop()
+    display.start(workers.count)
+    execute(execution, ALLOCATIONS[allocate or ("forecast" if study.plan.vary else "equal")])
     for key, message in execution.failures.items():
         say(f"failed: {key}: {message}; see {study.file(key, 'log')}")
     if stop_flag():

@@ -23,7 +23,6 @@ from scalerl.config.recipe import (
     PipelineRL,
     PpoOffPolicy,
     Recipe,
-    Reinforce,
     adopt,
     as_penalty,
     leave_one_out,
@@ -166,55 +165,6 @@ def _of_grid(fields: Iterable[tuple[str, str]], values: Iterable[int]) -> str:
     return "-".join(f"{field[0]}{value}" for (_, field), value in zip(fields, values, strict=True))
 
 
-def mismatch(base: RunConfig) -> Plan:
-    """Compare corrections for engines with noisy weights or, in a mixture, noisy routes; top-p (docs/mismatch.md)."""
-    arms = []
-    for loss in (Cispo(), Reinforce()):
-        recipe = replace(base.recipe, loss=loss)
-        arms.append(_arm(f"{loss.kind}-exact", "an exact engine", recipe_changes(recipe, base.recipe)))
-        for kind in CORRECTIONS:
-            if loss.kind == "reinforce" or not kind.endswith("truncate"):  # CISPO has the ratio already
-                changes = recipe_changes(replace(recipe, mismatch={"kind": kind}), base.recipe)
-                arms.append(_noisy(f"{loss.kind}-{kind}", changes, sigma=NOISE))
-    exact = arms[0].changes
-    arms += [_noisy(f"cispo-{name}", exact, bits=bits) for name, bits in ROUNDING.items()]
-    if isinstance(base.model, TinyModel) and base.model.experts:
-        arms += [
-            _noisy(f"routes-{name}", merge(exact, {"recipe": cure}), routes=ROUTES) for name, cure in CURES.items()
-        ]
-    arms.append(_arm("top-p-0.95", "nucleus sampling, an exact engine", merge(exact, {"recipe": {"top_p": 0.95}})))
-    return _plan("mismatch", "What does a mismatch of trainer and engine cost, and what cures it?", base, arms)
-
-
-def _noisy(name: str, changes: Changes, **params: float) -> Arm:
-    engine = {"kind": "custom", "function": NOISY_ENGINE, "params": params}
-    about = " ".join(f"{key} = {value:g}" for key, value in params.items())
-    return _arm(name, f"noise in the engine: {about}", merge(changes, {"placement": {"engine": engine}}))
-
-
-NOISY_ENGINE = "scalerl.rollouts.local.noise:noisy"
-"""Code of this package, which a study runs without confirmation."""
-
-NOISE = 0.3
-"""Noise in the engine's matrices, in multiples of their root mean square; uncorrected REINFORCE then fails."""
-
-ROUTES = 0.5
-"""Noise in the choice of experts, in root mean squares of a router; at the first update, 22% of the routes differ."""
-
-CURES: dict[str, Changes] = {
-    "none": {}, "token-mask": {"mismatch": {"kind": "token-mask"}}, "replay": {"routing_replay": "on"}
-}  # fmt: skip
-"""Changes of the recipe for engines that choose other experts."""
-
-ROUNDING = {"bf16": 7, "fp8": 3, "powers-of-two": 0}
-"""Bits that the engine keeps of each weight after the leading one."""
-
-CORRECTIONS = (
-    "none", "token-mask", "sequence-mask", "geometric-mask", "reject", "token-truncate", "sequence-truncate",
-)  # fmt: skip
-"""Kinds of `recipe.mismatch`."""
-
-
 def scaled(recipe: Recipe, factor: float) -> Recipe:
     """Return the recipe with every limit on the length multiplied by a factor."""
     values = recipe.length.model_dump()
@@ -241,7 +191,7 @@ def rates(base: RunConfig) -> Plan:
 
 
 PLANS: dict[str, Callable[[RunConfig], Plan]] = {
-    plan.__name__: plan for plan in (loo, recipes, forward, axes, rates, mismatch, frontier)
+    plan.__name__: plan for plan in (loo, recipes, forward, axes, rates, frontier)
 }
 """Plans by name."""
 

@@ -13,14 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from robustness.campaign import Case, check_here
-from scalerl.cli.study import _check_trust
-from scalerl.config import PRESETS, parse_config, read_config, to_toml, trust
-from scalerl.config.recipe import Custom
+from scalerl.config import parse_config, read_config, to_toml, trust
 from scalerl.config.trust import check_trust, code_of
 from scalerl.core import files
 from scalerl.core.errors import ConfigError
-from scalerl.study.plan import Arm, Plan, read_plan
-from scalerl.study.plans import NOISY_ENGINE
+from scalerl.study.plan import read_plan
 
 BASE = '[model]\nkind = "hf"\npath = "m"\n'
 DATA = '[data]\nkind = "file"\npath = "p.jsonl"\n'
@@ -299,14 +296,3 @@ def test_a_checkpoint_of_ranks_with_code_in_its_metadata_is_refused(place, writt
     (place / "learner/.metadata").write_bytes(written)
     with pytest.raises(ConfigError, match="is not the metadata of a checkpoint"):
         stored_shapes(place)
-
-
-def test_the_noisy_engine_needs_no_confirmation_in_a_study_and_other_functions_of_its_file_do(place):
-    def plan(function):
-        engine = Custom(function=function)
-        arms = [Arm(name="a"), Arm(name="b", changes={"placement": {"engine": engine.model_dump()}})]
-        return Plan(name="p", reference="a", base=PRESETS["quick"], arms=tuple(arms))
-
-    _check_trust(plan(NOISY_ENGINE), "p", False, [])
-    with pytest.raises(ConfigError, match="noise:rounded"):
-        _check_trust(plan(NOISY_ENGINE.replace("noisy", "rounded")), "p", False, [])

@@ -1,4 +1,4 @@
-"""The noisy engine of `scalerl study mismatch`."""
+"""The noisy engine of the studies of a mismatch, benchmarks/noisy_engine.py."""
 
 import numpy as np
 import pytest
@@ -6,25 +6,28 @@ import torch
 from sampled import run_out
 from tiny_models import tiny_model
 
-from scalerl.config import PRESETS, TinyModel
-from scalerl.config.base import replace
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
-from scalerl.learn.mismatch import MISMATCH
 from scalerl.models.policy import Policy
 from scalerl.models.routing import routing_of
 from scalerl.models.rows import Rows
 from scalerl.rollouts.custom import EngineParts, engine_pair
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.local.noise import rounded, shifted
 from scalerl.rollouts.replay import largest_difference
-from scalerl.study.plans import CORRECTIONS, NOISY_ENGINE, mismatch
 from scalerl.training.batch import collate
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 
+NOISY = "noisy_engine:noisy"
 
-def test_rounding_keeps_bits_after_the_leading_one_and_noise_is_a_share_of_the_root_mean_square():
+
+@pytest.fixture(autouse=True)
+def noisy_engine(benchmark):
+    return benchmark("noisy_engine")
+
+
+def test_rounding_keeps_bits_after_the_leading_one_and_noise_is_a_share_of_the_root_mean_square(noisy_engine):
+    rounded, shifted = noisy_engine.rounded, noisy_engine.shifted
     weight = torch.tensor([1.0, 1.25, 1.5625, -1.8125, 0.3125])
     assert rounded(weight, 1).tolist() == [1.0, 1.0, 1.5, -2.0, 0.25]  # ties go to the even side
     assert torch.equal(rounded(weight, 23), weight)
@@ -41,7 +44,7 @@ def test_training_engines_sample_with_noise_at_every_version_and_evaluations_are
         rule=LengthRule(None, NEVER, 20), sampling=Sampling(),
         receive=lambda version: dict(policies[version].weights()),
     )  # fmt: skip
-    training, evaluating = engine_pair(Custom(function=NOISY_ENGINE, params={"sigma": 0.5}), parts)
+    training, evaluating = engine_pair(Custom(function=NOISY, params={"sigma": 0.5}), parts)
     for version in (0, 1):
         training.swap(version)
         for engine, low, high in ((evaluating, 0.0, 1e-4), (training, 1e-2, np.inf)):
@@ -49,10 +52,6 @@ def test_training_engines_sample_with_noise_at_every_version_and_evaluations_are
             (done,) = [done for _ in range(20) for done in engine.poll()]
             assert (done.rollout.versions == version).all()
             assert low <= largest_difference(policies, [((3, 5), done.rollout)]).mean < high
-
-
-def test_the_plan_has_every_correction():
-    assert set(CORRECTIONS) == set(MISMATCH)
 
 
 def flipped_rollouts(prompts, tiny="qwen3-moe"):
@@ -63,7 +62,7 @@ def flipped_rollouts(prompts, tiny="qwen3-moe"):
         load_policy=lambda: Policy(tiny_model(tiny)), model_path="m", slots=8, prompt_tokens=4,
         rule=LengthRule(None, NEVER, 20), sampling=Sampling(), receive=lambda version: dict(policy.weights()),
     )  # fmt: skip
-    engine, _ = engine_pair(Custom(function=NOISY_ENGINE, params={"routes": 0.5}), parts)
+    engine, _ = engine_pair(Custom(function=NOISY, params={"routes": 0.5}), parts)
     engine.swap(1)
     engine.submit([Request((i, 0), prompt, 7 + i) for i, prompt in enumerate(prompts)])
     visits = [Visit(Prompt(str(i), "", prompt, "", "t"), 0, i) for i, prompt in enumerate(prompts)]
@@ -89,12 +88,3 @@ def test_replay_removes_the_whole_mismatch_of_an_engine_that_chooses_other_exper
 def test_a_dense_model_has_no_routes_to_flip():
     with pytest.raises(ConfigError, match=r"routes: got 0\.5 for Qwen3ForCausalLM"):
         flipped_rollouts([(3,)], tiny="qwen3")
-
-
-def test_the_plan_flips_routes_if_the_model_is_a_mixture():
-    dense = PRESETS["quick"]
-    mixture = replace(dense, model=TinyModel(experts=4, active_experts=2))
-    arms = [arm.name for arm in mismatch(mixture).arms]
-    added = ["routes-none", "routes-token-mask", "routes-replay"]
-    assert [name for name in arms if name.startswith("routes")] == added
-    assert [arm.name for arm in mismatch(dense).arms] == [name for name in arms if name not in added]

@@ -1,4 +1,4 @@
-"""A study in a terminal and in a log: arms, states, last values and forecasts."""
+"""A study in a terminal and in a log: a line for each finished run."""
 
 import io
 
@@ -11,26 +11,15 @@ from scalerl.study.plan import RunKey
 TRUTHS = {"scalerl": Truth(), "dapo": Truth(asymptote=0.53), "young": Truth(last_step=24)}
 
 
-def shown(tmp_path, states, terminal):
+def test_each_finished_run_has_one_line_with_its_ceiling_and_nothing_is_written(tmp_path):
     study = write_study(tmp_path / "s", TRUTHS, seeds=1)
     before = sorted(path.stat().st_mtime_ns for path in study.path.rglob("*"))
     out = io.StringIO()
-    display = StudyDisplay(study, Console(file=out, force_terminal=terminal, width=100, height=60))
+    display = StudyDisplay(study, Console(file=out, force_terminal=True, width=200))
     display.start(1)
-    display.update({RunKey(arm, 0): state for arm, state in states.items()})
-    display.stop()
+    states = {RunKey("scalerl", 0): "finished", RunKey("dapo", 0): "running", RunKey("young", 0): "waiting"}
+    display.update(states)
+    display.update({**states, RunKey("young", 0): "failed"})
     assert sorted(path.stat().st_mtime_ns for path in study.path.rglob("*")) == before
-    return out.getvalue()
-
-
-def test_a_terminal_shows_every_run_with_its_state_last_value_and_ceiling(tmp_path):
-    text = shown(tmp_path, {"scalerl": "finished", "dapo": "running", "young": "failed"}, terminal=True)
-    lines = {line.split()[1]: line for line in text.splitlines() if "│ 0 " in line or "│ 0    │" in line}
-    assert "✓" in lines["scalerl"] and "160" in lines["scalerl"] and "0.6" in lines["scalerl"]
-    assert "▶" in lines["dapo"] and "✗" in lines["young"] and "1 of 3 runs" in text
-
-
-def test_a_log_has_one_line_per_finished_run_with_its_ceiling(tmp_path):
-    text = shown(tmp_path, {"scalerl": "finished", "dapo": "running", "young": "waiting"}, terminal=False)
-    (line,) = [line for line in text.splitlines() if line.startswith("scalerl/seed-0: ")]
-    assert "pass rate 0." in line and ", A 0.6" in line and "[1 of 3" in line
+    (line,) = [line for line in out.getvalue().splitlines() if "/seed-0: " in line]
+    assert line.startswith("scalerl/seed-0: pass rate 0.") and ", A 0.6" in line and "[1 of 3" in line

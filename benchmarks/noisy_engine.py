@@ -1,6 +1,6 @@
-"""A torch engine with noise in its matrices or routes, to study a mismatch with the trainer (`scalerl study mismatch`).
+"""A torch engine with noise in its matrices or routes, to study a mismatch with the trainer (docs/mismatch.md).
 
-    placement.engine = {kind = "custom", function = "scalerl.rollouts.local.noise:noisy", params = {sigma = 0.3}}
+    placement.engine = {kind = "custom", function = "noisy_engine:noisy", params = {sigma = 0.3}}
 
 Evaluations use the exact weights, so curves show what the trainer learned.
 """
