@@ -70,3 +70,14 @@ def test_a_configuration_of_a_page_is_read(page, tmp_path):
     read_config(
         tmp_path / "run.toml", options if "[data]" in block or "[[data]]" in block else [*options, "--data", "p.jsonl"]
     )
+
+
+def test_the_table_of_constants_has_the_value_and_the_meaning_of_each(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import constants
+
+    rows = {(row.module, row.name): row for row in constants.constants()}
+    assert rows["futures", "FALLEN"].value == "0.1" and rows["counts", "LATER_FALL (noisy)"].value == "4 of 51"
+    assert [name for name, row in rows.items() if not row.meaning] == []
+    page = constants.on_page_markdown((ROOT / "docs" / "reference" / "scaling.md").read_text())
+    assert "| `counts` | `NO_RETURN` | `10 of 11` |" in page

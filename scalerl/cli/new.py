@@ -52,7 +52,7 @@ def new(words: list[str]) -> int:
 
 def _on_gpus(config: RunConfig, gpus: int) -> tuple[RunConfig, list[str]]:
     """Return the configuration with vLLM on these GPUs, and lines on memory and speed."""
-    from scalerl.cli.plan import in_words
+    from scalerl.cli.plan import plan_lines
     from scalerl.cluster.layout import check, lay_out, lines
     from scalerl.cluster.plan import Given, best_split, lengths_of
     from scalerl.cluster.speed import GPUS, Assumptions
@@ -72,7 +72,7 @@ def _on_gpus(config: RunConfig, gpus: int) -> tuple[RunConfig, list[str]]:
         try:
             if gpus > 1:
                 best = best_split(planned, given, lengths, gpus)[0]
-                words = in_words(lengths, [best], [f"assumed: {given.assumed.line}"], config.evaluation.every, None)
+                words = plan_lines(lengths, [best], [f"assumed: {given.assumed.line}"], config.evaluation.every, None)
                 place = replace(place, trainer_ranks=best.trainer_ranks, generators=best.generators)
                 slots = best.slots
             rollouts = replace(config.rollouts, slots=max(1, slots))

@@ -85,7 +85,7 @@ def plan(words: list[str]) -> int:
         print(json.dumps(_as_json(config, given, lengths, outcomes, notes), indent=1, allow_nan=False))
         return 0
     about = [size_line(given.found)] if options.gpus else lines(config, layout)
-    say(*about, *in_words(lengths, outcomes, notes, config.evaluation.every, options.gpus))
+    say(*about, *plan_lines(lengths, outcomes, notes, config.evaluation.every, options.gpus))
     return 0
 
 
@@ -189,7 +189,7 @@ def _as_json(config: RunConfig, given: Given, lengths: Any, outcomes: list[Any],
     }
 
 
-def in_words(lengths: Any, outcomes: list[Any], notes: list[str], every: int, gpus: int | None) -> list[str]:
+def plan_lines(lengths: Any, outcomes: list[Any], notes: list[str], every: int, gpus: int | None) -> list[str]:
     """Return simulated outcomes as lines: lengths, notes, with `gpus` a table of splits, and the best one's figures."""
     from scalerl.cluster.plan import outcome_table
 

@@ -1,5 +1,20 @@
 """Fit, forecast and compare compute-performance curves of RL runs. Needs only numpy and scipy.
 
+From points to advice, each file uses those above it:
+
+    readers, curve     rows of a file -> Curve, checked
+    law, linear, grid, curve_families, noise, level
+                       the equations: the law, its linear part, the departures, the noise, a run without a climb
+    posterior          Curve -> Posterior: draws of a rising run
+    health, counts     symptoms of a curve; what happened to public runs
+    futures            Posterior -> Futures: it rises, it stays, and rare events
+    fit                Curve -> Fit: estimates, bands, and whether the ceiling is identified
+    forecast           Fit -> Forecast at more compute, next to the `baselines`
+    stop, advise       Fit -> Advice; conditions that end a run
+
+Others use a Fit: compare (two recipes), backtest, pool and frontier (runs with different settings). `paper` is the
+procedure of the paper, next to all this.
+
 >>> from scalerl.scaling import Curve, fit, forecast, advise
 >>> curve = Curve.read("runs/mine")  # or Curve(compute, metric)        # doctest: +SKIP
 >>> print(forecast(fit(curve), at=["2x", "4x"]))                        # doctest: +SKIP

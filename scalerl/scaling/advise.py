@@ -10,18 +10,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from scalerl.scaling.counts import NO_RETURN
 from scalerl.scaling.estimate import Estimate, as_json, short, summarize
 from scalerl.scaling.fit import IDENTIFIED_SD, Fit
 from scalerl.scaling.forecast import amount
 from scalerl.scaling.futures import has_fallen
 from scalerl.scaling.law import Array, derivatives, log_compute
 from scalerl.scaling.readers import CurveError
-from scalerl.scaling.stop import NO_RETURN, Chance, chance_of_gain, clear_fall, climbed, doubt
+from scalerl.scaling.stop import Chance, chance_of_gain, clear_fall, climbed, doubt
 
-SURE = 0.8
+CONTINUE_ABOVE = 0.8
 """Probability of a gain above which the advice is to continue, even if the ceiling is not identified."""
 
-SURELY_NOT = 0.2
+STOP_BELOW = 0.2
 """Largest value of both probabilities of a gain for the advice to stop."""
 
 PLAN_DRAWS = 64
@@ -110,14 +111,14 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
     if not min_gain > 0:
         raise CurveError(f"min_gain must be positive; got {min_gain!r}")
     gain, chance = summarize(fit.gain(total)), chance_of_gain(fit, total, min_gain)
-    decision = decided(fit, total, float(min_gain), chance, gain)
+    decision = decision_on(fit, total, float(min_gain), chance, gain)
     return Advice(
         **decision._asdict(), probability=chance.forecast, trend_probability=chance.trend, budget=total,
         min_gain=float(min_gain), gain=gain,
     )  # fmt: skip
 
 
-def decided(fit: Fit, total: float, min_gain: float, chance: Chance, gain: Estimate) -> Decision:
+def decision_on(fit: Fit, total: float, min_gain: float, chance: Chance, gain: Estimate) -> Decision:
     """Return the decision on a run from the arguments of `advise` and its results."""
     last, unit = fit.last_compute, fit.curve.unit
     fall = clear_fall(fit)
@@ -125,16 +126,16 @@ def decided(fit: Fit, total: float, min_gain: float, chance: Chance, gain: Estim
         best_at = fall.numbers["best_at"]
         reason = (
             f"the run has fallen by {fall.numbers['fall']:.3f} from its best near {short(best_at)} {unit} (noise "
-            f"{fall.numbers['noise']:.3f}). {NO_RETURN[0]} of {NO_RETURN[1]} public runs that fell as clearly were "
+            f"{fall.numbers['noise']:.3f}). {NO_RETURN} public runs that fell as clearly were "
             "never above their best again. Take the checkpoint there and look for the cause before training on."
         )
         return Decision("go back", reason, go_back_to=best_at)
     promised = f"training to {short(total)} {unit} gains more than {min_gain:g}"
     rise = f"the fitted level rises by {gain}"
-    if not has_fallen(fit.curve) and (chance.forecast > SURE or (fit.identified and chance.forecast > 0.5)):
+    if not has_fallen(fit.curve) and (chance.forecast > CONTINUE_ABOVE or (fit.identified and chance.forecast > 0.5)):
         ceiling = "" if fit.identified else f" The ceiling is not identified: {fit.reason}."
         return Decision("continue", f"{promised} with probability {chance.forecast:.2f}: {rise}.{ceiling}")
-    missing = doubt(fit, total / last, min_gain, SURELY_NOT)
+    missing = doubt(fit, total / last, min_gain, STOP_BELOW)
     if missing is None:
         reason = (
             f"{promised} only with probability {chance.forecast:.2f} by the forecast ({rise}), and with "
@@ -142,7 +143,7 @@ def decided(fit: Fit, total: float, min_gain: float, chance: Chance, gain: Estim
             f"{chance.recent.error:.2g} over the last doubling of compute."
         )
         return Decision("stop", reason)
-    by_ceiling = chance.forecast > SURELY_NOT and not fit.identified and climbed(fit) and not has_fallen(fit.curve)
+    by_ceiling = chance.forecast > STOP_BELOW and not fit.identified and climbed(fit) and not has_fallen(fit.curve)
     # the other reasons may change with the next evaluation
     train_to = compute_to_identify(fit) if by_ceiling else last + float(np.diff(fit.curve.compute)[-1])
     where = f"at least to {short(train_to)}" if np.isfinite(train_to) else f"further than to {short(30 * last)}"

@@ -39,8 +39,8 @@ HIGHER, EFFICIENT = "higher ceiling", "same ceiling and more efficient"
 LATER, UNDECIDED = "same ceiling, steeper but later", "not distinguishable yet"
 """The verdicts."""
 
-LEVEL = 0.05
-"""Two sides differ if zero lies outside the central 1 - LEVEL of the posterior of their difference."""
+TEST_LEVEL = 0.05
+"""Two sides differ if zero lies outside the central 1 - TEST_LEVEL of the posterior of their difference."""
 
 SHARED_CLIMB = 0.8
 """Share of the climb at which compute is compared if no level is given."""
@@ -166,8 +166,8 @@ def compare(first: Runs, second: Runs, level: float | None = None, siblings: Seq
     at = shared_level(sides) if level is None else float(level)
     log_c_D = [np.mean([log_compute_needed(f, at, seed_D, rng) for f in side], axis=0) for side in sides]
     cost_D = log_c_D[0] - log_c_D[1]
-    verdict, winner = judge(difference_D, ratio_D, cost_D, MARGIN * width)
-    sentence = in_words(verdict, difference_D, ratio_D, cost_D, at, MARGIN * width)
+    verdict, winner = verdict_of(difference_D, ratio_D, cost_D, MARGIN * width)
+    sentence = verdict_sentence(verdict, difference_D, ratio_D, cost_D, at, MARGIN * width)
     return Comparison(
         verdict=verdict,
         winner=winner,
@@ -318,7 +318,7 @@ def log_compute_needed(f: Fit, level: float, seed_D: Array, rng: np.random.Gener
     return np.asarray(np.log(np.clip(needed_D, 1e-3 * f.last_compute, 1e6 * f.last_compute)))
 
 
-def judge(difference_D: Array, ratio_D: Array, cost_D: Array, margin: float) -> tuple[str, str | None]:
+def verdict_of(difference_D: Array, ratio_D: Array, cost_D: Array, margin: float) -> tuple[str, str | None]:
     """Return the verdict and the winner: ceilings first, efficiency only if they are the same within the margin."""
     if surely_not_zero(difference_D):
         return HIGHER, "first" if difference_D.mean() > 0 else "second"
@@ -330,12 +330,14 @@ def judge(difference_D: Array, ratio_D: Array, cost_D: Array, margin: float) -> 
 
 
 def surely_not_zero(values_D: Array) -> bool:
-    """Return whether zero lies outside the central 1 - LEVEL of the draws."""
+    """Return whether zero lies outside the central 1 - TEST_LEVEL of the draws."""
     above = float((values_D > 0).mean())
-    return min(above, 1 - above) < LEVEL / 2
+    return min(above, 1 - above) < TEST_LEVEL / 2
 
 
-def in_words(verdict: str, difference_D: Array, ratio_D: Array, cost_D: Array, level: float, margin: float) -> str:
+def verdict_sentence(
+    verdict: str, difference_D: Array, ratio_D: Array, cost_D: Array, level: float, margin: float
+) -> str:
     """Return the verdict as one sentence."""
     same = float((np.abs(difference_D) < margin).mean())
     if verdict == UNDECIDED:

@@ -10,10 +10,10 @@ import numpy as np
 
 from scalerl.scaling.law import Array
 
-LEVEL = 0.90
+INTERVAL_MASS = 0.90
 """Nominal probability of every interval in this package."""
 
-TAILS = ((1.0 - LEVEL) / 2.0, (1.0 + LEVEL) / 2.0)
+TAILS = ((1.0 - INTERVAL_MASS) / 2.0, (1.0 + INTERVAL_MASS) / 2.0)
 """Quantiles at the ends of an interval."""
 
 

@@ -23,15 +23,16 @@ from scalerl.scaling.forecast import Reach, reach
 from scalerl.scaling.law import Array
 from scalerl.scaling.pool import Check, Law, levels, pool, pooled
 from scalerl.scaling.readers import CurveError
-from scalerl.scaling.settings import Setting, candidates, check_added, distinct, in_words
+from scalerl.scaling.settings import Setting, candidates, check_added, distinct, setting_text
 
-SURE = 0.8
+DECIDED_ABOVE = 0.8
 """Least probability that the best setting is within MARGIN of the true best; below, the answer is "cannot say yet"."""
 
 AROUND = np.geomspace(0.01, 30.0, 41)
 """Amounts of compute at which settings are compared, in budgets."""
 
 AROUND_STEP = AROUND[1] / AROUND[0]
+"""Ratio of neighboring amounts."""
 
 SHOWN = 10.0
 """Crossings are reported within this factor of the budget."""
@@ -99,7 +100,8 @@ class Frontier:
     budget: float
     unit: str
     decided: bool
-    """Whether the best setting is within the margin of the true best with probability `SURE`; else "cannot say yet"."""
+    """Whether the best setting is within the margin of the true best with probability `DECIDED_ABOVE`; otherwise the
+    answer is "cannot say yet"."""
     best: Option
     runner_up: Option
     probability_better: float
@@ -133,7 +135,7 @@ class Frontier:
     @property
     def sentence(self) -> str:
         """The decision as a sentence."""
-        best, other = in_words(self.best.setting), in_words(self.runner_up.setting)
+        best, other = setting_text(self.best.setting), setting_text(self.runner_up.setting)
         for_budget = f"for {short(self.budget)} {self.unit}"
         if not self.decided:
             return (
@@ -153,9 +155,9 @@ class Frontier:
             if rank >= SHOWN_OPTIONS and option.setting not in self.asked:
                 continue
             best = f"best with probability {option.probability_best:.2f}"
-            lines.append(f"  {in_words(option.setting)}: {option.level:.3f}, {best}")
+            lines.append(f"  {setting_text(option.setting)}: {option.level:.3f}, {best}")
         for crossing in self.crossings:
-            pair = f"{in_words(crossing.better)} passes {in_words(crossing.than)}"
+            pair = f"{setting_text(crossing.better)} passes {setting_text(crossing.than)}"
             lines.append(f"  {pair}, in {self.unit}: {crossing.compute}")
         for name, slope in self.slopes.items():
             lines.append(f"  doubling {name}: " + ", ".join(f"{k} {v:+.2f}" for k, v in slope.items()))
@@ -168,13 +170,15 @@ class Frontier:
             lines.append("  the law does not predict them better, so every setting is judged by its own runs")
         if self.without_published:
             option = self.without_published
-            lines.append(f"  without published exponents: {in_words(option.setting)}, {option.level:.3f}")
+            lines.append(f"  without published exponents: {setting_text(option.setting)}, {option.level:.3f}")
         lines += [f"  note: {note}" for note in self.notes]
         if self.next_run is None:
             return "\n".join([*lines, f"Run next: no run up to the budget improves the choice by {WORTH:g}."])
         run = self.next_run
         gain = f"raises the expected level of the choice by {run.gain:.2g}"
-        return "\n".join([*lines, f"Run next: {in_words(run.setting)} to {short(run.compute)} {self.unit}; it {gain}."])
+        return "\n".join(
+            [*lines, f"Run next: {setting_text(run.setting)} to {short(run.compute)} {self.unit}; it {gain}."]
+        )
 
 
 def frontier(
@@ -207,7 +211,7 @@ def frontier(
     longest = max(f.last_compute for f in fits)
     if budget > FAR * longest:
         notes.append(f"the budget is {budget / longest:.0f} times the longest run; the law was not tested that far")
-    notes += [f"{in_words(setting)} {note}" for setting in also for note in about(setting, law, by_law)]
+    notes += [f"{setting_text(setting)} {note}" for setting in also for note in about(setting, law, by_law)]
     scene = of_law(law, fits[0], also) if by_law else of_fits(fits, law.settings)
     plain = of_law(pooled(found.clouds, law.settings, False), fits[0], also) if found.published and by_law else None
     return decided(scene, budget, fits[0], check=found.check, asked=tuple(dict(setting) for setting in also),
@@ -299,7 +303,7 @@ def decided(scene: Scene, budget: float, like: Fit, **rest: Any) -> Frontier:
     level_MSD = np.stack([scene.typical(float(c)) for c in budget * AROUND])
     close = float((level_SD[0] >= level_SD.max(axis=0) - MARGIN * width).mean())
     return Frontier(
-        budget=budget, unit=like.curve.unit, decided=close >= SURE, best=options[0], runner_up=options[1],
+        budget=budget, unit=like.curve.unit, decided=close >= DECIDED_ABOVE, best=options[0], runner_up=options[1],
         probability_better=float((level_SD[0] > level_SD[1]).mean()), probability_close=close,
         options=tuple(options), crossings=crossings(scene, budget * AROUND, level_MSD, options, width),
         envelope=envelope(scene, budget * AROUND, level_MSD, width),

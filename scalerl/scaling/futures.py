@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.scaling.counts import LATER_FALL, TAKE_OFF, Count
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.health import fallen_by, rolling_mean
 from scalerl.scaling.law import Array, Draws, joined, plain_draws
@@ -22,8 +23,8 @@ from scalerl.scaling.noise import binomial, evaluations, least_noise, local_nois
 from scalerl.scaling.posterior import Posterior
 
 STAYS_AFTER_FALL = 0.77
-"""Prior probability that a run stays where it is after a fall: 20 of 26 parts of public runs that ended after a fall
-recovered less than half of it. It is also the largest prior probability for other runs."""
+"""Prior probability that a run stays where it is after a fall, from `counts.STAYED_DOWN`. It is also the largest prior
+probability for other runs."""
 
 EVEN_NOISE = 0.07
 """Noise of one evaluation, as a share of the range, at which a run that has not fallen is as likely to stay as to rise.
@@ -53,16 +54,8 @@ NEGLIGIBLE = 0.05
 NOISY = 0.03
 """Noise of one evaluation, as a share of the range, above which a run counts as noisy in LATER_FALL."""
 
-LATER_FALL = {"noisy": (4, 51), "smooth": (1, 64)}
-"""Counts of first parts of public runs that ended at or near their best: (fell later, all). A fall is more than 0.1 and
-more than twice the noise. The rest of a run was about one doubling of compute on average."""
-
 STILL = 0.01
 """Noise, as a share of the range, below which a run without a climb probably has its climb still ahead."""
-
-TAKE_OFF = {"still": (3, 6), "other": (3, 29)}
-"""Counts of first parts of public runs that a level explains better than a rise: (later rose by as much as a fall in
-LATER_FALL, all)."""
 
 TAKE_OFF_DOUBLINGS = 2.0
 """Doublings of compute within which a take-off begins at this rate; longer runs were not observed."""
@@ -99,8 +92,8 @@ class Futures:
     last: float
     """Compute of the run's last point, before any averaging."""
 
-    fall: tuple[int, int]
-    """Counts of similar public runs: (fell later, all)."""
+    fall: Count
+    """How many similar public runs fell later."""
 
     climb: float
     """Log evidence ratio of a climb to a level, without the prior odds."""
@@ -120,22 +113,20 @@ class Futures:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of JSON values."""
-        fell, seen = self.fall
         return {
             "rises": 1.0 - self.stays, "stays": self.stays, "fallen": self.fallen,
-            "later_fall": {"probability": rate(self.fall), "fell": fell, "of": seen},
+            "later_fall": {"probability": self.fall.share, "fell": self.fall.happened, "of": self.fall.all},
         }  # fmt: skip
 
     def sentences(self) -> tuple[str, ...]:
         """Return the probabilities as sentences."""
-        fell, seen = self.fall
-        said = []
+        sentences = []
         if self.stays:
             where = "has fallen and stays down" if self.fallen else "stays where it is"
-            said.append(f"with probability {self.stays:.2f} the run {where}, with {1 - self.stays:.2f} it rises")
+            sentences.append(f"with probability {self.stays:.2f} the run {where}, with {1 - self.stays:.2f} it rises")
         if not self.fallen:
-            said.append(f"{fell} of {seen} public runs that looked like this fell later")
-        return tuple(said)
+            sentences.append(f"{self.fall} public runs that looked like this fell later")
+        return tuple(sentences)
 
     def levels(self, compute_M: Array) -> Array:
         """Return the level of every draw at each compute without rare events, shape (M, D), within the bounds."""
@@ -187,7 +178,7 @@ class Futures:
             return np.asarray((rng.permutation(num_draws) + 0.5) / num_draws)
 
         doublings_M1 = np.log2(np.maximum(compute_M / self.last, 1.0))[:, None]
-        falling_D, start_D, depth_D = even_D() < rate(self.fall), even_D(), even_D()
+        falling_D, start_D, depth_D = even_D() < self.fall.share, even_D(), even_D()
         # the fall is at least FALLEN, and at most to the lower bound
         fall_D = FALLEN * (high - low) + depth_D * np.maximum(levels_MD[0] - low, 0.0)
         has_begun_MD = (doublings_M1 > start_D) & falling_D
@@ -206,9 +197,9 @@ class Futures:
         It is positive for draws that have not climbed beyond the noise. A run that took off late may do so again.
         """
         draws = self.draws
-        waiting = rate(TAKE_OFF["still" if measured_noise(self.curve) < STILL else "other"])
+        waiting = TAKE_OFF["still" if measured_noise(self.curve) < STILL else "other"].share
         climbed_D = draws.levels(self.curve.compute[-1:])[0] - draws.initial
-        return np.where(draws.delay > 0, rate(TAKE_OFF["other"]), np.where(climbed_D < draws.noise_sd, waiting, 0.0))
+        return np.where(draws.delay > 0, TAKE_OFF["other"].share, np.where(climbed_D < draws.noise_sd, waiting, 0.0))
 
     def with_noise(self, levels_MD: Array, compute_M: Array) -> Array:
         """Return the levels with the noise of one evaluation, shape (M, D), within the metric's bounds.
@@ -222,11 +213,6 @@ class Futures:
         here = binomial(np.array(self.curve.metric.mean()), low, high)
         sd_MD = self.draws.noise_sd * new_MD * np.sqrt(binomial(levels_MD, low, high) / here)
         return evaluations(levels_MD, sd_MD, low, high, np.random.default_rng(1))
-
-
-def rate(counts: tuple[int, int]) -> float:
-    """Return a count as a share."""
-    return counts[0] / counts[1]
 
 
 def has_fallen(curve: Curve) -> bool:

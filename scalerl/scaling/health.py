@@ -62,7 +62,7 @@ def shape_symptoms(curve: Curve) -> tuple[Symptom, ...]:
 def departure_symptoms(curve: Curve, draws: Draws, probability: dict[str, float]) -> tuple[Symptom, ...]:
     """Return the symptoms that need a fit: departures from the law with a probability above 0.1."""
     likely = {name: p for name, p in probability.items() if name != "law" and p > 0.1}
-    return tuple(DEPARTURES[name](curve, draws, p) for name, p in likely.items())
+    return tuple(DEPARTURE_SYMPTOMS[name](curve, draws, p) for name, p in likely.items())
 
 
 def late_start(curve: Curve, draws: Draws, probability: float) -> Symptom:
@@ -114,7 +114,7 @@ def creep(curve: Curve, draws: Draws, probability: float) -> Symptom:
     return Symptom("creep", message, {"probability": probability, "rise_per_run": rise})
 
 
-DEPARTURES: dict[str, Callable[[Curve, Draws, float], Symptom]] = {
+DEPARTURE_SYMPTOMS: dict[str, Callable[[Curve, Draws, float], Symptom]] = {
     "late start": late_start,
     "second rise": second_rise,
     "creep": creep,

@@ -2,7 +2,7 @@
 
 y = sum_k beta_k x_k + noise, noise_t = phi noise_(t-1) + innovation of variance sigma^2. Prior: flat in beta, 1/sigma.
 Arrays may have any leading axes, which broadcast, so many models are solved at once. Whitening (x_1 sqrt(1 - phi^2),
-x_t - phi x_(t-1)) is not computed explicitly: the Gram matrix of whitened columns is a polynomial in phi,
+x_t - phi x_(t-1)) is not computed explicitly: the Gram matrix of whitened_product columns is a polynomial in phi,
 total + phi^2 inner - phi lagged, so three sums are enough for all values of phi.
 
 Axes in names: N points, K columns. The Gram matrix has K + 1 rows and columns, of which y is the last.
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from scalerl.scaling.law import Array
 
-TINY = 1e-300
+LEAST_MASS = 1e-300
 """Replaces a probability of zero before a logarithm."""
 
 
@@ -40,7 +40,7 @@ class Solved(NamedTuple):
 
 
 def gram(columns: Sequence[Array], phi: Array) -> list[list[Array]]:
-    """Return the products of all pairs of columns, whitened by phi.
+    """Return the products of all pairs of columns, whitened_product by phi.
 
     Args:
         columns: Arrays of shape (N,) (plain) or (..., N); leading axes broadcast.
@@ -57,13 +57,13 @@ def gram(columns: Sequence[Array], phi: Array) -> list[list[Array]]:
         sums_2S = (flat_N @ plain_and_neighbors_N2S).reshape(*x_N.shape[:-1], 2 * len(plain))
         for s, j in enumerate(plain):
             total, lagged = sums_2S[..., s], sums_2S[..., len(plain) + s]
-            rows[k][j] = rows[j][k] = whitened(x_N, columns[j], total, lagged, phi)
+            rows[k][j] = rows[j][k] = whitened_product(x_N, columns[j], total, lagged, phi)
     # two columns with leading axes, pair by pair
     for k, j in combinations_with_replacement(many, 2):
         x_N, z_N = columns[j], columns[k]
         lagged = dot(x_N[..., 1:], z_N[..., :-1])
         lagged = 2 * lagged if j == k else lagged + dot(x_N[..., :-1], z_N[..., 1:])
-        rows[k][j] = rows[j][k] = whitened(x_N, z_N, dot(x_N, z_N), lagged, phi)
+        rows[k][j] = rows[j][k] = whitened_product(x_N, z_N, dot(x_N, z_N), lagged, phi)
     return rows
 
 
@@ -75,8 +75,8 @@ def neighbors(columns_NS: Array) -> Array:
     return both_NS
 
 
-def whitened(x_N: Array, z_N: Array, total: Array, lagged: Array, phi: Array) -> Array:
-    """Return the product of two columns whitened by phi, from their product and that of neighboring values."""
+def whitened_product(x_N: Array, z_N: Array, total: Array, lagged: Array, phi: Array) -> Array:
+    """Return the product of two columns whitened_product by phi, from their product and that of neighboring values."""
     inner = total - x_N[..., 0] * z_N[..., 0] - x_N[..., -1] * z_N[..., -1]
     return np.asarray(total + phi * (phi * inner - lagged))
 
@@ -142,7 +142,7 @@ class LastCoefficient(NamedTuple):
     lower: Array
     """Probability of the t below the interval (above it, if mirrored)."""
     mass: Array
-    """Probability of the t within the interval, at least TINY."""
+    """Probability of the t within the interval, at least LEAST_MASS."""
     mirrored: NDArray[np.bool_]
     """Whether the tails were swapped for numerical precision."""
 
@@ -160,7 +160,7 @@ def last_coefficient(solved: Solved, least: Array | float, most: Array | float) 
     mirrored = low > 0
     low, high = np.where(mirrored, -high, low), np.where(mirrored, -low, high)
     lower = ndtr(low)
-    return LastCoefficient(center, scale, lower, np.maximum(ndtr(high) - lower, TINY), mirrored)
+    return LastCoefficient(center, scale, lower, np.maximum(ndtr(high) - lower, LEAST_MASS), mirrored)
 
 
 def log_evidence(solved: Solved, phi: Array, last: LastCoefficient) -> Array:
@@ -183,7 +183,7 @@ def draw(solved: Solved, last: LastCoefficient, rng: np.random.Generator) -> tup
 
     (num_draws,) = solved.rss.shape
     K, dof = len(solved.pivots), solved.dof
-    probability = np.clip(last.lower + last.mass * rng.random(num_draws), TINY, 1 - 1e-16)
+    probability = np.clip(last.lower + last.mass * rng.random(num_draws), LEAST_MASS, 1 - 1e-16)
     deviate = np.where(last.mirrored, -1.0, 1.0) * ndtri(probability)
     value = last.center + last.scale * t_of_normal(deviate, dof)
     rss = solved.rss + solved.pivots[-1] * (value - last.center) ** 2

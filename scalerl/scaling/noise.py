@@ -22,7 +22,7 @@ NOISE_AT_BOUND = 0.01
 OTHER_NOISE = 0.1
 """Minimum share of the variance that does not depend on the number of answers, such as from changes of the weights."""
 
-TINY = 1e-7
+LEAST_SD = 1e-7
 """Minimum standard deviation of an evaluation, as a share of the range."""
 
 AT_BOUND = 0.5
@@ -78,7 +78,7 @@ def evaluations(level_MD: Array, sd_MD: Array, low: float, high: float, rng: np.
     Each is the share of correct answers among the number of answers that gives this standard deviation. Far from the
     bounds this is close to a normal distribution. Next to a bound, a draw may lie exactly on it, as in real runs.
     """
-    sd_MD = np.maximum(sd_MD / (high - low), TINY)
+    sd_MD = np.maximum(sd_MD / (high - low), LEAST_SD)
     # noise at a bound is one-sided, so the mean keeps this distance from the bound
     least_MD = np.minimum(AT_BOUND * sd_MD, 0.5)
     p_MD = np.clip((level_MD - low) / (high - low), least_MD, 1.0 - least_MD)

@@ -328,12 +328,12 @@ def pool(runs: Sequence[Curve | Fit], settings: Sequence[Setting], published: bo
     published = published and any(name.rpartition(".")[2] in PUBLISHED for name in settings[0])
     clouds = [likelihood(f) for f in fits]
     law = pooled(clouds, settings, published)
-    check = left_out(law, clouds, fits, published)
+    check = check_left_out(law, clouds, fits, published)
     uses = "law" if check is None or check.law <= check.nearest else "per-run fits"
     return Pool(fits, clouds, law, check, uses, published, notes)
 
 
-def left_out(law: Law, clouds: Sequence[Cloud], fits: Sequence[Fit], published: bool) -> Check | None:
+def check_left_out(law: Law, clouds: Sequence[Cloud], fits: Sequence[Fit], published: bool) -> Check | None:
     """Return how well the law predicts the last level of runs whose settings are left out, next to the nearest run.
 
     All runs of a setting are left out together: its other seeds would predict a run with no law.

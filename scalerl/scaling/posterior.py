@@ -333,7 +333,7 @@ def sample(problem: Problem, family: CurveFamily, cells: Cells, num_draws: int) 
     solved, coefficient, log_density_D = solve(problem, family, list(picks.place_KD), phi_D)
     betas, sigma_D = linear.draw(solved, coefficient, rng)
     second_D = betas.pop() if family.most_second else np.zeros(num_draws)
-    initial_D, plateau_D = levels(problem, betas)
+    initial_D, plateau_D = end_levels(problem, betas)
     bends = family.bends(list(picks.place_KD), second_D)
     level_D = plateau_D + bends.second_gain * climb(0.0, np.log(bends.second_midpoint), bends.second_efficiency)
     lawful_D = (initial_D >= problem.least - 1e-12) & (initial_D <= plateau_D) & (level_D <= problem.most + 1e-12)
@@ -359,7 +359,7 @@ def sample(problem: Problem, family: CurveFamily, cells: Cells, num_draws: int) 
     return everything.select(kept_D), lawful
 
 
-def levels(problem: Problem, betas: list[Array]) -> tuple[Array, Array]:
+def end_levels(problem: Problem, betas: list[Array]) -> tuple[Array, Array]:
     """Return R0 and A of each draw from the coefficients; one of them may be fixed."""
     if problem.asymptote is not None:
         return betas[0], np.full_like(betas[0], problem.asymptote)
@@ -402,5 +402,7 @@ def whitened(x_N: Array, phi: float) -> Array:
 
 
 TEST_MIDPOINTS = np.append(np.repeat([0.35, 0.6, 1.0, 1.7, 3.0], 3), CREEP_REACH)
+"""Midpoints of the second rises in the quick test, in multiples of the last compute; the last is a creep."""
+
 TEST_EFFICIENCIES = np.append(np.tile([1.0, 2.0, 4.0], 5), 1.0)
-"""Midpoints and efficiencies of the second rises in the quick test; the last is a creep."""
+"""Efficiencies of these second rises."""

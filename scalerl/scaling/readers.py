@@ -51,7 +51,7 @@ def read_table(path: str | Path) -> tuple[Table, tuple[str, ...]]:
 
 
 def json_objects(path: Path, text: str, most_bad: float = 0.0) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """Return the objects of JSON lines, and a note about lines that were left out; see `left_out`."""
+    """Return the objects of JSON lines, and a note about lines that were left out; see `unreadable_note`."""
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     rows: list[dict[str, Any]] = []
     bad: dict[int, str] = {}
@@ -66,13 +66,13 @@ def json_objects(path: Path, text: str, most_bad: float = 0.0) -> tuple[list[dic
         else:
             bad[number] = f"{line:.60}"
     last = lines[-1][0] if lines and (most_bad or not text.endswith("\n")) else None
-    return rows, left_out(path, bad, len(rows), last, most_bad, "JSON objects")
+    return rows, unreadable_note(path, bad, len(rows), last, most_bad, "JSON objects")
 
 
 def csv_rows(
     path: Path, text: str, most_bad: float = 0.0, separator: str = ","
 ) -> tuple[list[str], list[list[str]], tuple[str, ...]]:
-    """Return the header and the rows of a CSV file, and a note about rows that were left out; see `left_out`."""
+    """Return the header and the rows of a CSV file, and a note about rows that were left out; see `unreadable_note`."""
     try:
         header, *lines = csv.reader(io.StringIO(text.lstrip(), newline=""), delimiter=separator)
     except csv.Error as error:  # such as a cell of over 128 KiB
@@ -83,11 +83,11 @@ def csv_rows(
     rows = [line for line in lines if len(line) == len(header)]
     bad = {n: f"{len(line)} cells" for n, line in enumerate(lines, 2) if line and len(line) != len(header)}
     last = len(lines) + 1 if most_bad or not text.endswith("\n") else None
-    notes = left_out(path, bad, len(rows), last, most_bad, f"rows of {len(header)} cells like the header")
+    notes = unreadable_note(path, bad, len(rows), last, most_bad, f"rows of {len(header)} cells like the header")
     return header, rows, notes
 
 
-def left_out(
+def unreadable_note(
     path: Path, bad: Mapping[int, str], good: int, last: int | None, most_bad: float, wanted: str
 ) -> tuple[str, ...]:
     """Return the note about lines that cannot be read.

@@ -88,7 +88,7 @@ class Design:
         return np.asarray(np.abs(columns_SP[:, None] - columns_NP).sum(axis=-1))
 
 
-def in_words(setting: Setting) -> str:
+def setting_text(setting: Setting) -> str:
     """Return a setting as text: width 128, prompts_per_step 16."""
     values = ((name, f"{value:g}" if isinstance(value, int | float) else value) for name, value in setting.items())
     return ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in values)
@@ -131,7 +131,7 @@ def check_settings(settings: Sequence[Setting]) -> None:
     made = candidates(settings)
     rows_SP, _ = independent(made, settings)
     helpful = [one for one, row in zip(made, rows_SP, strict=True) if np.linalg.matrix_rank([*columns_NP, row]) > rank]
-    add = f"Add a run with {in_words(helpful[0])}" if helpful else "Add runs in which only one of them changes"
+    add = f"Add a run with {setting_text(helpful[0])}" if helpful else "Add runs in which only one of them changes"
     raise CurveError(
         f"{' and '.join(mixed)} vary together in these runs, so their effects cannot be told apart. {add}, or leave "
         "one out"

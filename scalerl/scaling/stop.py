@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scalerl.scaling.counts import NO_CLIMB
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.fit import MIN_POINTS, UNLAWFUL, Fit, fit
 from scalerl.scaling.futures import has_fallen
@@ -91,14 +92,6 @@ def trend(curve: Curve) -> Trend:
     return Trend(rise, noise / np.sqrt(spread), width)
 
 
-NO_RETURN = (10, 11)
-"""Counts of public runs that had clearly fallen at two successive evaluations: (never again more than 0.01 above their
-earlier best, all), for means of three points. All are from one repository."""
-
-NO_CLIMB = (16, 32)
-"""Counts of public runs without a clear climb at an evaluation from the tenth on: (ended more than 0.01 above that
-evaluation, all), for means of a fifth of the points."""
-
 VISIBLE_CLIMB = float(np.log((1.0 - UNLAWFUL) / UNLAWFUL))
 """Log evidence ratio above which the points show a climb: with even prior odds its probability is above 0.9."""
 
@@ -157,10 +150,7 @@ def doubt_at(fitted: Fit, factor: float, gain: float, limit: float) -> str | Non
     if has_fallen(fitted.curve):
         return "the run has fallen from its best"
     if not climbed(fitted):
-        return (
-            f"the run shows no clear climb so far, and {NO_CLIMB[0]} of {NO_CLIMB[1]} such public runs rose by more "
-            "than 0.01 later"
-        )
+        return f"the run shows no clear climb so far, and {NO_CLIMB} such public runs rose by more than 0.01 later"
     chance = chance_of_gain(fitted, factor * fitted.last_compute, gain)
     if chance.forecast > limit:
         ceiling = "" if fitted.identified else f"; {fitted.reason}"

@@ -215,7 +215,7 @@ def _ends(study: StudyDirectory) -> dict[str, dict[float, float]]:
 CHANCE = 0.05
 """Level of the comparisons; a plan of twenty arms without any effect has one false alarm on average."""
 
-SURE = 0.5
+LIKELY_DEPARTURE = 0.5
 """Probability above which a run counts as departing from the law."""
 
 
@@ -248,7 +248,9 @@ def _fallen(arm: ArmResult) -> str:
 
 def _departed(arm: ArmResult) -> str:
     """Note on an arm whose runs depart from the law: its estimated ceiling tends to be too high."""
-    departed = [kind for fit in arm.fits for kind, p in fit.departures.items() if kind != "law" and p > SURE]
+    departed = [
+        kind for fit in arm.fits for kind, p in fit.departures.items() if kind != "law" and p > LIKELY_DEPARTURE
+    ]
     if not departed:
         return ""
     kinds = " or ".join(dict.fromkeys(departed))

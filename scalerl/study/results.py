@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from scalerl.scaling import Comparison, Curve, Estimate, Fit, Frontier
-from scalerl.scaling.compare import EFFICIENT, HIGHER, LATER, LEVEL
+from scalerl.scaling.compare import EFFICIENT, HIGHER, LATER, TEST_LEVEL
 from scalerl.scaling.estimate import as_json
 from scalerl.scaling.settings import Setting
 from scalerl.study.plan import RunKey
@@ -55,7 +55,7 @@ def effect_of(against: Comparison | None) -> str:
     if against.verdict not in kinds:
         # a shift along the compute axis changes neither A nor B, but it changes the cost for the user
         probability = against.probability_less_compute
-        sure = min(probability, 1 - probability) < LEVEL / 2
+        sure = min(probability, 1 - probability) < TEST_LEVEL / 2
         return ("less_compute" if probability > 0.5 else "more_compute") if sure else "none"
     better, worse = kinds[against.verdict]
     return better if against.winner == "first" else worse

@@ -20,7 +20,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.files import write_whole
 from scalerl.scaling import Curve, CurveError, Estimate, Frontier
 from scalerl.scaling.estimate import one_power, short
-from scalerl.scaling.settings import Setting, in_words
+from scalerl.scaling.settings import Setting, setting_text
 from scalerl.view.analysis import Analysis, RunAnalysis
 from scalerl.view.page_figures import FIGURES, Figure, frontier_figure
 
@@ -286,7 +286,7 @@ def frontier_page(found: Frontier, runs: Sequence[tuple[Curve, Setting]]) -> str
     """
     sentence, *lines = (html.escape(text.strip()) for text in str(found).split("\n"))
     rows = [
-        [text_cell(in_words(option.setting)), interval_cell(option.level, ".3f"),
+        [text_cell(setting_text(option.setting)), interval_cell(option.level, ".3f"),
          Cell(f"{option.probability_best:.2f}", option.probability_best)]
         for option in found.options
     ]  # fmt: skip

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalerl.scaling import Band, Curve, Estimate, Fit, Frontier
-from scalerl.scaling.settings import Setting, in_words
+from scalerl.scaling.settings import Setting, setting_text
 from scalerl.view.analysis import COLORS, DASHES, Analysis, RunAnalysis, Slope, common_unit, height_range
 from scalerl.view.figures import AHEAD, metric_name
 
@@ -207,15 +207,15 @@ def curve_traces(
 def frontier_figure(found: Frontier, runs: Sequence[tuple[Curve, Setting]]) -> Figure:
     """Return the figure of the points of runs, the curve of each setting, and the best level at each compute."""
     compute_M, settings, mean_SM, best, low_M, high_M = found.envelope
-    names, curves = [in_words(setting) for setting in settings], [curve for curve, _ in runs]
+    names, curves = [setting_text(setting) for setting in settings], [curve for curve, _ in runs]
     last = 3 * max(found.budget, *(curve.last_compute for curve in curves))
     best_M, compute_M = np.array(best)[compute_M <= last], compute_M[compute_M <= last]
     leaders = list(dict.fromkeys(best_M.tolist()))
     colors = {names[s]: f"@s{i % COLORS}" for i, s in enumerate(leaders)}
     data: list[Json] = []
     for curve, setting in runs:
-        color = colors.get(in_words(setting), "@muted")
-        dots = evaluations(replace(curve, stderr=None), f"{color}/0.25", in_words(setting))
+        color = colors.get(setting_text(setting), "@muted")
+        dots = evaluations(replace(curve, stderr=None), f"{color}/0.25", setting_text(setting))
         data.append({**dots, "showlegend": False})
     for name, mean_M in zip(names, mean_SM, strict=True):
         told = {"name": html.escape(name), "hovertemplate": f"%{{y:.3f}}<extra>{html.escape(name)}</extra>"}

@@ -7,10 +7,10 @@ from scalerl.scaling.compare import (
     OWN_CEILINGS,
     ceilings,
     common_ceiling,
-    judge,
     log_compute_needed,
     seed_scatter,
     side_mean,
+    verdict_of,
 )
 
 RNG = np.random.default_rng
@@ -118,7 +118,7 @@ def test_the_five_deviates_have_the_moments_of_a_normal():
     ],
 )
 def test_ceilings_are_compared_first_and_b_only_if_they_are_equal(difference, ratio, verdict):
-    assert judge(difference, ratio, -ratio, 0.02) == verdict
+    assert verdict_of(difference, ratio, -ratio, 0.02) == verdict
 
 
 @pytest.mark.parametrize(
