@@ -213,13 +213,13 @@ def futures(path: Path) -> None:
         found = fit(shown)
         grid = np.linspace(shown.last_compute, LAST, 60)
         band = found.predict(grid, noise=True)
-        law = found.draws.levels(grid, 1.0).mean(axis=1)
+        law = found.draws.levels(grid).mean(axis=1)
         drawn.fill_between(grid, band.low, band.high, color=BLUE, alpha=0.18, lw=0)
         drawn.plot(grid, band.mean, color=BLUE, lw=2.2, label="forecast, 90% of evaluations")
         drawn.plot(grid, law, color=ORANGE, lw=1.2, ls="--", label="the law alone")
         drawn.plot(whole.compute, whole.metric, "o", color=GRAY, ms=3.5, mfc="none", label="later evaluations")
         drawn.plot(shown.compute, shown.metric, "o", color=INK, ms=3.5, label="shown")
-        stays = found.futures.stays if found.futures is not None else 0.0
+        stays = found.futures.stays
         drawn.set_title(f"{name}: stays with probability {stays:.2f}", loc="left", fontsize=10)
         drawn.set(ylim=(0, 1), xlabel="compute, device-hours")
         drawn.locator_params(axis="x", nbins=5)

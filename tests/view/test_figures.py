@@ -39,12 +39,6 @@ def test_the_figure_shows_every_point_the_ceiling_and_the_forecast(axes, scale, 
     assert "a note" in shown and "before RL" in shown
 
 
-def test_a_fit_without_uncertainty_is_drawn_without_a_band(axes):
-    plot_curve(axes, fit(curve(), "paper"))
-    assert "90% band of the curve" not in axes.get_legend_handles_labels()[1]
-    assert "ceiling A, not identified yet = 0.610" in texts(axes)
-
-
 def test_f_is_compute_to_the_power_b():
     # half of the climb at C_mid: F = 10^2 / (1 / 0.5 - 1) = 10^2; a fifth of it at 5: F = 10^2 / (5 - 1) = 5^2
     slope = Slope("", 0.6, 2.0, 10.0, 0.2, *[np.array([5.0, 10.0])] * 2, np.array([0.2, 0.5]), 0)
