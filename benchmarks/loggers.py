@@ -24,8 +24,9 @@ from scalerl.loggers import follow
 from scalerl.loggers.base import makers_of
 from scalerl.loggers.follow import Followers
 from scalerl.scaling import CurveError
+from scalerl.training.run_info import default_axis
 from scalerl.types import EvalPoint
-from scalerl.view.outlook import default_axis, run_outlook
+from scalerl.view.outlook import run_outlook
 
 COLUMNS, CHANGING = 39, 27
 """Columns of a row of metrics.jsonl, and how many of them change from row to row in a run of the lab (26.4)."""

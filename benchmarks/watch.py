@@ -29,8 +29,8 @@ from typing import Any
 
 from scalerl.config import PRESETS, to_toml
 from scalerl.config.base import replace
-from scalerl.training.status import Heartbeat
-from scalerl.view.metrics import METRICS
+from scalerl.core.status import Heartbeat
+from scalerl.training.catalogue import METRICS
 
 STEP_S = 1.5
 

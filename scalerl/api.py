@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.core.rows import read_rows
+from scalerl.core.run_files import METRICS, POINTS, RECORDS, SAMPLES, RunInfo, read_run
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -100,13 +101,11 @@ class Run:
         Raises:
             ConfigError: The directory contains no run.
         """
-        from scalerl.training.run_dir import saved_config
-
         self.path = Path(path)
-        saved_config(self.path)
+        self.info  # noqa: B018  # raises if there is no run
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, step {self.step} of {self.config.steps})"
+        return f"Run({str(self.path)!r}, step {self.step} of {self.info.steps})"
 
     @property
     def config(self) -> RunConfig:
@@ -116,15 +115,20 @@ class Run:
         return saved_config(self.path)
 
     @property
+    def info(self) -> RunInfo:
+        """What run.json says: title, compute axis, tasks, settings and notes, without the training packages."""
+        return read_run(self.path)
+
+    @property
     def step(self) -> int:
         """Number of updates so far."""
-        rows = read_rows(self.path / "metrics.jsonl")
+        rows = read_rows(self.path / METRICS)
         return int(rows[-1]["step"]) if rows else 0
 
     @property
     def finished(self) -> bool:
         """Whether the run has reached its last step and exported the model."""
-        return (self.path / "model" / "config.json").exists() and self.step >= self.config.steps
+        return (self.path / "model" / "config.json").exists() and self.step >= self.info.steps
 
     @property
     def model_path(self) -> Path:
@@ -134,12 +138,12 @@ class Run:
     @property
     def points(self) -> Any:
         """Evaluations (docs/metrics.md), one per row: a pandas DataFrame, or a list of dicts without pandas."""
-        return _frame(read_rows(self.path / "points.jsonl"))
+        return _frame(read_rows(self.path / POINTS))
 
     @property
     def metrics(self) -> Any:
         """Training steps (docs/metrics.md), one per row: a pandas DataFrame if pandas is installed, else a list."""
-        return _frame(read_rows(self.path / "metrics.jsonl"))
+        return _frame(read_rows(self.path / METRICS))
 
     def samples(self) -> list[dict[str, Any]]:
         """Return the training rollouts of rollouts/samples.jsonl with their exact tokens.
@@ -153,9 +157,8 @@ class Run:
         """
         from scalerl.core.errors import ConfigError
         from scalerl.training.rollout_rows import unpacked
-        from scalerl.training.run_dir import RECORDS
 
-        rows = read_rows(self.path / "rollouts/samples.jsonl")
+        rows = read_rows(self.path / SAMPLES)
         try:
             with (self.path / RECORDS).open("rb") as file:
                 for row in rows:
@@ -179,9 +182,8 @@ class Run:
             CurveError: There are no evaluations yet, or no such task.
         """
         from scalerl.scaling import Curve
-        from scalerl.view.outlook import default_axis
 
-        return Curve.read(self.path, axis=compute or default_axis(self.config), task=task)
+        return Curve.read(self.path, axis=compute or self.info.axis, task=task)
 
     def fit(self, task: str | None = None, compute: str | None = None, **options: Any) -> Fit:
         """Fit R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B) (ScaleRL eq. 1); options are those of `scaling.fit`.
@@ -240,13 +242,12 @@ class Run:
             The axes.
         """
         from scalerl.view.figures import plot_curve
-        from scalerl.view.outlook import data_note
 
         if axes is None:
             from matplotlib import pyplot
 
             axes = pyplot.subplots(figsize=(8, 5))[1]
-        plot_curve(axes, self.fit(task, compute), note=data_note(self.config))
+        plot_curve(axes, self.fit(task, compute), note="; ".join(self.info.notes))
         return axes
 
     def resume(self, steps: int | None = None, *, progress: bool = True, trust: bool = False) -> Run:
@@ -280,8 +281,8 @@ def _complete(config: RunConfig, make_session: Callable[[Any], Callable[..., Any
 
     from scalerl.training import launch
     from scalerl.training.complete import complete
+    from scalerl.training.display import RunDisplay
     from scalerl.training.resolve import resolve
-    from scalerl.view.display import RunDisplay
 
     config = resolve(config)
     display = RunDisplay(config, None if progress else Console(file=StringIO()))

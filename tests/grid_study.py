@@ -7,6 +7,7 @@ import numpy as np
 from scalerl.config import to_toml
 from scalerl.scaling.pool import levels
 from scalerl.study.directory import StudyDirectory
+from scalerl.training.run_info import run_info
 
 FLOPS = 1e9
 """FLOPs of a completion, per unit of width."""
@@ -36,6 +37,7 @@ def train(study: StudyDirectory, keys, share=1.0, noise=0.003):
         run = study.run(key)
         run.mkdir(parents=True, exist_ok=True)
         (run / "config.toml").write_text(to_toml(config))
+        (run / "run.json").write_text(run_info(config).to_json())
         rows = [
             {"step": int(step), "device_hours": 1e-4 * step, "flops": compute_at(config, float(step)),
              "tokens": 100 * int(step), "task": "arithmetic", "pass_rate": rate + noise * rng.standard_normal(),

@@ -16,6 +16,7 @@ from scalerl.config.base import replace as replace_part
 from scalerl.scaling import sigmoid
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import Arm, Plan, RunKey, plan_toml
+from scalerl.training.run_info import run_info
 from scalerl.types import EvalPoint
 
 STEPS, EVERY = 160, 8
@@ -91,6 +92,7 @@ def _write_run(study: StudyDirectory, key: RunKey, truth: Truth, number: int) ->
         return
     run.mkdir(parents=True)
     (run / "config.toml").write_text(to_toml(study.plan.run_config(key)), encoding="utf-8")
+    (run / "run.json").write_text(run_info(study.plan.run_config(key)).to_json(), encoding="utf-8")
     write_rows(run / "points.jsonl", _points(study.plan.run_config(key), truth, number))
     write_rows(run / "metrics.jsonl", [_metrics(step, truth) for step in range(1, truth.last_step + 1)])
 

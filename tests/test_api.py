@@ -41,7 +41,7 @@ def trained(lab_model, tmp_path_factory):
         place,
         f"""
         import torch
-        from scalerl.training.status import Heartbeat
+        from scalerl.core.status import Heartbeat
         torch.set_default_dtype(torch.float64)
         whole = Heartbeat.phase
         Heartbeat.phase = lambda *words: (print("phase:", words[1], flush=True), whole(*words))

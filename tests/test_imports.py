@@ -23,8 +23,8 @@ LAYERS = {  # package -> other packages that it may import
     "rollouts": {"types", "config", "core", "models", "tasks", "cluster.devices"},
     "cluster": {"config", "core", "models", "rollouts", "tasks", "training.learner", "types"},
     "loggers": {"types", "config", "core", "view", "scaling"},
-    "view": {"types", "config", "core", "scaling", "study", "training.status"},
-    "study": {"scaling", "config", "types", "view", "core"},
+    "view": {"types", "core", "scaling", "study"},
+    "study": {"scaling", "config", "types", "view", "core", "training.run_info"},
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,13 +98,12 @@ def read_settings(path: Path) -> dict[str, dict[str, str]]:
 
 def source_setting(source: Source, names: Sequence[str], table: dict[str, dict[str, str]]) -> dict[str, float | str]:
     """Return the settings of a run from the table, or from its configuration."""
-    from scalerl.config import by_name
     from scalerl.scaling import CurveError
     from scalerl.scaling.settings import setting_of
 
-    row: dict[str, Any] | None = table.get(str(source.path), table.get(source.name))
-    if row is None and source.config is not None:
-        row = by_name(source.config)
+    row: Mapping[str, Any] | None = table.get(str(source.path), table.get(source.name))
+    if row is None and source.info is not None:
+        row = source.info.settings
     if row is None:
         hint = "its row in --settings" if table else "a run directory, or a table with --settings"
         raise CurveError(f"{source.path} has no settings: give {hint}")
@@ -113,9 +112,7 @@ def source_setting(source: Source, names: Sequence[str], table: dict[str, dict[s
 
 def other_differences(sources: Sequence[Source], names: Sequence[str]) -> list[str]:
     """Return the fields outside `names` that differ between the runs and may change their curves."""
-    from scalerl.config import by_name
-
-    rows = [by_name(source.config) for source in sources if source.config is not None]
+    rows = [source.info.settings for source in sources if source.info is not None]
     fields = dict.fromkeys(name for row in rows for name in row)
     return [
         name for name in fields

@@ -24,6 +24,7 @@ from scalerl.cli.plan import plan
 from scalerl.cli.report import add_report_parser
 from scalerl.cli.score import add_score_parser
 from scalerl.cli.train import resume, train
+from scalerl.cli.upgrade import add_upgrade_parser
 from scalerl.cli.watch import add_watch_parser
 from scalerl.core.signals import STOPPING, obey_study, protect_children
 
@@ -105,11 +106,12 @@ def _parser() -> tuple[Parser, list[str]]:
     recipes = verbs.add_parser("recipes", help="print the fields in which the recipes differ")
     recipes.set_defaults(run=_recipes)
     add_import_parser(verbs)
+    add_upgrade_parser(verbs)
     return parser, list(verbs.choices)
 
 
 def _recipes(arguments: argparse.Namespace) -> int:
-    from scalerl.view.recipes import print_recipes
+    from scalerl.cli.recipes import print_recipes
 
     print_recipes()
     return 0

@@ -130,8 +130,8 @@ def _run(config: RunConfig, make_session: Callable[[Any], Callable[..., Any]]) -
     prepare_environment()
     from scalerl.training import launch
     from scalerl.training.complete import RunFailed, complete
+    from scalerl.training.display import RunDisplay
     from scalerl.training.resolve import resolve
-    from scalerl.view.display import RunDisplay
 
     config, stop = resolve(config), StopFlag()
     display = RunDisplay(config)

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config import RunConfig, plain_values
+from scalerl.core.run_files import RunInfo
 from scalerl.loggers.base import LoggedRun, Logger
 from scalerl.loggers.thread import Record, Worker
 from scalerl.types import EvalPoint
 from scalerl.view.figures import picture
-from scalerl.view.outlook import HORIZON, data_note
+from scalerl.view.outlook import HORIZON
 from scalerl.view.run import RunView
 
 FINISH_S = 30.0
@@ -29,6 +30,7 @@ class Followers:
     def __init__(
         self,
         config: RunConfig,
+        info: RunInfo,
         path: Path,
         makers: Mapping[str, Callable[[], Logger]],
         note: Callable[[str], None],
@@ -37,14 +39,15 @@ class Followers:
         """Start the threads.
 
         Args:
-            config: Configuration of the run.
+            config: Configuration of the run, which the loggers record.
+            info: What run.json says.
             path: Run directory.
             makers: Functions that create the loggers, from `makers_of`.
             note: Function that shows a message to the user.
             resumed_step: Number of updates in the resumed checkpoint; None for a new run.
         """
-        self._config, self._note = config, note
-        self._state, self._rows = "stopped", RunView(config).rows
+        self._info, self._note = info, note
+        self._state, self._rows = "stopped", RunView(info).rows
         record = Record(path)
         self._all = [_Logged(name, make, record) for name, make in makers.items()]
         for one in self._all:
@@ -64,7 +67,7 @@ class Followers:
             points: Evaluations of the run so far.
         """
         if self._all and points:
-            view = RunView(self._config, self._rows, points)
+            view = RunView(self._info, self._rows, points)
             for one in self._all:
                 one.worker.put(partial(one.evaluation, view))
         self._tell()
@@ -140,9 +143,9 @@ class _Logged:
 @lru_cache(maxsize=1)  # of the last evaluation, for all loggers
 def curve_picture(view: RunView) -> bytes:
     """Return the curves of a run with their forecasts as PNG; empty without a forecast."""
-    assert view.config is not None
+    assert view.info is not None
     fits = [ahead.fit for ahead in view.outlooks().values()]
-    return picture(fits, data_note(view.config)) if fits else b""
+    return picture(fits, "; ".join(view.info.notes)) if fits else b""
 
 
 def evaluation_numbers(view: RunView) -> dict[str, float]:

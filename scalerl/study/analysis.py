@@ -31,7 +31,7 @@ from scalerl.study.execute import STOPPED
 from scalerl.study.plan import Arm, RunKey, rates_by_loss, rates_note
 from scalerl.study.predict import decision, outcomes
 from scalerl.study.results import METRICS, ArmResult, RunResult, StudyResult, effect_of, failed, reasons, sentence_of
-from scalerl.view.outlook import data_note
+from scalerl.training.run_info import data_notes
 
 
 def study_results(study: StudyDirectory, axis: str | None = None, task: str | None = None) -> StudyResult:
@@ -223,7 +223,7 @@ def notes(study: StudyDirectory, arms: Sequence[ArmResult]) -> Iterator[str]:
     """Yield the notes of a study, the most serious first."""
     yield from filter(None, map(_fallen, arms))
     yield from filter(None, map(_departed, arms))
-    yield from filter(None, (data_note(study.plan.base), rates_note(study.plan), sweep_note(study)))
+    yield from filter(None, (*data_notes(study.plan.base), rates_note(study.plan), sweep_note(study)))
     seeds, comparisons = len(study.plan.seeds), len(arms) - 1
     yield (
         f"{_count(seeds, 'seed')} per arm; {_count(comparisons, 'comparison')} at the {CHANCE:.0%} level: "

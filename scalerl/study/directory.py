@@ -36,7 +36,7 @@ from scalerl.core.outputs import check_new_directory
 from scalerl.core.rows import read_points, read_rows
 from scalerl.core.serialization import flat
 from scalerl.study.plan import Plan, RunKey, plan_toml, read_plan, unnamed
-from scalerl.view.outlook import default_axis
+from scalerl.training.run_info import default_axis
 
 RUN_AXES = ("device_hours", "flops", "tokens", "step")
 """Compute columns of every run's points."""

@@ -12,8 +12,8 @@ from scalerl.core.serialization import flat
 from scalerl.scaling import CurveError, fit
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import Plan, RunKey, rates_note
-from scalerl.view.display import tell
 from scalerl.view.outlook import curve_of
+from scalerl.view.terminal import tell
 
 
 def describe(plan: Plan) -> list[str]:

@@ -14,7 +14,7 @@ from scalerl.scaling import Estimate
 from scalerl.scaling.curve import UNITS
 from scalerl.scaling.estimate import one_power
 from scalerl.study.results import EFFECTS, StudyResult
-from scalerl.view.display import tell
+from scalerl.view.terminal import tell
 
 RULE = Box("    \n    \n -- \n    \n -- \n    \n    \n    \n", ascii=True)
 """A line of dashes below the headings, and no other lines. ASCII, so that any program shows a log correctly."""

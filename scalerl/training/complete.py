@@ -11,16 +11,17 @@ from typing import NamedTuple
 from scalerl.core.files import move_into
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
+from scalerl.core.status import Heartbeat
 from scalerl.rollouts.pipeline import Interrupted, WorkerDied
 from scalerl.tasks.user_rewards import RewardError
+from scalerl.training.display import RunDisplay
 from scalerl.training.launch import resume
 from scalerl.training.learner.ranks import LearnerDied
 from scalerl.training.loop import train
 from scalerl.training.progress import TrainingFailed
 from scalerl.training.run_dir import recorded
+from scalerl.training.run_info import run_info
 from scalerl.training.session import Session
-from scalerl.training.status import Heartbeat
-from scalerl.view.display import RunDisplay
 from scalerl.view.summary import summarize
 
 MakeSession = Callable[[RunDisplay, Callable[[], bool]], Session]
@@ -146,7 +147,7 @@ def run_to_end(run: Session) -> list[str]:
     closing = [f"{reason}trained {progress.step} updates ({progress.skipped_steps} skipped)"]
     if progress.stopped_by:
         closing.append(f"to train further anyway: scalerl resume {path}")
-    return closing + summarize(path, run.config, run.records.points)
+    return closing + summarize(path, run_info(run.config), run.records.points)
 
 
 def export_model(run: Session) -> None:

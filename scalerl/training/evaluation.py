@@ -25,9 +25,10 @@ from scalerl.training.learner.base import BadGradient, Learner
 from scalerl.training.progress import Compute, Progress, TrainingFailed
 from scalerl.training.records import Records
 from scalerl.training.rollout_rows import DETAILED, LogRatios, evaluation_rows, packed, sample_rows, telling_group
+from scalerl.training.run_info import default_axis
 from scalerl.training.saved import Checkpoints
 from scalerl.types import EvalPoint, FloatArray, Prompt, ScoredGroup, Visit
-from scalerl.view.outlook import curve_of, default_axis, points_by_task
+from scalerl.view.outlook import curve_of, points_by_task
 
 
 @dataclass(slots=True)

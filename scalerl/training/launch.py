@@ -12,6 +12,8 @@ import torch
 from scalerl.cluster.devices import counted
 from scalerl.cluster.doctor import host_notes
 from scalerl.config import RunConfig
+from scalerl.core.rows import read_rows
+from scalerl.core.run_files import EVENTS, METRICS
 from scalerl.core.serialization import from_plain
 from scalerl.learn.custom import check_functions
 from scalerl.loggers.base import Logger, makers_of
@@ -30,6 +32,7 @@ from scalerl.tasks.checks import check_rewards, reference_notes, sandbox_notes
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
 from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, save_state
+from scalerl.training.display import RunDisplay
 from scalerl.training.evaluation import Evaluations
 from scalerl.training.learner.base import Learner
 from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, single_learner
@@ -37,6 +40,7 @@ from scalerl.training.progress import Compute, Progress, Stopwatch
 from scalerl.training.records import Records
 from scalerl.training.resolve import arithmetic_notes, channel_notes, length_notes, pinned, resolve
 from scalerl.training.run_dir import RunDirectory, recorded
+from scalerl.training.run_info import run_info
 from scalerl.training.run_model import (
     check_length,
     check_sampled,
@@ -49,7 +53,7 @@ from scalerl.training.run_model import (
 )
 from scalerl.training.saved import Checkpoints, continued, overrule, sound_checkpoint
 from scalerl.training.session import Session
-from scalerl.view.display import RunDisplay
+from scalerl.training.warnings import KEPT_ROWS, RunWarnings
 
 
 def start(config: RunConfig, path: Path, display: RunDisplay, stop_requested: Callable[[], bool]) -> Session:
@@ -156,7 +160,7 @@ def _assemble(
     curriculum = make_curriculum(config, prompts.training)
     devices = counted(backend.devices)
     compute = Compute(Stopwatch(3600.0 * state.get("device_hours", 0.0) / devices.held), devices, pipeline)
-    records = Records(directory, display, pipeline, scoring, curriculum, progress, compute)
+    records = Records(directory, display, pipeline, scoring, curriculum, progress, compute, RunWarnings(config))
     store = CheckpointStore(path / "checkpoints", config.checkpoint.keep)
     checkpoints = Checkpoints(store, records, pipeline, learner, curriculum, progress, compute)
     evaluations = Evaluations(
@@ -200,7 +204,9 @@ def _begin(run: Session, makers: Mapping[str, Callable[[], Logger]]) -> None:
     run.checkpoints.store.directory.mkdir(exist_ok=True)
     directory.rewind({})
     run.pipeline.start(run.learner.send, 0, run.initial_visits())
-    run.records.followers = Followers(run.config, directory.path, makers, run.records.display.note)
+    run.records.followers = Followers(
+        run.config, run_info(run.config), directory.path, makers, run.records.display.note
+    )
 
 
 def _continue(
@@ -213,10 +219,12 @@ def _continue(
     for note in directory.rewind(state):
         display.note(note)
     run.records.points = directory.points()
+    rows, events = (read_rows(directory.path / name) for name in (METRICS, EVENTS))
+    run.records.warnings = RunWarnings(run.config, rows[-KEPT_ROWS:], events)
     sampling = load_plain(checkpoint, "generator")["sampling_version"]
     if sampling == step:
         run.pipeline.start(run.learner.send, sampling)
     else:  # within a round of PPO-off-policy, which samples with older weights
         weights = load_state(checkpoint, "round_weights")
         run.pipeline.start(lambda version, channel: channel.send(version, weights.items()), sampling)
-    run.records.followers = Followers(run.config, directory.path, makers, display.note, step)
+    run.records.followers = Followers(run.config, run_info(run.config), directory.path, makers, display.note, step)

@@ -7,15 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from scalerl.core.run_files import EVENTS, METRICS
 from scalerl.loggers.follow import Followers
 from scalerl.prompts.curriculum import Curriculum, Mixture
 from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.batch import environment_row
+from scalerl.training.display import RunDisplay
 from scalerl.training.progress import Compute, Progress
 from scalerl.training.run_dir import RunDirectory
+from scalerl.training.warnings import Event, RunWarnings
 from scalerl.types import EvalPoint, GeneratorStats
-from scalerl.view.display import RunDisplay
 
 
 @dataclass(slots=True)
@@ -29,6 +31,7 @@ class Records:
     curriculum: Curriculum | Mixture
     progress: Progress
     compute: Compute
+    warnings: RunWarnings
     followers: Followers | None = None
     """The loggers of the run."""
     phase: Callable[[str], None] = lambda phase: None
@@ -79,9 +82,10 @@ class Records:
             "flops": progress.flops,
             "tokens": now.tokens,
         }
-        self.directory.append("metrics.jsonl", [full_row])
+        self.directory.append(METRICS, [full_row])
         for note in (*self.pipeline.notes(), *self.scoring.notes()):
             self.display.note(note)
+        self._report(self.warnings.step(full_row), f"step {progress.step}")
         self.display.step(full_row)
         if self.followers:
             self.followers.step(full_row)
@@ -90,9 +94,15 @@ class Records:
         """Write and show the points of one evaluation, one for each task."""
         self.points += points
         self.directory.add_points(points)
+        self._report(self.warnings.evaluated(self.points), f"evaluation at step {points[-1].step}")
         self.display.point(self.points)
         if self.followers:
             self.followers.evaluated(self.points)
+
+    def _report(self, events: Sequence[Event], when: str) -> None:
+        self.directory.append(EVENTS, [event._asdict() for event in events])
+        for text in self.warnings.news(events):
+            self.display.note(f"{when}: {text}")
 
     def ended(self, state: str) -> None:
         """Report how the run ended: finished, stopped or failed; call this before `close`."""

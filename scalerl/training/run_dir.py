@@ -22,16 +22,26 @@ from scalerl.core.outputs import check_new_directory
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
 from scalerl.core.rows import RowFile
+from scalerl.core.run_files import (
+    CONFIG,
+    EVENTS,
+    LOCK,
+    METRICS,
+    POINTS,
+    RECORDS,
+    ROLLOUTS,
+    RUN,
+    SAMPLES,
+    STATUS,
+)
 from scalerl.training.manifest import Damaged, digest, new_digest
+from scalerl.training.run_info import run_info
 from scalerl.types import EvalPoint
 
-RECORDS = "rollouts/samples.bin"
-"""File with the exact tokens of the rows of rollouts/samples.jsonl, which have its offsets."""
+NO_RESULTS = (EVENTS, ROLLOUTS, SAMPLES, RECORDS)
+"""Row files that are not results. RECORDS has the exact tokens of the rows of SAMPLES, which have its offsets."""
 
-SAMPLES = ("rollouts.jsonl", "rollouts/samples.jsonl", RECORDS)
-"""Row files with samples, which are not results."""
-
-ROW_FILES = ("metrics.jsonl", "points.jsonl", *SAMPLES)
+ROW_FILES = (METRICS, POINTS, *NO_RESULTS)
 
 
 class RunDirectory:
@@ -98,7 +108,7 @@ class RunDirectory:
             yield
         except BaseException:
             if self._made is not None:
-                for name in ("config.toml", "status.json", ".lock"):
+                for name in (CONFIG, RUN, STATUS, LOCK):
                     (self.path / name).unlink(missing_ok=True)
                 with suppress(OSError):  # it contains other files
                     for place in self._made:
@@ -107,9 +117,10 @@ class RunDirectory:
             raise
 
     def save_config(self, config: RunConfig) -> None:
-        """Write config.toml."""
+        """Write config.toml and run.json."""
         self.config = config
-        write_whole(self.path / "config.toml", to_toml(config))
+        write_whole(self.path / CONFIG, to_toml(config))
+        write_whole(self.path / RUN, run_info(config).to_json())
 
     def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rows to a JSONL file; numbers that are not finite become null."""
@@ -124,16 +135,16 @@ class RunDirectory:
         with (self.path / RECORDS).open("ab") as file:
             for row, record in zip(rows, records, strict=True):
                 row["record"] = [file.tell(), file.write(record)]
-        self.append("rollouts/samples.jsonl", rows)
+        self.append(SAMPLES, rows)
 
     def add_points(self, points: Iterable[EvalPoint]) -> None:
         """Append rows to points.jsonl, and force them to disk."""
-        self.append("points.jsonl", [point.to_dict() for point in points])
-        sync(self.path / "points.jsonl")
+        self.append(POINTS, [point.to_dict() for point in points])
+        sync(self.path / POINTS)
 
     def points(self) -> list[EvalPoint]:
         """Return the points in points.jsonl."""
-        file = RowFile(self.path / "points.jsonl")
+        file = RowFile(self.path / POINTS)
         rows = [EvalPoint.of(line.row) for line in file.new_lines()]
         points = [point for point in rows if point is not None]
         if broken := len(rows) - len(points) + file.broken or file.problem:
@@ -171,7 +182,7 @@ class RunDirectory:
             Damaged: A file is shorter, or its beginning has other contents.
         """
         for name, size in state.get("cursors", {}).items():
-            if name not in SAMPLES and (fault := self._row_fault(name, size, state)):
+            if name not in NO_RESULTS and (fault := self._row_fault(name, size, state)):
                 raise Damaged(fault)
 
     def rewind(self, state: Mapping[str, Any]) -> list[str]:

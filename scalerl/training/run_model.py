@@ -12,6 +12,7 @@ from torch import Tensor
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
+from scalerl.core.status import Heartbeat
 from scalerl.models.files import check_model_files
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, load_policy
@@ -20,7 +21,6 @@ from scalerl.models.weights import checkpoint_weights
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import check_engine
 from scalerl.rollouts.testing import check_engine_plugin
-from scalerl.training.status import Heartbeat
 from scalerl.training.warm_start import is_whole, warm_start, warm_start_directory
 
 

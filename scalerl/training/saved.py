@@ -15,13 +15,13 @@ from scalerl.core.serialization import to_plain
 from scalerl.prompts.curriculum import Curriculum, Mixture
 from scalerl.rollouts.pipeline import Pipeline
 from scalerl.training.checkpoint import FORMAT, WRITTEN, CheckpointStore, load_plain, save_state
+from scalerl.training.display import RunDisplay
 from scalerl.training.learner.base import BadGradient, Learner, TrainBatch
 from scalerl.training.manifest import Damaged, check_files
 from scalerl.training.progress import Compute, Progress, TrainingFailed
 from scalerl.training.records import Records
 from scalerl.training.resolve import arithmetic
 from scalerl.training.run_dir import RunDirectory
-from scalerl.view.display import RunDisplay
 
 
 @dataclass(slots=True)

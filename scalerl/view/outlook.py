@@ -11,8 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from scalerl.config import RunConfig, read_config
-from scalerl.config.data import generated
+from scalerl.core.run_files import RunInfo, is_run, read_run
 from scalerl.scaling import Advice, Curve, CurveError, Fit, Forecast, advise, fit, forecast
 from scalerl.types import EvalPoint
 
@@ -95,27 +94,6 @@ def curve_of(points: Sequence[EvalPoint], axis: str) -> Curve:
     )
 
 
-def default_axis(config: RunConfig) -> str:
-    """Return the default compute axis of a fit: device-hours on GPUs, counted FLOPs on CPU."""
-    return "device_hours" if config.hardware.device == "cuda" else "flops"
-
-
-def data_note(config: RunConfig) -> str:
-    """Return a note about the data and about changes during the run; empty if there is none."""
-    rates = [f"{rate.learning_rate:g} after step {rate.after_step}" for rate in config.recipe.optimizer.later_rates]
-    of_rates = f"the learning rate was set to {', then '.join(rates)}" if rates else ""
-    return "; ".join(filter(None, (_noise_note(config), of_rates)))
-
-
-def _noise_note(config: RunConfig) -> str:
-    noise = {task.curve: f"{task.label_noise:.0%}" for task in generated(config.data) if task.label_noise}
-    if not noise:
-        return ""
-    alike = len(noise) == len(config.main_tasks) and len(set(noise.values())) == 1
-    amount = next(iter(noise.values())) if alike else ", ".join(f"{share} ({kind})" for kind, share in noise.items())
-    return f"{amount} of the reference answers are wrong on purpose, which caps the pass rate"
-
-
 # ------------------------------------------------------------------------------------------- curves that a user names
 
 
@@ -123,7 +101,7 @@ def _noise_note(config: RunConfig) -> str:
 class Source:
     """One curve and its source.
 
-    Example: `Source(path=Path("runs/mine"), name="mine", curve=Curve(...), config=None, note="")`
+    Example: `Source(path=Path("runs/mine"), name="mine", curve=Curve(...), info=None)`
     """
 
     path: Path
@@ -135,14 +113,16 @@ class Source:
     curve: Curve
     """Points of the curve."""
 
-    config: RunConfig | None
-    """Configuration of the run, if the path is a run directory of this package."""
-
-    note: str
-    """A note about the data; empty if there is none."""
+    info: RunInfo | None
+    """What run.json says, if the path is a run directory of this package."""
 
     suites: tuple[Curve, ...] = ()
     """Evaluation suites of the run, each labeled with its name; they have points and no forecast."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the curve must know about its data."""
+        return self.info.notes if self.info else ()
 
 
 def read_sources(
@@ -158,7 +138,7 @@ def read_sources(
 
     Raises:
         CurveError: A path has no curve.
-        ConfigError: The config.toml of a run directory is invalid.
+        ConfigError: The run.json of a run directory cannot be used.
     """
     return [_read(path, name, axis, task, bounds) for path, name in zip(paths, names_of(paths), strict=True)]
 
@@ -173,20 +153,16 @@ def naming(source: Source) -> Iterator[None]:
 
 
 def _read(path: Path, name: str, axis: str | None, task: str | None, bounds: Sequence[float]) -> Source:
-    config = read_config(path / "config.toml", []) if (path / "config.toml").exists() else None
-    if axis is None and config is not None:
-        axis = default_axis(config)
-    if task is None and config is not None and len(config.main_tasks) == 1 < len(config.tasks):
-        task = config.main_tasks[0]  # the others are evaluation suites
+    info = read_run(path) if is_run(path) else None
+    if info is not None:
+        axis = axis or info.axis
+        if task is None and len(info.tasks) == 1:
+            (task,) = info.tasks  # the others are evaluation suites
     curve = Curve.read(path, axis=axis, task=task, bounds=(bounds[0], bounds[1]))
-    suites = _suites(path, config, curve.axis) if config else ()
-    return Source(path, name, curve, config, data_note(config) if config else "", suites)
-
-
-def _suites(path: Path, config: RunConfig, axis: str) -> tuple[Curve, ...]:
-    """Return the curves of a run's evaluation suites, on the axis of its held-out curve."""
-    names = [task for task in config.tasks if task not in config.main_tasks]
-    return tuple(replace(Curve.read(path, axis=axis, task=name), label=name) for name in names)
+    suites = (
+        [replace(Curve.read(path, axis=curve.axis, task=suite), label=suite) for suite in info.suites] if info else []
+    )
+    return Source(path, name, curve, info, tuple(suites))
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:

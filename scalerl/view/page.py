@@ -252,7 +252,7 @@ def _card(run: RunAnalysis) -> str:
         f'<p><span class="word">{advice.action.capitalize()}.</span> '
         f"{html.escape(advice.reason[0].upper() + advice.reason[1:])}</p>"
         + "".join(f"<p>{line}</p>" for line in lines)
-        + warnings([*filter(None, [run.source.note]), *fitted.warnings], run.source.name)
+        + warnings([*run.source.notes, *fitted.warnings], run.source.name)
         + "</article>"
     )
 

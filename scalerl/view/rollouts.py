@@ -7,10 +7,11 @@ from operator import eq
 from pathlib import Path
 from typing import Any
 
+from scalerl.core.numbers import number
 from scalerl.core.rows import Line, RowFile
-from scalerl.view.warnings import number
+from scalerl.core.run_files import ROLLOUTS, SAMPLES
 
-FILES = {"evaluation": "rollouts.jsonl", "training": "rollouts/samples.jsonl"}
+FILES = {"evaluation": ROLLOUTS, "training": SAMPLES}
 """Files with rollouts, by their names on the page."""
 
 BRIEF = (

@@ -15,24 +15,27 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.config import HuggingFaceModel, RunConfig, by_name
 from scalerl.core.errors import ConfigError
+from scalerl.core.numbers import number
 from scalerl.core.rows import RowFile
+from scalerl.core.run_files import EVENTS, METRICS, POINTS, RUN, Metric, RunInfo, active_warnings, read_run
 from scalerl.scaling import CurveError
 from scalerl.scaling.estimate import as_json
 from scalerl.types import EvalPoint
-from scalerl.view.metrics import GROUPS, METRICS, Array, between, bucketed, level_of
-from scalerl.view.outlook import Outlook, curve_of, data_note, default_axis, points_by_task, run_outlook
+from scalerl.view.outlook import Outlook, points_by_task, run_outlook
 from scalerl.view.page_figures import curve_traces, plain
 from scalerl.view.rollouts import RolloutIndex
-from scalerl.view.state import ALIVE, modified, pace, saved_config, sign_of_life
-from scalerl.view.warnings import KEPT, falling, number, warnings
+from scalerl.view.series import Array, between, bucketed, level_of
+from scalerl.view.state import ALIVE, modified, pace, sign_of_life
 
 SHOWN = 2000
 """Number of evaluations above which the figure of a curve leaves some out."""
 
-COLUMNS = ("step", *METRICS)
-"""Columns of metrics.jsonl that are kept for figures."""
+KEPT = 400
+"""Number of latest rows of metrics that are kept."""
+
+MOST_COLUMNS = 500
+"""Largest number of columns of metrics.jsonl that are shown."""
 
 LIFE_S = 2.0
 """Seconds between checks of the sign of life."""
@@ -43,18 +46,18 @@ class RunView:
 
     def __init__(
         self,
-        config: RunConfig | None,
+        info: RunInfo | None,
         rows: Iterable[Mapping[str, Any]] = (),
         points: Sequence[EvalPoint] = (),
     ) -> None:
         """Store the data of a run.
 
         Args:
-            config: Configuration of the run; None if it cannot be read.
+            info: What run.json says; None if it cannot be read.
             rows: The last rows of metrics.jsonl.
             points: The evaluations so far.
         """
-        self.config = config
+        self.info = info
         self.rows: deque[Mapping[str, Any]] = deque(rows, maxlen=KEPT)
         self.points: dict[str, list[EvalPoint]] = {}
         self.evaluated(points)
@@ -66,12 +69,12 @@ class RunView:
     @property
     def axis(self) -> str:
         """Compute axis of the forecasts."""
-        return default_axis(self.config) if self.config else "step"
+        return self.info.axis if self.info else "step"
 
     @property
     def tasks(self) -> list[str]:
         """Tasks with evaluations, without suites."""
-        suites = set(self.config.tasks) - set(self.config.main_tasks) if self.config else ()
+        suites = self.info.suites if self.info else ()
         return [task for task in self.points if task not in suites]
 
     @property
@@ -82,7 +85,7 @@ class RunView:
     @property
     def steps(self) -> int:
         """Number of updates at the end of the run."""
-        return self.config.steps if self.config else self.step
+        return self.info.steps if self.info else self.step
 
     @property
     def evaluated_at(self) -> int:
@@ -105,14 +108,6 @@ class RunView:
                 outlooks[task] = self.outlook(task)
         return outlooks
 
-    def warnings(self) -> dict[str, str]:
-        """Return the warnings by key, most important first; `warnings.news` selects those that were not told."""
-        falls: dict[str, str] = {}
-        for task in self.tasks:
-            with suppress(CurveError):  # the points are not a curve
-                falls |= falling(curve_of(self.points[task], self.axis), list(self.rows))
-        return {**falls, **(warnings(list(self.rows), self.config) if self.config else {})}
-
 
 class FollowedRun(RunView):
     """The view of a run directory, which may grow. Not thread-safe: hold the watcher's lock."""
@@ -133,13 +128,15 @@ class FollowedRun(RunView):
         self.version = 0
         """Increases with every change."""
         self.rollouts = RolloutIndex(path)
-        self._tail = RowFile(path / "metrics.jsonl", self.rows.clear)
-        self._points_file = RowFile(path / "points.jsonl", self._forget_points)
+        self._tail = RowFile(path / METRICS, self.rows.clear)
+        self._points_file = RowFile(path / POINTS, self._forget_points)
         self.rows += sound_rows(self._tail.tail())
         self._strange = 0
-        self._history = array("d")
-        self._history_file = RowFile(path / "metrics.jsonl", self._forget_history)
-        self._looked, self._config_written = -math.inf, -1.0
+        self._events: list[Mapping[str, Any]] = []
+        self._events_file = RowFile(path / EVENTS, self._events.clear)
+        self._history: dict[str, array[float]] = {}
+        self._history_file = RowFile(path / METRICS, self._history.clear)
+        self._looked, self._info_written = -math.inf, -1.0
         self.poll()
 
     def poll(self, now: float | None = None) -> bool:
@@ -152,7 +149,10 @@ class FollowedRun(RunView):
         before = self._tail.restarts, self._points_file.restarts
         lines = sound_rows(line.row for line in self._tail.new_lines())
         self.rows += lines
-        changed = self._read_points() or bool(lines) or before != (self._tail.restarts, self._points_file.restarts)
+        events = [line.row for line in self._events_file.new_lines()]
+        self._events += events
+        changed = self._read_points() or bool(lines or events)
+        changed |= before != (self._tail.restarts, self._points_file.restarts)
         if changed or now - self._looked >= LIFE_S:
             changed |= self._look(now)
         self.version += changed
@@ -163,18 +163,18 @@ class FollowedRun(RunView):
         return self._set_state("unreadable", f"{type(error).__name__}: {error}")
 
     def _look(self, now: float) -> bool:
-        """Check the configuration and the sign of life; return whether the state changed."""
+        """Check run.json and the sign of life; return whether the state changed."""
         self._looked = now
-        written = modified(self.path / "config.toml")
+        written = modified(self.path / RUN)
         problem = self._tail.problem or self._points_file.problem
-        if written != self._config_written:
+        if written != self._info_written or self.info is None:
             try:
-                self.config, self._config_written = saved_config(self.path), written
+                self.info, self._info_written = read_run(self.path), written
             except ConfigError as error:
-                problem = str(error)
+                problem = problem or str(error)
         if problem:
             return self._set_state("unreadable", problem)
-        return self.config is not None and self._set_state(*sign_of_life(self.path, list(self.rows), now))
+        return self.info is not None and self._set_state(*sign_of_life(self.path, list(self.rows), now))
 
     def _set_state(self, *state: str) -> bool:
         before = (self.state, self.detail)
@@ -192,9 +192,6 @@ class FollowedRun(RunView):
         self.evaluated(())
         self._strange = 0
 
-    def _forget_history(self) -> None:
-        del self._history[:]
-
     # --------------------------------------------------------------------------------------------------------- summary
 
     @property
@@ -203,10 +200,10 @@ class FollowedRun(RunView):
         return pace(list(self.rows)) * (self.steps - self.step) if self.state in ALIVE else math.nan
 
     def warnings(self) -> dict[str, str]:
-        """Return the warnings by key, including one about lines that cannot be read."""
+        """Return the warnings that hold now by key: those of the run, and one about lines that cannot be read."""
         broken = self._tail.broken + self._points_file.broken + self._strange
-        unread = {"broken": f"{broken} lines of metrics.jsonl and points.jsonl cannot be read"} if broken else {}
-        return super().warnings() | unread
+        unread = {"broken": f"{broken} lines of {METRICS} and {POINTS} cannot be read"} if broken else {}
+        return active_warnings(self._events) | unread
 
     def summary(self) -> dict[str, Any]:
         """Return the run's entry in the list, as JSON values."""
@@ -219,7 +216,7 @@ class FollowedRun(RunView):
             "points": sum(map(len, self.points.values())),
             "tasks": {task: self._task(task) for task in self.tasks},
             "warnings": list(self.warnings().values()),
-            "about": about(self.config) if self.config else "",
+            "about": self.info.about if self.info else "",
         }
 
     def _task(self, task: str) -> dict[str, Any]:
@@ -248,35 +245,52 @@ class FollowedRun(RunView):
     # --------------------------------------------------------------------------------------------------------- metrics
 
     def history(self) -> dict[str, Array]:
-        """Return the columns of all rows, shape (N,) each; values that are no numbers are NaN."""
+        """Return the columns of all rows with numbers, shape (N,) each; values that are no numbers are NaN."""
         for line in self._history_file.new_lines():
             if sound_rows([line.row]):
-                self._history.extend(number(line.row.get(name)) for name in COLUMNS)
-        return dict(zip(COLUMNS, np.array(self._history).reshape(-1, len(COLUMNS)).T, strict=True))
+                self._add(line.row)
+        return {name: np.array(column) for name, column in self._history.items()}
+
+    def _add(self, row: Mapping[str, Any]) -> None:
+        count = len(next(iter(self._history.values()), ()))
+        for name in row:
+            if name not in self._history and len(self._history) < MOST_COLUMNS and math.isfinite(number(row[name])):
+                self._history[name] = array("d", [math.nan] * count)
+        for name, column in self._history.items():
+            column.append(number(row.get(name)))
 
     def metrics(self, places: int) -> list[dict[str, Any]]:
-        """Return every metric with its meaning, last value, and a series of at most `places` points."""
-        columns = self.history()
-        metrics: list[dict[str, Any]] = []
-        for name, metric in METRICS.items():
-            if not np.isfinite(columns[name]).any():
+        """Return every metric with its meaning, last value, and a series of at most `places` points.
+
+        Columns that run.json does not describe come last, under their own names.
+        """
+        columns, metrics = self.history(), []
+        described = self.info.metrics if self.info else {}
+        for name in [*described, *(name for name in columns if name not in described and name != "step")]:
+            if name not in columns or not np.isfinite(columns[name]).any():
                 continue  # for example router metrics of a dense model
+            metric = described.get(name) or Metric("other", name, "a number that the run writes")
             last = number(self.rows[-1].get(name)) if self.rows else math.nan
-            told = {"name": name, "last": as_json(last), "level": level_of(name, last)}
+            shown = {"name": name, "last": as_json(last), "level": level_of(metric, last)}
             bounds = {"bounds": [*metric.above, *metric.below]}
-            metrics.append({**asdict(metric), **told, **bounds, **bucketed(columns["step"], columns[name], places)})
-        return sorted(metrics, key=lambda one: GROUPS.index(one["group"]))
+            metrics.append({**asdict(metric), **shown, **bounds, **bucketed(columns["step"], columns[name], places)})
+        return metrics
 
     def series(self, name: str, low: float, high: float, places: int) -> dict[str, list[float | None]]:
-        """Return a series of one metric between two steps."""
+        """Return a series of one metric between two steps.
+
+        Raises:
+            ValueError: The run has no such metric.
+        """
         columns = self.history()
+        if name not in columns:
+            raise ValueError(f"name: got {name!r:.80}; allowed: a column of {METRICS} with numbers")
         part = between(columns["step"], low, high)
         return bucketed(columns["step"][part], columns[name][part], places)
 
     def config_fields(self) -> dict[str, str]:
         """Return every field of the configuration by its dotted name; empty if it cannot be read."""
-        fields = by_name(self.config) if self.config else {}
-        return {name: str(value) for name, value in fields.items() if value is not None}
+        return {name: str(value) for name, value in self.info.settings.items()} if self.info else {}
 
 
 def page_fit(points: Sequence[EvalPoint], axis: str, name: str) -> dict[str, Any]:
@@ -305,27 +319,6 @@ def page_fit(points: Sequence[EvalPoint], axis: str, name: str) -> dict[str, Any
 def sound_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of metrics.jsonl that have a step; other columns are checked where they are used."""
     return [row for row in rows if isinstance(row.get("step"), int)]
-
-
-RULES = {
-    "arithmetic": "The arithmetic is computed from left to right, modulo 10.",
-    "programs": "A program is computed from left to right, modulo 10.",
-}
-"""What a reader must know about the lab's tasks, by kind."""
-
-
-def about(config: RunConfig) -> str:
-    """Return what a run does, in a few sentences for readers who do not know it."""
-    recipe, note = config.recipe, data_note(config)
-    model = config.model.path if isinstance(config.model, HuggingFaceModel) else "a tiny Qwen3"
-    said = [
-        f"Reinforcement learning of {model} on {', '.join(config.main_tasks)}.",
-        f"Each step trains on the answers to {recipe.prompts_per_step} prompts, {recipe.generations_per_prompt} for "
-        "each, and rewards the correct ones.",
-        f"Every {config.evaluation.every} steps the model answers held-out prompts, which it is not trained on.",
-        *dict.fromkeys(RULES[task.kind] for task in config.data if task.kind in RULES),
-    ]
-    return " ".join([*said, *([f"Data: {note}."] if note else [])])
 
 
 def id_of(path: Path) -> str:

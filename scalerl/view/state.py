@@ -5,7 +5,6 @@ Files that cannot be read are a state, not an error.
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import statistics
@@ -13,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scalerl.config import RunConfig, read_config
+from scalerl.core import run_files
 from scalerl.core.errors import ConfigError
-from scalerl.core.files import trouble
-from scalerl.training.status import BEAT_S, PHASES, read_status
+from scalerl.core.status import BEAT_S, PHASES, read_status
 
 DEAD_AFTER_S = 12 * BEAT_S
 """Seconds without a sign of life after which a run counts as dead."""
@@ -41,10 +39,10 @@ def sign_of_life(path: Path, rows: Sequence[Mapping[str, Any]], now: float) -> t
     """
     status = read_status(path)
     # the modification time follows the clock of the file system, which may differ from that of the run's machine
-    quiet_s = now - max(modified(path / name) for name in ("metrics.jsonl", "points.jsonl", "config.toml"))
+    quiet_s = now - max(modified(path / name) for name in (run_files.METRICS, run_files.POINTS, run_files.RUN))
     if status is None:
         return "dead", "no readable status.json"
-    silent_s = now - modified(path / "status.json")
+    silent_s = now - modified(path / run_files.STATUS)
     if status.state != "running":
         return status.state if status.state in STATES else "dead", status.message
     if silent_s > DEAD_AFTER_S:
@@ -71,7 +69,7 @@ def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
         if not path.exists():
             raise ConfigError(f"{path}: no such directory; name runs, studies, or a directory that contains them")
         for one in [path, *_children(path)]:
-            if os.path.isfile(one / "study.toml"):
+            if os.path.isfile(one / run_files.PLAN):
                 studies[one] = None
                 runs |= dict.fromkeys(run for arm in _children(one) for run in (arm, *_children(arm)) if is_run(run))
             elif is_run(one):
@@ -81,7 +79,7 @@ def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 def is_run(path: Path) -> bool:
     """Return whether a directory is a run, or may be one but cannot be read."""
-    return os.path.exists(path / "config.toml") or _closed(path)
+    return run_files.is_run(path) or run_files.is_closed(path)
 
 
 def pace(rows: Sequence[Mapping[str, Any]]) -> float:
@@ -106,25 +104,6 @@ def duration(seconds: float) -> str:
         return f"{seconds / 60:.0f} min"
     hours = seconds / 3600
     return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
-
-
-def saved_config(path: Path) -> RunConfig:
-    """Return a run's configuration.
-
-    Raises:
-        ConfigError: The configuration cannot be read.
-    """
-    try:
-        return read_config(path / "config.toml", [])
-    except ConfigError:
-        if _closed(path):
-            raise ConfigError(trouble(PermissionError(errno.EACCES, "", str(path)))) from None
-        raise
-
-
-def _closed(path: Path) -> bool:
-    """Return whether a directory cannot be read."""
-    return os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK, effective_ids=True)
 
 
 def _children(path: Path) -> list[Path]:

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scalerl.config import RunConfig
 from scalerl.core.files import whole, write_whole
 from scalerl.core.outputs import why_not
+from scalerl.core.run_files import PICTURE, SUMMARY, RunInfo
 from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint
 from scalerl.view.figures import picture
-from scalerl.view.outlook import Outlook, data_note
+from scalerl.view.outlook import Outlook
 from scalerl.view.run import RunView
 
 
-def summarize(directory: Path, config: RunConfig, points: Sequence[EvalPoint]) -> list[str]:
+def summarize(directory: Path, info: RunInfo, points: Sequence[EvalPoint]) -> list[str]:
     """Write curve.png and summary.json; return closing lines with the outlook of each task and the paths."""
-    view, note = RunView(config, (), points), data_note(config)
+    view, note = RunView(info, (), points), "; ".join(info.notes)
     suites = {task: own[-1] for task, own in view.points.items() if task not in view.tasks}
     lines, outlooks = [note] if note else [], dict[str, Outlook | None]()
     for task in view.tasks:
@@ -36,9 +36,9 @@ def summarize(directory: Path, config: RunConfig, points: Sequence[EvalPoint]) -
         values: dict[str, Any] = {"tasks": known} if len(known) > 1 else next(filter(None, known.values()))
         of_suites = {"suites": {name: point.to_dict() for name, point in suites.items()}} if suites else {}
         try:
-            with whole(directory / "curve.png") as temporary:
+            with whole(directory / PICTURE) as temporary:
                 temporary.write_bytes(picture([ahead.fit for ahead in outlooks.values() if ahead], note))
-            write_whole(directory / "summary.json", json.dumps({**values, **of_suites}, indent=1) + "\n")
+            write_whole(directory / SUMMARY, json.dumps({**values, **of_suites}, indent=1) + "\n")
             lines.append(f"picture   {directory / 'curve.png'}")
         except OSError as error:  # the run is complete even without the figure
             lines.append(f"picture   none: {why_not(directory / 'curve.png', error)}")

@@ -18,7 +18,7 @@ from scalerl.config.recipe import SCALERL, Recipe, Reinforce
 from scalerl.learn.mismatch import correction
 from scalerl.models.policy import Policy
 from scalerl.training.learner.single import SingleLearner
-from scalerl.view.warnings import mismatch
+from scalerl.training.warnings import mismatch
 
 RATIO = torch.tensor([[1.0, 4.0, 0.5], [1.25, 0.6, 100.0]], dtype=torch.float64)
 MASK = torch.tensor([[True, True, True], [True, True, False]])

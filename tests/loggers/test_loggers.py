@@ -18,6 +18,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.loggers import follow
 from scalerl.loggers.base import makers_of
 from scalerl.loggers.follow import Followers, evaluation_numbers
+from scalerl.training.run_info import run_info
 from scalerl.view.run import RunView
 
 
@@ -28,7 +29,7 @@ def config_of(*loggers):
 def session(config, path, first, last, resumed=None, makers=None):
     """Simulate one process of a run; return its notes."""
     output = []
-    followers = Followers(config, path, makers or makers_of(config), output.append, resumed)
+    followers = Followers(config, run_info(config), path, makers or makers_of(config), output.append, resumed)
     play(followers, first, last)
     followers.ended("finished")
     followers.close()
@@ -199,7 +200,11 @@ def test_a_hanging_logger_does_not_delay_the_run_and_its_drops_are_counted(tmp_p
     monkeypatch.setattr(follow, "FINISH_S", 0.2)
     output = []
     followers = Followers(
-        config_of(), tmp_path, {"slow": lambda: Remembers(tmp_path / "calls", slow=3600)}, output.append
+        config_of(),
+        run_info(config_of()),
+        tmp_path,
+        {"slow": lambda: Remembers(tmp_path / "calls", slow=3600)},
+        output.append,
     )
     began = time.monotonic()
     for step in range(1, 1601):
@@ -219,8 +224,8 @@ def test_a_hanging_logger_does_not_delay_the_run_and_its_drops_are_counted(tmp_p
 def test_each_task_is_logged_under_its_name_with_a_forecast_once_it_can_be_fitted():
     config = read_config(None, ["--data", '[{kind = "arithmetic"}, {kind = "programs"}]'])
     points = [point(10 * n, task) for n in range(8) for task in ("arithmetic", "programs")]
-    early = evaluation_numbers(RunView(config, (), points[:4]))
-    late = evaluation_numbers(RunView(config, (), points))
+    early = evaluation_numbers(RunView(run_info(config), (), points[:4]))
+    late = evaluation_numbers(RunView(run_info(config), (), points))
     assert early["eval/programs/pass_rate"] == point(10).pass_rate
     assert not [name for name in early if name.startswith("forecast/")]
     for task in ("arithmetic", "programs"):

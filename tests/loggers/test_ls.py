@@ -7,8 +7,8 @@ from logged_runs import point, row
 
 from scalerl.cli.main import main
 from scalerl.config import read_config
+from scalerl.core.status import Heartbeat
 from scalerl.training.run_dir import RunDirectory
-from scalerl.training.status import Heartbeat
 
 
 def make_run(path, steps, state="", message=""):
@@ -36,7 +36,7 @@ def test_ls_lists_every_run_with_state_step_pass_rate_forecast_and_advice(runs, 
     assert main(["ls", str(runs)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:3] for line in lines[2:]] == [
-        ["broken\\x1b[31m", "unreadable", "config.toml:"], ["failed", "failed", "7/100"], ["new", "dead", "0/100"],
+        ["broken\\x1b[31m", "unreadable", "run.json"], ["failed", "failed", "7/100"], ["new", "dead", "0/100"],
     ]  # fmt: skip
     name, state, step, rate, ahead, advice = lines[1].split()
     assert (name, state, step, rate) == ("a-finished-..-characters", "finished", "100/100", "0.412")

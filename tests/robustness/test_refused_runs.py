@@ -14,6 +14,7 @@ from scalerl.cli.exits import guarded
 from scalerl.cluster.measured import read_run
 from scalerl.config import PRESETS, to_toml
 from scalerl.core.files import ADVICE
+from scalerl.core.run_files import RunInfo
 
 CONFIG = to_toml(PRESETS["lab"])
 METRICS = [
@@ -27,12 +28,14 @@ POINTS = [
      "tokens": 1000 * n, "stderr": 0.01, "mean_tokens": 20.0} for n in range(12)
 ]  # fmt: skip
 VERBS = (("fit",), ("report",), ("plan", "--from"))
+INFO = RunInfo(title="lab", axis="flops", tasks={"arithmetic": (0.0, 1.0)}).to_json()
 
 
-def run(fault, expect=(), config=CONFIG, points=None, metrics=None, allowed=(1, 2), verbs=VERBS):
+def run(fault, expect=(), config=CONFIG, points=None, metrics=None, info=INFO, allowed=(1, 2), verbs=VERBS):
     """Return cases of a run directory with these files (None: a valid one; empty bytes: an empty one; False: none)."""
     files = {
         "config.toml": config,
+        "run.json": info,
         "points.jsonl": lines(POINTS) if points is None else points,
         "metrics.jsonl": lines(METRICS) if metrics is None else metrics,
     }
@@ -49,14 +52,25 @@ def run(fault, expect=(), config=CONFIG, points=None, metrics=None, allowed=(1, 
     ]
 
 
-FIT, PLAN = (("fit",),), (("plan", "--from"),)
+FIT, PLAN, READ = (("fit",),), (("plan", "--from"),), (("fit",), ("report",))
 POINTS_OF = ("fit", "run/points.jsonl")
 """Verbs on a run directory, without the figure of a fit, which takes seconds."""
 RUNS = [
     *run("no points", "points", points=False, verbs=FIT),
     *run("no metrics", "metrics.jsonl", metrics=False, verbs=PLAN),
     *run("empty metrics", "metrics.jsonl", metrics=b"", verbs=PLAN),
-    *run("a configuration of NUL bytes", "TOML", config=b"\0" * 512),
+    *run("a configuration of NUL bytes", "TOML", config=b"\0" * 512, verbs=PLAN),
+    *run("no run.json", "scalerl upgrade run", info=False, verbs=READ),
+    *run("half a run.json", "run.json is damaged", info=INFO[: len(INFO) // 2], verbs=READ),
+    *run("a run.json of a later version", "install a newer version", info='{"schema": 2}', verbs=READ),
+    *run("a run.json without a schema", "no schema", info="{}", verbs=READ),
+    *run("a run.json of NUL bytes", "run.json is damaged", info=b"\0" * 512, verbs=READ),
+    *run("a run.json with numbers for names", "run.json is damaged", info='{"schema": 1, "title": 3}', verbs=READ),
+    *run("tasks without bounds", "run.json is damaged", verbs=READ,
+         info='{"schema": 1, "title": "", "tasks": {"a": 1}}'),
+    *run("unknown fields", info=INFO.replace('"seed"', '"mood": {"a": [1]}, "seed"'), verbs=FIT, allowed=(0,)),
+    *run("a metric with unknown fields", verbs=FIT, allowed=(0,), info=INFO.replace(
+        '"metrics": {}', '"metrics": {"x": {"label": "X", "shape": "round"}}')),
     *run("points of NUL bytes", "points.jsonl", points=b"\0" * 512, verbs=FIT),
     *run("metrics in Latin-1", "metrics.jsonl", metrics=b"\xe9\n" * 30, verbs=PLAN),
     *run("few steps", "7", metrics=lines(METRICS[:5]), verbs=PLAN),

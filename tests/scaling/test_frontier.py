@@ -9,10 +9,11 @@ import pytest
 from commands import call
 from doc_pages import json_keys
 
-from scalerl.config import LAB, to_toml
+from scalerl.config import LAB
 from scalerl.scaling import Curve, CurveError, compare, fit, frontier, sigmoid
 from scalerl.scaling.frontier import next_run, of_law
 from scalerl.scaling.pool import levels, likelihood, pooled, smoothed
+from scalerl.training.run_info import run_info
 
 RNG = np.random.default_rng
 WIDTHS, BATCHES = (32, 64, 128, 256), (8, 16, 32)
@@ -196,7 +197,7 @@ def test_the_command_reads_the_settings_of_runs_and_prints_documented_keys(tmp_p
         (tmp_path / f"r{i}").mkdir()
         changes = {"model": LAB.model.model_copy(update={"width": int(setting["width"])})}
         changes["recipe"] = LAB.recipe.model_copy(update={"prompts_per_step": int(setting["batch"])})
-        (tmp_path / f"r{i}/config.toml").write_text(to_toml(LAB.model_copy(update=changes)))
+        (tmp_path / f"r{i}/run.json").write_text(run_info(LAB.model_copy(update=changes)).to_json())
         rows = zip(f.curve.compute, f.curve.metric, strict=True)
         lines = [json.dumps({"flops": c, "device_hours": c, "pass_rate": r, "task": "arithmetic"}) for c, r in rows]
         (tmp_path / f"r{i}/points.jsonl").write_text("\n".join(lines) + "\n")
@@ -211,7 +212,7 @@ def test_the_command_reads_the_settings_of_runs_and_prints_documented_keys(tmp_p
     code, out, _ = call(capsys, *words, "--budget", 8000, "-o", page)
     assert code == 0 and f"page      {page}" in out and 'id="plot-frontier"' in page.read_text()
     assert "for 8000 FLOPs: width 64, prompts_per_step" in page.read_text()
-    code, _, error = call(capsys, *words, "--budget", 8000, "-o", tmp_path / "r0/config.toml")
+    code, _, error = call(capsys, *words, "--budget", 8000, "-o", tmp_path / "r0/run.json")
     assert code == 2 and "is not an HTML page" in error
     code, out, _ = call(capsys, *words[:-1], "model.width", "--budget", 8, "--hours")
     assert code == 0 and "the runs also differ in recipe.prompts_per_step" in out

@@ -6,8 +6,8 @@ from scalerl.config.base import replace
 from scalerl.config.recipe import AdamW, LaterRate
 from scalerl.core.errors import ConfigError
 from scalerl.training.checkpoint import save_state
+from scalerl.training.run_info import data_notes
 from scalerl.training.saved import continued
-from scalerl.view.outlook import data_note
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_the_rate_of_a_resume_is_recorded_with_the_step_of_its_checkpoint(run):
     assert optimizer.learning_rate == LAB.recipe.optimizer.learning_rate
     assert optimizer.later_rates == (LaterRate(after_step=8, learning_rate=1e-4),)
     assert parse_config(to_toml(changed), "text") == changed
-    assert "learning rate was set to 0.0001 after step 8" in data_note(changed)
+    assert "learning rate was set to 0.0001 after step 8" in data_notes(changed)[-1]
     (run / "config.toml").write_text(to_toml(changed))
     again = continued(run, changed, {"recipe.optimizer.learning_rate": 5e-5}, 50, run / "step_000008")
     assert again.recipe.optimizer.later_rates == (LaterRate(after_step=8, learning_rate=5e-5),) and again.steps == 50

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import runs
 
-from scalerl.training.status import read_status
-from scalerl.view.metrics import METRICS
+from scalerl.core.status import read_status
+from scalerl.training.catalogue import METRICS
 from scalerl.view.run import FollowedRun
 
 

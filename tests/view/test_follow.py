@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from watched import METRICS as ROW
-from watched import add_points, add_rollouts, add_steps, rollout, write_run
+from watched import add_event, add_points, add_rollouts, add_steps, rollout, write_run
 
 from scalerl.core.rows import RowFile
-from scalerl.view.metrics import GROUPS, METRICS, bucketed, level_of
+from scalerl.training.catalogue import METRICS
 from scalerl.view.rollouts import RolloutIndex
 from scalerl.view.run import FollowedRun
-from scalerl.view.warnings import warnings
+from scalerl.view.series import bucketed, level_of
 from scalerl.view.watcher import Watcher
 
 
@@ -87,33 +87,36 @@ def test_every_documented_metric_has_a_meaning():
     documented = [name for cell in cells for name in cell.replace("`", "").replace(",", " ").split()]
     assert len(documented) > 30 and set(documented) == {"step", *METRICS}
     assert set(METRICS) == {*ROW, "device_hours", "flops", "tokens"}
-    assert {metric.group for metric in METRICS.values()} == set(GROUPS)
 
 
-def test_values_beyond_the_thresholds_give_warnings(tmp_path):
-    levels = [level_of("truncation_rate", value) for value in (0.05, 0.06, 0.11)]
-    assert levels == ["", "caution", "bad"] and level_of("occupancy", 0.69) == "caution" == level_of(
-        "reward_failures", 1
-    )
+def test_values_beyond_the_thresholds_have_a_level():
+    levels = [level_of(METRICS["truncation_rate"], value) for value in (0.05, 0.06, 0.11)]
+    assert levels == ["", "caution", "bad"]
+    assert level_of(METRICS["occupancy"], 0.69) == "caution" == level_of(METRICS["reward_failures"], 1)
+
+
+def test_a_run_shows_the_warnings_of_its_events_until_they_are_over(tmp_path):
     run = FollowedRun(write_run(tmp_path / "run", rows=30), "run")
     run.poll(0.0)
     assert run.warnings() == {}
-    add_steps(run.path, range(31, 61), truncation_rate=0.12, occupancy=0.4, reward_failures=2, engine_restarts=1)
-    run.poll(10.0)
-    text = "\n".join(run.warnings().values())
-    assert all(words in text for words in ("12% of the rollouts are truncated", "only 40% of the", "2 completions"))
-    assert "1 engines that died" in text and warnings([], run.config) == {}
-
-
-def test_a_falling_run_gives_a_warning_with_the_metrics_that_moved(tmp_path):
-    run = FollowedRun(write_run(tmp_path / "run", rows=240, points=20), "run")
-    run.poll(0.0)
+    add_event(run.path, 31, "warning", "truncated", "7% of the rollouts are truncated")
+    add_event(run.path, 32, "warning", "slots", "only 40% of the slots")
+    add_event(run.path, 33, "over", "truncated")
+    assert run.poll(10.0) and list(run.warnings().values()) == ["only 40% of the slots"]
+    (run.path / "events.jsonl").unlink()  # a resume from an earlier checkpoint
+    run.poll(20.0)
     assert run.warnings() == {}
-    add_steps(run.path, range(241, 301), staleness_mean=40.0)
-    for number in range(20, 26):
-        add_points(run.path, [number], pass_rate=0.3)
+
+
+def test_a_metric_that_run_json_does_not_describe_is_shown_under_its_own_name(tmp_path):
+    run = FollowedRun(write_run(tmp_path / "run", rows=30), "run")
+    add_steps(run.path, range(31, 41), **{"environment/guesses": 2.5, "note": "text"})
     run.poll(10.0)
-    assert any("has fallen by 0.2" in text and "staleness from 3.2 to" in text for text in run.warnings().values())
+    own = {metric["name"]: metric for metric in run.metrics(10)}["environment/guesses"]
+    assert own["label"] == "environment/guesses" and own["group"] == "other" and own["last"] == 2.5
+    assert run.series("environment/guesses", 0, 99, 10)["mean"] == [2.5] * 10
+    with pytest.raises(ValueError, match="note"):
+        run.series("note", 0, 99, 10)
 
 
 def test_a_run_resumed_from_a_checkpoint_has_only_its_new_rows(tmp_path):

@@ -13,12 +13,12 @@ from watched import ABSENT, HOSTILE, add_points, add_rollouts, add_steps, rollou
 
 from scalerl.config import QUICK
 from scalerl.config.base import replace
+from scalerl.core.status import Heartbeat
 from scalerl.scaling import Curve, fit, forecast
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import select
 from scalerl.study.plans import PLANS
-from scalerl.training.status import Heartbeat
-from scalerl.view.metrics import METRICS
+from scalerl.training.catalogue import METRICS
 
 pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
 pytest.importorskip("plotly", reason="the live page needs the extra `watch`")

@@ -10,7 +10,8 @@ from watched import point, write_run
 from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.core.rows import RowFile
-from scalerl.training.status import Heartbeat, read_status
+from scalerl.core.status import Heartbeat, read_status
+from scalerl.training.run_info import run_info
 from scalerl.types import EvalPoint
 from scalerl.view.run import FollowedRun, RunView
 from scalerl.view.state import find, pace
@@ -93,7 +94,7 @@ def test_suites_do_not_count_as_the_pass_rate_of_a_run(tmp_path):
     (tmp_path / "own.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
     data = {"kind": "file", "path": str(tmp_path / "own.jsonl"), "name": "main"}
     config = read_config(None, {"model": {"kind": "hf", "path": "m"}, "data": [data], "suites": ["aime-24"]})
-    view = RunView(config, (), [EvalPoint.of(point(1, task=task)) for task in ("main", "aime-24")])
+    view = RunView(run_info(config), (), [EvalPoint.of(point(1, task=task)) for task in ("main", "aime-24")])
     assert set(view.points) == {"main", "aime-24"} and view.tasks == ["main"]
 
 

@@ -5,6 +5,7 @@ from json_rows import write_rows
 from simulated_runs import run as curve
 
 from scalerl.config import read_config, to_toml
+from scalerl.training.run_info import run_info
 from scalerl.view.analysis import analyze
 from scalerl.view.outlook import read_sources
 from scalerl.view.page_figures import FIGURES
@@ -23,7 +24,9 @@ def run_directory(path, seed=0):
         f'suites = ["aime-24", {{path = "{path}/own.jsonl", name = "<b>own"}}]\n[model]\nkind = "hf"\npath = "m"\n'
         f'[data]\nkind = "file"\npath = "{path}/own.jsonl"\nname = "main"\n'
     )
-    (path / "config.toml").write_text(to_toml(read_config(path / "run.toml", [])))
+    config = read_config(path / "run.toml", [])
+    (path / "config.toml").write_text(to_toml(config))
+    (path / "run.json").write_text(run_info(config).to_json())
     made, rows = curve(seed=seed, points=13), []
     for step, (compute, level) in enumerate(zip(made.compute, made.metric, strict=True)):
         shared = {"step": step, "device_hours": compute, "flops": 1e15 * compute, "tokens": 1000 * step}

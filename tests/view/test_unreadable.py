@@ -78,9 +78,9 @@ def pipe(name):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (private("."), "permission denied"), (private("config.toml"), "permission denied"),
+        (private("."), "permission denied"), (private("run.json"), "permission denied"),
         (private("metrics.jsonl"), "permission denied"), (private("points.jsonl"), "permission denied"),
-        (pipe("config.toml"), "regular"), (pipe("metrics.jsonl"), "regular"), (pipe("points.jsonl"), "regular"),
+        (pipe("run.json"), "regular"), (pipe("metrics.jsonl"), "regular"), (pipe("points.jsonl"), "regular"),
     ],
 )  # fmt: skip
 def test_a_run_that_cannot_be_read_is_one_row_with_the_reason(place, capsys, change, reason):

@@ -5,7 +5,8 @@ import math
 
 from scalerl.config import PRESETS, to_toml
 from scalerl.config.base import replace
-from scalerl.training.status import Heartbeat
+from scalerl.core.status import Heartbeat
+from scalerl.training.run_info import run_info
 
 LAB = PRESETS["lab"]
 METRICS = {
@@ -30,7 +31,9 @@ ABSENT = {name for name, value in METRICS.items() if value is None}
 def write_run(path, rows=0, points=0, steps=400, **changes):
     """Write a run directory of the lab with given rows and evaluations; `changes` are fields of its configuration."""
     path.mkdir(parents=True)
-    (path / "config.toml").write_text(to_toml(replace(LAB, steps=steps, **changes)), encoding="utf-8")
+    config = replace(LAB, steps=steps, **changes)
+    (path / "config.toml").write_text(to_toml(config), encoding="utf-8")
+    (path / "run.json").write_text(run_info(config).to_json(), encoding="utf-8")
     add_steps(path, range(1, rows + 1))
     add_points(path, range(points))
     with Heartbeat(path, phase="training") as beating:  # no process runs; the state follows from the files' ages
@@ -44,6 +47,11 @@ def add_steps(path, steps, **changes):
             used = {"device_hours": 5e-4 * step, "flops": 2e12 * step, "tokens": 50_000 * step}
             moving = {"loss": 0.01 * math.sin(step), "entropy": 0.3 + 0.2 / (1 + step / 50)}
             file.write(json.dumps({"step": step, **METRICS, **moving, **used, **changes}) + "\n")
+
+
+def add_event(path, step, kind, key, text=""):
+    with (path / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"step": step, "kind": kind, "key": key, "text": text}) + "\n")
 
 
 def point(number, task="arithmetic", **changes):

@@ -94,7 +94,7 @@ function runPage(id) {
           el("div", { class: "plot", id: place(task), "data-keep": true, role: "img", "aria-label": `Curve and forecast of ${task}` }))),
         metrics === null ? el("p", { class: "muted" }, "loading metrics …")
           : metrics.length === 0 ? el("p", { class: "muted" }, "No metrics yet; the first step writes some.")
-          : Object.entries(GROUPS).map(([group, title]) => el("section", { "data-key": group }, el("h2", {}, title),
+          : [...new Set(metrics.map((one) => one.group))].map((group) => el("section", { "data-key": group }, el("h2", {}, GROUPS[group] ?? capital(group)),
               el("div", { class: "tiles", "data-arrows": true }, metrics.filter((one) => one.group === group).map(tile)))),
         el("h2", {}, "Terms"),
         el("dl", { class: "terms" }, Object.entries(TERMS).flatMap(([term, meaning]) => [el("dt", {}, term), el("dd", {}, meaning)])),

@@ -12,16 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from scalerl.config import RunConfig
-from scalerl.core.printable import indented, printable
+from scalerl.core.printable import printable
+from scalerl.training.run_info import run_info
+from scalerl.training.warnings import occupancy
 from scalerl.types import EvalPoint
 from scalerl.view.outlook import Outlook
 from scalerl.view.run import RunView
-from scalerl.view.warnings import FAILURES, news, occupancy
-
-
-def tell(console: Console, text: str) -> None:
-    """Print a message, safe for a terminal; in a log it is not wrapped, so that it can be searched."""
-    console.print(indented(text), highlight=False, markup=False, soft_wrap=not console.is_terminal)
+from scalerl.view.terminal import tell
 
 
 class RunDisplay:
@@ -30,10 +27,9 @@ class RunDisplay:
     def __init__(self, config: RunConfig, console: Console | None = None) -> None:
         """Prepare for a run; without a console, print to standard output."""
         self.console = console or Console(force_jupyter=False)  # which adds an output for every line
-        self._view = RunView(config)
+        self._config, self._view = config, RunView(run_info(config))
         self._every = max(1, config.steps // 50)
         self._outlooks: dict[str, Outlook] = {}
-        self._told: set[str] = set(FAILURES)  # the run itself reports them
         self._live: Live | None = None
 
     def start(self) -> None:
@@ -57,7 +53,6 @@ class RunDisplay:
     def step(self, row: dict[str, Any]) -> None:
         """Show a training step."""
         self._view.rows.append(row)
-        self._tell_news(f"step {row['step']}")
         if self._live is not None:
             self._live.update(self._render())
         elif row["step"] % self._every == 0 or row["step"] == self._view.steps:
@@ -67,7 +62,6 @@ class RunDisplay:
         """Show the curve of each task so far, with a forecast from its fifth evaluation on."""
         self._view.evaluated(points)
         self._outlooks = self._view.outlooks()
-        self._tell_news(f"evaluation at step {points[-1].step}" if points else "evaluation")
         if self._live is not None:
             self._live.update(self._render())
             return
@@ -75,10 +69,6 @@ class RunDisplay:
             text = f"evaluation at step {last.step}{of_task}: pass rate {last.pass_rate:.3f} ± {last.stderr:.3f}"
             ahead = self._outlooks.get(task)
             self.note(f"{text}; {_forecast_line(ahead)}" if ahead else text)
-
-    def _tell_news(self, when: str) -> None:
-        for _, text in news(self._view.warnings(), self._told):
-            self.note(f"{when}: {text}")
 
     def _last(self) -> list[tuple[str, EvalPoint, str]]:
         """Return each task with its last evaluation and, if there are several, its name as the end of a phrase."""
@@ -98,7 +88,7 @@ class RunDisplay:
         table = Table.grid(padding=(0, 2))
         for style in ("dim", "", "dim", ""):
             table.add_column(style=style, no_wrap=True)
-        for cells in _cells(self._view) if self._view.rows else ():
+        for cells in _cells(self._view, self._config) if self._view.rows else ():
             table.add_row(*cells)
         lines: list[RenderableType] = [Text.from_markup("[bold]scalerl[/bold]"), table]
         for task, last, of_task in self._last():
@@ -110,10 +100,9 @@ class RunDisplay:
         return Group(*lines)
 
 
-def _cells(view: RunView) -> list[tuple[str, str, str, str]]:
+def _cells(view: RunView, config: RunConfig) -> list[tuple[str, str, str, str]]:
     """Return two labels and values per line, short enough for a terminal of 80 columns."""
-    assert view.config is not None
-    row, steps, busy = view.rows[-1], view.steps, occupancy(list(view.rows), view.config)
+    row, steps, busy = view.rows[-1], view.steps, occupancy(list(view.rows), config)
     done = int(12 * row["step"] / steps)
     bar = "━" * done + "─" * (12 - done)
     return [

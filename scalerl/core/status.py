@@ -6,18 +6,18 @@ not changed for long as a sign that the process has ended.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
 import time
 from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
 
-from scalerl.config.base import Part, replace
 from scalerl.core.files import read_json, write_whole
-
-NAME = "status.json"
+from scalerl.core.run_files import STATUS
 
 PHASES = {
     "starting": "loads the model and starts the generators",
@@ -35,7 +35,8 @@ LONGEST = 1000
 """Maximum length of the message, characters."""
 
 
-class Status(Part):
+@dataclass(frozen=True, kw_only=True)
+class Status:
     """Content of status.json.
 
     Example: Status(state="running", message="", host="node-3", pid=4242, started=1795363200.0, beat=1795363500.0,
@@ -61,7 +62,7 @@ class Heartbeat:
 
     def __init__(self, directory: Path, every_s: float = BEAT_S, phase: str = "starting") -> None:
         """Prepare the heartbeat of an existing run directory, which begins in a phase of `PHASES`."""
-        self._path, self._every_s = directory / NAME, every_s
+        self._path, self._every_s = directory / STATUS, every_s
         now, host = time.time(), socket.gethostname()
         self._status = Status(state="running", host=host, pid=os.getpid(), started=now, beat=now, phase=phase)
         self._ended, self._wake = False, threading.Event()
@@ -107,12 +108,17 @@ class Heartbeat:
     def _write(self) -> None:
         # a full or missing disk is reported when rows are written; the heartbeat must not end the run
         with suppress(OSError):
-            write_whole(self._path, replace(self._status, beat=time.time()).model_dump_json() + "\n")
+            write_whole(self._path, json.dumps(asdict(replace(self._status, beat=time.time()))) + "\n")
 
 
 def read_status(directory: Path) -> Status | None:
     """Return the content of status.json in a run directory; None if it does not exist or cannot be read."""
     try:
-        return Status.model_validate(read_json(directory / NAME))
-    except (OSError, ValueError):
+        values = dict(read_json(directory / STATUS))
+        status = Status(**{name: values[name] for name in (f.name for f in fields(Status)) if name in values})
+    except (OSError, ValueError, TypeError):
         return None
+    texts = (status.state, status.message, status.host, status.phase)
+    numbers = (status.pid, status.started, status.beat)
+    sound = all(isinstance(text, str) for text in texts) and all(isinstance(n, int | float) for n in numbers)
+    return status if sound else None

@@ -1,18 +1,8 @@
-"""The columns of metrics.jsonl for display: groups, labels, meanings, units, thresholds, and series for figures.
-
-Axes in names: N steps, K buckets.
-"""
+"""The columns of metrics.jsonl: groups, labels, meanings, units and thresholds, for run.json and the warnings."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
-
-from scalerl.view.page_figures import plain
-
-Array = NDArray[np.float64]
+from scalerl.core.run_files import Metric
 
 WARN_TRUNCATION, UNSTABLE_TRUNCATION = 0.05, 0.10
 """Shares of truncated rollouts above which a warning is shown; above the second, the paper's runs became unstable."""
@@ -26,28 +16,6 @@ MISMATCH = 0.05
 
 LEAST_EFFECTIVE = 0.5
 """Effective share of the tokens below which a warning is shown; half is the usual bound (Liu and Chen 1995)."""
-
-GROUPS = ("learning", "staleness", "lengths", "speed", "occupancy")
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """Description of a column.
-
-    Example: Metric("learning", "Entropy", "mean entropy of the policy at trained tokens", "nats")
-    """
-
-    group: str
-    label: str
-    meaning: str
-    unit: str = ""
-    above: tuple[float, ...] = ()
-    """Upper thresholds: above the first, caution; above the second, training is usually unstable."""
-    below: tuple[float, ...] = ()
-    """Lower thresholds, with the same meaning for values below them."""
-    share: bool = False
-    """Whether the value is a share, shown in percent."""
-
 
 METRICS = {
     "pass_rate": Metric("learning", "Pass rate of the batch", "share of the batch's rollouts that passed", share=True),
@@ -154,39 +122,3 @@ METRICS = {
     ),
 }  # fmt: skip
 """Every column except `step`, in display order."""
-
-
-def level_of(name: str, value: float) -> str:
-    """Return "caution" or "bad" if a value crosses thresholds of its metric, else ""."""
-    metric = METRICS[name]
-    crossed = [value > bound for bound in metric.above] + [value < bound for bound in metric.below]
-    return ("", "caution", "bad")[min(2, sum(crossed))]
-
-
-def between(step_N: Array, low: float, high: float) -> slice:
-    """Return the rows between two steps, plus one on each side so that lines reach the edge."""
-    first, last = np.searchsorted(step_N, [low, high], side="left")
-    return slice(max(0, int(first) - 1), int(last) + 2)
-
-
-def bucketed(step_N: Array, value_N: Array, most: int) -> dict[str, list[float | None]]:
-    """Reduce a series to at most `most` buckets, each with minimum, mean and maximum of neighboring steps.
-
-    Args:
-        step_N: Increasing steps.
-        value_N: Values; NaN is ignored.
-        most: K, maximum number of buckets.
-
-    Returns:
-        Lists x, low, mean and high, (K,) each; None for values that are not finite.
-    """
-    known_N = np.isfinite(value_N)
-    step_N, value_N = step_N[known_N], value_N[known_N]
-    first_K = np.linspace(0, len(step_N), min(most, len(step_N)) + 1).astype(int)[:-1]
-    count_K = np.diff([*first_K, len(step_N)])
-    return {
-        "x": plain(np.add.reduceat(step_N, first_K) / count_K),
-        "low": plain(np.minimum.reduceat(value_N, first_K)),
-        "mean": plain(np.add.reduceat(value_N, first_K) / count_K),
-        "high": plain(np.maximum.reduceat(value_N, first_K)),
-    }

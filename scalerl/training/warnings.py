@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from scalerl.config import RunConfig
-from scalerl.scaling import Curve
+from scalerl.core.numbers import number
+from scalerl.core.run_files import active_warnings
+from scalerl.scaling import Curve, CurveError
 from scalerl.scaling.health import decline
-from scalerl.view.metrics import LEAST_EFFECTIVE, LOW, METRICS, MISMATCH, UNSTABLE_TRUNCATION, WARN_TRUNCATION
+from scalerl.training.catalogue import (
+    LEAST_EFFECTIVE,
+    LOW,
+    METRICS,
+    MISMATCH,
+    UNSTABLE_TRUNCATION,
+    WARN_TRUNCATION,
+)
+from scalerl.training.run_info import default_axis
+from scalerl.types import EvalPoint
+from scalerl.view.outlook import curve_of
 
 Rows = Sequence[Mapping[str, Any]]
 """The last rows of metrics.jsonl, oldest first; values may be missing."""
 
-KEPT = 400
-"""Number of latest rows of metrics that are kept."""
+KEPT_ROWS = 400
+"""Number of latest rows of metrics by which a run is judged."""
 
 WINDOW = 20
 """Number of steps over which occupancy and truncation are averaged."""
@@ -43,9 +57,66 @@ FALLING = "falling "
 """Start of the keys of warnings about falling curves; the task follows."""
 
 
-def number(value: Any) -> float:
-    """Return a JSON value as a number; NaN if it is not a number."""
-    return float(value) if isinstance(value, int | float) else math.nan
+class Event(NamedTuple):
+    """A row of events.jsonl: a warning, or its end.
+
+    Example: Event(120, "warning", "truncated", "12% of the rollouts are truncated: ...")
+    """
+
+    step: int
+    kind: str
+    """warning, or over: it no longer holds."""
+    key: str
+    """The same while the numbers of a warning change."""
+    text: str
+
+
+class RunWarnings:
+    """Judges a run after each step and evaluation."""
+
+    def __init__(self, config: RunConfig, rows: Rows = (), events: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Begin, or continue a resumed run.
+
+        Args:
+            config: Configuration of the run.
+            rows: Rows of metrics.jsonl so far.
+            events: Rows of events.jsonl so far.
+        """
+        self._config, self._rows = config, deque(rows, maxlen=KEPT_ROWS)
+        self._active = active_warnings(events)
+        self._falls: dict[str, str] = {key: text for key, text in self._active.items() if key.startswith(FALLING)}
+        self._told = {*FAILURES, *self._active}
+
+    def step(self, row: Mapping[str, Any]) -> list[Event]:
+        """Return the warnings that begin and end with a step, a row of metrics.jsonl."""
+        self._rows.append(row)
+        return self._changes(int(row["step"]))
+
+    def evaluated(self, points: Sequence[EvalPoint]) -> list[Event]:
+        """Return the warnings that begin and end with an evaluation, given all points of the run."""
+        self._falls = {}
+        for task in self._config.main_tasks:
+            of_task = [point for point in points if point.task == task]
+            with suppress(CurveError):  # the points are not a curve
+                self._falls |= falling(curve_of(of_task, default_axis(self._config)), list(self._rows))
+        return self._changes(points[-1].step) if points else []
+
+    def news(self, events: Sequence[Event]) -> list[str]:
+        """Return the texts to print: each warning once, and that of a falling curve again if it recovered.
+
+        Failures are left out, because the run prints them when they happen.
+        """
+        self._told -= {event.key for event in events if event.kind == "over" and event.key.startswith(FALLING)}
+        fresh = [event for event in events if event.kind == "warning" and event.key not in self._told]
+        self._told |= {event.key for event in fresh}
+        return [event.text for event in fresh]
+
+    def _changes(self, step: int) -> list[Event]:
+        now = {**self._falls, **warnings(list(self._rows), self._config)}
+        over = [Event(step, "over", key, "") for key in self._active if key not in now]
+        begun = [Event(step, "warning", key, text) for key, text in now.items() if key not in self._active]
+        self._active = now
+        return [*over, *begun]
 
 
 def warnings(rows: Rows, config: RunConfig) -> dict[str, str]:
@@ -55,17 +126,6 @@ def warnings(rows: Rows, config: RunConfig) -> dict[str, str]:
     return of_rates | {
         name: f"{number(last[name]):.0f} {METRICS[name].meaning}" for name in FAILURES if number(last.get(name)) > 0
     }
-
-
-def news(warnings: Mapping[str, str], told: set[str]) -> list[tuple[str, str]]:
-    """Return the keys and texts of warnings that were not told, and add them to `told`.
-
-    Each warning is told once, except that of a falling curve, which is told again if the curve recovers and falls.
-    """
-    fresh = [(key, text) for key, text in warnings.items() if key not in told]
-    told.difference_update({key for key in told if key.startswith(FALLING) and key not in warnings})
-    told.update(warnings)
-    return fresh
 
 
 def truncation(rows: Rows) -> dict[str, str]:
