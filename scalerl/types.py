@@ -150,6 +150,14 @@ class Score:
     """Whether the completion passed, for the pass rate, the curriculum and the curve."""
     reason: str = field(default="", compare=False)
     """Reason in one line, for display only."""
+    counted: bool = True
+    """False if the reward function, verifier or environment failed. Such a completion has no reward, and enters neither
+    loss, baseline, normalization nor pass rates."""
+
+    @classmethod
+    def missing(cls, problem: str) -> Score:
+        """Return the score of a completion without a reward."""
+        return cls(0.0, False, problem, counted=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +226,7 @@ class EvalPoint:
     task: str
     """Name of the held-out set."""
     pass_rate: float
-    """mean@k: the mean over prompts of the share of k samples that pass."""
+    """mean@k: the mean over prompts of the share of k samples that pass. Samples without a reward are not counted."""
     stderr: float
     """Standard error of `pass_rate` over prompts."""
     prompts: int
@@ -227,6 +235,8 @@ class EvalPoint:
     """k."""
     truncated: float = 0.0
     """Share of samples that reached their length limit."""
+    failed: float = 0.0
+    """Share of samples without a reward."""
     mean_tokens: float = 0.0
     """Mean length of the samples, tokens."""
     eval_s: float = 0.0

@@ -66,7 +66,7 @@ class Curriculum:
         return visits
 
     def forget(self, visit: Visit) -> None:
-        """Record that a visit has no result because its group was dropped. The prompt returns in a later epoch."""
+        """Record that a visit has no result: its group was dropped or got no reward. A later epoch draws the prompt."""
         identity = visit.prompt.id
         self._awaited[identity] -= 1
         if not self._awaited[identity]:
@@ -164,7 +164,7 @@ class Mixture:
         return visits
 
     def forget(self, visit: Visit) -> None:
-        """Record that a visit has no result because its group was dropped."""
+        """Record that a visit has no result: its group was dropped or got no reward."""
         self._parts[visit.prompt.task].forget(visit)
 
     def record(self, visit: Visit, pass_rate: float) -> None:

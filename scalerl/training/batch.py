@@ -46,7 +46,9 @@ class RolloutTensors:
     rewards_PG: Tensor
     """Rewards from the verifier or reward function."""
     passed_PG: Tensor
-    """Rollouts that passed; a truncated rollout has failed."""
+    """Rollouts that passed; a truncated rollout has not."""
+    counted_PG: Tensor
+    """Rollouts with a reward; the others carry no loss, and their reward means nothing."""
     experts_BTLK: Tensor | None = None
     """Experts that the engine used for each token, int16; -1 if not recorded. None if no token has any."""
     nucleus: tuple[Tensor, Tensor] | None = None
@@ -84,6 +86,7 @@ def collate(groups: Sequence[ScoredGroup]) -> RolloutTensors:
         interrupted_B=torch.tensor([r.interrupted for _, _, r in rollouts]),
         rewards_PG=torch.tensor([[score.reward for score in group.scores] for group in groups]),
         passed_PG=torch.tensor([[score.passed for score in group.scores] for group in groups]),
+        counted_PG=torch.tensor([[score.counted for score in group.scores] for group in groups]),
         experts_BTLK=_experts(with_start, shape[1]),
         nucleus=flat_nuclei(with_start, shape[1]),
     )
@@ -137,8 +140,8 @@ def rollout_row(rollouts: RolloutTensors, rewards_PG: Tensor, keep_P: Tensor) ->
     """Return the metrics of the step's rollouts."""
     tokens_PG = rollouts.completion_tokens_PG.float()
     return {
-        "pass_rate": float(rollouts.passed_PG.float().mean()),
-        "reward": float(rewards_PG.mean()),
+        "pass_rate": float(rollouts.passed_PG[rollouts.counted_PG].float().mean()),
+        "reward": float(rewards_PG[rollouts.counted_PG].mean()),
         "prompts": len(keep_P),
         "kept_prompts": int(keep_P.sum()),
         "truncation_rate": float(rollouts.truncated_B.float().mean()),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 
-import torch
 from torch import Tensor
 
 from scalerl.config.recipe import LengthPenalty, Recipe
@@ -40,10 +39,10 @@ def train(run: Session) -> None:
             rewards_PG = with_length_penalty(rewards_PG, rollouts.passed_PG, lengths_PG, recipe.length)
 
         # pass rates -> curriculum: No-Positive-Resampling retires the solved prompts
-        run.record_pass_rates(taken, rollouts.passed_PG)
+        run.record_pass_rates(taken, rollouts)
 
         # rewards -> advantages, normalized before prompts without variance are dropped
-        advantages_B = advantages(recipe.advantage, rewards_PG).view(-1)
+        advantages_B = advantages(recipe.advantage, rewards_PG, rollouts.counted_PG).view(-1)
         keep_P = kept_prompts(rollouts, rewards_PG, recipe)
 
         # trained tokens -> token weights that sum to one after filtering
@@ -82,8 +81,9 @@ def train(run: Session) -> None:
 
 
 def may_be_trained(rollouts: RolloutTensors, recipe: Recipe) -> Tensor:
-    """Return which rollouts may carry loss: all, or those that were not truncated (`recipe.truncated`)."""
-    return ~rollouts.truncated_B if recipe.truncated == "exclude" else torch.ones_like(rollouts.truncated_B)
+    """Return which rollouts may carry loss: those with a reward that were not truncated (`recipe.truncated`)."""
+    counted_B = rollouts.counted_PG.view(-1)
+    return counted_B & ~rollouts.truncated_B if recipe.truncated == "exclude" else counted_B
 
 
 def kept_prompts(rollouts: RolloutTensors, rewards_PG: Tensor, recipe: Recipe) -> Tensor:
@@ -93,7 +93,7 @@ def kept_prompts(rollouts: RolloutTensors, rewards_PG: Tensor, recipe: Recipe) -
 
 
 def trained_tokens(rollouts: RolloutTensors, keep_P: Tensor, recipe: Recipe, oldest: int) -> Tensor:
-    """Return trained_BT: sampled tokens of kept prompts, without truncated rollouts and tokens that are too old.
+    """Return trained_BT: sampled tokens of kept prompts, of rollouts that may carry loss, and not too old.
 
     Args:
         rollouts: Rollouts of the batch.

@@ -75,8 +75,8 @@ def rollout_row(
         "prompt": prompt.text,
         "completion": marked_text(tokenizer, rollout),
         "answer": prompt.answer,
-        "reward": score.reward,
-        "passed": score.passed,
+        "reward": score.reward if score.counted else None,
+        "passed": score.passed if score.counted else None,
         "reason": score.reason,
         "tokens": len(rollout),
         "truncated": rollout.truncated,
@@ -168,7 +168,8 @@ def unpacked(record: bytes) -> dict[str, Any]:
 
 def telling_group(groups: Sequence[ScoredGroup]) -> ScoredGroup:
     """Return the first group whose rewards differ, so that it has a gradient; otherwise the first group."""
-    return next((scored for scored in groups if len({score.reward for score in scored.scores}) > 1), groups[0])
+    rewards = ({score.reward for score in scored.scores if score.counted} for scored in groups)
+    return next((scored for scored, own in zip(groups, rewards, strict=True) if len(own) > 1), groups[0])
 
 
 def evaluation_rows(

@@ -117,20 +117,21 @@ BAD = """
 def test_a_failing_reward_function_is_counted_and_does_not_end_the_run(rewards_here, name, message):
     scorer = rewards_here(BAD, name, reward_timeout_s=1.0)
     first, second = score(scorer, prompt(), ["c", "d"])
-    assert first == second == Score(0.0, False) and re.search(message, first.reason)
+    assert first == second == Score.missing("") and re.search(message, first.reason)
     assert scorer.failures.failed == 2
     (output,) = scorer.failures.news()
     assert re.search(message, output) and output.endswith("counted as failed (2 of 2 completions)")
     assert scorer.failures.news() == []
 
 
-def test_a_completion_without_a_reward_gets_the_mean_of_its_group(rewards_here):
+def test_a_completion_without_a_reward_is_not_counted(rewards_here):
     text = """
         def f(prompts, completions, **columns):
             return [None if c == "none" else float(c) for c in completions]
     """
     scores = score(rewards_here(text, "f"), prompt(), ["1", "none", "0", "nan"])
-    assert scores == [Score(1.0, True), Score(0.5, False), Score(0.0, False), Score(0.5, False)]
+    assert scores == [Score(1.0, True), Score.missing(""), Score(0.0, False), Score.missing("")]
+    assert [one.counted for one in scores] == [True, False, True, False]
     assert "returned None" in scores[1].reason and "returned nan" in scores[3].reason
 
 
@@ -151,7 +152,7 @@ def test_a_failing_verifier_affects_only_its_completion_and_is_counted():
     scorer = ThreadScorer("odd", Verifier(lambda prompt, text: answers[text]), SETTINGS)
     try:
         scores = score(scorer, prompt(), ["a", "b", "missing"])
-        assert [(s.passed, s.reward) for s in scores] == [(True, 1.0), (False, 0.0), (False, -1.0)]
+        assert scores == [Score(1.0, True), Score(0.0, False), Score.missing("")]
         assert "raised KeyError: 'missing'" in scores[2].reason
         assert scorer.failures.failed == 1 and scorer.failures.completions == 3
     finally:
@@ -244,6 +245,8 @@ def test_a_truncated_rollout_never_passes(rewards_here):
     verifier = ProcessScorer("math", Verifier(math_task.verify, killable=True), SETTINGS)
     for scorer, failed in ((verifier, Score(-1.0, False)), (function, Score(0.0, False))):
         assert scorer.truncated(Score(1.0, True)) == failed
+    assert verifier.truncated(Score.missing("")) == Score(-1.0, False)  # wrong, whatever the verifier would say
+    assert function.truncated(Score.missing("")) == Score.missing("")  # its reward would be 0 or less
     verifier.close()
 
 

@@ -1,3 +1,4 @@
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,7 +6,8 @@ from texts import rollout
 
 from scalerl.config.base import replace
 from scalerl.config.recipe import SCALERL
-from scalerl.training.batch import collate
+from scalerl.learn.aggregate import AGGREGATIONS
+from scalerl.training.batch import collate, rollout_row
 from scalerl.training.learner.base import TrainBatch
 from scalerl.training.loop import kept_prompts, trained_tokens
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
@@ -31,6 +33,7 @@ def test_prompt_completion_and_padding_are_at_the_right_positions():
     assert batch.completion_tokens_PG.tolist() == [[3, 1], [2, 1]]
     assert batch.rewards_PG.tolist() == [[1.0, -1.0], [0.25, 0.5]]
     assert batch.passed_PG.tolist() == [[True, False], [False, True]]
+    assert batch.counted_PG.tolist() == [[True, True], [True, True]]
 
 
 def training(completions, trained_B):
@@ -71,3 +74,33 @@ def test_a_prompt_whose_failures_are_all_truncated_is_dropped():
     # if truncated rollouts are trained, or nothing is filtered, both prompts are kept
     for recipe in (replace(SCALERL, truncated="keep"), replace(SCALERL, zero_variance="keep")):
         assert kept_prompts(batch, batch.rewards_PG, recipe).tolist() == [True, True]
+
+
+@pytest.mark.parametrize("truncated", ["exclude", "keep"])
+def test_a_rollout_without_a_reward_is_in_no_sum_and_no_denominator(truncated):
+    """The batch has the advantages, weights and metrics of the same batch without that rollout."""
+    passed, failed = Score(1.0, True), Score(-1.0, False)
+    right, wrong, long = rollout([4, 3]), rollout([6, 7]), rollout([2] * 24)
+    recipe = replace(SCALERL, truncated=truncated)
+    other = group([5], right, wrong, right, scores=[passed, failed, failed])
+    lost, whole = (
+        collate([group([1], right, *more, wrong, scores=[passed, *scores, failed]), other])
+        for more, scores in (((long,), (Score.missing("no reply"),)), ((wrong,), (failed,)))
+    )
+    keep = kept_prompts(lost, lost.rewards_PG, recipe)
+    assert keep.tolist() == [True, True]
+    trained = trained_tokens(lost, keep, recipe, oldest=0)
+    assert trained.sum(dim=1).tolist() == [2, 0, 2, 2, 2, 2]
+    # 4 tokens of the first prompt and 6 of the second; without the mask, 28 of the first
+    assert AGGREGATIONS["prompt"](trained, lost.prompt_B)[0, 1].item() == pytest.approx(1 / 2 / 4)
+    assert AGGREGATIONS["sample"](trained, lost.prompt_B)[0, 1].item() == pytest.approx(1 / 5 / 2)
+    assert AGGREGATIONS["token"](trained, lost.prompt_B)[0, 1].item() == pytest.approx(1 / 10)
+    row = rollout_row(lost, lost.rewards_PG, keep)
+    assert row["pass_rate"] == pytest.approx(2 / 5) and row["reward"] == pytest.approx(-1 / 5)
+    assert rollout_row(whole, whole.rewards_PG, keep)["pass_rate"] == pytest.approx(2 / 6)
+
+
+def test_a_prompt_with_one_reward_left_is_dropped():
+    passed, missing = Score(1.0, True), Score.missing("no reply")
+    batch = collate([group([1], rollout([4]), rollout([6]), scores=[passed, missing])])
+    assert kept_prompts(batch, batch.rewards_PG, SCALERL).tolist() == [False]
