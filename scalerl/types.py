@@ -84,6 +84,8 @@ class Outcome:
     """Results of tools."""
     observed: int = 0
     """Tokens of replies."""
+    longest: int = 0
+    """Tokens sampled in the longest turn; the limit of `recipe.length` applies to each turn."""
     waited_s: float = field(default=0.0, compare=False)
     """Seconds between requests for replies and their use."""
 

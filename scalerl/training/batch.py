@@ -49,6 +49,9 @@ class RolloutTensors:
     """Rollouts that passed; a truncated rollout has not."""
     counted_PG: Tensor
     """Rollouts with a reward; the others carry no loss, and their reward means nothing."""
+    sampled_PG: Tensor
+    """Tokens sampled in the longest turn of each rollout, the number that the limit of `recipe.length` applies to.
+    Without an environment, a rollout is one turn."""
     experts_BTLK: Tensor | None = None
     """Experts that the engine used for each token, int16; -1 if not recorded. None if no token has any."""
     nucleus: tuple[Tensor, Tensor] | None = None
@@ -87,9 +90,14 @@ def collate(groups: Sequence[ScoredGroup]) -> RolloutTensors:
         rewards_PG=torch.tensor([[score.reward for score in group.scores] for group in groups]),
         passed_PG=torch.tensor([[score.passed for score in group.scores] for group in groups]),
         counted_PG=torch.tensor([[score.counted for score in group.scores] for group in groups]),
+        sampled_PG=torch.tensor([[_longest_turn(one) for one in group.group.rollouts] for group in groups]),
         experts_BTLK=_experts(with_start, shape[1]),
         nucleus=flat_nuclei(with_start, shape[1]),
     )
+
+
+def _longest_turn(rollout: Rollout) -> int:
+    return rollout.outcome.longest if rollout.outcome else int(rollout.sampled.sum())
 
 
 def _experts(rollouts: Sequence[tuple[int, Rollout]], width: int) -> Tensor | None:

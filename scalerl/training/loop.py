@@ -35,8 +35,7 @@ def train(run: Session) -> None:
         rollouts = collate(taken.groups)
         rewards_PG = rollouts.rewards_PG
         if isinstance(recipe.length, LengthPenalty):
-            lengths_PG = rollouts.completion_tokens_PG
-            rewards_PG = with_length_penalty(rewards_PG, rollouts.passed_PG, lengths_PG, recipe.length)
+            rewards_PG = with_length_penalty(rewards_PG, rollouts.passed_PG, rollouts.sampled_PG, recipe.length)
 
         # pass rates -> curriculum: No-Positive-Resampling retires the solved prompts
         run.record_pass_rates(taken, rollouts)
