@@ -42,10 +42,11 @@ def train(run: Session) -> None:
 
         # rewards -> advantages, normalized before prompts without variance are dropped
         advantages_B = advantages(recipe.advantage, rewards_PG, rollouts.counted_PG).view(-1)
-        keep_P = kept_prompts(rollouts, rewards_PG, recipe)
+        usable_BT = loss_tokens(rollouts, recipe, oldest=now - recipe.off_policy.max_lag)
+        keep_P = kept_prompts(rewards_PG, usable_BT, recipe)
 
         # trained tokens -> token weights that sum to one after filtering
-        trained_BT = trained_tokens(rollouts, keep_P, recipe, oldest=now - recipe.off_policy.max_lag)
+        trained_BT = usable_BT & keep_P[rollouts.prompt_B][:, None]
         weights_BT = token_weights(recipe.aggregation, trained_BT, rollouts.prompt_B)
 
         # advantages -> loss -> update
@@ -79,26 +80,23 @@ def train(run: Session) -> None:
         run.checkpoint_if_due()
 
 
-def may_be_trained(rollouts: RolloutTensors, recipe: Recipe) -> Tensor:
-    """Return which rollouts may carry loss: those with a reward that were not truncated (`recipe.truncated`)."""
-    counted_B = rollouts.counted_PG.view(-1)
-    return counted_B & ~rollouts.truncated_B if recipe.truncated == "exclude" else counted_B
+def loss_tokens(rollouts: RolloutTensors, recipe: Recipe, oldest: int) -> Tensor:
+    """Return usable_BT: the tokens that may carry loss, before prompts are filtered.
 
-
-def kept_prompts(rollouts: RolloutTensors, rewards_PG: Tensor, recipe: Recipe) -> Tensor:
-    """Return keep_P: prompts that the zero-variance filter keeps, judged by the rollouts that may carry loss."""
-    usable_PG = may_be_trained(rollouts, recipe).view_as(rewards_PG)
-    return ZERO_VARIANCE[recipe.zero_variance](of_trained(rewards_PG, usable_PG))
-
-
-def trained_tokens(rollouts: RolloutTensors, keep_P: Tensor, recipe: Recipe, oldest: int) -> Tensor:
-    """Return trained_BT: sampled tokens of kept prompts, of rollouts that may carry loss, and not too old.
+    These are sampled tokens, not too old, of rollouts with a reward that were not truncated (`recipe.truncated`).
 
     Args:
         rollouts: Rollouts of the batch.
-        keep_P: Prompts that the zero-variance filter keeps.
         recipe: Recipe, whose `truncated` determines whether truncated rollouts carry loss.
         oldest: Oldest version of the weights whose tokens carry loss.
     """
-    trained_B = keep_P[rollouts.prompt_B] & may_be_trained(rollouts, recipe)
-    return rollouts.sampled_BT & trained_B[:, None] & (rollouts.version_BT >= oldest)
+    usable_B = rollouts.counted_PG.view(-1)
+    if recipe.truncated == "exclude":
+        usable_B = usable_B & ~rollouts.truncated_B
+    return rollouts.sampled_BT & usable_B[:, None] & (rollouts.version_BT >= oldest)
+
+
+def kept_prompts(rewards_PG: Tensor, usable_BT: Tensor, recipe: Recipe) -> Tensor:
+    """Return keep_P: prompts that the zero-variance filter keeps, judged by the rollouts with usable tokens."""
+    usable_PG = usable_BT.any(dim=1).view_as(rewards_PG)
+    return ZERO_VARIANCE[recipe.zero_variance](of_trained(rewards_PG, usable_PG))

@@ -9,7 +9,7 @@ from scalerl.config.recipe import SCALERL
 from scalerl.learn.aggregate import AGGREGATIONS
 from scalerl.training.batch import collate, rollout_row
 from scalerl.training.learner.base import TrainBatch
-from scalerl.training.loop import kept_prompts, trained_tokens
+from scalerl.training.loop import kept_prompts, loss_tokens
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 
 
@@ -67,13 +67,40 @@ def test_a_prompt_whose_failures_are_all_truncated_is_dropped():
     cut, whole = rollout([2, 3], truncated=True), rollout([4])
     scores = [failed, passed]
     batch = collate([group([1], cut, whole, scores=scores), group([5], whole, rollout([6, 7]), scores=scores)])
-    keep = kept_prompts(batch, batch.rewards_PG, SCALERL)
-    assert keep.tolist() == [False, True]
-    trained = trained_tokens(batch, keep, SCALERL, oldest=0)
-    assert trained.int().tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 1, 1]]
+    keep, trained = filtered(batch, SCALERL)
+    assert keep == [False, True]
+    assert trained == [[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 1, 1]]
     # if truncated rollouts are trained, or nothing is filtered, both prompts are kept
     for recipe in (replace(SCALERL, truncated="keep"), replace(SCALERL, zero_variance="keep")):
-        assert kept_prompts(batch, batch.rewards_PG, recipe).tolist() == [True, True]
+        assert filtered(batch, recipe)[0] == [True, True]
+
+
+def filtered(batch, recipe, oldest=0):
+    """Return the prompts that are kept and the tokens that are trained."""
+    usable = loss_tokens(batch, recipe, oldest)
+    keep = kept_prompts(batch.rewards_PG, usable, recipe)
+    return keep.tolist(), (usable & keep[batch.prompt_B][:, None]).int().tolist()
+
+
+def test_the_filter_does_not_count_rollouts_whose_tokens_are_all_too_old():
+    """The oldest version that may be trained is 3. Of the first prompt one reward remains, of the second both."""
+    passed, failed = Score(1.0, True), Score(-1.0, False)
+    old, new, mixed = (rollout([4, 5], versions=versions) for versions in ([2, 2], [3, 3], [2, 3]))
+    pairs = [(old, new), (mixed, new), (old, old), (new, new)]
+    batch = collate([group([1], *pair, scores=[failed, passed]) for pair in pairs])
+    keep, trained = filtered(batch, SCALERL, oldest=3)
+    assert keep == [False, True, False, True]
+    assert trained == [[0, 0, 0]] * 2 + [[0, 0, 1], [0, 1, 1]] + [[0, 0, 0]] * 2 + [[0, 1, 1]] * 2
+    # at an age that all may have, and without a filter, no rollout is left out
+    assert filtered(batch, SCALERL, oldest=2)[0] == [True] * 4
+    assert filtered(batch, replace(SCALERL, zero_variance="keep"), oldest=3)[0] == [True] * 4
+
+
+def test_a_rollout_of_which_only_injected_tokens_are_new_does_not_count():
+    passed, failed = Score(1.0, True), Score(-1.0, False)
+    injected = rollout([4, 5], [True, False], versions=[2, 3])
+    batch = collate([group([1], injected, rollout([6], versions=3), scores=[failed, passed])])
+    assert filtered(batch, SCALERL, oldest=3)[0] == [False]
 
 
 @pytest.mark.parametrize("truncated", ["exclude", "keep"])
@@ -87,11 +114,11 @@ def test_a_rollout_without_a_reward_is_in_no_sum_and_no_denominator(truncated):
         collate([group([1], right, *more, wrong, scores=[passed, *scores, failed]), other])
         for more, scores in (((long,), (Score.missing("no reply"),)), ((wrong,), (failed,)))
     )
-    keep = kept_prompts(lost, lost.rewards_PG, recipe)
+    keep, trained = map(torch.tensor, filtered(lost, recipe))
     assert keep.tolist() == [True, True]
-    trained = trained_tokens(lost, keep, recipe, oldest=0)
     assert trained.sum(dim=1).tolist() == [2, 0, 2, 2, 2, 2]
     # 4 tokens of the first prompt and 6 of the second; without the mask, 28 of the first
+    trained = trained.bool()
     assert AGGREGATIONS["prompt"](trained, lost.prompt_B)[0, 1].item() == pytest.approx(1 / 2 / 4)
     assert AGGREGATIONS["sample"](trained, lost.prompt_B)[0, 1].item() == pytest.approx(1 / 5 / 2)
     assert AGGREGATIONS["token"](trained, lost.prompt_B)[0, 1].item() == pytest.approx(1 / 10)
@@ -103,4 +130,4 @@ def test_a_rollout_without_a_reward_is_in_no_sum_and_no_denominator(truncated):
 def test_a_prompt_with_one_reward_left_is_dropped():
     passed, missing = Score(1.0, True), Score.missing("no reply")
     batch = collate([group([1], rollout([4]), rollout([6]), scores=[passed, missing])])
-    assert kept_prompts(batch, batch.rewards_PG, SCALERL).tolist() == [False]
+    assert filtered(batch, SCALERL)[0] == [False]
