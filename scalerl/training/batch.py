@@ -33,6 +33,10 @@ class RolloutTensors:
     """Log-probability of each sampled token when it was sampled; 0 elsewhere."""
     version_BT: Tensor
     """Version of the weights that sampled each token; 0 for tokens that were not sampled."""
+    context_BT: Tensor
+    """Oldest version that sampled the token or one before it in its rollout; 0 for tokens that were not sampled. A swap
+    keeps the cache, so a token is of one version only if its whole context is: each token's keys and values, and those
+    of the prompt, were computed with the weights that sampled the next token."""
     prompt_length_B: Tensor
     """Number of prompt tokens."""
     length_B: Tensor
@@ -69,19 +73,21 @@ def collate(groups: Sequence[ScoredGroup]) -> RolloutTensors:
     lengths = [len(prompt) + len(rollout) for _, prompt, rollout in rollouts]
     shape = (len(rollouts), max(lengths))
     tokens, sampled = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
-    behavior, versions = np.zeros(shape, np.float32), np.zeros(shape, np.int32)
+    behavior, versions, contexts = (np.zeros(shape, kind) for kind in (np.float32, np.int32, np.int32))
     for b, (_, prompt, rollout) in enumerate(rollouts):
         start, end = len(prompt), lengths[b]
         tokens[b, :start], tokens[b, start:end] = prompt, rollout.tokens
         sampled[b, start:end] = rollout.sampled
         behavior[b, start:end] = rollout.logps * rollout.sampled
         versions[b, start:end] = rollout.versions * rollout.sampled
+        contexts[b, start:end] = np.minimum.accumulate(rollout.versions) * rollout.sampled
     with_start = [(len(prompt), rollout) for _, prompt, rollout in rollouts]
     return RolloutTensors(
         tokens_BT=torch.from_numpy(tokens),
         sampled_BT=torch.from_numpy(sampled),
         behavior_BT=torch.from_numpy(behavior),
         version_BT=torch.from_numpy(versions),
+        context_BT=torch.from_numpy(contexts),
         prompt_length_B=torch.tensor([len(prompt) for _, prompt, _ in rollouts]),
         length_B=torch.tensor(lengths),
         prompt_B=torch.tensor([p for p, _, _ in rollouts]),

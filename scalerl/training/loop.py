@@ -61,7 +61,7 @@ def train(run: Session) -> None:
                 rollouts.experts_BTLK,
                 replay_experts=recipe.routing_replay == "on",
                 mismatch=recipe.mismatch,
-                stale_BT=rollouts.version_BT < now,
+                stale_BT=rollouts.context_BT < now,
                 nucleus=rollouts.nucleus,
                 prompt_B=rollouts.prompt_B,
                 prompt_length_B=rollouts.prompt_length_B,

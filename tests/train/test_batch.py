@@ -27,6 +27,7 @@ def test_prompt_completion_and_padding_are_at_the_right_positions():
     assert batch.sampled_BT.int().tolist() == [[0, 0, 1, 0, 1], [0, 0, 1, 0, 0], [0, 1, 1, 0, 0], [0, 1, 0, 0, 0]]
     torch.testing.assert_close(batch.behavior_BT[0], torch.tensor([0.0, 0.0, -0.1, 0.0, -0.3]))
     assert batch.version_BT[0].tolist() == [0, 0, 3, 0, 3]
+    assert batch.context_BT[0].tolist() == [0, 0, 3, 0, 3]
     assert batch.prompt_B.tolist() == [0, 0, 1, 1] and batch.length_B.tolist() == [5, 3, 3, 2]
     assert batch.truncated_B.tolist() == [False, False, True, False]
     assert batch.interrupted_B.tolist() == [True, False, False, False]
@@ -131,3 +132,15 @@ def test_a_prompt_with_one_reward_left_is_dropped():
     passed, missing = Score(1.0, True), Score.missing("no reply")
     batch = collate([group([1], rollout([4]), rollout([6]), scores=[passed, missing])])
     assert filtered(batch, SCALERL)[0] == [False]
+
+
+def test_the_context_of_a_token_is_as_old_as_the_oldest_token_before_it():
+    """Injected tokens count too: their keys and values were computed with some weights."""
+    rollouts = [
+        rollout([1, 2, 3, 4], versions=[2, 2, 3, 4]),
+        rollout([1, 2, 3], [False, True, True], versions=[1, 3, 3]),
+        rollout([1, 2], versions=[3, 3]),
+        rollout([1, 2, 3], versions=[4, 3, 4]),  # versions of several engines need not rise
+    ]
+    batch = collate([group([9], *rollouts)])
+    assert batch.context_BT[:, 1:].tolist() == [[2, 2, 2, 2], [0, 1, 1, 0], [3, 3, 0, 0], [4, 3, 3, 0]]
