@@ -85,6 +85,19 @@ class ScoringService:
         """Return the failures that have not been returned yet."""
         return [note for scorer in self._scorers.values() for note in scorer.failures.news()]
 
+    def state(self) -> dict[str, Any]:
+        """Return the counters of each task as plain values. Groups count when their scores are taken."""
+        return {
+            task: {"timeouts": scorer.timeouts, "failures": scorer.failures.state()}
+            for task, scorer in self._scorers.items()
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a result of `state`."""
+        for task, counters in state.items():
+            self._scorers[task].timeouts = counters["timeouts"]
+            self._scorers[task].failures.load_state(counters["failures"])
+
     def submit(self, group: Group) -> PendingGroup:
         """Start scoring a group; return at once."""
         return PendingGroup(group, self._scorers[group.visit.prompt.task], self._starter.submit(self._begin, group))

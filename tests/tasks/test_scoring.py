@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import textwrap
@@ -145,6 +146,40 @@ def test_the_run_ends_if_more_than_5_percent_of_100_completions_have_no_reward()
         counted.count(1, ["bad", "worse"])
     with pytest.raises(RewardError, match="100 of 100 completions"):
         few.count(1, ["bad"])
+
+
+def test_the_limit_and_the_last_cause_survive_a_resume():
+    before = Failures("reward function f")
+    before.count(40, ["first", "second"])
+    before.count(50, [])
+    after = Failures("reward function f")
+    after.load_state(json.loads(json.dumps(before.state())))  # through the format of a checkpoint
+    for failures in (before, after):
+        failures.count(10, ["third"] * 3)  # 5 of 100
+        assert (failures.completions, failures.failed) == (100, 5)
+    again = Failures("reward function f")
+    again.load_state(json.loads(json.dumps(after.state())))
+    again.failed += 1  # 6 of 101, with no failure in this call
+    with pytest.raises(RewardError, match=r"6 of 101 .*the last failure: third$"):
+        again.count(1, [])
+    few = Failures("reward function f")
+    few.count(60, ["early"] * 60)
+    with pytest.raises(RewardError, match=r"60 of 160 .*the last failure: early$"):
+        few.count(100, [])
+
+
+def test_the_counters_of_every_task_are_restored():
+    def service():
+        verifier = Verifier(lambda prompt, text: verdict(True, ""))
+        return ScoringService({name: ThreadScorer(name, verifier, SETTINGS) for name in "ab"}, decode)
+
+    before, after = service(), service()
+    before._scorers["a"].timeouts = 3
+    before._scorers["b"].failures.count(9, ["bad", "worse"])
+    after.load_state(json.loads(json.dumps(before.state())))
+    assert (after.timeouts, after.failures) == (3, 2) and after.state() == before.state()
+    before.close()
+    after.close()
 
 
 def test_a_failing_verifier_affects_only_its_completion_and_is_counted():
