@@ -123,6 +123,22 @@ def _experts(rollouts: Sequence[tuple[int, Rollout]], width: int) -> Tensor | No
     return torch.from_numpy(out)
 
 
+def why_untrained(rollouts: RolloutTensors, usable_BT: Tensor) -> str:
+    """Return why a batch has no trained token, given the tokens that may carry loss before prompts are filtered."""
+    usable_B, counted_B = usable_BT.any(dim=1), rollouts.counted_PG.view(-1)
+    causes = {
+        "without a reward": ~counted_B,
+        "truncated": ~usable_B & counted_B & rollouts.truncated_B,
+        "too old": ~usable_B & counted_B & ~rollouts.truncated_B,
+    }
+    counts = {cause: int(rollouts_B.sum()) for cause, rollouts_B in causes.items() if rollouts_B.any()}
+    parts = ", ".join(f"{count} {cause}" for cause, count in counts.items())
+    if not usable_B.any():
+        return f"none of the {len(usable_B)} rollouts can carry loss ({parts})"
+    rest = f" among the rollouts that can carry loss ({parts} of {len(usable_B)})" if parts else ""
+    return f"no prompt had any variance in its rewards{rest}"
+
+
 def staleness(rollouts: RolloutTensors, trained_BT: Tensor, now: int, max_lag: int) -> dict[str, float]:
     """Return the staleness in updates of the batch's sampled tokens, and the share that was too old to carry loss."""
     age_N = (now - rollouts.version_BT[rollouts.sampled_BT]).float()

@@ -14,7 +14,7 @@ from scalerl.config.recipe import LengthPenalty, Recipe
 from scalerl.learn.advantages import ZERO_VARIANCE, advantages, of_trained
 from scalerl.learn.aggregate import token_weights
 from scalerl.learn.penalty import with_length_penalty
-from scalerl.training.batch import RolloutTensors, collate, rollout_row, staleness
+from scalerl.training.batch import RolloutTensors, collate, rollout_row, staleness, why_untrained
 from scalerl.training.learner.base import TrainBatch
 from scalerl.training.session import Session
 
@@ -68,6 +68,9 @@ def train(run: Session) -> None:
                 idle_cores=run.generators_idle,
             )
         )
+
+        if not stats.trained_tokens:
+            run.skip(why_untrained(rollouts, usable_BT))
 
         # new weights -> engines, during generation, with the next prompts
         run.publish(taken)

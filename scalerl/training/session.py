@@ -103,12 +103,12 @@ class Session:
             raise self.checkpoints.failure(error, batch) from None
         self.progress.training_flops += batch_flops(self.sizes, batch, self.config.learner.gradient_checkpointing)
         self.progress.step += 1
-        if not stats.trained_tokens:
-            self.progress.skipped_steps += 1
-            self.records.display.note(
-                f"step {self.progress.step}: no prompt had any variance in its rewards; the update is skipped"
-            )
         return stats
+
+    def skip(self, reason: str) -> None:
+        """Count the latest update as skipped because no token could be trained, and say why."""
+        self.progress.skipped_steps += 1
+        self.records.display.note(f"step {self.progress.step}: {reason}; the update is skipped")
 
     def publish(self, taken: RolloutBatch) -> None:
         """Send the new weights, and as many new prompts as `taken` trained and dropped, to the generators."""

@@ -7,7 +7,7 @@ from texts import rollout
 from scalerl.config.base import replace
 from scalerl.config.recipe import SCALERL
 from scalerl.learn.aggregate import AGGREGATIONS
-from scalerl.training.batch import collate, rollout_row
+from scalerl.training.batch import collate, rollout_row, why_untrained
 from scalerl.training.learner.base import TrainBatch
 from scalerl.training.loop import kept_prompts, loss_tokens
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
@@ -144,3 +144,34 @@ def test_the_context_of_a_token_is_as_old_as_the_oldest_token_before_it():
     ]
     batch = collate([group([9], *rollouts)])
     assert batch.context_BT[:, 1:].tolist() == [[2, 2, 2, 2], [0, 1, 1, 0], [3, 3, 0, 0], [4, 3, 3, 0]]
+
+
+CUT, OLD, NEW = rollout([1, 2], truncated=True, versions=3), rollout([1, 2], versions=1), rollout([1, 2], versions=3)
+PASSED, FAILED, MISSING = Score(1.0, True), Score(-1.0, False), Score.missing("no reply")
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "scores", "reason"),
+    [
+        ([NEW, NEW], [PASSED, PASSED], "no prompt had any variance in its rewards"),
+        ([CUT, CUT], [FAILED, FAILED], "none of the 2 rollouts can carry loss (2 truncated)"),
+        ([NEW, NEW], [MISSING, MISSING], "none of the 2 rollouts can carry loss (2 without a reward)"),
+        ([OLD, OLD], [PASSED, FAILED], "none of the 2 rollouts can carry loss (2 too old)"),
+        ([CUT, OLD, NEW, CUT], [MISSING, FAILED, MISSING, FAILED],
+         "none of the 4 rollouts can carry loss (2 without a reward, 1 truncated, 1 too old)"),
+        ([CUT, OLD, NEW, NEW], [FAILED, FAILED, PASSED, PASSED],
+         "no prompt had any variance in its rewards among the rollouts that can carry loss "
+         "(1 truncated, 1 too old of 4)"),
+    ],
+)  # fmt: skip
+def test_a_skipped_update_has_its_cause(rollouts, scores, reason):
+    batch = collate([group([1], *rollouts, scores=scores)])
+    usable = loss_tokens(batch, SCALERL, oldest=2)
+    assert not kept_prompts(batch.rewards_PG, usable, SCALERL).any()
+    assert why_untrained(batch, usable) == reason
+
+
+def test_truncated_rollouts_that_are_trained_are_no_cause():
+    batch = collate([group([1], CUT, CUT, scores=[FAILED, FAILED])])
+    usable = loss_tokens(batch, replace(SCALERL, truncated="keep"), oldest=2)
+    assert why_untrained(batch, usable) == "no prompt had any variance in its rewards"
