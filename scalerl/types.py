@@ -230,7 +230,7 @@ class EvalPoint:
     pass_rate: float
     """mean@k: the mean over prompts of the share of k samples that pass. Samples without a reward are not counted."""
     stderr: float
-    """Standard error of `pass_rate` over prompts."""
+    """Standard error of `pass_rate` over prompts; NaN for one prompt."""
     prompts: int
     """Number of held-out prompts."""
     samples_per_prompt: int

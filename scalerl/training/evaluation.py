@@ -128,7 +128,10 @@ def mean_at_k(passed_PK: BoolArray, counted_PK: BoolArray) -> tuple[float, float
 
     Args:
         passed_PK: Booleans, one row per prompt and one column per sample.
-        counted_PK: Whether each sample has a reward; without one it has not passed. The share of none is NaN.
+        counted_PK: Whether each sample has a reward; without one it has not passed.
+
+    Returns:
+        The share, NaN without any reward, and its standard error, NaN if fewer than two prompts have one.
     """
     assert passed_PK.ndim == 2 and passed_PK.shape == counted_PK.shape, (passed_PK.shape, counted_PK.shape)
     assert not (passed_PK & ~counted_PK).any()
@@ -140,7 +143,7 @@ def mean_at_k(passed_PK: BoolArray, counted_PK: BoolArray) -> tuple[float, float
     weights_P, rates_P = counts_P / counts_P.mean(), passes_P / counts_P
     mean = float((weights_P * rates_P).mean())
     linear_P = weights_P * rates_P + (1.0 - weights_P) * mean
-    stderr = float(linear_P.std(ddof=1) / np.sqrt(prompts)) if prompts > 1 else 0.0
+    stderr = float(linear_P.std(ddof=1) / np.sqrt(prompts)) if prompts > 1 else math.nan
     return mean, stderr
 
 

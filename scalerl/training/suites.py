@@ -31,7 +31,7 @@ from scalerl.rollouts.engine import Engine, Sampling, generate
 from scalerl.rollouts.interrupt import length_rule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
 from scalerl.rollouts.turns import with_replies, with_turns
-from scalerl.scaling.estimate import as_json
+from scalerl.scaling.estimate import as_json, with_error
 from scalerl.tasks.scoring import ScoringService, make_scorers
 from scalerl.training.checkpoint import save_state
 from scalerl.training.evaluation import held_out_visits, mean_at_k, verdicts
@@ -66,7 +66,7 @@ class SuiteResult:
     mean: float
     """mean@k: mean over prompts of the share of samples that pass. Samples without a reward are not counted."""
     stderr: float
-    """Standard error of `mean` over prompts."""
+    """Standard error of `mean` over prompts; NaN for one prompt."""
     pass_at: dict[int, float]
     """Unbiased pass@k for k = 1, 2, 4, ... and all samples of a prompt."""
     truncated: float
@@ -91,7 +91,7 @@ class SuiteResult:
         passes = "  ".join(f"pass@{k} {value:.3f}" for k, value in self.pass_at.items())
         return [
             f"{self.suite}: {self.prompts} prompts x {self.samples} samples",
-            f"  mean@{self.samples:<5} {self.mean:.3f} ± {self.stderr:.3f}",
+            f"  mean@{self.samples:<5} {with_error(self.mean, self.stderr)}",
             f"  unbiased   {passes}",
             f"  truncated  {self.truncated:.1%}, mean length {self.mean_tokens:.0f} tokens",
             *([f"  no reward  {self.failed:.1%} of the samples, which are not counted"] if self.failed else []),

@@ -1,5 +1,6 @@
 """Held-out mean@k against values computed by hand."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -8,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from texts import rollout
 
+from scalerl.config import LAB
+from scalerl.scaling import Curve, fit
+from scalerl.scaling.noise import relative_noise
 from scalerl.training.evaluation import by_task, eval_point, held_out_visits, mean_at_k
+from scalerl.training.run_dir import RunDirectory
 from scalerl.types import EvalPoint, Group, Outcome, Prompt, Score, ScoredGroup
+from scalerl.view.outlook import curve_of
+from scalerl.view.run import FollowedRun
 
 ALL = np.ones((4, 4), bool)
 
@@ -21,7 +28,12 @@ def test_mean_at_k_and_its_error_over_prompts():
 
 
 def test_a_single_prompt_has_no_error():
-    assert mean_at_k(np.array([[True, False]]), np.array([[True, True]])) == (0.5, 0.0)
+    rate, stderr = mean_at_k(np.array([[True, False]]), ALL[:1, :2])
+    assert rate == 0.5 and math.isnan(stderr)
+    # the second prompt has no reward, so one prompt is left
+    rate, stderr = mean_at_k(np.array([[True, False], [False, False]]), np.array([[True, True], [False, False]]))
+    assert rate == 0.5 and math.isnan(stderr)
+    assert mean_at_k(np.array([[True], [True]]), ALL[:2, :1]) == (1.0, 0.0)  # two equal prompts have an error, of 0
 
 
 def test_samples_without_a_reward_are_not_counted():
@@ -95,3 +107,25 @@ def test_groups_and_scores_are_split_by_task():
 
 def rewards(groups):
     return [score.reward for scored in groups for score in scored.scores]
+
+
+def test_a_curve_of_one_prompt_has_no_standard_errors_in_its_file_its_fit_and_its_page(tmp_path):
+    """The rate is 0.5, 0.55 and so on; in memory the missing error is NaN, in files null."""
+    run = RunDirectory.create(tmp_path / "run", LAB)
+    prompt = Prompt("0" * 16, "q", (1,), "a", "arithmetic", {})
+    for step in range(8):
+        scores = tuple(Score(1.0, number < 10 + step) for number in range(20))
+        group = ScoredGroup(Group(held_out_visits([prompt])[0], (rollout([4]),) * 20, 0), scores)
+        run.add_points([eval_point([group], step=step, device_hours=step, flops=1.0 + step, tokens=3, eval_s=0.5)])
+    rows = [json.loads(line) for line in (run.path / "points.jsonl").read_text().splitlines()]
+    assert [row["stderr"] for row in rows] == [None] * 8 and rows[1]["pass_rate"] == 0.55
+    assert all(math.isnan(point.stderr) for point in run.points())
+    curve = Curve.read(run.path, axis="flops")
+    assert curve.stderr is None and relative_noise(curve) is None
+    fitted = fit(curve_of(run.points(), "flops"))
+    assert 0 < fitted.predict([16.0]).mean[0] < 1
+    (run.path / "metrics.jsonl").write_text("")
+    seen = FollowedRun(run.path)
+    assert seen.summary()["tasks"]["arithmetic"]["stderr"] is None
+    assert seen.curve("arithmetic")["stderr"] == [None] * 8
+    json.dumps(seen.summary(), allow_nan=False)
