@@ -150,7 +150,8 @@ class Run:
 
         Each is its row (docs/metrics.md) with arrays over its P prompt tokens and T completion tokens: `prompt_tokens`
         [P], `tokens` [T], `logps` [T] (nats, at `recipe.temperature`, by the weights of `versions`), `versions` [T],
-        and `sampled` [T], which is false for inserted tokens.
+        and `sampled` [T], which is false for inserted tokens. With `recipe.top_p` below 1 also `nucleus_sizes` [T] and
+        `nucleus_ids`, the ids that each token could be, one set after the other.
 
         Raises:
             ConfigError: A record is missing or damaged.

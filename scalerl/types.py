@@ -84,6 +84,8 @@ class Outcome:
     """Results of tools."""
     observed: int = 0
     """Tokens of replies."""
+    longest: int = 0
+    """Tokens sampled in the longest turn; the limit of `recipe.length` applies to each turn."""
     waited_s: float = field(default=0.0, compare=False)
     """Seconds between requests for replies and their use."""
 
@@ -150,6 +152,14 @@ class Score:
     """Whether the completion passed, for the pass rate, the curriculum and the curve."""
     reason: str = field(default="", compare=False)
     """Reason in one line, for display only."""
+    counted: bool = True
+    """False if the reward function, verifier or environment failed. Such a completion has no reward, and enters neither
+    loss, baseline, normalization nor pass rates."""
+
+    @classmethod
+    def missing(cls, problem: str) -> Score:
+        """Return the score of a completion without a reward."""
+        return cls(0.0, False, problem, counted=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,15 +228,17 @@ class EvalPoint:
     task: str
     """Name of the held-out set."""
     pass_rate: float
-    """mean@k: the mean over prompts of the share of k samples that pass."""
+    """mean@k: the mean over prompts of the share of k samples that pass. Samples without a reward are not counted."""
     stderr: float
-    """Standard error of `pass_rate` over prompts."""
+    """Standard error of `pass_rate` over prompts; NaN for one prompt."""
     prompts: int
     """Number of held-out prompts."""
     samples_per_prompt: int
     """k."""
     truncated: float = 0.0
     """Share of samples that reached their length limit."""
+    failed: float = 0.0
+    """Share of samples without a reward."""
     mean_tokens: float = 0.0
     """Mean length of the samples, tokens."""
     eval_s: float = 0.0

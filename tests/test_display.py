@@ -1,6 +1,8 @@
 """The display of a run on a terminal and elsewhere."""
 
 import io
+import math
+from dataclasses import replace as changed
 
 import pytest
 from rich.console import Console
@@ -57,3 +59,21 @@ def test_every_task_has_its_own_line_and_forecast(terminal):
     assert "pass rate, sums" in text or "at step 50, sums: pass rate 0.600" in text
     assert "pass rate, programs 0.500" in text or "at step 30, programs: pass rate 0.500" in text
     assert text.count("forecast 2x") == 1 or terminal  # four evaluations of programs are too few for a forecast
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_an_evaluation_of_one_prompt_is_shown_without_an_error(terminal):
+    shown, out = display(terminal)
+    shown.point([changed(point, stderr=math.nan) for point in points(2)])
+    shown.stop()
+    text = out.getvalue()
+    assert "pass rate 0.300" in text and "±" not in text and "nan" not in text
+
+
+def test_a_step_and_an_evaluation_without_any_reward_are_shown():
+    shown, out = display(terminal=False)
+    shown.step({**ROW, "step": shown._view.steps, "pass_rate": math.nan, "reward": math.nan})
+    shown.point([changed(points(1)[0], pass_rate=math.nan, stderr=math.nan)])
+    shown.stop()
+    text = out.getvalue()
+    assert "pass rate unknown" in text and "pass unknown" in text and "nan" not in text

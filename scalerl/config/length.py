@@ -43,7 +43,8 @@ class LengthPenalty(Part):
 
     kind: Literal["penalty"] = "penalty"
     max_tokens: Count = 14_000
-    """Length limit in tokens; a longer rollout is truncated. At this length the penalty is -1."""
+    """Length limit in tokens, with an environment of each turn; a longer rollout is truncated. At this length the
+    penalty is -1."""
     cache_tokens: Count = 2_000
     """Tokens before the limit over which the penalty grows linearly from 0 to -1."""
 

@@ -213,7 +213,7 @@ class Recipe(Part):
     function."""
     zero_variance: Literal["drop", "keep"] = "drop"
     """Prompts whose rollouts all got the same reward: drop them from the loss and its denominator, or keep them.
-    Truncated rollouts are not considered if they carry no loss."""
+    Rollouts that carry no loss are not considered: truncated ones, and those whose tokens are all too old."""
     retire_pass_rate: Fraction | None = 0.9
     """No-Positive-Resampling: a prompt whose latest pass rate reaches this is not drawn again. none: off."""
     length: LengthControl = Interruption()

@@ -1,6 +1,7 @@
 """Advantages and the zero-variance filter, as functions of [P, G] rewards.
 
-Legend: P prompts of the batch, G rollouts of each prompt.
+Legend: P prompts of the batch, G rollouts of each prompt. counted_PG is true for rollouts with a reward; the others
+enter neither means nor standard deviations, and their advantage is 0.
 """
 
 from __future__ import annotations
@@ -21,65 +22,79 @@ smaller. It is 8 times the spacing of float32 numbers.
 """
 
 
-def batch_normalized(rewards_PG: Tensor) -> Tensor:
+def batch_normalized(rewards_PG: Tensor, counted_PG: Tensor) -> Tensor:
     """Center by prompt and divide by the standard deviation over the whole batch (ScaleRL's J, appendix A.1).
 
     The standard deviation is computed before the zero-variance filter, so prompts without variance lower it. The paper
     leaves the order open; with rewards of +-1 the other order gives smaller advantages.
     """
-    deviations_PG = _deviations(rewards_PG)
-    return (deviations_PG / (deviations_PG.std(correction=0) + EPS)).to(rewards_PG.dtype)
+    deviations_PG = _deviations(rewards_PG, counted_PG)
+    counted_N = deviations_PG[counted_PG]
+    scale = counted_N.std(correction=0) if len(counted_N) else 0.0
+    return (deviations_PG / (scale + EPS)).to(rewards_PG.dtype)
 
 
-def group_normalized(rewards_PG: Tensor) -> Tensor:
+def group_normalized(rewards_PG: Tensor, counted_PG: Tensor) -> Tensor:
     """Center by prompt and divide by the standard deviation of the prompt's rewards (GRPO, ScaleRL eq. 3)."""
-    deviations_PG = _deviations(rewards_PG)
-    return (deviations_PG / (deviations_PG.std(dim=1, keepdim=True, correction=0) + EPS)).to(rewards_PG.dtype)
+    deviations_PG = _deviations(rewards_PG, counted_PG)
+    count_P1 = counted_PG.sum(dim=1, keepdim=True).clamp(min=1)
+    scale_P1 = ((deviations_PG**2).sum(dim=1, keepdim=True) / count_P1).sqrt()
+    return (deviations_PG / (scale_P1 + EPS)).to(rewards_PG.dtype)
 
 
-def centered(rewards_PG: Tensor) -> Tensor:
+def centered(rewards_PG: Tensor, counted_PG: Tensor) -> Tensor:
     """Subtract each prompt's mean reward, without any division (Dr. GRPO)."""
-    return _deviations(rewards_PG).to(rewards_PG.dtype)
+    return _deviations(rewards_PG, counted_PG).to(rewards_PG.dtype)
 
 
-def _deviations(rewards_PG: Tensor) -> Tensor:
+def _deviations(rewards_PG: Tensor, counted_PG: Tensor) -> Tensor:
     """Return the deviations from each prompt's mean in float64, exactly zero for a prompt with equal rewards.
 
     In float32, the mean of equal rewards is off by rounding, and a division by EPS turns this into an advantage.
     """
-    assert rewards_PG.ndim == 2, rewards_PG.shape
-    exact_PG = rewards_PG.double()
-    return (exact_PG - exact_PG.mean(dim=1, keepdim=True)) * with_variance(rewards_PG)[:, None]
+    assert rewards_PG.ndim == 2 and rewards_PG.shape == counted_PG.shape, (rewards_PG.shape, counted_PG.shape)
+    exact_PG, mean_P1 = rewards_PG.double(), _means(rewards_PG, counted_PG)
+    differ_P1 = with_variance(of_trained(rewards_PG, counted_PG))[:, None]
+    return (exact_PG - mean_P1) * (differ_P1 & counted_PG)
 
 
-ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {
+def _means(rewards_PG: Tensor, counted_PG: Tensor) -> Tensor:
+    """Return each prompt's mean reward mean_P1 in float64; 0 for a prompt without a reward."""
+    sums_P1 = (rewards_PG.double() * counted_PG).sum(dim=1, keepdim=True)
+    return sums_P1 / counted_PG.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+ADVANTAGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "batch": batch_normalized,
     "group": group_normalized,
     "none": centered,
 }
 
 
-def advantages(choice: str | Custom, rewards_PG: Tensor) -> Tensor:
+def advantages(choice: str | Custom, rewards_PG: Tensor, counted_PG: Tensor) -> Tensor:
     """Return advantages_PG by the recipe's choice, a name in ADVANTAGES or a user's function.
+
+    A user's function gets the mean reward of the prompt for rollouts without a reward.
 
     Raises:
         PluginError: The function raised, or returned a tensor of another shape or with values that are not finite.
     """
     if isinstance(choice, str):
-        return ADVANTAGES[choice](rewards_PG)
+        return ADVANTAGES[choice](rewards_PG, counted_PG)
     function = plugins.loaded(choice.function, "recipe.advantage.function")
-    found_PG = plugins.call(function, choice.function, rewards_PG.clone(), **choice.params)
+    neutral_PG = torch.where(counted_PG, rewards_PG, _means(rewards_PG, counted_PG).to(rewards_PG.dtype))
+    found_PG = plugins.call(function, choice.function, neutral_PG, **choice.params)
     fits = isinstance(found_PG, Tensor) and found_PG.shape == rewards_PG.shape and found_PG.is_floating_point()
     if not isinstance(found_PG, Tensor) or not fits or not bool(found_PG.isfinite().all()):
         raise plugins.PluginError(
             f"{choice.function} returned {plugins.describe(found_PG)}; expected finite advantages_PG of the shape of "
             f"rewards_PG, {tuple(rewards_PG.shape)}, in floating point"
         )
-    return found_PG
+    return found_PG * counted_PG
 
 
 def of_trained(rewards_PG: Tensor, trained_PG: Tensor) -> Tensor:
-    """Replace the rewards of rollouts without loss by the reward of a trained rollout of the same prompt.
+    """Replace the rewards of rollouts without loss with the reward of a trained rollout of the same prompt.
 
     The zero-variance filter then considers only the trained rollouts. Without this, a prompt whose failures are all
     truncated, and therefore masked, would be trained on its successes only, with positive advantages.

@@ -37,7 +37,8 @@ def check_functions(recipe: Recipe) -> None:
     mask_BT = torch.arange(5) < torch.tensor([1, 2, 3, 4, 5, 5])[:, None]
     prompt_B = torch.tensor([0, 0, 0, 1, 1, 1])
     try:
-        advantages_B = advantages(recipe.advantage, rewards_PG).view(-1)
+        counted_PG = torch.ones_like(rewards_PG, dtype=torch.bool)
+        advantages_B = advantages(recipe.advantage, rewards_PG, counted_PG).view(-1)
         token_weights(recipe.aggregation, mask_BT, prompt_B)
         if isinstance(recipe.loss, Custom):
             _check_loss(recipe.loss, advantages_B, mask_BT)

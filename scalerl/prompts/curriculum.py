@@ -5,8 +5,9 @@ batches ahead of results. A prompt whose last visit has no result yet is postpon
 drawn again before its retirement is decided.
 
 Each draw goes to the task that is furthest behind its share. With two tasks, the number of draws of a task never
-differs from its share by more than half a prompt. Any P consecutive draws therefore have the shares up to rounding, and
-exactly if P times a share is an integer.
+differs from its share by more than half a prompt. With any number of tasks, P consecutive draws have exactly the shares
+if P times each share is an integer: no task is ever a whole prompt ahead, so none is behind after P draws either, and
+the order repeats. This needs whole numbers, because rounding would break ties in one way or the other.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
+from math import lcm
 from typing import Any
 
 from scalerl.config import RunConfig
-from scalerl.config.data import shares
 from scalerl.core.rng import stream_key
 from scalerl.types import Prompt, Visit
 
@@ -66,7 +68,7 @@ class Curriculum:
         return visits
 
     def forget(self, visit: Visit) -> None:
-        """Record that a visit has no result because its group was dropped. The prompt returns in a later epoch."""
+        """Record that a visit has no result: its group was dropped or got no reward. A later epoch draws the prompt."""
         identity = visit.prompt.id
         self._awaited[identity] -= 1
         if not self._awaited[identity]:
@@ -121,12 +123,17 @@ class Curriculum:
 def make_curriculum(config: RunConfig, prompts: Sequence[Prompt]) -> Curriculum | Mixture:
     """Return the curriculum over a training pool: that of the only task, or a mixture with one per task."""
     retire_at = config.recipe.retire_pass_rate
-    trained = {name: share for name, share in shares(config.data).items() if share > 0}
+    trained = {task.curve: task.share for task in config.data if task.share > 0}
     if len(config.data) == 1:
         return Curriculum(prompts, config.seed, retire_at)
     pools = {name: [prompt for prompt in prompts if prompt.task == name] for name in trained}
     parts = {name: Curriculum(pool, config.seed, retire_at) for name, pool in pools.items()}
     return Mixture(parts, trained)
+
+
+def _fraction(share: float) -> Fraction:
+    """Return a share as a user means it: 0.1 is a tenth, although the nearest float is not."""
+    return Fraction(share).limit_denominator(10**9) or Fraction(share)
 
 
 class Mixture:
@@ -137,9 +144,11 @@ class Mixture:
 
         Args:
             parts: Curriculum of each task.
-            shares: Share of the draws of each task; they sum to 1.
+            shares: Relative share of the draws of each task, positive; 3 and 1 mean three quarters and one quarter.
         """
-        self._parts, self._shares = dict(parts), dict(shares)
+        exact = {name: _fraction(share) for name, share in shares.items()}
+        unit = lcm(*(share.denominator for share in exact.values()))
+        self._parts, self._shares = dict(parts), {name: int(unit * share) for name, share in exact.items()}
         self._drawn = dict.fromkeys(parts, 0)
 
     @property
@@ -156,15 +165,15 @@ class Mixture:
         """Return the next n visits; fewer only if all prompts are retired."""
         visits: list[Visit] = []
         while len(visits) < n and (live := [name for name, part in self._parts.items() if part.live]):
-            total = sum(self._drawn.values())
-            name = max(live, key=lambda name: self._shares[name] * (total + 1) - self._drawn[name])
+            total, whole = sum(self._drawn.values()), sum(self._shares.values())
+            name = max(live, key=lambda name: self._shares[name] * (total + 1) - whole * self._drawn[name])
             (visit,) = self._parts[name].draw(1)
             visits.append(replace(visit, index=total))
             self._drawn[name] += 1
         return visits
 
     def forget(self, visit: Visit) -> None:
-        """Record that a visit has no result because its group was dropped."""
+        """Record that a visit has no result: its group was dropped or got no reward."""
         self._parts[visit.prompt.task].forget(visit)
 
     def record(self, visit: Visit, pass_rate: float) -> None:

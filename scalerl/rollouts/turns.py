@@ -204,6 +204,7 @@ class TurnEngine:
         outcome = Outcome(
             len(episode.turns), ended, reply.score, problem, reply.metrics, calls,
             observed=sum(map(len, episode.observed)), waited_s=episode.waited_s,
+            longest=max(int(turn.sampled.sum()) for turn in episode.turns),
         )  # fmt: skip
         return Finished(episode.id, episode.rollout(outcome))
 

@@ -30,6 +30,12 @@ def as_json(value: Any) -> Any:
     return value
 
 
+def with_error(mean: float, stderr: float = math.nan) -> str:
+    """Return a mean with its standard error as text, `0.254 ± 0.014`; NaN is an unknown value."""
+    error = f" ± {stderr:.3f}" if math.isfinite(stderr) else ""
+    return f"{mean:.3f}{error}" if math.isfinite(mean) else "unknown"
+
+
 @dataclass(frozen=True)
 class Estimate:
     """One quantity with its 90% interval.

@@ -1,7 +1,8 @@
 """Scoring of finished groups in parallel with training.
 
-A completion whose verifier hangs is wrong and is counted in `timeouts`. A completion whose reward fails (the function
-raises, hangs, or does not return a number) counts as a failure; the run ends if more than 5% fail.
+A completion whose verifier hangs is wrong and is counted in `timeouts`. A completion whose reward fails (a function,
+verifier or environment raises, or does not return a number; a function or environment hangs) has no reward
+(`Score.counted`); the run ends if more than 5% fail.
 """
 
 from __future__ import annotations
@@ -83,6 +84,19 @@ class ScoringService:
     def notes(self) -> list[str]:
         """Return the failures that have not been returned yet."""
         return [note for scorer in self._scorers.values() for note in scorer.failures.news()]
+
+    def state(self) -> dict[str, Any]:
+        """Return the counters of each task as plain values. Groups count when their scores are taken."""
+        return {
+            task: {"timeouts": scorer.timeouts, "failures": scorer.failures.state()}
+            for task, scorer in self._scorers.items()
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a result of `state`."""
+        for task, counters in state.items():
+            self._scorers[task].timeouts = counters["timeouts"]
+            self._scorers[task].failures.load_state(counters["failures"])
 
     def submit(self, group: Group) -> PendingGroup:
         """Start scoring a group; return at once."""
@@ -178,7 +192,7 @@ class ThreadScorer(Scorer):
         self._threads = ThreadPoolExecutor(settings.workers or 1, thread_name_prefix=f"verify-{name}")
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
-        """Start scoring completions of one prompt: +1 for a pass, -1 for a failure."""
+        """Start scoring completions of one prompt: +1 for a pass, -1 for a wrong one."""
         done = self._threads.submit(lambda: [_safely(self._verify, prompt, text) for text in completions])
         return Pending([done], lambda futures: _judged(futures[0].result(), self.failures))
 
@@ -197,7 +211,7 @@ class ProcessScorer(Scorer):
         self._pool = ScoringPool(workers, verifier.prepare, settings)
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
-        """Start scoring completions: +1 for a pass, -1 for a failure, a crash or a timeout of the verifier."""
+        """Start scoring completions: +1 for a pass, -1 for a wrong one, a crash or a timeout of the verifier."""
         calls = [self._pool.schedule(_verify, self._name, prompt, text, limit_s=self._limit_s) for text in completions]
         return Pending(calls, lambda futures: _judged([self._result(future) for future in futures], self.failures))
 
@@ -262,10 +276,12 @@ class FunctionScorer(Scorer):
         except ProcessEnded as error:
             rewards = [f"reward function {self._function} ended its process {error}"] * count
         scores = [given if isinstance(given, str) else Score(given, given >= self._pass_reward) for given in rewards]
-        return _with_mean(scores, self.failures)
+        return _scores(scores, self.failures)
 
     def truncated(self, score: Score) -> Score:
         """Return a failing score with at most the task's reward for truncated completions (None: no limit)."""
+        if not score.counted:
+            return score
         most = math.inf if self._truncated_reward is None else self._truncated_reward
         return Score(min(score.reward, most), False, score.reason)
 
@@ -274,12 +290,10 @@ class FunctionScorer(Scorer):
         self._pool.close()
 
 
-def _with_mean(scores: Sequence[Score | str], failures: Failures) -> list[Score]:
-    """Count the failures; a completion without a reward gets the mean of its group, which adds no advantage."""
+def _scores(scores: Sequence[Score | str], failures: Failures) -> list[Score]:
+    """Count the failures, which are given as text, and return them as scores without a reward."""
     failures.count(len(scores), [given for given in scores if isinstance(given, str)])
-    given = [score.reward for score in scores if not isinstance(score, str)]
-    mean = math.fsum(given) / len(given) if given else 0.0
-    return [Score(mean, False, score) if isinstance(score, str) else score for score in scores]
+    return [Score.missing(score) if isinstance(score, str) else score for score in scores]
 
 
 def _outcomes(group: Group, failures: Failures) -> list[Score]:
@@ -293,7 +307,7 @@ def _outcomes(group: Group, failures: Failures) -> list[Score]:
         else:
             score = reward(Verdict(got >= columns["pass_score"], got, reason))
         scores.append(outcome.problem or score)
-    return _with_mean(scores, failures)
+    return _scores(scores, failures)
 
 
 def _verify(name: str, prompt: Prompt, completion: str) -> Verdict | str:
@@ -309,6 +323,5 @@ def _safely(verify: Callable[[Prompt, str], Verdict], prompt: Prompt, completion
 
 
 def _judged(verdicts: Sequence[Verdict | str], failures: Failures) -> list[Score]:
-    """Return the scores; a completion without a verdict is wrong and counts as a failure."""
-    failures.count(len(verdicts), [given for given in verdicts if isinstance(given, str)])
-    return [reward(verdict(False, given) if isinstance(given, str) else given) for given in verdicts]
+    """Return the scores of verdicts, and of failures of the verifier, which are given as text."""
+    return _scores([given if isinstance(given, str) else reward(given) for given in verdicts], failures)

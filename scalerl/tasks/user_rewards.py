@@ -24,6 +24,7 @@ class Failures:
             limit: Share of completions that may fail; 1 allows all.
         """
         self._name, self._limit, self.completions, self.failed = name, limit, 0, 0
+        self._last = ""
         self._seen: set[str] = set()
         self._new: list[str] = []
 
@@ -39,21 +40,29 @@ class Failures:
         """
         self.completions += completions
         self.failed += len(problems)
+        self._last = problems[-1] if problems else self._last
         for problem in problems:
             if problem not in self._seen and len(self._seen) < 20:
                 self._seen.add(problem)
                 self._new.append(f"{problem}; counted as failed ({self.failed} of {self.completions} completions)")
         if self.completions >= LEAST and self.failed > self._limit * self.completions:
-            last = problems[-1] if problems else "in an earlier call"
             raise RewardError(
                 f"{self._name} gave no reward for {self.failed} of {self.completions} completions, and at most "
-                f"{self._limit:.0%} may fail; the last failure: {last}"
+                f"{self._limit:.0%} may fail; the last failure: {self._last}"
             )
 
     def news(self) -> list[str]:
         """Return the problems that have not been returned yet, each kind once."""
         new, self._new = self._new, []
         return new
+
+    def state(self) -> dict[str, Any]:
+        """Return the counts and the last problem as plain values."""
+        return {"completions": self.completions, "failed": self.failed, "last": self._last}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a result of `state`."""
+        self.completions, self.failed, self._last = state["completions"], state["failed"], state["last"]
 
 
 class RewardError(RuntimeError):

@@ -33,6 +33,10 @@ class RolloutTensors:
     """Log-probability of each sampled token when it was sampled; 0 elsewhere."""
     version_BT: Tensor
     """Version of the weights that sampled each token; 0 for tokens that were not sampled."""
+    context_BT: Tensor
+    """Oldest version that sampled the token or one before it in its rollout; 0 for tokens that were not sampled. A swap
+    keeps the cache, so a token is of one version only if its whole context is: each token's keys and values, and those
+    of the prompt, were computed with the weights that sampled the next token."""
     prompt_length_B: Tensor
     """Number of prompt tokens."""
     length_B: Tensor
@@ -46,7 +50,12 @@ class RolloutTensors:
     rewards_PG: Tensor
     """Rewards from the verifier or reward function."""
     passed_PG: Tensor
-    """Rollouts that passed; a truncated rollout has failed."""
+    """Rollouts that passed; a truncated rollout has not."""
+    counted_PG: Tensor
+    """Rollouts with a reward; the others carry no loss, and their reward means nothing."""
+    sampled_PG: Tensor
+    """Tokens sampled in the longest turn of each rollout, the number that the limit of `recipe.length` applies to.
+    Without an environment, a rollout is one turn."""
     experts_BTLK: Tensor | None = None
     """Experts that the engine used for each token, int16; -1 if not recorded. None if no token has any."""
     nucleus: tuple[Tensor, Tensor] | None = None
@@ -64,19 +73,21 @@ def collate(groups: Sequence[ScoredGroup]) -> RolloutTensors:
     lengths = [len(prompt) + len(rollout) for _, prompt, rollout in rollouts]
     shape = (len(rollouts), max(lengths))
     tokens, sampled = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
-    behavior, versions = np.zeros(shape, np.float32), np.zeros(shape, np.int32)
+    behavior, versions, contexts = (np.zeros(shape, kind) for kind in (np.float32, np.int32, np.int32))
     for b, (_, prompt, rollout) in enumerate(rollouts):
         start, end = len(prompt), lengths[b]
         tokens[b, :start], tokens[b, start:end] = prompt, rollout.tokens
         sampled[b, start:end] = rollout.sampled
         behavior[b, start:end] = rollout.logps * rollout.sampled
         versions[b, start:end] = rollout.versions * rollout.sampled
+        contexts[b, start:end] = np.minimum.accumulate(rollout.versions) * rollout.sampled
     with_start = [(len(prompt), rollout) for _, prompt, rollout in rollouts]
     return RolloutTensors(
         tokens_BT=torch.from_numpy(tokens),
         sampled_BT=torch.from_numpy(sampled),
         behavior_BT=torch.from_numpy(behavior),
         version_BT=torch.from_numpy(versions),
+        context_BT=torch.from_numpy(contexts),
         prompt_length_B=torch.tensor([len(prompt) for _, prompt, _ in rollouts]),
         length_B=torch.tensor(lengths),
         prompt_B=torch.tensor([p for p, _, _ in rollouts]),
@@ -84,9 +95,15 @@ def collate(groups: Sequence[ScoredGroup]) -> RolloutTensors:
         interrupted_B=torch.tensor([r.interrupted for _, _, r in rollouts]),
         rewards_PG=torch.tensor([[score.reward for score in group.scores] for group in groups]),
         passed_PG=torch.tensor([[score.passed for score in group.scores] for group in groups]),
+        counted_PG=torch.tensor([[score.counted for score in group.scores] for group in groups]),
+        sampled_PG=torch.tensor([[_longest_turn(one) for one in group.group.rollouts] for group in groups]),
         experts_BTLK=_experts(with_start, shape[1]),
         nucleus=flat_nuclei(with_start, shape[1]),
     )
+
+
+def _longest_turn(rollout: Rollout) -> int:
+    return rollout.outcome.longest if rollout.outcome else int(rollout.sampled.sum())
 
 
 def _experts(rollouts: Sequence[tuple[int, Rollout]], width: int) -> Tensor | None:
@@ -104,6 +121,22 @@ def _experts(rollouts: Sequence[tuple[int, Rollout]], width: int) -> Tensor | No
         if rollout.experts is not None:
             out[b, start - 1 : start - 1 + len(rollout)] = rollout.experts
     return torch.from_numpy(out)
+
+
+def why_untrained(rollouts: RolloutTensors, usable_BT: Tensor) -> str:
+    """Return why a batch has no trained token, given the tokens that may carry loss before prompts are filtered."""
+    usable_B, counted_B = usable_BT.any(dim=1), rollouts.counted_PG.view(-1)
+    causes = {
+        "without a reward": ~counted_B,
+        "truncated": ~usable_B & counted_B & rollouts.truncated_B,
+        "too old": ~usable_B & counted_B & ~rollouts.truncated_B,
+    }
+    counts = {cause: int(rollouts_B.sum()) for cause, rollouts_B in causes.items() if rollouts_B.any()}
+    parts = ", ".join(f"{count} {cause}" for cause, count in counts.items())
+    if not usable_B.any():
+        return f"none of the {len(usable_B)} rollouts can carry loss ({parts})"
+    rest = f" among the rollouts that can carry loss ({parts} of {len(usable_B)})" if parts else ""
+    return f"no prompt had any variance in its rewards{rest}"
 
 
 def staleness(rollouts: RolloutTensors, trained_BT: Tensor, now: int, max_lag: int) -> dict[str, float]:
@@ -137,8 +170,8 @@ def rollout_row(rollouts: RolloutTensors, rewards_PG: Tensor, keep_P: Tensor) ->
     """Return the metrics of the step's rollouts."""
     tokens_PG = rollouts.completion_tokens_PG.float()
     return {
-        "pass_rate": float(rollouts.passed_PG.float().mean()),
-        "reward": float(rewards_PG.mean()),
+        "pass_rate": float(rollouts.passed_PG[rollouts.counted_PG].float().mean()),
+        "reward": float(rewards_PG[rollouts.counted_PG].mean()),
         "prompts": len(keep_P),
         "kept_prompts": int(keep_P.sum()),
         "truncation_rate": float(rollouts.truncated_B.float().mean()),

@@ -11,8 +11,8 @@ LOW = 0.7
 """Occupancy below which a warning is shown; a decode step costs nearly the same with empty slots as with full ones."""
 
 MISMATCH = 0.05
-"""Mean |log ratio| at staleness 0, nats, above which a warning is shown: three times the mean error of logits of 8 to
-16 that are rounded to bf16 (spacing 1/16, mean error 1/64), so more than a missing FP32 head explains."""
+"""Mean |log ratio| for the same weights, nats, above which a warning is shown: three times the mean error of logits of
+8 to 16 that are rounded to bf16 (spacing 1/16, mean error 1/64), so more than a missing FP32 head explains."""
 
 LEAST_EFFECTIVE = 0.5
 """Effective share of the tokens below which a warning is shown; half is the usual bound (Liu and Chen 1995)."""
@@ -49,11 +49,13 @@ METRICS = {
         "staleness", "Log ratio, maximum", "largest log ratio of a token, more likely under the trainer", "nats"
     ),
     "log_ratio_fresh": Metric(
-        "staleness", "|Log ratio|, staleness 0",
-        "mean |log ratio| of tokens of the trainer's own weights: the engine's mismatch", "nats", above=(MISMATCH,),
+        "staleness", "|Log ratio|, same weights",
+        "mean |log ratio| of tokens that, with their context, are of the trainer's own weights: the engine's mismatch",
+        "nats", above=(MISMATCH,),
     ),
     "log_ratio_stale": Metric(
-        "staleness", "|Log ratio|, older tokens", "mean |log ratio| of tokens sampled with older weights", "nats"
+        "staleness", "|Log ratio|, older weights",
+        "mean |log ratio| of tokens that older weights sampled, or whose context they computed", "nats",
     ),
     "effective_samples": Metric(
         "staleness", "Effective samples", "effective sample size of the ratios, as a share of the trained tokens",

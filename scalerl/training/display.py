@@ -13,6 +13,7 @@ from rich.text import Text
 
 from scalerl.config import RunConfig
 from scalerl.core.printable import printable
+from scalerl.scaling.estimate import with_error
 from scalerl.training.run_info import run_info
 from scalerl.training.warnings import occupancy
 from scalerl.types import EvalPoint
@@ -66,7 +67,7 @@ class RunDisplay:
             self._live.update(self._render())
             return
         for task, last, of_task in self._last():
-            text = f"evaluation at step {last.step}{of_task}: pass rate {last.pass_rate:.3f} ± {last.stderr:.3f}"
+            text = f"evaluation at step {last.step}{of_task}: pass rate {with_error(last.pass_rate, last.stderr)}"
             ahead = self._outlooks.get(task)
             self.note(f"{text}; {_forecast_line(ahead)}" if ahead else text)
 
@@ -77,7 +78,7 @@ class RunDisplay:
 
     def _line(self, row: dict[str, Any]) -> str:
         return (
-            f"step {row['step']}/{self._view.steps}  pass {row['pass_rate']:.3f}  "
+            f"step {row['step']}/{self._view.steps}  pass {with_error(row['pass_rate'])}  "
             f"truncated {row['truncation_rate']:.1%}  "
             f"stale {row['staleness_mean']:.1f} (max {row['staleness_max']:.0f})  "
             f"tok/s {row['generator_tokens_per_s']:.0f} | {row['trainer_tokens_per_s']:.0f}  "
@@ -92,7 +93,7 @@ class RunDisplay:
             table.add_row(*cells)
         lines: list[RenderableType] = [Text.from_markup("[bold]scalerl[/bold]"), table]
         for task, last, of_task in self._last():
-            rate = f"{last.pass_rate:.3f} ± {last.stderr:.3f} at step {last.step}"
+            rate = f"{with_error(last.pass_rate, last.stderr)} at step {last.step}"
             lines.append(Text(f"held-out pass rate{of_task} {rate}"))
             if task in self._outlooks:
                 lines.append(Text(_forecast_line(self._outlooks[task]), style="bold"))
@@ -106,7 +107,7 @@ def _cells(view: RunView, config: RunConfig) -> list[tuple[str, str, str, str]]:
     done = int(12 * row["step"] / steps)
     bar = "━" * done + "─" * (12 - done)
     return [
-        ("step", f"{row['step']}/{steps} {bar}", "pass rate", f"{row['pass_rate']:.3f} (batch)"),
+        ("step", f"{row['step']}/{steps} {bar}", "pass rate", f"{with_error(row['pass_rate'])} (batch)"),
         (
             "generator", f"{row['generator_tokens_per_s']:,.0f} tok/s, {row['generator_idle']:.0%} idle",
             "trainer", f"{row['trainer_tokens_per_s']:,.0f} tok/s, {row['trainer_idle']:.0%} idle",

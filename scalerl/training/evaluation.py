@@ -6,6 +6,7 @@ of the curve is therefore smaller than for independent evaluations.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,7 +28,7 @@ from scalerl.training.records import Records
 from scalerl.training.rollout_rows import DETAILED, LogRatios, evaluation_rows, packed, sample_rows, telling_group
 from scalerl.training.run_info import default_axis
 from scalerl.training.saved import Checkpoints
-from scalerl.types import EvalPoint, FloatArray, Prompt, ScoredGroup, Visit
+from scalerl.types import BoolArray, EvalPoint, FloatArray, Prompt, ScoredGroup, Visit
 from scalerl.view.outlook import curve_of, points_by_task
 
 
@@ -113,17 +114,38 @@ def held_out_visits(prompts: Sequence[Prompt]) -> tuple[Visit, ...]:
     return tuple(Visit(prompt, number=0, index=i) for i, prompt in enumerate(prompts))
 
 
-def mean_at_k(passed_PK: np.ndarray) -> tuple[float, float]:
-    """Return the mean over prompts of the share of samples that pass, and its standard error over prompts.
+def verdicts(groups: Sequence[ScoredGroup]) -> tuple[BoolArray, BoolArray]:
+    """Return passed_PK and counted_PK of groups with K samples each: which samples passed, and which have a reward."""
+    scores = [scored.scores for scored in groups]
+    passed_PK, counted_PK = ([[getattr(one, name) for one in own] for own in scores] for name in ("passed", "counted"))
+    return np.asarray(passed_PK, np.bool_), np.asarray(counted_PK, np.bool_)
+
+
+def mean_at_k(passed_PK: BoolArray, counted_PK: BoolArray) -> tuple[float, float]:
+    """Return the share of samples with a reward that pass, and its standard error over prompts.
+
+    If all samples have one, the share is the mean over prompts. Otherwise, it is a ratio of two means over prompts, and
+    the standard error is that of the ratio's linear approximation (Cochran 1977, eq. 6.13).
 
     Args:
         passed_PK: Booleans, one row per prompt and one column per sample.
+        counted_PK: Whether each sample has a reward; without one it has not passed.
+
+    Returns:
+        The share, NaN without any reward, and its standard error, NaN if fewer than two prompts have one.
     """
-    assert passed_PK.ndim == 2, passed_PK.shape
-    rates_P = passed_PK.mean(axis=1)
-    prompts = len(rates_P)
-    stderr = float(rates_P.std(ddof=1) / np.sqrt(prompts)) if prompts > 1 else 0.0
-    return float(rates_P.mean()), stderr
+    assert passed_PK.ndim == 2 and passed_PK.shape == counted_PK.shape, (passed_PK.shape, counted_PK.shape)
+    assert not (passed_PK & ~counted_PK).any()
+    counts_P = counted_PK.sum(axis=1)
+    passes_P, counts_P = passed_PK.sum(axis=1)[counts_P > 0], counts_P[counts_P > 0]
+    prompts = len(counts_P)
+    if not prompts:
+        return math.nan, math.nan
+    weights_P, rates_P = counts_P / counts_P.mean(), passes_P / counts_P
+    mean = float((weights_P * rates_P).mean())
+    linear_P = weights_P * rates_P + (1.0 - weights_P) * mean
+    stderr = float(linear_P.std(ddof=1) / np.sqrt(prompts)) if prompts > 1 else math.nan
+    return mean, stderr
 
 
 def by_task(groups: Sequence[ScoredGroup]) -> list[list[ScoredGroup]]:
@@ -140,7 +162,7 @@ def eval_point(
     """Summarize one evaluation of one task.
 
     Args:
-        groups: One group per held-out prompt; a truncated rollout has failed.
+        groups: One group per held-out prompt; a truncated rollout has not passed.
         step: Version of the evaluated weights.
         device_hours: Device-hours of training so far.
         flops: FLOPs of training and generation so far.
@@ -149,7 +171,8 @@ def eval_point(
     """
     rollouts = [rollout for scored in groups for rollout in scored.group.rollouts]
     told = environment_row(groups)
-    rate, stderr = mean_at_k(np.asarray([[score.passed for score in scored.scores] for scored in groups]))
+    passed_PK, counted_PK = verdicts(groups)
+    rate, stderr = mean_at_k(passed_PK, counted_PK)
     return EvalPoint(
         step=step,
         device_hours=device_hours,
@@ -161,6 +184,7 @@ def eval_point(
         prompts=len(groups),
         samples_per_prompt=len(groups[0].scores),
         truncated=float(np.mean([r.truncated for r in rollouts])),
+        failed=1.0 - float(counted_PK.mean()),
         mean_tokens=float(np.mean([len(r) for r in rollouts])),
         eval_s=eval_s,
         turns=told.get("turns"),

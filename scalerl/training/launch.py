@@ -216,6 +216,7 @@ def _continue(
     directory, display, step = run.records.directory, run.records.display, run.progress.step
     run.learner.load(checkpoint, step)
     run.curriculum.load_state(state["curriculum"])
+    run.records.scoring.load_state(state["scoring"])
     for note in directory.rewind(state):
         display.note(note)
     run.records.points = directory.points()

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import time
 
-import torch
 from torch import Tensor
 
 from scalerl.config.recipe import LengthPenalty, Recipe
 from scalerl.learn.advantages import ZERO_VARIANCE, advantages, of_trained
 from scalerl.learn.aggregate import token_weights
 from scalerl.learn.penalty import with_length_penalty
-from scalerl.training.batch import RolloutTensors, collate, rollout_row, staleness
+from scalerl.training.batch import RolloutTensors, collate, rollout_row, staleness, why_untrained
 from scalerl.training.learner.base import TrainBatch
 from scalerl.training.session import Session
 
@@ -36,18 +35,18 @@ def train(run: Session) -> None:
         rollouts = collate(taken.groups)
         rewards_PG = rollouts.rewards_PG
         if isinstance(recipe.length, LengthPenalty):
-            lengths_PG = rollouts.completion_tokens_PG
-            rewards_PG = with_length_penalty(rewards_PG, rollouts.passed_PG, lengths_PG, recipe.length)
+            rewards_PG = with_length_penalty(rewards_PG, rollouts.passed_PG, rollouts.sampled_PG, recipe.length)
 
         # pass rates -> curriculum: No-Positive-Resampling retires the solved prompts
-        run.record_pass_rates(taken, rollouts.passed_PG)
+        run.record_pass_rates(taken, rollouts)
 
         # rewards -> advantages, normalized before prompts without variance are dropped
-        advantages_B = advantages(recipe.advantage, rewards_PG).view(-1)
-        keep_P = kept_prompts(rollouts, rewards_PG, recipe)
+        advantages_B = advantages(recipe.advantage, rewards_PG, rollouts.counted_PG).view(-1)
+        usable_BT = loss_tokens(rollouts, recipe, oldest=now - recipe.off_policy.max_lag)
+        keep_P = kept_prompts(rewards_PG, usable_BT, recipe)
 
         # trained tokens -> token weights that sum to one after filtering
-        trained_BT = trained_tokens(rollouts, keep_P, recipe, oldest=now - recipe.off_policy.max_lag)
+        trained_BT = usable_BT & keep_P[rollouts.prompt_B][:, None]
         weights_BT = token_weights(recipe.aggregation, trained_BT, rollouts.prompt_B)
 
         # advantages -> loss -> update
@@ -62,13 +61,16 @@ def train(run: Session) -> None:
                 rollouts.experts_BTLK,
                 replay_experts=recipe.routing_replay == "on",
                 mismatch=recipe.mismatch,
-                stale_BT=rollouts.version_BT < now,
+                stale_BT=rollouts.context_BT < now,
                 nucleus=rollouts.nucleus,
                 prompt_B=rollouts.prompt_B,
                 prompt_length_B=rollouts.prompt_length_B,
                 idle_cores=run.generators_idle,
             )
         )
+
+        if not stats.trained_tokens:
+            run.skip(why_untrained(rollouts, usable_BT))
 
         # new weights -> engines, during generation, with the next prompts
         run.publish(taken)
@@ -81,25 +83,23 @@ def train(run: Session) -> None:
         run.checkpoint_if_due()
 
 
-def may_be_trained(rollouts: RolloutTensors, recipe: Recipe) -> Tensor:
-    """Return which rollouts may carry loss: all, or those that were not truncated (`recipe.truncated`)."""
-    return ~rollouts.truncated_B if recipe.truncated == "exclude" else torch.ones_like(rollouts.truncated_B)
+def loss_tokens(rollouts: RolloutTensors, recipe: Recipe, oldest: int) -> Tensor:
+    """Return usable_BT: the tokens that may carry loss, before prompts are filtered.
 
-
-def kept_prompts(rollouts: RolloutTensors, rewards_PG: Tensor, recipe: Recipe) -> Tensor:
-    """Return keep_P: prompts that the zero-variance filter keeps, judged by the rollouts that may carry loss."""
-    usable_PG = may_be_trained(rollouts, recipe).view_as(rewards_PG)
-    return ZERO_VARIANCE[recipe.zero_variance](of_trained(rewards_PG, usable_PG))
-
-
-def trained_tokens(rollouts: RolloutTensors, keep_P: Tensor, recipe: Recipe, oldest: int) -> Tensor:
-    """Return trained_BT: sampled tokens of kept prompts, without truncated rollouts and tokens that are too old.
+    These are sampled tokens, not too old, of rollouts with a reward that were not truncated (`recipe.truncated`).
 
     Args:
         rollouts: Rollouts of the batch.
-        keep_P: Prompts that the zero-variance filter keeps.
         recipe: Recipe, whose `truncated` determines whether truncated rollouts carry loss.
         oldest: Oldest version of the weights whose tokens carry loss.
     """
-    trained_B = keep_P[rollouts.prompt_B] & may_be_trained(rollouts, recipe)
-    return rollouts.sampled_BT & trained_B[:, None] & (rollouts.version_BT >= oldest)
+    usable_B = rollouts.counted_PG.view(-1)
+    if recipe.truncated == "exclude":
+        usable_B = usable_B & ~rollouts.truncated_B
+    return rollouts.sampled_BT & usable_B[:, None] & (rollouts.version_BT >= oldest)
+
+
+def kept_prompts(rewards_PG: Tensor, usable_BT: Tensor, recipe: Recipe) -> Tensor:
+    """Return keep_P: prompts that the zero-variance filter keeps, judged by the rollouts with usable tokens."""
+    usable_PG = usable_BT.any(dim=1).view_as(rewards_PG)
+    return ZERO_VARIANCE[recipe.zero_variance](of_trained(rewards_PG, usable_PG))

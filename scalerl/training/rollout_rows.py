@@ -30,6 +30,9 @@ DETAILED = 4
 ARRAYS = ("prompt_tokens", "tokens", "logps", "versions", "sampled")
 """Arrays of a record; all but the first are those of `Rollout`."""
 
+NUCLEUS = ("nucleus_sizes", "nucleus_ids")
+"""Further arrays under top-p, those of `Rollout.nucleus`; log-probabilities are normalized over these ids."""
+
 DETAIL_TOKENS = 512
 """Maximum number of tokens in `token_detail`: half from the start, half from the end of the rollout."""
 
@@ -75,8 +78,8 @@ def rollout_row(
         "prompt": prompt.text,
         "completion": marked_text(tokenizer, rollout),
         "answer": prompt.answer,
-        "reward": score.reward,
-        "passed": score.passed,
+        "reward": score.reward if score.counted else None,
+        "passed": score.passed if score.counted else None,
         "reason": score.reason,
         "tokens": len(rollout),
         "truncated": rollout.truncated,
@@ -150,8 +153,11 @@ def sample_rows(tokenizer: Any, step: int, group: ScoredGroup, log_ratios: Seque
 
 def packed(prompt: Sequence[int], rollout: Rollout) -> bytes:
     """Return a rollout's exact tokens as a compressed .npz file, one record of rollouts/samples.bin."""
-    file, arrays = io.BytesIO(), {name: getattr(rollout, name) for name in ARRAYS[1:]}
-    np.savez_compressed(file, prompt_tokens=np.asarray(prompt, np.int32), **arrays)
+    file = io.BytesIO()
+    # the nucleus is first, so that damage at the end of the list of arrays cannot pass for a record without it
+    arrays: dict[str, Any] = dict(zip(NUCLEUS, rollout.nucleus, strict=True)) if rollout.nucleus is not None else {}
+    arrays |= {"prompt_tokens": np.asarray(prompt, np.int32), **{name: getattr(rollout, name) for name in ARRAYS[1:]}}
+    np.savez_compressed(file, **arrays)
     return file.getvalue()
 
 
@@ -162,13 +168,16 @@ def unpacked(record: bytes) -> dict[str, Any]:
         ValueError: The record is damaged.
     """
     with raising(ValueError, str), np.load(io.BytesIO(record)) as arrays:
-        found = {name: arrays[name] for name in ARRAYS}
+        if set(arrays.files) not in ({*ARRAYS}, {*ARRAYS, *NUCLEUS}):
+            raise ValueError(f"it has the arrays {', '.join(sorted(arrays.files))}")
+        found = {name: arrays[name] for name in arrays.files}
     return found
 
 
 def telling_group(groups: Sequence[ScoredGroup]) -> ScoredGroup:
     """Return the first group whose rewards differ, so that it has a gradient; otherwise the first group."""
-    return next((scored for scored in groups if len({score.reward for score in scored.scores}) > 1), groups[0])
+    rewards = ({score.reward for score in scored.scores if score.counted} for scored in groups)
+    return next((scored for scored, own in zip(groups, rewards, strict=True) if len(own) > 1), groups[0])
 
 
 def evaluation_rows(

@@ -59,6 +59,7 @@ class Checkpoints:
                 "config": to_toml(directory.config),
                 "progress": to_plain(self.progress),
                 "curriculum": self.curriculum.state(),
+                "scoring": self.records.scoring.state(),
                 "device_hours": self.compute.device_hours,
                 "arithmetic": arithmetic(directory.config.hardware.device),
                 "cursors": cursors,

@@ -9,14 +9,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from scalerl.config import RunConfig
 from scalerl.models.sizes import ModelSizes
 from scalerl.prompts.curriculum import Curriculum, Mixture
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
 from scalerl.rollouts.schedule import first_visits
+from scalerl.training.batch import RolloutTensors
 from scalerl.training.evaluation import Evaluations, first_to_stop
 from scalerl.training.learner.base import BadGradient, Learner, StepStats, TrainBatch
 from scalerl.training.learner.policy_learner import batch_flops
@@ -65,10 +64,19 @@ class Session:
         self.progress.closed = len(visits) < n
         return tuple(visits)
 
-    def record_pass_rates(self, taken: RolloutBatch, passed_PG: Tensor) -> None:
-        """Record in the curriculum the pass rates of the trained prompts and which prompts were dropped."""
-        for scored, rate in zip(taken.groups, passed_PG.double().mean(dim=1).tolist(), strict=True):
-            self.curriculum.record(scored.group.visit, rate)
+    def record_pass_rates(self, taken: RolloutBatch, rollouts: RolloutTensors) -> None:
+        """Record in the curriculum the pass rates of the trained prompts and which prompts have none.
+
+        Args:
+            taken: The batch.
+            rollouts: The same rollouts as tensors; the rate of a prompt is over those with a reward.
+        """
+        passes_P, counts_P = rollouts.passed_PG.sum(dim=1).tolist(), rollouts.counted_PG.sum(dim=1).tolist()
+        for scored, passes, count in zip(taken.groups, passes_P, counts_P, strict=True):
+            if count:
+                self.curriculum.record(scored.group.visit, passes / count)
+            else:
+                self.curriculum.forget(scored.group.visit)
         for visit in taken.dropped:
             self.curriculum.forget(visit)
         self.progress.trained_groups += len(taken.groups)
@@ -95,12 +103,12 @@ class Session:
             raise self.checkpoints.failure(error, batch) from None
         self.progress.training_flops += batch_flops(self.sizes, batch, self.config.learner.gradient_checkpointing)
         self.progress.step += 1
-        if not stats.trained_tokens:
-            self.progress.skipped_steps += 1
-            self.records.display.note(
-                f"step {self.progress.step}: no prompt had any variance in its rewards; the update is skipped"
-            )
         return stats
+
+    def skip(self, reason: str) -> None:
+        """Count the latest update as skipped because no token could be trained, and say why."""
+        self.progress.skipped_steps += 1
+        self.records.display.note(f"step {self.progress.step}: {reason}; the update is skipped")
 
     def publish(self, taken: RolloutBatch) -> None:
         """Send the new weights, and as many new prompts as `taken` trained and dropped, to the generators."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from scalerl.cluster.devices import served_places
@@ -32,12 +31,13 @@ from scalerl.rollouts.engine import Engine, Sampling, generate
 from scalerl.rollouts.interrupt import length_rule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
 from scalerl.rollouts.turns import with_replies, with_turns
+from scalerl.scaling.estimate import as_json, with_error
 from scalerl.tasks.scoring import ScoringService, make_scorers
 from scalerl.training.checkpoint import save_state
-from scalerl.training.evaluation import held_out_visits, mean_at_k
+from scalerl.training.evaluation import held_out_visits, mean_at_k, verdicts
 from scalerl.training.rollout_rows import rollout_row
 from scalerl.training.run_model import check_length, load_in_engine, load_of
-from scalerl.types import Prompt, ScoredGroup
+from scalerl.types import BoolArray, Prompt, ScoredGroup
 
 CPU_CACHE, GPU_SHARE = 1 << 30, 0.5
 """Limits of the key-value cache of an evaluation: bytes on CPU, and a share of the free memory on a GPU."""
@@ -55,7 +55,7 @@ class SuiteResult:
 
     Example:
         SuiteResult(suite="aime-24", prompts=30, samples=16, mean=0.267, stderr=0.041, pass_at={1: 0.267, 16: 0.533},
-                    truncated=0.12, mean_tokens=834.0, tokens_per_s=1834.0, seconds=218.0,
+                    truncated=0.12, failed=0.0, mean_tokens=834.0, tokens_per_s=1834.0, seconds=218.0,
                     texts="evaluations/model-001/aime-24.jsonl")
     """
 
@@ -64,13 +64,15 @@ class SuiteResult:
     samples: int
     """k, the number of samples per prompt."""
     mean: float
-    """mean@k: mean over prompts of the share of samples that pass."""
+    """mean@k: mean over prompts of the share of samples that pass. Samples without a reward are not counted."""
     stderr: float
-    """Standard error of `mean` over prompts."""
+    """Standard error of `mean` over prompts; NaN for one prompt."""
     pass_at: dict[int, float]
-    """Unbiased pass@k for k = 1, 2, 4, ... and all samples."""
+    """Unbiased pass@k for k = 1, 2, 4, ... and all samples of a prompt."""
     truncated: float
     """Share of samples that reached the length limit."""
+    failed: float
+    """Share of samples without a reward, because the reward function, verifier or environment failed."""
     mean_tokens: float
     tokens_per_s: float
     """Sampled tokens per second of sampling."""
@@ -81,16 +83,18 @@ class SuiteResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""
-        return {**asdict(self), "pass_at": {str(k): value for k, value in self.pass_at.items()}}
+        values = {name: as_json(value) for name, value in asdict(self).items()}
+        return {**values, "pass_at": {str(k): value for k, value in self.pass_at.items()}}
 
     def lines(self) -> list[str]:
         """Return the result as lines of text."""
         passes = "  ".join(f"pass@{k} {value:.3f}" for k, value in self.pass_at.items())
         return [
             f"{self.suite}: {self.prompts} prompts x {self.samples} samples",
-            f"  mean@{self.samples:<5} {self.mean:.3f} ± {self.stderr:.3f}",
+            f"  mean@{self.samples:<5} {with_error(self.mean, self.stderr)}",
             f"  unbiased   {passes}",
             f"  truncated  {self.truncated:.1%}, mean length {self.mean_tokens:.0f} tokens",
+            *([f"  no reward  {self.failed:.1%} of the samples, which are not counted"] if self.failed else []),
             f"  took       {self.seconds:.0f} s, {self.tokens_per_s:,.0f} tokens/s",
             f"  texts      {self.texts}",
         ]
@@ -173,8 +177,8 @@ class Evaluator:
         finally:
             scoring.close()
         self._write(scored, texts)
-        passed_PN = np.asarray([[score.passed for score in one.scores] for one in scored])
-        mean, stderr = mean_at_k(passed_PN)
+        passed_PN, counted_PN = verdicts(scored)
+        mean, stderr = mean_at_k(passed_PN, counted_PN)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         return SuiteResult(
             suite=task.curve,
@@ -182,7 +186,8 @@ class Evaluator:
             samples=samples,
             mean=mean,
             stderr=stderr,
-            pass_at=pass_at_powers(passed_PN),
+            pass_at=pass_at_powers(passed_PN, counted_PN),
+            failed=1.0 - float(counted_PN.mean()),
             truncated=float(np.mean([rollout.truncated for rollout in rollouts])),
             mean_tokens=float(np.mean([len(rollout) for rollout in rollouts])),
             tokens_per_s=sum(map(len, rollouts)) / max(1e-9, sampled_s),
@@ -235,23 +240,22 @@ class Evaluator:
                     file.write(json.dumps({k: v for k, v in row.items() if k not in RUN_COLUMNS}) + "\n")
 
 
-def pass_at_k(passed_PN: npt.NDArray[np.bool_], k: int) -> float:
+def pass_at_k(passed_PN: BoolArray, counted_PN: BoolArray, k: int) -> float:
     """Return the unbiased estimate of the probability that at least one of k samples passes, averaged over prompts.
 
-    A prompt with c passes of N has 1 - C(N - c, k) / C(N, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1).
+    A prompt with c passes of n samples has 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1).
 
     Args:
         passed_PN: Whether each sample passed.
-        k: Number of samples, at most N.
+        counted_PN: Whether each sample has a reward; n counts these. Prompts with n < k do not enter the average.
+        k: Number of samples; at least one prompt has as many.
     """
-    samples = passed_PN.shape[1]
-    assert 1 <= k <= samples, (k, samples)
-    passes_P = passed_PN.sum(axis=1)
-    return float(np.mean([1.0 - comb(samples - int(c), k) / comb(samples, k) for c in passes_P]))
+    pairs = zip(passed_PN.sum(axis=1).tolist(), counted_PN.sum(axis=1).tolist(), strict=True)
+    return float(np.mean([1.0 - comb(n - c, k) / comb(n, k) for c, n in pairs if n >= k]))
 
 
-def pass_at_powers(passed_PN: npt.NDArray[np.bool_]) -> dict[int, float]:
-    """Return pass@k for k = 1, 2, 4, ... and N."""
-    samples = passed_PN.shape[1]
-    ks = sorted({*(2**power for power in range(samples.bit_length()) if 2**power <= samples), samples})
-    return {k: pass_at_k(passed_PN, k) for k in ks}
+def pass_at_powers(passed_PN: BoolArray, counted_PN: BoolArray) -> dict[int, float]:
+    """Return pass@k for k = 1, 2, 4, ... and the largest number of samples with a reward of a prompt."""
+    most = int(counted_PN.sum(axis=1).max())
+    ks = sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most} - {0})
+    return {k: pass_at_k(passed_PN, counted_PN, k) for k in ks}

@@ -187,7 +187,7 @@ def mismatch(rows: Rows, config: RunConfig) -> dict[str, str]:
     stale, effective = (
         _mean(row.get(name) for row in rows[-WINDOW:]) for name in ("log_ratio_stale", "effective_samples")
     )
-    fresh = _mean(row.get("log_ratio_fresh") for row in rows)  # an asynchronous run has few tokens of staleness 0
+    fresh = _mean(row.get("log_ratio_fresh") for row in rows)  # an asynchronous run has few such tokens
     if fresh > MISMATCH:
         cures = [] if config.recipe.fp32_head else ["recipe.fp32_head = true"]
         if any("router_disagreement" in row for row in rows[-WINDOW:]) and config.recipe.routing_replay == "off":
@@ -197,10 +197,9 @@ def mismatch(rows: Rows, config: RunConfig) -> dict[str, str]:
         cure = " or ".join(cures) or "check the numerics of the engine (docs/mismatch.md)"
         return {"mismatch": f"trainer and engine differ by {fresh:.2g} nats per token for the same weights: {cure}"}
     if effective < LEAST_EFFECTIVE:
-        known = f"{fresh:.2g} at staleness 0" if math.isfinite(fresh) else "no token of staleness 0"
-        text = (
-            f"the ratios make {effective:.0%} of the trained tokens effective (|log ratio|: {known}, {stale:.2g} above)"
-        )
+        known = f"{fresh:.2g} for the same weights" if math.isfinite(fresh) else "no token is of the same weights"
+        ratios = f"|log ratio|: {known}, {stale:.2g} for older ones"
+        text = f"the ratios make {effective:.0%} of the trained tokens effective ({ratios})"
         lag, off_policy = "max_lag" if config.recipe.off_policy.streams else "batches", config.recipe.off_policy
         return {"stale": f"{text}: lower recipe.off_policy.{lag}, now {getattr(off_policy, lag)}"}
     return {}

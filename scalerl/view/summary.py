@@ -11,6 +11,7 @@ from scalerl.core.files import whole, write_whole
 from scalerl.core.outputs import why_not
 from scalerl.core.run_files import PICTURE, SUMMARY, RunInfo
 from scalerl.scaling import CurveError
+from scalerl.scaling.estimate import as_json, with_error
 from scalerl.types import EvalPoint
 from scalerl.view.figures import picture
 from scalerl.view.outlook import Outlook
@@ -34,7 +35,7 @@ def summarize(directory: Path, info: RunInfo, points: Sequence[EvalPoint]) -> li
     if any(outlooks.values()):
         known = {task: ahead.to_dict() if ahead else None for task, ahead in outlooks.items()}
         values: dict[str, Any] = {"tasks": known} if len(known) > 1 else next(filter(None, known.values()))
-        of_suites = {"suites": {name: point.to_dict() for name, point in suites.items()}} if suites else {}
+        of_suites = {"suites": {name: as_json(point.to_dict()) for name, point in suites.items()}} if suites else {}
         try:
             with whole(directory / PICTURE) as temporary:
                 temporary.write_bytes(picture([ahead.fit for ahead in outlooks.values() if ahead], note))
@@ -48,6 +49,6 @@ def summarize(directory: Path, info: RunInfo, points: Sequence[EvalPoint]) -> li
 def _suite_line(point: EvalPoint) -> str:
     """Return the last point of an evaluation suite as text; suites have no forecast."""
     return (
-        f"mean@{point.samples_per_prompt} {point.pass_rate:.3f} ± {point.stderr:.3f} at step {point.step} "
+        f"mean@{point.samples_per_prompt} {with_error(point.pass_rate, point.stderr)} at step {point.step} "
         f"({point.prompts} prompts)"
     )

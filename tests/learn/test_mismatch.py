@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from pydantic import ValidationError
+from sampled import samples
 from test_families import learner_gradient, plain_gradient, relative_error
 from test_prefix import grouped_batch
 from tiny_models import tiny_model
@@ -17,8 +18,11 @@ from scalerl.config.base import replace as changed
 from scalerl.config.recipe import SCALERL, Recipe, Reinforce
 from scalerl.learn.mismatch import correction
 from scalerl.models.policy import Policy
+from scalerl.training.batch import collate
+from scalerl.training.learner.base import TrainBatch
 from scalerl.training.learner.single import SingleLearner
 from scalerl.training.warnings import mismatch
+from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 
 RATIO = torch.tensor([[1.0, 4.0, 0.5], [1.25, 0.6, 100.0]], dtype=torch.float64)
 MASK = torch.tensor([[True, True, True], [True, True, False]])
@@ -106,6 +110,32 @@ def test_metrics_split_log_ratios_by_staleness_and_count_effective_and_corrected
     assert plain.log_ratio_stale is None and "log_ratio_stale" not in plain.to_dict() and plain.corrected_share == 0
 
 
+def test_tokens_over_a_cache_of_older_weights_are_not_fresh():
+    """Half of the rollouts begin with version 0 and end with version 1, the trainer's; the others have only 1."""
+    versions = {number: Policy(tiny_model("qwen3", number)) for number in (0, 1)}
+    receive = {number: dict(policy.weights()) for number, policy in versions.items()}.__getitem__
+    pairs = [
+        pair
+        for swap in (5, 0)
+        for pair in samples(Policy(tiny_model("qwen3")), [(5, 9, 2), (7, 3)], slots=4, swaps=(swap,), receive=receive)
+    ]
+    visits = [Visit(Prompt(str(number), "", prompt, "", "t"), 0, 0) for number, (prompt, _) in enumerate(pairs)]
+    groups = [Group(visit, (one,), 0) for visit, (_, one) in zip(visits, pairs, strict=True)]
+    rollouts = collate([ScoredGroup(group, (Score(1.0, True),)) for group in groups])
+    trained_BT = rollouts.sampled_BT
+    batch = TrainBatch(
+        rollouts.tokens_BT, rollouts.length_B, rollouts.behavior_BT, torch.ones(4), trained_BT,
+        trained_BT / trained_BT.sum(),
+    )  # fmt: skip
+    by_context, by_version = (
+        SingleLearner(Policy(tiny_model("qwen3", 1)), Recipe()).step(replace(batch, stale_BT=oldest_BT < 1))
+        for oldest_BT in (rollouts.context_BT, rollouts.version_BT)
+    )
+    assert by_context.log_ratio_fresh < 1e-6 < 1e-2 < by_version.log_ratio_fresh
+    assert by_context.log_ratio_stale > 1e-2
+    assert (rollouts.context_BT[trained_BT] < 1).sum() == 2 * 14 and (rollouts.version_BT[trained_BT] == 1).sum() > 28
+
+
 def test_a_truncated_ratio_is_refused_with_a_loss_that_has_one_and_bounds_must_be_ordered():
     with pytest.raises(Exception, match="'token-truncate' with the loss 'cispo', which would count the ratio twice"):
         changed(SCALERL, mismatch="token-truncate")
@@ -131,9 +161,15 @@ def test_a_truncated_ratio_is_refused_with_a_loss_that_has_one_and_bounds_must_b
             0.8,
             0.3,
             {},
-            "30% of the trained tokens effective .*0.01 at staleness 0.*recipe.off_policy.max_lag, now",
+            "30% of the trained tokens effective .*0.01 for the same weights, 0.8 .*recipe.off_policy.max_lag, now",
         ),
-        (math.nan, 0.8, 0.3, {"off_policy": "ppo-off-policy"}, "no token of staleness 0.*off_policy.batches, now 8"),
+        (
+            math.nan,
+            0.8,
+            0.3,
+            {"off_policy": "ppo-off-policy"},
+            "no token is of the same weights.*off_policy.batches, now 8",
+        ),
     ],
 )
 def test_the_warning_names_the_cure_that_fits(fresh, stale, effective, recipe, words):

@@ -35,6 +35,28 @@ def test_every_batch_has_the_configured_shares():
         assert {tasks(mixed.draw(size)).count("b") for _ in range(30)} == {expected}
 
 
+@given(
+    st.lists(st.integers(1, 9), min_size=2, max_size=5),
+    st.sampled_from([1, 0.1, 0.7, 1 / 3, 1e-8, 1e6]),
+    st.integers(1, 3),
+)
+def test_any_window_has_exactly_the_shares_if_these_are_whole_prompts(weights, unit, periods):
+    """Also for shares such as 0.7 and 0.3, whose products are rounded: their ties must be broken in one way."""
+    names = "abcde"[: len(weights)]
+    parts = {name: Curriculum(pool(name, 9), 0, None) for name in names}
+    drawn = tasks(Mixture(parts, {name: weight * unit for name, weight in zip(names, weights, strict=True)}).draw(400))
+    window = periods * sum(weights)
+    for start in range(len(drawn) - window + 1):
+        part = drawn[start : start + window]
+        assert [part.count(name) for name in names] == [periods * weight for weight in weights]
+
+
+@pytest.mark.parametrize(("share", "size", "expected"), [(0.3, 10, 3), (0.55, 20, 11), (1 / 3, 48, 16), (1e-12, 99, 0)])
+def test_every_window_of_a_long_run_has_the_shares(share, size, expected):
+    drawn = tasks(mixture(share).draw(5000))
+    assert {drawn[start : start + size].count("b") for start in range(5001 - size)} == {expected}
+
+
 @given(st.floats(0.01, 0.99), st.integers(1, 200))
 def test_draws_never_deviate_from_the_shares_by_more_than_half_a_prompt(share, n):
     drawn = tasks(mixture(share).draw(n))

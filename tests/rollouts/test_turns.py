@@ -124,6 +124,27 @@ def test_log_probabilities_of_all_turns_replay_across_two_swaps():
     assert len(done) == 16 and several >= 3
 
 
+@pytest.mark.parametrize("reply", ["1", ""])
+def test_an_end_tells_the_tokens_of_the_longest_turn(reply):
+    """Also if replies have no tokens, so that turns follow each other."""
+    sampled = []
+
+    def ask(prompt, said):
+        counts = [len(one["content"].split()) for one in said if one["role"] == "assistant"]
+        sampled.append(counts)
+        future = Future()
+        future.set_result(Reply(({"role": "user", "content": reply},)) if len(counts) < 3 else Reply((), 0.5))
+        return future
+
+    done, _ = run(make(ask=ask))
+    whole = {tuple(counts) for counts in sampled if len(counts) == 3}
+    ends = [rollout for rollout in done.values() if rollout.outcome.ended == "environment"]
+    assert len(ends) > 2 and len({rollout.outcome.longest for rollout in ends}) > 1
+    for rollout in ends:
+        total = int(rollout.sampled.sum())
+        assert any(sum(counts) == total and max(counts) == rollout.outcome.longest for counts in whole)
+
+
 @pytest.mark.parametrize(("name", "top_p"), [("qwen3-moe", 1.0), ("qwen3", 0.7)])
 def test_experts_and_nuclei_of_all_turns_are_kept(name, top_p):
     done, _ = run(make(name=name, top_p=top_p))

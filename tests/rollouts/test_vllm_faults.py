@@ -221,6 +221,8 @@ def test_spans_give_each_token_its_version_and_must_cover_all():
     sequence.extend([4, 5, 6], [-1.0, -1.0, -1.0], 5)
     sequence.settle([Span(5, 0, 1), Span(6, 1, 9)])  # the server sampled more than the sequence may have
     assert sequence.versions == [4, 4, 5, 6, 6]
+    sequence.settle([Span(6, 0, 3)])  # a swap during the prefill: the prompt was partly computed with version 5
+    assert sequence.versions == [4, 4, 5, 6, 6]
     with pytest.raises(BadAnswer, match="2 tokens"):
         sequence.settle([Span(5, 0, 1), Span(6, 1, 2)])
     with pytest.raises(BadAnswer, match="1 tokens"):

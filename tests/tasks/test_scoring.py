@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import textwrap
@@ -117,20 +118,21 @@ BAD = """
 def test_a_failing_reward_function_is_counted_and_does_not_end_the_run(rewards_here, name, message):
     scorer = rewards_here(BAD, name, reward_timeout_s=1.0)
     first, second = score(scorer, prompt(), ["c", "d"])
-    assert first == second == Score(0.0, False) and re.search(message, first.reason)
+    assert first == second == Score.missing("") and re.search(message, first.reason)
     assert scorer.failures.failed == 2
     (output,) = scorer.failures.news()
     assert re.search(message, output) and output.endswith("counted as failed (2 of 2 completions)")
     assert scorer.failures.news() == []
 
 
-def test_a_completion_without_a_reward_gets_the_mean_of_its_group(rewards_here):
+def test_a_completion_without_a_reward_is_not_counted(rewards_here):
     text = """
         def f(prompts, completions, **columns):
             return [None if c == "none" else float(c) for c in completions]
     """
     scores = score(rewards_here(text, "f"), prompt(), ["1", "none", "0", "nan"])
-    assert scores == [Score(1.0, True), Score(0.5, False), Score(0.0, False), Score(0.5, False)]
+    assert scores == [Score(1.0, True), Score.missing(""), Score(0.0, False), Score.missing("")]
+    assert [one.counted for one in scores] == [True, False, True, False]
     assert "returned None" in scores[1].reason and "returned nan" in scores[3].reason
 
 
@@ -146,12 +148,46 @@ def test_the_run_ends_if_more_than_5_percent_of_100_completions_have_no_reward()
         few.count(1, ["bad"])
 
 
+def test_the_limit_and_the_last_cause_survive_a_resume():
+    before = Failures("reward function f")
+    before.count(40, ["first", "second"])
+    before.count(50, [])
+    after = Failures("reward function f")
+    after.load_state(json.loads(json.dumps(before.state())))  # through the format of a checkpoint
+    for failures in (before, after):
+        failures.count(10, ["third"] * 3)  # 5 of 100
+        assert (failures.completions, failures.failed) == (100, 5)
+    again = Failures("reward function f")
+    again.load_state(json.loads(json.dumps(after.state())))
+    again.failed += 1  # 6 of 101, with no failure in this call
+    with pytest.raises(RewardError, match=r"6 of 101 .*the last failure: third$"):
+        again.count(1, [])
+    few = Failures("reward function f")
+    few.count(60, ["early"] * 60)
+    with pytest.raises(RewardError, match=r"60 of 160 .*the last failure: early$"):
+        few.count(100, [])
+
+
+def test_the_counters_of_every_task_are_restored():
+    def service():
+        verifier = Verifier(lambda prompt, text: verdict(True, ""))
+        return ScoringService({name: ThreadScorer(name, verifier, SETTINGS) for name in "ab"}, decode)
+
+    before, after = service(), service()
+    before._scorers["a"].timeouts = 3
+    before._scorers["b"].failures.count(9, ["bad", "worse"])
+    after.load_state(json.loads(json.dumps(before.state())))
+    assert (after.timeouts, after.failures) == (3, 2) and after.state() == before.state()
+    before.close()
+    after.close()
+
+
 def test_a_failing_verifier_affects_only_its_completion_and_is_counted():
     answers = {"a": verdict(True, ""), "b": Verdict(False, 0.5, "")}
     scorer = ThreadScorer("odd", Verifier(lambda prompt, text: answers[text]), SETTINGS)
     try:
         scores = score(scorer, prompt(), ["a", "b", "missing"])
-        assert [(s.passed, s.reward) for s in scores] == [(True, 1.0), (False, 0.0), (False, -1.0)]
+        assert scores == [Score(1.0, True), Score(0.0, False), Score.missing("")]
         assert "raised KeyError: 'missing'" in scores[2].reason
         assert scorer.failures.failed == 1 and scorer.failures.completions == 3
     finally:
@@ -244,6 +280,8 @@ def test_a_truncated_rollout_never_passes(rewards_here):
     verifier = ProcessScorer("math", Verifier(math_task.verify, killable=True), SETTINGS)
     for scorer, failed in ((verifier, Score(-1.0, False)), (function, Score(0.0, False))):
         assert scorer.truncated(Score(1.0, True)) == failed
+    assert verifier.truncated(Score.missing("")) == Score(-1.0, False)  # wrong, whatever the verifier would say
+    assert function.truncated(Score.missing("")) == Score.missing("")  # its reward would be 0 or less
     verifier.close()
 
 

@@ -1,3 +1,4 @@
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,9 +6,10 @@ from texts import rollout
 
 from scalerl.config.base import replace
 from scalerl.config.recipe import SCALERL
-from scalerl.training.batch import collate
+from scalerl.learn.aggregate import AGGREGATIONS
+from scalerl.training.batch import collate, rollout_row, why_untrained
 from scalerl.training.learner.base import TrainBatch
-from scalerl.training.loop import kept_prompts, trained_tokens
+from scalerl.training.loop import kept_prompts, loss_tokens
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 
 
@@ -25,12 +27,14 @@ def test_prompt_completion_and_padding_are_at_the_right_positions():
     assert batch.sampled_BT.int().tolist() == [[0, 0, 1, 0, 1], [0, 0, 1, 0, 0], [0, 1, 1, 0, 0], [0, 1, 0, 0, 0]]
     torch.testing.assert_close(batch.behavior_BT[0], torch.tensor([0.0, 0.0, -0.1, 0.0, -0.3]))
     assert batch.version_BT[0].tolist() == [0, 0, 3, 0, 3]
+    assert batch.context_BT[0].tolist() == [0, 0, 3, 0, 3]
     assert batch.prompt_B.tolist() == [0, 0, 1, 1] and batch.length_B.tolist() == [5, 3, 3, 2]
     assert batch.truncated_B.tolist() == [False, False, True, False]
     assert batch.interrupted_B.tolist() == [True, False, False, False]
     assert batch.completion_tokens_PG.tolist() == [[3, 1], [2, 1]]
     assert batch.rewards_PG.tolist() == [[1.0, -1.0], [0.25, 0.5]]
     assert batch.passed_PG.tolist() == [[True, False], [False, True]]
+    assert batch.counted_PG.tolist() == [[True, True], [True, True]]
 
 
 def training(completions, trained_B):
@@ -64,10 +68,110 @@ def test_a_prompt_whose_failures_are_all_truncated_is_dropped():
     cut, whole = rollout([2, 3], truncated=True), rollout([4])
     scores = [failed, passed]
     batch = collate([group([1], cut, whole, scores=scores), group([5], whole, rollout([6, 7]), scores=scores)])
-    keep = kept_prompts(batch, batch.rewards_PG, SCALERL)
-    assert keep.tolist() == [False, True]
-    trained = trained_tokens(batch, keep, SCALERL, oldest=0)
-    assert trained.int().tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 1, 1]]
+    keep, trained = filtered(batch, SCALERL)
+    assert keep == [False, True]
+    assert trained == [[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 1, 1]]
     # if truncated rollouts are trained, or nothing is filtered, both prompts are kept
     for recipe in (replace(SCALERL, truncated="keep"), replace(SCALERL, zero_variance="keep")):
-        assert kept_prompts(batch, batch.rewards_PG, recipe).tolist() == [True, True]
+        assert filtered(batch, recipe)[0] == [True, True]
+
+
+def filtered(batch, recipe, oldest=0):
+    """Return the prompts that are kept and the tokens that are trained."""
+    usable = loss_tokens(batch, recipe, oldest)
+    keep = kept_prompts(batch.rewards_PG, usable, recipe)
+    return keep.tolist(), (usable & keep[batch.prompt_B][:, None]).int().tolist()
+
+
+def test_the_filter_does_not_count_rollouts_whose_tokens_are_all_too_old():
+    """The oldest version that may be trained is 3. Of the first prompt one reward remains, of the second both."""
+    passed, failed = Score(1.0, True), Score(-1.0, False)
+    old, new, mixed = (rollout([4, 5], versions=versions) for versions in ([2, 2], [3, 3], [2, 3]))
+    pairs = [(old, new), (mixed, new), (old, old), (new, new)]
+    batch = collate([group([1], *pair, scores=[failed, passed]) for pair in pairs])
+    keep, trained = filtered(batch, SCALERL, oldest=3)
+    assert keep == [False, True, False, True]
+    assert trained == [[0, 0, 0]] * 2 + [[0, 0, 1], [0, 1, 1]] + [[0, 0, 0]] * 2 + [[0, 1, 1]] * 2
+    # at an age that all may have, and without a filter, no rollout is left out
+    assert filtered(batch, SCALERL, oldest=2)[0] == [True] * 4
+    assert filtered(batch, replace(SCALERL, zero_variance="keep"), oldest=3)[0] == [True] * 4
+
+
+def test_a_rollout_of_which_only_injected_tokens_are_new_does_not_count():
+    passed, failed = Score(1.0, True), Score(-1.0, False)
+    injected = rollout([4, 5], [True, False], versions=[2, 3])
+    batch = collate([group([1], injected, rollout([6], versions=3), scores=[failed, passed])])
+    assert filtered(batch, SCALERL, oldest=3)[0] == [False]
+
+
+@pytest.mark.parametrize("truncated", ["exclude", "keep"])
+def test_a_rollout_without_a_reward_is_in_no_sum_and_no_denominator(truncated):
+    """The batch has the advantages, weights and metrics of the same batch without that rollout."""
+    passed, failed = Score(1.0, True), Score(-1.0, False)
+    right, wrong, long = rollout([4, 3]), rollout([6, 7]), rollout([2] * 24)
+    recipe = replace(SCALERL, truncated=truncated)
+    other = group([5], right, wrong, right, scores=[passed, failed, failed])
+    lost, whole = (
+        collate([group([1], right, *more, wrong, scores=[passed, *scores, failed]), other])
+        for more, scores in (((long,), (Score.missing("no reply"),)), ((wrong,), (failed,)))
+    )
+    keep, trained = map(torch.tensor, filtered(lost, recipe))
+    assert keep.tolist() == [True, True]
+    assert trained.sum(dim=1).tolist() == [2, 0, 2, 2, 2, 2]
+    # 4 tokens of the first prompt and 6 of the second; without the mask, 28 of the first
+    trained = trained.bool()
+    assert AGGREGATIONS["prompt"](trained, lost.prompt_B)[0, 1].item() == pytest.approx(1 / 2 / 4)
+    assert AGGREGATIONS["sample"](trained, lost.prompt_B)[0, 1].item() == pytest.approx(1 / 5 / 2)
+    assert AGGREGATIONS["token"](trained, lost.prompt_B)[0, 1].item() == pytest.approx(1 / 10)
+    row = rollout_row(lost, lost.rewards_PG, keep)
+    assert row["pass_rate"] == pytest.approx(2 / 5) and row["reward"] == pytest.approx(-1 / 5)
+    assert rollout_row(whole, whole.rewards_PG, keep)["pass_rate"] == pytest.approx(2 / 6)
+
+
+def test_a_prompt_with_one_reward_left_is_dropped():
+    passed, missing = Score(1.0, True), Score.missing("no reply")
+    batch = collate([group([1], rollout([4]), rollout([6]), scores=[passed, missing])])
+    assert filtered(batch, SCALERL)[0] == [False]
+
+
+def test_the_context_of_a_token_is_as_old_as_the_oldest_token_before_it():
+    """Injected tokens count too: their keys and values were computed with some weights."""
+    rollouts = [
+        rollout([1, 2, 3, 4], versions=[2, 2, 3, 4]),
+        rollout([1, 2, 3], [False, True, True], versions=[1, 3, 3]),
+        rollout([1, 2], versions=[3, 3]),
+        rollout([1, 2, 3], versions=[4, 3, 4]),  # versions of several engines need not rise
+    ]
+    batch = collate([group([9], *rollouts)])
+    assert batch.context_BT[:, 1:].tolist() == [[2, 2, 2, 2], [0, 1, 1, 0], [3, 3, 0, 0], [4, 3, 3, 0]]
+
+
+CUT, OLD, NEW = rollout([1, 2], truncated=True, versions=3), rollout([1, 2], versions=1), rollout([1, 2], versions=3)
+PASSED, FAILED, MISSING = Score(1.0, True), Score(-1.0, False), Score.missing("no reply")
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "scores", "reason"),
+    [
+        ([NEW, NEW], [PASSED, PASSED], "no prompt had any variance in its rewards"),
+        ([CUT, CUT], [FAILED, FAILED], "none of the 2 rollouts can carry loss (2 truncated)"),
+        ([NEW, NEW], [MISSING, MISSING], "none of the 2 rollouts can carry loss (2 without a reward)"),
+        ([OLD, OLD], [PASSED, FAILED], "none of the 2 rollouts can carry loss (2 too old)"),
+        ([CUT, OLD, NEW, CUT], [MISSING, FAILED, MISSING, FAILED],
+         "none of the 4 rollouts can carry loss (2 without a reward, 1 truncated, 1 too old)"),
+        ([CUT, OLD, NEW, NEW], [FAILED, FAILED, PASSED, PASSED],
+         "no prompt had any variance in its rewards among the rollouts that can carry loss "
+         "(1 truncated, 1 too old of 4)"),
+    ],
+)  # fmt: skip
+def test_a_skipped_update_has_its_cause(rollouts, scores, reason):
+    batch = collate([group([1], *rollouts, scores=scores)])
+    usable = loss_tokens(batch, SCALERL, oldest=2)
+    assert not kept_prompts(batch.rewards_PG, usable, SCALERL).any()
+    assert why_untrained(batch, usable) == reason
+
+
+def test_truncated_rollouts_that_are_trained_are_no_cause():
+    batch = collate([group([1], CUT, CUT, scores=[FAILED, FAILED])])
+    usable = loss_tokens(batch, replace(SCALERL, truncated="keep"), oldest=2)
+    assert why_untrained(batch, usable) == "no prompt had any variance in its rewards"

@@ -1,23 +1,67 @@
 """Held-out mean@k against values computed by hand."""
 
+import json
 import math
 from dataclasses import replace
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 from texts import rollout
 
+from scalerl.config import LAB
+from scalerl.scaling import Curve, fit
+from scalerl.scaling.noise import relative_noise
 from scalerl.training.evaluation import by_task, eval_point, held_out_visits, mean_at_k
+from scalerl.training.run_dir import RunDirectory
 from scalerl.types import EvalPoint, Group, Outcome, Prompt, Score, ScoredGroup
+from scalerl.view.outlook import curve_of
+from scalerl.view.run import FollowedRun
+
+ALL = np.ones((4, 4), bool)
 
 
 def test_mean_at_k_and_its_error_over_prompts():
-    rate, stderr = mean_at_k(np.array([[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1]], dtype=bool))
+    rate, stderr = mean_at_k(np.array([[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1]], dtype=bool), ALL[:3])
     # rates .5, 1, .25: mean .58333, sample variance .145833, error sqrt(.145833 / 3)
     assert math.isclose(rate, 7 / 12) and math.isclose(stderr, math.sqrt(0.14583333333 / 3), rel_tol=1e-9)
 
 
 def test_a_single_prompt_has_no_error():
-    assert mean_at_k(np.array([[True, False]])) == (0.5, 0.0)
+    rate, stderr = mean_at_k(np.array([[True, False]]), ALL[:1, :2])
+    assert rate == 0.5 and math.isnan(stderr)
+    # the second prompt has no reward, so one prompt is left
+    rate, stderr = mean_at_k(np.array([[True, False], [False, False]]), np.array([[True, True], [False, False]]))
+    assert rate == 0.5 and math.isnan(stderr)
+    assert mean_at_k(np.array([[True], [True]]), ALL[:2, :1]) == (1.0, 0.0)  # two equal prompts have an error, of 0
+
+
+def test_samples_without_a_reward_are_not_counted():
+    passed = np.array([[1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0]], dtype=bool)
+    counted = np.array([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 1], [0, 0, 0, 0]], dtype=bool)
+    # 2 of 4, 3 of 3, 1 of 3: 6 of 10; residuals 2 - 2.4, 3 - 1.8, 1 - 1.8, over the mean count 10/3
+    rate, stderr = mean_at_k(passed, counted)
+    residuals = np.array([-0.4, 1.2, -0.8]) / (10 / 3)
+    assert math.isclose(rate, 0.6)
+    assert math.isclose(stderr, math.sqrt((residuals**2).sum() / 2 / 3), rel_tol=1e-9)
+    # 146 of the 155 samples with a reward pass, not 146 of 160
+    flat = np.arange(160) < 146
+    rate, _ = mean_at_k(flat.reshape(40, 4), (np.arange(160) < 155).reshape(40, 4))
+    assert round(rate, 4) == 0.9419
+
+
+def test_an_evaluation_without_any_reward_has_no_pass_rate():
+    rate, stderr = mean_at_k(np.zeros((2, 2), bool), np.zeros((2, 2), bool))
+    assert math.isnan(rate) and math.isnan(stderr)
+
+
+@given(st.integers(1, 20), st.integers(1, 9), st.randoms(use_true_random=False))
+def test_with_all_rewards_the_rate_and_its_error_have_the_bits_of_the_plain_formulas(prompts, samples, rng):
+    passed = np.array([[rng.random() < 0.5 for _ in range(samples)] for _ in range(prompts)])
+    rate, stderr = mean_at_k(passed, np.ones_like(passed))
+    rates = passed.mean(axis=1)
+    assert rate == rates.mean()
+    assert prompts == 1 or stderr == rates.std(ddof=1) / np.sqrt(prompts)
 
 
 def test_a_point_counts_passes_truncations_and_tokens():
@@ -31,6 +75,10 @@ def test_a_point_counts_passes_truncations_and_tokens():
     assert (point.pass_rate, point.truncated, point.mean_tokens) == (0.5, 0.5, 2.0)
     assert (point.prompts, point.samples_per_prompt, point.step, point.task) == (2, 2, 5, "t")
     assert "turns" not in point.to_dict() and EvalPoint.of(point.to_dict()) == point
+    # one of the four samples has no reward
+    lost = [replace(groups[0], scores=(Score.missing("x"), scores[0])), replace(groups[1], scores=(scores[1],) * 2)]
+    point = eval_point(lost, step=5, device_hours=0.1, flops=2.0, tokens=3, eval_s=0.5)
+    assert (point.pass_rate, point.failed, point.samples_per_prompt) == (1 / 3, 0.25, 2)
 
 
 def test_a_point_of_an_environment_has_turns_calls_and_the_time_of_replies():
@@ -59,3 +107,25 @@ def test_groups_and_scores_are_split_by_task():
 
 def rewards(groups):
     return [score.reward for scored in groups for score in scored.scores]
+
+
+def test_a_curve_of_one_prompt_has_no_standard_errors_in_its_file_its_fit_and_its_page(tmp_path):
+    """The rate is 0.5, 0.55 and so on; in memory the missing error is NaN, in files null."""
+    run = RunDirectory.create(tmp_path / "run", LAB)
+    prompt = Prompt("0" * 16, "q", (1,), "a", "arithmetic", {})
+    for step in range(8):
+        scores = tuple(Score(1.0, number < 10 + step) for number in range(20))
+        group = ScoredGroup(Group(held_out_visits([prompt])[0], (rollout([4]),) * 20, 0), scores)
+        run.add_points([eval_point([group], step=step, device_hours=step, flops=1.0 + step, tokens=3, eval_s=0.5)])
+    rows = [json.loads(line) for line in (run.path / "points.jsonl").read_text().splitlines()]
+    assert [row["stderr"] for row in rows] == [None] * 8 and rows[1]["pass_rate"] == 0.55
+    assert all(math.isnan(point.stderr) for point in run.points())
+    curve = Curve.read(run.path, axis="flops")
+    assert curve.stderr is None and relative_noise(curve) is None
+    fitted = fit(curve_of(run.points(), "flops"))
+    assert 0 < fitted.predict([16.0]).mean[0] < 1
+    (run.path / "metrics.jsonl").write_text("")
+    seen = FollowedRun(run.path)
+    assert seen.summary()["tasks"]["arithmetic"]["stderr"] is None
+    assert seen.curve("arithmetic")["stderr"] == [None] * 8
+    json.dumps(seen.summary(), allow_nan=False)

@@ -1,6 +1,7 @@
 """The records of sampled rollouts: replayed with the exported model, and damage."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,14 +40,35 @@ def test_a_record_replayed_with_the_exported_model_has_the_recorded_log_probabil
     assert largest_difference({1: before}, pairs).largest > 1e-3  # other weights give other values
 
 
-def test_a_damaged_record_is_an_error_and_an_unharmed_one_is_exact():
+@pytest.mark.slow
+def test_log_probabilities_under_top_p_can_be_recomputed_from_the_records(lab_model, tmp_path):
+    words = ["--recipe.top_p", "0.8", "--steps", "1", "--evaluation.every", "1", "--recipe.off_policy.max_lag", "0"]
+    runs.train(lab_model, tmp_path / "run", *words)
+    policy, pairs = load_policy(str(lab_model), dtype="float32"), []
+    for one in scalerl.load(tmp_path / "run").samples():
+        arrays = [one[name] for name in ("tokens", "logps", "versions", "sampled")]
+        nucleus = (one["nucleus_sizes"], one["nucleus_ids"])
+        made = Rollout(*arrays, one["truncated"], one["interrupted"], nucleus=nucleus)
+        pairs.append((one["prompt_tokens"].tolist(), made))
+    assert len(pairs) == 4 and largest_difference({0: policy}, pairs).largest < 2e-5
+    whole = [(prompt, replace(made, nucleus=None)) for prompt, made in pairs]
+    assert largest_difference({0: policy}, whole).largest > 1e-2  # over the whole vocabulary the values are others
+
+
+@pytest.mark.parametrize("nucleus", [None, ([2, 0], [3, 8])])
+def test_a_damaged_record_is_an_error_and_an_unharmed_one_is_exact(nucleus):
     made = rollout([3, 1], [True, False], versions=[4, 5])
+    if nucleus:
+        made = replace(made, nucleus=tuple(np.asarray(part, np.int32) for part in nucleus))
     record = packed((7, 9), made)
     saved = unpacked(record)
     assert saved["prompt_tokens"].tolist() == [7, 9]
     for name in ("tokens", "logps", "versions", "sampled"):
         np.testing.assert_array_equal(saved[name], getattr(made, name))
         assert saved[name].dtype == getattr(made, name).dtype
+    for name, part in zip(("nucleus_sizes", "nucleus_ids"), made.nucleus or (), strict=False):
+        np.testing.assert_array_equal(saved[name], part)
+    assert len(saved) == (7 if nucleus else 5)
     assert packed((7, 9), made) == record  # equal runs have equal files
     for end in range(0, len(record), 7):
         with pytest.raises(ValueError):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from texts import rollout
 
 from scalerl.training import rollout_rows
 from scalerl.training.rollout_rows import evaluation_rows, marked_text, telling_group, token_detail, token_texts
+from scalerl.training.suites import SuiteResult
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 from scalerl.view.outlook import read_sources
 
@@ -133,3 +135,13 @@ def test_the_saved_group_has_different_rewards():
     alike, telling = scored("1", "t", 2), scored("2", "t", 2)
     telling = dataclasses.replace(telling, scores=(Score(1.0, True, ""), Score(-1.0, False, "no")))
     assert telling_group([alike, telling]) is telling and telling_group([alike]) is alike
+
+
+def test_a_suite_of_one_prompt_has_no_standard_error_and_one_without_rewards_no_rate():
+    shared = {"samples": 2, "truncated": 0.0, "mean_tokens": 3.0, "tokens_per_s": 1.0, "seconds": 1.0, "texts": "t"}
+    one = SuiteResult("s", 1, mean=0.5, stderr=math.nan, pass_at={1: 0.5, 2: 1.0}, failed=0.0, **shared)
+    assert one.to_dict()["stderr"] is None and "±" not in (text := "\n".join(one.lines())) and "0.500" in text
+    lost = SuiteResult("s", 2, mean=math.nan, stderr=math.nan, pass_at={}, failed=1.0, **shared)
+    assert lost.to_dict()["mean"] is None and "nan" not in (text := "\n".join(lost.lines()))
+    assert "no reward  100.0% of the samples" in text
+    json.dumps([one.to_dict(), lost.to_dict()], allow_nan=False)

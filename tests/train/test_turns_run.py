@@ -68,3 +68,39 @@ def test_a_run_stops_with_the_cause_if_the_environment_fails_too_often(start, tm
     text, _ = (process := start(tmp_path / "run", "--data.params", "{fails = 3}")).communicate(timeout=300)
     assert process.returncode == 1, text
     assert "chained:Sums.reply raised KeyError: 'no entry'" in text and "at most 5% may fail" in text, text
+
+
+@pytest.mark.slow
+def test_rollouts_without_a_reward_enter_no_pass_rate(start, tmp_path):
+    """Every second row fails: the rates of curve and metrics are those of the other rollouts."""
+    words = ["--data.params", "{fails = 2}", "--steps", "2", "--evaluation.every", "1", "--evaluation.saved", "32"]
+    small = ["--recipe.generations_per_prompt", "2", "--evaluation.prompts", "8"]
+    text, _ = (process := start(path := tmp_path / "run", *words, *small)).communicate(timeout=300)
+    assert process.returncode == 0, text
+    points, rollouts = runs.rows(path, "points.jsonl"), runs.rows(path, "rollouts.jsonl")
+    assert len(points) == 3
+    for point in points:
+        own = [row for row in rollouts if row["step"] == point["step"]]
+        failed = [row for row in own if row["environment"]["ended"] == "problem"]
+        assert len(own) == 16 and 0 < len(failed) < 16 and point["failed"] == pytest.approx(len(failed) / 16)
+        assert all(row["reward"] is None and row["passed"] is None for row in failed)
+        counted = [row["passed"] for row in own if row not in failed]
+        assert point["pass_rate"] == pytest.approx(sum(counted) / len(counted))
+    metrics = runs.rows(path, "metrics.jsonl")
+    assert metrics[-1]["reward_failures"] > 0
+    assert all(row["pass_rate"] is None or 0 <= row["pass_rate"] <= 1 for row in metrics)  # None: all rollouts failed
+
+
+@pytest.mark.slow
+def test_counts_of_failures_continue_at_a_resume(start, tmp_path):
+    words = ["--data.params", "{fails = 2}", "--recipe.generations_per_prompt", "2", "--evaluation.prompts", "8"]
+    words += ["--evaluation.every", "2", "--checkpoint.every", "2"]
+    for name, steps in (("whole", "4"), ("parts", "2")):
+        text, _ = (process := start(tmp_path / name, *words, "--steps", steps)).communicate(timeout=300)
+        assert process.returncode == 0, text
+    text, _ = (process := runs.start(["resume", str(tmp_path / "parts"), "--trust", "--steps", "4"])).communicate()
+    assert process.returncode == 0, text
+    whole, parts = (
+        [row["reward_failures"] for row in runs.rows(tmp_path / name, "metrics.jsonl")] for name in ("whole", "parts")
+    )
+    assert len(whole) == 4 and 0 < whole[1] < whole[-1] and parts == whole

@@ -95,10 +95,14 @@ class TokenSequence:
     def settle(self, spans: Sequence[Span], experts: str | None = None) -> None:
         """Set the versions and experts of the latest request's tokens to those that the server reports.
 
+        The first token keeps the version with which the request was sent, if that is older: its prompt was computed
+        partly with those weights (`connection.PREFILL_S`).
+
         Raises:
             BadAnswer: The spans or the experts do not cover the tokens.
         """
         first = self.restarts[-1]
+        sent = self.versions[first : first + 1]
         covered = 0
         for span in spans:
             if span.start != covered:
@@ -107,6 +111,8 @@ class TokenSequence:
             end = min(first + span.end, len(self.tokens))
             count = max(0, end - first - span.start)
             self.versions[first + span.start : end] = [span.version] * count
+        if sent:
+            self.versions[first] = min(self.versions[first], *sent)
         if first + covered < len(self.tokens):
             raise BadAnswer(f"it named the weights of {covered} tokens, but had sent {len(self.tokens) - first}")
         if self.routing is not None:

@@ -54,7 +54,7 @@ class TrainBatch:
     mismatch: Mismatch = field(default_factory=NoCorrection)
     """Correction for differences between the engine's probabilities and the policy's (`recipe.mismatch`)."""
     stale_BT: Tensor | None = None
-    """Tokens that were sampled with older weights than those that they train; None: no token."""
+    """Tokens that older weights than those in training sampled, or whose context they computed; None: no token."""
     nucleus: tuple[Tensor, Tensor] | None = None
     """Under top-p: (place among the B x T tokens, id) of every id that could be sampled; the policy's probabilities are
     normalized over the same ids."""
@@ -155,7 +155,8 @@ class StepStats:
     router_disagreement: float | None = None
     """Share of trained tokens and layers whose experts differ, for mixtures whose engine records experts."""
     log_ratio_fresh: float | None = None
-    """Mean |log ratio| of trained tokens of staleness 0, nats; None without such tokens. The next: of older tokens."""
+    """Mean |log ratio| of trained tokens that only the current weights computed, context included, nats; None without
+    such tokens. The next: of the others."""
     log_ratio_stale: float | None = None
     effective_samples: float | None = None
     """Effective sample size of the ratios as a share of the tokens, (sum r)^2 / (n sum r^2) (Kong 1992)."""
@@ -184,9 +185,9 @@ class TokenSums(NamedTuple):
     """Trained tokens x layers whose experts the engine recorded, and how many of them differ."""
     rerouted: float
     stale: float
-    """Tokens of staleness above 0."""
+    """Tokens that older weights sampled, or whose context they computed."""
     fresh_gap: float
-    """Sum of |log ratio| over tokens of staleness 0, and over the others."""
+    """Sum of |log ratio| over the other tokens, and over these."""
     stale_gap: float
     ratio: float
     square: float
@@ -245,7 +246,7 @@ class TokenMeter:
             log_ratio_N: Policy minus engine, nats.
             capped_N: Whether the ratio was capped.
             entropy_N: Nats.
-            stale_N: Whether older weights sampled the token.
+            stale_N: Whether older weights sampled the token or computed its context.
             corrected_N: Whether the correction for mismatch masked or truncated it.
             differs_NL: Whether the router's choice differs from the engine's, for each layer; None if not recorded.
         """

@@ -21,7 +21,7 @@ function passCell(run) {
   const tasks = Object.entries(run.tasks);
   if (!tasks.length) return ["–"];
   return tasks.map(([task, found]) =>
-    el("span", { class: "block" }, (tasks.length > 1 ? `${task}: ` : "") + level(found.pass_rate), el("small", {}, `± ${level(found.stderr)}`)));
+    el("span", { class: "block" }, (tasks.length > 1 ? `${task}: ` : "") + level(found.pass_rate), found.stderr === null ? "" : el("small", {}, `± ${level(found.stderr)}`)));
 }
 
 function adviceCell(run) {

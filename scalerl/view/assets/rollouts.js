@@ -31,7 +31,8 @@ function control(name, label, kind, value, found) {
   return el("span", { class: `filter ${kind === "search" ? "wide" : ""}` }, el("label", { for: id }, label), input);
 }
 
-const verdict = (row) => el("span", { class: `badge ${row.passed ? "passed" : "wrong"}` }, row.passed ? "passed" : "failed");
+const verdict = (row) => row.passed === null ? el("span", { class: "badge" }, "no reward")
+  : el("span", { class: `badge ${row.passed ? "passed" : "wrong"}` }, row.passed ? "passed" : "failed");
 const marks = (row) => [row.truncated && "truncated", row.interrupted && "interrupted",
   row.environment && `${row.environment.turns} turns, ${row.environment.calls} calls, ended by: ${row.environment.ended}`].filter(Boolean).map((word) => el("span", { class: "flag" }, word));
 
@@ -108,7 +109,7 @@ function rolloutsPage(id, parameters) {
         el("select", { id: "by", "data-by": true }, Object.entries(choices).map(([key, words]) => el("option", { value: key, selected: key === by }, words)))),
       legendOf(by),
       own.token_detail ? null : el("p", { class: "muted" }, "This rollout has no values per token; only rollouts that the trainer replayed have them."),
-      el("h3", {}, group.length > 1 ? `Group: ${group.filter((other) => other.passed).length} of ${group.length} passed` : "Completion"),
+      el("h3", {}, group.length > 1 ? `Group: ${group.filter((other) => other.passed).length} of ${group.filter((other) => other.passed !== null).length} passed` : "Completion"),
       el("div", { class: "group", tabindex: "0", role: "region", "aria-label": "Rollouts of the group, side by side" },
         [own, ...group.filter((other) => other !== own)].map((other) => one(other, group.length === 1))));
   };

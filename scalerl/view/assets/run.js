@@ -26,7 +26,7 @@ function forecastCards(task, found, several) {
   const fit = found.fit;
   const of = several ? ` of ${task}` : "";
   const now = el("article", { class: "card" }, el("h3", {}, `Pass rate${of}`), el("p", { class: "big" }, level(found.pass_rate)),
-    el("p", { class: "muted" }, `± ${level(found.stderr)} (one standard error), held-out, at step ${found.step}; ${found.evaluations} evaluations`));
+    el("p", { class: "muted" }, `${found.stderr === null ? "" : `± ${level(found.stderr)} (one standard error), `}held-out, at step ${found.step}; ${found.evaluations} evaluations`));
   if (!fit) return [now, el("article", { class: "card" }, el("h3", {}, `Forecast${of}`), el("p", {}, "fitting …"))];
   if (fit.problem)
     return [now, el("article", { class: "card" }, el("h3", {}, `Forecast${of}`), el("p", {}, `None yet: ${fit.problem}.`))];
