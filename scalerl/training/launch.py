@@ -26,7 +26,7 @@ from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.pipeline import Pipeline
 from scalerl.rollouts.turns import with_replies
 from scalerl.rollouts.weights import WeightChannel
-from scalerl.tasks.checks import check_rewards, reference_notes, sandbox_notes
+from scalerl.tasks.checks import check_rewards, reference_notes, repetition_notes, sandbox_notes
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
 from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, save_state
@@ -128,8 +128,8 @@ def _assemble(
         longest, environments = with_replies(prompts.everything, tokenizer, rule.capacity)
         check_length(policy, rule, longest)
         check_sampled(config, policy, model_path)
-        check_rewards(config, prompts.training)
-        notes = _notes(config, prompts, rule, state)
+        repeated = check_rewards(config, prompts.training, repetitions=not state)
+        notes = [*_notes(config, prompts, rule, state), *repeated]
         facts = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.sizes)
         policy = with_adapters(config, policy)  # after the facts, because the engines' model has no adapters
     for note in notes:
@@ -171,7 +171,7 @@ def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, state: Map
     """Return the notes that are printed before a run; a new run has no state. Raises as `reference_notes`."""
     notes = [*prompts.notes, *length_notes(rule), *sandbox_notes(config)]
     if not state:  # a resumed run has passed this check when it started
-        notes += reference_notes(config, prompts.everything)
+        notes += [*reference_notes(config, prompts.everything), *repetition_notes(config, prompts.everything)]
     arithmetic = arithmetic_notes(config.hardware, state.get("arithmetic", ""))
     return [*notes, *channel_notes(config), *host_notes(config), *arithmetic]
 
