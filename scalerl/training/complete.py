@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from scalerl.core.errors import ConfigError
 from scalerl.core.files import move_into
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
@@ -83,6 +84,10 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
     except Exception as error:
         if session is not None:
             session.records.ended("failed")  # loggers get unexpected errors too
+            if isinstance(error, ConfigError) and not session.records.points:
+                session.close()  # first, because its processes and loggers write into the directory
+                session.records.directory.discard()
+                session = None
         if not isinstance(error, (TrainingFailed, RewardError, PluginError, *DIED)):
             raise
         if session is None:

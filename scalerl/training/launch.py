@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,11 @@ def start(config: RunConfig, path: Path, display: RunDisplay, stop_requested: Ca
     config = pinned(resolve(config), display.note)
     makers = makers_of(config)
     directory = RunDirectory.create(path, config)
-    run = _assemble(directory, None, {}, display, stop_requested)
-    _begin(run, makers)
+    with directory.discarded_on_error(), ExitStack() as opened:
+        run = _assemble(directory, None, {}, display, stop_requested)
+        opened.callback(run.close)
+        _begin(run, makers)
+        opened.pop_all()
     return run
 
 
@@ -114,24 +118,23 @@ def _assemble(
 ) -> Session:
     """Check the inputs of a run, then make its objects; the generator is not started yet. A new run has no state."""
     config, path = directory.config, directory.path
-    with directory.discarded_on_error():
-        torch.set_num_threads(config.hardware.trainer_threads)
-        check_functions(config.recipe)
-        backend = BACKENDS[config.placement.backend](config)
-        model_path = model_path_of(config, path, display.note)
-        tokenizer = load_tokenizer(model_path, revision_of(config))
-        prompts = load_prompts(config, tokenizer)
-        scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
-        policy = load_of(config, model_path, config.loop_device)
-        check_vocabulary(tokenizer, policy, model_path)
-        rule = length_rule(config.recipe.length, partial(tokenizer.encode, add_special_tokens=False))
-        longest, environments = with_replies(prompts.everything, tokenizer, rule.capacity)
-        check_length(policy, rule, longest)
-        check_sampled(config, policy, model_path)
-        repeated = check_rewards(config, prompts.training, repetitions=not state)
-        notes = [*_notes(config, prompts, rule, state), *repeated]
-        facts = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.sizes)
-        policy = with_adapters(config, policy)  # after the facts, because the engines' model has no adapters
+    torch.set_num_threads(config.hardware.trainer_threads)
+    check_functions(config.recipe)
+    backend = BACKENDS[config.placement.backend](config)
+    model_path = model_path_of(config, path, display.note)
+    tokenizer = load_tokenizer(model_path, revision_of(config))
+    prompts = load_prompts(config, tokenizer)
+    scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
+    policy = load_of(config, model_path, config.loop_device)
+    check_vocabulary(tokenizer, policy, model_path)
+    rule = length_rule(config.recipe.length, partial(tokenizer.encode, add_special_tokens=False))
+    longest, environments = with_replies(prompts.everything, tokenizer, rule.capacity)
+    check_length(policy, rule, longest)
+    check_sampled(config, policy, model_path)
+    repeated = check_rewards(config, prompts.training, repetitions=not state)
+    notes = [*_notes(config, prompts, rule, state), *repeated]
+    facts = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.sizes)
+    policy = with_adapters(config, policy)  # after the facts, because the engines' model has no adapters
     for note in notes:
         display.note(note)
 
