@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from scalerl.config.model import Lora
 from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.files import as_umask
+from scalerl.models.loading import save_model
 from scalerl.models.policy import Policy
 from scalerl.models.weights import plain_model
 
@@ -79,9 +80,8 @@ class LoraPolicy(Policy):
                 yield name.replace(".base_layer.", "."), parameter.detach()  # the bias of an adapted module
 
     def export(self, directory: Path) -> None:
-        """Write the merged weights as a Hugging Face model."""
-        plain_model(self.model, {name: weight.cpu() for name, weight in self.weights()}).save_pretrained(directory)
-        as_umask(directory)
+        """Write the merged weights as a Hugging Face model, which is read again and compared (`save_model`)."""
+        save_model(plain_model(self.model, {name: weight.cpu() for name, weight in self.weights()}), directory)
 
     def save_adapter(self, directory: Path) -> None:
         """Write the adapters in peft's format, which `PeftModel.from_pretrained(model, directory)` reads."""

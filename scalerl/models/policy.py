@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from scalerl.core.errors import ConfigError
-from scalerl.core.files import as_umask
 from scalerl.models.head import HeadRule, on_tensor_cores, token_logprobs
-from scalerl.models.loading import ATTENTION_KINDS, load_model
+from scalerl.models.loading import ATTENTION_KINDS, load_model, save_model
 from scalerl.models.rows import Rows
 from scalerl.models.sizes import of_model
 
@@ -151,9 +150,8 @@ class Policy(nn.Module):
         return ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
 
     def export(self, directory: Path) -> None:
-        """Write the weights as a Hugging Face model."""
-        self.model.save_pretrained(directory)
-        as_umask(directory)
+        """Write the weights as a Hugging Face model, which is read again and compared (`save_model`)."""
+        save_model(self.model, directory)
 
     @torch.no_grad()
     def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:

@@ -12,6 +12,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.files import move_into
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
+from scalerl.models.loading import ExportFailed
 from scalerl.rollouts.pipeline import Interrupted, WorkerDied
 from scalerl.tasks.user_rewards import RewardError
 from scalerl.training.launch import resume
@@ -88,7 +89,7 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
                 session.close()  # first, because its processes and loggers write into the directory
                 session.records.directory.discard()
                 session = None
-        if not isinstance(error, (TrainingFailed, RewardError, PluginError, *DIED)):
+        if not isinstance(error, (TrainingFailed, RewardError, PluginError, ExportFailed, *DIED)):
             raise
         if session is None:
             raise RunFailed(str(error)) from error

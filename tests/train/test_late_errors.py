@@ -12,6 +12,7 @@ from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
+from scalerl.models.loading import ExportFailed
 from scalerl.training import complete, launch
 
 
@@ -94,3 +95,14 @@ def test_a_resume_that_fails_late_keeps_the_run(lab_model, tmp_path, monkeypatch
     with pytest.raises(ConfigError, match="late"):
         launch.resume(tmp_path / "run", None, DISPLAY, lambda: False)
     assert sorted(file.name for file in (tmp_path / "run").iterdir()) == before
+
+
+def test_a_run_whose_export_is_wrong_fails_and_keeps_its_checkpoint(lab_model, tmp_path, monkeypatch):
+    def fails(model, directory):
+        raise ExportFailed("the exported model differs")
+
+    monkeypatch.setattr("scalerl.models.policy.save_model", fails)
+    with pytest.raises(complete.RunFailed, match="differs\nAll saved results are kept; continue with: scalerl resume"):
+        scalerl.train(config_of(lab_model, "--steps", "1"), run_dir=tmp_path / "run", progress=False)
+    assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "failed"
+    assert (tmp_path / "run/checkpoints/step_000001").exists() and not (tmp_path / "run/model").exists()
