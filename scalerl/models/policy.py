@@ -93,10 +93,17 @@ class Policy(nn.Module):
         """Most tokens of a sequence, if limited.
 
         Beyond it, LongRoPE rescales angles by the longest sequence of a batch, and Doge attends to some tokens only.
+        YaRN extends the original length to its multiple, and `max_position_embeddings` may still be the original one.
         """
-        rope = getattr(self.config, "rope_parameters", None) or {}
+        table = getattr(self.config, "rope_parameters", None) or {}
+        ropes = [table] if "rope_type" in table else [rope for rope in table.values() if isinstance(rope, dict)]
         limits = [getattr(self.config, name, None) for name in ("max_position_embeddings", "keep_window_size")]
-        limits += [rope["original_max_position_embeddings"]] if rope.get("rope_type") == "longrope" else []
+        for rope in ropes:
+            kind, original = rope.get("rope_type"), rope.get("original_max_position_embeddings")
+            if kind == "longrope":
+                limits.append(original)
+            elif kind == "yarn" and original and limits[0]:
+                limits[0] = max(limits[0], int(original * (rope.get("factor") or 1.0)))
         return min((limit for limit in limits if limit), default=None)
 
     @property
