@@ -207,7 +207,7 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
     """Load a tokenizer.
 
     Raises:
-        ConfigError: The directory has no tokenizer, or it cannot be read.
+        ConfigError: The directory has no tokenizer, or it cannot be read or used.
     """
     from transformers import AutoTokenizer
 
@@ -221,6 +221,13 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
     with raising(ConfigError, problem):
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
         words = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
+        longest = tokenizer.model_max_length
+        if not isinstance(longest, int | float) or isinstance(longest, bool):  # transformers fails at the first text
+            raise ConfigError(
+                f"model.path: {Path(path) / 'tokenizer_config.json'} has model_max_length {longest!r:.80}; allowed: a "
+                "number of tokens"
+            )
+        tokenizer("a b")
     # without tokenizer files, transformers returns an empty tokenizer of the architecture's class
     if not words:
         raise ConfigError(f"{advice} (the tokenizer loaded from there has no vocabulary)")
