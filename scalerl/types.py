@@ -152,6 +152,8 @@ class Score:
     """Whether the completion passed, for the pass rate, the curriculum and the curve."""
     reason: str = field(default="", compare=False)
     """Reason in one line, for display only."""
+    in_prompt: bool = field(default=False, compare=False)
+    """Whether the completion passed with an answer that stands in its prompt, for a metric only."""
     counted: bool = True
     """False if the reward function, verifier or environment failed. Such a completion has no reward, and enters neither
     loss, baseline, normalization nor pass rates."""

@@ -16,6 +16,7 @@ from scalerl.rollouts.replay import check_current
 from scalerl.rollouts.weights import DirectoryChannel
 from scalerl.training.learner.base import TokenMeter, TrainBatch
 from scalerl.training.learner.single import SingleLearner
+from scalerl.training.run_model import check_length
 
 OTHERS = ("qwen3-eager", "qwen3-many-heads", "gemma3-mixed", "mistral4")  # AutoModelForCausalLM lacks Mistral 4
 FAMILIES = [name for name in ARCHITECTURES if name not in OTHERS]
@@ -218,3 +219,41 @@ def test_sequences_are_limited_to_the_lengths_at_which_log_probabilities_do_not_
         Policy(tiny_model("doge", keep_window_size=20)).positions == 20
         and Policy(tiny_model("bloom")).positions is None
     )
+
+
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("rope", "limit"),
+    [
+        # as the model cards of Qwen2.5 and Qwen3 write it, with the positions unchanged
+        ({"rope_scaling": {"type": "yarn", **YARN}, "max_position_embeddings": 32}, 128),
+        ({"rope_scaling": {"rope_type": "yarn", **YARN}, "max_position_embeddings": 40}, 128),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, **YARN}, "max_position_embeddings": 40}, 128),
+        # as DeepSeek and GPT-OSS write it, with the extended positions
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, **YARN}, "max_position_embeddings": 128}, 128),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 2.5},
+          "max_position_embeddings": 40}, 100),
+        # kinds that do not extend it
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "max_position_embeddings": 40}, 40),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}, "max_position_embeddings": 40}, 40),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                              **YARN}, "max_position_embeddings": 128}, 128),
+    ],
+)  # fmt: skip
+def test_yarn_extends_the_original_positions_to_their_multiple(rope, limit):
+    policy = Policy(tiny_model("qwen3", **rope))
+    assert policy.positions == limit
+    rule = LengthRule(thinking=None, answer_tokens=0, max_tokens=limit - 10)
+    check_length(policy, rule, 10)
+    with pytest.raises(ConfigError, match=f"need {limit + 1} positions; this model has {limit}"):
+        check_length(policy, rule, 11)
+
+
+def test_the_engine_gives_the_trainers_log_probabilities_beyond_the_original_positions_of_yarn():
+    policy = Policy(tiny_model("qwen3", rope_scaling={"type": "yarn", **YARN}, max_position_embeddings=32))
+    rollouts = samples(policy, [tuple(range(2, 40)), (5, 9, 2)], tokens=40)
+    assert max(len(prompt) + len(rollout) for prompt, rollout in rollouts) > 40
+    difference = check_current(policy, 0, rollouts)
+    assert difference.largest < 1e-4 and difference.tokens > 10, difference

@@ -69,6 +69,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "biogpt": ("BioGpt", {"scale_embedding": False}),
     "seed-oss": ("SeedOss", {}),
     "gpt-bigcode": ("GPTBigCode", {}),
+    "gpt2": ("GPT2", {"n_inner": 48}),
     "phimoe": ("Phimoe", LOCAL_EXPERTS),
     "mixtral": ("Mixtral", LOCAL_EXPERTS),
     "olmoe": ("Olmoe", EXPERTS),
@@ -107,7 +108,8 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> Any:
     if attention:
         config._attn_implementation = attention
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
+    name_of_class = f"{family.removesuffix('Text')}{'LMHeadModel' if family == 'GPT2' else 'ForCausalLM'}"
+    model = getattr(transformers, name_of_class)(config).eval()
     for name, parameter in model.named_parameters():
         if name.endswith(("sinks", "self_attn.A")):  # transformers does not initialize the first and zeroes the second
             torch.nn.init.normal_(parameter)

@@ -25,6 +25,7 @@ def add_score_parser(commands: Any) -> None:
     parser.add_argument("--workers", type=int, default=0, help="completions scored in parallel; default: one per core")
     parser.add_argument("--timeout", type=float, help="seconds per completion; default: scoring.timeout_s")
     parser.add_argument("--sandbox", default="bubblewrap", help="bubblewrap (default) or unsafe (scoring.sandbox.mode)")
+    parser.add_argument("--closed-forms", action="store_true", help="math: accept 2^10 for 1024 (scoring.closed_forms)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per row, in order")
     parser.set_defaults(run=run_score)
 
@@ -80,6 +81,7 @@ def _settings(arguments: argparse.Namespace) -> Any:
     given = {
         "workers": arguments.workers or os.cpu_count() or 1,
         "sandbox": {"mode": arguments.sandbox},
+        "closed_forms": arguments.closed_forms,
         **({"timeout_s": arguments.timeout} if arguments.timeout is not None else {}),
     }
     return build(Scoring, given, "scalerl score")

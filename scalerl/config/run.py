@@ -94,6 +94,9 @@ class Scoring(Part):
     limits (`sandbox`)."""
     reward_timeout_s: Seconds = 600.0
     """Time limit of your reward function per prompt, seconds; the prompt's completions then count as failed."""
+    closed_forms: bool = False
+    """The verifier math accepts an expression, such as 2^10, for a reference that is a number, unless it stands in the
+    prompt. Without this option, the answer must be a number."""
     failing_references: Share = 0.05
     """Largest share of a task's reference answers that may fail the verifier; above it the run does not start."""
     sandbox: Sandbox = Sandbox()

@@ -1,4 +1,4 @@
-"""Loading of transformers models and tokenizers, without remote code and without randomly initialized weights.
+"""Loading of transformers models and tokenizers, without remote code or randomly initialized weights; saving of models.
 
 Decoders are supported if keys and values are their only state from earlier tokens. There is no list of model names. A
 model is checked by its configuration and by the attributes that transformers sets on its class; `check_head` and
@@ -15,7 +15,9 @@ from typing import Any
 import torch
 
 from scalerl.core.errors import ConfigError, raising
+from scalerl.core.files import as_umask
 from scalerl.models.files import check_model_files
+from scalerl.models.quantized import TABLES, check_quantization, full_weights, quantization_of
 
 IN_LAYERS = re.compile(r"\.(layers|h|blocks)\.\d+\.")
 """A weight of a decoder layer."""
@@ -32,6 +34,8 @@ ALLOWED = (
 def load_model(path: str, revision: str, dtype: str) -> Any:
     """Load a causal language model with transformers and check that every weight was read from its files.
 
+    FP8 and MXFP4 weights are dequantized; the model then is as if it had never been quantized.
+
     Args:
         path: Directory or name on the hub.
         revision: Branch, tag or commit.
@@ -41,30 +45,114 @@ def load_model(path: str, revision: str, dtype: str) -> Any:
         ConfigError: The model does not exist, its files are damaged, weights are missing, unexpected, of other sizes or
             not finite, or the architecture needs custom code, is unknown to transformers or is not supported.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     check_model_files(path, weights=False)
-    where = {"revision": revision, "trust_remote_code": False}  # if unset, transformers prompts on the terminal
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # else it prints a table of missing weights; `_check_loaded` reports them
     try:
         with raising(ConfigError, partial(_not_loaded, path)):
-            check_config(AutoConfig.from_pretrained(path, **where))
+            config, quantization = load_config(path, revision)
+            check_config(config)
             check_model_files(path)
-            model, info = AutoModelForCausalLM.from_pretrained(
-                path,
-                dtype=getattr(torch, dtype),
-                use_safetensors=True,  # never a pickle
-                ignore_mismatched_sizes=True,  # `_check_loaded` reports them
-                output_loading_info=True,
-                **where,
-            )
+            how: dict[str, Any] = {
+                "dtype": getattr(torch, dtype),
+                "ignore_mismatched_sizes": True,  # `_check_loaded` reports them
+                "output_loading_info": True,
+            }
+            if quantization is None:
+                how |= {"use_safetensors": True, **_where(revision)}  # never a pickle
+                model, info = AutoModelForCausalLM.from_pretrained(path, **how)
+            else:
+                model, info = _dequantized(path, revision, config, quantization, how)
     finally:
         logging.set_verbosity(level)
     _check_loaded(path, model, info)
     return model
+
+
+def _where(revision: str) -> dict[str, Any]:
+    return {"revision": revision, "trust_remote_code": False}  # if unset, transformers prompts on the terminal
+
+
+def load_config(path: str, revision: str, **options: Any) -> tuple[Any, dict[str, Any] | None]:
+    """Return a model's configuration without its quantization, and the table of its quantization, if it has one.
+
+    Args:
+        path: Directory or name on the hub.
+        revision: Branch, tag or commit.
+        options: Further options of transformers, such as local_files_only.
+
+    Raises:
+        ConfigError: It is quantized in a way that cannot be undone here.
+    """
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(path, **_where(revision), **options)
+    quantization = quantization_of(config)
+    if quantization is not None:
+        check_quantization(path, quantization)
+        for name in TABLES:
+            if hasattr(config, name):
+                delattr(config, name)
+    return config, quantization
+
+
+def _dequantized(
+    path: str, revision: str, config: Any, quantization: dict[str, Any], how: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Return a model over the dequantized weights of its checkpoint, and which weights were missing or superfluous."""
+    from huggingface_hub import snapshot_download
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    directory = Path(path)
+    if not directory.is_dir():
+        files = {"allow_patterns": ["*.safetensors", "*.json"], "ignore_patterns": ["*/*"]}
+        directory = Path(snapshot_download(path, revision=revision, **files))
+    with torch.device("meta"):
+        architecture = type(AutoModelForCausalLM.from_config(config))
+    weights = full_weights(directory, quantization)
+    model, info = architecture.from_pretrained(None, config=config, state_dict=weights, **how)
+    if (directory / "generation_config.json").exists():
+        model.generation_config = GenerationConfig.from_pretrained(directory)
+    model.name_or_path = path
+    return model, info
+
+
+class ExportFailed(RuntimeError):
+    """A model that was written is not the one that its files hold."""
+
+
+def save_model(model: Any, directory: Path) -> None:
+    """Write a model as a Hugging Face directory, and read it again to compare its weights; that needs as much memory.
+
+    Args:
+        model: A transformers model without adapters, whose weights are on one device.
+        directory: The directory.
+
+    Raises:
+        ExportFailed: The files cannot be loaded, or hold other weights.
+    """
+    model.save_pretrained(directory)
+    as_umask(directory)
+    problem = "the exported model cannot be loaded: {}".format
+    with raising(ExportFailed, problem):
+        try:
+            again = load_model(str(directory), "main", str(model.dtype).removeprefix("torch."))
+        except ConfigError as error:  # `raising` passes it on, but it is no error of the user
+            raise ExportFailed(problem(error)) from None
+    loaded = dict(again.named_parameters())
+    wrong = [
+        name
+        for name, weight in model.named_parameters()
+        if name not in loaded or not torch.equal(loaded[name].float(), weight.detach().cpu().float())
+    ]
+    if wrong:
+        raise ExportFailed(
+            f"the exported model differs from the trained one in {len(wrong)} weights, the first is {wrong[0]}"
+        )
 
 
 def _not_loaded(path: str, error: Exception) -> str:
@@ -119,7 +207,7 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
     """Load a tokenizer.
 
     Raises:
-        ConfigError: The directory has no tokenizer, or it cannot be read.
+        ConfigError: The directory has no tokenizer, or it cannot be read or used.
     """
     from transformers import AutoTokenizer
 
@@ -133,6 +221,13 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
     with raising(ConfigError, problem):
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
         words = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
+        longest = tokenizer.model_max_length
+        if not isinstance(longest, int | float) or isinstance(longest, bool):  # transformers fails at the first text
+            raise ConfigError(
+                f"model.path: {Path(path) / 'tokenizer_config.json'} has model_max_length {longest!r:.80}; allowed: a "
+                "number of tokens"
+            )
+        tokenizer("a b")
     # without tokenizer files, transformers returns an empty tokenizer of the architecture's class
     if not words:
         raise ConfigError(f"{advice} (the tokenizer loaded from there has no vocabulary)")

@@ -9,6 +9,7 @@ Legend: R rank, I inputs and O outputs of a linear module.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from scalerl.config.model import Lora
 from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.files import as_umask
+from scalerl.models.loading import save_model
 from scalerl.models.policy import Policy
 from scalerl.models.weights import plain_model
 
@@ -46,6 +48,7 @@ class LoraPolicy(Policy):
             lora_alpha=lora.alpha,
             lora_dropout=0.0,
             target_modules=target_names(policy, lora),
+            fan_in_fan_out=any(_is_conv1d(module) for _, module in linear_modules(policy)),
             task_type="CAUSAL_LM",
             base_model_name_or_path=policy.model.name_or_path or None,
         )
@@ -53,7 +56,8 @@ class LoraPolicy(Policy):
         self.adapter_config = settings
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            peft.inject_adapter_in_model(settings, self.model, ADAPTER)
+            with warnings.catch_warnings(category=UserWarning, action="ignore"):  # of modules of both kinds
+                peft.inject_adapter_in_model(settings, self.model, ADAPTER)
         if self.device.type == "cpu":
             from scalerl.models.cpu.onednn import accelerate
 
@@ -79,9 +83,8 @@ class LoraPolicy(Policy):
                 yield name.replace(".base_layer.", "."), parameter.detach()  # the bias of an adapted module
 
     def export(self, directory: Path) -> None:
-        """Write the merged weights as a Hugging Face model."""
-        plain_model(self.model, {name: weight.cpu() for name, weight in self.weights()}).save_pretrained(directory)
-        as_umask(directory)
+        """Write the merged weights as a Hugging Face model, which is read again and compared (`save_model`)."""
+        save_model(plain_model(self.model, {name: weight.cpu() for name, weight in self.weights()}), directory)
 
     def save_adapter(self, directory: Path) -> None:
         """Write the adapters in peft's format, which `PeftModel.from_pretrained(model, directory)` reads."""
@@ -96,11 +99,29 @@ class LoraPolicy(Policy):
         as_umask(directory)
 
 
-def _merged(layer: Any, weight_OI: Tensor) -> Tensor:
-    """Return W + alpha / rank x B A in the type of W; peft would also round the product before the sum."""
+def _merged(layer: Any, weight: Tensor) -> Tensor:
+    """Return W + alpha / rank x B A in the type of W, [O, I], or [I, O] for a Conv1D.
+
+    peft would also round the product before the sum.
+    """
     a_RI: Tensor = layer.lora_A[ADAPTER].weight.detach().float()
     b_OR: Tensor = layer.lora_B[ADAPTER].weight.detach().float()
-    return (weight_OI.float() + float(layer.scaling[ADAPTER]) * (b_OR @ a_RI)).to(weight_OI.dtype)
+    change_OI = float(layer.scaling[ADAPTER]) * (b_OR @ a_RI)
+    return (weight.float() + (change_OI.T if _is_conv1d(layer.base_layer) else change_OI)).to(weight.dtype)
+
+
+def _is_conv1d(module: Any) -> bool:
+    """Return whether a module is GPT-2's linear module, whose weight is [I, O]."""
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, Conv1D)
+
+
+def linear_modules(policy: Policy) -> list[tuple[str, Any]]:
+    """Return the linear modules of the decoder layers with their names."""
+    head = policy.model.get_output_embeddings()  # its weight is used outside its module
+    modules = [(name, module) for name, module in policy.model.named_modules() if module is not head]
+    return [(name, module) for name, module in modules if isinstance(module, nn.Linear) or _is_conv1d(module)]
 
 
 def target_names(policy: Policy, lora: Lora) -> list[str]:
@@ -114,10 +135,13 @@ def target_names(policy: Policy, lora: Lora) -> list[str]:
         ConfigError: A target matches no linear module of the decoder layers, or the targets are "all-linear" for a
             mixture, whose experts are not linear modules.
     """
-    head = policy.model.get_output_embeddings()  # its weight is used outside its module
-    modules = [(name, module) for name, module in policy.model.named_modules() if module is not head]
-    linear = [name for name, module in modules if isinstance(module, nn.Linear)]
+    linear = [name for name, _ in linear_modules(policy)]
     ends = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+    if not ends:
+        raise ConfigError(
+            f"model.lora: {type(policy.model).__name__} has no linear modules that could have adapters; allowed: "
+            "training of all weights, without model.lora"
+        )
     allowed = f"allowed: 'all-linear', or a list of {', '.join(ends)}"
     if lora.targets == "all-linear":
         if policy.sizes.experts:

@@ -9,6 +9,7 @@ import torch
 
 from scalerl.config.model import HuggingFaceModel
 from scalerl.core.errors import outcome
+from scalerl.models.loading import load_config
 
 VOCABULARY = 512
 """Tokens of a miniature."""
@@ -32,11 +33,10 @@ def miniature(model: object, parallel: int = 1) -> tuple[Any, str]:
         model: `model` of a configuration; a name on the hub is looked up in the cache of this machine.
         parallel: Number that divides the heads.
     """
-    from transformers import AutoConfig, Qwen3Config
+    from transformers import Qwen3Config
 
     if isinstance(model, HuggingFaceModel):
-        where = {"revision": model.revision, "local_files_only": True, "trust_remote_code": False}
-        made = outcome(lambda: _small(AutoConfig.from_pretrained(model.path, **where), parallel))
+        made = outcome(lambda: _small(load_config(model.path, model.revision, local_files_only=True)[0], parallel))
         if not made.exception():
             return made.result(), type(made.result()).__name__
     small = _small(Qwen3Config(num_attention_heads=16, num_key_value_heads=8, head_dim=128), parallel)

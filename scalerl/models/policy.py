@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from scalerl.core.errors import ConfigError
-from scalerl.core.files import as_umask
 from scalerl.models.head import HeadRule, on_tensor_cores, token_logprobs
-from scalerl.models.loading import ATTENTION_KINDS, load_model
+from scalerl.models.loading import ATTENTION_KINDS, load_model, save_model
 from scalerl.models.rows import Rows
 from scalerl.models.sizes import of_model
 
@@ -94,10 +93,17 @@ class Policy(nn.Module):
         """Most tokens of a sequence, if limited.
 
         Beyond it, LongRoPE rescales angles by the longest sequence of a batch, and Doge attends to some tokens only.
+        YaRN extends the original length to its multiple, and `max_position_embeddings` may still be the original one.
         """
-        rope = getattr(self.config, "rope_parameters", None) or {}
+        table = getattr(self.config, "rope_parameters", None) or {}
+        ropes = [table] if "rope_type" in table else [rope for rope in table.values() if isinstance(rope, dict)]
         limits = [getattr(self.config, name, None) for name in ("max_position_embeddings", "keep_window_size")]
-        limits += [rope["original_max_position_embeddings"]] if rope.get("rope_type") == "longrope" else []
+        for rope in ropes:
+            kind, original = rope.get("rope_type"), rope.get("original_max_position_embeddings")
+            if kind == "longrope":
+                limits.append(original)
+            elif kind == "yarn" and original and limits[0]:
+                limits[0] = max(limits[0], int(original * (rope.get("factor") or 1.0)))
         return min((limit for limit in limits if limit), default=None)
 
     @property
@@ -151,9 +157,8 @@ class Policy(nn.Module):
         return ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
 
     def export(self, directory: Path) -> None:
-        """Write the weights as a Hugging Face model."""
-        self.model.save_pretrained(directory)
-        as_umask(directory)
+        """Write the weights as a Hugging Face model, which is read again and compared (`save_model`)."""
+        save_model(self.model, directory)
 
     @torch.no_grad()
     def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:

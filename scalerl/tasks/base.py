@@ -48,6 +48,8 @@ class Verdict(NamedTuple):
     """Score in [0, 1]; 1 or 0 from a verifier that only decides right or wrong."""
     reason: str
     """Explanation in one line, for readers of rollouts."""
+    answer: str | None = None
+    """The answer that was read in the completion; None: the text after the thinking."""
 
 
 class Verifier(NamedTuple):

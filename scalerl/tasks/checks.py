@@ -1,4 +1,4 @@
-"""Checks before a run: readable tests, reference answers that their verifier accepts, reward functions that work."""
+"""Checks before a run: readable tests, references that pass, reward functions that work, questions that do not pass."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from scalerl.core.plugins import load_function
 from scalerl.tasks import tools
 from scalerl.tasks.code_tests import BadTests, read_tests
 from scalerl.tasks.custom import made_of
+from scalerl.tasks.repetition import question
 from scalerl.tasks.sandbox.detect import offer
-from scalerl.tasks.scoring import FunctionScorer, judge_all, verifier_scorer
-from scalerl.types import Prompt
+from scalerl.tasks.scoring import FunctionScorer, Scorer, judge_all, verifier_scorer
+from scalerl.tasks.user_rewards import Failures
+from scalerl.tasks.verifiers import VERIFIERS
+from scalerl.types import TURNS, Prompt
 
 NAMED = 20
 """Maximum number of rows named in a message."""
@@ -122,41 +125,111 @@ def _has_programs(task: TaskData) -> bool:
     return task.verifier == "code" and getattr(task, "reward", None) is None
 
 
+REPEATED = 64
+"""Number of prompts of a task whose text is scored as a completion."""
+REPEATED_REWARDS = 8
+"""The same for a reward function, which may be slow or cost money."""
+
+
+def repetition_notes(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
+    """Return a note for each task whose verifier passes the text of a prompt, or an empty text, as a completion.
+
+    Args:
+        config: Configuration of the run, with the verifier of each task.
+        prompts: Prompts of all tasks; at most 64 of each are tried. Those of environments are left out.
+    """
+    notes = []
+    for task in config.data:
+        if getattr(task, "reward", None) is None and task.verifier in VERIFIERS:
+            tried = _sample(task, prompts, REPEATED)
+            workers = config.scoring.workers or min(8, os.cpu_count() or 1)
+            scorer = verifier_scorer(task.verifier, config_replace(config.scoring, workers=workers))
+            try:
+                notes += _repetitions(task, scorer, tried)
+            finally:
+                scorer.close()
+    return notes
+
+
+def _sample(task: TaskData, prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """Return at most `count` prompts of a task at equal distances, without those of environments."""
+    own = [prompt for prompt in prompts if prompt.task == task.curve and TURNS not in prompt.columns]
+    return own[:: -(-len(own) // count)] if own else []
+
+
+def _repetitions(task: TaskData, scorer: Scorer, prompts: Sequence[Prompt]) -> list[str]:
+    scorer.failures = Failures(task.curve, limit=1.0)  # a reward may fail on such texts
+    scored = [scorer.submit(prompt, [question(prompt), ""]) for prompt in prompts]
+    passed = [[score.passed for score in pending.finish(pending.futures)] for pending in scored]
+    counts = {
+        "the prompt's own text": sum(text for text, _ in passed),
+        "an empty text": sum(empty for _, empty in passed),
+    }
+    found = [f"{text} passes as the answer to {n} of {len(prompts)} prompts" for text, n in counts.items() if n]
+    if not found:
+        return []
+    return [f"{task.curve}: {' and '.join(found)}; the reward may teach the policy to repeat the question"]
+
+
 MADE_UP = ("I do not know.", "The answer is 4.")
 """Completions for which any reward function must return a number."""
 
 
-def check_rewards(config: RunConfig, prompts: Sequence[Prompt]) -> None:
+def check_rewards(config: RunConfig, prompts: Sequence[Prompt], *, repetitions: bool = True) -> list[str]:
     """Call the reward function of each task that has one on made-up completions of the task's first prompt.
 
     Args:
         config: Configuration of the run.
         prompts: Prompts of all tasks.
+        repetitions: Whether to score the prompts' own texts too, at most 8 of each task.
+
+    Returns:
+        A note for each task whose function passes a prompt's own text or an empty text, as in `repetition_notes`.
 
     Raises:
         ConfigError: A function takes other arguments, raises, exits, hangs, or does not return numbers.
     """
+    notes = []
     for task in config.data:
-        first = next((prompt for prompt in prompts if prompt.task == task.curve), None)
-        if isinstance(task, PromptFile) and task.reward is not None and first is not None:
-            check_reward(task.reward, first, config.scoring)
+        tried = _sample(task, prompts, REPEATED_REWARDS)
+        if isinstance(task, PromptFile) and task.reward is not None and tried:
+            notes += check_reward(task.reward, tried[0], config.scoring, task, tried if repetitions else ())
+    return notes
 
 
-def check_reward(reward: RewardFunction, prompt: Prompt, settings: Scoring) -> None:
+def check_reward(
+    reward: RewardFunction,
+    prompt: Prompt,
+    settings: Scoring,
+    task: PromptFile | None = None,
+    repeated: Sequence[Prompt] = (),
+) -> list[str]:
     """Call one reward function on made-up completions of a prompt, in a separate process.
+
+    Args:
+        reward: The function.
+        prompt: A prompt of its task.
+        settings: Scoring settings of the run.
+        task: Its task, which says what passes.
+        repeated: Prompts of the task whose own texts are scored too, for the notes.
+
+    Returns:
+        See `check_rewards`.
 
     Raises:
         ConfigError: See `check_rewards`.
     """
     load_function(reward.function, "data.reward")
-    scorer = FunctionScorer(reward.function, 1.0, config_replace(settings, workers=1), params=reward.params)
+    least = task.pass_reward if task else 1.0
+    scorer = FunctionScorer(reward.function, least, config_replace(settings, workers=1), params=reward.params)
     try:
         pending = scorer.submit(prompt, MADE_UP)
         problems = [score.reason for score in pending.finish(pending.futures) if score.reason]
+        if not problems:
+            return _repetitions(task, scorer, repeated) if task and repeated else []
     finally:
         scorer.close()
-    if problems:
-        raise ConfigError(
-            f"data.reward: on {len(MADE_UP)} made-up completions of {prompt.where or 'the first prompt'}, "
-            f"{problems[0]}; columns of the rows: {', '.join(sorted({*prompt.columns} - {'prompt'})) or 'none'}"
-        )
+    raise ConfigError(
+        f"data.reward: on {len(MADE_UP)} made-up completions of {prompt.where or 'the first prompt'}, "
+        f"{problems[0]}; columns of the rows: {', '.join(sorted({*prompt.columns} - {'prompt'})) or 'none'}"
+    )

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from scalerl.config.data import EnvironmentTask, PromptFile, TaskData
@@ -19,8 +19,9 @@ from scalerl.config.run import RunConfig, Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError, call, load_function
 from scalerl.tasks import environments
-from scalerl.tasks.base import Verdict, Verifier, reward, verdict
+from scalerl.tasks.base import Verdict, Verifier, judged_text, reward, verdict
 from scalerl.tasks.pool import ProcessEnded, ScoringPool
+from scalerl.tasks.repetition import stands_in
 from scalerl.tasks.user_rewards import Failures, call_by_name
 from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.types import Group, Prompt, Score, ScoredGroup
@@ -194,7 +195,7 @@ class ThreadScorer(Scorer):
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
         """Start scoring completions of one prompt: +1 for a pass, -1 for a wrong one."""
         done = self._threads.submit(lambda: [_safely(self._verify, prompt, text) for text in completions])
-        return Pending([done], lambda futures: _judged(futures[0].result(), self.failures))
+        return Pending([done], lambda futures: _judged(prompt, completions, futures[0].result(), self.failures))
 
     def close(self) -> None:
         """Stop the threads after their current call."""
@@ -213,7 +214,11 @@ class ProcessScorer(Scorer):
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
         """Start scoring completions: +1 for a pass, -1 for a wrong one, a crash or a timeout of the verifier."""
         calls = [self._pool.schedule(_verify, self._name, prompt, text, limit_s=self._limit_s) for text in completions]
-        return Pending(calls, lambda futures: _judged([self._result(future) for future in futures], self.failures))
+
+        def finish(futures: Sequence[Future[Any]]) -> list[Score]:
+            return _judged(prompt, completions, [self._result(future) for future in futures], self.failures)
+
+        return Pending(calls, finish)
 
     def _result(self, call: Future[Any]) -> Verdict | str:
         try:
@@ -261,9 +266,9 @@ class FunctionScorer(Scorer):
         """Start one call with all completions of a prompt."""
         words = (self._function, prompt, list(completions), self._params)
         call = self._pool.schedule(call_by_name, *words, limit_s=self._limit_s)
-        return Pending([call], lambda futures: self._scores(futures[0], len(completions)))
+        return Pending([call], lambda futures: self._scores(futures[0], prompt, completions))
 
-    def _scores(self, call: Future[Any], count: int) -> list[Score]:
+    def _scores(self, call: Future[Any], prompt: Prompt, completions: Sequence[str]) -> list[Score]:
         rewards: list[float | str]
         try:
             rewards = call.result()
@@ -272,11 +277,11 @@ class FunctionScorer(Scorer):
                 f"reward function {self._function} took longer than {self._limit_s:g} s for the completions of one "
                 "prompt; make it faster, or raise scoring.reward_timeout_s"
             )
-            rewards = [late] * count
+            rewards = [late] * len(completions)
         except ProcessEnded as error:
-            rewards = [f"reward function {self._function} ended its process {error}"] * count
+            rewards = [f"reward function {self._function} ended its process {error}"] * len(completions)
         scores = [given if isinstance(given, str) else Score(given, given >= self._pass_reward) for given in rewards]
-        return _scores(scores, self.failures)
+        return _marked(prompt, map(judged_text, completions), _scores(scores, self.failures))
 
     def truncated(self, score: Score) -> Score:
         """Return a failing score with at most the task's reward for truncated completions (None: no limit)."""
@@ -322,6 +327,19 @@ def _safely(verify: Callable[[Prompt, str], Verdict], prompt: Prompt, completion
         return str(error)
 
 
-def _judged(verdicts: Sequence[Verdict | str], failures: Failures) -> list[Score]:
+def _judged(
+    prompt: Prompt, completions: Sequence[str], verdicts: Sequence[Verdict | str], failures: Failures
+) -> list[Score]:
     """Return the scores of verdicts, and of failures of the verifier, which are given as text."""
-    return _scores([given if isinstance(given, str) else reward(given) for given in verdicts], failures)
+    pairs = zip(verdicts, completions, strict=True)
+    answers = [
+        judged_text(text) if isinstance(given, str) or given.answer is None else given.answer for given, text in pairs
+    ]
+    scores = _scores([given if isinstance(given, str) else reward(given) for given in verdicts], failures)
+    return _marked(prompt, answers, scores)
+
+
+def _marked(prompt: Prompt, answers: Iterable[str], scores: Sequence[Score]) -> list[Score]:
+    """Return the scores with a mark on those that passed with an answer that stands in the prompt."""
+    pairs = zip(scores, answers, strict=True)
+    return [replace(score, in_prompt=score.passed and stands_in(answer, prompt)) for score, answer in pairs]

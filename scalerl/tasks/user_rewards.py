@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
@@ -86,7 +89,7 @@ def call_reward(
     """Return f(prompts, completions, **columns, **params): a finite number or a description of the failure each.
 
     Args:
-        function: Function in TRL's form. It gets the columns of the rows that it takes.
+        function: Function in TRL's form, which may be asynchronous. It gets the columns of the rows that it takes.
         name: Name of the function, for messages.
         prompt: Prompt of all completions.
         completions: Texts; the completion of a chat prompt is passed as a chat message.
@@ -103,6 +106,8 @@ def call_reward(
     named = {**columns, **(params or {}), "prompts": [asked] * len(answers), "completions": answers}
     try:
         returned = call(function, name, **named)
+        if inspect.isawaitable(returned):
+            returned = call(_awaited, name, returned)
         rewards = call(list, name, returned)  # a generator runs in `list`
     except PluginError as error:
         return [f"reward function {error}"] * len(completions)
@@ -113,6 +118,24 @@ def call_reward(
         problem = f"reward function {name} returned {len(rewards)} rewards for {len(completions)} completions"
         return [problem] * len(completions)
     return [_finite(reward, name) for reward in rewards]
+
+
+def _awaited(returned: Any) -> Any:
+    """Run what an asynchronous function returned to its end, and return its result.
+
+    All calls of a thread share an event loop, because connections of asynchronous clients belong to the loop in which
+    they were opened.
+    """
+    if not hasattr(_thread, "loop"):
+        _thread.loop = asyncio.new_event_loop()
+    loop = returned.get_loop() if asyncio.isfuture(returned) else _thread.loop
+    try:
+        return loop.run_until_complete(returned)
+    except asyncio.CancelledError:  # it is no Exception, so it would end the process
+        raise RuntimeError("its coroutine was cancelled") from None
+
+
+_thread = threading.local()
 
 
 RESERVED = ("prompt", "prompts", "completions")

@@ -5,6 +5,7 @@ Legend: P prompts, G rollouts per prompt, B = P x G rollouts, T tokens of the lo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -164,6 +165,12 @@ def environment_row(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         for name, value in end.metrics.items():
             told.setdefault(f"environment/{name}", []).append(value)
     return {name: sum(values) / len(values) for name, values in told.items() if values}
+
+
+def answer_row(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Return the share of the batch's passes whose answer stands in its prompt; NaN without a pass."""
+    passes = [score.in_prompt for group in groups for score in group.scores if score.passed]
+    return {"answer_in_prompt": sum(passes) / len(passes) if passes else math.nan}
 
 
 def rollout_row(rollouts: RolloutTensors, rewards_PG: Tensor, keep_P: Tensor) -> dict[str, Any]:

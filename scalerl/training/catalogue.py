@@ -19,6 +19,9 @@ LEAST_EFFECTIVE = 0.5
 
 METRICS = {
     "pass_rate": Metric("learning", "Pass rate of the batch", "share of the batch's rollouts that passed", share=True),
+    "answer_in_prompt": Metric(
+        "learning", "Answer in the prompt", "share of the batch's passes whose answer stands in its prompt", share=True
+    ),
     "reward": Metric("learning", "Reward", "mean reward of the batch, including the length penalty"),
     "kept_prompts": Metric("learning", "Kept prompts", "prompts whose rewards differ; only these are trained on"),
     "prompts": Metric("learning", "Prompts", "prompts in the batch"),

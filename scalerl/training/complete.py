@@ -8,10 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from scalerl.core.errors import ConfigError
 from scalerl.core.files import move_into
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
 from scalerl.core.status import Heartbeat
+from scalerl.models.loading import ExportFailed
 from scalerl.rollouts.pipeline import Interrupted, WorkerDied
 from scalerl.tasks.user_rewards import RewardError
 from scalerl.training.display import RunDisplay
@@ -84,7 +86,11 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
     except Exception as error:
         if session is not None:
             session.records.ended("failed")  # loggers get unexpected errors too
-        if not isinstance(error, (TrainingFailed, RewardError, PluginError, *DIED)):
+            if isinstance(error, ConfigError) and not session.records.points:
+                session.close()  # first, because its processes and loggers write into the directory
+                session.records.directory.discard()
+                session = None
+        if not isinstance(error, (TrainingFailed, RewardError, PluginError, ExportFailed, *DIED)):
             raise
         if session is None:
             raise RunFailed(str(error)) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.pipeline import Pipeline
 from scalerl.rollouts.turns import with_replies
 from scalerl.rollouts.weights import WeightChannel
-from scalerl.tasks.checks import check_rewards, reference_notes, sandbox_notes
+from scalerl.tasks.checks import check_rewards, reference_notes, repetition_notes, sandbox_notes
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
 from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, save_state
@@ -65,8 +66,11 @@ def start(config: RunConfig, path: Path, display: RunDisplay, stop_requested: Ca
     config = pinned(resolve(config), display.note)
     makers = makers_of(config)
     directory = RunDirectory.create(path, config)
-    run = _assemble(directory, None, {}, display, stop_requested)
-    _begin(run, makers)
+    with directory.discarded_on_error(), ExitStack() as opened:
+        run = _assemble(directory, None, {}, display, stop_requested)
+        opened.callback(run.close)
+        _begin(run, makers)
+        opened.pop_all()
     return run
 
 
@@ -118,24 +122,23 @@ def _assemble(
 ) -> Session:
     """Check the inputs of a run, then make its objects; the generator is not started yet. A new run has no state."""
     config, path = directory.config, directory.path
-    with directory.discarded_on_error():
-        torch.set_num_threads(config.hardware.trainer_threads)
-        check_functions(config.recipe)
-        backend = BACKENDS[config.placement.backend](config)
-        model_path = model_path_of(config, path, display.note)
-        tokenizer = load_tokenizer(model_path, revision_of(config))
-        prompts = load_prompts(config, tokenizer)
-        scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
-        policy = load_of(config, model_path, config.loop_device)
-        check_vocabulary(tokenizer, policy, model_path)
-        rule = length_rule(config.recipe.length, partial(tokenizer.encode, add_special_tokens=False))
-        longest, environments = with_replies(prompts.everything, tokenizer, rule.capacity)
-        check_length(policy, rule, longest)
-        check_sampled(config, policy, model_path)
-        check_rewards(config, prompts.training)
-        notes = _notes(config, prompts, rule, state)
-        facts = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.sizes)
-        policy = with_adapters(config, policy)  # after the facts, because the engines' model has no adapters
+    torch.set_num_threads(config.hardware.trainer_threads)
+    check_functions(config.recipe)
+    backend = BACKENDS[config.placement.backend](config)
+    model_path = model_path_of(config, path, display.note)
+    tokenizer = load_tokenizer(model_path, revision_of(config))
+    prompts = load_prompts(config, tokenizer)
+    scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
+    policy = load_of(config, model_path, config.loop_device)
+    check_vocabulary(tokenizer, policy, model_path)
+    rule = length_rule(config.recipe.length, partial(tokenizer.encode, add_special_tokens=False))
+    longest, environments = with_replies(prompts.everything, tokenizer, rule.capacity)
+    check_length(policy, rule, longest)
+    check_sampled(config, policy, model_path)
+    repeated = check_rewards(config, prompts.training, repetitions=not state)
+    notes = [*_notes(config, prompts, rule, state), *repeated]
+    facts = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.sizes)
+    policy = with_adapters(config, policy)  # after the facts, because the engines' model has no adapters
     for note in notes:
         display.note(note)
 
@@ -175,7 +178,7 @@ def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, state: Map
     """Return the notes that are printed before a run; a new run has no state. Raises as `reference_notes`."""
     notes = [*prompts.notes, *length_notes(rule), *sandbox_notes(config)]
     if not state:  # a resumed run has passed this check when it started
-        notes += reference_notes(config, prompts.everything)
+        notes += [*reference_notes(config, prompts.everything), *repetition_notes(config, prompts.everything)]
     arithmetic = arithmetic_notes(config.hardware, state.get("arithmetic", ""))
     return [*notes, *channel_notes(config), *host_notes(config), *arithmetic]
 

@@ -12,7 +12,7 @@ from scalerl.loggers.follow import Followers
 from scalerl.prompts.curriculum import Curriculum, Mixture
 from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
 from scalerl.tasks.scoring import ScoringService
-from scalerl.training.batch import environment_row
+from scalerl.training.batch import answer_row, environment_row
 from scalerl.training.display import RunDisplay
 from scalerl.training.progress import Compute, Progress
 from scalerl.training.run_dir import RunDirectory
@@ -60,6 +60,7 @@ class Records:
         full_row = {
             "step": progress.step,
             **row,
+            **answer_row(taken.groups),
             **environments,
             # if two batches complete at the same tick, the second has no decode steps
             "occupancy": tokens / slot_steps if slot_steps else math.nan,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -42,6 +43,11 @@ NO_RESULTS = (EVENTS, ROLLOUTS, SAMPLES, RECORDS)
 """Row files that are not results. RECORDS has the exact tokens of the rows of SAMPLES, which have its offsets."""
 
 ROW_FILES = (METRICS, POINTS, *NO_RESULTS)
+
+
+NEW_FILES = (CONFIG, RUN, STATUS, "loggers.json", LOCK)
+NEW_DIRECTORIES = ("rollouts", "checkpoints", "weights", "servers", "tensorboard", "wandb")
+"""What a run makes before its first results, apart from row files."""
 
 
 class RunDirectory:
@@ -103,18 +109,28 @@ class RunDirectory:
 
     @contextmanager
     def discarded_on_error(self) -> Iterator[None]:
-        """Remove the files of a new run if the block fails; directories that existed before stay."""
+        """Discard a new run if the block fails."""
         try:
             yield
         except BaseException:
-            if self._made is not None:
-                for name in (CONFIG, RUN, STATUS, LOCK):
-                    (self.path / name).unlink(missing_ok=True)
-                with suppress(OSError):  # it contains other files
-                    for place in self._made:
-                        place.rmdir()
-            self.close()
+            self.discard()
             raise
+
+    def discard(self) -> None:
+        """Remove the files of a new run that has no results, so that its directory is free again, and unlock it.
+
+        A run that existed before keeps its files, and so does one in which a process died: its traceback is in a log.
+        Directories that existed before stay.
+        """
+        if self._made is not None and not any(self.path.glob("*.log")):
+            for name in (*NEW_FILES, *ROW_FILES):
+                (self.path / name).unlink(missing_ok=True)
+            for name in NEW_DIRECTORIES:
+                shutil.rmtree(self.path / name, ignore_errors=True)
+            for place in self._made:
+                with suppress(OSError):  # it is gone, or contains other files
+                    place.rmdir()
+        self.close()
 
     def save_config(self, config: RunConfig) -> None:
         """Write config.toml and run.json."""

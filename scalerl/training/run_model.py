@@ -14,8 +14,10 @@ from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
 from scalerl.core.status import Heartbeat
 from scalerl.models.files import check_model_files
+from scalerl.models.loading import load_config
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, load_policy
+from scalerl.models.quantized import DEQUANTIZE, method_of
 from scalerl.models.routing import can_record, routing_of
 from scalerl.models.weights import checkpoint_weights
 from scalerl.rollouts.interrupt import LengthRule
@@ -107,6 +109,11 @@ def check_sampled(config: RunConfig, policy: Policy, model_path: str) -> None:
         raise ConfigError(
             f"recipe.routing_replay: got 'on' for {type(policy.model).__name__}, {kind}; allowed: off, or a mixture "
             "such as Mixtral, Qwen3-MoE, OLMoE or GPT-OSS (docs/models.md)"
+        )
+    if engine == "vllm" and not config.placement.servers and (table := load_config(model_path, revision_of(config))[1]):
+        raise ConfigError(
+            f"placement.engine: got 'vllm' with {model_path} in {method_of(table)}, whose weights a server cannot "
+            f"replace with trained ones; allowed: torch, or a directory in full precision. {DEQUANTIZE}"
         )
     if engine == "torch":
         check_engine(policy)

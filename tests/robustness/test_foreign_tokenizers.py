@@ -37,6 +37,32 @@ def test_an_unreadable_tokenizer_is_refused(model, name, change):
     assert not (model.parent / OPENED).exists()
 
 
+@pytest.mark.parametrize("length", ["x", "512", [512], {"a": 1}, True])
+def test_a_length_that_is_no_number_is_refused(model, length):
+    file = model / "tokenizer_config.json"
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps({**values, "model_max_length": length}))
+    with pytest.raises(ConfigError, match=r"tokenizer_config.json has model_max_length .*allowed: a number of tokens"):
+        load_tokenizer("m")
+
+
+@pytest.mark.parametrize("length", [None, 0, 16, 1e30, 10**30])
+def test_any_number_is_a_length(model, length):
+    file = model / "tokenizer_config.json"
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps({**values, "model_max_length": length}))
+    assert len(load_tokenizer("m")("1+2=" * 10)["input_ids"]) == 40
+
+
+def test_a_tokenizer_that_fails_at_a_text_is_refused(model, monkeypatch):
+    def fails(self, *words, **named):
+        raise ValueError("bad merges")
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerBase.__call__", fails)
+    with pytest.raises(ConfigError, match=r"found no tokenizer.*bad merges"):
+        load_tokenizer("m")
+
+
 def test_a_tokenizer_larger_than_the_model_is_refused(model):
     tokenizer = load_tokenizer("m")
     tokenizer.add_tokens([f"<extra {n}>" for n in range(40)])

@@ -93,6 +93,84 @@ def test_chat_prompts_get_chat_completions():
     assert got == [[{"role": "assistant", "content": "hello"}]]
 
 
+ASYNCHRONOUS = """
+    import asyncio
+
+    loops = set()
+
+    async def judged(prompts, completions, answer, **columns):
+        async def one(text, right):
+            await asyncio.sleep(0.01)
+            return float(text == right)
+        loops.add(id(asyncio.get_running_loop()))
+        return await asyncio.gather(*(one(text, right) for text, right in zip(completions, answer)))
+
+    class Judge:
+        async def __call__(self, prompts, completions, **columns):
+            await asyncio.sleep(0)
+            return [len(text) for text in completions]
+
+    judge = Judge()
+
+    def wrapped(prompts, completions, answer): return judged(prompts, completions, answer)
+
+    class Later:
+        def __init__(self, rewards): self.rewards = rewards
+        def __await__(self):
+            yield from asyncio.sleep(0).__await__()
+            return self.rewards
+
+    def awaitable(prompts, completions): return Later([1] * len(completions))
+
+    async def count_of_loops(prompts, completions, answer):
+        await judged(prompts, completions, answer)
+        return [len(loops)] * len(completions)
+
+    def own_loop(prompts, completions): return asyncio.run(judge(prompts, completions))
+
+    async def raises(prompts, completions): raise KeyError("level")
+
+    async def cancelled(prompts, completions): raise asyncio.CancelledError
+
+    async def short(prompts, completions): return [1.0]
+
+    async def sleeps(prompts, completions): await asyncio.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "rewards"),
+    [
+        ("judged", [1.0, 0.0]),
+        ("wrapped", [1.0, 0.0]),
+        ("judge", [1.0, 2.0]),
+        ("awaitable", [1.0, 1.0]),
+        ("own_loop", [1.0, 2.0]),
+        ("count_of_loops", [1.0, 1.0]),
+    ],
+)
+def test_an_asynchronous_reward_function_is_run(rewards_here, name, rewards):
+    scorer = rewards_here(ASYNCHRONOUS, name)
+    for _ in range(3):  # in one event loop
+        assert [given.reward for given in score(scorer, prompt("x", answer="x"), ["x", "yy"])] == rewards
+    assert scorer.failures.failed == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("raises", r"reward function my_rewards:raises raised KeyError: 'level' \(.*my_rewards.py:\d+\)"),
+        ("cancelled", "its coroutine was cancelled"),
+        ("short", "returned 1 rewards for 2 completions"),
+        ("sleeps", "my_rewards:sleeps took longer"),
+    ],
+)
+def test_a_failing_asynchronous_reward_function_is_counted(rewards_here, name, message):
+    scorer = rewards_here(ASYNCHRONOUS, name, reward_timeout_s=2.0)
+    scores = score(scorer, prompt(), ["c", "d"])
+    assert all(re.search(message, given.reason) for given in scores) and scorer.failures.failed == 2
+
+
 BAD = """
     import os, time
 

@@ -28,7 +28,7 @@ peft = pytest.importorskip("peft")
 
 SETTINGS = AdamW(learning_rate=2e-2, warmup_steps=0, eps=1e-8)
 SMALL = Lora(rank=4, alpha=8.0)
-MODELS = ["qwen3", "qwen3-untied", "qwen2", "llama-untied", "phi3", "gemma2-softcap", "gemma3-two-ropes"]
+MODELS = ["qwen3", "qwen3-untied", "qwen2", "llama-untied", "phi3", "gemma2-softcap", "gemma3-two-ropes", "gpt2"]
 
 
 def make(name="qwen3", lora=SMALL, dtype=torch.float32, settings=SETTINGS, **options):
@@ -90,6 +90,7 @@ def test_the_gradient_follows_from_that_of_the_merged_matrices(name):
             continue
         other, weight = key.replace(".lora_A.", ".lora_B."), key.replace(".lora_A.default", "")
         a, b, dw = parameters[key].detach(), parameters[other].detach(), by_matrix[weight]
+        dw = dw.T if name == "gpt2" else dw  # its matrices are [I, O]
         torch.testing.assert_close(by_name[key], 2.0 * b.T @ dw, atol=1e-5, rtol=1e-3)
         torch.testing.assert_close(by_name[other], 2.0 * dw @ a.T, atol=1e-5, rtol=1e-3)
         checked += 1
@@ -231,10 +232,25 @@ def test_targets_are_the_linear_modules_of_the_layers_and_never_the_head():
     ]  # fmt: skip
 
 
+def test_the_conv1d_modules_of_gpt2_can_have_adapters():
+    policy = Policy(tiny_model("gpt2"))
+    assert target_names(policy, SMALL) == ["c_attn", "c_proj", "c_fc"]
+    plain, chosen = policy.sizes, LoraPolicy(policy, Lora(rank=4, targets=("c_attn",)), seed=0)
+    assert chosen.adapter_config.fan_in_fan_out
+    # c_attn is 32 x 96, in two layers
+    assert chosen.sizes.matmul_params - plain.matmul_params == 2 * 4 * (32 + 96)
+    assert chosen.sizes.frozen_params == plain.matmul_params
+    # two layers of 32 x 96, 32 x 32 and twice 32 x 48, and the head
+    assert plain.matmul_params == 2 * 32 * (96 + 32 + 2 * 48) + 48 * 32
+
+
 @pytest.mark.parametrize(
     ("name", "targets", "message"),
     [
         ("qwen3", ("lm_head",), "'lm_head'"),
+        ("gpt2", ("c_atn",), "'c_atn' .did you mean 'c_attn'.*c_attn, c_proj, c_fc"),
+        ("gpt2", ("lm_head",), "'lm_head'"),
+        ("gpt2", ("wte",), "'wte'"),
         ("qwen3", ("q_porj",), "'q_proj'"),
         ("qwen3-moe", "all-linear", "mixture"),
         ("qwen3-moe", ("experts",), "'experts'"),

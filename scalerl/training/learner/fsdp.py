@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor, Shard
 from scalerl.config.recipe import Recipe
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
-from scalerl.core.files import as_umask
+from scalerl.models.loading import save_model
 from scalerl.models.policy import Policy, decoder_layers
 from scalerl.models.rows import Rows
 from scalerl.models.weights import plain_model
@@ -136,8 +136,7 @@ class ShardedLearner(PolicyLearner):
         """Write the weights as a Hugging Face model on rank 0, whose host memory must hold the whole model."""
         if dist.get_rank() == 0:
             weights = {name: weight.cpu().contiguous() for name, weight in self._whole_weights()}
-            plain_model(self.policy.model, weights).save_pretrained(directory)
-            as_umask(directory)
+            save_model(plain_model(self.policy.model, weights), directory)
         else:
             for _ in self._whole_weights():
                 pass
@@ -286,13 +285,14 @@ def load_sharded(config: RunConfig, path: str, mesh: DeviceMesh) -> Policy:
     Raises:
         ConfigError: From `load_of` or `experts_of`, or sharding changes the log-probabilities.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     from scalerl.models.cpu.onednn import accelerate
+    from scalerl.models.loading import load_config
     from scalerl.training.run_model import load_of, revision_of
 
     source = load_of(config, path, "cpu") if mesh.get_rank() == 0 else None
-    architecture = AutoConfig.from_pretrained(path, revision=revision_of(config), trust_remote_code=False)
+    architecture, _ = load_config(path, revision_of(config))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(architecture, dtype=torch.float32)
     policy = Policy(model, fp32_head=config.recipe.fp32_head)

@@ -1,0 +1,303 @@
+r"""The reward of `math` does not pay for repeating the question."""
+
+from math import isnan
+
+import pytest
+
+from scalerl.config import Scoring, read_config
+from scalerl.tasks import math
+from scalerl.tasks.checks import check_rewards, repetition_notes
+from scalerl.tasks.repetition import repeats_expression, stands_in
+from scalerl.tasks.scoring import FunctionScorer, verifier_scorer
+from scalerl.training.batch import answer_row
+from scalerl.types import Group, Prompt, ScoredGroup, Visit
+
+
+def prompt(text, answer, **columns):
+    return Prompt("0" * 16, text, (1,), answer, "math", columns)
+
+
+def passes(text, answer, completion):
+    return math.verify(prompt(text, answer), completion).passed
+
+
+PRODUCT = "What is 12 * 13?"
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "copy"),
+    [
+        (PRODUCT, "156", "12 * 13"),
+        (PRODUCT, "156", "The answer is 12 * 13"),
+        (PRODUCT, "156", "What is 12 * 13? 12 * 13"),
+        (PRODUCT, "156", "12 * 13 = ?"),
+        (PRODUCT, "156", r"\boxed{12 * 13}"),
+        (PRODUCT, "156", r"\boxed{12 \times 13}"),
+        (PRODUCT, "156", r"\boxed{12 \cdot 13}"),
+        (PRODUCT, "156", r"$12\times13$"),
+        (PRODUCT, "156", r"\boxed{12×13}"),
+        (PRODUCT, "156", r"\boxed{(12*13)}"),
+        (PRODUCT, "156", r"\boxed{\left[12*13\right]}"),
+        (PRODUCT, "156", r"\boxed{\{12*13\}}"),
+        (PRODUCT, "156", r"\boxed{12*13, 156}"),
+        (PRODUCT, "156", r"\boxed{12*13=12*13}"),
+        (PRODUCT, "156", r"\boxed{x = 12*13}"),
+        (PRODUCT, "156", r"\boxed{7 = 12*13}"),
+        (PRODUCT, "156", "#### 12*13"),
+        (PRODUCT, "156", "<think>12 * 13 = 156</think>12 * 13"),
+        (PRODUCT, "1.56 \\times 10^2", "12 * 13"),
+        (PRODUCT, "$156$", "12 * 13"),
+        (PRODUCT, r"\$156", "12 * 13"),
+        (PRODUCT, "156.0", "12 * 13"),
+        (PRODUCT, "156 dollars", r"\boxed{12 * 13}"),
+        ("What is 12 × 1?", "12", "12 × 1"),
+        ("What is 24/4?", "6", "24/4"),
+        (r"Simplify $\frac{24}{4}$.", "6", r"\boxed{\frac{24}{4}}"),
+        (r"Simplify $\frac{24}{4}$.", "6", r"\boxed{\dfrac{24}{4}}"),
+        (r"Compute $24 \div 4$.", "6", r"\boxed{24 \div 4}"),
+        (r"Compute $24 \div 4$.", "6", r"\boxed{24/4}"),
+        (r"Compute $24 \div 4$.", "6", r"\boxed{24:4}"),
+        (r"Compute $24 \div 4$.", "6", r"\boxed{24 \over 4}"),
+        (r"Compute $\frac{24}{\frac{8}{2}}$.", "6", r"\boxed{\frac{24}{\frac{8}{2}}}"),
+        ("What is 2^10?", "1024", "2^10"),
+        ("What is 2^10?", "1024", "2**10"),
+        ("What is 2^10?", "1024", r"\boxed{2^{10}}"),
+        ("What is 3+4?", "7", "3+4"),
+        ("What is 3+4?", "7", r"\boxed{3 + 4}"),
+        ("What is 3-10?", "-7", "3-10"),
+        ("What is -(-7)?", "7", r"\boxed{-(-7)}"),
+        (r"What is $\sqrt{16}$?", "4", r"\boxed{\sqrt{16}}"),
+        (r"What is $\binom{5}{2}$?", "10", r"\boxed{\binom{5}{2}}"),
+        (r"What is $\dbinom{5}{2}$?", "10", r"\boxed{\dbinom52}"),
+        (r"What is $5!$?", "120", r"\boxed{5!}"),
+        (r"What is $\log_2 8$?", "3", r"\boxed{\log_2 8}"),
+        (r"What is $\gcd(12,18)$?", "6", r"\boxed{\gcd(12,18)}"),
+        (r"What is $|-5|$?", "5", r"\boxed{|-5|}"),
+        (r"What is $\max(3,5)$?", "5", r"\boxed{\max(3,5)}"),
+        ("What is 1/2 + 1/6?", "2/3", r"\boxed{\frac{1}{2} + \frac{1}{6}}"),
+        ("What is 1/2 + 1/6?", r"\frac{2}{3}", "1/2 + 1/6"),
+        ("Write 6/4 in lowest terms.", "3/2", "6/4"),
+        (r"Write $\frac64$ in lowest terms.", r"\frac{3}{2}", r"\boxed{\frac{6}{4}}"),
+        ("Write 7/2 as a decimal.", "3.5", r"\boxed{\frac{7}{2}}"),
+        ("Write 1/2 as a decimal.", "0.5", "1/2"),
+        ("Write 0.75 as a fraction.", "3/4", "0.75"),
+        ("Write 50% as a decimal.", "0.5", "50%"),
+        (r"Write 50\% as a decimal.", "0.5", r"\boxed{50\%}"),
+        ("Write 0.5 as a percentage.", r"50\%", r"\boxed{0.5}"),
+        (r"Write $1.5 \times 10^3$ out.", "1500", r"\boxed{1.5 \times 10^3}"),
+        (r"Write $2\frac{1}{2}$ as a decimal.", "2.5", r"\boxed{2\frac{1}{2}}"),
+    ],
+)
+def test_a_repetition_of_the_question_does_not_pass(question, answer, copy):
+    assert not passes(question, answer, copy)
+    chat = [{"role": "user", "content": question}]
+    assert not math.verify(prompt(f"<|user|>{question}<|end|>", answer, prompt=chat), copy).passed
+
+
+@pytest.mark.parametrize(
+    ("answer", "completion"),
+    [
+        ("156", "156"),
+        ("156", "12 * 13 = 156"),
+        ("156", "The product of 12 * 13 is 156."),
+        ("156", r"\boxed{12*13=156}"),
+        ("156", r"\boxed{156=12*13}"),
+        ("156", "So 156 = 12 * 13"),
+        ("156", r"\boxed{12 * 13} = 156."),
+        ("156", r"\[12 \times 13 = 156\]"),
+        ("156", r"$12\times13=\boxed{156}$"),
+        ("156", r"\boxed{12*13 \approx 156}"),
+        ("156", r"\boxed{156 \approx 12*13}"),
+        ("156", r"\boxed{12*13 \Rightarrow 156}"),
+        ("24", r"\boxed{2*12=4*6=24}"),
+        ("156", r"\boxed{x = 156}"),
+        ("156", r"\boxed{12*13 = 156\text{ cm}^2}"),
+        ("156", "12 × 13 = 156"),
+        ("156", r"\boxed{156.0}"),
+        ("156", r"\boxed{(156)}"),
+        ("156", r"\boxed{\text{156}}"),
+        ("156", r"\boxed{\mathbf{156}}"),
+        ("156", "**156**"),
+        ("156", r"\boxed{156\text{ apples}}"),
+        ("156", r"\boxed{156\,\mathrm{m}^2}"),
+        ("156", r"\boxed{\$156}"),
+        ("156", "$156.00"),
+        ("156", r"\boxed{1.56 \times 10^2}"),
+        ("156", r"\boxed{156^\circ}"),
+        ("156", r"\boxed{\{156\}}"),
+        ("1250", "1,250"),
+        ("1,250", r"\boxed{1{,}250}"),
+        ("-7", r"\boxed{-7}"),
+        ("50", r"\boxed{50\%}"),
+        (r"50\%", "0.5"),
+        (r"50\%", "50%"),
+        ("0.5", r"\boxed{50\%}"),
+        ("0.5", r"\boxed{\frac{1}{2}}"),
+        ("0.5", r"\boxed{.5}"),
+        ("0.5", r"1/2"),
+        ("2/3", r"\boxed{\tfrac23}"),
+        ("2/3", r"\boxed{\frac{4}{6}}"),
+        ("-1/2", r"\boxed{\frac{-1}{2}}"),
+        ("2:3", r"\boxed{2:3}"),
+        ("2.5", r"\boxed{2\frac{1}{2}}"),
+        (r"11\frac{5}{6}", r"\boxed{\frac{71}{6}}"),
+        (r"33\frac{1}{3}\%", r"\boxed{33\frac{1}{3}\%}"),
+        ("60", "60°"),
+        # references that are not numbers are left to Math-Verify
+        (r"\sqrt{2}", r"\boxed{\sqrt{2}}"),
+        (r"2\sqrt{3}", r"\boxed{\sqrt{12}}"),
+        ("2^{10}", r"\boxed{2^{10}}"),
+        ("24/4", r"\boxed{\frac{24}{4}}"),
+        ("x+1", r"\boxed{1+x}"),
+        ("[2,5]", r"\boxed{[2,5]}"),
+        (r"\frac{\pi}{2}", r"\boxed{\pi/2}"),
+        ("1011_2", r"\boxed{1011_2}"),
+        (r"\infty", r"\boxed{\infty}"),
+    ],
+)
+def test_a_number_passes_in_every_usual_form(answer, completion):
+    assert passes("How many are there?", answer, completion)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("Which of 3, 5 and 7 is the largest?", "7"),
+        (r"Which is larger, $\frac{1}{2}$ or $\frac{2}{3}$?", "2/3"),
+        (r"Which is larger, 20\% or 30\%?", r"30\%"),
+        ("Which is larger, 45° or 30°?", "45"),
+        ("She has $1,250 and spends nothing. How much has she?", "1250"),
+        ("Read 0.5 aloud.", "0.5"),
+        ("Tom ate 3/4 of it. What share did he eat?", r"\frac{3}{4}"),
+    ],
+)
+def test_a_number_that_stands_in_the_prompt_passes_in_the_notation_of_the_reference(question, answer):
+    assert passes(question, answer, f"\\boxed{{{answer}}}")
+    assert passes(question, answer, f"The answer is {answer}")
+
+
+@pytest.fixture
+def closed_forms():
+    math.prepare(Scoring(closed_forms=True))
+    yield
+    math.prepare(Scoring())
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "completion", "passed"),
+    [
+        ("How many bytes has a kilobyte?", "1024", "2^10", True),
+        ("What is 2^10?", "1024", r"\boxed{2^{10}}", False),
+        ("What is 2^10?", "1024", r"\boxed{2^{10} + 0}", False),
+        ("What is 2^10?", "1024", r"\boxed{1 \cdot 2^{10}}", False),
+        ("What is 2^10?", "1024", r"\boxed{4^5}", True),
+        ("What is the square root of 16?", "4", r"\boxed{\sqrt{16}}", True),
+        (r"What is $\sqrt{16}$?", "4", r"\boxed{\sqrt{16}}", False),
+        (PRODUCT, "156", r"\boxed{12 \times 13}", False),
+        (PRODUCT, "156", "156", True),
+    ],
+)
+def test_closed_forms_that_are_not_in_the_prompt_pass_under_the_option(
+    closed_forms, question, answer, completion, passed
+):
+    assert passes(question, answer, completion) is passed
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "stands"),
+    [
+        ("12*13", r"Compute $12 \times 13$.", True),
+        ("13", "12 * 13?", True),
+        ("3", "12 * 13?", False),
+        ("1", "What is 1.5?", False),
+        ("5", "What is 1.5?", False),
+        ("1250", "She has $1,250.", True),
+        ("1,250", "She has 1250.", True),
+        ("", "anything", False),
+        ("cat", "Concatenate", False),
+        ("The cat", "the  cat. The\ncat", True),
+    ],
+)
+def test_an_answer_stands_in_a_prompt_as_whole_numbers_and_words(answer, text, stands):
+    assert stands_in(answer, prompt(text, "1")) is stands
+
+
+def test_all_messages_of_a_chat_are_the_prompt():
+    chat = [{"role": "user", "content": "What is 2*3?"}, {"role": "assistant", "content": None}]
+    assert stands_in("2 * 3", prompt("rendered", "6", prompt=chat))
+    assert not stands_in("rendered", prompt("rendered", "6", prompt=chat))
+    assert repeats_expression("0 + 2*3", prompt("rendered", "6", prompt=chat))
+
+
+def of_task(texts, answers, task, **columns):
+    return [
+        Prompt(f"{n:016x}", text, (1,), answer, task, columns)
+        for n, (text, answer) in enumerate(zip(texts, answers, strict=True))
+    ]
+
+
+def config_of(*words):
+    return read_config(None, ["--model", "m", "--data", "d.jsonl", "--scoring.workers", "1", *words])
+
+
+def test_a_task_in_which_the_question_passes_as_its_answer_has_a_note():
+    config = config_of("--task", "math")
+    texts = ["Expand $(x+1)^2$", "Compute 12 * 13"]
+    (note,) = repetition_notes(config, of_task(texts, ["x^2+2x+1", "156"], "math"))
+    assert note.startswith("math: the prompt's own text passes as the answer to 1 of 2 prompts;")
+    assert repetition_notes(config, of_task(texts[1:], ["156"], "math")) == []
+    assert repetition_notes(config, of_task(texts[:1], ["x^2+2x+1"], "other")) == []
+
+
+def test_at_most_64_prompts_of_a_task_are_tried():
+    texts = [f"Expand $(x+{n})^2$" for n in range(200)]
+    answers = [f"x^2+{2 * n}x+{n * n}" for n in range(200)]
+    (note,) = repetition_notes(config_of("--task", "math"), of_task(texts, answers, "math"))
+    assert "50 of 50 prompts" in note  # every fourth
+
+
+def test_a_reward_that_passes_silence_has_a_note(user_code, scored_here):
+    user_code(
+        "repeated_rewards",
+        """
+        def short(prompts, completions): return [1.0 - len(text) / 100 for text in completions]
+
+        def fails(prompts, completions): return [1.0 / len(text) / 20 for text in completions]
+        """,
+    )
+    prompts = of_task(["a long question"] * 3, ["1"] * 3, "repeated_rewards:short")
+    (note,) = check_rewards(config_of("--reward", "repeated_rewards:short"), prompts)
+    assert note.startswith("repeated_rewards:short: an empty text passes as the answer to 3 of 3 prompts;")
+    assert check_rewards(config_of("--reward", "repeated_rewards:short"), prompts, repetitions=False) == []
+    prompts = of_task(["question"], ["1"], "repeated_rewards:fails")
+    assert check_rewards(config_of("--reward", "repeated_rewards:fails"), prompts) == []  # 1 / 0 is no pass
+
+
+def test_passes_whose_answer_stands_in_the_prompt_are_counted(user_code, scored_here):
+    """Of `7`, `\\boxed{7}` and `seven` for the largest of 3, 5, 7, two pass, and both stand in the prompt."""
+    scorer = verifier_scorer("math", Scoring(workers=1))
+    asked = prompt("Which is the largest? 3, 5, 7", "7")
+    try:
+        pending = scorer.submit(asked, ["The answer is 7", r"\boxed{7}", "seven"])
+        scores = pending.finish(pending.futures)
+        pending = scorer.submit(prompt(PRODUCT, "156"), ["12 * 13 = 156", "12 * 13", "155"])
+        more = pending.finish(pending.futures)
+    finally:
+        scorer.close()
+    assert [score.passed for score in scores] == [True, True, False]
+    assert [score.in_prompt for score in scores] == [True, True, False]
+    assert [(score.passed, score.in_prompt) for score in more] == [(True, False), (False, False), (False, False)]
+    group = Group(Visit(asked, 0, 0), (), 0)
+    row = answer_row([ScoredGroup(group, tuple(scores)), ScoredGroup(group, tuple(more))])
+    assert row == {"answer_in_prompt": pytest.approx(2 / 3)}
+    assert isnan(answer_row([ScoredGroup(group, tuple(more[1:]))])["answer_in_prompt"])
+
+
+def test_a_reward_function_that_pays_for_copies_is_counted_too(user_code, scored_here):
+    user_code("copied_rewards", "def any_text(prompts, completions): return [1.0] * len(completions)")
+    scorer = FunctionScorer("copied_rewards:any_text", 1.0, Scoring(workers=1))
+    try:
+        pending = scorer.submit(prompt(PRODUCT, "156"), ["<think>so</think> 12 * 13", "156", ""])
+        assert [score.in_prompt for score in pending.finish(pending.futures)] == [True, False, False]
+    finally:
+        scorer.close()
