@@ -120,7 +120,7 @@ class Probe:
         forms = ("padded", "packed", "shared") if can_pack(model) else ("padded",)
         for form in forms if packing == "auto" else (packing,):
             policy = Policy(copy.deepcopy(model).to(_device()), fp32_head=config.recipe.fp32_head)
-            again = config.learner.gradient_checkpointing
+            again = config.checkpointing
             learner = SingleLearner(policy, Recipe(loss=Reinforce()), packing=form, gradient_checkpointing=again)
             stats = learner.step(batch)
             error = max(abs(stats.loss / expected - 1), _error(learner.tensors(), stats.grad_norm, gradient))

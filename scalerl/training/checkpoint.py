@@ -21,7 +21,7 @@ from torch import Tensor
 from scalerl.core.files import as_umask, next_directory, read_json, sync
 from scalerl.training.manifest import seal, stamp
 
-FORMAT = 3
+FORMAT = 4
 """Format of the trainer's part; increase it when older checkpoints can no longer be resumed."""
 
 WRITTEN = ".written"

@@ -8,7 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from scalerl.cluster.sizing import trainer_cure
+from scalerl.core.errors import lacks_memory
 from scalerl.core.files import move_into
+from scalerl.core.machine import memory_report, peak_bytes
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
 from scalerl.rollouts.pipeline import Interrupted, WorkerDied
@@ -83,12 +86,18 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
     except Exception as error:
         if session is not None:
             session.records.ended("failed")  # loggers get unexpected errors too
-        if not isinstance(error, (TrainingFailed, RewardError, PluginError, *DIED)):
+        lacked = lacks_memory(error)
+        if not isinstance(error, (TrainingFailed, RewardError, PluginError, *DIED)) and not (lacked and session):
             raise
         if session is None:
             raise RunFailed(str(error)) from error
         path = session.records.directory.path
         text = recorded(error, path) if isinstance(error, ProcessDied | PluginError) else str(error)
+        if lacked:
+            text = (
+                f"the trainer ran out of memory: {memory_report(peak_bytes())} ({text.splitlines()[0][:200]}). To need "
+                f"less, {trainer_cure(session.config)}"
+            )
         raise RunFailed(f"{text}\nAll saved results are kept; continue with: scalerl resume {path}") from error
     finally:
         display.stop()

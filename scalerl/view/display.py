@@ -36,6 +36,10 @@ class RunDisplay:
         self._told: set[str] = set(FAILURES)  # the run itself reports them
         self._live: Live | None = None
 
+    def configured(self, config: RunConfig) -> None:
+        """Use the configuration with the sizes that were chosen for this machine."""
+        self._view.config = config
+
     def start(self) -> None:
         """Start the live table, if the console is a terminal."""
         if self.console.is_terminal and self._live is None:
