@@ -9,7 +9,7 @@ import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NO_LIMIT = 1 << 60
 """Bytes from which a number is no limit: control groups of version 1 write one near 2^63."""
@@ -47,12 +47,12 @@ def host_memory(root: Path = Path("/")) -> Memory:
     return smallest._replace(free=max(0.0, min(smallest.total, *(one.free for one in found))))
 
 
-def gpu_memory() -> Memory:
-    """Return the memory of the first GPU that this process sees; torch must see one."""
+def gpu_memory(device: Any = 0) -> Memory:
+    """Return the memory of a GPU, by its number or torch device, with its name; torch must see it."""
     import torch
 
-    free, total = torch.cuda.mem_get_info(0)
-    return Memory(float(total), float(free), torch.cuda.get_device_name(0))
+    free, total = torch.cuda.mem_get_info(device)
+    return Memory(float(total), float(free), torch.cuda.get_device_name(device))
 
 
 def sees_gpu(root: Path = Path("/")) -> bool:

@@ -31,6 +31,8 @@ process that raised; one that failed may have noticed the death of another one f
 KILLED = f"was killed by signal {signal.SIGKILL:d}"
 """How a process ends that the kernel kills for memory; a user's `kill -9` looks the same."""
 
+RAN_OUT = "most likely by the kernel because memory ran out"
+
 SLICE_S = 0.02
 """Seconds that a group waits for one process before it looks at the next one."""
 
@@ -135,7 +137,9 @@ class Remote(Protocol):
 
     def memory_cause(self, kind: str, content: Any) -> str | None:
         """Return what to add to the message if memory is the likely cause of an answer failed or ended; else None."""
-        return "" if kind == "failed" and content[0].startswith(LACKED_MEMORY) else None
+        # a generator fails with the message of an engine's process that it has started
+        lacked = kind == "failed" and (content[0].startswith(LACKED_MEMORY) or RAN_OUT in content[0])
+        return "" if lacked else None
 
     # ------------------------------------------------------------------------------------------------------ the carrier
 
@@ -222,7 +226,7 @@ class LocalRemote(Remote):
     def memory_cause(self, kind: str, content: Any) -> str | None:
         """Return the same for a killed process, too: with the memory that it had taken."""
         if kind == "ended" and content == KILLED:
-            return f", most likely by the kernel because memory ran out: {memory_report(self._peak)}"
+            return f", {RAN_OUT}: {memory_report(self._peak)}"
         return super().memory_cause(kind, content)
 
     def end(self, wait_s: float = 0.0) -> None:

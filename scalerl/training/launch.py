@@ -11,16 +11,19 @@ import torch
 
 from scalerl.cluster.devices import counted
 from scalerl.cluster.doctor import host_notes
+from scalerl.cluster.layout import check, lay_out
+from scalerl.cluster.memory import GB, USABLE
 from scalerl.cluster.plan import run_lines
 from scalerl.cluster.sizing import cure, room_note, sized, this_machine
 from scalerl.config import RunConfig
+from scalerl.config.base import replace
 from scalerl.core.serialization import from_plain
 from scalerl.learn.custom import check_functions
 from scalerl.loggers.base import Logger, makers_of
 from scalerl.loggers.follow import Followers
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import Policy, check_vocabulary, stop_tokens
-from scalerl.models.sizes import ModelSizes
+from scalerl.models.sizes import Found, ModelSizes
 from scalerl.models.weights import WeightLayout
 from scalerl.prompts.curriculum import make_curriculum
 from scalerl.prompts.dataset import PromptSplit, load_prompts
@@ -194,7 +197,12 @@ def _with_sizes(
     config, about = directory.config, list[str]()
     machine = this_machine(config)
     if directory.is_new or not config.rollouts.slots:
-        config = sized(config, sizes, row_tokens, machine)
+        given, config = config.rollouts.slots, sized(config, sizes, row_tokens, machine)
+        if machine.gpu is not None and not machine.elsewhere and config.placement.engine == "torch":
+            # sizes that a user has set may take all of a GPU
+            usable = machine.gpu.total / GB / (USABLE if given else 1.0)
+            planned = replace(config, placement=replace(config.placement, gpu_gb=usable))
+            check(planned, lay_out(planned, Found(sizes, "the model")))
         directory.save_config(config)
     elif note := room_note(config, sizes, row_tokens, machine):
         about.append(note)

@@ -174,6 +174,16 @@ def test_without_a_gpu_a_users_data_start_from_the_sizes_of_a_laptop(monkeypatch
     assert read_config(None, [*words, "--device", "cuda"]).recipe.prompts_per_step == 16
 
 
+def test_an_evaluation_alone_takes_half_of_the_memory_and_what_is_free_only_if_it_must(monkeypatch):
+    config = configured()
+    for free, row, expected in ((20e9, 1e9, 11), (8e9, 1e9, 6), (20e9, 13e9, 1), (20e9, 30e9, 0)):
+        # half of 24 GB or 90% of what is free, less 1 GB of working memory
+        monkeypatch.setattr(sizing, "host_memory", lambda free=free: Memory(24e9, free, "this machine"))
+        monkeypatch.setattr(sizing, "resident_bytes", lambda: 0)
+        assert sizing.cache_rows(config, row, 1e9) == expected
+    assert sizing.cache_rows(replace(config, rollouts=replace(config.rollouts, slots=4)), 1e9, 1e9) == 17
+
+
 def test_units_of_durations():
     assert [in_units(value) for value in (0.5, 45, 630, 7200, 864_000)] == [
         "0.5 s", "45 s", "10.5 minutes", "2.0 hours", "10.0 days",

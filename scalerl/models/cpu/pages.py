@@ -6,6 +6,7 @@ blocks: attention reads it as one tensor.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import sys
@@ -44,7 +45,8 @@ class Pages:
                 f"({error.strerror}); lower rollouts.slots or recipe.length, or raise the limit (ulimit -v)"
             ) from None
         # a huge page would take 2 MB for the first token of a sequence
-        self._block.madvise(mmap.MADV_NOHUGEPAGE)
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            self._block.madvise(mmap.MADV_NOHUGEPAGE)
         self.tensor = torch.frombuffer(self._block, dtype=dtype, count=count).view(shape)
 
     def clear(self) -> None:
