@@ -150,7 +150,11 @@ def host_needs(config: RunConfig, sizes: ModelSizes, row_tokens: int, host: Memo
 
 
 def _on_host(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machine) -> RunConfig:
-    """Return the sizes with which a run on CPU takes SHARE of the memory, or else as little as possible."""
+    """Return the sizes with which a run on CPU takes SHARE of the memory, or else as little as possible.
+
+    Raises:
+        ConfigError: See `sized`.
+    """
     host = machine.host
     given, group = config.rollouts.slots, config.recipe.generations_per_prompt
     most = host.free if given else USABLE * host.free
@@ -168,11 +172,11 @@ def _on_host(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Mac
         slots = room(candidate, target)
         if slots >= (given or min(wanted, least)):
             return with_slots(candidate, wanted if slots >= wanted else _rounded(slots))
-    smallest = candidates[-1]
-    slots = room(smallest, most)
-    if slots >= (given or smallest.placement.engines):
-        return with_slots(smallest, given or min(wanted, enough, _rounded(slots)))
-    raise ConfigError(_too_large(smallest, sizes, row_tokens, machine, most, slots))
+    for candidate in candidates if given else candidates[-1:]:  # with slots that a user set, only what it takes
+        slots = room(candidate, most)
+        if slots >= (given or candidate.placement.engines):
+            return with_slots(candidate, given or min(wanted, enough, _rounded(slots)))
+    raise ConfigError(_too_large(candidates[-1], sizes, row_tokens, machine, most, slots))
 
 
 def _too_large(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machine, most: float, slots: int) -> str:

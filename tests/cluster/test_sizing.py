@@ -111,6 +111,12 @@ def test_a_number_of_slots_that_does_not_fit_is_an_error_with_one_that_does():
         chosen(24, "--preset", "small", "--rollouts.slots", str(most + 1))
 
 
+def test_slots_that_a_user_sets_do_not_change_the_rest_unless_they_must():
+    config, needs = chosen(24, "--preset", "small", "--rollouts.slots", "128", "--hardware.trainer_helpers", "0")
+    assert needs.total > 12e9 and config.learner.micro_batch_tokens == 1280
+    assert config.learner.gradient_checkpointing is False
+
+
 def test_lengths_of_14000_tokens_are_refused_or_recomputed_not_killed():
     config, needs = chosen(24, "--recipe.length.kind", "none")
     assert needs.total <= 0.9 * 0.95 * 24e9 and config.recipe.length.max_tokens == 14_000
