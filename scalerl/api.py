@@ -287,8 +287,6 @@ def _complete(config: RunConfig, make_session: Callable[[Any], Callable[..., Any
 
     config = resolve(config)
     display = RunDisplay(config, None if progress else Console(file=StringIO()))
-    for line in config.derived_sizes():
-        display.note(line)
     threads, dtype, stop = torch.get_num_threads(), torch.get_default_dtype(), StopFlag()
     try:
         torch.set_default_dtype(torch.float32)  # a run makes its tensors in it, whatever a notebook has set

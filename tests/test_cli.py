@@ -55,7 +55,10 @@ def test_the_help_on_fields_fits_80_columns_and_has_allowed_values_and_the_defau
     assert all(name in first for name in PRESETS) and len(first.splitlines()) < 70
     assert "--recipe.aggregation prompt|sample|token|custom  [prompt]" in everything
     assert "--placement.engine torch|vllm|custom  [torch]" in everything
-    for words, prompts in ((["--preset", "scalerl"], 48), (["--model", "m", "--data", "p.jsonl"], 16)):
+    for words, prompts in (
+        (["--preset", "scalerl"], 48),
+        (["--model", "m", "--data", "p.jsonl", "--device", "cuda"], 16),
+    ):
         _, recipe, _ = call(capsys, "train", *words, "--help", "recipe")
         assert f"--recipe.prompts_per_step N  [{prompts}]" in recipe and "--placement" not in recipe
     assert "did you mean 'recipe.loss'" in complain(capsys, "train", "--help", "recipe.los")

@@ -54,7 +54,8 @@ def test_a_change_of_kind_drops_the_fields_of_the_other_kind():
     assert merge({"a": {"kind": "x", "n": 1}}, {"a": {"m": 2}}) == {"a": {"kind": "x", "n": 1, "m": 2}}
 
 
-def test_a_user_model_and_data_start_from_sizes_for_one_machine():
+def test_a_user_model_and_data_start_from_sizes_for_one_machine(monkeypatch):
+    monkeypatch.setattr("scalerl.config.presets.sees_gpu", lambda: True)
     config = read_config(None, ["--model", "some/model", "--data", "p.jsonl", "--task", "math"])
     assert config.model.path == "some/model" and [task.path for task in config.data] == ["p.jsonl"]
     assert config.recipe == PRESETS["small"].recipe and config.evaluation.prompts == "auto"
@@ -139,7 +140,8 @@ def test_several_tasks_have_a_table_each(tmp_path):
     assert changed.data[1].points == 3 and shares(changed.data) == {"arithmetic": 0.5, "lines": 0.5}
 
 
-def test_several_user_files_start_from_sizes_for_one_machine(tmp_path):
+def test_several_user_files_start_from_sizes_for_one_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr("scalerl.config.presets.sees_gpu", lambda: True)
     config = written(tmp_path, TWO_FILES, "--model", "m")
     assert config.tasks == ["math", "hard"] and config.recipe == PRESETS["small"].recipe
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from scalerl.cli.terminal import say
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
+    from scalerl.types import Prompt
 
 TRAIN_USAGE = """usage: scalerl train [CONFIG.toml] [options] [--any.field VALUE ...]
 
@@ -24,9 +25,11 @@ arithmetic on this machine in minutes. With a model and prompts of your own:
 options:
   CONFIG.toml     a configuration; config.toml of a run repeats that run
   --preset NAME   values to start from: lab (default), quick, long-tail,
-                  small (default with your data), scalerl (the paper's sizes)
+                  small (default with your data), laptop (the same without a
+                  GPU), scalerl (the paper's sizes)
   --run-dir DIR   directory of the run; default runs/NAME-NNN
-  --dry-run       print the resolved configuration and its sizes, and stop
+  --dry-run       print the configuration, the memory that it needs, what is
+                  free and the expected duration, and stop
   --trust         run the code that CONFIG.toml names without confirmation
   --help [GROUP]  this text, or the fields of a group, such as recipe.loss
   --model, --data, --task, --reward, --device, --suites: short names of fields
@@ -89,17 +92,53 @@ def check_model(config: RunConfig, *, weights: bool = True) -> None:
 
 
 def _dry_run(config: RunConfig) -> list[str]:
-    """Return the configuration as TOML, with sizes and placement as comments.
+    """Return the configuration as TOML, with sizes, placement, memory and duration as comments.
 
     Raises:
         ConfigError: The placement cannot be split or does not fit in memory.
     """
     from scalerl.cluster.layout import check, lay_out, lines
+    from scalerl.cluster.plan import run_lines
+    from scalerl.cluster.sizing import longest_row, sized, this_machine
     from scalerl.config import to_toml
+    from scalerl.models.sizes import sizes_of
+    from scalerl.training.resolve import resolve
 
-    layout = lay_out(config)
-    check(config, layout)
-    return [*to_toml(config).split("\n"), *(f"# {line}" for line in [*config.derived_sizes(), *lines(config, layout)])]
+    here = resolve(config) if config.placement.backend == "local" and config.hardware.device != "cuda" else config
+    found, machine = sizes_of(here), this_machine(here)
+    prompts = prompts_here(here)
+    longest = max((len(prompt.tokens) for prompt in prompts), default=0)
+    mean = sum(len(prompt.tokens) for prompt in prompts) / len(prompts) if prompts else 0.0
+    row_tokens = longest_row(here, longest)
+    here = sized(here, found.sizes, row_tokens, machine)
+    layout = lay_out(here, found)
+    check(here, layout)
+    about = [*here.derived_sizes(), *lines(here, layout)]
+    if here.placement.backend == "local":
+        about += run_lines(here, found.sizes, row_tokens, machine, mean)
+    return [*to_toml(config).split("\n"), *(f"# {line}" for line in about)]
+
+
+MOST_READ = 20_000_000
+"""Bytes of prompt files up to which a dry run reads them."""
+
+
+def prompts_here(config: RunConfig) -> Sequence[Prompt]:
+    """Return the prompts, if model and prompts are files on this machine and not large; else none."""
+    from scalerl.config.data import PromptFile
+    from scalerl.core.errors import outcome
+
+    model, paths = Path(getattr(config.model, "path", "")), [getattr(task, "path", "") for task in config.data]
+    if not all(isinstance(task, PromptFile) for task in config.data) or not (model / "tokenizer.json").is_file():
+        return ()
+    if not all(Path(path).is_file() and Path(path).stat().st_size <= MOST_READ for path in paths):
+        return ()
+    from scalerl.models.loading import load_tokenizer
+    from scalerl.prompts.dataset import load_prompts
+
+    # what is wrong with them is for the run to report; its memory is then that of the longest prompt that is allowed
+    read = outcome(lambda: load_prompts(config, load_tokenizer(str(model), "main")).everything)
+    return read.result() if read.exception() is None else ()
 
 
 def resume(words: list[str]) -> int:
@@ -135,8 +174,6 @@ def _run(config: RunConfig, make_session: Callable[[Any], Callable[..., Any]]) -
 
     config, stop = resolve(config), StopFlag()
     display = RunDisplay(config)
-    for line in config.derived_sizes():
-        display.note(line)
     try:
         ended = complete(make_session(launch), display, stop)
     except RunFailed as error:

@@ -21,6 +21,7 @@ from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config.base import replace
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError, outcome
+from scalerl.core.machine import host_memory
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import PASSED, Group, LocalRemote, serve
 from scalerl.models.sizes import sizes_of
@@ -268,8 +269,7 @@ def room(site: Site) -> Outcome:
             f"{_HOST}:{place.resolve()}: {free / GB:.1f} GB are free; {checkpoints} checkpoints and the weights that "
             f"are sent need {saved / GB:.1f} GB. Free space, lower checkpoint.keep, or give another --run-dir"
         )
-    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    memory, what = 1024.0 * int(lines["MemAvailable"].split()[0]), f"memory of {_HOST}"
+    memory, what = host_memory().free, f"memory of {_HOST}"
     if site.ray:
         memory, what = site.ray.cluster_resources().get("object_store_memory", 0.0), "Ray's object store"
     if memory < weights and config.weights in ("shared-memory", "object-store"):

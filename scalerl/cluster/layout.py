@@ -12,15 +12,18 @@ from scalerl.cluster.memory import (
     GeneratorMemory,
     TrainerMemory,
     adapter_params,
+    cache_bytes_per_token,
     generator_memory,
     trainer_memory,
 )
 from scalerl.config.base import replace
 from scalerl.config.data import TextTask
 from scalerl.config.model import TinyModel
+from scalerl.config.recipe import Custom
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import Found, ModelSizes, sizes_of
+from scalerl.rollouts.engine import EVALUATION_CACHE
 
 LAB_PROMPT = 64
 """Maximum tokens of a generated task's prompt, rounded up."""
@@ -75,21 +78,23 @@ def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
         ConfigError: The model's sizes are unknown, or there are too few GPUs.
     """
     found = found or sizes_of(config)
-    sizes, place, learner = found.sizes, config.placement, config.learner
+    sizes, place = found.sizes, config.placement
     slots = -(-config.slots // place.engines)
     mean_prompt, longest_prompt = prompt_tokens(config)
-    caches = 2 if place.engine == "torch" else 1  # the torch engine keeps a second cache for evaluation
+    caches = 2 if isinstance(place.engine, Custom) else 1  # for evaluations; the torch engine uses that of training
     limit = longest_prompt + config.recipe.length.max_tokens
     head = place.engine == "torch" and config.recipe.fp32_head
+    spare = max(EVALUATION_CACHE, limit * cache_bytes_per_token(sizes)) if place.engine == "torch" else 0.0
 
     def memory(tokens: float) -> GeneratorMemory:
-        return generator_memory(sizes, caches * slots * tokens, place.tensor_parallel, head)
+        held = generator_memory(sizes, caches * slots * tokens, place.tensor_parallel, head)
+        return held._replace(cache=held.cache + spare)
 
     trainer = trainer_memory(
         sizes,
         place.trainer_ranks,
         widest(config),
-        learner.gradient_checkpointing,
+        config.checkpointing,
         whole_gradient(config),
         adapter_params(sizes, config.lora) if config.lora else 0,
         place.expert_ranks,
@@ -194,16 +199,15 @@ def lines(config: RunConfig, layout: Layout) -> list[str]:
     out += [f"devices{note}:", *(f"  {line}" for line in described(layout.devices))]
     out.append(f"estimates, GB per GPU ({USABLE:.0%} of {place.gpu_gb:g} GB are usable):")
     t, g = layout.trainer, layout.at_limit
-    how = ", recomputed" if config.learner.gradient_checkpointing else ""
+    how = ", recomputed" if config.checkpointing else ""
     out.append(
         f"  trainer {_gb(t.total)}: weights {_n(t.weights)}, masters {_n(t.masters)}, gradients {_n(t.gradients)}, "
         f"optimizer {_n(t.optimizer)}, gathered layers {_n(t.gathered)}, activations {_n(t.activations)} "
         f"({widest(config):,} tokens{how}), logits {_n(t.logits)}"
     )
-    twice = ", with the cache of evaluation" if place.engine == "torch" else ""
     out.append(
         f"  generator {_gb(g.total)} at the length limit: weights {_n(g.weights + g.head)}, cache of "
-        f"{layout.slots_of_an_engine} slots {_n(g.cache)}{twice}; {_gb(layout.expected.total)} at the mean length"
+        f"{layout.slots_of_an_engine} slots {_n(g.cache)}; {_gb(layout.expected.total)} at the mean length"
     )
     if place.engine == "vllm" and g.total > USABLE * place.gpu_gb * GB:
         out.append("  not all slots fit at the length limit; vLLM then preempts sequences and recomputes their cache")

@@ -1,7 +1,7 @@
-"""Estimates the bytes on each GPU from the sizes of a decoder: one equation per function.
+"""Estimates the bytes on each GPU, and in the memory of a host, from the sizes of a decoder: one equation per function.
 
 Legend: params: entries of all matrices; ranks: trainer processes that shard them (FSDP2); T: padded tokens of one
-micro-batch; D: width of the model; V: vocabulary.
+micro-batch; D: width of the model; V: vocabulary; w: bytes of a weight in the forward pass, 2 in BF16 and 4 in FP32.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from scalerl.config.model import Lora
 from scalerl.models.sizes import ModelSizes
+from scalerl.rollouts.engine import PASS_BYTES
 
 USABLE = 0.9
 """Usable share of a GPU's memory: vLLM's default. The rest is for the allocator and the CUDA context."""
@@ -22,6 +23,9 @@ LOGITS = 1 << 24
 
 GB = 1e9
 
+PROCESS, WORKER = 0.45e9, 0.2e9
+"""Bytes of a process with torch and transformers, and of one that runs a verifier (measured on Linux)."""
+
 
 class TrainerMemory(NamedTuple):
     """Memory of a trainer GPU, in bytes.
@@ -31,8 +35,9 @@ class TrainerMemory(NamedTuple):
     """
 
     weights: float
-    """BF16 copy for the forward pass; 0 if it is gathered layer by layer."""
+    """Copy for the forward pass; 0 if it is gathered layer by layer."""
     masters: float
+    """FP32 weights; 0 if they are those of the forward pass."""
     gradients: float
     optimizer: float
     gathered: float
@@ -63,31 +68,32 @@ class GeneratorMemory(NamedTuple):
         return sum(self)
 
 
-def saved_bytes(sizes: ModelSizes, tokens: int) -> float:
-    """Return the bytes that a layer saves for its backward pass, for T tokens in BF16 with fused attention.
+def saved_bytes(sizes: ModelSizes, tokens: int, width: int = BF16) -> float:
+    """Return the bytes that a layer saves for its backward pass, for T tokens with fused attention.
 
-    T (8 m + 16 D + 10 q + 5 kv). In BF16: gate, up, activation and product of the MLP (m each), queries and attention's
+    T (4 w m + 16 D + 5 w q + 2.5 w kv). Gate, up, activation and product of the MLP (m each), queries and attention's
     result (q each), keys and values (kv together), and the results of two norms, and of those of queries and keys,
     before and after their weights. In FP32: the inputs of these norms. With latent attention, keys and values have one
-    head per query head.
+    head per query head. With w = 4 the norms save one result, and attention repeats keys and values for each query head
+    (measured within 3% on a 135M Llama).
     """
     queries = sizes.attention[0].width
     keys_and_values = 2 * queries if sizes.expanded_params else sizes.cache_width / sizes.layers
-    return tokens * (8.0 * sizes.mlp + 16 * sizes.width + 10 * queries + 5 * keys_and_values)
+    return tokens * (4.0 * width * sizes.mlp + 16 * sizes.width + width * (5 * queries + 2.5 * keys_and_values))
 
 
-def kept_bytes(sizes: ModelSizes, tokens: int, checkpointing: bool) -> float:
+def kept_bytes(sizes: ModelSizes, tokens: int, checkpointing: bool, width: int = BF16) -> float:
     """Return the bytes that the forward pass keeps: of every layer its input with checkpointing, else all it saves."""
-    return sizes.layers * (BF16 * tokens * sizes.width if checkpointing else saved_bytes(sizes, tokens))
+    return sizes.layers * (width * tokens * sizes.width if checkpointing else saved_bytes(sizes, tokens, width))
 
 
-def layer_bytes(sizes: ModelSizes, tokens: int, checkpointing: bool) -> float:
-    """Return the bytes of the backward pass of a layer: BF16 gradients, and what it saves if that is recomputed.
+def layer_bytes(sizes: ModelSizes, tokens: int, checkpointing: bool, width: int = BF16) -> float:
+    """Return the bytes of the backward pass of a layer: its gradients, and what it saves if that is recomputed.
 
     The gradients are those of the MLP's product and one of its factors (m each) and of the layer's result (D).
     """
-    gradients = BF16 * tokens * (2.0 * sizes.mlp + sizes.width)
-    return gradients + (saved_bytes(sizes, tokens) if checkpointing else 0.0)
+    gradients = width * tokens * (2.0 * sizes.mlp + sizes.width)
+    return gradients + (saved_bytes(sizes, tokens, width) if checkpointing else 0.0)
 
 
 def logits_bytes(sizes: ModelSizes, tokens: int) -> float:
@@ -122,8 +128,10 @@ def trainer_memory(
     whole_gradient: bool = False,
     adapters: int = 0,
     expert_ranks: int = 1,
+    width: int = BF16,
+    helpers: int = 0,
 ) -> TrainerMemory:
-    """Return the memory of each trainer GPU at the largest of three moments of a micro-batch's backward pass.
+    """Return the memory of each trainer at the largest of three moments of a micro-batch's backward pass.
 
     Args:
         sizes: The model.
@@ -133,59 +141,95 @@ def trainer_memory(
         whole_gradient: Whether every rank accumulates the whole gradient in FP32, which is reduced once per update.
         adapters: Entries of adapters that one rank trains instead of the model (`model.lora`); 0: none.
         expert_ranks: Ranks over which experts are spread; a rank then gathers only its own, and sums their gradient.
+        width: Bytes of a weight in the forward pass; with 4, one process trains these weights and needs no masters.
+        helpers: Threads that compute further micro-batches; each holds their activations and two gradients.
     """
     elsewhere = 1 - 1 / expert_ranks
     layer = sizes.layer_params - elsewhere * sizes.layer_experts
     whole = sizes.params - elsewhere * sizes.experts * sizes.expert_params
     own, alone = adapters or sizes.params / ranks, ranks == 1
-    head = 0 if adapters else BF16 * sizes.head_params
+    head, threads = 0 if adapters else width * sizes.head_params, 1 + helpers
     ends = sizes.head_params * (1 if sizes.tied else 2)
     at_head = TrainerMemory(
-        weights=BF16 * (sizes.params + adapters) if alone else 0.0,
-        masters=FP32 * own,
-        gradients=FP32 * (whole if whole_gradient else own) + head,
+        weights=width * (sizes.params + adapters) if alone else 0.0,
+        masters=0.0 if alone and width == FP32 else FP32 * own,
+        gradients=FP32 * (whole if whole_gradient else own) + head + 2.0 * helpers * width * own,
         optimizer=2 * FP32 * own,
-        gathered=0.0 if alone else BF16 * (layer + ends),
-        activations=kept_bytes(sizes, tokens, checkpointing),
-        logits=logits_bytes(sizes, tokens),
+        gathered=0.0 if alone else width * (layer + ends),
+        activations=threads * kept_bytes(sizes, tokens, checkpointing, width),
+        logits=threads * logits_bytes(sizes, tokens),
     )
     at_last_layer = at_head._replace(
         # the layer, the next one, and the FP32 gradient that is reduced
-        gathered=0.0 if alone else BF16 * (2.0 * layer + ends) + FP32 * layer,
-        activations=at_head.activations + layer_bytes(sizes, tokens, checkpointing),
+        gathered=0.0 if alone else width * (2.0 * layer + ends) + FP32 * layer,
+        activations=at_head.activations + threads * layer_bytes(sizes, tokens, checkpointing, width),
         logits=0.0,
     )
     # autograd adds the gradients of a tied head and embedding out of place
-    last = BF16 * (own + (2 * sizes.head_params if sizes.tied and not adapters else 0.0))
+    last = width * (own + (2 * sizes.head_params if sizes.tied and not adapters else 0.0))
     at_embedding = at_last_layer._replace(
-        gradients=at_head.gradients - head + (last if alone else BF16 * ends),
+        gradients=at_head.gradients - head + (last if alone else width * ends),
         gathered=0.0 if alone else float(FP32 * ends),
         activations=0.0,
     )
     return max(at_head, at_last_layer, at_embedding, key=lambda moment: moment.total)
 
 
-def cache_bytes_per_token(sizes: ModelSizes, tensor_parallel: int = 1) -> float:
-    """Return the bytes of the cache of one token on one GPU, BF16; latents (MLA) are not split over GPUs."""
-    return BF16 * sizes.cache_width / (1 if sizes.expanded_params else tensor_parallel)
+def cache_bytes_per_token(sizes: ModelSizes, tensor_parallel: int = 1, width: int = BF16) -> float:
+    """Return the bytes of the cache of one token on one GPU; latents (MLA) are not split over GPUs."""
+    return width * sizes.cache_width / (1 if sizes.expanded_params else tensor_parallel)
 
 
 def generator_memory(
-    sizes: ModelSizes, cached_tokens: float, tensor_parallel: int = 1, fp32_head_copy: bool = False
+    sizes: ModelSizes,
+    cached_tokens: float,
+    tensor_parallel: int = 1,
+    fp32_head_copy: bool = False,
+    width: int = BF16,
 ) -> GeneratorMemory:
-    """Return the memory of one GPU of a generator.
+    """Return the memory of one GPU of a generator, or of one on CPU.
 
     Args:
         sizes: The model.
         cached_tokens: Total tokens of its sequences.
         tensor_parallel: GPUs that share weights and cache.
-        fp32_head_copy: Whether the engine also keeps the head in FP32.
+        fp32_head_copy: Whether the engine also keeps the head in FP32, if the weights are not.
+        width: Bytes of a weight and of an entry of the cache.
     """
     return GeneratorMemory(
-        weights=BF16 * sizes.params / tensor_parallel,
-        head=float(FP32 * sizes.head_params) if fp32_head_copy else 0.0,
-        cache=cached_tokens * cache_bytes_per_token(sizes, tensor_parallel),
+        weights=width * sizes.params / tensor_parallel,
+        head=float(FP32 * sizes.head_params) if fp32_head_copy and width < FP32 else 0.0,
+        cache=cached_tokens * cache_bytes_per_token(sizes, tensor_parallel, width),
     )
+
+
+class HostMemory(NamedTuple):
+    """Memory of all processes of a run on one host, in bytes.
+
+    Example (SmolLM2-135M in FP32): HostMemory(trainer=4.5e9, generators=0.8e9, cache=1.6e9, channel=2.2e9,
+                                               processes=1.3e9)
+    """
+
+    trainer: float
+    """Weights, gradients, optimizer state and activations; 0 on GPUs."""
+    generators: float
+    """Weights of all generators, and the working memory of their passes; 0 on GPUs."""
+    cache: float
+    """Keys and values. On GPUs: those that wait here while an evaluation uses their cache."""
+    channel: float
+    """Versions of the weights on their way to the generators."""
+    processes: float
+    """Programs and libraries."""
+
+    @property
+    def total(self) -> float:
+        """Sum of all parts."""
+        return sum(self)
+
+
+def pass_memory(sizes: ModelSizes, row_tokens: int, width: int) -> float:
+    """Return the working memory of the torch engine: a pass over prompts, at least the longest, or a draw."""
+    return max(float(PASS_BYTES), sizes.pass_bytes(width) * row_tokens)
 
 
 def slots_that_fit(sizes: ModelSizes, tokens: float, gpu_bytes: float, tensor_parallel: int = 1) -> int:

@@ -13,7 +13,9 @@ from scalerl.cluster.layout import check, lay_out, on_gpus, prompt_tokens, whole
 from scalerl.cluster.measured import Measured, lengths_like, lognormal
 from scalerl.cluster.memory import GB, slots_that_fit
 from scalerl.cluster.simulation import Figures, simulate_run
+from scalerl.cluster.sizing import Machine, memory_line
 from scalerl.cluster.speed import (
+    GPUS,
     Assumptions,
     Lengths,
     Speeds,
@@ -21,6 +23,7 @@ from scalerl.cluster.speed import (
     UpdateSeconds,
     decode_roofline,
     steps_from_rates,
+    this_cpu,
     training_roofline,
     transfer_seconds,
     updates_from_rate,
@@ -28,7 +31,7 @@ from scalerl.cluster.speed import (
 from scalerl.config.base import replace
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
-from scalerl.models.sizes import Found
+from scalerl.models.sizes import Found, ModelSizes
 
 SIGMA = 0.8
 """Default standard deviation of the logarithm of lengths."""
@@ -130,7 +133,7 @@ def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
     if given.measured is not None:
         rate = given.measured.trainer_tokens_per_s * ranks / given.measured.ranks
         return given.measured.update_seconds(ranks), f"measured, {rate:,.0f} trained tokens/s"
-    micro_batch, checkpointing = config.micro_batch_tokens, config.learner.gradient_checkpointing
+    micro_batch, checkpointing = config.micro_batch_tokens, config.checkpointing
     work = (ranks, micro_batch, prompt_tokens(config)[0], checkpointing, whole_gradient(config))
     expert_ranks = config.placement.expert_ranks
     return training_roofline(given.found.sizes, given.assumed, *work, expert_ranks), "a roofline (assumed)"
@@ -182,16 +185,134 @@ def simulate(config: RunConfig, given: Given, lengths: Lengths) -> Outcome:
     )
 
 
-def evaluation_seconds(config: RunConfig, speeds: Speeds, lengths: Lengths) -> float:
+def evaluation_seconds(config: RunConfig, speeds: Speeds, lengths: Lengths, sequences: int = 0) -> float:
     """Return the seconds of one evaluation: all tokens with full slots, then the longest completion alone.
 
     tokens / (engines x n / step(n)) + longest x step(1), with n sequences per engine.
     """
-    sequences = config.evaluated_sequences
+    sequences = sequences or config.evaluated_sequences
     engines, mean = config.placement.engines, float(lengths.mean())
     n = max(1, min(config.slots // engines, math.ceil(sequences / engines)))
     alone = speeds.step_seconds(1, speeds.prompt_tokens + mean)
     return sequences * mean / (engines * n / speeds.mean_step(n, mean)) + float(lengths.max()) * alone
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """Estimated seconds of a run.
+
+    Example: Duration(generate_s=140.0, train_s=210.0, update_s=210.0, eval_s=90.0, evaluations=6, total_s=21540.0)
+    """
+
+    generate_s: float
+    """Sampling a batch with full slots."""
+    train_s: float
+    update_s: float
+    """Both: the longer of them, or their sum if they share a GPU."""
+    eval_s: float
+    """One evaluation."""
+    evaluations: int
+    total_s: float
+
+
+def duration(
+    config: RunConfig, sizes: ModelSizes, samples: Assumptions, trains: Assumptions, prompt: float, evaluated: int
+) -> Duration:
+    """Estimate the duration of a run from FLOPs and bytes.
+
+    Args:
+        config: Configuration with its slots.
+        sizes: The model.
+        samples: Speed of a generator.
+        trains: Speed of the trainer.
+        prompt: Mean tokens of a prompt.
+        evaluated: Sequences of an evaluation.
+    """
+    place, lengths, checkpointing = config.placement, lengths_of(config, None), config.checkpointing
+    batch, engines, mean = config.recipe.completions_per_step, place.engines, float(lengths.mean())
+    updates = training_roofline(
+        sizes, trains, place.trainer_ranks, config.micro_batch_tokens, prompt, checkpointing, whole_gradient(config),
+        place.expert_ranks,
+    )  # fmt: skip
+    steps = decode_roofline(sizes, samples, place.gpus_of_a_generator)
+    speeds = Speeds(steps, updates, prompt_tokens=prompt)
+    n = max(1.0, min(config.slots, batch) / engines)
+    generate_s = batch * mean / (engines * n / speeds.mean_step(n, mean))
+    train_s = updates(lengths[:batch])
+    shared = config.hardware.device == "cuda" and lay_out(config, Found(sizes, "")).sharing
+    update_s = generate_s + train_s if shared else max(generate_s, train_s)
+    eval_s = evaluation_seconds(config, speeds, lengths, evaluated)
+    evaluations = 1 + config.steps // config.evaluation.every
+    total_s = config.steps * update_s + evaluations * eval_s
+    return Duration(generate_s, train_s, update_s, eval_s, evaluations, total_s)
+
+
+def run_lines(
+    config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machine, prompt: float = 0.0, evaluated: int = 0
+) -> list[str]:
+    """Return lines with the memory that a run on this machine needs, what is free, and its expected duration.
+
+    Args:
+        config: Configuration with its sizes.
+        sizes: The model.
+        row_tokens: Most tokens of a prompt and its completion.
+        machine: Memory of the host, and of each GPU.
+        prompt: Mean tokens of a prompt; 0: assumed.
+        evaluated: Sequences of an evaluation; 0: as many as the configuration allows.
+    """
+    lines, gpu = [memory_line(config, sizes, row_tokens, machine)], machine.gpu
+    if gpu is not None and not machine.elsewhere:
+        layout = lay_out(config, Found(sizes, ""))
+        trains, samples = (held.total / GB for held in (layout.trainer, layout.at_limit))
+        lines.append(
+            f"GPU memory (estimate): trainer {trains:.1f} GB, generator {samples:.1f} GB at the length limit"
+            f"{', on the same GPU' if layout.sharing else ''}; {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB are free "
+            f"({gpu.limit})"
+        )
+    if gpu is None and config.placement.engine == "vllm":
+        return lines  # the speed of its CPU build is not known
+    return [*lines, duration_line(config, sizes, prompt, evaluated, gpu.limit if gpu is not None else "")]
+
+
+def duration_line(config: RunConfig, sizes: ModelSizes, prompt: float = 0.0, evaluated: int = 0, gpu: str = "") -> str:
+    """Return the expected duration of a run in words, with the speeds that it is estimated from.
+
+    Args:
+        config: Configuration with its slots and threads.
+        sizes: The model.
+        prompt: Mean tokens of a prompt; 0: assumed.
+        evaluated: Sequences of an evaluation; 0: as many as the configuration allows.
+        gpu: Name of the GPU as torch reports it; empty if it is not here.
+    """
+    hardware = config.hardware
+    if hardware.device == "cuda":
+        known = next((one for one in GPUS.values() if one.name in gpu.replace(" ", "")), GPUS["H100"])
+        samples = trains = Assumptions(known)
+        source = f"the data sheet of {known.name}"
+    else:
+        samples = this_cpu(max(1, hardware.generator_threads), sizes.layers)
+        trains = this_cpu(max(1, hardware.trainer_threads), sizes.layers)
+        source = f"a product on this CPU at {trains.gpu.flops / 1e9:,.0f} GFLOP/s"
+    took = duration(
+        config, sizes, samples, trains, prompt or prompt_tokens(config)[0], evaluated or config.evaluated_sequences
+    )
+    return (
+        f"duration (estimate): {in_units(took.update_s)} per update (sampling {in_units(took.generate_s)}, training "
+        f"{in_units(took.train_s)}), {in_units(took.total_s)} for {config.steps:,} updates and {took.evaluations} "
+        f"evaluations of {in_units(took.eval_s)}; from FLOPs, a mean length of {config.expected_tokens:,} tokens, and "
+        f"{source}"
+    )
+
+
+def in_units(seconds: float) -> str:
+    """Return a duration in seconds, minutes, hours or days.
+
+    Example: in_units(630.0) == "10.5 minutes"
+    """
+    for size, unit in ((172_800, "days"), (5_400, "hours"), (90, "minutes")):
+        if seconds >= size:
+            return f"{seconds / {'days': 86_400, 'hours': 3_600, 'minutes': 60}[unit]:.1f} {unit}"
+    return f"{seconds:.2g} s"
 
 
 # -------------------------------------------------------------------------------------------------------------- splits

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl.cluster.devices import gpu_problem
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
+from scalerl.core.machine import gpu_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,7 +80,8 @@ class Probe:
 
         problem, cuda = gpu_problem(), torch.cuda
         gpus = () if problem else range(cuda.device_count())
-        seen = tuple(Gpu(cuda.get_device_name(n), *map(float, cuda.mem_get_info(n))) for n in gpus)
+        memories = [gpu_memory(n) for n in gpus]
+        seen = tuple(Gpu(one.limit, one.free, one.total) for one in memories)
         installed = {package.name.lower(): package.version for package in importlib.metadata.distributions()}
         return Seen(socket.gethostname(), versions(installed), seen, problem, tuple(unsupported(installed)))
 
@@ -120,7 +122,7 @@ class Probe:
         forms = ("padded", "packed", "shared") if can_pack(model) else ("padded",)
         for form in forms if packing == "auto" else (packing,):
             policy = Policy(copy.deepcopy(model).to(_device()), fp32_head=config.recipe.fp32_head)
-            again = config.learner.gradient_checkpointing
+            again = config.checkpointing
             learner = SingleLearner(policy, Recipe(loss=Reinforce()), packing=form, gradient_checkpointing=again)
             stats = learner.step(batch)
             error = max(abs(stats.loss / expected - 1), _error(learner.tensors(), stats.grad_norm, gradient))

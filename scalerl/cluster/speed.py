@@ -6,6 +6,7 @@ The roofline uses peaks from data sheets and assumed efficiencies. All output ba
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -113,6 +114,38 @@ class Assumptions:
             f"nodes of {self.node}; files at {self.disk / 1e9:g} GB/s for all nodes together"
         )
 
+
+def this_cpu(threads: int, layers: int) -> Assumptions:
+    """Return assumptions for some threads of this CPU, in FP32, from a product that takes a fifth of a second.
+
+    Args:
+        threads: Threads that compute.
+        layers: Layers of the model. Each costs CALLS_S in a decode step, for the calls of its operations.
+    """
+    import torch
+
+    from scalerl.models.cpu.onednn import linear
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        x, weight = torch.ones(256, 1024), torch.ones(1024, 1024)
+        linear(x, weight)
+        began, done = time.perf_counter(), 0
+        while time.perf_counter() - began < 0.2:
+            linear(x, weight)
+            done += 1
+        flops = done * 2.0 * 256 * 1024 * 1024 / (time.perf_counter() - began)
+    finally:
+        torch.set_num_threads(before)
+    # weights of 4 bytes are read as if they had the 2 of the roofline, over half of the bandwidth
+    cpu = Gpu(f"this CPU, {threads} thread{'s' * (threads > 1)}", flops, CPU_BYTES_PER_S * BF16 / FP32, CPU_BYTES_PER_S)
+    return Assumptions(cpu, CPU_SHARE, CPU_SHARE, step_overhead_s=CALLS_S * layers)
+
+
+CPU_BYTES_PER_S, CPU_SHARE, CALLS_S = 10e9, 0.5, 1e-3
+"""Assumed for a CPU: bandwidth of memory, share of the speed of a large product that training and decoding reach, and
+seconds of calls per layer."""
 
 # --------------------------------------------------------------------------------------------------------- generation
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from scalerl.config.base import Part, build, records
 from scalerl.config.data import AnyTask
-from scalerl.config.presets import PRESETS
+from scalerl.config.presets import PRESETS, own_data_preset
 from scalerl.config.recipe import AGGREGATION_OF_LOSS, kind_of
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError, nearest, short
@@ -54,7 +54,7 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
         tasks = merged.get("data", {})
         tables = [task for task in (tasks if isinstance(tasks, list) else [tasks]) if isinstance(task, dict)]
         own = any(task.keys() & {"path", "set", "dataset", "environment", "function"} for task in tables)
-        preset = "small" if own else "lab"
+        preset = _own_data_preset(merged) if own else "lab"
     if not isinstance(preset, str) or preset not in PRESETS:
         raise ConfigError(f"preset: got {short(preset)}{nearest(str(preset), PRESETS)}; allowed: {', '.join(PRESETS)}")
     from_file = merge(_preset_values(preset, values, typed), values)
@@ -67,6 +67,14 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
             if str(own) == str(error):  # an error of the file is reported with its name
                 raise ConfigError(str(own).replace("command line", source, 1)) from None
         raise
+
+
+def _own_data_preset(values: Mapping[str, Any]) -> str:
+    def at(table: str, name: str, default: str) -> str:
+        part = values.get(table)
+        return str(part.get(name, default)) if isinstance(part, Mapping) else default
+
+    return own_data_preset(at("hardware", "device", "auto"), at("placement", "backend", "local"))
 
 
 def _preset_values(preset: str, file: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from scalerl.config.data import ArithmeticTask
 from scalerl.config.model import TinyModel, WarmStart
 from scalerl.config.recipe import SCALERL, AdamW, Interruption
 from scalerl.config.run import Checkpointing, Evaluation, Rollouts, RunConfig
+from scalerl.core.machine import sees_gpu
 
 LAB = RunConfig(
     steps=480,
@@ -50,8 +51,26 @@ SMALL = RunConfig(
     checkpoint=Checkpointing(every=20),
 )  # fmt: skip
 
-PRESETS = {"lab": LAB, "quick": QUICK, "long-tail": LONG_TAIL, "small": SMALL, "scalerl": RunConfig()}
+LAPTOP = replace(
+    SMALL,
+    steps=100,
+    recipe=replace(
+        SMALL.recipe, prompts_per_step=8, length=Interruption(thinking_tokens=(200, 256), answer_tokens=64)
+    ),
+    evaluation=replace(SMALL.evaluation, samples=1),
+)  # fmt: skip
+
+PRESETS = {
+    "lab": LAB, "quick": QUICK, "long-tail": LONG_TAIL, "small": SMALL, "laptop": LAPTOP, "scalerl": RunConfig(),
+}  # fmt: skip
 """lab: the embedded default, minutes on two cores. quick: fewer steps at a higher learning rate, for studies.
-long-tail: quick, with chains of lognormal length. small: the default for your model and data, for one machine. scalerl:
-the paper's sizes.
+long-tail: quick, with chains of lognormal length. small: the default for your model and data, for one machine with a
+GPU. laptop: the same for a machine without: a few hours for a model of 135M parameters on two cores. scalerl: the
+paper's sizes.
 """
+
+
+def own_data_preset(device: str, backend: str) -> str:
+    """Return the preset for a user's model and data, from the values of `hardware.device` and `placement.backend`."""
+    here = backend == "local" and device in ("auto", "cpu")
+    return "laptop" if here and (device == "cpu" or not sees_gpu()) else "small"

@@ -63,7 +63,8 @@ class Rollouts(Part):
 
     slots: Annotated[int, Field(ge=0, le=10**6)] = 0
     """Sequences decoded together by all generators; 0: the rollouts of a batch, or up to 256 for small batches if the
-    expected lengths keep that many slots busy."""
+    expected lengths keep that many slots busy, and at most as many as fit in the memory of this machine at the length
+    limit (torch engines on this machine). The number is saved in config.toml."""
     expected_tokens: Natural = 0
     """Expected mean length of a completion, tokens; 0: 0.4 of the limit. Determines the default slots and lag."""
     schedule: Literal["auto", "deterministic", "eager"] = "auto"
@@ -108,14 +109,16 @@ class Learner(Part):
 
     micro_batch_tokens: Natural = 0
     """Tokens per forward and backward pass, including padding; 0: 16,384, or 1,280 on CPU, where larger micro-batches
-    exceed the cache of the processor and give helpers (`hardware.trainer_helpers`) fewer to share."""
+    exceed the cache of the processor and give helpers (`hardware.trainer_helpers`) fewer to share; fewer if these need
+    too much memory."""
     packing: Literal["auto", "padded", "packed", "shared"] = "auto"
     """packed: the sequences of a micro-batch are one row without padding, each with separate attention. padded: one row
     per sequence. shared: packed, and each prompt is computed once for its rollouts (with one trainer rank; several
     ranks use packed). auto: shared if it saves over 10% of the tokens, else packed if over 10% would be padding, else
     padded. Models whose attention cannot be packed use padded."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: needs less memory and about a third more time."""
+    gradient_checkpointing: Literal["auto"] | bool = "auto"
+    """Recompute activations in the backward pass: needs less memory and about a third more time. auto: only if the
+    sequences of the torch engine would not fit otherwise."""
     accumulate: Literal["local", "sharded"] = "local"
     """How several trainer ranks accumulate the gradients of micro-batches. local: every rank has the whole FP32
     gradient (4 bytes per weight), and the ranks reduce it once per update. sharded: every rank has its shard, reduced
@@ -304,8 +307,13 @@ class RunConfig(Part):
         return self.learner.micro_batch_tokens or (CPU_MICRO_BATCH if self.hardware.device == "cpu" else 16_384)
 
     @property
+    def checkpointing(self) -> bool:
+        """Whether activations are recomputed; false for `auto` before its resolution (cluster/sizing.py)."""
+        return self.learner.gradient_checkpointing is True
+
+    @property
     def slots(self) -> int:
-        """Sequences decoded together by all generators.
+        """Sequences decoded together by all generators; for 0 before its resolution, as many as the schedule wants.
 
         A decode step of a few sequences costs nearly as much as one of many, so several small batches are decoded
         together. The longest sequence should span at most k + 1 updates: with more slots, `wait` leaves slots empty,

@@ -32,6 +32,20 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether an exception says that memory could not be allocated: of Python, C++, torch on CPU or on a GPU."""
+    text = str(error)
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, (RuntimeError, OSError)) and any(phrase in text for phrase in NO_MEMORY))
+    )
+
+
+NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc", "not enough memory", "out of memory")
+"""Parts of messages about memory that could not be allocated."""
+
+
 def outcome(action: Callable[[], T], future: Future[T] | None = None) -> Future[T]:
     """Run an action and return a finished future with its result or its exception.
 

@@ -15,8 +15,13 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType
 from typing import Any
 
+from scalerl.core.errors import lacks_memory
 from scalerl.core.files import system_error, trouble
+from scalerl.core.machine import memory_report, peak_bytes
 from scalerl.core.signals import SAFE_PATH, STOPPING, end_with, protect_children, unprotect_children
+
+LACKED_MEMORY = "it ran out of memory: "
+"""Beginning of the reason of a process that could not allocate memory."""
 
 _starting = threading.Lock()
 
@@ -41,6 +46,8 @@ def fault(error: BaseException) -> tuple[str, str]:
     if cause is not None and cause.errno in (errno.ENOSPC, errno.EDQUOT):  # a checkpoint did not fit on the disk
         return trouble(cause), ""
     text = " ".join(str(error).split())
+    if lacks_memory(error):
+        return f"{LACKED_MEMORY}{memory_report(peak_bytes())} ({type(error).__name__}: {text[:200]})", ""
     return f"{type(error).__name__}{': ' if text else ''}{text[:500]}", "".join(traceback.format_exception(error))
 
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 import atexit
 import contextlib
 import pickle
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from scalerl.core.errors import ConfigError
+from scalerl.core.machine import largest_child, memory_report
 from scalerl.core.plugins import PluginError
-from scalerl.core.processes import ChildContext, ProcessDied, fault
+from scalerl.core.processes import LACKED_MEMORY, ChildContext, ProcessDied, fault
 
 PASSED: tuple[type[Exception], ...] = (ConfigError, PluginError)
 """Errors for the user, which the caller raises unchanged."""
@@ -25,6 +27,11 @@ PASSED: tuple[type[Exception], ...] = (ConfigError, PluginError)
 GRACE_S = {"raised": 10.0, "failed": 2.0, "ended": 0.0}
 """Seconds that the other processes of a group have to answer, by the kind of the first bad answer. They wait for the
 process that raised; one that failed may have noticed the death of another one first."""
+
+KILLED = f"was killed by signal {signal.SIGKILL:d}"
+"""How a process ends that the kernel kills for memory; a user's `kill -9` looks the same."""
+
+RAN_OUT = "most likely by the kernel because memory ran out"
 
 SLICE_S = 0.02
 """Seconds that a group waits for one process before it looks at the next one."""
@@ -86,6 +93,8 @@ class Remote(Protocol):
     """Name of the process in messages."""
     died: type[ProcessDied]
     """Exception that reports its death."""
+    cure: str = ""
+    """What to do if the process lacks memory, for the message about its death."""
 
     def tell(self, method: str, *arguments: Any) -> None:
         """Send a message and return at once; nothing happens if the process has ended."""
@@ -121,7 +130,16 @@ class Remote(Protocol):
     def death(self, kind: str, content: Any, during: str = "") -> ProcessDied:
         """Return the error for an answer of the kind failed, ended or late."""
         how, (reason, trace) = (content, ("", "")) if kind != "failed" else ("failed", content)
-        return self.died(f"{self.name} {how}{during and f' during {during}'}{reason and f': {reason}'}", trace)
+        text = f"{self.name} {how}{during and f' during {during}'}{reason and f': {reason}'}"
+        cause = self.memory_cause(kind, content)
+        cure = f". To need less memory, {self.cure}" if self.cure and cause is not None else ""
+        return self.died(f"{text}{cause or ''}{cure}", trace)
+
+    def memory_cause(self, kind: str, content: Any) -> str | None:
+        """Return what to add to the message if memory is the likely cause of an answer failed or ended; else None."""
+        # a generator fails with the message of an engine's process that it has started
+        lacked = kind == "failed" and (content[0].startswith(LACKED_MEMORY) or RAN_OUT in content[0])
+        return "" if lacked else None
 
     # ------------------------------------------------------------------------------------------------------ the carrier
 
@@ -170,7 +188,7 @@ class LocalRemote(Remote):
         atexit.register(self._process.kill)  # runs before multiprocessing's handler, which would wait forever
         there.close()  # otherwise the end of the process would not close the pipe
         self.pid, self.join, self.kill = self._process.pid, self._process.join, self._process.kill
-        self.name, self.died = name.format(self.pid), died
+        self.name, self.died, self._peak = name.format(self.pid), died, 0
 
     def pack(self, message: Any) -> bytes:
         """Pickle a message by value, so that tensors need no file descriptors."""
@@ -195,11 +213,21 @@ class LocalRemote(Remote):
 
     def ended(self, wait_s: float = 0.0) -> str:
         """Return the exit code or signal in words."""
+        before = largest_child()
         self._process.join(timeout=wait_s)
         code = self._process.exitcode
         if code is None:
             return ""
+        if code == -signal.SIGKILL:
+            peak = largest_child()  # that of this process, unless a larger one has ended before
+            self._peak = max(self._peak, peak if peak > before else 0)
         return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+    def memory_cause(self, kind: str, content: Any) -> str | None:
+        """Return the same for a killed process, too: with the memory that it had taken."""
+        if kind == "ended" and content == KILLED:
+            return f", {RAN_OUT}: {memory_report(self._peak)}"
+        return super().memory_cause(kind, content)
 
     def end(self, wait_s: float = 0.0) -> None:
         """Wait for the end of the process, and kill it if it does not end in time."""

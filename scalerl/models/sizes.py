@@ -114,6 +114,14 @@ class ModelSizes:
         counts = Counter(self.attention)
         return sum(a.width * layers * float(contexts(a.window).sum()) for a, layers in counts.items())
 
+    def pass_bytes(self, width: int) -> float:
+        """Return the bytes per token of a forward pass without gradient, with entries of `width` bytes.
+
+        Gate, up and product of an MLP; residual stream, norm and result; queries, result, keys and values.
+        """
+        queries = max(attention.width for attention in self.attention)
+        return width * (3 * self.mlp + 4 * self.width + 4 * queries + 2 * self.cache_width / max(1, self.layers))
+
     def training_flops(self, count: npt.ArrayLike, predicted: npt.ArrayLike = 0, checkpointing: bool = False) -> float:
         """Return the FLOPs of forward and backward over one sequence, or over several.
 

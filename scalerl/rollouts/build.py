@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,15 @@ from scalerl.models.policy import Policy
 from scalerl.models.sizes import ModelSizes
 from scalerl.rollouts.coordinator import Coordinator
 from scalerl.rollouts.custom import EngineParts, engine_pair
-from scalerl.rollouts.engine import Engine, Sampling
+from scalerl.rollouts.engine import EVALUATION_CACHE, Engine, Sampling
 from scalerl.rollouts.interrupt import LengthRule
+from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.process_engine import EngineProcess
 from scalerl.rollouts.restarts import Life, Restarter
 from scalerl.rollouts.schedule import schedule_of
 from scalerl.rollouts.turns import with_turns
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.rollouts.worker import SaveState, WorkerParts
-
-EVALUATION_CACHE = 1 << 28
-"""Bytes of cache that an evaluation may use to decode more sequences together than training, because the run waits for
-it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +130,13 @@ class EngineSpec:
         policy = generator.load_policy()
         fit = EVALUATION_CACHE // (policy.cache_bytes * (generator.longest_prompt + generator.rule.capacity))
         evaluated = min(max(own, fit), -(-config.evaluated_sequences // count))
-        shared = replace(parts, load_policy=lambda: policy)
-        return shared.torch_engine(), replace(shared, slots=evaluated).torch_engine()
+        make = partial(
+            torch_engine, policy, prompt_tokens=parts.prompt_tokens, rule=parts.rule, sampling=parts.sampling,
+            receive=parts.receive,
+        )  # fmt: skip
+        training = make(slots=own)
+        evaluator = make(slots=evaluated, lender=training, spare_rows=max(1, fit))
+        return training, evaluator
 
 
 MakeEngines = Callable[[Sequence[EngineSpec], Callable[[str], None]], Sequence[Sequence[Engine]]]

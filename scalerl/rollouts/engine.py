@@ -23,6 +23,15 @@ POLL_S = 0.02
 """Seconds to wait in a poll of all asynchronous engines after one that found nothing."""
 
 
+EVALUATION_CACHE = 1 << 28
+"""Bytes by which an evaluation may enlarge the torch engine's cache, to decode more sequences together than training,
+because the run waits for it; at least one sequence."""
+
+PASS_BYTES = 1 << 28
+"""Working memory of the torch engine in one forward pass over prompts, and in one draw of tokens; more prompts, or more
+sequences, take several passes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to generate.

@@ -91,6 +91,7 @@ class Pipeline:
         stop_requested: Callable[[], bool] = lambda: False,
         launch: Launch = spawn_generator,
         watch: Callable[[], None] = lambda: None,
+        cure: str = "",
     ) -> None:
         """Prepare the pipeline; `start` starts the process.
 
@@ -101,8 +102,9 @@ class Pipeline:
             stop_requested: Function called while waiting; if it returns True, `take` raises Interrupted.
             launch: Function that starts the process.
             watch: Function called while waiting, which raises if a process that the run needs has ended.
+            cure: What to do if the process lacks memory.
         """
-        self._launch, self._watch = launch, watch
+        self._launch, self._watch, self._cure = launch, watch, cure
         self._worker: Remote | None = None
         self._build, self._channel, self._score, self._stop_requested = build, channel, score, stop_requested
         self._lost: Callable[[], bool] = getattr(channel, "lost", lambda: False)
@@ -131,6 +133,7 @@ class Pipeline:
         else:
             self._send_weights(version, send)
         self._worker = self._launch(partial(generate, self._channel, self._build, version, tuple(visits)))
+        self._worker.cure = self._cure
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.core.files import as_umask
+from scalerl.core.machine import host_memory
 
 if TYPE_CHECKING:  # torch, which the pipeline does not need
     from scalerl.models.weights import WeightLayout
@@ -159,8 +160,18 @@ class SharedMemoryChannel:
         return self._layout.views(torch.from_numpy(self._block.bytes[slot * size : (slot + 1) * size]))
 
 
+def channel_versions(weights: float, host: float) -> int:
+    """Return how many versions of the weights shared memory holds: 4, or 2 if 4 take over a tenth of the host.
+
+    With 2 the trainer waits more often until a generator has left the older one. Both numbers are bytes.
+    """
+    return 4 if 4 * weights <= 0.1 * host else 2
+
+
 CHANNELS: dict[str, Callable[[WeightLayout, Path], WeightChannel]] = {
-    "shared-memory": lambda layout, run: SharedMemoryChannel(layout),
+    "shared-memory": lambda layout, run: SharedMemoryChannel(
+        layout, channel_versions(layout.total, host_memory().total)
+    ),
     "directory": lambda layout, run: DirectoryChannel(run / "weights"),
 }
 """Channels on one machine by `rollouts.weights`; each factory takes the layout of the weights and the run directory."""

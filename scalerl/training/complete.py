@@ -8,8 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from scalerl.core.errors import ConfigError
+from scalerl.cluster.sizing import trainer_cure
+from scalerl.core.errors import ConfigError, lacks_memory
 from scalerl.core.files import move_into
+from scalerl.core.machine import memory_report, peak_bytes
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
 from scalerl.core.status import Heartbeat
@@ -90,12 +92,19 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
                 session.close()  # first, because its processes and loggers write into the directory
                 session.records.directory.discard()
                 session = None
-        if not isinstance(error, (TrainingFailed, RewardError, PluginError, ExportFailed, *DIED)):
+        lacked = lacks_memory(error)
+        reported = isinstance(error, (TrainingFailed, RewardError, PluginError, ExportFailed, *DIED))
+        if not reported and not (lacked and session):
             raise
         if session is None:
             raise RunFailed(str(error)) from error
         path = session.records.directory.path
         text = recorded(error, path) if isinstance(error, ProcessDied | PluginError) else str(error)
+        if lacked:
+            text = (
+                f"the trainer ran out of memory: {memory_report(peak_bytes())} ({text.splitlines()[0][:200]}). To need "
+                f"less, {trainer_cure(session.config)}"
+            )
         raise RunFailed(f"{text}\nAll saved results are kept; continue with: scalerl resume {path}") from error
     finally:
         display.stop()

@@ -33,6 +33,10 @@ class RunDisplay:
         self._outlooks: dict[str, Outlook] = {}
         self._live: Live | None = None
 
+    def configured(self, config: RunConfig) -> None:
+        """Use the configuration with the sizes that were chosen for this machine."""
+        self._config, self._view.info = config, run_info(config)
+
     def start(self) -> None:
         """Start the live table, if the console is a terminal."""
         if self.console.is_terminal and self._live is None:

@@ -6,13 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from scalerl.cluster.devices import counted
 from scalerl.cluster.doctor import host_notes
+from scalerl.cluster.layout import check, lay_out
+from scalerl.cluster.memory import GB, USABLE
+from scalerl.cluster.plan import run_lines
+from scalerl.cluster.sizing import cure, room_note, sized, this_machine
 from scalerl.config import RunConfig
+from scalerl.config.base import replace
 from scalerl.core.rows import read_rows
 from scalerl.core.run_files import EVENTS, METRICS
 from scalerl.core.serialization import from_plain
@@ -21,6 +26,7 @@ from scalerl.loggers.base import Logger, makers_of
 from scalerl.loggers.follow import Followers
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import Policy, check_vocabulary, stop_tokens
+from scalerl.models.sizes import Found, ModelSizes
 from scalerl.models.weights import WeightLayout
 from scalerl.prompts.curriculum import make_curriculum
 from scalerl.prompts.dataset import PromptSplit, load_prompts
@@ -45,6 +51,7 @@ from scalerl.training.run_info import run_info
 from scalerl.training.run_model import (
     check_length,
     check_sampled,
+    known_sizes,
     load_in_engine,
     load_of,
     model_path_of,
@@ -128,18 +135,24 @@ def _assemble(
     model_path = model_path_of(config, path, display.note)
     tokenizer = load_tokenizer(model_path, revision_of(config))
     prompts = load_prompts(config, tokenizer)
-    scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
-    policy = load_of(config, model_path, config.loop_device)
-    check_vocabulary(tokenizer, policy, model_path)
     rule = length_rule(config.recipe.length, partial(tokenizer.encode, add_special_tokens=False))
     longest, environments = with_replies(prompts.everything, tokenizer, rule.capacity)
+    sizes = known_sizes(config)
+    # sizes that config.json does not tell are counted in the loaded model
+    loaded = load_of(config, model_path, config.loop_device) if sizes is None else None
+    sizes = loaded.sizes if loaded is not None else cast(ModelSizes, sizes)
+    config, about = _with_sizes(directory, sizes, longest + rule.capacity, prompts)
+    scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
+    policy = load_of(config, model_path, config.loop_device) if loaded is None else loaded
+    check_vocabulary(tokenizer, policy, model_path)
     check_length(policy, rule, longest)
     check_sampled(config, policy, model_path)
     repeated = check_rewards(config, prompts.training, repetitions=not state)
     notes = [*_notes(config, prompts, rule, state), *repeated]
     facts = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.sizes)
     policy = with_adapters(config, policy)  # after the facts, because the engines' model has no adapters
-    for note in notes:
+    display.configured(config)
+    for note in [*config.derived_sizes(), *about, *notes]:
         display.note(note)
 
     progress = overrule(from_plain(Progress, state["progress"]), display) if state else Progress()
@@ -159,7 +172,7 @@ def _assemble(
     )
     channel = backend.channel(WeightLayout.of(sent_weights(config, policy)), path)
     learner = _learner(config, model_path, policy, channel, backend, path)
-    pipeline = Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch, learner.watch)
+    pipeline = Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch, learner.watch, cure(config))
     curriculum = make_curriculum(config, prompts.training)
     devices = counted(backend.devices)
     compute = Compute(Stopwatch(3600.0 * state.get("device_hours", 0.0) / devices.held), devices, pipeline)
@@ -172,6 +185,40 @@ def _assemble(
     return Session(
         config, pipeline, learner, curriculum, progress, evaluations, records, checkpoints, stop_requested, policy.sizes
     )
+
+
+def _with_sizes(
+    directory: RunDirectory, sizes: ModelSizes, row_tokens: int, prompts: PromptSplit
+) -> tuple[RunConfig, list[str]]:
+    """Choose the sizes that a new run leaves open, and save them; return them with lines on memory and duration.
+
+    Args:
+        directory: The run directory.
+        sizes: The model.
+        row_tokens: Most tokens of a prompt and its completion.
+        prompts: Prompts of the run.
+
+    Raises:
+        ConfigError: A new run does not fit in memory.
+    """
+    config, about = directory.config, list[str]()
+    machine = this_machine(config)
+    if directory.is_new or not config.rollouts.slots:
+        given, config = config.rollouts.slots, sized(config, sizes, row_tokens, machine)
+        if machine.gpu is not None and not machine.elsewhere and config.placement.engine == "torch":
+            # sizes that a user has set may take all of a GPU
+            usable = machine.gpu.total / GB / (USABLE if given else 1.0)
+            planned = replace(config, placement=replace(config.placement, gpu_gb=usable))
+            check(planned, lay_out(planned, Found(sizes, "the model")))
+        directory.save_config(config)
+    elif note := room_note(config, sizes, row_tokens, machine):
+        about.append(note)
+    if config.placement.backend == "local":
+        mean = sum(len(prompt.tokens) for prompt in prompts.everything) / len(prompts.everything)
+        samples = {task.curve: config.samples(task) for task in config.data}
+        evaluated = sum(samples[prompt.task] for prompt in prompts.held_out)
+        about += run_lines(config, sizes, row_tokens, machine, mean, evaluated)
+    return config, about
 
 
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, state: Mapping[str, Any]) -> list[str]:

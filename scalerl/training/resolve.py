@@ -29,22 +29,21 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def resolve(config: RunConfig) -> RunConfig:
     """Replace every `auto` by the value for this machine, so that the saved configuration repeats the run elsewhere.
 
+    Sizes follow when the prompts are known (`sized` of cluster/sizing.py).
+
     Raises:
         ConfigError: The hardware or the weight channel is not possible here.
     """
     hardware = resolve_hardware(config.hardware, config.placement)
-    rollouts = replace(config.rollouts, slots=config.slots)
-    lag = "follow" if config.lag_follows else replace(config, rollouts=rollouts).lag_ticks
-    rollouts = replace(rollouts, lag_ticks=lag)
-    config = replace(config, hardware=hardware, rollouts=rollouts)
-    if config.placement.engine == "vllm" and rollouts.weights == "auto":
-        config = replace(config, rollouts=replace(rollouts, weights=_channel_here(config)[0]))
+    config = replace(config, hardware=hardware)
+    if config.placement.engine == "vllm" and config.rollouts.weights == "auto":
+        config = replace(config, rollouts=replace(config.rollouts, weights=_channel_here(config)[0]))
     if config.weights == "nccl" and hardware.device == "cuda" and shares_gpus(config, torch.cuda.device_count()):
         raise ConfigError(
             "rollouts.weights: got 'nccl', but trainer and engine share the only GPU here, and NCCL needs one for each "
             "process; allowed: auto, directory"
         )
-    return replace(config, learner=replace(config.learner, micro_batch_tokens=config.micro_batch_tokens))
+    return config
 
 
 def resolve_hardware(hardware: Hardware, placement: Placement | None = None) -> Hardware:
@@ -132,11 +131,12 @@ def length_notes(rule: LengthRule) -> list[str]:
     """Return notes about an end-of-thinking tag that is not a single token."""
     if len(rule.end_tag) <= 1:
         return []
+    most = rule.max_tokens
     return [
         f"the end-of-thinking tag is {len(rule.end_tag)} tokens in this vocabulary, with {len(rule.tags)} encodings "
         "that depend on the surrounding text. If the model writes another encoding, the end of thinking is not "
         "detected and the phrase is inserted after it. A tag that is a single added token avoids this. For a model "
-        "that does not think, set recipe.length.kind = 'none'"
+        f"that does not think, set recipe.length.kind = 'none' and recipe.length.max_tokens, for example {most}"
     ]
 
 

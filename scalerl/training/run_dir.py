@@ -70,6 +70,11 @@ class RunDirectory:
         if self._lock is None:
             raise ConfigError(f"{path}: another process is training in this run directory; wait for it or stop it")
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the run was made by this process."""
+        return self._made is not None
+
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunDirectory:
         """Start a new run.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.recipe import Custom
-from scalerl.core.errors import ConfigError
+from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.status import Heartbeat
 from scalerl.models.files import check_model_files
 from scalerl.models.loading import load_config
@@ -19,6 +19,7 @@ from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, load_policy
 from scalerl.models.quantized import DEQUANTIZE, method_of
 from scalerl.models.routing import can_record, routing_of
+from scalerl.models.sizes import ModelSizes, of_config, sizes_of
 from scalerl.models.weights import checkpoint_weights
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import check_engine
@@ -72,6 +73,24 @@ def load_of(config: RunConfig, model_path: str, device: str) -> Policy:
         dtype=config.hardware.dtype,
         fp32_head=config.recipe.fp32_head,
     )
+
+
+def known_sizes(config: RunConfig) -> ModelSizes | None:
+    """Return the sizes of a run's model before it is loaded; None if its config.json does not tell them.
+
+    Only the configuration of a model on the hub is downloaded.
+    """
+    found = outcome(lambda: sizes_of(config).sizes)
+    if found.exception() is None:
+        return found.result()
+    if not isinstance(config.model, HuggingFaceModel) or Path(config.model.path).exists():
+        return None
+    from transformers import AutoConfig
+
+    name, revision = config.model.path, config.model.revision
+    # errors of the hub, and of code that the configuration names, are those of loading the model, which comes next
+    found = outcome(lambda: of_config(AutoConfig.from_pretrained(name, revision=revision).to_dict().get))
+    return None if found.exception() is not None else found.result()
 
 
 def check_length(policy: Policy, rule: LengthRule, longest_prompt: int) -> None:

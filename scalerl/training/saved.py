@@ -174,6 +174,15 @@ LEARNING_RATE = "recipe.optimizer.learning_rate"
 FREE = ("steps", "stop_when", "checkpoint", "placement", "loggers")
 """Fields of a configuration that a resume may change, because they do not affect completed steps."""
 
+SIZES = (
+    ("rollouts", "slots"),
+    ("learner", "micro_batch_tokens"),
+    ("learner", "gradient_checkpointing"),
+    ("hardware", "trainer_helpers"),
+)
+"""Fields that a resume may change for a machine with less memory or more. Later steps then differ by rounding, and with
+other slots the sequences in flight are sampled again."""
+
 
 def continued(
     path: Path,
@@ -206,6 +215,9 @@ def continued(
         optimizer = replace(optimizer, learning_rate=config.recipe.optimizer.learning_rate, later_rates=rates)
     wanted = replace(wanted, steps=steps or config.steps, recipe=replace(wanted.recipe, optimizer=optimizer))
     same = replace(wanted, **{name: getattr(before, name) for name in FREE})
+    for part, name in SIZES:
+        own = replace(getattr(same, part), **{name: getattr(getattr(before, part), name)})
+        same = replace(same, **{part: own})
     if _rates_until(step, wanted) == _rates_until(step, before):  # later ones may be new
         optimizer = replace(optimizer, later_rates=before.recipe.optimizer.later_rates)
         same = replace(same, recipe=replace(same.recipe, optimizer=optimizer))
@@ -214,7 +226,8 @@ def continued(
         changed = [f"{line!r} instead of {was!r}" for was, line in pairs if was != line]
         raise ConfigError(
             f"{path}: got {'; '.join(changed[:5]) or 'other sections'} in an option or in config.toml, which would "
-            f"make it a different run; allowed: --steps, --{LEARNING_RATE}, and the fields of {', '.join(FREE)}. Undo "
+            f"make it a different run; allowed: --steps, --{LEARNING_RATE}, "
+            f"{', '.join(map('.'.join, SIZES))}, and the fields of {', '.join(FREE)}. Undo "
             f"the change to resume, or start a new run: scalerl train {path}/config.toml --run-dir ANOTHER"
         )
     return wanted

@@ -101,7 +101,7 @@ class Session:
             stats = self.learner.step(batch)
         except BadGradient as error:
             raise self.checkpoints.failure(error, batch) from None
-        self.progress.training_flops += batch_flops(self.sizes, batch, self.config.learner.gradient_checkpointing)
+        self.progress.training_flops += batch_flops(self.sizes, batch, self.config.checkpointing)
         self.progress.step += 1
         return stats
 

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 
 from scalerl.cluster.devices import served_places
+from scalerl.cluster.memory import pass_memory
+from scalerl.cluster.sizing import cache_rows, gb
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
 from scalerl.config.data import TaskData
@@ -39,8 +41,8 @@ from scalerl.training.rollout_rows import rollout_row
 from scalerl.training.run_model import check_length, load_in_engine, load_of
 from scalerl.types import BoolArray, Prompt, ScoredGroup
 
-CPU_CACHE, GPU_SHARE = 1 << 30, 0.5
-"""Limits of the key-value cache of an evaluation: bytes on CPU, and a share of the free memory on a GPU."""
+MOST_SLOTS = 256
+"""Sequences that are decoded together unless `--slots` says otherwise."""
 
 SERVED_SLOTS = 256
 """Sequences that a vLLM server decodes together."""
@@ -222,14 +224,18 @@ class Evaluator:
         return self._servers
 
     def _slots(self, longest: int, sequences: int) -> int:
-        """Return the number of sequences decoded together: as configured, or as many as fit into the cache."""
-        if self.config.rollouts.slots:
-            return min(self.config.rollouts.slots, sequences)
-        room = float(CPU_CACHE)
-        if self.config.hardware.device == "cuda":
-            room = GPU_SHARE * torch.cuda.mem_get_info()[0]
-        fit = int(room // (self._policy.cache_bytes * (longest + self._rule.capacity)))
-        return max(1, min(fit, 256, sequences))
+        """Return the number of sequences decoded together: as configured, or as many as fit in memory."""
+        row = self._policy.cache_bytes * (longest + self._rule.capacity)
+        working = pass_memory(self._policy.sizes, longest, self._policy.head_weight.element_size())
+        fit = cache_rows(self.config, row, working)
+        asked = self.config.rollouts.slots
+        if fit < (asked or 1):
+            raise ConfigError(
+                f"memory: {asked or 1} sequences of {longest + self._rule.capacity:,} tokens need "
+                f"{gb((asked or 1) * row + working)} GB in addition to the model, and there is room for {fit}; lower "
+                f"{'--slots or ' if asked else ''}--max-tokens"
+            )
+        return min(asked or min(fit, MOST_SLOTS), sequences)
 
     def _write(self, scored: Sequence[ScoredGroup], texts: Path) -> None:
         texts.parent.mkdir(parents=True, exist_ok=True)

@@ -209,10 +209,10 @@ NCCL = [*VLLM, "--placement.servers", "['http://a:1']", "--rollouts.weights", "n
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        # 768 slots x 2 caches x 16,096 tokens x 114,688 bytes, and weights of 1.2 GB with an FP32 head of 0.6 GB
+        # 768 + 1 slots x 16,096 tokens x 114,688 bytes, and weights of 1.2 GB with an FP32 head of 0.6 GB
         (
-            ["--preset", "scalerl"],
-            r"generator GPU 2837.3 GB \(768 slots .*set hardware.device = 'cpu' \(auto is planned as GPUs\)",
+            ["--preset", "scalerl", "--device", "cuda", "--rollouts.slots", "768"],
+            r"generator GPU 1421.4 GB \(768 slots at the length limit",
         ),
         ([*NCCL, "--recipe.off_policy.kind", "ppo-off-policy"], "got 'nccl' with ppo-off-policy of 8 batches; allowed"),
         ([*VLLM, "--placement.gpus_per_generator", "2"], "got 2 with tensor_parallel 1; allowed: 0 or 1"),

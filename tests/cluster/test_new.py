@@ -10,6 +10,7 @@ from doc_pages import ROOT, blocks
 from scalerl.cli.main import WITH_FIELDS
 from scalerl.cli.new import written
 from scalerl.config import read_config
+from scalerl.core.machine import Memory
 
 PAGE = (ROOT / "docs/eight-gpus.md").read_text()
 
@@ -24,7 +25,8 @@ def test_the_configuration_and_the_plan_of_the_page_are_those_that_new_prints(ca
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 2, 16])
-def test_a_printed_configuration_reads_back_to_equal_values_and_passes_a_dry_run(gpus, tmp_path, capsys):
+def test_a_printed_configuration_reads_back_to_equal_values_and_passes_a_dry_run(gpus, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("scalerl.cluster.sizing.host_memory", lambda: Memory(128e9, 120e9, "this machine"))
     words = ["--model", "Qwen/Qwen3-1.7B", "--data", "p.jsonl", "--reward", "m:f", "--recipe.loss", "gspo"]
     code, out, error = call(capsys, "new", *words, "--gpus", gpus)
     assert code == 0, error

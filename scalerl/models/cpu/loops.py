@@ -109,20 +109,7 @@ def install_attention(model: Any) -> None:
     model.config._attn_implementation = NAME
 
 
-def empty_cache(keys: Tensor, values: Tensor, slots: int, capacity: int) -> tuple[Tensor, Tensor]:
-    """Return zeroed storage for all slots, as views [slots, heads, capacity, size].
-
-    Args:
-        keys: Any keys of the layer, [., heads, ., size], for their sizes, type and device.
-        values: Any values of the layer.
-        slots: Number of rows.
-        capacity: Positions per row.
-    """
-    made = [x.new_zeros(slots, capacity, x.shape[1], x.shape[3]).transpose(1, 2) for x in (keys, values)]
-    return made[0], made[1]
-
-
 def positions_first(cache_SHCD: Tensor) -> Tensor:
-    """Return the storage made by `empty_cache` as a view [slots * capacity, heads * size], one row per position."""
+    """Return storage with contiguous positions, viewed as [slots, heads, capacity, size], as one row per position."""
     slots, heads, capacity, size = cache_SHCD.shape
     return cache_SHCD.transpose(1, 2).view(slots * capacity, heads * size)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -55,11 +56,29 @@ class Decoder(Protocol):
     def load_weights(self, version: int, weights: Mapping[str, Any]) -> None:
         """Swap the weights, keep the cache."""
 
-    def state(self, lengths_S: Ints) -> dict[str, Any]:
-        """Return the cache of rows with a positive length."""
+    def state(self, lengths_S: Ints, *, clear: bool = False) -> dict[str, Any]:
+        """Return the cached tokens of all rows, a number of each; with `clear`, give back the memory of all rows."""
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Replace all rows with what `state` returned."""
+
+    @property
+    def cache_in_host(self) -> bool:
+        """Whether the cache is in the memory to which `state` copies it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """The cache of another engine, for an engine that works while that one is idle or paused.
+
+    Example: Loan(lender=SlotEngine(...), row_tokens=1320, spare_rows=4)
+    """
+
+    lender: SlotEngine
+    row_tokens: int
+    """Tokens that a row can hold."""
+    spare_rows: int
+    """Rows by which both engines together may take more memory than the lender alone."""
 
 
 class SlotEngine(EngineDefaults):
@@ -76,6 +95,7 @@ class SlotEngine(EngineDefaults):
         stop: Sequence[int],
         refill: int = 0,
         receive: Receive | None = None,
+        loan: Loan | None = None,
     ) -> None:
         """Make an engine.
 
@@ -87,11 +107,19 @@ class SlotEngine(EngineDefaults):
             refill: Number of free slots at which waiting requests start; 0 chooses a sixteenth of the slots, 1 starts
                 requests at once. A prefill of any size costs about as much as a decode step.
             receive: Function that returns the weights of a version; None if the weights never change.
+            loan: The cache that the decoder shares with another engine; None: it has its own.
         """
-        self.slots, self.work, self._receive = slots, Work(), receive
+        self.slots, self.work, self._receive, self._loan = slots, Work(), receive, loan
+        self._usable = slots  # fewer if sequences of the lender occupy memory
+        self._lent: dict[str, Any] | None = None
         self._decoder, self._table = decoder, SlotTable(slots, rule, stop, decoder.routing_shape)
         self._refill = min(refill, slots) or max(1, slots // 16)
         self._waiting: deque[Request] = deque()
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model."""
+        return self._decoder
 
     @property
     def version(self) -> int:
@@ -114,6 +142,15 @@ class SlotEngine(EngineDefaults):
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
         """Give every running sequence one token; return those that ended."""
+        self.take_back()
+        if self._loan is not None and self.occupancy().busy:
+            self._borrow(self._loan)
+        finished = self._step()
+        if self._loan is not None and not self.occupancy().busy:
+            self._loan.lender.take_back()
+        return finished
+
+    def _step(self) -> list[Finished]:
         table = self._table
         started = self._choose_starts()
         if not self._waiting and not started:
@@ -140,6 +177,32 @@ class SlotEngine(EngineDefaults):
         experts_BLK = None if self._decoder.routing_shape is None else self._decoder.experts(slots_B)
         return table.record(slots_B, tokens_B, logps_B, self.version, experts_BLK, self._decoder.nuclei)
 
+    # -------------------------------------------------------------------------------------------------- shared cache
+
+    def lend(self) -> int:
+        """Move the cache of all sequences to host memory; return the tokens that occupy the memory of the cache there.
+
+        `take_back`, or the next step of this engine, moves it back.
+        """
+        if self._lent is None:
+            self._lent = self._decoder.state(self._cached_tokens(), clear=True)
+        return int(self._lent["lengths"].sum()) if self._decoder.cache_in_host else 0
+
+    def take_back(self) -> None:
+        """Move the cache back, if it is lent."""
+        if self._lent is not None:
+            self._decoder.load_state(self._lent)
+            self._lent = None
+
+    def _borrow(self, loan: Loan) -> None:
+        tokens = (loan.lender.slots + loan.spare_rows) * loan.row_tokens - loan.lender.lend()
+        self._usable = max(1, min(self.slots, tokens // loan.row_tokens))
+
+    def _cached_tokens(self) -> Ints:
+        """Return the cached tokens of each slot: all except the latest, which the next step feeds."""
+        table = self._table
+        return np.where(table["busy"], table.lengths(np.arange(self.slots)) - 1, 0)
+
     def swap(self, version: int) -> None:
         """Use the weights of a version from the next step on; running sequences keep their cache."""
         assert self._receive is not None, "an engine without a weight channel"
@@ -147,13 +210,11 @@ class SlotEngine(EngineDefaults):
 
     def state(self) -> dict[str, Any]:
         """Return everything that an exact resume needs, except the weights."""
-        table = self._table
+        self.take_back()
         waiting = [[list(r.id), list(r.prompt), r.key] for r in self._waiting]
-        # the cache holds all tokens except the latest, which the next step feeds
-        cached_S = np.where(table["busy"], table.lengths(np.arange(self.slots)) - 1, 0)
         work = [self.work.steps, self.work.tokens, self.work.slot_steps, self.work.flops]
-        return {"work": work, "waiting": waiting, "table": table.state(),
-                "cache": self._decoder.state(cached_S)}  # fmt: skip
+        return {"work": work, "waiting": waiting, "table": self._table.state(),
+                "cache": self._decoder.state(self._cached_tokens())}  # fmt: skip
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
@@ -163,9 +224,10 @@ class SlotEngine(EngineDefaults):
         self._decoder.load_state(state["cache"])
 
     def _choose_starts(self) -> list[tuple[int, Request]]:
-        free = np.flatnonzero(~self._table["busy"])
+        free = np.flatnonzero(~self._table["busy"][: self._usable])
         wanted = min(len(free), len(self._waiting))
-        if wanted < self._refill and len(self._waiting) > wanted:
+        refill = self._refill if self._usable == self.slots else min(self._refill, max(1, self._usable // 16))
+        if wanted < refill and len(self._waiting) > wanted:
             return []  # more requests wait than fit; wait for more free slots, so that one prefill serves them all
         return [(int(slot), self._waiting.popleft()) for slot in free[:wanted]]
 

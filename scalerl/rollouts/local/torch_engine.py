@@ -1,11 +1,13 @@
 """Continuous batching on Hugging Face causal LMs, on CPU or one GPU, through the cache interface of transformers.
 
 The layers of the cache hold [slots, heads, capacity, head size]; the new key and value of each row are written at the
-position of that row. This module passes masks and position ids to the model, so that no architecture needs separate
-code. `check_engine` finds architectures that compute wrong values this way before a run starts.
+position of that row. On CPU the kernel provides their memory page by page, as sequences grow (models/cpu/pages.py); on
+a GPU all of it is taken at the start, so that a run cannot lack it later. This module passes masks and position ids to
+the model, so that no architecture needs separate code. `check_engine` finds architectures that compute wrong values
+this way before a run starts.
 
 Legend: S slots, R leading rows that are decoded, N rows that are prefilled, B rows that are sampled, K span of the
-cache that is attended to, V vocabulary, D hidden size.
+cache that is attended to, C cached tokens of all sequences, V vocabulary, D hidden size.
 """
 
 from __future__ import annotations
@@ -23,9 +25,15 @@ from scalerl.models.head import draw, nucleus_of
 from scalerl.models.loading import ALLOWED
 from scalerl.models.policy import Policy, tolerance
 from scalerl.models.routing import can_record, routing_of
-from scalerl.rollouts.engine import Request, RoutingShape, Sampling
+from scalerl.rollouts.engine import PASS_BYTES, Request, RoutingShape, Sampling
 from scalerl.rollouts.interrupt import NEVER, Ints, LengthRule
-from scalerl.rollouts.local.slot_engine import Receive, SlotEngine
+from scalerl.rollouts.local.slot_engine import Loan, Receive, SlotEngine
+
+SAMPLE_ENTRY = 28
+"""Bytes per entry of the logits while tokens are drawn: three times FP32 and twice FP64 (models/head.py)."""
+
+SHORT = 64
+"""Prompts of up to so many tokens are computed together; of longer ones, those within a factor of 2."""
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -38,15 +46,38 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self.owner = owner
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        owner = self.owner
+        slots, capacity = self.owner.slots, self.owner.capacity
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys, self.values = _empty_cache(key_states, value_states, owner.slots, owner.capacity)
-        self.rows_of_positions = None
+        self.rows_of_positions, self.pages = None, []
         if key_states.device.type == "cpu":
             from scalerl.models.cpu.loops import positions_first
+            from scalerl.models.cpu.pages import Pages
 
+            shapes = [(slots, capacity, x.shape[1], x.shape[3]) for x in (key_states, value_states)]
+            self.pages = [Pages(shape, self.dtype) for shape in shapes]
+            self.keys, self.values = (pages.tensor.transpose(1, 2) for pages in self.pages)
             self.rows_of_positions = positions_first(self.keys), positions_first(self.values)
+        else:
+            shapes = [(slots, x.shape[1], capacity, x.shape[3]) for x in (key_states, value_states)]
+            self.keys, self.values = (key_states.new_zeros(shape) for shape in shapes)
         self.is_initialized = True
+
+    def taken(self, row_C: Tensor, position_C: Tensor) -> tuple[Tensor, Tensor]:
+        """Return copies of keys and values [C, heads, size] of some tokens, in host memory."""
+        assert self.keys is not None and self.values is not None
+        return self.keys[row_C, :, position_C].cpu(), self.values[row_C, :, position_C].cpu()
+
+    def put(self, row_C: Tensor, position_C: Tensor, keys_CHD: Tensor, values_CHD: Tensor) -> None:
+        """Write what `taken` returned, on the device of its tensors."""
+        if not self.is_initialized:
+            self.lazy_initialization(keys_CHD[:1, :, None], values_CHD[:1, :, None])
+        assert self.keys is not None and self.values is not None
+        self.keys[row_C, :, position_C], self.values[row_C, :, position_C] = keys_CHD, values_CHD
+
+    def clear(self) -> None:
+        """Give back the memory of all sequences; on a GPU it stays taken."""
+        for pages in self.pages if self.is_initialized else ():
+            pages.clear()
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
@@ -80,7 +111,10 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """Keys and values of all slots, with a description of the current forward pass."""
+    """Keys and values of all slots, with a description of the current forward pass.
+
+    Two decoders may use one cache in turn.
+    """
 
     def __init__(self, layers: int, slots: int, capacity: int) -> None:
         self.slots, self.capacity = slots, capacity
@@ -95,7 +129,9 @@ class SlotCache(Cache):  # type: ignore[misc]
 class TorchDecoder:
     """The decoder of a slot engine over a policy."""
 
-    def __init__(self, policy: Policy, slots: int, capacity: int, sampling: Sampling) -> None:
+    def __init__(
+        self, policy: Policy, slots: int, capacity: int, sampling: Sampling, cache: SlotCache | None = None
+    ) -> None:
         """Make a decoder.
 
         Args:
@@ -103,10 +139,15 @@ class TorchDecoder:
             slots: Number of rows in the cache.
             capacity: Number of positions per row, for prompt and completion.
             sampling: Temperature and top-p.
+            cache: Cache of another decoder that has not decoded yet, to use it in turn; None: its own.
         """
         self.policy, self.sampling = policy, sampling
         self.nuclei: Sequence[Ints] = []
-        self._cache = SlotCache(policy.config.num_hidden_layers, slots, capacity)
+        self.cache = cache or SlotCache(policy.config.num_hidden_layers, slots, capacity)
+        assert self.cache.capacity == capacity, (self.cache.capacity, capacity)
+        self.cache.slots = max(self.cache.slots, slots)
+        self._prefill_tokens = max(1, int(PASS_BYTES // policy.sizes.pass_bytes(policy.head_weight.element_size())))
+        self._sampled_rows = max(1, PASS_BYTES // (SAMPLE_ENTRY * policy.vocab_size))
         self._hidden_SD = torch.zeros(slots, policy.config.hidden_size, dtype=policy.head_weight.dtype).to(
             policy.device
         )
@@ -127,7 +168,7 @@ class TorchDecoder:
     @torch.inference_mode()
     def decode(self, rows: int, tokens_R: Ints, lengths_R: Ints) -> float:
         """Feed one token to each of the first `rows` rows, at cache position lengths_R - 1; return the FLOPs spent."""
-        device, cache = self.policy.device, self._cache
+        device, cache = self.policy.device, self.cache
         positions_R = torch.from_numpy(lengths_R - 1).to(device)
         cache.rows, cache.positions_R = torch.arange(rows, device=device), positions_R
         cache.flat_R = cache.rows * cache.capacity + positions_R
@@ -148,30 +189,39 @@ class TorchDecoder:
     @torch.inference_mode()
     def prefill(self, slots_N: Ints, prompts: Sequence[tuple[int, ...]]) -> float:
         """Fill rows with prompts and return the FLOPs spent; equal prompts are computed once."""
-        device, cache = self.policy.device, self._cache
         unique = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
-        lengths_U = torch.tensor([len(p) for p in unique], device=device)
+        source_N = np.asarray([unique[prompt] for prompt in prompts])
+        for some in prompt_batches([len(prompt) for prompt in unique], self._prefill_tokens):
+            place_U = np.full(len(unique), -1)
+            place_U[some] = np.arange(len(some))
+            inside_N = place_U[source_N] >= 0
+            texts = list(unique)
+            self._prefill(slots_N[inside_N], [texts[i] for i in some], place_U[source_N[inside_N]])
+        sizes = self.policy.sizes  # the head runs once per row, also for equal prompts
+        return sizes.forward_flops(0, [len(prompt) for prompt in unique], predicted=len(prompts))
+
+    def _prefill(self, slots_N: Ints, prompts: Sequence[tuple[int, ...]], source_N: Ints) -> None:
+        """Compute different prompts in one pass, and copy each to all rows that hold it."""
+        device, cache = self.policy.device, self.cache
+        lengths_U = torch.tensor([len(p) for p in prompts], device=device)
         longest = int(lengths_U.max())
-        tokens_UT = torch.zeros(len(unique), longest, dtype=torch.long)
-        for prompt, i in unique.items():
+        tokens_UT = torch.zeros(len(prompts), longest, dtype=torch.long)
+        for i, prompt in enumerate(prompts):
             tokens_UT[i, : len(prompt)] = torch.tensor(prompt)
-        cache.rows = torch.from_numpy(slots_N).to(device)
-        cache.source_N = torch.tensor([unique[p] for p in prompts], device=device)
+        cache.rows, cache.source_N = (torch.from_numpy(index).to(device) for index in (slots_N, source_N))
         cache.span, cache.past = longest, 0
         hidden_UTD = self.policy.hidden(
             tokens_UT.to(device),
-            position_ids=torch.arange(longest, device=device).expand(len(unique), longest),
+            position_ids=torch.arange(longest, device=device).expand(len(prompts), longest),
             attention_mask=self._masks.prefill(longest, device),
             past_key_values=cache,
         )
-        last_UD = hidden_UTD[torch.arange(len(unique), device=device), lengths_U - 1]
+        last_UD = hidden_UTD[torch.arange(len(prompts), device=device), lengths_U - 1]
         self._hidden_SD[cache.rows] = last_UD[cache.source_N]
         if self._experts_SLK is not None:
-            last_U = torch.arange(len(unique), device=device) * longest + lengths_U - 1
+            last_U = torch.arange(len(prompts), device=device) * longest + lengths_U - 1
             last_ULK = self._chosen_NLK()[last_U]
             self._experts_SLK[cache.rows] = last_ULK[cache.source_N]
-        sizes = self.policy.sizes  # the head runs once per row, also for equal prompts
-        return sizes.forward_flops(0, [len(prompt) for prompt in unique], predicted=len(prompts))
 
     @torch.inference_mode()
     def sample(self, slots_B: Ints, uniforms_B: Any) -> tuple[Ints, Any]:
@@ -179,6 +229,14 @@ class TorchDecoder:
 
         With top-p, `nuclei` are then the ids that each was drawn from, and log-probabilities are normalized over them.
         """
+        self.nuclei, parts = [], []
+        for start in range(0, len(slots_B), self._sampled_rows):
+            some = slice(start, start + self._sampled_rows)
+            parts.append(self._sample(slots_B[some], uniforms_B[some]))
+        tokens_B, logps_B = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return tokens_B, logps_B
+
+    def _sample(self, slots_B: Ints, uniforms_B: Any) -> tuple[Ints, Any]:
         device, sampling = self.policy.device, self.sampling
         logits_BV = self.policy.logits(self._hidden_SD[torch.from_numpy(slots_B).to(device)])
         uniforms = torch.from_numpy(uniforms_B).to(device)
@@ -186,7 +244,7 @@ class TorchDecoder:
             inside_BV = nucleus_of(logits_BV, sampling.temperature, sampling.top_p)
             logits_BV = logits_BV.masked_fill(~inside_BV, -torch.inf)
             ids_M, sizes_B = inside_BV.nonzero()[:, 1].int().cpu().numpy(), inside_BV.sum(dim=1).cpu().numpy()
-            self.nuclei = np.split(ids_M, np.cumsum(sizes_B)[:-1])
+            self.nuclei = [*self.nuclei, *np.split(ids_M, np.cumsum(sizes_B)[:-1])]
         tokens_B, logps_B = draw(logits_BV, uniforms, sampling.temperature)
         return tokens_B.cpu().numpy(), logps_B.cpu().numpy()
 
@@ -215,29 +273,39 @@ class TorchDecoder:
         """Swap the weights, keep the cache."""
         self.policy.load_weights(version, weights)
 
-    def state(self, lengths_S: Ints) -> dict[str, Any]:
-        """Return the cache of rows with a positive length, up to the longest of them."""
-        rows, span = np.flatnonzero(lengths_S > 0), int(lengths_S.max(initial=0))
-        index = torch.from_numpy(rows)
-        layers = [layer for layer in self._layers() if layer.is_initialized]
-        tensors = {f"keys.{i}": layer.keys[index, :, :span].cpu() for i, layer in enumerate(layers)}
-        tensors |= {f"values.{i}": layer.values[index, :, :span].cpu() for i, layer in enumerate(layers)}
-        return {"rows": rows, "span": span, "tensors": tensors}
+    def state(self, lengths_S: Ints, *, clear: bool = False) -> dict[str, Any]:
+        """Return the cached tokens of all rows, one row after the other, in host memory.
+
+        Args:
+            lengths_S: Cached tokens of each row.
+            clear: Whether to give back the memory of all rows, layer by layer.
+        """
+        tensors: dict[str, Tensor] = {}
+        row_C, position_C = _places(lengths_S)
+        for i, layer in enumerate(self._layers()):
+            if layer.is_initialized:
+                tensors[f"keys.{i}"], tensors[f"values.{i}"] = layer.taken(row_C, position_C)
+                if clear:
+                    layer.clear()
+        return {"lengths": lengths_S, "tensors": tensors}
 
     @torch.inference_mode()
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
-        index, span = torch.as_tensor(np.asarray(state["rows"])), int(state["span"])
+        """Replace all rows with what `state` returned."""
+        row_C, position_C = _places(np.asarray(state["lengths"]))
         for i, layer in enumerate(self._layers()):
-            if f"keys.{i}" not in state["tensors"]:
-                return
-            keys, values = (state["tensors"][f"{name}.{i}"].to(self.policy.device) for name in ("keys", "values"))
-            if not layer.is_initialized:
-                layer.lazy_initialization(keys, values)
-            layer.keys[index, :, :span], layer.values[index, :, :span] = keys, values
+            layer.clear()
+            if f"keys.{i}" in state["tensors"] and len(row_C):
+                keys, values = (state["tensors"][f"{name}.{i}"].to(self.policy.device) for name in ("keys", "values"))
+                layer.put(row_C, position_C, keys, values)
+
+    @property
+    def cache_in_host(self) -> bool:
+        """Whether the cache is in the memory to which `state` copies it."""
+        return self.policy.device.type == "cpu"
 
     def _layers(self) -> list[Any]:
-        return cast("list[Any]", self._cache.layers)
+        return cast("list[Any]", self.cache.layers)
 
 
 class _MaskMaker:
@@ -283,14 +351,33 @@ class _MaskMaker:
         return sliding if self.window and not self.kinds else full
 
 
-def _empty_cache(keys: Tensor, values: Tensor, slots: int, capacity: int) -> tuple[Tensor, Tensor]:
-    """Return zeroed storage for all slots, [slots, heads, capacity, size], laid out for the device."""
-    if keys.device.type == "cpu":
-        from scalerl.models.cpu.loops import empty_cache
+def _places(lengths_S: Ints) -> tuple[Tensor, Tensor]:
+    """Return row and position of every cached token, one row after the other.
 
-        return empty_cache(keys, values, slots, capacity)
-    shapes = [(slots, x.shape[1], capacity, x.shape[3]) for x in (keys, values)]
-    return keys.new_zeros(shapes[0]), values.new_zeros(shapes[1])
+    Example: lengths [2, 0, 1] give rows [0, 0, 2] and positions [0, 1, 0]
+    """
+    row_C = np.repeat(np.arange(len(lengths_S)), lengths_S)
+    position_C = np.arange(len(row_C)) - np.repeat(np.cumsum(lengths_S) - lengths_S, lengths_S)
+    return torch.from_numpy(row_C), torch.from_numpy(position_C)
+
+
+def prompt_batches(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Return which prompts are computed in one pass, so that padding at most doubles the cost of a long prompt.
+
+    Prompts of up to SHORT tokens share passes, as do those between two powers of 2.
+
+    Args:
+        lengths: Tokens of each prompt.
+        most: Tokens of a pass, with padding; a longer prompt has a pass of its own.
+    """
+    buckets: dict[int, list[int]] = {}
+    for i, length in enumerate(lengths):
+        buckets.setdefault(max(SHORT, 1 << (length - 1).bit_length()), []).append(i)
+    batches = []
+    for bucket in buckets.values():
+        count = max(1, most // max(lengths[i] for i in bucket))
+        batches += [bucket[start : start + count] for start in range(0, len(bucket), count)]
+    return batches
 
 
 def torch_engine(
@@ -302,6 +389,8 @@ def torch_engine(
     sampling: Sampling,
     refill: int = 0,
     receive: Receive | None = None,
+    lender: SlotEngine | None = None,
+    spare_rows: int = 0,
 ) -> SlotEngine:
     """Make an engine over a policy.
 
@@ -313,9 +402,15 @@ def torch_engine(
         sampling: Temperature, top-p and stop tokens.
         refill: See SlotEngine.
         receive: See SlotEngine.
+        lender: Engine with equal lengths, which has not sampled yet and pauses while this one has work. This one then
+            uses its cache, and the sequences of the lender wait in host memory.
+        spare_rows: Rows by which the memory of a shared cache may grow for this engine.
     """
-    decoder = TorchDecoder(policy, slots, prompt_tokens + rule.capacity, sampling)
-    return SlotEngine(decoder, slots, rule, sampling.stop, refill, receive)
+    capacity = prompt_tokens + rule.capacity
+    cache = None if lender is None else cast(TorchDecoder, lender.decoder).cache
+    decoder = TorchDecoder(policy, slots, capacity, sampling, cache)
+    loan = None if lender is None else Loan(lender, capacity, spare_rows)
+    return SlotEngine(decoder, slots, rule, sampling.stop, refill, receive, loan)
 
 
 @torch.no_grad()

@@ -11,13 +11,13 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from scalerl.config.placement import Hardware
 from scalerl.core.errors import outcome
+from scalerl.core.machine import resident_bytes
 
 Result = TypeVar("Result")
 
@@ -85,15 +85,6 @@ class Helpers:
             self._pool.shutdown()
 
 
-def resident_bytes() -> int:
-    """Return the resident memory of this process in bytes; 0 without /proc."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def _malloc_trim() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only; other libraries return memory by themselves
     if trim is not None:
@@ -101,14 +92,14 @@ def _malloc_trim() -> None:
 
 
 class HeapTrim:
-    """Trims the heap when the process has grown to twice its size after the last trim.
+    """Trims the heap when the process has grown to twice its size after the last trim, or by SLACK.
 
     Activations of 2 to 32 MB whose sizes differ between micro-batches fragment glibc's heap: the trainer of a 135M
     model grew from 8 to 15 GB over 55 updates, and stayed at 7 GB with these blocks outside the heap. A trim causes
     page faults in the next update, so it is not done after every update.
     """
 
-    GROWTH = 2.0
+    GROWTH, SLACK = 2.0, 1e9
 
     def __init__(self, resident: Callable[[], int] = resident_bytes, trim: Callable[[], None] = _malloc_trim) -> None:
         """Set the functions that measure and trim; the first call sets the level."""
@@ -118,4 +109,5 @@ class HeapTrim:
         """Trim the heap if the process has grown; call this between updates."""
         if self._resident() > self._limit:
             self._trim()
-            self._limit = self.GROWTH * self._resident()
+            size = self._resident()
+            self._limit = min(self.GROWTH * size, size + self.SLACK)

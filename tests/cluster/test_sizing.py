@@ -1,0 +1,216 @@
+"""Sizes that follow the machine: SmolLM2-135M's on 8 and 24 GB, the lab's, those of GPUs, and errors before a start."""
+
+import json
+import re
+
+import pytest
+
+from scalerl.cluster import sizing
+from scalerl.cluster.memory import cache_bytes_per_token, trainer_memory
+from scalerl.cluster.plan import in_units
+from scalerl.cluster.sizing import Machine, cure, host_needs, longest_row, memory_line, room_note, sized, trainer_cure
+from scalerl.config import LAB, read_config
+from scalerl.config.base import replace
+from scalerl.config.presets import LAPTOP
+from scalerl.core.errors import ConfigError
+from scalerl.core.machine import Memory
+from scalerl.models.sizes import KNOWN, of_config, sizes_of
+
+SMOL = {
+    "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+    "intermediate_size": 1536, "vocab_size": 49152, "tie_word_embeddings": True, "max_position_embeddings": 8192,
+}  # fmt: skip
+SIZES = of_config(SMOL.get)
+WORDS = ["--model", "./my-model", "--data", "prompts.jsonl", "--task", "math", "--hardware.device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+
+
+def configured(*words):
+    config = read_config(None, [*WORDS, *words])
+    return replace(config, hardware=replace(config.hardware, dtype="float32", generator_threads=1, trainer_threads=1))
+
+
+def on(gigabytes, free=0.95):
+    return Machine(Memory(gigabytes * 1e9, free * gigabytes * 1e9, "this machine"))
+
+
+def chosen(gigabytes, *words, prompt=30):
+    config = configured(*words)
+    row = longest_row(config, prompt)
+    machine = on(gigabytes)
+    config = sized(config, SIZES, row, machine)
+    return config, host_needs(config, SIZES, row, machine.host)
+
+
+def test_the_defaults_on_24_gb_take_at_most_half_of_it():
+    config, needs = chosen(24)
+    assert needs.total <= 12e9 and config.rollouts.slots >= 32 and config.learner.micro_batch_tokens == 1280
+    # slots x tokens of a row x 30 layers x 2 x 3 heads x 64 in FP32, and 256 MiB for evaluations
+    assert needs.cache == config.rollouts.slots * longest_row(config, 30) * 46_080 + 2**28
+
+
+@pytest.mark.parametrize("words", [(), ("--preset", "small")])
+@pytest.mark.parametrize("gigabytes", [8, 16, 24, 64])
+def test_the_defaults_fit_on_every_usual_machine(words, gigabytes):
+    config, needs = chosen(gigabytes, *words)
+    assert needs.total <= 0.9 * 0.95 * gigabytes * 1e9 and config.rollouts.slots >= 8
+    assert gigabytes <= 16 or needs.total <= gigabytes * 0.5e9
+
+
+def test_more_memory_never_gives_smaller_sizes_than_a_step_of_the_ladder_costs():
+    slots = [chosen(gigabytes)[0].rollouts.slots for gigabytes in (40, 64, 128)]
+    assert slots == sorted(slots) and slots[-1] == configured().slots == 230  # what the schedule wants
+    assert chosen(128)[0].hardware.trainer_helpers == "auto"
+
+
+def test_little_memory_is_met_by_smaller_micro_batches_and_recomputation():
+    config, needs = chosen(8)
+    assert config.learner.micro_batch_tokens < 1280 and config.learner.gradient_checkpointing is True
+    assert config.hardware.trainer_helpers == 0 and needs.total < 7e9
+    kept, _ = chosen(8, "--learner.gradient_checkpointing", "false")
+    assert kept.learner.gradient_checkpointing is False and kept.rollouts.slots >= 1
+
+
+def test_equal_machines_give_equal_sizes_although_a_little_less_is_free():
+    config, row = configured(), longest_row(configured(), 30)
+    machines = [Machine(Memory(24e9, free, "this machine")) for free in (23e9, 20e9, 16e9)]
+    assert len({sized(config, SIZES, row, machine).rollouts.slots for machine in machines}) == 1
+
+
+def test_the_lab_has_its_sizes_on_every_machine():
+    config = replace(LAB, hardware=configured().hardware)
+    for gigabytes in (4, 8, 24):
+        found = sized(config, sizes_of(config).sizes, 134, on(gigabytes))
+        assert (found.rollouts.slots, found.learner.micro_batch_tokens) == (256, 1280)
+        assert found.hardware.trainer_helpers == "auto" and found.learner.gradient_checkpointing is False
+
+
+def test_what_cannot_fit_is_an_error_with_numbers_and_settings_that_would_fit():
+    with pytest.raises(ConfigError) as error:
+        chosen(6)
+    text = str(error.value)
+    need, free, total = map(float, re.search(r"needs up to ([\d.]+) GB .* and ([\d.]+) of ([\d.]+) GB", text).groups())
+    assert free == 5.7 and total == 6.0 and need > 0.9 * free and "trainer" in text and "recipe.length" in text
+    adapters = float(re.search(r"model.lora.rank = 16 \(([\d.]+) GB\)", text)[1])
+    assert adapters <= 0.9 * free
+    config, needs = chosen(6, "--model.lora.rank", "16")  # the advice works
+    assert needs.total <= 0.9 * 5.7e9 and config.lora.rank == 16
+
+
+def test_a_number_of_slots_that_does_not_fit_is_an_error_with_one_that_does():
+    with pytest.raises(ConfigError, match=r"rollouts.slots = (\d+) or less, or 0 to choose it here") as error:
+        chosen(24, "--preset", "small", "--rollouts.slots", "800")
+    most = int(re.search(r"rollouts.slots = (\d+)", str(error.value))[1])
+    config, _ = chosen(24, "--preset", "small", "--rollouts.slots", str(most))
+    assert config.rollouts.slots == most
+    with pytest.raises(ConfigError, match=r"rollouts\.slots = "):
+        chosen(24, "--preset", "small", "--rollouts.slots", str(most + 1))
+
+
+def test_slots_that_a_user_sets_do_not_change_the_rest_unless_they_must():
+    config, needs = chosen(24, "--preset", "small", "--rollouts.slots", "128", "--hardware.trainer_helpers", "0")
+    assert needs.total > 12e9 and config.learner.micro_batch_tokens == 1280
+    assert config.learner.gradient_checkpointing is False
+
+
+def test_lengths_of_14000_tokens_are_refused_or_recomputed_not_killed():
+    config, needs = chosen(24, "--recipe.length.kind", "none")
+    assert needs.total <= 0.9 * 0.95 * 24e9 and config.recipe.length.max_tokens == 14_000
+    with pytest.raises(ConfigError, match=r"14,030 tokens of a prompt and its completion \(recipe.length"):
+        chosen(8, "--recipe.length.kind", "none")
+
+
+def test_a_saved_size_that_no_longer_fits_is_one_line_with_a_size_that_does():
+    config, row = chosen(24)[0], longest_row(configured(), 30)
+    assert room_note(config, SIZES, row, on(24)) == ""
+    needs = host_needs(config, SIZES, row, on(24).host).total
+    line = room_note(config, SIZES, row, on(24, free=0.98 * needs / 24e9))
+    fewer = int(re.search(r"--rollouts.slots (\d+)", line)[1])
+    assert "\n" not in line and 1 <= fewer < config.rollouts.slots
+    assert "--rollouts.slots" not in room_note(config, SIZES, row, on(24, free=0.1))
+
+
+def test_a_lack_of_memory_names_settings_that_a_resume_may_change():
+    config = chosen(24)[0]
+    assert f"(now {config.rollouts.slots})" in cure(config) and "--rollouts.slots" in cure(config)
+    assert "recipe.length" in cure(replace(config, rollouts=replace(config.rollouts, slots=1)))
+    assert "--learner.micro_batch_tokens 640 (now 1280)" in trainer_cure(config)
+
+
+def test_on_a_gpu_the_slots_are_those_that_fit_next_to_the_trainer():
+    words = ["--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", "--task", "math", "--device", "cuda"]
+    config, model = read_config(None, words), KNOWN["Qwen/Qwen3-0.6B"]
+    row = longest_row(config, 100)
+    found = {}
+    for gigabytes in (24, 80, 320):
+        gpu = Memory(gigabytes * 1e9, gigabytes * 1e9, "placement.gpu_gb")
+        found[gigabytes] = chosen_here = sized(config, model, row, Machine(on(64).host, gpu))
+        tokens, again = max(chosen_here.learner.micro_batch_tokens, row), chosen_here.learner.gradient_checkpointing
+        trainer = trainer_memory(model, 1, tokens, again).total
+        assert trainer + chosen_here.rollouts.slots * row * cache_bytes_per_token(model) < 0.9 * gigabytes * 1e9
+    assert 8 <= found[24].rollouts.slots < found[80].rollouts.slots < found[320].rollouts.slots
+    assert found[320].learner.micro_batch_tokens == 16_384 and not found[320].learner.gradient_checkpointing
+
+
+def test_slots_of_vllm_and_of_engines_on_ray_do_not_depend_on_this_machine():
+    for words in (["--placement.engine", "vllm"], ["--placement.backend", "ray"]):
+        config = configured(*words)
+        assert sized(config, SIZES, 1400, on(4)).rollouts.slots == config.slots
+
+
+def test_the_line_on_memory_has_needs_free_and_limit():
+    config, row = chosen(24)[0], longest_row(configured(), 30)
+    line = memory_line(config, SIZES, row, on(24))
+    assert re.search(rf"at most [\d.]+ GB: trainer [\d.]+, generator .* cache of \d+ sequences of {row} tokens", line)
+    assert line.endswith("22.8 of 24.0 GB are free (this machine)") and "(estimate)" in line
+
+
+def test_without_a_gpu_a_users_data_start_from_the_sizes_of_a_laptop(monkeypatch):
+    words = ["--model", "m", "--data", "p.jsonl", "--task", "math"]
+    for gpu, device, preset in ((False, "auto", "laptop"), (True, "auto", "small"), (True, "cpu", "laptop")):
+        monkeypatch.setattr("scalerl.config.presets.sees_gpu", lambda gpu=gpu: gpu)
+        recipe = read_config(None, [*words, "--device", device]).recipe
+        assert (recipe == LAPTOP.recipe) is (preset == "laptop")
+    monkeypatch.setattr("scalerl.config.presets.sees_gpu", lambda: False)
+    assert read_config(None, [*words, "--placement.backend", "ray"]).recipe.prompts_per_step == 16
+    assert read_config(None, [*words, "--device", "cuda"]).recipe.prompts_per_step == 16
+
+
+def test_an_evaluation_alone_takes_half_of_the_memory_and_what_is_free_only_if_it_must(monkeypatch):
+    config = configured()
+    for free, row, expected in ((20e9, 1e9, 11), (8e9, 1e9, 6), (20e9, 13e9, 1), (20e9, 30e9, 0)):
+        # half of 24 GB or 90% of what is free, less 1 GB of working memory
+        monkeypatch.setattr(sizing, "host_memory", lambda free=free: Memory(24e9, free, "this machine"))
+        monkeypatch.setattr(sizing, "resident_bytes", lambda: 0)
+        assert sizing.cache_rows(config, row, 1e9) == expected
+    assert sizing.cache_rows(replace(config, rollouts=replace(config.rollouts, slots=4)), 1e9, 1e9) == 17
+
+
+def test_units_of_durations():
+    assert [in_units(value) for value in (0.5, 45, 630, 7200, 864_000)] == [
+        "0.5 s", "45 s", "10.5 minutes", "2.0 hours", "10.0 days",
+    ]  # fmt: skip
+
+
+def test_the_dry_run_says_memory_and_duration_and_plans_no_gpu_that_is_not_here(tmp_path, monkeypatch, capsys):
+    from scalerl.cli import main
+
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "my-model/config.json").write_text(json.dumps({**SMOL, "architectures": ["LlamaForCausalLM"],
+                                                               "model_type": "llama"}))  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("scalerl.config.presets.sees_gpu", lambda: False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(sizing, "host_memory", lambda: Memory(24e9, 20e9, "this machine"))
+    assert main(["train", "--model", "./my-model", "--data", "p.jsonl", "--task", "math", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "GPU" not in "".join(line for line in out.splitlines() if line.startswith("#"))
+    assert re.search(r"# host memory \(estimate\): at most [\d.]+ GB.* of 24.0 GB are free \(this machine\)", out)
+    assert re.search(r"# duration \(estimate\): [\d.]+ \w+ per update .* for 100 updates and 6 evaluations", out)
+    monkeypatch.setattr(sizing, "host_memory", lambda: Memory(5e9, 5e9, "this machine"))
+    assert main(["train", "--model", "./my-model", "--data", "p.jsonl", "--task", "math", "--dry-run"]) == 2
+    assert "scalerl: memory: the run needs up to" in capsys.readouterr().err

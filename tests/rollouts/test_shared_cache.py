@@ -1,0 +1,149 @@
+"""One cache for training and evaluation, in memory that grows with its sequences; like prompts share a pass."""
+
+import numpy as np
+import pytest
+import torch
+from sampled import run_out
+from tiny_models import tiny_model
+
+from scalerl.core.machine import resident_bytes
+from scalerl.core.rng import stream_key
+from scalerl.models.cpu.pages import Pages
+from scalerl.models.policy import Policy
+from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.rollouts.local import torch_engine as module
+from scalerl.rollouts.local.torch_engine import prompt_batches, torch_engine
+
+RULE = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=12)
+
+
+def make(slots=4, policy=None, rule=RULE, prompt_tokens=8, **options):
+    policy = policy or Policy(tiny_model("qwen3"))
+    sampling = Sampling(stop=(1,), top_p=options.pop("top_p", 1.0))
+    return torch_engine(
+        policy, slots=slots, prompt_tokens=prompt_tokens, rule=rule, sampling=sampling, refill=1, **options
+    )
+
+
+def requests(name, count, longest=8):
+    """Requests whose prompts have 1 to `longest` tokens."""
+    return [Request((i, 0), tuple(range(5, 6 + i % longest)), stream_key(name, i)) for i in range(count)]
+
+
+def results(finished):
+    return {one.id: (one.rollout.tokens.tolist(), one.rollout.logps.tolist()) for one in finished}
+
+
+def test_an_evaluation_in_the_trainings_cache_changes_neither_of_both():
+    alone, other = make(slots=5), make(slots=6)
+    for engine, name in ((alone, "train"), (other, "evaluate")):
+        engine.submit(requests(name, 9))
+    expected = results(run_out(alone)), results(run_out(other))
+
+    training = make(slots=5)
+    evaluator = make(slots=6, policy=training.decoder.policy, lender=training, spare_rows=6)
+    assert evaluator.decoder.cache is training.decoder.cache and training.decoder.cache.slots == 6
+    training.submit(requests("train", 9))
+    finished = [one for _ in range(3) for one in training.poll()]
+    assert training.occupancy().running == 5
+    evaluator.submit(requests("evaluate", 9))
+    evaluated = run_out(evaluator)
+    finished += run_out(training)
+    assert (results(finished), results(evaluated)) == expected
+
+
+def test_a_snapshot_of_lent_sequences_has_their_cache():
+    training = make()
+    evaluator = make(policy=training.decoder.policy, lender=training, spare_rows=1)
+    training.submit(requests("train", 4))
+    training.poll()
+    before = training.state()["cache"]
+    evaluator.submit(requests("evaluate", 1))
+    evaluator.poll()
+    assert not training.decoder.cache.layers[0].keys[0, :, 0].equal(before["tensors"]["keys.0"][0])
+    evaluator.cancel([(0, 0)])
+    after = training.state()["cache"]
+    assert all(torch.equal(after["tensors"][name], tensor) for name, tensor in before["tensors"].items())
+
+
+def test_an_evaluation_gets_the_rows_that_the_sequences_of_training_leave():
+    training = make(slots=10)
+    evaluator = make(slots=10, policy=training.decoder.policy, lender=training, spare_rows=2)
+    training.submit(requests("train", 10))
+    training.poll()
+    evaluator.submit(requests("evaluate", 40))
+    evaluator.poll()
+    # 10 + 2 rows of 8 + 12 tokens; prompts of 1 to 8, 1 and 2 tokens are cached: 39 of 240, which leaves 10.05 rows
+    assert evaluator.occupancy().running == 10
+    run_out(evaluator)
+    for _ in range(4):
+        training.poll()
+    cached = int(training._cached_tokens().sum())
+    evaluator.submit(requests("evaluate", 40))
+    evaluator.poll()
+    assert evaluator.occupancy().running == min(10, (240 - cached) // 20) < 10
+    assert len(run_out(evaluator)) == 40
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_is_taken_as_it_is_written_and_given_back(dtype):
+    before = resident_bytes()
+    pages = Pages((1000, 100, 1000), dtype)  # 200 or 400 MB
+    assert pages.tensor.shape == (1000, 100, 1000) and pages.tensor.dtype == dtype
+    assert resident_bytes() - before < 20e6
+    pages.tensor[:, :10] = 1
+    assert 0.1 * pages.tensor.nbytes < resident_bytes() - before < 0.3 * pages.tensor.nbytes + 20e6
+    pages.clear()
+    assert resident_bytes() - before < 20e6 and pages.tensor.sum() == 0
+
+
+def test_the_cache_grows_with_the_longest_sequences_not_with_the_limit():
+    rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=40_000)
+    cache = 64 * 40_008 * Policy(tiny_model("qwen3")).cache_bytes
+    run_out(make(slots=1))  # loads libraries
+    before = resident_bytes()
+    engine = make(slots=64, rule=rule)
+    engine.submit(requests("grow", 64))
+    for _ in range(10):
+        engine.poll()
+    assert cache > 600e6 and resident_bytes() - before < 0.25 * cache
+
+
+def test_the_state_holds_the_cached_tokens_only():
+    engine = make(slots=4)
+    engine.submit(requests("state", 3))
+    for _ in range(2):
+        engine.poll()
+    cache = engine.state()["cache"]
+    # prompts of 1, 2 and 3 tokens, and the first of two sampled tokens; the second is fed by the next step
+    assert cache["lengths"].tolist() == [2, 3, 4, 0]
+    assert {tensor.shape[0] for tensor in cache["tensors"].values()} == {9}
+
+
+def test_prompts_of_like_length_share_a_pass_within_the_memory_of_one():
+    assert prompt_batches([3, 64, 1, 20], 10_000) == [[0, 1, 2, 3]]
+    assert prompt_batches([4096, *[16] * 31], 10_000) == [[0], list(range(1, 32))]
+    assert prompt_batches([65, 128, 129, 256, 64], 10_000) == [[0, 1], [2, 3], [4]]
+    assert prompt_batches([10] * 7, 30) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert prompt_batches([500, 400], 100) == [[0], [1]]  # longer than a pass may be
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_several_passes_give_the_same_rollouts(monkeypatch, top_p):
+    def sampled():
+        engine = make(slots=8, top_p=top_p)
+        engine.submit(requests("passes", 12))
+        finished = run_out(engine)
+        nuclei = {one.id: one.rollout.nucleus for one in finished}
+        return {one.id: one.rollout for one in finished}, nuclei
+
+    whole, nuclei = sampled()
+    monkeypatch.setattr(module, "PASS_BYTES", 3 * module.SAMPLE_ENTRY * 48)  # rows of 48 logits
+    monkeypatch.setattr(module, "SHORT", 2)
+    parts, nuclei_of_parts = sampled()
+    for id, rollout in whole.items():
+        assert rollout.tokens.tolist() == parts[id].tokens.tolist()
+        np.testing.assert_allclose(rollout.logps, parts[id].logps, atol=2e-5)
+        for a, b in zip(nuclei[id] or (), nuclei_of_parts[id] or (), strict=True):
+            assert a.tolist() == b.tolist()
