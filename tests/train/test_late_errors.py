@@ -20,7 +20,7 @@ def config_of(model, *words):
     return read_config(None, ["--preset", "lab", "--model", str(model), *runs.SMALL, *words])
 
 
-DISPLAY = SimpleNamespace(note=lambda text: None, point=lambda points: None)
+DISPLAY = SimpleNamespace(configured=lambda config: None, note=lambda text: None, point=lambda points: None)
 
 
 def started(model, path, *words):
