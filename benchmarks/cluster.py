@@ -3,7 +3,7 @@
     python benchmarks/cluster.py [--rounds 3] [--steps 60] [--out cluster.json]
 
 Transfer: 45 million FP32 weights (180 MB) in 150 tensors are sent to a process that copies them into a model of the
-same shapes; the median of seven, for the object store, a directory, and shared memory. Steps: the lab with one torch
+same shapes; the median of seven, for a directory and shared memory. Steps: the lab with one torch
 engine and the eager schedule, without Ray and with Ray actors; seconds per step after the first ten, without
 evaluations. Runs alternate; the ratio is the median over rounds.
 """
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", type=Path, default=Path("cluster.json"))
     options = parser.parse_args()
-    timed = {"object store": by_ray(), "directory": by_process("directory"), "shared memory": by_process("shared")}
+    timed = {"directory": by_process("directory"), "shared memory": by_process("shared")}
     print("| 180 MB by | send | receive and copy | both |\n|---|---|---|---|")
     for name, pairs in timed.items():
         send, copy = (statistics.median(values) for values in zip(*pairs, strict=True))
@@ -86,19 +86,6 @@ def transfers(channel: Any, receive: Callable[[int], float]) -> list[tuple[float
         sent = time.perf_counter() - began
         pairs.append((sent, receive(version)))
         channel.drop(version)
-    return pairs
-
-
-def by_ray() -> list[tuple[float, float]]:
-    """Return (send, receive) seconds over the object store."""
-    from scalerl.cluster.connect import connect
-    from scalerl.cluster.object_store import ObjectStoreChannel
-
-    ray = connect("local", "benchmark")
-    channel = ObjectStoreChannel(ray)
-    receiver = ray.remote(num_cpus=1)(Receiver).remote(channel)
-    pairs = transfers(channel, lambda version: ray.get(receiver.receive.remote(version)))
-    ray.shutdown()
     return pairs
 
 

@@ -270,12 +270,10 @@ def room(site: Site) -> Outcome:
             f"are sent need {saved / GB:.1f} GB. Free space, lower checkpoint.keep, or give another --run-dir"
         )
     memory, what = host_memory().free, f"memory of {_HOST}"
-    if site.ray:
-        memory, what = site.ray.cluster_resources().get("object_store_memory", 0.0), "Ray's object store"
-    if memory < weights and config.weights in ("shared-memory", "object-store"):
+    if memory < weights and config.weights == "shared-memory":
         return FAILS, (
             f"{what}: {memory / GB:.1f} GB are free; four versions of the weights need {weights / GB:.1f} GB. Use "
-            "rollouts.weights = 'directory', or more memory (Ray: --object-store-memory and /dev/shm)"
+            "rollouts.weights = 'directory', or more memory"
         )
     return WORKS, f"{place.resolve()}: {free / GB:.0f} GB free, {saved / GB:.2g} GB needed"
 

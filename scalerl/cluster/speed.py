@@ -292,15 +292,13 @@ def transfer_seconds(sizes: ModelSizes, assumed: Assumptions, channel: str, node
         sizes: The model.
         assumed: Speeds.
         channel: A value of `rollouts.weights`. directory: the trainer writes one file, and every node reads it from the
-            shared file system. object-store: every node gets a copy from the trainer's node. nccl: both sides wait for
-            one broadcast. shared-memory: through the memory of the node.
+            shared file system. nccl: both sides wait for one broadcast. shared-memory: through the memory of the node.
         nodes: Nodes with engines; the engines of a node share what it has read.
     """
     size = BF16 * sizes.params
     network, host = size / assumed.network, size / assumed.host
     return {
         "directory": (size / assumed.disk, nodes * size / assumed.disk),
-        "object-store": (host, nodes * network + host),
         "nccl": (network, network),
         "shared-memory": (host, host),
     }[channel]

@@ -156,7 +156,7 @@ class Placement(Part):
         """Weight channels that can reach the engines, the most general first."""
         if self.engine == "vllm":
             return ("directory", "nccl")
-        return ("shared-memory", "directory") if self.backend == "local" else ("object-store", "directory")
+        return ("shared-memory", "directory") if self.backend == "local" else ("directory",)
 
     @property
     def gpus_of_a_generator(self) -> int:

@@ -77,11 +77,11 @@ class Rollouts(Part):
     """Deterministic schedule: decode steps from the completion of a batch to the use of the weights trained on it.
     follow: 1.5 times the steps of the latest 8 batches. auto: follow, or 1.5 times the expected steps of a batch if
     `expected_tokens` is given."""
-    weights: Literal["auto", "shared-memory", "directory", "object-store", "nccl"] = "auto"
-    """Channel by which weights reach the generators. shared-memory: torch engines on one machine. object-store: torch
-    engines on Ray. directory: safetensors files in the run directory, which both sides must see. nccl: vLLM servers
-    with their own GPUs, if the trainer's environment has vLLM too; not run on GPUs yet. auto: nccl for servers that the
-    run starts on GPUs, if it is possible, else the first that fits the placement."""
+    weights: Literal["auto", "shared-memory", "directory", "nccl"] = "auto"
+    """Channel by which weights reach the generators. shared-memory: torch engines on one machine. directory:
+    safetensors files in the run directory, which both sides must see. nccl: vLLM servers with their own GPUs, if the
+    trainer's environment has vLLM too; not run on GPUs yet. auto: nccl for servers that the run starts on GPUs, if it
+    is possible, else the first that fits the placement."""
 
 
 class Scoring(Part):

@@ -66,7 +66,6 @@ def _channel(config: RunConfig, layout: WeightLayout, run: Path) -> WeightChanne
 def _ray(config: RunConfig) -> Backend:
     from scalerl.cluster.connect import STARTED_S, check_resources, connect, hosts_of
     from scalerl.cluster.engines import actor_engines
-    from scalerl.cluster.object_store import ObjectStoreChannel
     from scalerl.cluster.ranks import RayRanks
     from scalerl.cluster.remote import CoordinatorActor, RayRemote
 
@@ -79,9 +78,6 @@ def _ray(config: RunConfig) -> Backend:
         remote.placed(STARTED_S)
         return remote
 
-    def channel(layout: WeightLayout, run: Path) -> WeightChannel:
-        return ObjectStoreChannel(ray) if config.weights == "object-store" else _channel(config, layout, run)
-
     def start_ranks(config: RunConfig, model_path: str, channels: Sequence[WeightChannel]) -> Group:
         return RayRanks(ray, config, model_path, channels, table["trainer", 0].resources)
 
@@ -90,7 +86,7 @@ def _ray(config: RunConfig) -> Backend:
 
         return actor_scorers(ray, config) if config.placement.scorers else make_scorers(config)
 
-    return Backend(table, launch, actor_engines, channel, start_ranks, scorers)
+    return Backend(table, launch, actor_engines, partial(_channel, config), start_ranks, scorers)
 
 
 BACKENDS: dict[str, Callable[[RunConfig], Backend]] = {"local": _local, "ray": _ray}

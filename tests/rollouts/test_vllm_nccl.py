@@ -111,7 +111,7 @@ ROUNDS = ["--recipe.off_policy.kind", "ppo-off-policy"]
         ([*CUDA, *VLLM, *SERVERS], False, True, "directory", "as their command line says"),
         (["--hardware.device", "cpu", *VLLM], False, True, "directory", ""),
         (CUDA, True, True, "shared-memory", ""),
-        ([*CUDA, "--placement.backend", "ray"], False, True, "object-store", ""),
+        ([*CUDA, "--placement.backend", "ray"], False, True, "directory", ""),
     ],
 )
 def test_the_placement_determines_the_channel(words, shared, vllm, channel, reason):
