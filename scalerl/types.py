@@ -42,6 +42,8 @@ class Prompt:
     """The row's columns, for verifiers and reward functions; `prompt` is the prompt of the row."""
     where: str = field(default="", compare=False)
     """File and line from which it was read, for messages only."""
+    content: str = field(default="", compare=False)
+    """Hash of what the prompt asks, without notation; prompts with the same one are all held out or all trained on."""
 
 
 TURNS = "limits of turns"

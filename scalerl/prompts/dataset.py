@@ -1,13 +1,17 @@
 """Loading of prompts from files, hub data sets, environments and generated tasks, tokenized and split.
 
-A prompt's id is a hash of its content. The split into training and held-out prompts therefore does not depend on the
-order of the rows, and is the same in every run.
+A prompt's id is a hash of prompt and answer. The split into training and held-out prompts therefore does not depend on
+the order of the rows, and is the same in every run. Rows that ask the same, whatever their answers, are on one side.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Sequence
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +24,7 @@ from scalerl.prompts.sources import custom_rows, environment_rows, gym_rows
 from scalerl.tasks.checks import check_tests
 from scalerl.tasks.generated import GENERATED
 from scalerl.tasks.turns import opening
-from scalerl.types import Prompt
+from scalerl.types import TURNS, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +56,49 @@ def load_prompts(config: RunConfig, tokenizer: Any) -> PromptSplit:
         ConfigError: A file is missing, empty or not valid JSON, a row has no prompt or answer, a prompt exceeds the
             limit, or the held-out split leaves too few training prompts. The message has file and line.
     """
-    training, held_out, notes = list[Prompt](), list[Prompt](), list[str]()
+    training, held_out, notes, needed = list[Prompt](), list[Prompt](), list[str](), dict[str, int]()
     for task in config.data:
-        share, kept = shares(config.data)[task.curve], config.held_out(task)
-        needed = math.ceil(share * config.recipe.prompts_per_step)
+        share, of_task = shares(config.data)[task.curve], f"{task.curve}: " if len(config.data) > 1 else ""
+        needed[task.curve] = math.ceil(share * config.recipe.prompts_per_step)
         # a task with share 0 is never trained, so all its prompts are held out
-        pool, new_notes = task_prompts(task, tokenizer, kept)
+        pool, new_notes = task_prompts(task, tokenizer, config.held_out(task))
         notes += new_notes
-        kept = config.held_out(task, len(pool))
+        if is_suite(task):
+            held_out += pool
+            continue
+        if repeats := len(pool) - len({prompt.content for prompt in pool}):
+            notes.append(
+                f"{of_task}{repeats} of {len(pool)} prompts repeat another one with another answer or notation; those "
+                "with the same text are all held out or all trained on"
+            )
+        wanted = config.held_out(task, len(pool))
+        parts = _split(pool, wanted, needed[task.curve], of_task)
         if config.evaluation.prompts == "auto" and task.held_out is None:
-            notes.append(f"held out {kept} of {len(pool)} prompts; --evaluation.prompts N sets another number")
-        parts = ([], pool) if is_suite(task) else _split(pool, kept, needed, task.curve if len(config.data) > 1 else "")
+            notes.append(f"held out {len(parts[1])} of {len(pool)} prompts; --evaluation.prompts N sets another number")
+        elif len(parts[1]) != wanted:
+            notes.append(f"{of_task}held out {len(parts[1])} prompts, not {wanted}, because equal texts stay together")
         training, held_out = training + parts[0], held_out + parts[1]
     if len(config.data) > 1:
         held_out.sort(key=lambda p: p.id)  # mixes the tasks evenly over engines that share an evaluation
-        known = {prompt.id for prompt in held_out} | {prompt.text for prompt in held_out}
-        clean = [prompt for prompt in training if prompt.id not in known and prompt.text not in known]
+        known = {prompt.content for prompt in held_out}
+        clean = [prompt for prompt in training if prompt.content not in known]
         if len(clean) < len(training):
             notes.append(f"left out {len(training) - len(clean)} training prompts that another task holds out")
+            _check_left(clean, training, needed)
         training = clean
     return PromptSplit(tuple(training), tuple(held_out), tuple(notes))
+
+
+def _check_left(clean: Sequence[Prompt], training: Sequence[Prompt], needed: Mapping[str, int]) -> None:
+    """Refuse tasks whose training prompts are almost all held out by others."""
+    left, before = (Counter(prompt.task for prompt in prompts) for prompts in (clean, training))
+    for task, count in needed.items():
+        if left[task] < count:
+            raise ConfigError(
+                f"{task}: {before[task] - left[task]} of {before[task]} training prompts have the text of a prompt "
+                f"that a task or suite holds out, which leaves {left[task]} for training; allowed: at least one step's "
+                f"{count}. Remove the held-out set, or train on other prompts"
+            )
 
 
 def task_prompts(task: TaskData, tokenizer: Any, held_out: int) -> tuple[list[Prompt], list[str]]:
@@ -119,23 +146,39 @@ SOURCES: dict[str, Callable[[Any, int], tuple[list[Row], list[str]]]] = {
 """Functions by `data.kind`: (task, number of held-out prompts) -> rows and notes."""
 
 
-def _split(prompts: list[Prompt], held_out: int, needed: int, name: str) -> tuple[list[Prompt], list[Prompt]]:
-    """Split one task's prompts, in the order of ids, into training and held-out ones; a step needs `needed` of them."""
-    ordered = sorted(prompts, key=lambda p: p.id)
-    training = ordered[held_out:]
+def _split(prompts: list[Prompt], held_out: int, needed: int, of_task: str) -> tuple[list[Prompt], list[Prompt]]:
+    """Split one task's prompts, in the order of ids, into training and held-out ones; a step needs `needed` of them.
+
+    Prompts with the same content stay together. The held-out ones are the first that fit into the wanted number; if
+    none fits, the smallest set with the same content.
+    """
+    ordered, same = sorted(prompts, key=lambda p: p.id), defaultdict[str, list[Prompt]](list)
+    for prompt in ordered:
+        same[prompt.content].append(prompt)
+    held, left = set[str](), held_out
+    for content, together in same.items():
+        if len(together) <= left:
+            held.add(content)
+            left -= len(together)
+    if held_out and not held and same:
+        held.add(min(same, key=lambda content: len(same[content])))
+    training = [prompt for prompt in ordered if prompt.content not in held]
     if len(training) < needed:
-        of_task, most = f"{name}: " if name else "", len(ordered) - needed
+        most, why = len(ordered) - needed, ""
         fewer = f"at most {most}, so that one step's {needed} prompts remain, or auto"
         allowed = fewer if most > 0 else f"more than {needed} prompts, or fewer recipe.prompts_per_step"
+        if len(same) < len(ordered):
+            why = f", because the prompts have {len(same)} different texts, and equal ones stay together"
+            allowed = f"fewer, so that one step's {needed} prompts remain, or prompts with more different texts"
         raise ConfigError(
             f"{of_task}evaluation.prompts: got {held_out} of {len(ordered)} prompts, which leaves {len(training)} for "
-            f"training; allowed: {allowed}"
+            f"training{why}; allowed: {allowed}"
         )
-    return training, ordered[:held_out]
+    return training, [prompt for prompt in ordered if prompt.content in held]
 
 
 def _tokenize(rows: Sequence[Row], task: str, encode: Callable[[Row], tuple[str, list[int]]]) -> list[Prompt]:
-    prompts = []
+    prompts, systems = [], Counter(_system(row.prompt) for row in rows)
     for row in rows:
         text, tokens = encode(row)
         if not tokens:
@@ -143,8 +186,42 @@ def _tokenize(rows: Sequence[Row], task: str, encode: Callable[[Row], tuple[str,
                 f"{row.where}: the model's tokenizer returns no tokens for the prompt {text!r}; change or drop the row"
             )
         columns = {**row.columns, "prompt": row.prompt} if row.columns else {}
-        prompts.append(Prompt(identity(row), text, tuple(tokens), row.answer, task, columns, row.where))
+        id = identity(row)
+        if "environment" in columns and TURNS in columns:
+            content = id  # the prompts of an environment may be equal: what it asks is in the row
+        else:  # a system message of several rows is an instruction; that of one row is what it asks
+            content = content_of(row.prompt, systems[_system(row.prompt)] == 1)
+        prompts.append(Prompt(id, text, tuple(tokens), row.answer, task, columns, row.where, content))
     return prompts
+
+
+def _system(prompt: str | Sequence[Mapping[str, str]]) -> str:
+    """Return the system messages of a prompt."""
+    return "" if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt if m["role"] == "system")
+
+
+_ALIKE = str.maketrans({**dict.fromkeys("‘’‚‛", "'"), **dict.fromkeys("“”„‟«»", '"'), **dict.fromkeys("‐‑‒–—−", "-")})
+_SPACES = re.compile(r" ?([^\w ]) ?")
+"""Spaces around a sign, which is often written without: "12 * 13" and "12*13"."""
+
+
+def content_of(prompt: str | Sequence[Mapping[str, str]], system: bool = False) -> str:
+    """Return 16 hex digits of a hash of what a prompt asks, equal for prompts that differ in notation only.
+
+    White space, case, the forms of Unicode characters, quotation marks and dashes, and punctuation at the end do not
+    count.
+
+    Args:
+        prompt: Prompt of a row, text or messages.
+        system: Whether system messages count.
+    """
+    text = prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt if m["role"] != "system")
+    text += _system(prompt) if system else ""
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text).translate(_ALIKE)
+        text = "".join(character for character in text if unicodedata.category(character) != "Cf")  # such as U+200B
+    words = _SPACES.sub(r"\1", " ".join(text.casefold().split())).rstrip(".?!:;,")
+    return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
 
 
 def _encode_plain(tokenizer: Any, text: str) -> tuple[str, list[int]]:
