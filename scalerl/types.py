@@ -45,6 +45,11 @@ class Prompt:
     content: str = field(default="", compare=False)
     """Hash of what the prompt asks, without notation; prompts with the same one are all held out or all trained on."""
 
+    @property
+    def reference(self) -> tuple[str, str]:
+        """Task and id, which no two prompts of a run share; checkpoints have it in place of the prompt."""
+        return self.task, self.id
+
 
 TURNS = "limits of turns"
 """Column of a prompt with an environment, for its limits (config/data.py); files may have a column `turns`."""

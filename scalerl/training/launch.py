@@ -29,7 +29,7 @@ from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.checks import check_rewards, reference_notes, sandbox_notes
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
-from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, save_state
+from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, references, save_state
 from scalerl.training.evaluation import Evaluations
 from scalerl.training.learner.base import Learner
 from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, single_learner
@@ -49,6 +49,7 @@ from scalerl.training.run_model import (
 )
 from scalerl.training.saved import Checkpoints, continued, overrule, sound_checkpoint
 from scalerl.training.session import Session
+from scalerl.types import Prompt
 from scalerl.view.display import RunDisplay
 
 
@@ -142,7 +143,9 @@ def _assemble(
         longest_prompt=longest,
         rule=rule,
         stop=stop_tokens(policy, tokenizer),
-        load_state=partial(load_state, checkpoint, "generator") if checkpoint else None,
+        load_state=partial(load_state, checkpoint, "generator", _in_flight(checkpoint, prompts))
+        if checkpoint
+        else None,
         save=save_state,
         model=facts,
         run=path,
@@ -165,6 +168,12 @@ def _assemble(
     return Session(
         config, pipeline, learner, curriculum, progress, evaluations, records, checkpoints, stop_requested, policy.sizes
     )
+
+
+def _in_flight(checkpoint: Path, prompts: PromptSplit) -> dict[tuple[str, str], Prompt]:
+    """Return the prompts that the generator's part of a checkpoint refers to, as their rows are now."""
+    by_reference = {prompt.reference: prompt for prompt in prompts.training}
+    return {one: by_reference[one] for one in set(references(load_plain(checkpoint, "generator")))}
 
 
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, state: Mapping[str, Any]) -> list[str]:
