@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import math
+import pickle
 import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from scalerl.config import RunConfig
 from scalerl.config.data import GeneratedTask, PromptFile, RepliedTask, TaskData, TextTask, is_suite, shares
-from scalerl.core.errors import ConfigError
+from scalerl.core.errors import ConfigError, outcome
+from scalerl.core.exact import is_plain
 from scalerl.models.template import check_template, check_tools, render
 from scalerl.prompts.layouts import Row, identity, read_rows
 from scalerl.prompts.sources import custom_rows, environment_rows, gym_rows
@@ -31,18 +34,16 @@ from scalerl.types import TURNS, Prompt
 class PromptSplit:
     """Training and held-out prompts.
 
-    Example: PromptSplit(training=(Prompt(...), ...), held_out=(Prompt(...), ...), notes=("dropped 2 duplicates",))
+    Example: PromptSplit(training=(Prompt(...), ...), held_out=(Prompt(...), ...), everything=(Prompt(...), ...),
+                         notes=("dropped 2 duplicates",))
     """
 
     training: tuple[Prompt, ...]
     held_out: tuple[Prompt, ...]
+    everything: tuple[Prompt, ...]
+    """All prompts in the order in which they were read, with those that training leaves out."""
     notes: tuple[str, ...] = ()
     """Notes for the user about rows that were left out."""
-
-    @property
-    def everything(self) -> tuple[Prompt, ...]:
-        """All prompts."""
-        return (*self.training, *self.held_out)
 
 
 def load_prompts(config: RunConfig, tokenizer: Any) -> PromptSplit:
@@ -56,13 +57,15 @@ def load_prompts(config: RunConfig, tokenizer: Any) -> PromptSplit:
         ConfigError: A file is missing, empty or not valid JSON, a row has no prompt or answer, a prompt exceeds the
             limit, or the held-out split leaves too few training prompts. The message has file and line.
     """
-    training, held_out, notes, needed = list[Prompt](), list[Prompt](), list[str](), dict[str, int]()
+    training, held_out, everything = list[Prompt](), list[Prompt](), list[Prompt]()
+    notes, needed = list[str](), dict[str, int]()
     for task in config.data:
         share, of_task = shares(config.data)[task.curve], f"{task.curve}: " if len(config.data) > 1 else ""
         needed[task.curve] = math.ceil(share * config.recipe.prompts_per_step)
         # a task with share 0 is never trained, so all its prompts are held out
         pool, new_notes = task_prompts(task, tokenizer, config.held_out(task))
         notes += new_notes
+        everything += pool
         if is_suite(task):
             held_out += pool
             continue
@@ -86,7 +89,7 @@ def load_prompts(config: RunConfig, tokenizer: Any) -> PromptSplit:
             notes.append(f"left out {len(training) - len(clean)} training prompts that another task holds out")
             _check_left(clean, training, needed)
         training = clean
-    return PromptSplit(tuple(training), tuple(held_out), tuple(notes))
+    return PromptSplit(tuple(training), tuple(held_out), tuple(everything), tuple(notes))
 
 
 def _check_left(clean: Sequence[Prompt], training: Sequence[Prompt], needed: Mapping[str, int]) -> None:
@@ -117,6 +120,8 @@ def task_prompts(task: TaskData, tokenizer: Any, held_out: int) -> tuple[list[Pr
     if tokenizer.chat_template and task.chat_template != "never":
         check_template(tokenizer)
     rows, notes = SOURCES[task.kind](task, held_out)
+    rows, left_out = _sendable(rows, isinstance(task, PromptFile))
+    notes = [*notes, *left_out]
     if tools := rows[0].columns.get("tools") if isinstance(task, RepliedTask) else None:
         check_tools(tokenizer, tools, task.chat_template != "never")
     prompts = _tokenize(rows, task.curve, lambda row: _encode_prompt(tokenizer, row.prompt, task, tools))
@@ -126,6 +131,27 @@ def task_prompts(task: TaskData, tokenizer: Any, held_out: int) -> tuple[list[Pr
     if isinstance(task, PromptFile) and task.verifier == "code" and not task.reward:
         check_tests(kept)
     return kept, notes
+
+
+def _sendable(rows: list[Row], of_file: bool) -> tuple[list[Row], list[str]]:
+    """Leave out columns that cannot be sent to other processes, such as the videos of a data set on the hub.
+
+    Args:
+        rows: Rows of a task.
+        of_file: Whether they are those of a file or data set; the columns of other tasks are all needed.
+    """
+    bad: dict[str, str] = {}
+    for row in rows:
+        if is_plain(row.columns):
+            continue
+        for name, value in row.columns.items():
+            if name not in bad and not is_plain(value) and (error := outcome(partial(pickle.dumps, value)).exception()):
+                bad[name] = f"{row.where}: {name!r} cannot be sent to other processes ({error})"
+    if bad and not of_file:
+        raise ConfigError(f"{next(iter(bad.values()))}; allowed: values that pickle can store")
+    if bad:
+        rows = [replace(row, columns={k: v for k, v in row.columns.items() if k not in bad}) for row in rows]
+    return rows, [f"left out the column {name!r}: {reason}" for name, reason in bad.items()]
 
 
 def _file_rows(data: PromptFile, held_out: int) -> tuple[list[Row], list[str]]:

@@ -1,4 +1,6 @@
+import datetime
 import json
+import threading
 
 import pytest
 from texts import Tokenizer
@@ -7,6 +9,7 @@ from scalerl.config import PRESETS, read_config
 from scalerl.config.base import replace
 from scalerl.core.errors import ConfigError
 from scalerl.prompts.dataset import load_prompts
+from scalerl.prompts.layouts import Row
 from scalerl.training.warm_start import make_tokenizer
 
 ROWS = [{"prompt": f"{i}+{j}=", "answer": str((i + j) % 10), "level": i} for i in range(6) for j in range(6)]
@@ -170,3 +173,16 @@ def test_training_leaves_out_what_a_separate_held_out_file_asks_in_another_notat
     write(tmp_path / "suite.jsonl", [{**row, "answer": "?"} for row in QUESTIONS])
     with pytest.raises(ConfigError, match=r"92 of 92 training prompts have the text of a prompt that a task or suite"):
         load_prompts(config(asked, *words), Tokenizer())
+
+
+def test_a_column_that_no_process_can_send_is_left_out_of_a_file_with_a_note(tmp_path, monkeypatch):
+    path = write(tmp_path / "p.jsonl", QUESTIONS)
+    film = {"film": threading.Lock(), "day": datetime.date(2025, 1, 2)}
+    rows = [Row(row["prompt"], row["answer"], film, "here 1") for row in QUESTIONS]
+    monkeypatch.setattr("scalerl.prompts.dataset.read_rows", lambda task: iter(rows))
+    split = load_prompts(config(path), Tokenizer())
+    assert {tuple(prompt.columns) for prompt in split.everything} == {("day", "prompt")}
+    assert split.notes == (
+        "left out the column 'film': here 1: 'film' cannot be sent to other processes (cannot pickle '_thread.lock' "
+        "object)",
+    )

@@ -89,3 +89,21 @@ def test_the_rows_of_a_task_have_their_types_after_a_resume(resumes, tmp_path, m
     (tmp_path / "odd.py").write_text(ODD_TASK.replace("{method}", method).replace("{words}", words))
     task = ["--data.kind", "custom", "--data.function", "odd:Odd", "--data.prompts", "60"]
     resumes(*task, *(["--data.turns", "2", "--data.reply_tokens", "6"] if method == "reply" else []))
+
+
+@pytest.mark.slow
+def test_columns_that_json_cannot_hold_are_kept_through_a_resume(resumes, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    (tmp_path / "keyed.py").write_text(KEYED)
+    questions = [(a, b) for a in range(10) for b in range(8)]
+    far = pyarrow.array([10**7] * 80, pyarrow.date32())  # in the year 29349
+    table = {
+        "prompt": [f"{a}+{b}=<think>" for a, b in questions], "answer": [str(a + b) for a, b in questions],
+        "day": [datetime.date(2025, 1, 1)] * 80, "price": [decimal.Decimal("1.10")] * 80, "raw": [b"\xff"] * 80,
+        "seen": [datetime.datetime(2025, 1, 2, tzinfo=datetime.UTC)] * 80, "far": far,
+        "words": pyarrow.array([[(1, "a")]] * 80, pyarrow.map_(pyarrow.int64(), pyarrow.string())),
+    }  # fmt: skip
+    parquet.write_table(pyarrow.table(table), tmp_path / "rows.parquet")
+    resumes("--data", "rows.parquet", "--reward", "keyed:keyed")
