@@ -31,6 +31,7 @@ from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
 from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, references, save_state
 from scalerl.training.evaluation import Evaluations
+from scalerl.training.inputs import check_model, check_prompts, model_inputs, prompt_inputs
 from scalerl.training.learner.base import Learner
 from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, single_learner
 from scalerl.training.progress import Compute, Progress, Stopwatch
@@ -92,10 +93,11 @@ def resume(
         checkpoint = sound_checkpoint(directory, store, display.note)
         config = continued(path, config, options, steps, checkpoint)
         makers = makers_of(config)
-        if config != directory.config:
-            directory.save_config(config)
-        state = {} if checkpoint is None else load_plain(checkpoint, "trainer")
+        saved, directory.config = directory.config, config
+        state = {} if checkpoint is None else load_state(checkpoint, "trainer")
         run = _assemble(directory, checkpoint, state, display, stop_requested)
+        if directory.config != saved:
+            directory.save_config(directory.config)
         if checkpoint is None:
             _begin(run, makers)
             display.note("no checkpoint yet: starting over from step 0")
@@ -122,9 +124,15 @@ def _assemble(
         model_path = model_path_of(config, path, display.note)
         tokenizer = load_tokenizer(model_path, revision_of(config))
         prompts = load_prompts(config, tokenizer)
+        inputs: dict[str, Any] = {"prompts": prompt_inputs(prompts)}
+        if state:
+            check_prompts(state["inputs"]["prompts"], inputs["prompts"], prompts, path)
         scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
         policy = load_of(config, model_path, config.loop_device)
         check_vocabulary(tokenizer, policy, model_path)
+        inputs["model"] = model_inputs(config, model_path, policy, tokenizer, prompts)
+        if state:
+            check_model(state["inputs"]["model"], inputs["model"], model_path, path)
         rule = length_rule(config.recipe.length, partial(tokenizer.encode, add_special_tokens=False))
         longest, environments = with_replies(prompts.everything, tokenizer, rule.capacity)
         check_length(policy, rule, longest)
@@ -161,7 +169,7 @@ def _assemble(
     compute = Compute(Stopwatch(3600.0 * state.get("device_hours", 0.0) / devices.held), devices, pipeline)
     records = Records(directory, display, pipeline, scoring, curriculum, progress, compute)
     store = CheckpointStore(path / "checkpoints", config.checkpoint.keep)
-    checkpoints = Checkpoints(store, records, pipeline, learner, curriculum, progress, compute)
+    checkpoints = Checkpoints(store, records, pipeline, learner, curriculum, progress, compute, inputs)
     evaluations = Evaluations(
         config, prompts.held_out, tokenizer, pipeline, learner, progress, compute, records, checkpoints
     )
