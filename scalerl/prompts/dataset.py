@@ -275,7 +275,7 @@ def _encode_prompt(
         )
     system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
     if tokenizer.chat_template and data.chat_template != "never":
-        text = render(tokenizer, system + opening(prompt), tools=tools)
+        text = render(tokenizer, system + opening(prompt), tools=tools, day=data.template_date)
         return text, list(tokenizer(text, add_special_tokens=False)["input_ids"])
     spoken = prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
     return _encode_plain(tokenizer, f"{data.system_prompt}\n\n{spoken}" if data.system_prompt else spoken)

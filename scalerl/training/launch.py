@@ -36,7 +36,7 @@ from scalerl.training.learner.base import Learner
 from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, single_learner
 from scalerl.training.progress import Compute, Progress, Stopwatch
 from scalerl.training.records import Records
-from scalerl.training.resolve import arithmetic_notes, channel_notes, length_notes, pinned, resolve
+from scalerl.training.resolve import arithmetic_notes, channel_notes, dated, length_notes, pinned, resolve
 from scalerl.training.run_dir import RunDirectory, recorded
 from scalerl.training.run_model import (
     check_length,
@@ -64,6 +64,8 @@ def start(config: RunConfig, path: Path, display: RunDisplay, stop_requested: Ca
     makers = makers_of(config)
     directory = RunDirectory.create(path, config)
     run = _assemble(directory, None, {}, display, stop_requested)
+    if directory.config != config:
+        directory.save_config(directory.config)
     _begin(run, makers)
     return run
 
@@ -123,6 +125,8 @@ def _assemble(
         backend = BACKENDS[config.placement.backend](config)
         model_path = model_path_of(config, path, display.note)
         tokenizer = load_tokenizer(model_path, revision_of(config))
+        if checkpoint is None:
+            config = directory.config = dated(config, tokenizer, display.note)
         prompts = load_prompts(config, tokenizer)
         inputs: dict[str, Any] = {"prompts": prompt_inputs(prompts)}
         if state:
