@@ -42,6 +42,13 @@ class Prompt:
     """The row's columns, for verifiers and reward functions; `prompt` is the prompt of the row."""
     where: str = field(default="", compare=False)
     """File and line from which it was read, for messages only."""
+    content: str = field(default="", compare=False)
+    """Hash of what the prompt asks, without notation; prompts with the same one are all held out or all trained on."""
+
+    @property
+    def reference(self) -> tuple[str, str]:
+        """Task and id, which no two prompts of a run share; checkpoints have it in place of the prompt."""
+        return self.task, self.id
 
 
 TURNS = "limits of turns"

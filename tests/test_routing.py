@@ -69,7 +69,7 @@ def test_recorded_experts_are_placed_at_their_tokens_and_survive_a_checkpoint(tm
     visit = Visit(Prompt("a", "", (5, 6), "", "t"), 0, 0)
     group = ScoredGroup(Group(visit, (with_experts, without), 0), (Score(1.0, True), Score(0.0, False)))
     save_state(tmp_path, "group", {"group": to_plain(group)})
-    restored = from_plain(ScoredGroup, load_state(tmp_path, "group")["group"])
+    restored = from_plain(ScoredGroup, load_state(tmp_path, "group", {visit.prompt.reference: visit.prompt})["group"])
     found = collate([restored]).experts_BTLK
     assert found.shape == (2, 5, 2, 2) and found.dtype == torch.int16
     assert torch.equal(found[0, 1:4], torch.from_numpy(experts).short())

@@ -149,7 +149,9 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
         return replace(base, **shared), []
     own = next((task.system_prompt for task in base.data if isinstance(task, TextTask)), "") if base else ""
     system = own if arguments.system_prompt is None else arguments.system_prompt
-    tasks = [_suite(name, arguments.task, arguments.reward, system) for name in arguments.suite]
+    day = next((task.template_date for task in base.data if isinstance(task, TextTask)), "auto") if base else "auto"
+    shown = {"system_prompt": system, "template_date": day}
+    tasks = [_suite(name, arguments.task, arguments.reward, shown) for name in arguments.suite]
     scoring = base.scoring if base else Scoring()
     return RunConfig(data=tuple(tasks), scoring=scoring, **shared), tasks
 
@@ -171,7 +173,7 @@ def _placement(arguments: argparse.Namespace, base: RunConfig | None) -> Placeme
     return replace(place, generators=max(1, torch.cuda.device_count() // place.tensor_parallel))
 
 
-def _suite(name: str, task: str | None, reward: str | None, system: str) -> PromptFile:
+def _suite(name: str, task: str | None, reward: str | None, shown: dict[str, str]) -> PromptFile:
     """Return the task of a suite or of a file of prompts.
 
     Raises:
@@ -194,4 +196,4 @@ def _suite(name: str, task: str | None, reward: str | None, system: str) -> Prom
             )
         own["name"] = Path(name).name.partition(".")[0]
     judged = {field: value for field, value in (("task", task), ("reward", reward)) if value is not None}
-    return build(PromptFile, {"system_prompt": system, **own, **judged}, "--suite")
+    return build(PromptFile, {**shown, **own, **judged}, "--suite")

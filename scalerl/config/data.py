@@ -6,6 +6,7 @@ These are the tables of `data` in config.toml; run.py has the configuration of a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -78,6 +79,14 @@ class ProgramsTask(GeneratedTask):
     """Points shown: x = 0, x = 1 and others. There are 800 distinct prompts with 3, 5,600 with 4, 33,600 with 5."""
 
 
+def _day(value: Any) -> str:
+    """Return a date as text; TOML has dates of its own."""
+    try:
+        return "auto" if value == "auto" else date.fromisoformat(str(value)).isoformat()
+    except ValueError:
+        raise ValueError(f"got {short(value)}; allowed: auto, or a date such as 2025-01-31") from None
+
+
 class TextTask(TaskData):
     """Prompts in natural language, and their conversion to tokens."""
 
@@ -85,6 +94,9 @@ class TextTask(TaskData):
     """Text before every prompt; a system message if the tokenizer has a chat template."""
     chat_template: Literal["auto", "never", "always"] = "auto"
     """auto: use the tokenizer's chat template if it has one; always: a tokenizer without one is an error."""
+    template_date: Annotated[str, BeforeValidator(_day)] = "auto"
+    """Date that a chat template gets when it asks for today's, such as 2025-01-31; some put it before every prompt.
+    auto: the date on which the run starts, recorded in config.toml."""
     max_prompt_tokens: Count = 2048
     """Limit in tokens; longer prompts are an error that names their lines, or are left out (`long_prompts`)."""
     long_prompts: Literal["error", "drop"] = "error"
@@ -189,7 +201,7 @@ class ReasoningGymTask(TextTask):
     """Text before every prompt; a system message if the tokenizer has a chat template."""
 
 
-TURN_LIMITS = ("turns", "reply_tokens", "reply_s", "reply_threads", "reply_ticks", "chat_template")
+TURN_LIMITS = ("turns", "reply_tokens", "reply_s", "reply_threads", "reply_ticks", "chat_template", "template_date")
 """Fields of a RepliedTask that its prompts carry."""
 
 

@@ -62,7 +62,7 @@ class _ChildProcess(SpawnProcess):
 
         The signals in STOPPING are blocked in the child until it ignores them, so that none interrupts its imports.
         """
-        with _safe_path(), _blocked(), _hidden_script():
+        with _safe_path(), _interpreter(self.environment), _blocked(), _hidden_script():
             super().start()
 
     def __reduce__(self) -> Any:
@@ -105,6 +105,20 @@ def _safe_path() -> Iterator[None]:
         finally:
             if not before:
                 unprotect_children()
+
+
+@contextlib.contextmanager
+def _interpreter(environment: Mapping[str, str]) -> Iterator[None]:
+    """Start processes with the variables that Python reads first, such as PYTHONHASHSEED; inside `_safe_path`."""
+    early = {name: value for name, value in environment.items() if name.startswith("PYTHON")}
+    before = {name: os.environ.get(name) for name in early}
+    os.environ.update(early)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Conversion of records to plain nested values and back (arrays stay arrays), and of nested values to dotted names."""
+"""Conversion of records to plain nested values and back, and of nested values to dotted names."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from functools import cache
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from scalerl.types import Prompt
+
 T = TypeVar("T")
 
 
 def to_plain(value: Any) -> Any:
-    """Convert a record to nested dicts and lists; arrays, numbers and strings are unchanged."""
+    """Convert a record to nested dicts and lists; arrays, numbers, strings and prompts are unchanged.
+
+    A prompt has the columns of its row, which may be any objects. A checkpoint refers to it (training/checkpoint.py).
+    """
+    if isinstance(value, Prompt):
+        return value
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, (list, tuple)):
@@ -27,6 +34,8 @@ def from_plain(cls: type[T], values: Any) -> T:
 
 
 def _revive(hint: Any, value: Any) -> Any:
+    if isinstance(value, Prompt):
+        return value
     if is_dataclass(hint) and isinstance(hint, type):
         return from_plain(hint, value)
     if get_origin(hint) is tuple:

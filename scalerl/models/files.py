@@ -147,6 +147,13 @@ def _check_shards(directory: Path) -> None:
         _header(directory / name)
 
 
+def weight_files(directory: Path) -> list[Path]:
+    """Return the files of weights of a directory that `check_model_files` accepts, in the order of their names."""
+    if (directory / SINGLE).exists():
+        return [directory / SINGLE]
+    return [directory / name for name in sorted(set(read_json(directory / INDEX)["weight_map"].values()))]
+
+
 def _header(file: Path) -> None:
     """Refuse a file that is not whole; safetensors checks its header against the size of the file."""
     from safetensors import SafetensorError, safe_open

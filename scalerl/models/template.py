@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import resource
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,15 @@ LONGEST = 1_000_000
 
 LONGEST_TOKEN = 128
 """Characters of the longest tokens, which are spaces. A message of megabytes would take seconds to encode."""
+
+CLOCK = "strftime_now"
+"""Function of templates that formats the present time: `strftime_now("%d %B %Y")`, in Llama 3.2, SmolLM3, GPT-OSS."""
+
+_DIRECTIVE = re.compile(r"%[-_0^#]?[a-zA-Z]")
+
+_MACRO = """{% macro strftime_now(format) %}{% set made = namespace(text=format) %}{% for name, text in PAIRS %}\
+{% set made.text = made.text.replace(name, text) %}{% endfor %}{{ made.text }}{% endmacro %}
+"""
 
 MEMORY = 2 << 30
 """Bytes that a template may allocate when it is checked."""
@@ -74,13 +86,37 @@ def check_tools(tokenizer: Any, tools: Sequence[Mapping[str, Any]], chat: bool) 
 TEMPLATE_ADVICE = "repair chat_template in the tokenizer's files, or set data.chat_template = 'never' for plain text"
 
 
-def render(tokenizer: Any, messages: list[dict[str, str]], *, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+def prints_date(tokenizer: Any) -> bool:
+    """Return whether the tokenizer's chat template asks for today's date."""
+    return CLOCK in str(tokenizer.chat_template or "")
+
+
+def _with_date(template: str, day: str) -> str:
+    """Return a chat template in which `strftime_now` formats a given date.
+
+    A macro of this name hides transformers' function, which reads the clock. transformers strips the line break after
+    it, so that the template itself is unchanged.
+    """
+    given = datetime.fromisoformat(day)
+    names = sorted({name for name in _DIRECTIVE.findall(template) if name[-1] != "s"})  # %s is a time zone's
+    pairs = [("%%", "\0"), *((name, given.strftime(name)) for name in names), ("\0", "%")]
+    return _MACRO.replace("PAIRS", json.dumps(pairs)) + template
+
+
+def render(
+    tokenizer: Any,
+    messages: list[dict[str, str]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    day: str = "auto",
+) -> str:
     """Render messages with the tokenizer's chat template.
 
     Args:
         tokenizer: A transformers tokenizer with a chat template.
         messages: Messages with role and content.
         tools: Schemas of tools.
+        day: Date for a template that asks for it, as 2025-01-31; auto: today's.
 
     Raises:
         ConfigError: The template, a program by the model's authors that runs in jinja2's sandbox, fails, does not end
@@ -97,8 +133,11 @@ def render(tokenizer: Any, messages: list[dict[str, str]], *, tools: Sequence[Ma
 
     with raising(ConfigError, problem):
         with _time_limit(LIMIT_S):
+            template = None
+            if day != "auto" and prints_date(tokenizer):
+                template = _with_date(tokenizer.get_chat_template(None, tools or None), day)
             rendered = tokenizer.apply_chat_template(
-                messages, tools=tools or None, tokenize=False, add_generation_prompt=True
+                messages, tools=tools or None, chat_template=template, tokenize=False, add_generation_prompt=True
             )
         text = str(rendered)
         if len(text) > LONGEST + 10 * sum(len(message["content"]) for message in messages):
@@ -106,7 +145,9 @@ def render(tokenizer: Any, messages: list[dict[str, str]], *, tools: Sequence[Ma
     return text
 
 
-def continuation(tokenizer: Any, messages: Sequence[Mapping[str, str]], last: int, chat: bool, limit: int) -> list[int]:
+def continuation(
+    tokenizer: Any, messages: Sequence[Mapping[str, str]], last: int, chat: bool, limit: int, day: str = "auto"
+) -> list[int]:
     """Return the tokens between a completion and the next one: the template's, and those of messages in between.
 
     A message is encoded apart from the template, as plain text: special tokens in it do not become control tokens. The
@@ -118,12 +159,13 @@ def continuation(tokenizer: Any, messages: Sequence[Mapping[str, str]], last: in
         last: Last token of the completion, which the template may repeat.
         chat: Whether to use the chat template, if the tokenizer has one.
         limit: Most tokens to return; messages are cut at the end.
+        day: Date for the template, as in `render`.
 
     Raises:
         ConfigError: The template fails on the messages, changes them, or leaves no room for them.
     """
     roles = tuple(message["role"] for message in messages)
-    parts = _between(tokenizer, roles) if chat and tokenizer.chat_template else [""] * (len(roles) + 1)
+    parts = _between(tokenizer, roles, day) if chat and tokenizer.chat_template else [""] * (len(roles) + 1)
     encoded = [list(tokenizer(part, add_special_tokens=False)["input_ids"]) if part else [] for part in parts]
     tokens = encoded[0][1:] if encoded[0][:1] == [last] else encoded[0]
     room = limit - sum(map(len, encoded))
@@ -140,12 +182,12 @@ def continuation(tokenizer: Any, messages: Sequence[Mapping[str, str]], last: in
     return tokens
 
 
-def _between(tokenizer: Any, roles: Sequence[str]) -> list[str]:
+def _between(tokenizer: Any, roles: Sequence[str], day: str) -> list[str]:
     """Return the template's text after a completion, and after each of the messages that follow it."""
     marks = [f"Mark{number}Mark" for number in range(len(roles) + 1)]
     messages = [{"role": "user", "content": "Question"}, {"role": "assistant", "content": marks[0]}]
     messages += [{"role": role, "content": mark} for role, mark in zip(roles, marks[1:], strict=True)]
-    parts, rest = [], render(tokenizer, messages)
+    parts, rest = [], render(tokenizer, messages, day=day)
     for mark in marks:
         before, found, rest = rest.partition(mark)
         if not found or mark in rest:

@@ -1,44 +1,49 @@
 """Loading of prompts from files, hub data sets, environments and generated tasks, tokenized and split.
 
-A prompt's id is a hash of its content. The split into training and held-out prompts therefore does not depend on the
-order of the rows, and is the same in every run.
+A prompt's id is a hash of prompt and answer. The split into training and held-out prompts therefore does not depend on
+the order of the rows, and is the same in every run. Rows that ask the same, whatever their answers, are on one side.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import pickle
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from scalerl.config import RunConfig
 from scalerl.config.data import GeneratedTask, PromptFile, RepliedTask, TaskData, TextTask, is_suite, shares
-from scalerl.core.errors import ConfigError
+from scalerl.core.errors import ConfigError, outcome
+from scalerl.core.exact import is_plain
 from scalerl.models.template import check_template, check_tools, render
 from scalerl.prompts.layouts import Row, identity, read_rows
 from scalerl.prompts.sources import custom_rows, environment_rows, gym_rows
 from scalerl.tasks.checks import check_tests
 from scalerl.tasks.generated import GENERATED
 from scalerl.tasks.turns import opening
-from scalerl.types import Prompt
+from scalerl.types import TURNS, Prompt
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSplit:
     """Training and held-out prompts.
 
-    Example: PromptSplit(training=(Prompt(...), ...), held_out=(Prompt(...), ...), notes=("dropped 2 duplicates",))
+    Example: PromptSplit(training=(Prompt(...), ...), held_out=(Prompt(...), ...), everything=(Prompt(...), ...),
+                         notes=("dropped 2 duplicates",))
     """
 
     training: tuple[Prompt, ...]
     held_out: tuple[Prompt, ...]
+    everything: tuple[Prompt, ...]
+    """All prompts in the order in which they were read, with those that training leaves out."""
     notes: tuple[str, ...] = ()
     """Notes for the user about rows that were left out."""
-
-    @property
-    def everything(self) -> tuple[Prompt, ...]:
-        """All prompts."""
-        return (*self.training, *self.held_out)
 
 
 def load_prompts(config: RunConfig, tokenizer: Any) -> PromptSplit:
@@ -52,26 +57,51 @@ def load_prompts(config: RunConfig, tokenizer: Any) -> PromptSplit:
         ConfigError: A file is missing, empty or not valid JSON, a row has no prompt or answer, a prompt exceeds the
             limit, or the held-out split leaves too few training prompts. The message has file and line.
     """
-    training, held_out, notes = list[Prompt](), list[Prompt](), list[str]()
+    training, held_out, everything = list[Prompt](), list[Prompt](), list[Prompt]()
+    notes, needed = list[str](), dict[str, int]()
     for task in config.data:
-        share, kept = shares(config.data)[task.curve], config.held_out(task)
-        needed = math.ceil(share * config.recipe.prompts_per_step)
+        share, of_task = shares(config.data)[task.curve], f"{task.curve}: " if len(config.data) > 1 else ""
+        needed[task.curve] = math.ceil(share * config.recipe.prompts_per_step)
         # a task with share 0 is never trained, so all its prompts are held out
-        pool, new_notes = task_prompts(task, tokenizer, kept)
+        pool, new_notes = task_prompts(task, tokenizer, config.held_out(task))
         notes += new_notes
-        kept = config.held_out(task, len(pool))
+        everything += pool
+        if is_suite(task):
+            held_out += pool
+            continue
+        if repeats := len(pool) - len({prompt.content for prompt in pool}):
+            notes.append(
+                f"{of_task}{repeats} of {len(pool)} prompts repeat another one with another answer or notation; those "
+                "with the same text are all held out or all trained on"
+            )
+        wanted = config.held_out(task, len(pool))
+        parts = _split(pool, wanted, needed[task.curve], of_task)
         if config.evaluation.prompts == "auto" and task.held_out is None:
-            notes.append(f"held out {kept} of {len(pool)} prompts; --evaluation.prompts N sets another number")
-        parts = ([], pool) if is_suite(task) else _split(pool, kept, needed, task.curve if len(config.data) > 1 else "")
+            notes.append(f"held out {len(parts[1])} of {len(pool)} prompts; --evaluation.prompts N sets another number")
+        elif len(parts[1]) != wanted:
+            notes.append(f"{of_task}held out {len(parts[1])} prompts, not {wanted}, because equal texts stay together")
         training, held_out = training + parts[0], held_out + parts[1]
     if len(config.data) > 1:
         held_out.sort(key=lambda p: p.id)  # mixes the tasks evenly over engines that share an evaluation
-        known = {prompt.id for prompt in held_out} | {prompt.text for prompt in held_out}
-        clean = [prompt for prompt in training if prompt.id not in known and prompt.text not in known]
+        known = {prompt.content for prompt in held_out}
+        clean = [prompt for prompt in training if prompt.content not in known]
         if len(clean) < len(training):
             notes.append(f"left out {len(training) - len(clean)} training prompts that another task holds out")
+            _check_left(clean, training, needed)
         training = clean
-    return PromptSplit(tuple(training), tuple(held_out), tuple(notes))
+    return PromptSplit(tuple(training), tuple(held_out), tuple(everything), tuple(notes))
+
+
+def _check_left(clean: Sequence[Prompt], training: Sequence[Prompt], needed: Mapping[str, int]) -> None:
+    """Refuse tasks whose training prompts are almost all held out by others."""
+    left, before = (Counter(prompt.task for prompt in prompts) for prompts in (clean, training))
+    for task, count in needed.items():
+        if left[task] < count:
+            raise ConfigError(
+                f"{task}: {before[task] - left[task]} of {before[task]} training prompts have the text of a prompt "
+                f"that a task or suite holds out, which leaves {left[task]} for training; allowed: at least one step's "
+                f"{count}. Remove the held-out set, or train on other prompts"
+            )
 
 
 def task_prompts(task: TaskData, tokenizer: Any, held_out: int) -> tuple[list[Prompt], list[str]]:
@@ -90,6 +120,8 @@ def task_prompts(task: TaskData, tokenizer: Any, held_out: int) -> tuple[list[Pr
     if tokenizer.chat_template and task.chat_template != "never":
         check_template(tokenizer)
     rows, notes = SOURCES[task.kind](task, held_out)
+    rows, left_out = _sendable(rows, isinstance(task, PromptFile))
+    notes = [*notes, *left_out]
     if tools := rows[0].columns.get("tools") if isinstance(task, RepliedTask) else None:
         check_tools(tokenizer, tools, task.chat_template != "never")
     prompts = _tokenize(rows, task.curve, lambda row: _encode_prompt(tokenizer, row.prompt, task, tools))
@@ -99,6 +131,27 @@ def task_prompts(task: TaskData, tokenizer: Any, held_out: int) -> tuple[list[Pr
     if isinstance(task, PromptFile) and task.verifier == "code" and not task.reward:
         check_tests(kept)
     return kept, notes
+
+
+def _sendable(rows: list[Row], of_file: bool) -> tuple[list[Row], list[str]]:
+    """Leave out columns that cannot be sent to other processes, such as the videos of a data set on the hub.
+
+    Args:
+        rows: Rows of a task.
+        of_file: Whether they are those of a file or data set; the columns of other tasks are all needed.
+    """
+    bad: dict[str, str] = {}
+    for row in rows:
+        if is_plain(row.columns):
+            continue
+        for name, value in row.columns.items():
+            if name not in bad and not is_plain(value) and (error := outcome(partial(pickle.dumps, value)).exception()):
+                bad[name] = f"{row.where}: {name!r} cannot be sent to other processes ({error})"
+    if bad and not of_file:
+        raise ConfigError(f"{next(iter(bad.values()))}; allowed: values that pickle can store")
+    if bad:
+        rows = [replace(row, columns={k: v for k, v in row.columns.items() if k not in bad}) for row in rows]
+    return rows, [f"left out the column {name!r}: {reason}" for name, reason in bad.items()]
 
 
 def _file_rows(data: PromptFile, held_out: int) -> tuple[list[Row], list[str]]:
@@ -119,23 +172,39 @@ SOURCES: dict[str, Callable[[Any, int], tuple[list[Row], list[str]]]] = {
 """Functions by `data.kind`: (task, number of held-out prompts) -> rows and notes."""
 
 
-def _split(prompts: list[Prompt], held_out: int, needed: int, name: str) -> tuple[list[Prompt], list[Prompt]]:
-    """Split one task's prompts, in the order of ids, into training and held-out ones; a step needs `needed` of them."""
-    ordered = sorted(prompts, key=lambda p: p.id)
-    training = ordered[held_out:]
+def _split(prompts: list[Prompt], held_out: int, needed: int, of_task: str) -> tuple[list[Prompt], list[Prompt]]:
+    """Split one task's prompts, in the order of ids, into training and held-out ones; a step needs `needed` of them.
+
+    Prompts with the same content stay together. The held-out ones are the first that fit into the wanted number; if
+    none fits, the smallest set with the same content.
+    """
+    ordered, same = sorted(prompts, key=lambda p: p.id), defaultdict[str, list[Prompt]](list)
+    for prompt in ordered:
+        same[prompt.content].append(prompt)
+    held, left = set[str](), held_out
+    for content, together in same.items():
+        if len(together) <= left:
+            held.add(content)
+            left -= len(together)
+    if held_out and not held and same:
+        held.add(min(same, key=lambda content: len(same[content])))
+    training = [prompt for prompt in ordered if prompt.content not in held]
     if len(training) < needed:
-        of_task, most = f"{name}: " if name else "", len(ordered) - needed
+        most, why = len(ordered) - needed, ""
         fewer = f"at most {most}, so that one step's {needed} prompts remain, or auto"
         allowed = fewer if most > 0 else f"more than {needed} prompts, or fewer recipe.prompts_per_step"
+        if len(same) < len(ordered):
+            why = f", because the prompts have {len(same)} different texts, and equal ones stay together"
+            allowed = f"fewer, so that one step's {needed} prompts remain, or prompts with more different texts"
         raise ConfigError(
             f"{of_task}evaluation.prompts: got {held_out} of {len(ordered)} prompts, which leaves {len(training)} for "
-            f"training; allowed: {allowed}"
+            f"training{why}; allowed: {allowed}"
         )
-    return training, ordered[:held_out]
+    return training, [prompt for prompt in ordered if prompt.content in held]
 
 
 def _tokenize(rows: Sequence[Row], task: str, encode: Callable[[Row], tuple[str, list[int]]]) -> list[Prompt]:
-    prompts = []
+    prompts, systems = [], Counter(_system(row.prompt) for row in rows)
     for row in rows:
         text, tokens = encode(row)
         if not tokens:
@@ -143,8 +212,42 @@ def _tokenize(rows: Sequence[Row], task: str, encode: Callable[[Row], tuple[str,
                 f"{row.where}: the model's tokenizer returns no tokens for the prompt {text!r}; change or drop the row"
             )
         columns = {**row.columns, "prompt": row.prompt} if row.columns else {}
-        prompts.append(Prompt(identity(row), text, tuple(tokens), row.answer, task, columns, row.where))
+        id = identity(row)
+        if "environment" in columns and TURNS in columns:
+            content = id  # the prompts of an environment may be equal: what it asks is in the row
+        else:  # a system message of several rows is an instruction; that of one row is what it asks
+            content = content_of(row.prompt, systems[_system(row.prompt)] == 1)
+        prompts.append(Prompt(id, text, tuple(tokens), row.answer, task, columns, row.where, content))
     return prompts
+
+
+def _system(prompt: str | Sequence[Mapping[str, str]]) -> str:
+    """Return the system messages of a prompt."""
+    return "" if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt if m["role"] == "system")
+
+
+_ALIKE = str.maketrans({**dict.fromkeys("‘’‚‛", "'"), **dict.fromkeys("“”„‟«»", '"'), **dict.fromkeys("‐‑‒–—−", "-")})
+_SPACES = re.compile(r" ?([^\w ]) ?")
+"""Spaces around a sign, which is often written without: "12 * 13" and "12*13"."""
+
+
+def content_of(prompt: str | Sequence[Mapping[str, str]], system: bool = False) -> str:
+    """Return 16 hex digits of a hash of what a prompt asks, equal for prompts that differ in notation only.
+
+    White space, case, the forms of Unicode characters, quotation marks and dashes, and punctuation at the end do not
+    count.
+
+    Args:
+        prompt: Prompt of a row, text or messages.
+        system: Whether system messages count.
+    """
+    text = prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt if m["role"] != "system")
+    text += _system(prompt) if system else ""
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text).translate(_ALIKE)
+        text = "".join(character for character in text if unicodedata.category(character) != "Cf")  # such as U+200B
+    words = _SPACES.sub(r"\1", " ".join(text.casefold().split())).rstrip(".?!:;,")
+    return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
 
 
 def _encode_plain(tokenizer: Any, text: str) -> tuple[str, list[int]]:
@@ -172,7 +275,7 @@ def _encode_prompt(
         )
     system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
     if tokenizer.chat_template and data.chat_template != "never":
-        text = render(tokenizer, system + opening(prompt), tools=tools)
+        text = render(tokenizer, system + opening(prompt), tools=tools, day=data.template_date)
         return text, list(tokenizer(text, add_special_tokens=False)["input_ids"])
     spoken = prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
     return _encode_plain(tokenizer, f"{data.system_prompt}\n\n{spoken}" if data.system_prompt else spoken)

@@ -141,7 +141,7 @@ def _parquet(path: Path, limit_mb: int) -> Iterator[FileRow]:
     try:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=1024):
-                for values in batch.to_pylist():
+                for values in _python_rows(batch):
                     number += 1
                     yield FileRow(f"{path} row {number}", values)
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -151,6 +151,28 @@ def _parquet(path: Path, limit_mb: int) -> Iterator[FileRow]:
         raise ConfigError(
             f"{path}: not a whole Parquet file, after row {number} ({reason}); copy or write it again"
         ) from None
+
+
+def _python_rows(batch: Any) -> list[dict[str, Any]]:
+    """Return the rows of a batch of pyarrow; a value that Python cannot hold is None, such as a date after 9999."""
+    from pyarrow import ArrowException
+
+    def converted(scalar: Any) -> Any:
+        try:
+            return scalar.as_py()
+        except UnicodeDecodeError:  # a damaged file
+            raise
+        except (ArrowException, ValueError, ArithmeticError, LookupError):  # LookupError: an unknown time zone
+            return None
+
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+    except UnicodeDecodeError:
+        raise
+    except (ArrowException, ValueError, ArithmeticError, LookupError):
+        columns = [map(converted, column) for column in batch.columns]
+        rows = [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
+    return rows
 
 
 FORMS: dict[str, Form] = {".jsonl": _jsonl, ".json": _json, ".jsonl.gz": _gzipped, ".parquet": _parquet}

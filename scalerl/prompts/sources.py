@@ -13,7 +13,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.prompts.layouts import Row, identity, prompt_of
 from scalerl.tasks import custom, environments, tools
 from scalerl.tasks.environments import load
-from scalerl.tasks.gym import make_data
+from scalerl.tasks.gym import make_entries
 from scalerl.types import TURNS
 
 TRIES = 4
@@ -27,19 +27,18 @@ def gym_rows(task: ReasoningGymTask, held_out: int) -> tuple[list[Row], list[str
         ConfigError: reasoning-gym is missing, has no such data set or parameter, or makes too few distinct questions.
     """
     wanted = task.prompts + held_out
-    entries = make_data(task.dataset, TRIES * wanted, task.seed, task.parameters)
-    rows: dict[str, Row] = {}
-    for index in range(TRIES * wanted):
-        entry = entries[index]
+    rows = []
+    for number, entry in make_entries(task.dataset, task.seed, task.parameters, TRIES * wanted, wanted):
         columns = {name: getattr(task, name) for name in ("dataset", "parameters", "pass_score")} | {"entry": entry}
         answer = "" if entry["answer"] is None else str(entry["answer"])
-        rows.setdefault(entry["question"], Row(entry["question"], answer, columns, f"{task.dataset} entry {index}"))
-        if len(rows) == wanted:
-            return list(rows.values()), []
-    raise ConfigError(
-        f"data.prompts: {task.dataset} with the parameters {task.parameters!r} generates only about {len(rows)} "
-        f"distinct prompts; allowed: parameters that generate at least {wanted} (data.prompts plus held-out prompts)"
-    )
+        rows.append(Row(entry["question"], answer, columns, f"{task.dataset} entry {number}"))
+    if len(rows) < wanted:
+        raise ConfigError(
+            f"data.prompts: {task.dataset} with the parameters {task.parameters!r} generates only about {len(rows)} "
+            f"distinct prompts; allowed: parameters that generate at least {wanted} (data.prompts plus held-out "
+            "prompts)"
+        )
+    return rows, []
 
 
 def custom_rows(task: CustomTask, held_out: int) -> tuple[list[Row], list[str]]:

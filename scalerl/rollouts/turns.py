@@ -318,4 +318,5 @@ def continued(tokenizer: Any, prompt: Prompt, reply: Reply, last: int) -> list[i
     settings = prompt.columns[TURNS]
     if not reply.messages:
         return []
-    return continuation(tokenizer, reply.messages, last, settings["chat_template"] != "never", settings["reply_tokens"])
+    chat, day = settings["chat_template"] != "never", settings.get("template_date", "auto")
+    return continuation(tokenizer, reply.messages, last, chat, settings["reply_tokens"], day)

@@ -7,14 +7,28 @@ from __future__ import annotations
 
 import difflib
 import json
+import random
 import re
+import sys
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from scalerl.core.errors import ConfigError, short
+from scalerl.core.processes import ProcessDied
+from scalerl.core.remote import PASSED, LocalRemote, serve
 from scalerl.tasks.base import Verdict, in_braces, judged_text
 from scalerl.types import Prompt
+
+
+class Entry(NamedTuple):
+    """An entry of a data set, a dict with question, answer and metadata, and its number."""
+
+    number: int
+    values: dict[str, Any]
+
 
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 LABELED = re.compile(r"^[ \t*#]*(?:final )?answer[ \t*]*:[ \t*]*(\S.*?)[ \t*]*$", re.IGNORECASE | re.MULTILINE)
@@ -83,6 +97,54 @@ def make_data(name: str, size: int, seed: int, parameters: Mapping[str, Any]) ->
         return create_dataset(name, size=size, seed=seed, **parameters)
     except (AssertionError, ValueError, TypeError) as error:  # TypeError: it has no such parameter
         raise ConfigError(f"data.parameters: {name} rejects {dict(parameters)!r}: {error}") from None
+
+
+def make_entries(dataset: str, seed: int, parameters: Mapping[str, Any], tries: int, wanted: int) -> list[Entry]:
+    """Return entries with distinct questions, with their numbers; fewer if not enough of the tries are distinct.
+
+    They are made in a process with a fixed seed of hashes, because some data sets draw from a set, or use Python's
+    global random numbers; a resume must make the same ones.
+
+    Args:
+        dataset: Name of the data set.
+        seed: Seed of the data set.
+        parameters: Parameters of the data set.
+        tries: Largest number of entries to make.
+        wanted: Number of entries to return.
+
+    Raises:
+        ConfigError: As for `make_data`, or the data set fails.
+    """
+    run = partial(serve, partial(_Maker, dataset, tries, seed, parameters), PASSED)
+    maker = LocalRemote(run, f"reasoning-gym's {dataset}", environment={"PYTHONHASHSEED": "0"})
+    try:
+        maker.receive()
+        entries: list[Entry] = maker.call("distinct", wanted)
+        return entries
+    except ProcessDied as error:
+        raise ConfigError(f"data.dataset: {error}; choose another data set, or other data.parameters") from None
+    finally:
+        maker.end()
+
+
+class _Maker:
+    """The data set in its process."""
+
+    def __init__(self, dataset: str, tries: int, seed: int, parameters: Mapping[str, Any]) -> None:
+        sys.stdout = sys.stderr  # what a data set prints must not change the output of --json
+        self._data, self._tries, self._seed = make_data(dataset, tries, seed, parameters), tries, seed
+
+    def distinct(self, wanted: int) -> list[Entry]:
+        entries: dict[str, Entry] = {}
+        for index in range(self._tries):
+            seed = (self._seed + index) % 2**32
+            random.seed(seed)
+            np.random.seed(seed)
+            entry = self._data[index]
+            entries.setdefault(entry["question"], Entry(index, entry))
+            if len(entries) == wanted:
+                break
+        return list(entries.values())
 
 
 @lru_cache(maxsize=64)

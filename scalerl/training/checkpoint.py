@@ -1,7 +1,9 @@
 """Atomic checkpoints of nested state.
 
-Arrays are saved in one safetensors file, everything else in a JSON file next to it. A checkpoint is written under a
-temporary name, sealed by a manifest, fsynced and renamed; the last good checkpoint is never modified.
+Arrays are saved in one safetensors file, everything else in a JSON file next to it. Prompts are not saved: a row may
+hold what JSON cannot, and JSON turns integer keys into text and tuples into lists. A checkpoint refers to them, and a
+resume reads their rows again (inputs.py). A checkpoint is written under a temporary name, sealed by a manifest, fsynced
+and renamed; the last good checkpoint is never modified.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from scalerl.core.files import as_umask, next_directory, read_json, sync
 from scalerl.training.manifest import seal, stamp
+from scalerl.types import Prompt
 
 FORMAT = 4
 """Format of the trainer's part; increase it when older checkpoints can no longer be resumed."""
@@ -48,6 +51,8 @@ def save_state(directory: Path, name: str, state: Mapping[str, Any]) -> None:
         if isinstance(value, Tensor):
             tensors[f"tensor.{len(tensors)}"] = value.detach().cpu().contiguous()
             return {"__tensor__": f"tensor.{len(tensors) - 1}"}
+        if isinstance(value, Prompt):
+            return {"__prompt__": value.reference}
         if isinstance(value, Mapping):
             return {str(key): strip(inner) for key, inner in value.items()}
         if isinstance(value, (list, tuple)):
@@ -64,8 +69,14 @@ def save_state(directory: Path, name: str, state: Mapping[str, Any]) -> None:
         stamp(directory / f"{name}.{suffix}")
 
 
-def load_state(directory: Path, name: str) -> Any:
-    """Read a state written by `save_state`; arrays become numpy arrays, tensors become CPU tensors."""
+def load_state(directory: Path, name: str, prompts: Mapping[tuple[str, str], Prompt] | None = None) -> Any:
+    """Read a state written by `save_state`; arrays become numpy arrays, tensors become CPU tensors.
+
+    Args:
+        directory: Directory of the checkpoint.
+        name: Name of the part.
+        prompts: The prompts of `references`, by their reference.
+    """
     tensors = load_file(directory / f"{name}.safetensors")
     packed = {key.removeprefix("packed."): t.numpy() for key, t in tensors.items() if key.startswith("packed.")}
 
@@ -77,6 +88,8 @@ def load_state(directory: Path, name: str) -> Any:
                 return flat.reshape(shape).copy()
             if "__tensor__" in value:
                 return tensors[value["__tensor__"]]
+            if "__prompt__" in value:
+                return (prompts or {})[tuple(value["__prompt__"])]
             return {key: revive(inner) for key, inner in value.items()}
         return [revive(inner) for inner in value] if isinstance(value, list) else value
 
@@ -84,8 +97,18 @@ def load_state(directory: Path, name: str) -> Any:
 
 
 def load_plain(directory: Path, name: str) -> Any:
-    """Read the JSON part of a state, with placeholders for arrays."""
+    """Read the JSON part of a state, with placeholders for arrays and prompts."""
     return read_json(directory / f"{name}.json")
+
+
+def references(plain: Any) -> Iterator[tuple[str, str]]:
+    """Yield the references to prompts in a result of `load_plain`."""
+    if isinstance(plain, dict) and "__prompt__" in plain:
+        task, id = plain["__prompt__"]
+        yield task, id
+    elif isinstance(plain, dict | list):
+        for inner in plain.values() if isinstance(plain, dict) else plain:
+            yield from references(inner)
 
 
 class CheckpointStore:

@@ -38,14 +38,15 @@ from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.checks import check_rewards, reference_notes, repetition_notes, sandbox_notes
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
-from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, save_state
+from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, references, save_state
 from scalerl.training.display import RunDisplay
 from scalerl.training.evaluation import Evaluations
+from scalerl.training.inputs import check_model, check_prompts, model_inputs, prompt_inputs
 from scalerl.training.learner.base import Learner
 from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, single_learner
 from scalerl.training.progress import Compute, Progress, Stopwatch
 from scalerl.training.records import Records
-from scalerl.training.resolve import arithmetic_notes, channel_notes, length_notes, pinned, resolve
+from scalerl.training.resolve import arithmetic_notes, channel_notes, dated, length_notes, pinned, resolve
 from scalerl.training.run_dir import RunDirectory, recorded
 from scalerl.training.run_info import run_info
 from scalerl.training.run_model import (
@@ -62,6 +63,7 @@ from scalerl.training.run_model import (
 from scalerl.training.saved import Checkpoints, continued, overrule, sound_checkpoint
 from scalerl.training.session import Session
 from scalerl.training.warnings import KEPT_ROWS, RunWarnings
+from scalerl.types import Prompt
 
 
 def start(config: RunConfig, path: Path, display: RunDisplay, stop_requested: Callable[[], bool]) -> Session:
@@ -106,10 +108,11 @@ def resume(
         checkpoint = sound_checkpoint(directory, store, display.note)
         config = continued(path, config, options, steps, checkpoint)
         makers = makers_of(config)
-        if config != directory.config:
-            directory.save_config(config)
-        state = {} if checkpoint is None else load_plain(checkpoint, "trainer")
+        saved, directory.config = directory.config, config
+        state = {} if checkpoint is None else load_state(checkpoint, "trainer")
         run = _assemble(directory, checkpoint, state, display, stop_requested)
+        if directory.config != saved:
+            directory.save_config(directory.config)
         if checkpoint is None:
             _begin(run, makers)
             display.note("no checkpoint yet: starting over from step 0")
@@ -134,7 +137,12 @@ def _assemble(
     backend = BACKENDS[config.placement.backend](config)
     model_path = model_path_of(config, path, display.note)
     tokenizer = load_tokenizer(model_path, revision_of(config))
+    if checkpoint is None:
+        config = directory.config = dated(config, tokenizer, display.note)
     prompts = load_prompts(config, tokenizer)
+    inputs: dict[str, Any] = {"prompts": prompt_inputs(prompts)}
+    if state:
+        check_prompts(state["inputs"]["prompts"], inputs["prompts"], prompts, path)
     rule = length_rule(config.recipe.length, partial(tokenizer.encode, add_special_tokens=False))
     longest, environments = with_replies(prompts.everything, tokenizer, rule.capacity)
     sizes = known_sizes(config)
@@ -145,6 +153,9 @@ def _assemble(
     scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
     policy = load_of(config, model_path, config.loop_device) if loaded is None else loaded
     check_vocabulary(tokenizer, policy, model_path)
+    inputs["model"] = model_inputs(config, model_path, policy, tokenizer, prompts)
+    if state:
+        check_model(state["inputs"]["model"], inputs["model"], model_path, path)
     check_length(policy, rule, longest)
     check_sampled(config, policy, model_path)
     repeated = check_rewards(config, prompts.training, repetitions=not state)
@@ -162,7 +173,9 @@ def _assemble(
         longest_prompt=longest,
         rule=rule,
         stop=stop_tokens(policy, tokenizer),
-        load_state=partial(load_state, checkpoint, "generator") if checkpoint else None,
+        load_state=partial(load_state, checkpoint, "generator", _in_flight(checkpoint, prompts))
+        if checkpoint
+        else None,
         save=save_state,
         model=facts,
         run=path,
@@ -178,7 +191,7 @@ def _assemble(
     compute = Compute(Stopwatch(3600.0 * state.get("device_hours", 0.0) / devices.held), devices, pipeline)
     records = Records(directory, display, pipeline, scoring, curriculum, progress, compute, RunWarnings(config))
     store = CheckpointStore(path / "checkpoints", config.checkpoint.keep)
-    checkpoints = Checkpoints(store, records, pipeline, learner, curriculum, progress, compute)
+    checkpoints = Checkpoints(store, records, pipeline, learner, curriculum, progress, compute, inputs)
     evaluations = Evaluations(
         config, prompts.held_out, tokenizer, pipeline, learner, progress, compute, records, checkpoints
     )
@@ -219,6 +232,12 @@ def _with_sizes(
         evaluated = sum(samples[prompt.task] for prompt in prompts.held_out)
         about += run_lines(config, sizes, row_tokens, machine, mean, evaluated)
     return config, about
+
+
+def _in_flight(checkpoint: Path, prompts: PromptSplit) -> dict[tuple[str, str], Prompt]:
+    """Return the prompts that the generator's part of a checkpoint refers to, as their rows are now."""
+    by_reference = {prompt.reference: prompt for prompt in prompts.training}
+    return {one: by_reference[one] for one in set(references(load_plain(checkpoint, "generator")))}
 
 
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, state: Mapping[str, Any]) -> list[str]:

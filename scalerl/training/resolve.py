@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,9 +16,10 @@ from scalerl.cluster.connect import connect, hosts_of
 from scalerl.cluster.devices import gpu_problem, shares_gpus
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
-from scalerl.config.data import PromptFile
+from scalerl.config.data import PromptFile, TaskData, TextTask
 from scalerl.config.placement import Hardware, Placement
 from scalerl.core.errors import ConfigError, outcome
+from scalerl.models.template import prints_date
 from scalerl.prompts.files import on_hub
 from scalerl.rollouts.interrupt import LengthRule
 
@@ -110,6 +113,30 @@ def pinned(config: RunConfig, note: Callable[[str], None]) -> RunConfig:
         for task in config.data
     )
     return replace(config, model=model, data=data)
+
+
+def dated(config: RunConfig, tokenizer: Any, note: Callable[[str], None]) -> RunConfig:
+    """Return the configuration with today's date for the tasks whose chat template prints it.
+
+    The date is recorded for the same reason as a revision: a later start or resume must have the same prompts.
+
+    Args:
+        config: Configuration of a new run.
+        tokenizer: The model's tokenizer.
+        note: Function that gets a line for the user about the date.
+    """
+    if not prints_date(tokenizer):
+        return config
+    today = date.today().isoformat()
+
+    def dated_task(task: TaskData) -> TaskData:
+        uses = isinstance(task, TextTask) and task.chat_template != "never" and task.template_date == "auto"
+        return replace(task, template_date=today) if uses else task
+
+    data = tuple(dated_task(task) for task in config.data)
+    if data != config.data:
+        note(f"the model's chat template prints the date: {today} in the whole run (--data.template_date)")
+    return replace(config, data=data)
 
 
 def _commit(repository: str, revision: str, kind: str, note: Callable[[str], None]) -> str:

@@ -35,6 +35,8 @@ class Checkpoints:
     curriculum: Curriculum | Mixture
     progress: Progress
     compute: Compute
+    inputs: Mapping[str, Any]
+    """Digests of what a resume reads again (inputs.py)."""
     _begun: set[int] = field(default_factory=set)
     """Steps whose generator part is not complete yet."""
 
@@ -64,6 +66,7 @@ class Checkpoints:
                 "arithmetic": arithmetic(directory.config.hardware.device),
                 "cursors": cursors,
                 "row_digests": directory.row_digests(cursors),
+                "inputs": self.inputs,
             }
             save_state(path, "trainer", state)
             self.pipeline.snapshot(step, path)

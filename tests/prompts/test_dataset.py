@@ -1,11 +1,15 @@
+import datetime
 import json
+import threading
 
 import pytest
+from texts import Tokenizer
 
 from scalerl.config import PRESETS, read_config
 from scalerl.config.base import replace
 from scalerl.core.errors import ConfigError
 from scalerl.prompts.dataset import load_prompts
+from scalerl.prompts.layouts import Row
 from scalerl.training.warm_start import make_tokenizer
 
 ROWS = [{"prompt": f"{i}+{j}=", "answer": str((i + j) % 10), "level": i} for i in range(6) for j in range(6)]
@@ -99,3 +103,86 @@ def test_the_lab_generates_the_training_pool_and_the_held_out_set(tokenizer):
     small = replace(lab, data=(replace(lab.data[0], operations=(1, 1), prompts=4000),))
     with pytest.raises(ConfigError, match="300 distinct"):
         load_prompts(small, tokenizer)
+
+
+QUESTIONS = [{"prompt": f"What is {i} + {j}?", "answer": str(i + j)} for i in range(10) for j in range(10)]
+
+
+def wide(text):
+    return "".join(chr(ord(c) + 0xFEE0) if c > " " else c for c in text)
+
+
+NOTATIONS = {
+    "another answer": lambda row: row,
+    "white space": lambda row: {**row, "prompt": "  " + row["prompt"].replace(" ", "\n ")},
+    "spaces around signs": lambda row: {**row, "prompt": row["prompt"].replace(" + ", "+")},
+    "case": lambda row: {**row, "prompt": row["prompt"].upper()},
+    "punctuation at the end": lambda row: {**row, "prompt": row["prompt"].rstrip("?") + "."},
+    "wide characters": lambda row: {**row, "prompt": wide(row["prompt"])},
+    "invisible characters": lambda row: {**row, "prompt": "\ufeff" + row["prompt"].replace(" ", "\u00a0\u200b")},
+    "messages": lambda row: {**row, "prompt": [{"role": "user", "content": row["prompt"]}]},
+    "messages after an instruction": lambda row: {
+        **row, "prompt": [{"role": "system", "content": "Use a box."}, {"role": "user", "content": row["prompt"]}]
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("notation", NOTATIONS)
+def test_prompts_that_ask_the_same_are_all_held_out_or_all_trained_on(tmp_path, notation):
+    again = [{**NOTATIONS[notation](row), "answer": row["answer"] + ".0"} for row in QUESTIONS]
+    path = write(tmp_path / "p.jsonl", QUESTIONS + again)
+    split = load_prompts(config(path, "--evaluation.prompts", "41"), Tokenizer())
+    values = {name: sorted(float(p.answer) for p in getattr(split, name)) for name in ("training", "held_out")}
+    by_question = {(row["prompt"], row["answer"]) for row in QUESTIONS}
+    assert len(by_question) == 100 and len(split.training) == 160 and len(split.held_out) == 40
+    lines = {name: {(int(p.where.split()[-1]) - 1) % 100 for p in getattr(split, name)} for name in values}
+    assert len(lines["held_out"]) == 20 and lines["held_out"].isdisjoint(lines["training"])
+    assert split.notes == (
+        "100 of 200 prompts repeat another one with another answer or notation; those with the same text are all held "
+        "out or all trained on",
+        "held out 40 prompts, not 41, because equal texts stay together",
+    )
+
+
+def test_different_questions_do_not_count_as_the_same(tmp_path):
+    texts = ["1 23", "12 3", "1.23", "-1 23", "f(1) 23", "x_1 23", "1/23", "a b", "ab"]
+    texts += [[{"role": "system", "content": name}, {"role": "user", "content": "Begin."}] for name in ("Ann", "Bob")]
+    path = write(tmp_path / "p.jsonl", [{"prompt": text, "answer": "1"} for text in texts])
+    split = load_prompts(config(path, "--evaluation.prompts", "1"), Tokenizer())
+    assert len({prompt.content for prompt in split.everything}) == len(texts) and not split.notes
+
+
+def test_one_question_with_many_answers_leaves_nothing_to_hold_out_or_to_train_on(tmp_path):
+    path = write(tmp_path / "p.jsonl", [{"prompt": "Guess.", "answer": str(i)} for i in range(20)])
+    with pytest.raises(ConfigError, match=r"which leaves 0 for training, because the prompts have 1 different texts"):
+        load_prompts(config(path), Tokenizer())
+    rare = [{"prompt": "Guess again.", "answer": str(i)} for i in range(12)]
+    split = load_prompts(config(write(path, [*map(json.loads, path.read_text().splitlines()), *rare])), Tokenizer())
+    assert {prompt.text for prompt in split.held_out} == {"Guess again."} and len(split.training) == 20
+
+
+def test_training_leaves_out_what_a_separate_held_out_file_asks_in_another_notation(tmp_path):
+    asked = write(tmp_path / "train.jsonl", QUESTIONS)
+    suite = [{**NOTATIONS["messages after an instruction"](row), "answer": "?"} for row in QUESTIONS[:30]]
+    write(tmp_path / "suite.jsonl", suite)
+    words = ["--suites", f'["{tmp_path}/suite.jsonl"]', "--data.system_prompt", "Think."]
+    split = load_prompts(config(asked, *words), Tokenizer())
+    assert not {prompt.content for prompt in split.training} & {prompt.content for prompt in split.held_out}
+    left = len(QUESTIONS) - len({prompt.content for prompt in split.held_out})
+    assert len(split.training) == left and "training prompts that another task holds out" in split.notes[-1]
+    write(tmp_path / "suite.jsonl", [{**row, "answer": "?"} for row in QUESTIONS])
+    with pytest.raises(ConfigError, match=r"92 of 92 training prompts have the text of a prompt that a task or suite"):
+        load_prompts(config(asked, *words), Tokenizer())
+
+
+def test_a_column_that_no_process_can_send_is_left_out_of_a_file_with_a_note(tmp_path, monkeypatch):
+    path = write(tmp_path / "p.jsonl", QUESTIONS)
+    film = {"film": threading.Lock(), "day": datetime.date(2025, 1, 2)}
+    rows = [Row(row["prompt"], row["answer"], film, "here 1") for row in QUESTIONS]
+    monkeypatch.setattr("scalerl.prompts.dataset.read_rows", lambda task: iter(rows))
+    split = load_prompts(config(path), Tokenizer())
+    assert {tuple(prompt.columns) for prompt in split.everything} == {("day", "prompt")}
+    assert split.notes == (
+        "left out the column 'film': here 1: 'film' cannot be sent to other processes (cannot pickle '_thread.lock' "
+        "object)",
+    )

@@ -23,6 +23,7 @@ from coordinator_runs import (
     start,
 )
 
+from scalerl.cluster import simulation
 from scalerl.cluster.simulation import Stuck, visit_of
 from scalerl.rollouts.activation import AtTick, OnArrival
 from scalerl.rollouts.coordinator import Coordinator, Update, sample_key
@@ -214,7 +215,7 @@ def interrupted(schedule, activation, sizes, at, path, exact=True):
 
 def resumed(schedule, activation, sizes, drawn, path, exact=True):
     trainer = make(schedule, activation, sizes, exact)
-    state = load_state(path, "generator")
+    state = load_state(path, "generator", {prompt.reference: prompt for prompt in simulation._PROMPTS})
     trainer.coordinator.load_state(state)
     again = trainer.resume(state["sampling_version"], drawn)
     return again + list(trainer.batches(1000))

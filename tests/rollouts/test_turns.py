@@ -371,7 +371,7 @@ def test_the_state_is_plain(tmp_path):
     save_state(tmp_path, "generator", engine.state())
     restored = make()
     restored.cancel([(n, s) for n in range(4) for s in range(4)])
-    restored.load_state(load_state(tmp_path, "generator"))
+    restored.load_state(load_state(tmp_path, "generator", {prompt.reference: prompt for prompt in prompts()}))
     expected, _ = run(engine)
     rest, _ = run(restored)
     assert {id: r.tokens.tolist() for id, r in rest.items()} == {id: r.tokens.tolist() for id, r in expected.items()}

@@ -1,6 +1,9 @@
 """reasoning-gym: its scorer judges the final answer of a completion."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -96,6 +99,19 @@ def test_prompts_are_distinct_and_held_out_prompts_are_not_trained(tmp_path):
     assert "<answer>" in first.text and first.columns["entry"]["question"] in first.text
     assert verify(first, f"<answer>{first.answer}</answer>").passed
     assert json.dumps(first.columns["parameters"])
+
+
+@pytest.mark.parametrize("dataset", ["isomorphic_strings", "list_functions"])
+def test_entries_are_the_same_in_every_process(dataset):
+    """The first draws from a set, whose order depends on the hashes of texts; the second uses global random numbers."""
+    code = f"from scalerl.tasks.gym import make_entries; print(make_entries({dataset!r}, 3, {{}}, 12, 4))"
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in "12"
+    }
+    assert len(texts) == 1 and texts.pop().count(b"'question'") == 4
 
 
 @pytest.mark.parametrize(
