@@ -271,7 +271,9 @@ def _show(words: Sequence[str]) -> int:
     from scalerl.study.directory import StudyDirectory
 
     study = StudyDirectory.open(options.directory)
-    page = check_output(options.output or study.path / "report.html", [])
+    page = study.path / "report.html"
+    place = check_output(options.output or page, [])
+    page = place if options.output else page  # a link in the study's directory is replaced, not followed
     results = study_results(study, options.compute, options.task)
     if options.json:
         print(json.dumps(results.to_dict(), indent=1, allow_nan=False))

@@ -24,8 +24,8 @@ class Tracker:
         self._directory = directory
 
     def start(self, config: Mapping[str, Any], run: LoggedRun) -> str:
-        """Open a new event file; the id is the directory."""
-        directory = run.id or self._directory or str(run.path.absolute() / "tensorboard")
+        """Open a new event file. The id is the directory, but a resume does not use it: it is a file in the run's."""
+        directory = self._directory or str(run.path.absolute() / "tensorboard")
         self._writer = EventFileWriter(directory)
         self._add(hparams_pb(flat(config)), 0)
         return directory
