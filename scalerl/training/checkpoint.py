@@ -7,7 +7,6 @@ temporary name, sealed by a manifest, fsynced and renamed; the last good checkpo
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from scalerl.core.checkpoints import best_step, saved_steps
 from scalerl.core.files import as_umask, next_directory, read_json, sync
 from scalerl.training.manifest import seal, stamp
 
@@ -26,8 +26,6 @@ FORMAT = 4
 
 WRITTEN = ".written"
 """Empty file that marks a run which has had a checkpoint."""
-
-_NAME = re.compile(r"step_(\d{6,})$")
 
 
 def save_state(directory: Path, name: str, state: Mapping[str, Any]) -> None:
@@ -92,7 +90,7 @@ class CheckpointStore:
     """The checkpoints of one run."""
 
     def __init__(self, directory: Path, keep: int) -> None:
-        """Manage `directory` and keep the last `keep` checkpoints; partial checkpoints of killed runs are removed."""
+        """Manage `directory`: keep the last `keep` checkpoints and the best one; remove parts of killed runs."""
         self.directory, self._keep = directory, keep
         for replaced in directory.glob(".replaced_*"):  # a process was killed while it replaced this checkpoint
             final = directory / replaced.name.removeprefix(".replaced_")
@@ -106,8 +104,13 @@ class CheckpointStore:
         path.mkdir(exist_ok=True)
         return path
 
-    def commit(self, step: int) -> Path:
-        """Complete a checkpoint whose parts are all written, and return its directory."""
+    def commit(self, step: int, rates: Mapping[int, float] | None = None) -> Path:
+        """Complete a checkpoint whose parts are all written, and return its directory; then remove old ones.
+
+        Args:
+            step: Step of the checkpoint.
+            rates: Held-out pass rates by step. The checkpoint with the highest one is kept too; None: none is known.
+        """
         final, temporary = self.path(step), self.begin(step)
         seal(temporary, step)
         sync(temporary)
@@ -118,8 +121,10 @@ class CheckpointStore:
         shutil.rmtree(replaced, ignore_errors=True)
         (self.directory / WRITTEN).touch()
         sync(self.directory)
+        best = best_step(self.steps(), rates or {})
         for old in self.steps()[: -self._keep]:
-            shutil.rmtree(self.path(old))
+            if old != best:
+                shutil.rmtree(self.path(old))
         return final
 
     def path(self, step: int) -> Path:
@@ -132,10 +137,17 @@ class CheckpointStore:
         self.path(step).rename(place)
         return place
 
+    def remove_after(self, step: int) -> None:
+        """Remove the checkpoints of later steps, newest first, so that a kill leaves those that its rows agree with."""
+        for later in reversed([own for own in self.steps() if own > step]):
+            half = self.directory / f".{self.path(later).name}.removed"  # cleared at the next start if this is killed
+            self.path(later).rename(half)
+            shutil.rmtree(half)
+        sync(self.directory)
+
     def steps(self) -> list[int]:
         """Return the steps of all good checkpoints, oldest first."""
-        matches = [_NAME.match(path.name) for path in self.directory.glob("step_*")]
-        return sorted(int(match[1]) for match in matches if match)
+        return saved_steps(self.directory)
 
     def latest(self) -> Path | None:
         """Return the directory of the latest good checkpoint."""

@@ -59,7 +59,7 @@ from scalerl.training.run_model import (
     sent_weights,
     with_adapters,
 )
-from scalerl.training.saved import Checkpoints, continued, overrule, sound_checkpoint
+from scalerl.training.saved import Checkpoints, checkpoint_of, continued, overrule, sound_checkpoint
 from scalerl.training.session import Session
 from scalerl.training.warnings import KEPT_ROWS, RunWarnings
 
@@ -87,8 +87,9 @@ def resume(
     display: RunDisplay,
     stop_requested: Callable[[], bool],
     options: Mapping[str, Any] | Sequence[str] = (),
+    from_step: int | None = None,
 ) -> Session:
-    """Resume a run from its last good checkpoint.
+    """Resume a run from its last good checkpoint, or from an earlier one.
 
     Args:
         path: The run directory.
@@ -96,6 +97,8 @@ def resume(
         display: RunDisplay of the run.
         stop_requested: Function called while waiting; if it returns true, the run stops.
         options: Values for the few fields that a resume may change (saved.py).
+        from_step: Step of the checkpoint to which the run goes back; later checkpoints and rows are removed. None: the
+            last one.
 
     Raises:
         ConfigError: There is no run, its configuration was changed, or an option would make it a different run.
@@ -103,7 +106,10 @@ def resume(
     directory = RunDirectory.resume(path)
     with directory.discarded_on_error():  # closes it; a run that existed before keeps its files
         config, store = directory.config, CheckpointStore(path / "checkpoints", directory.config.checkpoint.keep)
-        checkpoint = sound_checkpoint(directory, store, display.note)
+        if from_step is None:
+            checkpoint = sound_checkpoint(directory, store, display.note)
+        else:
+            checkpoint = checkpoint_of(directory, store, from_step)
         config = continued(path, config, options, steps, checkpoint)
         makers = makers_of(config)
         if config != directory.config:
@@ -115,7 +121,8 @@ def resume(
             display.note("no checkpoint yet: starting over from step 0")
         else:
             _continue(run, checkpoint, state, makers)
-            display.note(f"resumed at step {run.progress.step}")
+            words = "" if from_step is None else "; later checkpoints and rows were removed"
+            display.note(f"resumed at step {run.progress.step}{words}")
             display.point(run.records.points)
     return run
 
@@ -129,6 +136,7 @@ def _assemble(
 ) -> Session:
     """Check the inputs of a run, then make its objects; the generator is not started yet. A new run has no state."""
     config, path = directory.config, directory.path
+    display.belongs_to(path)
     torch.set_num_threads(config.hardware.trainer_threads)
     check_functions(config.recipe)
     backend = BACKENDS[config.placement.backend](config)
@@ -267,6 +275,7 @@ def _continue(
     run.learner.load(checkpoint, step)
     run.curriculum.load_state(state["curriculum"])
     run.records.scoring.load_state(state["scoring"])
+    run.checkpoints.store.remove_after(step)  # before their rows
     for note in directory.rewind(state):
         display.note(note)
     run.records.points = directory.points()

@@ -250,7 +250,7 @@ def _card(run: RunAnalysis) -> str:
     return (
         f'<article class="card"><h3>{swatch(run.style[0])}{html.escape(run.source.name)}</h3>'
         f'<p><span class="word">{advice.action.capitalize()}.</span> '
-        f"{html.escape(advice.reason[0].upper() + advice.reason[1:])}</p>"
+        f"{html.escape(advice.explanation[0].upper() + advice.explanation[1:])}</p>"
         + "".join(f"<p>{line}</p>" for line in lines)
         + warnings([*run.source.notes, *fitted.warnings], run.source.name)
         + "</article>"
