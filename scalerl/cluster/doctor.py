@@ -267,7 +267,8 @@ def room(site: Site) -> Outcome:
     if free < saved:
         return FAILS, (
             f"{_HOST}:{place.resolve()}: {free / GB:.1f} GB are free; {checkpoints} checkpoints, the best one and "
-            f"the weights that are sent need {saved / GB:.1f} GB. Free space, lower checkpoint.keep, or give another --run-dir"
+            f"the weights that are sent need {saved / GB:.1f} GB. Free space, lower checkpoint.keep, or give another "
+            "--run-dir"
         )
     memory, what = host_memory().free, f"memory of {_HOST}"
     if site.ray:

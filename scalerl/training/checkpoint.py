@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scalerl.core.checkpoints import best_step, saved_steps
-from scalerl.core.files import as_umask, next_directory, read_json, sync
+from scalerl.core.files import as_umask, next_directory, read_json, sync, write_whole
 from scalerl.training.manifest import seal, stamp
 
 FORMAT = 4
 """Format of the trainer's part; increase it when older checkpoints can no longer be resumed."""
 
 WRITTEN = ".written"
-"""Empty file that marks a run which has had a checkpoint."""
+"""File that marks a run which has had a checkpoint; it contains the step of the last one."""
 
 
 def save_state(directory: Path, name: str, state: Mapping[str, Any]) -> None:
@@ -119,7 +120,7 @@ class CheckpointStore:
             final.rename(replaced)
         temporary.rename(final)
         shutil.rmtree(replaced, ignore_errors=True)
-        (self.directory / WRITTEN).touch()
+        write_whole(self.directory / WRITTEN, f"{step}\n")  # a new file: a study may share the old one
         sync(self.directory)
         best = best_step(self.steps(), rates or {})
         for old in self.steps()[: -self._keep]:
@@ -137,13 +138,25 @@ class CheckpointStore:
         self.path(step).rename(place)
         return place
 
-    def remove_after(self, step: int) -> None:
-        """Remove the checkpoints of later steps, newest first, so that a kill leaves those that its rows agree with."""
+    def remove_after(self, step: int) -> bool:
+        """Remove the checkpoints of later steps, newest first, so that a kill leaves those that its rows agree with.
+
+        Returns:
+            Whether a later checkpoint had been written, even if it was damaged or removed since: the run goes back.
+        """
+        written = max([self._last_written(), *self.steps()])
         for later in reversed([own for own in self.steps() if own > step]):
             half = self.directory / f".{self.path(later).name}.removed"  # cleared at the next start if this is killed
             self.path(later).rename(half)
             shutil.rmtree(half)
+        write_whole(self.directory / WRITTEN, f"{step}\n")  # a new file: a study may share the old one
         sync(self.directory)
+        return written > step
+
+    def _last_written(self) -> int:
+        with suppress(OSError, ValueError):  # a kill may leave it empty
+            return int((self.directory / WRITTEN).read_text(encoding="utf-8"))
+        return 0
 
     def steps(self) -> list[int]:
         """Return the steps of all good checkpoints, oldest first."""

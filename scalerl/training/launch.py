@@ -275,7 +275,7 @@ def _continue(
     run.learner.load(checkpoint, step)
     run.curriculum.load_state(state["curriculum"])
     run.records.scoring.load_state(state["scoring"])
-    run.checkpoints.store.remove_after(step)  # before their rows
+    went_back = run.checkpoints.store.remove_after(step)  # before their rows
     for note in directory.rewind(state):
         display.note(note)
     run.records.points = directory.points()
@@ -287,4 +287,6 @@ def _continue(
     else:  # within a round of PPO-off-policy, which samples with older weights
         weights = load_state(checkpoint, "round_weights")
         run.pipeline.start(lambda version, channel: channel.send(version, weights.items()), sampling)
-    run.records.followers = Followers(run.config, run_info(run.config), directory.path, makers, display.note, step)
+    run.records.followers = Followers(
+        run.config, run_info(run.config), directory.path, makers, display.note, step, went_back
+    )

@@ -168,3 +168,28 @@ def test_a_run_that_goes_back_with_another_rate_leaves_no_trace_of_the_abandoned
     assert {row["step"] for row in runs.rows(path, "rollouts.jsonl")} == {0, 4, 8, 12}
     assert saved_steps(path / "checkpoints") == [4, 8, 12]
     assert "after_step = 8" in (path / "config.toml").read_text()
+
+
+@pytest.mark.parametrize("how", ["option", "removed directory"])
+def test_a_tracker_gets_the_steps_that_are_trained_again(lab_model, tmp_path, how):
+    pytest.importorskip("tensorboard", reason="needs the extra `logs`")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    path = tmp_path / "run"
+    runs.train(lab_model, path, "--loggers", "tensorboard", "--steps", "10", "--checkpoint.keep", "3")
+    words = ["--recipe.optimizer.learning_rate", "1e-4"]
+    if how == "option":
+        words += ["--from-step", "4"]
+    else:
+        for step in (8, 10):
+            shutil.rmtree(path / f"checkpoints/step_{step:06d}", ignore_errors=True)
+    text = runs.finish("resume", str(path), *words)
+    assert "logger tensorboard: the run went back to step 4, so a new run starts in the tracker" in text, text
+    logged = EventAccumulator(str(path / "tensorboard/part-2")).Reload()
+    for name in ("learning_rate", "loss", "entropy"):
+        expected = [row[name] for row in runs.rows(path, "metrics.jsonl")]
+        assert [one.step for one in logged.Scalars(name)] == list(range(1, 11))
+        assert [one.value for one in logged.Scalars(name)] == pytest.approx(expected)
+    rates = {point["step"]: point["pass_rate"] for point in runs.rows(path, "points.jsonl")}
+    scalars = logged.Scalars("eval/arithmetic/pass_rate")
+    assert {one.step: one.value for one in scalars} == pytest.approx(rates)
