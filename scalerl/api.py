@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -290,9 +291,10 @@ def _complete(config: RunConfig, make_session: Callable[[Any], Callable[..., Any
     """Complete a run that functions of `training.launch` start; the module is imported after the environment is set."""
     from io import StringIO
 
-    from scalerl.cli.exits import StopFlag, prepare_environment
+    from scalerl.cli.exits import StopFlag, escape_unknown, prepare_environment
 
     prepare_environment()
+    escape_unknown(sys.stdout)
     import torch
     from rich.console import Console
 

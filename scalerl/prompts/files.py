@@ -18,6 +18,10 @@ from scalerl.core.files import check_file, parse_json, trouble
 BOM = b"\xef\xbb\xbf"
 
 
+MOST_EMPTY = 1 << 20
+"""Largest number of bytes of empty lines in a row. A small compressed file can hold a billion of them."""
+
+
 class FileRow(NamedTuple):
     """One row and its position in the file.
 
@@ -84,7 +88,7 @@ def _gzipped(path: Path, limit_mb: int) -> Iterator[FileRow]:
 
 def _lines(file: BinaryIO, path: Path, limit_mb: int) -> Iterator[FileRow]:
     """Yield one row per line. Lines end only at newlines, because U+2028 and others may occur in a JSON string."""
-    limit, number = limit_mb << 20, 0
+    limit, number, empty = limit_mb << 20, 0, 0
     while line := file.readline(limit + 1):
         number += 1
         where = f"{path} line {number}"
@@ -96,7 +100,15 @@ def _lines(file: BinaryIO, path: Path, limit_mb: int) -> Iterator[FileRow]:
         if number == 1:
             line = line.removeprefix(BOM)
         if line.strip():
+            empty = 0
             yield FileRow(where, _object(_parse(line, where), where))
+            continue
+        empty += len(line)
+        if empty > MOST_EMPTY:
+            raise ConfigError(
+                f"{where}: more than {MOST_EMPTY >> 20} MiB of empty lines follow one another; allowed: one JSON "
+                "object per line. Remove the empty lines, or write the file again"
+            )
 
 
 def _parse(text: bytes, where: str) -> Any:
@@ -141,7 +153,7 @@ def _parquet(path: Path, limit_mb: int) -> Iterator[FileRow]:
     try:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=1024):
-                for values in batch.to_pylist():
+                for values in _as_rows(batch, path, number):
                     number += 1
                     yield FileRow(f"{path} row {number}", values)
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -151,6 +163,31 @@ def _parquet(path: Path, limit_mb: int) -> Iterator[FileRow]:
         raise ConfigError(
             f"{path}: not a whole Parquet file, after row {number} ({reason}); copy or write it again"
         ) from None
+
+
+UNCONVERTIBLE = (ValueError, OverflowError, LookupError)
+"""Errors of values without an equal in Python: dates after the year 9999, long durations, unknown time zones."""
+
+
+def _as_rows(batch: Any, path: Path, before: int) -> list[dict[str, Any]]:
+    """Return the rows of a batch, of which `before` precede it in the file.
+
+    Raises:
+        ConfigError: A value has no equal in Python; the message has its row and column.
+    """
+    try:
+        return cast(list[dict[str, Any]], batch.to_pylist())
+    except UNCONVERTIBLE as error:
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            for number, value in enumerate(column, before + 1):
+                try:
+                    value.as_py()
+                except UNCONVERTIBLE as reason:
+                    raise ConfigError(
+                        f"{path} row {number}: a value of type {value.type} in the column {name!r} cannot be read "
+                        f"({reason}); allowed: dates and times of the years 1 to 9999. Remove the column or the row"
+                    ) from None
+        raise ConfigError(f"{path}: rows after row {before} cannot be read ({error}); write the file again") from None
 
 
 FORMS: dict[str, Form] = {".jsonl": _jsonl, ".json": _json, ".jsonl.gz": _gzipped, ".parquet": _parquet}

@@ -84,13 +84,13 @@ def html_page(
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page to a file atomically.
+    """Write a page to a file atomically; bytes of file names that are not UTF-8 are shown as escapes.
 
     Raises:
         CurveError: The path cannot be written.
     """
     try:
-        write_whole(path, page)
+        write_whole(path, page.encode("utf-8", "backslashreplace").decode())
     except OSError as error:
         raise CurveError(
             f"the page cannot be written to {path}: {error.strerror}; give another path with -o"
