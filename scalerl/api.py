@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -52,13 +53,20 @@ def train(
 
 
 def resume(
-    path: str | Path, *, steps: int | None = None, progress: bool = True, trust: bool = False, **fields: Any
+    path: str | Path,
+    *,
+    steps: int | None = None,
+    from_step: int | None = None,
+    progress: bool = True,
+    trust: bool = False,
+    **fields: Any,
 ) -> Run:
-    """Resume a run from its last checkpoint and return it, like `scalerl resume`.
+    """Resume a run from its last checkpoint, or an earlier one, and return it, like `scalerl resume`.
 
     Args:
         path: Run directory.
         steps: New total number of steps; None: unchanged.
+        from_step: Step of the checkpoint to go back to; later checkpoints and rows are removed. None: the last one.
         progress: Whether to show the run while it trains, as in `train`.
         trust: Whether to run unconfirmed code in the run's configuration without asking.
         fields: Fields that may change on resume, with names as in `train`: the learning rate
@@ -76,8 +84,8 @@ def resume(
     if steps is not None:
         config = replace(config, steps=steps)
 
-    again = _named(fields)
-    return _complete(config, lambda launch: partial(launch.resume, Path(path), steps, options=again), progress)
+    chosen = {"options": _named(fields), "from_step": from_step}
+    return _complete(config, lambda launch: partial(launch.resume, Path(path), steps, **chosen), progress)
 
 
 def load(path: str | Path) -> Run:
@@ -227,9 +235,16 @@ class Run:
         Raises:
             CurveError: The curve cannot be fitted.
         """
-        from scalerl.scaling import advise
+        from dataclasses import replace
 
-        return advise(self.fit(task, compute), budget=budget, min_gain=min_gain)
+        from scalerl.core.rows import read_points
+        from scalerl.scaling import advise
+        from scalerl.view.outlook import way_back
+
+        advice = advise(self.fit(task, compute), budget=budget, min_gain=min_gain)
+        if advice.action != "go back":
+            return advice
+        return replace(advice, remedy=way_back(self.path, read_points(self.path), self.config.main_tasks))
 
     def plot(self, axes: Any = None, *, task: str | None = None, compute: str | None = None) -> Any:
         """Draw the points, the fit with its band, and the forecast.
@@ -251,9 +266,11 @@ class Run:
         plot_curve(axes, self.fit(task, compute), note="; ".join(self.info.notes))
         return axes
 
-    def resume(self, steps: int | None = None, *, progress: bool = True, trust: bool = False) -> Run:
-        """Resume the run from its last checkpoint; see `scalerl.resume`."""
-        return resume(self.path, steps=steps, progress=progress, trust=trust)
+    def resume(
+        self, steps: int | None = None, *, from_step: int | None = None, progress: bool = True, trust: bool = False
+    ) -> Run:
+        """Resume the run from its last checkpoint, or an earlier one; see `scalerl.resume`."""
+        return resume(self.path, steps=steps, from_step=from_step, progress=progress, trust=trust)
 
 
 def _configure(config: Any, fields: dict[str, Any]) -> RunConfig:
@@ -274,9 +291,10 @@ def _complete(config: RunConfig, make_session: Callable[[Any], Callable[..., Any
     """Complete a run that functions of `training.launch` start; the module is imported after the environment is set."""
     from io import StringIO
 
-    from scalerl.cli.exits import StopFlag, prepare_environment
+    from scalerl.cli.exits import StopFlag, escape_unknown, prepare_environment
 
     prepare_environment()
+    escape_unknown(sys.stdout)
     import torch
     from rich.console import Console
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 @contextmanager
 def served(*words, cwd=None):
-    """Start `scalerl watch` on a free port; yield the address that it prints."""
+    """Start `scalerl watch` on a free port; yield the address that it prints, with its token."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         [sys.executable, "-m", "scalerl.cli", "watch", "--port", "0", *map(str, words)],
@@ -42,16 +42,22 @@ def served(*words, cwd=None):
 
 
 def connection_to(address):
-    host, port = re.match(r"http://([^/:]+):(\d+)", address).groups()
+    host, port = re.match(r"http://\[?([^/]+?)\]?:(\d+)/", address).groups()
     return http.client.HTTPConnection(host, int(port), timeout=20)
 
 
+def key_of(address):
+    """Return the header that a browser sends after its first visit to an address with a token."""
+    port, token = re.match(r"http://[^/]+:(\d+)/\?token=(\S+)", address).groups()
+    return {"Cookie": f"scalerl-watch-{port}={token}"}
+
+
 def get(address, path="/", method="GET", **headers):
-    """Return status, headers and body of a request."""
+    """Return status, headers and body of a request, with the cookie of the address unless another one is given."""
     connection = connection_to(address)
     try:
         connection.putrequest(method, path, skip_host=bool(headers.get("Host")))
-        for name, value in headers.items():
+        for name, value in {**key_of(address), **headers}.items():
             connection.putheader(name, value)
         connection.endheaders()
         answer = connection.getresponse()
@@ -71,7 +77,7 @@ def first_event(address):
     """Return the first event of the stream, which has everything."""
     connection = connection_to(address)
     try:
-        connection.request("GET", "/api/stream")
+        connection.request("GET", "/api/stream", headers=key_of(address))
         line = connection.getresponse().readline().decode()
     finally:
         connection.close()

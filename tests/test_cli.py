@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import runs
@@ -13,7 +14,7 @@ from safetensors import SafetensorError
 from tiny_models import tiny_model
 
 from scalerl import cli
-from scalerl.config import PRESETS
+from scalerl.config import LAB, PRESETS, to_toml
 
 POINTS = [(0, 0.20), (100, 0.31), (200, 0.42), (400, 0.51), (800, 0.56), (1600, 0.585), (3200, 0.595)]
 
@@ -81,6 +82,42 @@ def test_a_command_that_saves_results_outlives_its_output(redirect, tmp_path):
     assert done.returncode == 0 and done.stderr == b"" and (tmp_path / "file").read_text() == "done\n"
     if redirect == "> out":
         assert (tmp_path / "out").read_text().startswith("0 \\xb1 2\n1 ")
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
+"""Variables with which Python takes ASCII for the terminal, and an error handler that fails for most characters."""
+SHOWN = """
+from scalerl.api import _complete
+try: _complete(None, None, True)  # a call from Python, which fails for want of a configuration
+except AttributeError: print("0.5 \xb1 0.1")
+"""
+
+
+def test_a_run_prints_to_a_terminal_of_ascii(lab_model, tmp_path):
+    words = runs.command("train", "--model", str(lab_model), "--run-dir", str(tmp_path / "run"), *runs.SMALL)
+    environment = {**os.environ, **ASCII}
+    done = subprocess.run([*words[:-1], "8"], env=environment, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert b"evaluation at step 6: pass rate 0." in done.stdout and b" \\xb1 0." in done.stdout
+    assert (tmp_path / "run/summary.json").exists() or b"forecast  none" in done.stdout
+    done = subprocess.run([sys.executable, "-c", SHOWN], env=environment, capture_output=True, timeout=60)
+    assert done.stdout == b"0.5 \\xb1 0.1\n", done.stderr
+
+
+def test_a_directory_name_that_is_not_utf8_is_no_obstacle(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = os.fsdecode(b"r\xff")
+    os.mkdir(run)
+    rows = [{"step": n, "flops": 1e12 * n, "pass_rate": 0.2 + 0.5 * n**2 / (n**2 + 9) + 0.003 * (-1) ** n,
+             "task": "arithmetic"} for n in range(12)]  # fmt: skip
+    (Path(run) / "points.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (Path(run) / "config.toml").write_text(to_toml(LAB))
+    for words in (["fit"], ["forecast"], ["ls"], ["fit", "--json"]):
+        assert call(capsys, *words, run)[0] == 0, words
+    code, out, _ = call(capsys, "report", run, "-o", os.fsdecode(b"page\xff.html"))
+    assert code == 0 and r"r\udcff" in out
+    page = Path(os.fsdecode(b"page\xff.html")).read_text(encoding="utf-8")
+    assert r"r\udcff" in page and "</html>" in page
 
 
 @pytest.mark.slow

@@ -70,17 +70,17 @@ def fitted(source: Source, arguments: argparse.Namespace) -> Fit:
 def answer_fit(arguments: argparse.Namespace) -> list[Answer]:
     """Print the fit, forecast and advice for each curve."""
     from scalerl.scaling import paper_fit
-    from scalerl.view.outlook import naming, outlook
+    from scalerl.view.outlook import naming, source_outlook
 
     answers = []
     for source in _sources(arguments.paths, arguments):
-        with naming(source):
-            if arguments.method == "paper":
+        if arguments.method == "paper":
+            with naming(source):
                 best = paper_fit(source.curve, r0=arguments.r0, exclude_below=arguments.exclude_below)
-                answers.append(Answer(str(source.path), best.to_dict(), str(best)))
-            else:
-                ahead = outlook(source.curve, r0=arguments.r0, exclude_below=arguments.exclude_below)
-                answers.append(Answer(str(source.path), ahead.to_dict(), "\n".join(ahead.lines())))
+            answers.append(Answer(str(source.path), best.to_dict(), str(best)))
+        else:
+            ahead = source_outlook(source, r0=arguments.r0, exclude_below=arguments.exclude_below)
+            answers.append(Answer(str(source.path), ahead.to_dict(), "\n".join(ahead.lines())))
     return answers
 
 

@@ -118,6 +118,13 @@ class _Output(io.FileIO):
             return len(data)
 
 
+def escape_unknown(stream: Any) -> None:
+    """Let a text stream escape the characters that its encoding lacks; others, such as those of notebooks, stay."""
+    # in the C locale, Python's own choice is surrogateescape, which fails for other characters, such as ±
+    if getattr(stream, "errors", None) in ("strict", "surrogateescape") and hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="backslashreplace")
+
+
 def prepare_streams(*, outlived: bool) -> None:
     """Make the standard streams usable: those that the caller closed, and characters that the encoding lacks.
 
@@ -130,8 +137,7 @@ def prepare_streams(*, outlived: bool) -> None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)
-        if stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")
+        escape_unknown(stream)
         if outlived:
             raw = io.BufferedWriter(_Output(stream.fileno(), "wb", closefd=False))
             modes = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}

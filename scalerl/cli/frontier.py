@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,8 +83,12 @@ def asked(words: str, names: Sequence[str]) -> dict[str, float | str]:
     return dict(zip(names, values, strict=True))
 
 
-def read_settings(path: Path) -> dict[str, dict[str, str]]:
-    """Return the settings of each run by its path or name."""
+def read_settings(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the settings of each run by its path or name.
+
+    Raises:
+        CurveError: The file cannot be read, a row names no run, or two rows name the same.
+    """
     from scalerl.scaling import CurveError
     from scalerl.scaling.readers import read_table
 
@@ -93,17 +97,28 @@ def read_settings(path: Path) -> dict[str, dict[str, str]]:
         raise CurveError(
             f"{path} has no column run; it has {', '.join(table)}. Give the path or name of each run there"
         )
-    return {str(run): {name: str(table[name][i]) for name in table} for i, run in enumerate(table["run"])}
+    rows: dict[str, dict[str, Any]] = {}
+    for number, run in enumerate(table["run"], 1):
+        if run is None or not str(run).strip():
+            raise CurveError(f"{path}: row {number} has no run; give its path or name")
+        key = str(Path(str(run).strip()))  # without ./ and a slash at the end
+        if key in rows:
+            raise CurveError(f"{path}: row {number} is a second row for the run {str(run)!r:.100}; keep one of them")
+        rows[key] = {name: cells[number - 1] for name, cells in table.items()}
+    return rows
 
 
-def source_setting(source: Source, names: Sequence[str], table: dict[str, dict[str, str]]) -> dict[str, float | str]:
+def source_setting(source: Source, names: Sequence[str], table: dict[str, dict[str, Any]]) -> dict[str, float | str]:
     """Return the settings of a run from the table, or from its configuration."""
     from scalerl.scaling import CurveError
     from scalerl.scaling.settings import setting_of
 
-    row: Mapping[str, Any] | None = table.get(str(source.path), table.get(source.name))
-    if row is None and source.info is not None:
-        row = source.info.settings
+    found = [key for key in dict.fromkeys((str(source.path), source.name)) if key in table]
+    if len(found) > 1:
+        raise CurveError(
+            f"--settings has two rows for one run, {found[0]!r} and {found[1]!r}: its path and its name; keep one"
+        )
+    row = table[found[0]] if found else source.info.settings if source.info is not None else None
     if row is None:
         hint = "its row in --settings" if table else "a run directory, or a table with --settings"
         raise CurveError(f"{source.path} has no settings: give {hint}")

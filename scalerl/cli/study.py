@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,7 +50,7 @@ def study_main(words: Sequence[str]) -> int:
 
         study = StudyDirectory.open(options.directory)
         _check_trust(study.plan, str(options.directory), options.trust, [])
-        return _execute(study, _workers(options, study.plan), options.allocate)
+        return _execute(study, _workers(options, study.plan), options)
     options, fields = _plan_parser().parse_known_args(words)
     plan = _plan(options, fields)
     from scalerl.core.files import output_directory
@@ -62,7 +63,7 @@ def study_main(words: Sequence[str]) -> int:
     _check_trust(plan, options.plan, options.trust, words)
     workers = _workers(options, plan)
     with output_directory(options.output, Path("studies"), plan.name) as path:
-        return _execute(StudyDirectory.create(path, plan), workers, options.allocate, others)
+        return _execute(StudyDirectory.create(path, plan), workers, options, others)
 
 
 def _check_trust(plan: Plan, source: str, trusted: bool, typed: Sequence[str]) -> None:
@@ -71,6 +72,19 @@ def _check_trust(plan: Plan, source: str, trusted: bool, typed: Sequence[str]) -
 
     configs = [plan.config(arm, plan.seeds[0]) for arm in plan.arms]
     check_trust(configs, source, trusted=trusted, typed=typed)
+
+
+def _check_saved(study: StudyDirectory, trusted: bool) -> None:
+    """Confirm the code that existing runs of a study name: a resume uses their configurations, not the plan's."""
+    from scalerl.config import read_config
+    from scalerl.config.trust import check_trust
+
+    configs = []
+    for key in study.plan.runs():
+        file = study.run(key) / "config.toml"
+        with suppress(ConfigError):  # its run cannot start, and says why
+            configs += [read_config(file, [])] if file.exists() else []
+    check_trust(configs, f"a run in {study.path}", trusted=trusted)
 
 
 def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
@@ -179,7 +193,7 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 
 def _execute(
-    study: StudyDirectory, workers: Workers, allocate: str | None, others: Sequence[StudyDirectory] = ()
+    study: StudyDirectory, workers: Workers, options: argparse.Namespace, others: Sequence[StudyDirectory] = ()
 ) -> int:
     """Execute the unfinished runs of a study, then write and print its results."""
     from scalerl.study.directory import take_over
@@ -189,11 +203,12 @@ def _execute(
     study.hold()
     for line in take_over(study, others):
         say(line)
+    _check_saved(study, options.trust)
     display = StudyDisplay(study)
     stop_flag = StopFlag()
     execution = Execution(study, workers, display, stop_flag)
     display.start(workers.count)
-    execute(execution, ALLOCATIONS[allocate or ("forecast" if study.plan.vary else "equal")])
+    execute(execution, ALLOCATIONS[options.allocate or ("forecast" if study.plan.vary else "equal")])
     for key, message in execution.failures.items():
         say(f"failed: {key}: {message}; see {study.file(key, 'log')}")
     if stop_flag():
@@ -271,7 +286,9 @@ def _show(words: Sequence[str]) -> int:
     from scalerl.study.directory import StudyDirectory
 
     study = StudyDirectory.open(options.directory)
-    page = check_output(options.output or study.path / "report.html", [])
+    page = study.path / "report.html"
+    place = check_output(options.output or page, [])
+    page = place if options.output else page  # a link in the study's directory is replaced, not followed
     results = study_results(study, options.compute, options.task)
     if options.json:
         print(json.dumps(results.to_dict(), indent=1, allow_nan=False))

@@ -37,7 +37,7 @@ options:
 fields, as tables of CONFIG.toml or options, with [the value of this command]:"""
 
 
-RESUME = """Resume a run from its last checkpoint.
+RESUME = """Resume a run from its last checkpoint, or from an earlier one.
 
 A few fields may change, as --dotted.name VALUE; config.toml then has the new value:
   --recipe.optimizer.learning_rate X   from this step on, for example after a gradient that was not finite;
@@ -153,6 +153,8 @@ def resume(words: list[str]) -> int:
     )  # fmt: skip
     parser.add_argument("directory", type=Path, help="run directory")
     parser.add_argument("--steps", type=int, help="new total number of steps")
+    words_of_step = "go back to the checkpoint of this step; later checkpoints and rows are removed"
+    parser.add_argument("--from-step", type=int, metavar="STEP", help=words_of_step)
     parser.add_argument("--trust", action="store_true", help="run its configuration's code without confirmation")
     arguments, options = parser.parse_known_args(words)
     config = saved_config(arguments.directory)
@@ -161,7 +163,8 @@ def resume(words: list[str]) -> int:
     if arguments.steps is not None:
         config = given("--steps", lambda: replace(config, steps=arguments.steps))
 
-    return _run(config, lambda launch: partial(launch.resume, arguments.directory, arguments.steps, options=options))
+    chosen = {"options": options, "from_step": arguments.from_step}
+    return _run(config, lambda launch: partial(launch.resume, arguments.directory, arguments.steps, **chosen))
 
 
 def _run(config: RunConfig, make_session: Callable[[Any], Callable[..., Any]]) -> int:

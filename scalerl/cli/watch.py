@@ -20,9 +20,7 @@ def add_watch_parser(commands: Any) -> None:
     parser = commands.add_parser("watch", help="serve a live page about runs and studies", description=words)
     add_directories(parser)
     parser.add_argument("--port", type=int, default=PORT, help=f"port; default {PORT}; 0: a free port")
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1. Other addresses require a token"
-    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.set_defaults(run=watch)
 
@@ -36,7 +34,6 @@ def watch(arguments: argparse.Namespace) -> int:
     from scalerl.core.errors import ConfigError
 
     try:
-        from scalerl.core.addresses import is_loopback
         from scalerl.view.server import serve
     except ImportError as error:
         raise ConfigError(f"the live page needs {error.name}: pip install 'scalerl[watch]'") from error
@@ -49,16 +46,20 @@ def watch(arguments: argparse.Namespace) -> int:
     paths = arguments.paths or [Path("runs"), Path("studies")]
     listening = _listen(arguments.host, arguments.port)
     watcher = Watcher(paths)
-    token = "" if is_loopback(arguments.host) else secrets.token_urlsafe(24)
-    address = _address(arguments.host, listening.getsockname()[1], token)
+    token, invitation = secrets.token_urlsafe(24), ""
+    address = _address(arguments.host, listening.getsockname()[1])
     counts = f"{len(watcher.runs)} runs, {len(watcher.studies)} studies in {', '.join(map(str, paths))}"
-    print(f"{counts}; new ones are added while it runs\nwatch at  {address}\nstop with Ctrl-C", flush=True)
+    print(
+        f"{counts}; new ones are added while it runs\nwatch at  {address}?token={token}\nstop with Ctrl-C", flush=True
+    )
     if arguments.open:
         import webbrowser
 
-        webbrowser.open(address)
+        # every user can read the command line of the browser, so it does not get the token itself
+        invitation = secrets.token_urlsafe(24)
+        webbrowser.open(f"{address}?token={invitation}")
     try:
-        serve(watcher, listening, arguments.host, token)
+        serve(watcher, listening, arguments.host, token, invitation)
     except KeyboardInterrupt:
         return 130
     return 0
@@ -78,7 +79,7 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _address(host: str, port: int, token: str) -> str:
+def _address(host: str, port: int) -> str:
     name = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname(), "": socket.gethostname()}.get(host, host)
     shown = f"[{name}]" if ":" in name else name
-    return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
+    return f"http://{shown}:{port}/"

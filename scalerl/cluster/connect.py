@@ -29,6 +29,7 @@ def connect(address: str, asked_by: str) -> Any:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     # Ray prints colored lines of its raylets into the display; errors of the run give the reasons
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that this process starts reports its use
     try:
         import ray
     except ImportError:

@@ -131,7 +131,7 @@ class Checkpointing(Part):
     every: Count = 50
     """Training steps between checkpoints."""
     keep: Count = 2
-    """Checkpoints kept."""
+    """Newest checkpoints kept. The one with the best held-out pass rate is kept too."""
 
 
 class RunConfig(Part):

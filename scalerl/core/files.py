@@ -12,6 +12,7 @@ import re
 import shutil
 import stat
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ ADVICE = {
     errno.ENOSPC: "no space left on the disk; free some, then `scalerl resume` the run",
     errno.EDQUOT: "the disk quota is used up; free some, then `scalerl resume` the run",
     errno.EFBIG: "the file has reached the size that the system allows; raise the limit (ulimit -f)",
+    errno.ELOOP: "it is a link, or leads through too many; put a file in its place",
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
 }
 """Advice for the user, by errno, where the text of the system has none."""
@@ -121,8 +123,7 @@ def _deeper(value: Any) -> bool:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in values if names.count(name) > 1)
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise ValueError(f"the key {twice[:60]!r} occurs twice in one object")
     return values
 
@@ -176,8 +177,11 @@ def take_hold(directory: Path) -> int | None:
     """Lock a directory for this process and return the lock's file descriptor; return None if it is already locked.
 
     The lock is released when the descriptor is closed or the process ends.
+
+    Raises:
+        OSError: The lock cannot be opened; it may be a link.
     """
-    lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT)
+    lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -218,6 +222,7 @@ def whole(path: Path) -> Iterator[Path]:
     # the suffix is kept because image writers choose the format by it
     temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}.tmp{path.suffix[:20]}")
     try:
+        temporary.unlink(missing_ok=True)  # it may be a link, which a write would follow
         yield temporary
         temporary.replace(path)
     except OSError as error:
@@ -238,9 +243,10 @@ def move_into(source: Path, target: Path) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Return whether a path is a device, a pipe, or an entry of /dev or /proc."""
-    other = os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
-    return other or os.path.abspath(path).startswith(("/dev/", "/proc/"))
+    """Return whether a path is a device or a pipe, and not a link to one, or an entry of /dev or /proc."""
+    if os.path.abspath(path).startswith(("/dev/", "/proc/")):
+        return True
+    return os.path.exists(path) and not os.path.islink(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from scalerl.core.errors import ConfigError
@@ -79,11 +81,55 @@ def check_new_directory(path: Path, option: str) -> None:
         return
     if not path.is_dir():
         raise ConfigError(f"{option}: {path} is a file; {advice}")
-    # a run that was killed before it saved its configuration leaves these
-    rest = [p.name for p in path.iterdir() if p.name != ".lock" and not (p.name == "rollouts" and not any(p.iterdir()))]
+    rest = [entry.name for entry in path.iterdir() if not _left_by_a_start(entry)]
     if rest:
         named = ", ".join(sorted(rest)[:5]) + (", ..." if len(rest) > 5 else "")
         raise ConfigError(f"{option}: {path} is not empty (it contains {named}); {advice}")
+
+
+def _left_by_a_start(entry: Path) -> bool:
+    """Return whether a run that was killed before it saved its configuration leaves such an entry."""
+    if entry.is_symlink():
+        return False
+    return entry.name == ".lock" or (entry.name == "rollouts" and not any(entry.iterdir()))
+
+
+OTHERS = ("wandb", ".wandb")
+"""Directories of wandb in a run. They have links to its logs elsewhere, and scalerl never writes there."""
+
+
+def check_stays_inside(directory: Path) -> None:
+    """Refuse a directory in which a link leads outside, before a command writes to files that exist there.
+
+    The directory of a run or study may come from somebody else. Through a link in it, a command would append to,
+    replace or remove files elsewhere. The directory itself may be a link, because that is the user's.
+
+    Args:
+        directory: Directory of a run or a study.
+
+    Raises:
+        ConfigError: It has a link that leads outside, or a pipe or device; nothing was changed.
+        OSError: A directory in it cannot be read.
+    """
+    root = os.path.realpath(directory)
+    waiting = [root]
+    while waiting:
+        # another process may be writing in a run of a study
+        with suppress(FileNotFoundError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                name = os.path.relpath(entry.path, root)
+                if entry.is_symlink():
+                    target = os.path.realpath(entry.path)
+                    if os.path.commonpath([root, target]) != root:
+                        raise ConfigError(
+                            f"{directory}: {name} is a link to {target}, so this command would write outside the "
+                            "directory. Replace the link with what it leads to, or remove it; to store results on "
+                            "another disk, move the whole directory there and link it. Nothing was changed"
+                        )
+                elif entry.is_dir():
+                    waiting += [entry.path] if entry.name not in OTHERS else []
+                elif not entry.is_file() and not stat.S_ISSOCK(entry.stat().st_mode):
+                    raise ConfigError(f"{directory}: {name} is a pipe or a device; remove it. Nothing was changed")
 
 
 def write_or_explain(path: Path, text: str) -> str:

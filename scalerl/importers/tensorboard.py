@@ -48,7 +48,8 @@ def event_files(directory: Path) -> list[Path]:
                 f"{directory} contains more than {MOST_ENTRIES} files and directories, too many to search for a log; "
                 "give the directory of one run, or the file"
             )
-        paths += [Path(place, name) for name in files if "tfevents" in name]
+        found = (Path(place, name) for name in files if "tfevents" in name)
+        paths += [path for path in found if path.is_file()]  # a pipe of that name would block
     return sorted(paths, key=lambda file: file.name)
 
 

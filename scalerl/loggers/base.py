@@ -24,19 +24,22 @@ class LoggedRun:
     """
 
     name: str
-    """Name of the run directory."""
+    """Name of the run directory; from part 2 on with the number of the part."""
     path: Path
     """The run directory."""
     id: str
-    """Result of `start` at the beginning of the run; empty if the run has not been logged before."""
+    """Result of `start` at the beginning of the run; empty if a logged run is to be started."""
     resumed_step: int | None
     """Number of updates in the resumed checkpoint; None for a new run."""
+    part: int = 1
+    """1, or more after the run went back to an earlier step: the number of the logged run that starts anew there."""
 
 
 class Logger(Protocol):
     """Writes to a tracker. All calls come from one separate thread, in the order of the run.
 
-    If a method raises, its data are lost and the run continues. Steps never decrease.
+    If a method raises, its data are lost and the run continues. Steps never decrease in a logged run. If a run goes
+    back to an earlier step, a new logged run starts, which gets all rows of the run's files.
     """
 
     def start(self, config: Mapping[str, Any], run: LoggedRun) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tempfile
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config import RunConfig, plain_values
+from scalerl.core.rows import read_points, read_rows
 from scalerl.core.run_files import RunInfo
 from scalerl.loggers.base import LoggedRun, Logger
 from scalerl.loggers.thread import Record, Worker
@@ -35,6 +37,7 @@ class Followers:
         makers: Mapping[str, Callable[[], Logger]],
         note: Callable[[str], None],
         resumed_step: int | None = None,
+        went_back: bool = False,
     ) -> None:
         """Start the threads.
 
@@ -45,13 +48,18 @@ class Followers:
             makers: Functions that create the loggers, from `makers_of`.
             note: Function that shows a message to the user.
             resumed_step: Number of updates in the resumed checkpoint; None for a new run.
+            went_back: Whether the run had written a later checkpoint, and trains the steps after it differently.
         """
         self._info, self._note = info, note
         self._state, self._rows = "stopped", RunView(info).rows
         record = Record(path)
         self._all = [_Logged(name, make, record) for name, make in makers.items()]
         for one in self._all:
-            one.start(config, path, resumed_step)
+            if one.start(config, path, resumed_step, went_back):
+                note(
+                    f"logger {one.name}: the run went back to step {resumed_step or 0}, so a new run starts in the "
+                    "tracker, with all rows until there; the old one keeps the abandoned steps"
+                )
 
     def step(self, row: Mapping[str, Any]) -> None:
         """Log a training step, a row of metrics.jsonl."""
@@ -98,18 +106,45 @@ class _Logged:
     def __init__(self, name: str, make: Callable[[], Logger], record: Record) -> None:
         self.name, self.worker, self._make, self._record = name, Worker(f"logger {name}"), make, record
 
-    def start(self, config: RunConfig, path: Path, resumed_step: int | None) -> None:
+    def start(self, config: RunConfig, path: Path, resumed_step: int | None, went_back: bool) -> bool:
+        """Begin or continue the logged run; return whether a new one starts because the run went back."""
         values = plain_values(config, mode="json")
         shown = {key: value for key, value in values.items() if key != "loggers"}  # may hold secrets
-        run = LoggedRun(path.absolute().name, path, self._record.get(self.name, "id", ""), resumed_step)
-        self.worker.put(partial(self._begin, shown, run))
+        # the only setting that changes steps which were logged, when a run resumes from before them
+        rates = json.dumps(values["recipe"]["optimizer"].get("later_rates", []))
+        logged, part = self._record.get(self.name, "row", -1), self._record.get(self.name, "part", 1)
+        trained_again = logged > (resumed_step or 0)  # a run without a checkpoint starts over
+        anew = trained_again and (went_back or rates != self._record.get(self.name, "rates", rates))
+        part += anew
+        name, known = path.absolute().name, "" if anew else self._record.get(self.name, "id", "")
+        run = LoggedRun(name if part == 1 else f"{name}-{part}", path, known, resumed_step, part)
+        self.worker.put(partial(self._begin, shown, run, rates, anew))
+        if resumed_step is not None:
+            self.worker.put(partial(self._catch_up, path, resumed_step))
+        return anew
 
-    def _begin(self, config: Mapping[str, Any], run: LoggedRun) -> None:
+    def _begin(self, config: Mapping[str, Any], run: LoggedRun, rates: str, anew: bool) -> None:
         with ExitStack() as failed:
             failed.callback(self.worker.give_up)
+            if anew:
+                self._record.put(self.name, id="", row=-1, evaluation=-1, part=run.part)
             self.logger = self._make()
-            self._record.put(self.name, id=str(self.logger.start(config, run)))
+            self._record.put(self.name, id=str(self.logger.start(config, run)), rates=rates)
             failed.pop_all()
+
+    def _catch_up(self, path: Path, last: int) -> None:
+        """Log the rows of the run's files up to a step that were not logged; evaluations without their forecasts."""
+        if self._record.get(self.name, "row", -1) >= last:
+            return
+        rows = {row["step"]: row for row in read_rows(path / "metrics.jsonl") if isinstance(row.get("step"), int)}
+        points: dict[int, dict[str, float]] = {}
+        for point in read_points(path):
+            points.setdefault(point.step, {}).update(point_numbers(point))
+        for step in sorted({*rows, *points}):
+            if step <= last and step in rows:
+                self.row(rows[step])
+            if step <= last and step in points and self._is_new("evaluation", step):
+                self.logger.log(finite(points[step], but=("step",)), step)
 
     def row(self, row: Mapping[str, Any]) -> None:
         if self._is_new("row", int(row["step"])):
@@ -151,9 +186,9 @@ def curve_picture(view: RunView) -> bytes:
 def evaluation_numbers(view: RunView) -> dict[str, float]:
     """Return the numbers of the last evaluation and of the forecast, by the names of docs/metrics.md."""
     numbers: dict[str, Any] = {}
-    for task, points in view.points.items():
+    for points in view.points.values():
         if points[-1].step == view.evaluated_at:
-            numbers |= {f"eval/{task}/{key}": value for key, value in points[-1].to_dict().items()}
+            numbers |= point_numbers(points[-1])
     for task, ahead in view.outlooks().items():
         estimates = dict(zip(HORIZON, ahead.forecast.at, strict=True)) | {"ceiling": ahead.fit.asymptote}
         for name, estimate in estimates.items():
@@ -161,6 +196,11 @@ def evaluation_numbers(view: RunView) -> dict[str, float]:
             numbers |= {key: estimate.mean, f"{key}_low": estimate.low, f"{key}_high": estimate.high}
         numbers[f"forecast/{task}/identified"] = float(ahead.fit.identified)
     return finite(numbers, but=("step",))
+
+
+def point_numbers(point: EvalPoint) -> dict[str, Any]:
+    """Return the values of an evaluation of one task by the names of docs/metrics.md."""
+    return {f"eval/{point.task}/{key}": value for key, value in point.to_dict().items()}
 
 
 def finite(row: Mapping[str, Any], but: Sequence[str] = ()) -> dict[str, float]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # an import of mlflow starts to report its use
 
 from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient

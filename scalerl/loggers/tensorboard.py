@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,8 +25,10 @@ class Tracker:
         self._directory = directory
 
     def start(self, config: Mapping[str, Any], run: LoggedRun) -> str:
-        """Open a new event file; the id is the directory."""
-        directory = run.id or self._directory or str(run.path.absolute() / "tensorboard")
+        """Open a new event file. The id is the directory, but a resume does not use it: it is a file in the run's."""
+        directory = self._directory or str(run.path.absolute() / "tensorboard")
+        if run.part > 1:  # a run of its own in TensorBoard
+            directory = os.path.join(directory, f"part-{run.part}")
         self._writer = EventFileWriter(directory)
         self._add(hparams_pb(flat(config)), 0)
         return directory

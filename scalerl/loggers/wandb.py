@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # wandb sends its own errors to its makers
 
 import wandb
 

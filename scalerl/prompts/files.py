@@ -18,6 +18,10 @@ from scalerl.core.files import check_file, parse_json, trouble
 BOM = b"\xef\xbb\xbf"
 
 
+MOST_EMPTY = 1 << 20
+"""Largest number of bytes of empty lines in a row. A small compressed file can hold a billion of them."""
+
+
 class FileRow(NamedTuple):
     """One row and its position in the file.
 
@@ -84,7 +88,7 @@ def _gzipped(path: Path, limit_mb: int) -> Iterator[FileRow]:
 
 def _lines(file: BinaryIO, path: Path, limit_mb: int) -> Iterator[FileRow]:
     """Yield one row per line. Lines end only at newlines, because U+2028 and others may occur in a JSON string."""
-    limit, number = limit_mb << 20, 0
+    limit, number, empty = limit_mb << 20, 0, 0
     while line := file.readline(limit + 1):
         number += 1
         where = f"{path} line {number}"
@@ -96,7 +100,15 @@ def _lines(file: BinaryIO, path: Path, limit_mb: int) -> Iterator[FileRow]:
         if number == 1:
             line = line.removeprefix(BOM)
         if line.strip():
+            empty = 0
             yield FileRow(where, _object(_parse(line, where), where))
+            continue
+        empty += len(line)
+        if empty > MOST_EMPTY:
+            raise ConfigError(
+                f"{where}: more than {MOST_EMPTY >> 20} MiB of empty lines follow one another; allowed: one JSON "
+                "object per line. Remove the empty lines, or write the file again"
+            )
 
 
 def _parse(text: bytes, where: str) -> Any:

@@ -61,12 +61,20 @@ class Advice:
     """For "go back": compute of the best level so far; NaN for the other actions."""
 
     reason: str
-    """The advice without its action, as text."""
+    """Why, as text."""
+
+    remedy: str = ""
+    """For "go back": what to do, as text."""
+
+    @property
+    def explanation(self) -> str:
+        """The advice without its action, as text."""
+        return f"{self.reason} {self.remedy}".rstrip()
 
     @property
     def sentence(self) -> str:
         """The advice as a sentence."""
-        return f"{self.action.capitalize()}: {self.reason}"
+        return f"{self.action.capitalize()}: {self.explanation}"
 
     def __str__(self) -> str:
         return self.sentence
@@ -83,6 +91,7 @@ class Decision(NamedTuple):
     reason: str
     train_to: float = float("nan")
     go_back_to: float = float("nan")
+    remedy: str = ""
 
 
 def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
@@ -127,9 +136,10 @@ def decision_on(fit: Fit, total: float, min_gain: float, chance: Chance, gain: E
         reason = (
             f"the run has fallen by {fall.numbers['fall']:.3f} from its best near {short(best_at)} {unit} (noise "
             f"{fall.numbers['noise']:.3f}). {NO_RETURN} public runs that fell as clearly were "
-            "never above their best again. Take the checkpoint there and look for the cause before training on."
+            "never above their best again."
         )
-        return Decision("go back", reason, go_back_to=best_at)
+        remedy = "Take the checkpoint there and look for the cause before training on."
+        return Decision("go back", reason, go_back_to=best_at, remedy=remedy)
     promised = f"training to {short(total)} {unit} gains more than {min_gain:g}"
     rise = f"the fitted level rises by {gain}"
     if not has_fallen(fit.curve) and (chance.forecast > CONTINUE_ABOVE or (fit.identified and chance.forecast > 0.5)):

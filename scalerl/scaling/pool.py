@@ -214,12 +214,15 @@ def before_curves(design: Design, settings: Sequence[Setting], clouds: Sequence[
         if published and name in design.numbers:
             mean_PK[p] = PUBLISHED.get(name.rpartition(".")[2], mean_PK[p])
     near_NN = correlation(design, settings, settings)
-    tau_KT = SCATTER[:, None] * SCATTER_GRID
-    of_run_TNN = SMOOTH_GRID[:, None, None] * (near_NN - np.eye(len(settings))) + np.eye(len(settings))
+    tau_KT, size = SCATTER[:, None] * SCATTER_GRID, len(settings)
     line_KNN = np.einsum("np,pk,mp->knm", columns_NP, sd_PK**2, columns_NP)
-    covariance_KTNN = line_KNN[:, None] + tau_KT[..., None, None] ** 2 * of_run_TNN
-    _, log_determinant_KT = np.linalg.slogdet(covariance_KTNN)
-    return Scatter(columns_NP, mean_PK, sd_PK, near_NN, np.linalg.inv(covariance_KTNN), log_determinant_KT)
+    inverse_KTNN, log_determinant_KT = np.empty((*tau_KT.shape, size, size)), np.empty(tau_KT.shape)
+    for k, t in np.ndindex(tau_KT.shape):  # one at a time: together they would need four times the memory
+        of_run_NN = SMOOTH_GRID[t] * (near_NN - np.eye(size)) + np.eye(size)
+        covariance_NN = line_KNN[k] + tau_KT[k, t] ** 2 * of_run_NN
+        log_determinant_KT[k, t] = np.linalg.slogdet(covariance_NN)[1]
+        inverse_KTNN[k, t] = np.linalg.inv(covariance_NN)
+    return Scatter(columns_NP, mean_PK, sd_PK, near_NN, inverse_KTNN, log_determinant_KT)
 
 
 def pooled(
@@ -246,10 +249,10 @@ def pooled(
         fit_CKT = np.einsum("ckn,ktnm,ckm->ckt", rest_CKN, before.inverse_KTNN, rest_CKN, optimize=True)
         log_CKT = log_prior_T - 0.5 * (fit_CKT + before.log_determinant_KT)
         tau_CK = (log_CKT + rng.gumbel(size=log_CKT.shape)).argmax(axis=-1)
-        inverse_CKNN = before.inverse_KTNN[np.arange(4), tau_CK]
         for i in range(size):
-            scale_CK = 1.0 / inverse_CKNN[:, :, i, i]
-            pull_CK = np.einsum("ckn,cnk->ck", inverse_CKNN[:, :, i], theta_CNK - line_NK) * scale_CK
+            inverse_CKN = before.inverse_KTNN[np.arange(4), tau_CK, i]
+            scale_CK = 1.0 / inverse_CKN[:, :, i]
+            pull_CK = np.einsum("ckn,cnk->ck", inverse_CKN, theta_CNK - line_NK) * scale_CK
             mean_CK = theta_CNK[:, i] - pull_CK
             theta_CNK[:, i] = updated(clouds[i], mean_CK, scale_CK, rng)
         if sweep >= UNUSED:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -78,8 +79,9 @@ def csv_rows(
     except csv.Error as error:  # such as a cell of over 128 KiB
         raise CurveError(f"{path} is not a CSV file of numbers ({error}); give one row for each evaluation") from error
     header = [name.strip() for name in header]
-    if twice := [name for name in header if name and header.count(name) > 1]:
-        raise CurveError(f"{path}: the header has {twice[0]!r:.60} more than once; give every column a different name")
+    twice = next((name for name, count in Counter(header).items() if name and count > 1), None)
+    if twice is not None:
+        raise CurveError(f"{path}: the header has {twice!r:.60} more than once; give every column a different name")
     rows = [line for line in lines if len(line) == len(header)]
     bad = {n: f"{len(line)} cells" for n, line in enumerate(lines, 2) if line and len(line) != len(header)}
     last = len(lines) + 1 if most_bad or not text.endswith("\n") else None

@@ -5,6 +5,7 @@ Axes in names: N runs, S settings, P columns, J directions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -32,21 +33,40 @@ def setting_of(row: Mapping[str, Any], names: Sequence[str], of: str) -> dict[st
         of: The run, for the error.
 
     Raises:
-        CurveError: A field is not known.
+        CurveError: A field is not known, or has no value that can be a setting.
     """
     for name in names:
-        if row.get(name) is None:
+        if name not in row:
             raise CurveError(f"{of} has no setting {name!r}{nearest(name, row)}; give a field of config.toml")
-    return {name: as_value(row[name]) for name in names}
+    setting = {name: as_value(row[name]) for name in names}
+    check_values(setting, of)
+    return setting
 
 
 def as_value(value: Any) -> float | str:
-    """Return a number as a float, a range as its upper end, and anything else as text."""
+    """Return a number as a float, a range as its upper end, and anything else as text; None is empty text."""
     value = value[-1] if isinstance(value, list | tuple) and value else value
     try:
         return str(value) if isinstance(value, bool) else float(value)
+    except OverflowError:  # an integer
+        return math.copysign(math.inf, value)
     except (TypeError, ValueError):
-        return str(value)
+        return "" if value is None else str(value).strip()
+
+
+MISSING = ("", "None", "null", "NULL", "NA", "N/A", "n/a", "#N/A", "<NA>")
+"""Texts with which programs write a missing value. "none" is a value of some fields of config.toml."""
+
+
+def check_values(setting: Setting, of: str) -> None:
+    """Raise if a value is missing, or is a number that is not finite; neither is a category."""
+    for name, value in setting.items():
+        missing = value in MISSING if isinstance(value, str) else not math.isfinite(value)
+        if missing:
+            raise CurveError(
+                f"{of}: the setting {name!r} is {value!r}; allowed: a finite number, or text as a category. Give it a "
+                "value, leave the run out, or leave the setting out of --vary"
+            )
 
 
 @dataclass(frozen=True)
@@ -111,11 +131,13 @@ def candidates(settings: Sequence[Setting]) -> list[dict[str, Any]]:
 
 
 def check_settings(settings: Sequence[Setting]) -> None:
-    """Raise if a setting does not vary, or varies only together with others."""
+    """Raise if a setting has no usable value, does not vary, or varies only together with others."""
     if len(settings) < 2:
         raise CurveError(f"a law over settings needs at least two runs that rise; got {len(settings)}")
     if len({tuple(setting) for setting in settings}) > 1 or not settings[0]:
         raise CurveError(f"every run needs the same settings by name; got {sorted({tuple(s) for s in settings})}")
+    for setting in settings:
+        check_values(setting, "one of the runs")
     constant = [name for name in settings[0] if len({s[name] for s in settings}) < 2]
     if constant:
         raise CurveError(f"{', '.join(constant)} does not vary: it is {settings[0][constant[0]]} in all runs. Leave it "

@@ -32,7 +32,7 @@ from scalerl.config.base import replace
 from scalerl.config.data import generated
 from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.files import take_hold, write_whole
-from scalerl.core.outputs import check_new_directory
+from scalerl.core.outputs import check_new_directory, check_stays_inside
 from scalerl.core.rows import read_points, read_rows
 from scalerl.core.serialization import flat
 from scalerl.study.plan import Plan, RunKey, plan_toml, read_plan, unnamed
@@ -121,10 +121,11 @@ class StudyDirectory:
         """Lock this study against other processes; the lock ends with the process.
 
         Raises:
-            ConfigError: Another process is executing it.
+            ConfigError: Another process is executing it, or a link in it leads outside.
         """
         if take_hold(self.path) is None:
             raise ConfigError(f"{self.path}: another process is running this study; wait for it or stop it")
+        check_stays_inside(self.path)
 
     def step(self, key: RunKey) -> int:
         """Return the training step of a run's last evaluation; -1 before the first."""
@@ -206,6 +207,7 @@ def take_over(study: StudyDirectory, others: Sequence[StudyDirectory]) -> list[s
         run = study.run(key)
         if run.exists():
             continue
+        check_stays_inside(place)  # the copy would contain what its links lead to
         half = run.with_name(f".{run.name}.copy")
         shutil.rmtree(half, ignore_errors=True)
         shutil.copytree(place, half, copy_function=_copy, ignore=shutil.ignore_patterns(".lock"))

@@ -9,9 +9,9 @@ and renamed; the last good checkpoint is never modified.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from scalerl.core.files import as_umask, next_directory, read_json, sync
+from scalerl.core.checkpoints import best_step, saved_steps
+from scalerl.core.files import as_umask, next_directory, read_json, sync, write_whole
 from scalerl.training.manifest import seal, stamp
 from scalerl.types import Prompt
 
@@ -28,9 +29,7 @@ FORMAT = 4
 """Format of the trainer's part; increase it when older checkpoints can no longer be resumed."""
 
 WRITTEN = ".written"
-"""Empty file that marks a run which has had a checkpoint."""
-
-_NAME = re.compile(r"step_(\d{6,})$")
+"""File that marks a run which has had a checkpoint; it contains the step of the last one."""
 
 
 def save_state(directory: Path, name: str, state: Mapping[str, Any]) -> None:
@@ -115,7 +114,7 @@ class CheckpointStore:
     """The checkpoints of one run."""
 
     def __init__(self, directory: Path, keep: int) -> None:
-        """Manage `directory` and keep the last `keep` checkpoints; partial checkpoints of killed runs are removed."""
+        """Manage `directory`: keep the last `keep` checkpoints and the best one; remove parts of killed runs."""
         self.directory, self._keep = directory, keep
         for replaced in directory.glob(".replaced_*"):  # a process was killed while it replaced this checkpoint
             final = directory / replaced.name.removeprefix(".replaced_")
@@ -129,8 +128,13 @@ class CheckpointStore:
         path.mkdir(exist_ok=True)
         return path
 
-    def commit(self, step: int) -> Path:
-        """Complete a checkpoint whose parts are all written, and return its directory."""
+    def commit(self, step: int, rates: Mapping[int, float] | None = None) -> Path:
+        """Complete a checkpoint whose parts are all written, and return its directory; then remove old ones.
+
+        Args:
+            step: Step of the checkpoint.
+            rates: Held-out pass rates by step. The checkpoint with the highest one is kept too; None: none is known.
+        """
         final, temporary = self.path(step), self.begin(step)
         seal(temporary, step)
         sync(temporary)
@@ -139,10 +143,12 @@ class CheckpointStore:
             final.rename(replaced)
         temporary.rename(final)
         shutil.rmtree(replaced, ignore_errors=True)
-        (self.directory / WRITTEN).touch()
+        write_whole(self.directory / WRITTEN, f"{step}\n")  # a new file: a study may share the old one
         sync(self.directory)
+        best = best_step(self.steps(), rates or {})
         for old in self.steps()[: -self._keep]:
-            shutil.rmtree(self.path(old))
+            if old != best:
+                shutil.rmtree(self.path(old))
         return final
 
     def path(self, step: int) -> Path:
@@ -155,10 +161,29 @@ class CheckpointStore:
         self.path(step).rename(place)
         return place
 
+    def remove_after(self, step: int) -> bool:
+        """Remove the checkpoints of later steps, newest first, so that a kill leaves those that its rows agree with.
+
+        Returns:
+            Whether a later checkpoint had been written, even if it was damaged or removed since: the run goes back.
+        """
+        written = max([self._last_written(), *self.steps()])
+        for later in reversed([own for own in self.steps() if own > step]):
+            half = self.directory / f".{self.path(later).name}.removed"  # cleared at the next start if this is killed
+            self.path(later).rename(half)
+            shutil.rmtree(half)
+        write_whole(self.directory / WRITTEN, f"{step}\n")  # a new file: a study may share the old one
+        sync(self.directory)
+        return written > step
+
+    def _last_written(self) -> int:
+        with suppress(OSError, ValueError):  # a kill may leave it empty
+            return int((self.directory / WRITTEN).read_text(encoding="utf-8"))
+        return 0
+
     def steps(self) -> list[int]:
         """Return the steps of all good checkpoints, oldest first."""
-        matches = [_NAME.match(path.name) for path in self.directory.glob("step_*")]
-        return sorted(int(match[1]) for match in matches if match)
+        return saved_steps(self.directory)
 
     def latest(self) -> Path | None:
         """Return the directory of the latest good checkpoint."""

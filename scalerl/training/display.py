@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -36,6 +37,10 @@ class RunDisplay:
     def configured(self, config: RunConfig) -> None:
         """Use the configuration with the sizes that were chosen for this machine."""
         self._config, self._view.info = config, run_info(config)
+
+    def belongs_to(self, path: Path) -> None:
+        """Set the run directory, for commands in the advice."""
+        self._view.directory = path
 
     def start(self) -> None:
         """Start the live table, if the console is a terminal."""

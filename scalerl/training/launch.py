@@ -60,7 +60,7 @@ from scalerl.training.run_model import (
     sent_weights,
     with_adapters,
 )
-from scalerl.training.saved import Checkpoints, continued, overrule, sound_checkpoint
+from scalerl.training.saved import Checkpoints, checkpoint_of, continued, overrule, sound_checkpoint
 from scalerl.training.session import Session
 from scalerl.training.warnings import KEPT_ROWS, RunWarnings
 from scalerl.types import Prompt
@@ -89,8 +89,9 @@ def resume(
     display: RunDisplay,
     stop_requested: Callable[[], bool],
     options: Mapping[str, Any] | Sequence[str] = (),
+    from_step: int | None = None,
 ) -> Session:
-    """Resume a run from its last good checkpoint.
+    """Resume a run from its last good checkpoint, or from an earlier one.
 
     Args:
         path: The run directory.
@@ -98,6 +99,8 @@ def resume(
         display: RunDisplay of the run.
         stop_requested: Function called while waiting; if it returns true, the run stops.
         options: Values for the few fields that a resume may change (saved.py).
+        from_step: Step of the checkpoint to which the run goes back; later checkpoints and rows are removed. None: the
+            last one.
 
     Raises:
         ConfigError: There is no run, its configuration was changed, or an option would make it a different run.
@@ -105,7 +108,10 @@ def resume(
     directory = RunDirectory.resume(path)
     with directory.discarded_on_error():  # closes it; a run that existed before keeps its files
         config, store = directory.config, CheckpointStore(path / "checkpoints", directory.config.checkpoint.keep)
-        checkpoint = sound_checkpoint(directory, store, display.note)
+        if from_step is None:
+            checkpoint = sound_checkpoint(directory, store, display.note)
+        else:
+            checkpoint = checkpoint_of(directory, store, from_step)
         config = continued(path, config, options, steps, checkpoint)
         makers = makers_of(config)
         saved, directory.config = directory.config, config
@@ -118,7 +124,8 @@ def resume(
             display.note("no checkpoint yet: starting over from step 0")
         else:
             _continue(run, checkpoint, state, makers)
-            display.note(f"resumed at step {run.progress.step}")
+            words = "" if from_step is None else "; later checkpoints and rows were removed"
+            display.note(f"resumed at step {run.progress.step}{words}")
             display.point(run.records.points)
     return run
 
@@ -132,6 +139,7 @@ def _assemble(
 ) -> Session:
     """Check the inputs of a run, then make its objects; the generator is not started yet. A new run has no state."""
     config, path = directory.config, directory.path
+    display.belongs_to(path)
     torch.set_num_threads(config.hardware.trainer_threads)
     check_functions(config.recipe)
     backend = BACKENDS[config.placement.backend](config)
@@ -286,6 +294,7 @@ def _continue(
     run.learner.load(checkpoint, step)
     run.curriculum.load_state(state["curriculum"])
     run.records.scoring.load_state(state["scoring"])
+    went_back = run.checkpoints.store.remove_after(step)  # before their rows
     for note in directory.rewind(state):
         display.note(note)
     run.records.points = directory.points()
@@ -297,4 +306,6 @@ def _continue(
     else:  # within a round of PPO-off-policy, which samples with older weights
         weights = load_state(checkpoint, "round_weights")
         run.pipeline.start(lambda version, channel: channel.send(version, weights.items()), sampling)
-    run.records.followers = Followers(run.config, run_info(run.config), directory.path, makers, display.note, step)
+    run.records.followers = Followers(
+        run.config, run_info(run.config), directory.path, makers, display.note, step, went_back
+    )

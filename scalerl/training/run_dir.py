@@ -19,7 +19,7 @@ from typing import Any
 from scalerl.config import RunConfig, read_config, to_toml
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import sync, take_hold, write_whole
-from scalerl.core.outputs import check_new_directory
+from scalerl.core.outputs import check_new_directory, check_stays_inside
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
 from scalerl.core.rows import RowFile
@@ -62,13 +62,18 @@ class RunDirectory:
             made: For a new run, the directories that were made for it, innermost first; None: the run exists.
 
         Raises:
-            ConfigError: Another process has locked it.
+            ConfigError: Another process has locked it, or a link in it leads outside.
         """
         self.path, self.config, self._made = path, config, made
         self._lock = take_hold(path)
         self._digests: dict[str, tuple[int, Any]] = {}  # bytes digested of each row file, and their hash
         if self._lock is None:
             raise ConfigError(f"{path}: another process is training in this run directory; wait for it or stop it")
+        try:
+            check_stays_inside(path)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def is_new(self) -> bool:
@@ -100,11 +105,11 @@ class RunDirectory:
         """Open an existing run with its configuration.
 
         Raises:
-            ConfigError: There is no run.
+            ConfigError: There is no run, another process has locked it, or a link in it leads outside.
         """
-        config = saved_config(path)
+        run = cls(path, saved_config(path))
         (path / "rollouts").mkdir(exist_ok=True)
-        return cls(path, config)
+        return run
 
     def close(self) -> None:
         """Release the lock."""

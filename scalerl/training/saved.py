@@ -10,6 +10,7 @@ from typing import Any
 from scalerl.config import RunConfig, parse_config, read_config, to_toml
 from scalerl.config.base import replace
 from scalerl.config.recipe import LaterRate
+from scalerl.core.checkpoints import held_out_rates
 from scalerl.core.errors import ConfigError
 from scalerl.core.serialization import to_plain
 from scalerl.prompts.curriculum import Curriculum, Mixture
@@ -80,8 +81,9 @@ class Checkpoints:
         with self.compute.clock.paused():  # digesting and syncing a large checkpoint takes seconds
             if not wait:  # with `wait` the run is about to end, and its generator may have ended
                 self.pipeline.mark()
+            rates = held_out_rates(self.records.points, self.records.directory.config.main_tasks)
             for step in done:
-                self.store.commit(step)
+                self.store.commit(step, rates)
                 self._begun.discard(step)
             if not wait:
                 self.compute.clock.add(self.compute.generated_s())
@@ -103,12 +105,42 @@ class Checkpoints:
         self.commit(wait=True)
         optimizer = run.config.recipe.optimizer
         lower = optimizer.rate(max(step, optimizer.warmup_steps)) / 2
+        steps = self.store.steps()
+        earlier = f"go back to an earlier checkpoint with --from-step {steps[-2]}" if steps[1:] else "check the model"
         return TrainingFailed(
             f"{where}; the last good checkpoint is {self.store.latest() or 'none, so a resume starts at step 0'}. The "
             f"usual remedy is a lower learning rate: scalerl resume {run.path} --recipe.optimizer.learning_rate "
-            f"{lower:.3g}. If it fails again, remove the newest directory in {run.path / 'checkpoints'} first, to "
-            "resume from an earlier step; at step 1, check the model"
+            f"{lower:.3g}. If it fails again, {earlier}"
         )
+
+
+def checkpoint_of(run: RunDirectory, store: CheckpointStore, step: int) -> Path:
+    """Return the checkpoint of a step to which the user goes back.
+
+    Raises:
+        ConfigError: There is none, or it is damaged, or its rows do not exist; nothing was changed.
+    """
+    option, steps = f"--from-step: got {step}, but", store.steps()
+    others = ", ".join(str(own) for own in steps if own != step)
+    if step not in steps:
+        known = f"allowed: {others}" if steps else "there is no checkpoint at all"
+        raise ConfigError(f"{option} {store.directory} has no checkpoint of that step; {known}. Nothing was changed")
+    try:
+        _check(run, store.path(step))
+    except Damaged as error:
+        raise ConfigError(
+            f"{option} its checkpoint cannot be used: {error}; others: {others or 'none'}. Nothing was changed"
+        ) from None
+    return store.path(step)
+
+
+def _check(run: RunDirectory, checkpoint: Path) -> None:
+    """Check the files of a checkpoint, and that the rows which it counts exist; raise `Damaged`."""
+    check_files(checkpoint)
+    state = load_plain(checkpoint, "trainer")
+    if state.get("format") != FORMAT:
+        raise Damaged(f"it has the format {state.get('format')}; this version of scalerl reads {FORMAT}")
+    run.check_rows(state)
 
 
 def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[str], None]) -> Path | None:
@@ -127,11 +159,7 @@ def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[
     faults: dict[int, str] = {}
     for step in reversed(store.steps()):
         try:
-            check_files(store.path(step))
-            state = load_plain(store.path(step), "trainer")
-            if state.get("format") != FORMAT:
-                raise Damaged(f"it has the format {state.get('format')}; this version of scalerl reads {FORMAT}")
-            run.check_rows(state)
+            _check(run, store.path(step))
         except Damaged as error:
             faults[step] = str(error)
             continue

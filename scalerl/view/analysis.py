@@ -16,7 +16,7 @@ from scalerl.scaling.compare import ASSUMED_SEED_SD, common_ceiling, log_efficie
 from scalerl.scaling.estimate import summarize
 from scalerl.scaling.law import Array
 from scalerl.scaling.posterior import held_at
-from scalerl.view.outlook import Outlook, Source, naming, outlook
+from scalerl.view.outlook import Outlook, Source, source_outlook
 
 FRACTIONS = (0.3, 0.5, 0.7)
 """Shares of a run's compute at which a backtest splits it."""
@@ -212,10 +212,7 @@ def analyze(first: Sequence[Source], second: Sequence[Source] = (), exclude_belo
     axes = sorted({source.curve.axis for source in sources})
     if len(axes) > 1:
         raise CurveError(f"the runs are on different compute axes ({', '.join(axes)}); name one with --compute")
-    outlooks = []
-    for source in sources:
-        with naming(source):
-            outlooks.append(outlook(source.curve, exclude_below=exclude_below))
+    outlooks = [source_outlook(source, exclude_below=exclude_below) for source in sources]
     fits = [ahead.fit for ahead in outlooks]
     comparison = compare(fits[: len(first)], fits[len(first) :]) if second else None
     low, high = fits[0].curve.bounds

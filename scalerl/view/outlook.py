@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from scalerl.core.run_files import RunInfo, is_run, read_run
+from scalerl.core.checkpoints import best_step, held_out_rates, saved_steps
+from scalerl.core.rows import read_points
+from scalerl.core.run_files import CHECKPOINTS, RunInfo, is_run, read_run
 from scalerl.scaling import Advice, Curve, CurveError, Fit, Forecast, advise, fit, forecast
 from scalerl.types import EvalPoint
 
@@ -31,6 +33,18 @@ class Outlook:
     def to_dict(self) -> dict[str, Any]:
         """Return the fit as JSON values, with the additional keys forecast and advice."""
         return {**forecast_dict(self.forecast), "advice": self.advice.to_dict()}
+
+    def with_way_back(self, path: Path, points: Sequence[EvalPoint], tasks: Collection[str]) -> Outlook:
+        """Return the outlook of a run with the checkpoint and the command, if the advice is to go back.
+
+        Args:
+            path: The run directory.
+            points: Evaluations of the run, of all tasks.
+            tasks: Its tasks, without suites.
+        """
+        if self.advice.action != "go back":
+            return self
+        return replace(self, advice=replace(self.advice, remedy=way_back(path, points, tasks)))
 
     def lines(self) -> list[str]:
         """Return the outlook as text for a terminal."""
@@ -52,6 +66,25 @@ def outlook(curve: Curve, *, r0: float | None = None, exclude_below: float = 0.0
     """
     fitted = fit(curve, r0=r0, exclude_below=exclude_below)
     return Outlook(fitted, forecast(fitted, at=HORIZON), advise(fitted, budget="2x", min_gain=MIN_GAIN))
+
+
+def way_back(path: Path, points: Sequence[EvalPoint], tasks: Collection[str]) -> str:
+    """Return what to do about a run that has fallen: its best checkpoint, and the command that goes back to it.
+
+    Args:
+        path: The run directory.
+        points: Evaluations of the run, of all tasks.
+        tasks: Its tasks, without suites.
+    """
+    rates = held_out_rates(points, tasks)
+    step = best_step(saved_steps(path / CHECKPOINTS), rates)
+    if step is None:
+        return "Look for the cause before training on; no checkpoint of an evaluated step is left to go back to."
+    mean = "mean " if len(tasks) > 1 else ""
+    return (
+        f"Look for the cause, then go back to the best checkpoint, step {step} ({mean}pass rate {rates[step]:.3f}): "
+        f"scalerl resume {path} --from-step {step}"
+    )
 
 
 def points_by_task(points: Sequence[EvalPoint]) -> dict[str, list[EvalPoint]]:
@@ -150,6 +183,19 @@ def naming(source: Source) -> Iterator[None]:
         yield
     except CurveError as error:
         raise CurveError(f"{source.path}: {error}") from error
+
+
+def source_outlook(source: Source, *, r0: float | None = None, exclude_below: float = 0.0) -> Outlook:
+    """Fit the curve of a source, forecast it and give advice, for a run with commands; options are those of `outlook`.
+
+    Raises:
+        CurveError: As for `outlook`, with the path.
+    """
+    with naming(source):
+        ahead = outlook(source.curve, r0=r0, exclude_below=exclude_below)
+    if source.info is None:
+        return ahead
+    return ahead.with_way_back(source.path, read_points(source.path), source.info.tasks)
 
 
 def _read(path: Path, name: str, axis: str | None, task: str | None, bounds: Sequence[float]) -> Source:

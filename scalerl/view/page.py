@@ -84,13 +84,13 @@ def html_page(
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page to a file atomically.
+    """Write a page to a file atomically; bytes of file names that are not UTF-8 are shown as escapes.
 
     Raises:
         CurveError: The path cannot be written.
     """
     try:
-        write_whole(path, page)
+        write_whole(path, page.encode("utf-8", "backslashreplace").decode())
     except OSError as error:
         raise CurveError(
             f"the page cannot be written to {path}: {error.strerror}; give another path with -o"
@@ -250,7 +250,7 @@ def _card(run: RunAnalysis) -> str:
     return (
         f'<article class="card"><h3>{swatch(run.style[0])}{html.escape(run.source.name)}</h3>'
         f'<p><span class="word">{advice.action.capitalize()}.</span> '
-        f"{html.escape(advice.reason[0].upper() + advice.reason[1:])}</p>"
+        f"{html.escape(advice.explanation[0].upper() + advice.explanation[1:])}</p>"
         + "".join(f"<p>{line}</p>" for line in lines)
         + warnings([*run.source.notes, *fitted.warnings], run.source.name)
         + "</article>"

@@ -9,7 +9,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from scalerl.core.run_files import EVENTS, METRICS, POINTS, RUN, Metric, RunInfo
 from scalerl.scaling import CurveError
 from scalerl.scaling.estimate import as_json
 from scalerl.types import EvalPoint
-from scalerl.view.outlook import Outlook, points_by_task, run_outlook
+from scalerl.view.outlook import Outlook, points_by_task, run_outlook, way_back
 from scalerl.view.page_figures import curve_traces, plain
 from scalerl.view.rollouts import RolloutIndex
 from scalerl.view.series import Array, between, bucketed, level_of
@@ -49,6 +49,7 @@ class RunView:
         info: RunInfo | None,
         rows: Iterable[Mapping[str, Any]] = (),
         points: Sequence[EvalPoint] = (),
+        path: Path | None = None,
     ) -> None:
         """Store the data of a run.
 
@@ -56,8 +57,9 @@ class RunView:
             info: What run.json says; None if it cannot be read.
             rows: The last rows of metrics.jsonl.
             points: The evaluations so far.
+            path: The run directory, for commands in the advice; None: unknown.
         """
-        self.info = info
+        self.info, self.directory = info, path
         self.rows: deque[Mapping[str, Any]] = deque(rows, maxlen=KEPT)
         self.points: dict[str, list[EvalPoint]] = {}
         self.evaluated(points)
@@ -98,7 +100,11 @@ class RunView:
         Raises:
             CurveError: There are too few evaluations, or they cannot be fitted.
         """
-        return run_outlook(self.points.get(task, ()), self.axis)
+        ahead = run_outlook(self.points.get(task, ()), self.axis)
+        return ahead.with_way_back(self.directory, self._all_points(), self.tasks) if self.directory else ahead
+
+    def _all_points(self) -> list[EvalPoint]:
+        return [point for own in self.points.values() for point in own]
 
     def outlooks(self) -> dict[str, Outlook]:
         """Return fit, forecast and advice by task; tasks without a forecast are left out."""
@@ -120,7 +126,7 @@ class FollowedRun(RunView):
             name: Name on the page.
             study: Id of the study that contains the run; empty: none.
         """
-        super().__init__(None)
+        super().__init__(None, path=path)
         self.path, self.name, self.study, self.id = path, name or path.name, study, id_of(path)
         self.state, self.detail = "waiting", ""
         self.fits: dict[str, dict[str, Any]] = {}
@@ -221,6 +227,8 @@ class FollowedRun(RunView):
 
     def _task(self, task: str) -> dict[str, Any]:
         last, fit = self.points[task][-1], self.fits.get(task)
+        if fit and fit.get("action") == "go back":
+            fit = {**fit, "advice": f"{fit['advice']} {way_back(self.path, self._all_points(), self.tasks)}"}
         return {
             "pass_rate": as_json(last.pass_rate),
             "stderr": as_json(last.stderr),
@@ -312,7 +320,8 @@ def page_fit(points: Sequence[EvalPoint], axis: str, name: str) -> dict[str, Any
         "reason": ahead.fit.reason,
         "warnings": list(ahead.fit.warnings),
         "action": ahead.advice.action,
-        "advice": ahead.advice.sentence,
+        # of a run that has fallen, the list adds the checkpoint to go back to
+        "advice": replace(ahead.advice, remedy="").sentence,
     }
 
 

@@ -1,7 +1,9 @@
 """The read-only server of the page: access control, files, JSON of runs, and a stream of changes.
 
-A page of another site can send requests to this machine, and could read the responses through a host name that resolves
-to 127.0.0.1 (DNS rebinding). Therefore, requests with host names other than the server's are rejected.
+Every user of this machine can connect to a port of it, also on the loopback interface, and a run may be readable to its
+owner only. Therefore, every request needs a token. A page of another site can send requests to this machine, and could
+read the responses through a host name that resolves to 127.0.0.1 (DNS rebinding). Therefore, requests with host names
+other than the server's are rejected.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from scalerl.core.addresses import is_loopback
+from scalerl.core.addresses import comes_from_this_user, is_loopback
 from scalerl.view.page import plotly_script
 from scalerl.view.rollouts import FILES
 from scalerl.view.run import FollowedRun
@@ -63,16 +65,18 @@ HEADERS = {
 class Guard:
     """ASGI middleware that rejects requests with other host names or without the token, and adds the headers."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int, token: str) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, token: str, invitation: str = "") -> None:
         """Wrap an application.
 
         Args:
             app: Application to protect.
             host: Host to which the server is bound.
             port: Port to which the server is bound; part of the cookie's name, because cookies ignore ports.
-            token: Required token; empty: none.
+            token: Required token.
+            invitation: Replaces the token once, for a process of this user; empty: none.
         """
-        self._app, self._token, self._cookie = app, token, f"scalerl-watch-{port}"
+        assert token
+        self._app, self._token, self._cookie, self._invitation = app, token, f"scalerl-watch-{port}", invitation
         self._names = {"localhost", host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
         self._loopback = is_loopback(host)
 
@@ -94,12 +98,32 @@ class Guard:
             return PlainTextResponse("This server does not answer to that name; use the address that it printed.", 421)
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("Only GET and HEAD requests are allowed.", 405)
-        if not self._token or same(request.cookies.get(self._cookie, ""), self._token):
+        given = request.query_params.get("token", "")
+        if same(given, self._token) or self._accepts_invitation(given, request):
+            return self._admission(request)
+        if same(request.cookies.get(self._cookie, ""), self._token):
             return None
-        if not same(request.query_params.get("token", ""), self._token):
-            return PlainTextResponse("A token is needed: open the address that `scalerl watch` printed.", 403)
-        # to an address without the token, so that the token is not in a history or screenshot
-        answer = RedirectResponse("/", 303)
+        return PlainTextResponse("A token is needed: open the address that `scalerl watch` printed.", 403)
+
+    def _accepts_invitation(self, given: str, request: Request) -> bool:
+        client, server = request.client, request.scope.get("server")
+        if not (self._invitation and client and server and same(given, self._invitation)):
+            return False
+        if not comes_from_this_user(client, server):
+            return False
+        self._invitation = ""
+        return True
+
+    def _admission(self, request: Request) -> Response:
+        """Return a response with the cookie, which leads to an address without the token.
+
+        The token is then not in a history or screenshot.
+        """
+        answer: Response = RedirectResponse("/", 303)
+        if request.headers.get("sec-fetch-site") == "cross-site":
+            # after a click in a page of another site, such as a terminal in a browser, a redirect would not carry the
+            # strict cookie; a page of this site may lead on
+            answer = Response("", media_type="text/html", headers={"refresh": "0; url=/"})
         answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
         return answer
 
@@ -229,21 +253,29 @@ OF_RUN: dict[str, Callable[[FollowedRun, Mapping[str, str]], dict[str, Any]]] = 
 """Data of a run by the last part of the address; a ValueError is a wrong query."""
 
 
-def serve(watcher: Watcher, listening: socket.socket, host: str, token: str) -> None:
+def serve(watcher: Watcher, listening: socket.socket, host: str, token: str, invitation: str = "") -> None:
     """Serve the page until the process is interrupted.
 
     Args:
         watcher: Watcher of the runs; closed at the end.
         listening: Listening socket.
         host: Host given by the user, which determines the accepted host names.
-        token: Required token; empty: none.
+        token: Required token.
+        invitation: Replaces the token once, for a process of this user; empty: none.
     """
     server: uvicorn.Server
 
     pages = Pages(watcher, lambda: server.should_exit)
-    app = Guard(pages.app(), host, listening.getsockname()[1], token)
+    app = Guard(pages.app(), host, listening.getsockname()[1], token, invitation)
     server = uvicorn.Server(
-        uvicorn.Config(app, log_level="error", access_log=False, server_header=False, timeout_graceful_shutdown=3)
+        uvicorn.Config(
+            app,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # a header must not replace the address that `Guard` looks up
+            timeout_graceful_shutdown=3,
+        )
     )
     server.run(sockets=[listening])
 

@@ -3,14 +3,21 @@
 import contextlib
 import json
 import math
+import os
+import shutil
+from pathlib import Path
 
 import builders
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from robustness.campaign import within
 
+from scalerl.core.files import parse_json
 from scalerl.importers import IMPORTERS, read
+from scalerl.importers.tensorboard import event_files
 from scalerl.scaling import Curve, CurveError
+from scalerl.scaling.readers import csv_rows
 
 
 def save(directory, text, name="run.log"):
@@ -33,6 +40,37 @@ def test_missing_files_empty_directories_and_unknown_sources_are_refused(tmp_pat
     assert "devices must be a positive number" in refusal(path, devices=-1)
     assert "allowed: step, seconds" in refusal(path, columns={"hours": "x"})
     assert "has no column 'x' (for step)" in refusal(path, columns={"step": "x"})
+
+
+def test_a_pipe_among_event_files_does_not_block(tmp_path):
+    pytest.importorskip("tensorboard", reason="reads event files")
+    (tmp_path / "logs").mkdir()
+    os.mkfifo(tmp_path / "logs/events.out.tfevents.2")
+    (tmp_path / "logs/events.out.tfevents.3").mkdir()
+    (tmp_path / "logs/events.out.tfevents.4").symlink_to("events.out.tfevents.2")
+    with within(20.0, "a pipe"):
+        assert "a directory without a known log" in refusal(tmp_path / "logs")
+        assert "not a regular file" in refusal(tmp_path / "logs/events.out.tfevents.2")
+        events = next((Path(__file__).parent / "logs").rglob("*tfevents*"))
+        shutil.copy(events, tmp_path / "logs/events.out.tfevents.1")
+        assert {path.name for path in event_files(tmp_path / "logs")} == {"events.out.tfevents.1"}
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_wide_table_is_read_in_linear_time(tmp_path, twice):
+    """200,000 columns: comparing all pairs of names would take an hour."""
+    names = ["step", "pass_rate", *(f"column{n}" for n in range(200_000)), *(["column7"] if twice else [])]
+    rows = [",".join([str(step), f"0.{step}", *["1"] * (len(names) - 2)]) for step in range(1, 3)]
+    path = save(tmp_path, "\n".join([",".join(names), *rows, ""]), "wide.csv")
+    keys = "{" + ", ".join(f'"{name}": 1' for name in names) + "}"
+    with within(20.0, "a wide table"):
+        if twice:
+            with pytest.raises(CurveError, match="the header has 'column7' more than once"):
+                csv_rows(path, path.read_text())
+            with pytest.raises(ValueError, match="the key 'column7' occurs twice"):
+                parse_json(keys)
+        else:
+            assert len(csv_rows(path, path.read_text())[0]) == 200_002 == len(parse_json(keys))
 
 
 def test_a_log_of_two_frameworks_is_refused_with_both_names(tmp_path):

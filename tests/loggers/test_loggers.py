@@ -26,10 +26,11 @@ def config_of(*loggers):
     return read_config(None, {"loggers": list(loggers)})
 
 
-def session(config, path, first, last, resumed=None, makers=None):
+def session(config, path, first, last, resumed=None, makers=None, went_back=False):
     """Simulate one process of a run; return its notes."""
     output = []
-    followers = Followers(config, run_info(config), path, makers or makers_of(config), output.append, resumed)
+    info = run_info(config)
+    followers = Followers(config, info, path, makers or makers_of(config), output.append, resumed, went_back)
     play(followers, first, last)
     followers.ended("finished")
     followers.close()
@@ -181,6 +182,125 @@ def test_an_unusable_logger_is_refused_at_the_start(logger, problem):
     with pytest.raises(ConfigError, match="loggers") as error:
         makers_of(config_of({"kind": "custom", **logger}))
     assert problem in str(error.value)
+
+
+# ---- runs that go back
+
+
+def write_files(path, last, every=5):
+    """Write the rows and evaluations of a run up to a step, as a run does before it calls its loggers."""
+    rows = [{**row(step), "occupancy": None} for step in range(1, last + 1)]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    points = [point(step).to_dict() for step in range(0, last + 1, every)]
+    (path / "points.jsonl").write_text("".join(json.dumps(one) + "\n" for one in points))
+
+
+def remembering(file, *later_rates):
+    """Return a configuration with a custom logger and rates that were set during the run, as (after_step, rate)."""
+    logger = {"kind": "custom", "function": "logged_runs:Remembers", "params": {"file": str(file)}}
+    rates = [{"after_step": step, "learning_rate": rate} for step, rate in later_rates]
+    return read_config(None, {"loggers": [logger], "recipe.optimizer.later_rates": rates})
+
+
+def steps_of(received, name):
+    return [call[2] for call in received if call[0] == "log" and name in call[1]]
+
+
+@pytest.mark.parametrize(
+    "rates, went_back", [([(20, 1e-4)], False), ([], True), ([(20, 1e-4)], True)], ids=["rate", "option", "both"]
+)
+def test_a_run_that_went_back_starts_anew_in_the_tracker_with_all_its_rows(tmp_path, rates, went_back):
+    file = tmp_path / "calls"
+    assert session(remembering(file), tmp_path, 0, 33) == []
+    file.unlink()
+    write_files(tmp_path, 20)
+    notes = session(remembering(file, *rates), tmp_path, 21, 42, resumed=20, went_back=went_back)
+    assert len(notes) == 1 and "went back to step 20, so a new run starts in the tracker" in notes[0]
+    received = calls(file)
+    assert received[0] == ["start", 480, f"{tmp_path.name}-2", "", 20]
+    assert steps_of(received, "pass_rate") == list(range(1, 43))
+    assert steps_of(received, "eval/arithmetic/pass_rate") == list(range(0, 41, 5))
+    assert received[1][1]["eval/arithmetic/pass_rate"] == point(0).pass_rate and received[-1] == ["finish", "finished"]
+    assert ["figure", "curve", "step_000040.png", "PNG", 40] in received
+    file.unlink()
+    assert session(remembering(file, *rates), tmp_path, 41, 44, resumed=40) == []  # killed: the same steps again
+    assert calls(file)[0] == ["start", 480, f"{tmp_path.name}-2", "number-7", 40]
+    assert steps_of(calls(file), "pass_rate") == [43, 44]
+    file.unlink()
+    write_files(tmp_path, 10)
+    session(remembering(file, (10, 1e-5)), tmp_path, 11, 12, resumed=10)
+    assert calls(file)[0] == ["start", 480, f"{tmp_path.name}-3", "", 10]
+
+
+def test_a_new_rate_after_the_last_logged_step_continues_the_logged_run(tmp_path):
+    file = tmp_path / "calls"
+    session(remembering(file), tmp_path, 0, 20)
+    file.unlink()
+    write_files(tmp_path, 20)
+    assert session(remembering(file, (20, 1e-4)), tmp_path, 21, 22, resumed=20) == []
+    assert calls(file)[0] == ["start", 480, tmp_path.name, "number-7", 20]
+    assert steps_of(calls(file), "pass_rate") == [21, 22]
+
+
+def test_a_run_that_starts_over_with_another_rate_starts_anew(tmp_path):
+    file = tmp_path / "calls"
+    session(remembering(file), tmp_path, 0, 3)
+    file.unlink()
+    (note,) = session(remembering(file, (0, 1e-4)), tmp_path, 0, 4)
+    assert "went back to step 0" in note and steps_of(calls(file), "pass_rate") == [1, 2, 3, 4]
+
+
+def test_a_logger_that_a_resume_adds_gets_the_earlier_rows(tmp_path):
+    file = tmp_path / "calls"
+    write_files(tmp_path, 20)
+    assert session(remembering(file), tmp_path, 21, 22, resumed=20) == []
+    assert calls(file)[0] == ["start", 480, tmp_path.name, "", 20]
+    assert steps_of(calls(file), "pass_rate") == list(range(1, 23))
+
+
+@pytest.mark.parametrize("name", ["tensorboard", *SLOW])
+def test_a_tracker_keeps_both_parts_of_a_run_that_went_back_apart(name, tmp_path, monkeypatch):
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    warnings.simplefilter("ignore")
+    monkeypatch.setattr(follow, "FINISH_S", 120.0)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.chdir(tmp_path)
+    address = f"sqlite:///{tmp_path}/mlflow.db"
+    config = config_of({"kind": "mlflow", "tracking_uri": address} if name == "mlflow" else name)
+    assert session(config, tmp_path, 0, 33) == []
+    if name == "wandb":
+        time.sleep(1.0)
+    write_files(tmp_path, 20)
+    assert len(session(config, tmp_path, 21, 42, resumed=20, went_back=True)) == 1
+    assert parts_of(name, tmp_path) == [list(range(1, 34)), list(range(1, 43))]
+
+
+def parts_of(name, path):
+    """Return the steps of each run in a tracker, the shorter one first."""
+    if name == "tensorboard":
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        first, *others = (path / "tensorboard").glob("events*")
+        assert not others
+        places = (first, path / "tensorboard/part-2")
+        return [[one.step for one in EventAccumulator(str(place)).Reload().Scalars("pass_rate")] for place in places]
+    if name == "wandb":
+        from wandb.proto.wandb_internal_pb2 import Record
+
+        steps = []
+        for file in path.glob("wandb/offline-run-*/run-*.wandb"):
+            found = [Record.FromString(data) for data in frames(file.read_bytes())]
+            rows = [{(i.key or ".".join(i.nested_key)): i.value_json for i in one.history.item} for one in found]
+            steps.append([int(values["_step"]) for values in rows if "pass_rate" in values])
+        return sorted(steps, key=len)
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{path}/mlflow.db")
+    found = client.search_runs([client.get_experiment_by_name("scalerl").experiment_id])
+    return sorted(
+        ([one.step for one in client.get_metric_history(run.info.run_id, "pass_rate")] for run in found), key=len
+    )
 
 
 # ---- faulty loggers

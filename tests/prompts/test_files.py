@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import time
 
 import pytest
 from json_rows import lines
@@ -37,6 +38,51 @@ def test_the_same_rows_come_from_jsonl_json_gzip_and_parquet(tmp_path):
     }
     assert by_name["a.jsonl"] == [(row["prompt"], row["answer"], row) for row in ROWS]
     assert all(rows == by_name["a.jsonl"] for rows in by_name.values())
+
+
+@pytest.mark.parametrize("empty", [b"\n", b" \t\r\n"], ids=["newlines", "blanks"])
+def test_a_long_stretch_of_empty_lines_is_refused_at_once(tmp_path, empty):
+    """1 MB of a compressed file can hold a billion of them."""
+    many = empty * ((1 << 20) // len(empty) + 1)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(LINES.encode() + 200 * many))
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=rf"line {3 + (1 << 20) // len(empty) + 1}: more than 1 MiB of empty lines"):
+        read(tmp_path / "a.jsonl.gz")
+    assert time.monotonic() - began < 5
+    (tmp_path / "b.jsonl").write_bytes(many)
+    with pytest.raises(ConfigError, match="more than 1 MiB of empty lines"):
+        read(tmp_path / "b.jsonl")
+    few = empty * 100_000  # between rows they are allowed
+    (tmp_path / "c.jsonl").write_bytes(few.join(line.encode() + b"\n" for line in LINES.split("\n")))
+    assert len(read(tmp_path / "c.jsonl")) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "reason"),
+    [
+        ("date32", 3_000_000, "date value out of range"),
+        ("date32", -800_000, "date value out of range"),
+        ("timestamp", 2**62, "date value out of range"),
+        ("duration", 2**62, "too large"),
+        ("zone", 1, "Nowhere"),
+        ("nested", 3_000_000, "date value out of range"),
+    ],
+)
+def test_values_of_parquet_that_python_lacks_are_refused_with_row_and_column(tmp_path, kind, value, reason):
+    import pyarrow
+    from pyarrow import parquet as files
+
+    kinds = {
+        "date32": pyarrow.date32(), "timestamp": pyarrow.timestamp("us"), "duration": pyarrow.duration("s"),
+        "zone": pyarrow.timestamp("us", "Nowhere"), "nested": pyarrow.struct([("day", pyarrow.date32())]),
+    }  # fmt: skip
+    count = 1500  # more than one batch
+    values = [{"day": 1} if kind == "nested" else 1 for _ in range(count)] if kind != "zone" else [None] * count
+    values[1200] = {"day": value} if kind == "nested" else value
+    table = {"prompt": ["1+1="] * count, "answer": ["2"] * count, "made": pyarrow.array(values, kinds[kind])}
+    files.write_table(pyarrow.table(table), tmp_path / "p.parquet")
+    with pytest.raises(ConfigError, match=rf"p.parquet row 1201: a value of type .* in the column 'made' .*{reason}"):
+        read(tmp_path / "p.parquet")
 
 
 def test_a_line_over_the_limit_is_refused_in_a_short_message(tmp_path):

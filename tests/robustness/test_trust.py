@@ -9,6 +9,7 @@ import textwrap
 import warnings
 
 import pytest
+from commands import call
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from scalerl.config import parse_config, read_config, to_toml, trust
 from scalerl.config.trust import check_trust, code_of
 from scalerl.core import files
 from scalerl.core.errors import ConfigError
+from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import read_plan
 
 BASE = '[model]\nkind = "hf"\npath = "m"\n'
@@ -187,6 +189,18 @@ def test_the_arms_of_a_study_are_confirmed_together(place):
     plan = read_plan(place / "plan.toml")
     with pytest.raises(ConfigError, match=r"theirs:f.*pack"):
         check_trust([plan.config(arm, 0) for arm in plan.arms], "plan.toml")
+
+
+@pytest.mark.parametrize("words", [["resume", "study"], ["plan.toml", "-o", "study"]], ids=["resume", "again"])
+def test_the_saved_configurations_of_a_study_are_confirmed_too(place, capsys, words):
+    """A resume of a run uses its own configuration, which may differ from the plan."""
+    (place / "plan.toml").write_text('base = "quick"\n[arms.a]\n[arms.b.recipe]\ntemperature = 0.9\n')
+    study = StudyDirectory.create(place / "study", read_plan(place / "plan.toml"))
+    run = study.run(study.plan.runs()[0])
+    run.mkdir(parents=True)
+    (run / "config.toml").write_text(to_toml(config("", REWARD)))
+    code, _, error = call(capsys, "study", *words)
+    assert code == 2 and "a run in study runs code" in error and "data.reward = theirs:f" in error
 
 
 def model(here):

@@ -218,3 +218,84 @@ def test_the_command_reads_the_settings_of_runs_and_prints_documented_keys(tmp_p
     assert code == 0 and "the runs also differ in recipe.prompts_per_step" in out
     code, _, error = call(capsys, *words[:-1], "model.with", "--budget", 8)
     assert code == 2 and "did you mean 'model.width'" in error
+
+
+# ---- settings from a table
+
+
+def files_of(place, count=6):
+    """Write the curves of the first settings of the grid as CSV files; return their paths."""
+    paths = [place / f"r{i}.csv" for i in range(count)]
+    for path, f in zip(paths, FITS, strict=False):
+        rows = zip(f.curve.compute, f.curve.metric, strict=True)
+        path.write_text("step,pass_rate\n" + "".join(f"{c},{r}\n" for c, r in rows))
+    return paths
+
+
+def table_of(place, changes=(), extra=(), ending="csv"):
+    """Write a table of settings whose cells (row, column) are changed, with further rows; return its path."""
+    rows = [{"run": f"r{i}", "width": g["width"], "batch": g["batch"]} for i, g in enumerate(GRID[:6])]
+    for (number, name), value in dict(changes).items():
+        rows[number][name] = value
+    file = place / f"table.{ending}"
+    if ending == "jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *extra]))
+    else:
+        file.write_text("run,width,batch\n" + "".join(",".join(map(str, r.values())) + "\n" for r in [*rows, *extra]))
+    return file
+
+
+@pytest.mark.parametrize("column", ["width", "batch"])
+@pytest.mark.parametrize(
+    "value", ["", "  ", "nan", "NaN", "-nan", "inf", "-inf", "+Infinity", "1e999", "-1e999", "9" * 5000, "None", "null",
+              "NA", "N/A", "<NA>"],
+)  # fmt: skip
+def test_a_missing_or_infinite_value_is_no_setting(tmp_path, capsys, value, column):
+    words = ["frontier", *files_of(tmp_path), "--vary", "width,batch", "--budget", 8000]
+    code, out, error = call(capsys, *words, "--settings", table_of(tmp_path, {(2, column): value}))
+    assert code == 2 and not out and f"r2.csv: the setting '{column}' is" in error, error
+    assert "allowed: a finite number, or text" in error and len(error) < 600 and "Traceback" not in error
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "", 10**99], ids=str)
+def test_values_of_json_are_checked_too(tmp_path, capsys, value):
+    words = ["frontier", *files_of(tmp_path), "--vary", "width,batch", "--budget", 8000]
+    code, _, error = call(capsys, *words, "--settings", table_of(tmp_path, {(2, "width"): value}, ending="jsonl"))
+    if value == 10**99:  # a number, if a strange one
+        assert code == 0, error
+    else:
+        assert code == 2 and "r2.csv: the setting 'width' is" in error
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"run": "r2", "width": 64, "batch": 8}, "row 7 is a second row for the run 'r2'"),
+        ({"run": "r2", "width": 32, "batch": 32}, "row 7 is a second row for the run 'r2'"),
+        ({"run": "./r2/", "width": 64, "batch": 8}, "row 7 is a second row for the run './r2/'"),
+        ({"run": "", "width": 64, "batch": 8}, "row 7 has no run"),
+        ({"run": "PATH", "width": 64, "batch": 8}, "two rows for one run"),
+    ],
+    ids=["different", "equal", "another spelling", "no run", "path and name"],
+)
+def test_every_run_has_one_row(tmp_path, capsys, extra, message):
+    paths = files_of(tmp_path)
+    extra["run"] = paths[2] if extra["run"] == "PATH" else extra["run"]
+    table = table_of(tmp_path, extra=[extra])
+    code, out, error = call(capsys, "frontier", *paths, "--vary", "width,batch", "--budget", 8000, "--settings", table)
+    assert code == 2 and not out and message in error, error
+
+
+def test_rows_of_other_runs_may_have_empty_cells_and_categories_may_be_called_none(tmp_path, capsys):
+    table = table_of(tmp_path, {(number, "batch"): "none" if number % 3 else "mask" for number in range(6)},
+                     extra=[{"run": "other", "width": "", "batch": "nan"}])  # fmt: skip
+    words = ["--vary", "width,batch", "--budget", 8000, "--settings", table]
+    code, out, error = call(capsys, "frontier", *files_of(tmp_path), *words)
+    assert code == 0 and "batch none" in out, error
+
+
+def test_values_without_meaning_are_an_error_in_python_too():
+    for value in (float("nan"), float("inf"), "", "None"):
+        with pytest.raises(CurveError, match="one of the runs: the setting 'width' is"):
+            frontier(FITS, [{**setting, "width": value if i == 3 else setting["width"]} for i, setting in
+                            enumerate(GRID)], 8000.0)  # fmt: skip

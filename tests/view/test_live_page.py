@@ -1,6 +1,7 @@
 """The live page in a real browser: updates, layout at any width, keyboard control, and escaping of texts."""
 
 import os
+import re
 import shutil
 from contextlib import ExitStack
 
@@ -50,7 +51,7 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def live(place):
     with served(cwd=place) as address, opened_page(address) as page:
-        page.address = address
+        page.address = address.partition("?")[0]  # the browser has the cookie now
         page.tab.wait_for_selector("table.runs tbody tr")
         yield page
 
@@ -288,5 +289,8 @@ def test_the_page_reports_a_lost_connection(live, place):
     with served(place / "runs") as address:
         tab.goto(address)
         tab.get_by_text("live", exact=True).wait_for()
+        port = re.search(r":(\d+)/", address)[1]
     tab.get_by_text("connection lost, retrying").wait_for()
+    with served(place / "runs", "--port", port):
+        tab.get_by_text("open the address that scalerl watch prints").wait_for()
     tab.close()

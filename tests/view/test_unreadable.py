@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from robustness.campaign import within
-from serving import connection_to, first_event, get, served
+from serving import connection_to, first_event, get, key_of, served
 from watched import add_points, add_rollouts, point, rollout, write_run
 
 from scalerl.cli.main import main
@@ -201,7 +201,7 @@ def test_the_server_refuses_rows_that_are_no_numbers_and_closes_streams_quietly(
         assert get(address, f"{run}/group?kind=training&row=1e300")[0] == 404
         streams = [connection_to(address) for _ in range(200)]
         for stream in streams:
-            stream.request("GET", "/api/stream")
+            stream.request("GET", "/api/stream", headers=key_of(address))
             assert stream.getresponse().readline().startswith(b"data: ")
         for stream in streams[:150]:
             stream.close()

@@ -1,15 +1,19 @@
 """The server of the live page: access control, answers and errors."""
 
+import os
 import re
+import socket
+import time
+from contextlib import contextmanager
 
 import pytest
-from serving import ask, first_event, get, served
+from serving import ask, connection_to, first_event, get, served
 from simulated_study import TWO, write_study
 from watched import add_rollouts, rollout, write_run
 
 pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
 
-from scalerl.core.addresses import is_loopback
+from scalerl.core.addresses import comes_from_this_user, is_loopback
 from scalerl.view.server import Guard, same
 
 
@@ -86,20 +90,83 @@ def test_scripts_of_the_page_do_not_write_html():
         )
 
 
-def test_beyond_loopback_a_token_is_required_once(place):
-    with served(place / "runs", "--host", "0.0.0.0") as address:
-        token = re.search(r"token=(\S+)", address)[1]
-        local = re.sub(r"//[^:]+:", "//127.0.0.1:", address)
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1"])
+def test_every_address_requires_its_token_once(place, host):
+    """Other users of this machine reach its loopback interface too."""
+    with served(place / "runs", "--host", host) as address:
+        port, token = re.search(r":(\d+)/\?token=(\S+)$", address).groups()
+        local = re.sub(r"//.*:", "//127.0.0.1:", address) if host == "0.0.0.0" else address
         assert len(token) >= 32
-        for path in ("/", "/api/stream", "/assets/app.js", "/?token=wrong", f"/?token={token[:-1]}"):
-            assert get(local, path)[0] == 403, path
-        status, headers, _ = get(local, f"/?token={token}")
+        for path in ("/", "/api/stream", "/api/runs/x/config", "/plotly.js", "/assets/app.js", "/?token=wrong",
+                     "/?token=", f"/?token={token[:-1]}", f"/?token={token}x"):  # fmt: skip
+            assert get(local, path, Cookie="")[0] == 403, path
+            assert get(local, path, Cookie=f"scalerl-watch-{port}=")[0] == 403, path
+        status, headers, _ = get(local, f"/?token={token}", Cookie="")
         assert status == 303 and headers["location"] == "/"
         assert {"HttpOnly", "SameSite=strict", "Path=/"} < set(headers["set-cookie"].split("; "))
         cookie = headers["set-cookie"].partition(";")[0]
         assert get(local, "/", Cookie=cookie)[0] == 200
+        assert get(local, f"/?token={token}", Cookie=cookie)[0] == 303  # the token leaves the address again
         assert get(local, "/", Cookie=cookie[:-1])[0] == 403
         assert get(local, "/", Cookie=cookie, Host="evil.example")[0] == 421
+
+
+def test_a_click_in_a_page_of_another_site_leads_to_the_page(address):
+    """A browser does not send a strict cookie in the redirect of such a request."""
+    token = address.partition("token=")[2]
+    status, headers, _ = get(address, f"/?token={token}", Cookie="", **{"Sec-Fetch-Site": "cross-site"})
+    assert status == 200 and headers["refresh"] == "0; url=/" and token in headers["set-cookie"]
+
+
+@contextmanager
+def as_user(number):
+    """Open sockets as another user; only root can."""
+    os.seteuid(number)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_the_command_line_of_the_browser_holds_no_lasting_secret(place, tmp_path):
+    """Every user of this machine can read it: what it has works once, and for the own user only."""
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened.tmp; mv {tmp_path}/opened.tmp {tmp_path}/opened\n')
+    browser.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BROWSER", f"{browser} %s")
+        with served(place / "runs", "--open") as address:
+            while not (tmp_path / "opened").exists():
+                time.sleep(0.02)
+            opened = (tmp_path / "opened").read_text().strip()
+            assert opened.partition("=")[0] == address.partition("=")[0] and opened != address
+            path = "/?token=" + opened.partition("=")[2]
+            if os.getuid() == 0:
+                with as_user(65534):
+                    stranger = connection_to(address)
+                    stranger.connect()
+                stranger.request("GET", path)
+                assert stranger.getresponse().status == 403
+                stranger.close()
+            forged = {"X-Forwarded-For": "127.0.0.1", "Forwarded": "for=127.0.0.1"}
+            status, headers, _ = get(address, path, Cookie="", **forged)
+            assert status == 303 and address.partition("token=")[2] in headers["set-cookie"]
+            assert get(address, path, Cookie="")[0] == 403
+
+
+def test_a_connection_belongs_to_the_user_who_opened_it():
+    families = {"127.0.0.1": socket.AF_INET, "::1": socket.AF_INET6}
+    for host, family in families.items():
+        with socket.create_server((host, 0), family=family) as server:
+            ours = socket.create_connection(server.getsockname()[:2])
+            accepted = server.accept()[0]
+            assert comes_from_this_user(ours.getsockname(), accepted.getsockname())
+            assert comes_from_this_user(accepted.getpeername(), accepted.getsockname())
+            elsewhere = (ours.getsockname()[0], 1)
+            assert not comes_from_this_user(elsewhere, accepted.getsockname())
+            ours.close()
+            accepted.close()
+    assert not comes_from_this_user(("10.0.0.7", 5000), ("10.0.0.8", 8470))
 
 
 def test_only_loopback_hosts_are_local_and_only_equal_secrets_match():

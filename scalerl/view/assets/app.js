@@ -104,7 +104,8 @@ function follow() {
   };
   stream.onmessage = (event) => take(JSON.parse(event.data));
   stream.onerror = () => {
-    live.textContent = "connection lost, retrying …";
+    const ended = stream.readyState === EventSource.CLOSED; // a new server has a new token
+    live.textContent = ended ? "open the address that scalerl watch prints" : "connection lost, retrying …";
     live.className = "lost";
   };
 }

@@ -1,0 +1,165 @@
+"""Links in a run or study from somebody else: no command writes to, or removes, a file outside the directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from robustness.campaign import Case, check_here, contents
+from robustness.test_kept_files import curve, run, study
+from scalerl.config import LAB
+from scalerl.core.errors import ConfigError
+from scalerl.core.files import whole
+from scalerl.core.outputs import check_stays_inside
+from scalerl.training.run_dir import RunDirectory
+
+STEP = "checkpoints/step_000004"
+IN_A_RUN = (
+    "model", "adapter", "checkpoints", STEP, f"{STEP}/trainer.json", "rollouts", "rollouts.jsonl", "metrics.jsonl",
+    "points.jsonl", "rollouts/samples.jsonl", "rollouts/samples.bin", "status.json", "loggers.json",
+    "errors.log", "summary.json", "curve.png", "bad_batch", "weights", "logs", "vllm-0.log", ".export.tmp",
+    "tensorboard", "wandb", "checkpoints/.step_000008.tmp", "checkpoints/.replaced_step_000004",
+    ".status.json.1234.tmp.json",
+)  # fmt: skip
+IN_A_STUDY = (
+    "journal.jsonl", "allocation.jsonl", "predicted.json", "results.json", "report.html", "scalerl", "scalerl/seed-0",
+    "scalerl/seed-0.log", "scalerl/seed-0.toml", "scalerl/seed-0/metrics.jsonl", "scalerl/.seed-0.copy",
+)  # fmt: skip
+
+
+def planted(make: Callable[[Path], object], inside: str, *, dangling: bool = False) -> Callable[[Path], object]:
+    """Return an `arrange` that makes a run or study and moves a part of it outside, with a link in its place."""
+
+    def arrange(here: Path) -> None:
+        make(here)
+        path, victim = here / inside, here / "victim"
+        if path.exists():
+            shutil.move(path, victim)
+        elif Path(inside).suffix:
+            victim.write_text("<!doctype html> mine" if inside.endswith(".html") else "mine")
+        else:
+            victim.mkdir()
+            (victim / "step_000001").write_text("mine")
+            (victim / "config.json").write_text("mine")
+        path.symlink_to(os.path.relpath(victim, path.parent))
+        if dangling:
+            shutil.rmtree(victim) if victim.is_dir() else victim.unlink()
+
+    return arrange
+
+
+def emptied(name: str) -> Callable[[Path], object]:
+    """Return an `arrange` for a directory that looks like one that a killed start left, but with a link."""
+
+    def arrange(here: Path) -> None:
+        (here / "r").mkdir()
+        (here / "victim").mkdir()
+        (here / "r" / name).symlink_to("../victim")
+
+    return arrange
+
+
+CASES = (
+    *(Case(f"resume: {name} is a link", ("resume", "run"), planted(run, f"run/{name}"),
+           expect=(name, "outside the directory", "Nothing was changed")) for name in IN_A_RUN),
+    *(Case(f"resume: {name} is a link to nothing", ("resume", "run"), planted(run, f"run/{name}", dangling=True),
+           expect=(name, "outside the directory")) for name in IN_A_RUN),
+    Case("resume: the configuration is a link", ("resume", "run"), planted(run, "run/config.toml"),
+         expect="config.toml"),
+    Case("resume: the lock is a link", ("resume", "run"), planted(run, "run/.lock"), expect=".lock: it is a link"),
+    Case("resume: the lock is a link to nothing", ("resume", "run"), planted(run, "run/.lock", dangling=True),
+         expect=".lock: it is a link"),
+    *(Case(f"study resume: {name} is a link", ("study", "resume", "study"), planted(study, f"study/{name}"),
+           expect=(name, "outside the directory", "Nothing was changed")) for name in IN_A_STUDY),
+    Case("study show: the page is a link", ("study", "show", "study"), planted(study, "study/report.html"),
+         expect="page      study/report.html", allowed=(0,)),
+    *(Case(f"train: {name} of the run directory is a link", ("train", "--run-dir", "r"),
+           emptied(name), expect=("r is not empty", name)) for name in ("rollouts", ".lock")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_nothing_outside_is_written_or_removed(case, tmp_path, monkeypatch):
+    if "page is a link" not in case.name:
+        check_here(case, tmp_path, monkeypatch)
+        return
+    case.arrange(tmp_path)  # here the link itself is replaced
+    monkeypatch.chdir(tmp_path)
+    from scalerl.cli.main import main
+
+    assert main([*case.words]) == 0
+    assert Path("victim").read_text() == "<!doctype html> mine" and not Path("study/report.html").is_symlink()
+
+
+def test_the_links_of_a_user_still_work(tmp_path):
+    """Links to the directory itself and within it are no danger, and wandb keeps its own."""
+    run(tmp_path)
+    (tmp_path / "disk").mkdir()
+    shutil.move(tmp_path / "run", tmp_path / "disk/run")
+    (tmp_path / "runs").symlink_to("disk")
+    (tmp_path / "mine").symlink_to(tmp_path / "disk/run")
+    inside = tmp_path / "disk/run"
+    (inside / "latest").symlink_to("checkpoints/step_000004")
+    (inside / "here").symlink_to(inside / "model")
+    (inside / ".#config.toml").symlink_to("user@host.4242")
+    (inside / "wandb/run-1/logs").mkdir(parents=True)
+    (inside / "wandb/run-1/logs/debug-core.log").symlink_to(tmp_path / "cache.log")
+    for path in (tmp_path / "runs/run", tmp_path / "mine", inside):
+        RunDirectory.resume(path).close()
+    (tmp_path / "disk/run-2").mkdir()
+    (inside / "latest").unlink()
+    (inside / "latest").symlink_to("../run-2")  # its name begins like that of the run
+    with pytest.raises(ConfigError, match="latest is a link to"):
+        RunDirectory.resume(inside)
+
+
+def test_a_refused_run_is_not_locked_and_a_pipe_is_refused(tmp_path):
+    run(tmp_path)
+    os.mkfifo(tmp_path / "run/errors.log")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"errors.log is a pipe or a device"):
+            RunDirectory.resume(tmp_path / "run")
+    (tmp_path / "run/errors.log").unlink()
+    RunDirectory.resume(tmp_path / "run").close()
+
+
+def test_a_file_is_written_beside_planted_links(tmp_path):
+    """Somebody may guess the temporary name, and a link to a device is no device."""
+    (tmp_path / "victim").write_text("mine")
+    path = tmp_path / "status.json"
+    (tmp_path / f".status.json.{os.getpid()}.tmp.json").symlink_to("victim")
+    path.symlink_to("/dev/full")
+    with whole(path) as temporary:
+        temporary.write_text("new")
+    assert path.read_text() == "new" and not path.is_symlink()
+    assert contents(tmp_path).keys() == {"status.json", "victim"} and (tmp_path / "victim").read_text() == "mine"
+
+
+def test_the_directory_of_tensorboard_is_not_read_from_the_run(tmp_path):
+    pytest.importorskip("tensorboard", reason="needs the extra `logs`")
+    from scalerl.loggers.base import LoggedRun
+    from scalerl.loggers.tensorboard import Tracker
+
+    made = RunDirectory.create(tmp_path / "run", LAB)
+    made.close()
+    tracker = Tracker()
+    foreign = LoggedRun("run", made.path, str(tmp_path / "victim"), 4)
+    assert tracker.start({}, foreign) == str(made.path / "tensorboard")
+    tracker.finish("stopped")
+    assert not (tmp_path / "victim").exists()
+
+
+def test_only_links_that_lead_outside_are_refused_at_any_depth(tmp_path):
+    curve(tmp_path)
+    check_stays_inside(tmp_path / "run")
+    deep = tmp_path / "run/a/b/c"
+    deep.mkdir(parents=True)
+    (deep / "up").symlink_to("../../../points.jsonl")
+    check_stays_inside(tmp_path / "run")
+    (deep / "out").symlink_to("../../../../study/study.toml")
+    with pytest.raises(ConfigError, match="a/b/c/out is a link to"):
+        check_stays_inside(tmp_path / "run")
