@@ -275,8 +275,9 @@ def _complete(config: RunConfig, make_session: Callable[[Any], Callable[..., Any
     from io import StringIO
 
     from scalerl.cli.exits import StopFlag, prepare_environment
+    from scalerl.core.packages import TRAINING
 
-    prepare_environment()
+    prepare_environment(TRAINING)
     import torch
     from rich.console import Console
 

@@ -93,7 +93,9 @@ def _rehearse(config: RunConfig, as_json: bool) -> int:
     """Print the peak memory of a trainer rank, and the bytes that its collectives move."""
     from scalerl.cluster.layout import lay_out, size_line
     from scalerl.core.errors import ConfigError
+    from scalerl.core.packages import TRAINING, check_installed
 
+    check_installed(TRAINING)
     try:
         from scalerl.cluster.rehearsal import rehearse
     except ImportError as error:  # private modules of torch

@@ -204,12 +204,14 @@ def _execute(
 
 
 def _workers(options: argparse.Namespace, plan: Plan) -> Workers:
+    from scalerl.core.packages import TRAINING, check_installed
     from scalerl.study.execute import LocalWorkers
 
     if options.ray:
         from scalerl.cluster.jobs import RayWorkers
 
         return RayWorkers(options.ray, options.jobs, options.ray_cpus, options.ray_gpus, _own_actors(plan))
+    check_installed(TRAINING)
     return LocalWorkers(options.jobs or room_here())
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl.cli.exits import FAILED, StopFlag, complain, prepare_environment
 from scalerl.cli.parsing import Parser, parse_with_config
 from scalerl.cli.terminal import say
+from scalerl.core.packages import TRAINING
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -166,9 +167,10 @@ def resume(words: list[str]) -> int:
 
 def _run(config: RunConfig, make_session: Callable[[Any], Callable[..., Any]]) -> int:
     """Train, print the outcome and return the exit code; a signal stops the run with a checkpoint."""
-    prepare_environment()
+    prepare_environment(TRAINING)
+    from scalerl.core.errors import RunFailed
     from scalerl.training import launch
-    from scalerl.training.complete import RunFailed, complete
+    from scalerl.training.complete import complete
     from scalerl.training.display import RunDisplay
     from scalerl.training.resolve import resolve
 
