@@ -53,7 +53,11 @@ def study_main(words: Sequence[str]) -> int:
     options, fields = _plan_parser().parse_known_args(words)
     plan = _plan(options, fields)
     from scalerl.core.files import output_directory
+    from scalerl.prompts.files import check_prompt_files
     from scalerl.study.directory import StudyDirectory
+
+    for arm in plan.arms:
+        check_prompt_files(plan.config(arm, plan.seeds[0]))
 
     others = [StudyDirectory.open(path) for path in options.reuse]
     if options.dry_run:
