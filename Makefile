@@ -35,7 +35,7 @@ docs: $(VENV)/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve $(ARGS)
 
 docs-build: $(VENV)/installed-docs
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet $(ARGS)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict $(ARGS)
 
 constraints: $(VENV)/installed-dev $(VENV)/installed-docs
 	(echo '# Versions with which the tests passed on Python 3.11, Linux. `make constraints` writes this file.'; \

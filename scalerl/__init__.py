@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scalerl.api import Run, load, resume, train
-    from scalerl.core.errors import ConfigError
+    from scalerl.core.errors import ConfigError, RunFailed
     from scalerl.scaling import Curve, CurveError, advise, compare, fit, forecast
-    from scalerl.training.complete import RunFailed
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "scalerl.api": ("Run", "load", "resume", "train"),
-    "scalerl.config.base": ("ConfigError",),
+    "scalerl.core.errors": ("ConfigError", "RunFailed"),
     "scalerl.scaling": ("Curve", "CurveError", "advise", "compare", "fit", "forecast"),
-    "scalerl.training.complete": ("RunFailed",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

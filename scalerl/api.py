@@ -292,8 +292,9 @@ def _complete(config: RunConfig, make_session: Callable[[Any], Callable[..., Any
     from io import StringIO
 
     from scalerl.cli.exits import StopFlag, escape_unknown, prepare_environment
+    from scalerl.core.packages import TRAINING
 
-    prepare_environment()
+    prepare_environment(TRAINING)
     escape_unknown(sys.stdout)
     import torch
     from rich.console import Console

@@ -50,6 +50,14 @@ def opened(page_file):
 
 
 @pytest.fixture
+def prompt_file(tmp_path, monkeypatch):
+    """The file p.jsonl with one prompt, in a new current directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
+    return tmp_path / "p.jsonl"
+
+
+@pytest.fixture
 def benchmark(monkeypatch):
     """A function that imports a script of benchmarks/ by its name."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))

@@ -1,10 +1,11 @@
+import re
 import tomllib
 
 import pytest
 
 from scalerl.config import LAB, PRESETS, RunConfig, merge, parse_config, read_config, to_toml
 from scalerl.config.base import build, replace
-from scalerl.config.data import shares
+from scalerl.config.data import RewardFunction, shares
 from scalerl.config.overrides import groups
 from scalerl.config.recipe import Gspo, PpoOffPolicy, Recipe
 from scalerl.core.errors import ConfigError
@@ -127,6 +128,60 @@ def test_a_mistyped_option_is_an_error_with_the_nearest_name(words, expected):
 def test_an_invalid_file_is_an_error_with_its_name_and_place(tmp_path, text, words, expected):
     with pytest.raises(ConfigError, match=f"^(.*given.toml|command line)?.*{expected}"):
         written(tmp_path, text, *words)
+
+
+LOOKS = [
+    *("2024", "2024-01-02", "2024-01-02T03:04:05Z", "12:30:00", "1e3", "1.50", "-1", "0x10", "1_000", "inf", "nan"),
+    *("true", "none", "", "[a]", "[1, 2]", "[]", "{a = 1}", "{}", "# x", "1 # x", "1,", "a = 1", "--x", '"a" and "b"'),
+]
+MINE = ["--model", "m", "--data", "p.jsonl"]
+
+
+@pytest.mark.parametrize("text", LOOKS)
+def test_text_is_what_was_typed_whatever_it_looks_like(text, tmp_path):
+    config = read_config(None, [*MINE, "--recipe.name", text, f"--data.system_prompt={text}", "--data.name", text])
+    assert (config.recipe.name, config.data[0].system_prompt, config.data[0].name) == (text, text, text)
+    assert written(tmp_path, to_toml(config)) == config
+    assert written(tmp_path, TWO_TASKS, "--data.lines.name", text).data[1].name == text
+
+
+@pytest.mark.parametrize("text", [text for text in LOOKS if text not in ("", "[]", "{}", "{a = 1}")])
+def test_a_path_may_look_like_a_number_a_date_or_a_list(text):
+    config = read_config(None, ["--model", text, "--data", text])
+    assert (config.model.path, config.data[0].path) == (text, text)
+
+
+def test_a_text_in_quotes_is_a_toml_string():
+    for text, value in (('"2024"', "2024"), (r'"a\nb"', "a\nb"), ("'''x'''", "x"), ('"a" "b"', '"a" "b"')):
+        assert read_config(None, ["--recipe.name", text]).recipe.name == value
+
+
+def test_other_fields_are_read_by_their_types():
+    for field, text, value in (
+        ("columns", "{prompt = 2024, answer = 'a'}", {"prompt": "2024", "answer": "a"}),
+        ("truncated_reward", "1e-1", 0.1), ("truncated_reward", "none", None),
+        ("reward", "2024:f", RewardFunction(function="2024:f")),
+    ):  # fmt: skip
+        assert getattr(read_config(None, [*MINE, f"--data.{field}", text]).data[0], field) == value
+    words = ["--placement.engine", "vllm", "--placement.vllm_arguments", '["--a", 8, 1e3, true, 2024-01-02]']
+    assert read_config(None, words).placement.vllm_arguments == ("--a", "8", "1e3", "true", "2024-01-02")
+    assert read_config(None, [*MINE, "--suites", "[2024]"]).tasks == ["math", "2024"]
+    for text, value in (("7", 7), ("follow", "follow")):
+        assert read_config(None, ["--rollouts.lag_ticks", text]).rollouts.lag_ticks == value
+    assert read_config(None, ["--seed", "1e3"]).seed == 1000
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("seed", "true"), ("seed", "2024-01-02"), ("rollouts.lag_ticks", "2024-01-02"), ("stop_when", "[1]"),
+        ("recipe.loss", "2024"), ("data.operations", "2024-01-02"), ("recipe.retire_pass_rate", "1 # x"),
+    ],
+)  # fmt: skip
+def test_a_word_of_another_type_is_an_error_that_shows_it_as_typed(field, text):
+    shown = text.strip("[]")
+    with pytest.raises(ConfigError, match=f"{field}.*got '{re.escape(shown)}'"):
+        read_config(None, [f"--{field}", text])
 
 
 def test_several_tasks_have_a_table_each(tmp_path):

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from scalerl.cli.exits import FAILED, prepare_environment
 from scalerl.cli.parsing import Parser, parse_with_config
 from scalerl.cli.terminal import say
+from scalerl.core.packages import TRAINING
 
 DESCRIPTION = """check that a run will work here, in two minutes: versions, GPUs, the learner and the FP32 head against
 float64, speed, the network between trainer ranks and hosts, a vLLM server, disk and memory. One line each: works, works
@@ -35,7 +36,7 @@ def doctor(words: list[str]) -> int:
     config = read_config(file, fields) if file or fields else None
     if config is not None:
         check_trust([config], str(file or "the command line"), trusted=options.trust or file is None, typed=fields)
-    prepare_environment()
+    prepare_environment(TRAINING)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the lines of the checks give the reasons
     findings = []
     for finding in examine(config):

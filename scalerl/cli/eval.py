@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from scalerl.cli.exits import FAILED, complain, prepare_environment
 from scalerl.cli.parsing import count
 from scalerl.cli.terminal import say
-from scalerl.cli.train import check_model
+from scalerl.cli.train import check_inputs
+from scalerl.core.packages import TRAINING
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -64,11 +65,11 @@ def run_eval(arguments: argparse.Namespace) -> int:
     from scalerl.core.files import output_directory
     from scalerl.core.outputs import check_new_directory
 
-    prepare_environment()
+    prepare_environment(TRAINING)
     if arguments.output is not None:
         check_new_directory(arguments.output, "-o")
     config, tasks = eval_config(arguments)
-    check_model(config)
+    check_inputs(config)
     check_trust(
         [config], arguments.model, trusted=arguments.trust, typed=[arguments.reward or "", arguments.vllm_python or ""]
     )

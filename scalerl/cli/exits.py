@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -144,14 +144,19 @@ def prepare_streams(*, outlived: bool) -> None:
             setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, stream.errors, **modes))
 
 
-def prepare_environment() -> None:
+def prepare_environment(modules: Sequence[str] = ()) -> None:
     """Set the environment variables that torch reads when it is first imported.
 
+    Args:
+        modules: Modules that the command imports.
+
     Raises:
-        ConfigError: The current directory was removed, in which no process can start.
+        ConfigError: A module is not installed, or the current directory was removed, in which no process can start.
     """
     from scalerl.core.errors import ConfigError
+    from scalerl.core.packages import check_installed
 
+    check_installed(modules)
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -169,6 +174,7 @@ def guarded(action: Callable[[], int]) -> int:
     from scalerl.config.base import problems
     from scalerl.core.errors import ConfigError
     from scalerl.core.files import disk_errors, system_error, trouble
+    from scalerl.core.packages import missing
     from scalerl.scaling import CurveError
 
     signals = StopFlag()
@@ -179,6 +185,11 @@ def guarded(action: Callable[[], int]) -> int:
         return USER_ERROR
     except ValidationError as error:  # from a record that was made without `build`
         complain(problems(error))
+        return USER_ERROR
+    except ModuleNotFoundError as error:
+        if not (advice := missing(error.name)):
+            raise
+        complain(advice)
         return USER_ERROR
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

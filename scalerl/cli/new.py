@@ -54,12 +54,13 @@ def _on_gpus(config: RunConfig, gpus: int) -> tuple[RunConfig, list[str]]:
     """Return the configuration with vLLM on these GPUs, and lines on memory and speed."""
     from scalerl.cli.plan import plan_lines
     from scalerl.cluster.layout import check, lay_out, lines
-    from scalerl.cluster.plan import Given, best_split, lengths_of
+    from scalerl.cluster.plan import Given, best_split, check_searched, lengths_of
     from scalerl.cluster.speed import GPUS, Assumptions
     from scalerl.config.base import replace
     from scalerl.core.errors import ConfigError
     from scalerl.models.sizes import sizes_of
 
+    check_searched(gpus)
     given, lengths, many = Given(sizes_of(config), Assumptions(GPUS["H100"])), lengths_of(config, None), gpus > 2
     on_ray = {"backend": "ray", "ray_address": "local" if gpus <= NODE else "auto"} if many else {}
     problem: ConfigError | None = None

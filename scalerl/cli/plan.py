@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalerl.cli.exits import FAILED, complain
 from scalerl.cli.parsing import Parser, parse_with_config
 from scalerl.cli.terminal import say
 
@@ -24,7 +25,7 @@ MOST = 1e12
 """Largest speed, length or time that is accepted."""
 
 NUMBERS: dict[str, tuple[type, float | None, str]] = {
-    "gpus": (int, None, "find the best split of N GPUs"),
+    "gpus": (int, None, "find the best split of N GPUs, at most 1,024"),
     "trainer_tokens_per_s": (float, None, "trained tokens/s of all placement.trainer_ranks together"),
     "transfer_s": (float, None, "duration of one transfer of weights, seconds"),
     "mean_tokens": (float, None, "mean length of a completion, tokens; default rollouts.expected_tokens"),
@@ -66,8 +67,10 @@ def plan(words: list[str]) -> int:
     from scalerl.cluster.layout import check, lay_out, lines, size_line
     from scalerl.cluster.plan import best_split, lengths_of, simulate, speeds_of
     from scalerl.config import read_config
+    from scalerl.prompts.files import check_prompt_files
 
     config = read_config(file, fields)
+    check_prompt_files(config)
     if options.rehearse:
         return _rehearse(config, options.json)
     given = _given(config, options)
@@ -91,20 +94,28 @@ def plan(words: list[str]) -> int:
 
 def _rehearse(config: RunConfig, as_json: bool) -> int:
     """Print the peak memory of a trainer rank, and the bytes that its collectives move."""
-    from scalerl.cluster.layout import lay_out, size_line
+    from scalerl.cluster.layout import check_divides, lay_out, size_line
     from scalerl.core.errors import ConfigError
+    from scalerl.core.packages import TRAINING, check_installed
+    from scalerl.core.processes import ProcessDied
 
+    check_installed(TRAINING)
     try:
         from scalerl.cluster.rehearsal import rehearse
     except ImportError as error:  # private modules of torch
         raise ConfigError(f"--rehearse: this torch lacks a part ({error}); allowed: torch 2.11 to 2.13") from None
     layout = lay_out(config)
+    check_divides(config, layout.found.sizes)
     if not as_json:
         say(
             size_line(layout.found),
             "rehearsing two updates with fake tensors; an 8B model takes one to four minutes ...",
         )
-    result = rehearse(config, layout.found)
+    try:
+        result = rehearse(config, layout.found)
+    except ProcessDied as error:
+        complain(str(error))
+        return FAILED
     if as_json:
         print(json.dumps({**result._asdict(), "total": result.total, "estimate": layout.trainer.total}, indent=1))
         return 0

@@ -54,7 +54,11 @@ def study_main(words: Sequence[str]) -> int:
     options, fields = _plan_parser().parse_known_args(words)
     plan = _plan(options, fields)
     from scalerl.core.files import output_directory
+    from scalerl.prompts.files import check_prompt_files
     from scalerl.study.directory import StudyDirectory
+
+    for arm in plan.arms:
+        check_prompt_files(plan.config(arm, plan.seeds[0]))
 
     others = [StudyDirectory.open(path) for path in options.reuse]
     if options.dry_run:
@@ -219,12 +223,14 @@ def _execute(
 
 
 def _workers(options: argparse.Namespace, plan: Plan) -> Workers:
+    from scalerl.core.packages import TRAINING, check_installed
     from scalerl.study.execute import LocalWorkers
 
     if options.ray:
         from scalerl.cluster.jobs import RayWorkers
 
         return RayWorkers(options.ray, options.jobs, options.ray_cpus, options.ray_gpus, _own_actors(plan))
+    check_installed(TRAINING)
     return LocalWorkers(options.jobs or room_here())
 
 

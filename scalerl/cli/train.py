@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl.cli.exits import FAILED, StopFlag, complain, prepare_environment
 from scalerl.cli.parsing import Parser, parse_with_config
 from scalerl.cli.terminal import say
+from scalerl.core.packages import TRAINING
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -65,7 +66,7 @@ def train(words: list[str]) -> int:
 
         print(*([] if options.help else [TRAIN_USAGE]), field_help(options.help, config), sep="\n")
         return 0
-    check_model(config, weights=not options.dry_run)
+    check_inputs(config, weights=not options.dry_run)
     if options.dry_run:
         if options.run_dir is not None:
             raise ConfigError("--run-dir: got one with --dry-run, which writes nothing; give one of the two")
@@ -78,15 +79,17 @@ def train(words: list[str]) -> int:
         return _run(config, lambda launch: partial(launch.start, config, path))
 
 
-def check_model(config: RunConfig, *, weights: bool = True) -> None:
-    """Check the files of a model before torch is imported.
+def check_inputs(config: RunConfig, *, weights: bool = True) -> None:
+    """Check the files of prompts and model before torch is imported.
 
     Raises:
-        ConfigError: A file is missing or damaged (models/core/files.py).
+        ConfigError: A file is missing or damaged (models/files.py, prompts/files.py).
     """
     from scalerl.config import HuggingFaceModel
     from scalerl.models.files import check_model_files
+    from scalerl.prompts.files import check_prompt_files
 
+    check_prompt_files(config)
     if isinstance(config.model, HuggingFaceModel):
         check_model_files(config.model.path, weights=weights)
 
@@ -158,7 +161,7 @@ def resume(words: list[str]) -> int:
     parser.add_argument("--trust", action="store_true", help="run its configuration's code without confirmation")
     arguments, options = parser.parse_known_args(words)
     config = saved_config(arguments.directory)
-    check_model(config)
+    check_inputs(config)
     check_trust([config], str(arguments.directory), trusted=arguments.trust)
     if arguments.steps is not None:
         config = given("--steps", lambda: replace(config, steps=arguments.steps))
@@ -169,9 +172,10 @@ def resume(words: list[str]) -> int:
 
 def _run(config: RunConfig, make_session: Callable[[Any], Callable[..., Any]]) -> int:
     """Train, print the outcome and return the exit code; a signal stops the run with a checkpoint."""
-    prepare_environment()
+    prepare_environment(TRAINING)
+    from scalerl.core.errors import RunFailed
     from scalerl.training import launch
-    from scalerl.training.complete import RunFailed, complete
+    from scalerl.training.complete import complete
     from scalerl.training.display import RunDisplay
     from scalerl.training.resolve import resolve
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from scalerl.cluster.memory import GB, USABLE
 from scalerl.config.run import RunConfig
@@ -107,13 +108,14 @@ def devices(
     place, hardware = config.placement, config.hardware
     cuda, ranks, own = hardware.device == "cuda", place.trainer_ranks, place.gpus_of_a_generator
     hosts = hosts if hosts is not None else _assumed(config)
-    total, free = sum(len(host.gpus) for host in hosts), list(hosts)
+    total, free, first = sum(len(host.gpus) for host in hosts), [host.gpus for host in hosts], Counter[int]()
 
     def take(count: int) -> tuple[str, tuple[str, ...]]:
-        for number, host in enumerate(free):
-            if len(host.gpus) >= count:
-                free[number] = replace(host, gpus=host.gpus[count:])
-                return host.name, host.gpus[:count]
+        for number in range(first[count], len(free)):  # a host that was too full once stays so
+            if len(free[number]) >= count:
+                first[count], taken = number, free[number][:count]
+                free[number] = free[number][count:]
+                return hosts[number].name, taken
         where = "the cluster has" if place.backend == "ray" else "this machine has, or CUDA_VISIBLE_DEVICES names,"
         raise _too_few(config, f"{where} {total}, and no host has {count} left for the next process")
 

@@ -135,7 +135,7 @@ def check(config: RunConfig, layout: Layout) -> None:
     Raises:
         ConfigError: It cannot be divided or does not fit.
     """
-    _check_divides(config, layout.found.sizes)
+    check_divides(config, layout.found.sizes)
     problem = _too_large(config, layout) if on_gpus(config) else ""
     if problem:
         cpu = "; or set hardware.device = 'cpu' (auto is planned as GPUs)" if config.hardware.device == "auto" else ""
@@ -162,21 +162,29 @@ def _too_large(config: RunConfig, layout: Layout) -> str:
     )
 
 
-def _check_divides(config: RunConfig, sizes: ModelSizes) -> None:
+def check_divides(config: RunConfig, sizes: ModelSizes) -> None:
+    """Check that engines can divide the heads of a model, and trainer ranks its experts.
+
+    Raises:
+        ConfigError: They cannot.
+    """
     parts, ranks = config.placement.tensor_parallel, config.placement.expert_ranks
     most = math.gcd(sizes.experts, config.placement.trainer_ranks) if sizes.experts else 1
     if most % ranks:
-        allowed = [n for n in range(1, most + 1) if most % n == 0]
         raise ConfigError(
             f"placement.expert_ranks: got {ranks} for a model of {sizes.experts or 'no'} experts per layer; allowed: "
-            f"{', '.join(map(str, allowed))}"
+            f"{_divisors(most)}"
         )
     if sizes.heads % parts or sizes.kv_heads % parts:
-        allowed = [n for n in range(1, sizes.kv_heads + 1) if not sizes.heads % n and not sizes.kv_heads % n]
         raise ConfigError(
             f"placement.tensor_parallel: got {parts} for a model of {sizes.heads} attention heads and {sizes.kv_heads} "
-            f"key-value heads; allowed: a divisor of both, {', '.join(map(str, allowed))}"
+            f"key-value heads; allowed: a divisor of both, {_divisors(math.gcd(sizes.heads, sizes.kv_heads))}"
         )
+
+
+def _divisors(number: int) -> str:
+    """Return the divisors of a number up to 1,024, as text."""
+    return ", ".join(str(n) for n in range(1, min(number, 1024) + 1) if number % n == 0)
 
 
 def lines(config: RunConfig, layout: Layout) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from scalerl.cluster.speed import Lengths, StepSeconds, UpdateSeconds, updates_f
 from scalerl.config.overrides import read_config
 from scalerl.config.recipe import Interruption, LengthControl
 from scalerl.config.run import RunConfig
-from scalerl.core.errors import ConfigError
+from scalerl.core.errors import ConfigError, short
 from scalerl.core.rows import read_rows
 
 WARM_UP = 0.2
@@ -36,6 +36,10 @@ NUMBERS = (
 """Columns that must be numbers; rows without them are not used."""
 KNOWN = {"occupancy", "generator_tokens_per_s"}
 """Columns that may be null."""
+SHARES, LARGEST = {"generator_idle": 1.0 + 1e-9}, 1e15
+"""Upper limits of columns that are shares, and of the others."""
+POSITIVE = {"prompts", "completion_tokens_mean", "completion_tokens_max"}
+"""Columns that are above 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,8 @@ def read_run(path: Path) -> RunRows:
     """
     config, found = read_config(path / "config.toml", []), read_rows(path / "metrics.jsonl")
     rows = [row for row in found if row.keys() >= KNOWN and all(isinstance(row.get(n), int | float) for n in NUMBERS)]
+    for row in rows:
+        _check_speeds(path, row)
     first = math.ceil(WARM_UP * len(rows))
     if len(rows) - first < 5:
         raise ConfigError(
@@ -105,6 +111,22 @@ def read_run(path: Path) -> RunRows:
     return RunRows(
         config, [{**rows[i], "sampled": rows[i]["tokens"] - rows[i - 1]["tokens"]} for i in range(first, len(rows))]
     )
+
+
+def _check_speeds(path: Path, row: Mapping[str, Any]) -> None:
+    """Check the numbers of a row; raises ConfigError."""
+    for name in (*NUMBERS, *sorted(KNOWN)):
+        most = SHARES.get(name, LARGEST)
+        least = int(name in POSITIVE or (name == "trainer_tokens_per_s" and row["trained_tokens"] != 0)) * 1e-15
+        if row[name] is not None and not (_is_number(row[name]) and least <= row[name] <= most):
+            raise ConfigError(
+                f"{path}/metrics.jsonl: step {row.get('step')} has {name} = {short(row[name])}; allowed: a number "
+                f"{'above' if least else 'from'} 0, at most {most:g}; give an undamaged run"
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def generator_seconds(run: RunRows) -> tuple[float, float]:
@@ -131,11 +153,12 @@ def generator_steps(run: RunRows) -> list[tuple[float, float, float] | None]:
     found: list[tuple[float, float, float] | None] = []
     for row in run.rows:
         tokens, occupancy, rate = row["sampled"], row["occupancy"], row["generator_tokens_per_s"]
-        if not occupancy or not rate or tokens <= 0:
+        busy_share = 1 - row["generator_idle"]
+        if not occupancy or not rate or tokens <= 0 or busy_share <= 0:
             found.append(None)  # two batches were complete at the same step
             continue
         steps = tokens / (occupancy * slots)
-        seconds = tokens / rate * (1 - row["generator_idle"]) * handling
+        seconds = tokens / rate * busy_share * handling
         found.append((occupancy * slots / engines, seconds / steps, steps))
     return found
 

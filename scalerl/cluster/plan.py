@@ -12,7 +12,7 @@ from scalerl.cluster.devices import devices
 from scalerl.cluster.layout import check, lay_out, on_gpus, prompt_tokens, whole_gradient
 from scalerl.cluster.measured import Measured, lengths_like, lognormal
 from scalerl.cluster.memory import GB, slots_that_fit
-from scalerl.cluster.simulation import Figures, simulate_run
+from scalerl.cluster.simulation import QUANTA, Figures, simulate_run
 from scalerl.cluster.sizing import Machine, memory_line
 from scalerl.cluster.speed import (
     GPUS,
@@ -46,6 +46,9 @@ LEAST_UPDATES = 8
 
 STRIDES = 12
 """Number of steps in which the search covers all possible splits."""
+
+MOST_GPUS, MANY_GPUS = 1024, 512
+"""Largest number of GPUs whose splits are searched; above MANY_GPUS, the search simulates coarsely, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +168,12 @@ class Outcome:
         return values | figures | {"useful_tokens_per_s": self.figures.useful_tokens_per_s}
 
 
-def simulate(config: RunConfig, given: Given, lengths: Lengths) -> Outcome:
-    """Simulate one configuration."""
+def simulate(config: RunConfig, given: Given, lengths: Lengths, *, coarse: bool = False) -> Outcome:
+    """Simulate one configuration; `coarse`: in a sixth of the time, good enough to compare splits."""
     speeds, _ = speeds_of(config, given)
     automatic = max(LEAST_UPDATES, min(UPDATES, COMPLETIONS // config.recipe.completions_per_step))
-    figures = simulate_run(config, speeds, lengths, given.updates or automatic)
+    updates = given.updates or (LEAST_UPDATES if coarse else automatic)
+    figures = simulate_run(config, speeds, lengths, updates, QUANTA // 4 if coarse else QUANTA)
     eval_s = evaluation_seconds(config, speeds, lengths)
     every = config.evaluation.every
     update_s = 3600.0 / figures.updates_per_h
@@ -365,15 +369,25 @@ def splits(gpus: int, of_a_generator: int, node: int) -> list[tuple[int, int]]:
     return found
 
 
+def check_searched(gpus: int) -> None:
+    """Check that the splits of a number of GPUs can be searched; raises ConfigError."""
+    if gpus > MOST_GPUS:
+        raise ConfigError(
+            f"--gpus: got {gpus:,}; allowed: at most {MOST_GPUS:,}, because each split takes seconds to simulate. For "
+            "more, simulate one split: scalerl plan --placement.trainer_ranks N --placement.generators N"
+        )
+
+
 def best_split(config: RunConfig, given: Given, lengths: Lengths, gpus: int) -> list[Outcome]:
-    """Search for the best split, starting at the most balanced one.
+    """Search for the best split, starting at the most balanced one, in growing and then shrinking steps.
 
     Returns:
         The simulated splits, by decreasing useful tokens per second.
 
     Raises:
-        ConfigError: The model fits in no split of these GPUs; the message has the last reason.
+        ConfigError: The model fits in no split of these GPUs; the message has the last reason. Or there are too many.
     """
+    check_searched(gpus)
     cuda = replace(config, hardware=replace(config.hardware, device="cuda"))
     fitting, reason = [], ""
     for ranks, generators in splits(gpus, config.placement.gpus_of_a_generator, given.assumed.node):
@@ -397,15 +411,20 @@ def best_split(config: RunConfig, given: Given, lengths: Lengths, gpus: int) -> 
         if not 0 <= index < len(fitting):
             return -1.0
         if index not in found:
-            found[index] = simulate(fitting[index], given, lengths)
+            found[index] = simulate(fitting[index], given, lengths, coarse=gpus > MANY_GPUS)
         return found[index].figures.useful_tokens_per_s
 
-    stride = max(1, len(fitting) // STRIDES)
-    best = start
+    best, stride = start, max(1, len(fitting) // STRIDES)
     for way in (-stride, stride):
-        while useful(best + way) > useful(best):
-            best += way
-    return sorted(found.values(), key=lambda outcome: -outcome.figures.useful_tokens_per_s)
+        step = way
+        while useful(best + step) > useful(best):
+            best, step = best + step, 2 * step if len(fitting) > STRIDES else step
+        while abs(step) > stride:  # the best lies on either side of the last good one
+            step //= 2
+            best = max((best, best + step, best - step), key=useful)
+    chosen = found.pop(best) if gpus <= MANY_GPUS else simulate(fitting[best], given, lengths)
+    others = [outcome for index, outcome in found.items() if index != best]
+    return [chosen, *sorted(others, key=lambda outcome: -outcome.figures.useful_tokens_per_s)]
 
 
 def balance(config: RunConfig, given: Given, lengths: Lengths) -> float:

@@ -90,6 +90,7 @@ class SimulatedEngine(EngineDefaults):
         """Heap of the positions at which sequences end."""
         self._versions = np.zeros(VERSIONS, np.int32)
         """Version of each step from `_first` to `_noted`; rollouts hold slices of this array."""
+        self._full = Occupancy(slots, 0, 0, slots + 1)
         self._first, self._noted = 0, 0
 
     @property
@@ -101,7 +102,10 @@ class SimulatedEngine(EngineDefaults):
     def occupancy(self) -> Occupancy:
         """Return how full the engine is."""
         running, waiting = len(self._running), len(self._waiting)
-        return Occupancy(self.slots, running, waiting, self.slots - running + 1 - waiting)
+        full = self._full  # made again only if it changed: of a thousand engines, most are idle at most polls
+        if full.running != running or full.waiting != waiting:
+            self._full = full = Occupancy(self.slots, running, waiting, self.slots - running + 1 - waiting)
+        return full
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue sequences; they start when slots become free."""
@@ -126,7 +130,8 @@ class SimulatedEngine(EngineDefaults):
             return self._ended()
         finished: list[Finished] = []
         while self.now < clock.until:
-            self._refill()
+            if self._waiting or self._ends:
+                self._refill()
             if not self._running:
                 self.empty_s += clock.until - self.now
                 self.now = clock.until

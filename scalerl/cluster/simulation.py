@@ -22,7 +22,7 @@ from scalerl.rollouts.schedule import first_visits, schedule_of
 from scalerl.types import Prompt, Visit
 
 QUANTA = 40
-"""Polls per mean completion or batch, whichever is shorter. A finished sequence is replaced at the next poll."""
+"""Default polls per mean completion or batch, if that is shorter. A finished sequence is replaced at the next poll."""
 
 
 class Stuck(RuntimeError):
@@ -187,7 +187,7 @@ class Figures:
         return self.tokens_per_s * (1.0 - self.dropped_share) * (1.0 - self.stale_share)
 
 
-def simulate_run(config: RunConfig, speeds: Speeds, lengths: Lengths, updates: int) -> Figures:
+def simulate_run(config: RunConfig, speeds: Speeds, lengths: Lengths, updates: int, quanta: int = QUANTA) -> Figures:
     """Simulate a run in its steady state.
 
     Args:
@@ -195,6 +195,7 @@ def simulate_run(config: RunConfig, speeds: Speeds, lengths: Lengths, updates: i
         speeds: Durations.
         lengths: Lengths that completions are drawn from.
         updates: Number of updates to measure.
+        quanta: Polls per mean completion or batch.
 
     Raises:
         Stuck: Neither side can continue.
@@ -209,7 +210,7 @@ def simulate_run(config: RunConfig, speeds: Speeds, lengths: Lengths, updates: i
     coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, config.seed)
     mean = float(lengths.mean())
     batch_steps = mean * recipe.completions_per_step / slots
-    poll_s = speeds.mean_step(engines[0].slots, mean) * max(1.0, min(mean, batch_steps) / QUANTA)
+    poll_s = speeds.mean_step(engines[0].slots, mean) * max(1.0, min(mean, batch_steps) / quanta)
     trainer = SimulatedTrainer(coordinator, speeds, clock, recipe.off_policy.samples_with, poll_s)
     trainer.start(first_visits(config))
 

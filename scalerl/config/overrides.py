@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from scalerl.config.base import Part, build, records
 from scalerl.config.data import AnyTask
@@ -207,7 +209,7 @@ def _read_overrides(words: Sequence[str]) -> dict[str, Any]:
             if not queue:
                 raise ConfigError(f"--{name}: a value is needed and none was given")
             text = queue.pop(0)
-        _set(values, name, _parse(text))
+        _set(values, name, _read_word(text, name))
     return values
 
 
@@ -234,7 +236,7 @@ def _set(values: dict[str, Any], name: str, value: Any) -> None:
 def _known_path(name: str) -> tuple[str, ...]:
     """Check a dotted name against all fields, so that the error for a typo names the nearest one in any section."""
     path = name.replace("-", "_")
-    known = {f"{group}.{field}".lstrip(".") for group, record in groups() for field in record.model_fields} | {"preset"}
+    known = {*_fields(), "preset"}
     if path in known:
         return tuple(path.split("."))
     section, _, field = path.partition(".")
@@ -264,13 +266,111 @@ def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
     values[path[-1]] = {**inner, "kind": value} if isinstance(inner, dict) and isinstance(value, str) else value
 
 
-def _parse(text: str) -> Any:
-    """Parse the value of an option as TOML; text that is not one TOML value is returned unchanged."""
+def _read_word(text: str, name: str) -> Any:
+    """Read the value of an option by the type of its field.
+
+    Numbers, lists and tables are TOML. Text is what was typed, even if it looks like a number, a date or a list; a TOML
+    string in quotes is its content, so that it can have line breaks. A word of another type is returned unchanged, for
+    an error that shows it.
+    """
+    for annotation in _annotations(name):
+        holds_text = _is_text(_entry(annotation))
+        value = _fit(_toml_value(text, str if holds_text else float), annotation)
+        if value is not _MISFIT:
+            return value
+    return text
+
+
+def _annotations(name: str) -> list[Any]:
+    """Return the types that an option accepts, one for each record that has its field."""
+    if name in _SPECIAL:
+        return [_SPECIAL[name]]
+    path = ALIASES.get(name) or _known_path(name)
+    if path[0] == "data" and len(path) > 2 and f"data.{path[1]}" not in _fields():  # a field of one of several tasks
+        path = ("data", *path[2:])
+    return _fields()[".".join(path)]
+
+
+_SPECIAL: dict[str, Any] = {
+    "preset": str,
+    "suites": tuple[str | dict, ...],  # type: ignore[type-arg]
+    **{name: RunConfig.model_fields[name].annotation for name in _ALIAS_KINDS},  # a path or a whole section
+}
+"""Types of options that are no fields, or that have a field's name."""
+
+
+@cache
+def _fields() -> dict[str, list[Any]]:
+    """Return the types of each field by its dotted name."""
+    fields: dict[str, list[Any]] = {}
+    for group, record in groups():
+        for name, field in record.model_fields.items():
+            fields.setdefault(f"{group}.{name}".lstrip("."), []).append(field.annotation)
+    return fields
+
+
+_MISFIT = object()
+
+
+def _fit(value: Any, annotation: Any) -> Any:
+    """Return a TOML value as a type accepts it, or _MISFIT; ranges and lengths are not checked.
+
+    In a list or table of texts, other values become text.
+    """
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _fit(value, arguments[0])
+    if origin in (Union, UnionType):
+        choices = (_fit(value, argument) for argument in arguments)
+        return next((one for one in choices if one is not _MISFIT), _MISFIT)
+    if origin is Literal:
+        return value if isinstance(value, str) and value in arguments else _MISFIT
+    if origin is tuple and isinstance(value, list):
+        entries = [_fit_entry(one, arguments[0]) for one in value]
+        return _MISFIT if any(one is _MISFIT for one in entries) else entries
+    if origin is tuple:  # some fields accept one entry in place of a list
+        return _fit(value, arguments[0])
+    if origin is dict and isinstance(value, dict):
+        return {key: _fit_entry(one, arguments[1]) for key, one in value.items()}
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if records(annotation):
+        return value if isinstance(value, dict | str) else _MISFIT
+    table, text = isinstance(value, dict), isinstance(value, str)
+    fits = {Any: True, bool: isinstance(value, bool), int: number, float: number, dict: table, str: text}
+    return value if fits.get(annotation, False) else _MISFIT
+
+
+def _fit_entry(value: Any, annotation: Any) -> Any:
+    fitted = _fit(value, annotation)
+    if fitted is not _MISFIT or records(annotation):
+        return fitted
+    if not _is_text(annotation) or isinstance(value, list | dict):
+        return value  # an error will show the entry
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _entry(annotation: Any) -> Any:
+    """Return the type of the entries of a list or table, or None."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Annotated, Union, UnionType):
+        return next((entry for entry in map(_entry, arguments) if entry is not None), None)
+    return arguments[0] if origin is tuple else arguments[1] if origin is dict else None
+
+
+def _is_text(annotation: Any) -> bool:
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return annotation is str or (get_origin(annotation) in (Union, UnionType) and str in get_args(annotation))
+
+
+def _toml_value(text: str, parse_float: Callable[[str], Any]) -> Any:
+    """Return the value that a text is in TOML; _MISFIT if it is none, such as two values or one with a comment."""
     try:
-        values = parse_toml(f"value = {text}", "")
-    except ConfigError:
-        return text
-    return text if len(values) > 1 or ("#" in text and isinstance(values["value"], int | float)) else values["value"]
+        alone = tomllib.loads(f"value = {text}", parse_float=parse_float)
+        listed = tomllib.loads(f"value = [{text}]", parse_float=parse_float)  # not with a comment
+    except (ValueError, RecursionError):
+        return _MISFIT
+    return alone["value"] if alone.keys() == listed.keys() == {"value"} else _MISFIT
 
 
 def _without_nulls(value: Any) -> Any:

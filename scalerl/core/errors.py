@@ -15,6 +15,10 @@ class ConfigError(ValueError):
     """An error that the user can correct; its message gives what was got, what is allowed and what to do."""
 
 
+class RunFailed(RuntimeError):
+    """A run ended early; the message gives the reason and how to continue the run."""
+
+
 def short(value: Any, most: int = 80) -> str:
     """Return the repr of a value; a long one is cut and its length is added."""
     if isinstance(value, str) and len(value) > most:

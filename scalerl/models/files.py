@@ -93,7 +93,21 @@ def read_model_config(file: Path) -> dict[str, Any]:
             f"model.path: {file} has no model_type, so the architecture is unknown; download the "
             "model's config.json again, or add model_type (for example 'qwen3')"
         )
+    inner = values.get("text_config")
+    for name, value in [*values.items(), *(inner.items() if isinstance(inner, dict) else ())]:
+        most = MOST_LAYERS if "layer" in name else LARGEST
+        if isinstance(value, int | float) and not -LARGEST <= value <= most and name.endswith(SIZED):
+            raise ConfigError(
+                f"model.path: {file} has {name} = {value:.4g}; allowed: at most {most:,}; download the model's "
+                "config.json again"
+            )
     return values
+
+
+SIZED = ("_size", "_dim", "_heads", "_layers", "_layer", "_rank", "_experts", "_embd", "_head", "_inner", "d_model")
+"""Endings of the names of sizes in a config.json."""
+MOST_LAYERS, LARGEST = 10_000, 10**9
+"""Largest number of layers, and largest other size, that is accepted: with more, a plan would take hours."""
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from inspect import signature
@@ -12,8 +13,12 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from scalerl.config.data import PromptFile
 from scalerl.config.named import NAMED
+from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.files import check_file, parse_json, trouble
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(?<!\.csv|\.tsv|\.txt|\.zip|\.bz2)(?<!\.gz|\.xz)")
+"""NAME or OWNER/NAME of a data set on the hub, and no name of a file."""
 
 BOM = b"\xef\xbb\xbf"
 
@@ -51,6 +56,28 @@ def read_objects(data: PromptFile) -> Iterator[FileRow]:
     return _hub(data)
 
 
+def check_prompt_files(config: RunConfig) -> None:
+    """Check that the prompt files of a run exist, without reading them; a data set on the hub is not looked up.
+
+    Raises:
+        ConfigError: One does not exist, is empty, or is no regular file; the message has its path.
+    """
+    for task in config.data:
+        if isinstance(task, PromptFile) and not (on_hub(task) and HUB_NAME.fullmatch(task.path)):
+            _check(Path(task.path))
+
+
+def _check(path: Path) -> None:
+    try:
+        check_file(path)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"data.path: no such file: {path}; give a JSONL, JSON or Parquet file or the name of a hub data set"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"data.path: {trouble(error)}") from None
+
+
 def on_hub(data: PromptFile) -> bool:
     """Return whether a path is the name of a hub data set: no such file exists, and it has no known file extension."""
     path = Path(data.path)
@@ -62,13 +89,9 @@ def _form(path: Path) -> Form | None:
 
 
 def _on_disk(path: Path, read: Form, limit_mb: int) -> Iterator[FileRow]:
+    _check(path)
     try:
-        check_file(path)
         yield from read(path, limit_mb)
-    except FileNotFoundError:
-        raise ConfigError(
-            f"data.path: no such file: {path}; give a JSONL, JSON or Parquet file or the name of a hub data set"
-        ) from None
     except OSError as error:
         raise ConfigError(f"data.path: {trouble(error)}") from None
 

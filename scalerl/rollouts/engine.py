@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass
-from operator import add
+from dataclasses import dataclass, fields
+from operator import add, attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -110,7 +110,10 @@ class Work:
 
     def __add__(self, other: Work) -> Work:
         """Return the sum of two engines' work."""
-        return Work(*map(add, astuple(self), astuple(other)))
+        return Work(*map(add, _COUNTERS(self), _COUNTERS(other)))
+
+
+_COUNTERS = attrgetter(*(counter.name for counter in fields(Work)))
 
 
 @dataclass(slots=True)

@@ -65,6 +65,8 @@ class Verifier(NamedTuple):
     """Time limit in seconds for one completion in such a process."""
     spared_cores: int = 1
     """Cores left to the trainer by default; 0 if the verifier's processes mostly wait for others."""
+    modules: tuple[str, ...] = ()
+    """Modules that it imports and the base install lacks."""
 
 
 def verdict(passed: bool, reason: str) -> Verdict:

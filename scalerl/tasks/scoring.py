@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from scalerl.config.data import EnvironmentTask, PromptFile, TaskData
 from scalerl.config.run import RunConfig, Scoring
 from scalerl.core.errors import ConfigError
+from scalerl.core.packages import check_installed
 from scalerl.core.plugins import PluginError, call, load_function
 from scalerl.tasks import environments
 from scalerl.tasks.base import Verdict, Verifier, judged_text, reward, verdict
@@ -171,8 +172,13 @@ def make_scorer(task: TaskData, settings: Scoring) -> Scorer:
 
 
 def verifier_scorer(name: str, settings: Scoring) -> ThreadScorer | ProcessScorer:
-    """Return the scorer of a verifier in `VERIFIERS`."""
+    """Return the scorer of a verifier in `VERIFIERS`.
+
+    Raises:
+        ConfigError: A package that it needs is not installed.
+    """
     verifier = VERIFIERS[name]
+    check_installed(verifier.modules)
     return (ProcessScorer if verifier.killable else ThreadScorer)(name, verifier, settings)
 
 

@@ -9,7 +9,7 @@ VERIFIERS: dict[str, Verifier] = {
     "arithmetic": Verifier(arithmetic.verify),
     "code": Verifier(code.verify, killable=True, prepare=code.start, limit_s=code.limit_s, spared_cores=0),
     "custom": Verifier(custom.verify, killable=True),
-    "math": Verifier(math.verify, killable=True, prepare=math.prepare),
+    "math": Verifier(math.verify, killable=True, prepare=math.prepare, modules=("math_verify",)),
     "programs": Verifier(programs.verify),
-    "reasoning-gym": Verifier(gym.verify, killable=True),
+    "reasoning-gym": Verifier(gym.verify, killable=True, modules=("reasoning_gym",)),
 }

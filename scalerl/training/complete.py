@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scalerl.cluster.sizing import trainer_cure
-from scalerl.core.errors import ConfigError, lacks_memory
+from scalerl.core.errors import ConfigError, RunFailed, lacks_memory
 from scalerl.core.files import move_into
 from scalerl.core.machine import memory_report, peak_bytes
 from scalerl.core.plugins import PluginError
@@ -47,10 +47,6 @@ class Ended(NamedTuple):
     """Lines that summarize the run."""
     finished: bool
     """Whether the run reached its end; otherwise it was stopped by a signal."""
-
-
-class RunFailed(RuntimeError):
-    """A run ended early; the message gives the reason and how to continue the run."""
 
 
 def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Callable[[], bool]) -> Ended:

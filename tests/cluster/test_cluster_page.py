@@ -24,10 +24,15 @@ def test_the_page_goes_from_one_gpu_to_many():
     assert gpus == [1, 1, 2, 8, 8, 80, 128] and len(BLOCKS) == 7
 
 
+def with_prompts(block, file):
+    """Return a configuration of the page with a prompt file that exists."""
+    return re.sub(r'"(/shared/)?\w+\.jsonl"', f'"{file}"', block)
+
+
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_configuration_of_the_page_passes_a_dry_run(block, tmp_path, capsys):
+def test_a_configuration_of_the_page_passes_a_dry_run(block, tmp_path, prompt_file, capsys):
     file = tmp_path / "run.toml"
-    file.write_text(block)
+    file.write_text(with_prompts(block, prompt_file))
     assert cli.main(["train", str(file), "--dry-run"]) == 0
     out = capsys.readouterr().out
     gpus = re.search(r"^gpus = (\d+)", block, re.M)
@@ -35,10 +40,10 @@ def test_a_configuration_of_the_page_passes_a_dry_run(block, tmp_path, capsys):
     assert where in next(line for line in out.splitlines() if line.startswith("# placement: "))
 
 
-def test_the_blocks_of_a_node_have_the_split_that_plan_finds(tmp_path, capsys):
+def test_the_blocks_of_a_node_have_the_split_that_plan_finds(tmp_path, prompt_file, capsys):
     file, node = tmp_path / "run.toml", [block for block in BLOCKS if "\ngpus = 8\n" in block]
     for block in node:
-        file.write_text(block)
+        file.write_text(with_prompts(block, prompt_file))
         assert cli.main(["plan", str(file), "--gpus", "8", "--rollouts.slots", "0"]) == 0
         split = re.search(
             r"best: (\d+) trainer ranks, (\d+) generators, rollouts.slots = (\d+)", capsys.readouterr().out

@@ -125,7 +125,8 @@ def test_a_run_on_more_gpus_than_allowed_is_an_error_at_the_start_too():
     assert len(table_of([HERE], generators=3, gpus=1)) == 4  # torch engines share the trainer's
 
 
-def test_the_dry_run_prints_the_table(capsys, tmp_path):
+@pytest.mark.usefixtures("prompt_file")
+def test_the_dry_run_prints_the_table(capsys):
     words = ["--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", "--device", "cuda", "--rollouts.slots", "2"]
     code, out, _ = call(capsys, "train", "--dry-run", *words, "--placement.engine", "vllm")
     assert code == 0 and "#   this machine: trainer 1 on GPU 0, generator 1 on GPU 1\n" in out

@@ -2,6 +2,8 @@
 
 import json
 import re
+import time
+from types import SimpleNamespace
 
 import pytest
 from commands import call
@@ -17,6 +19,7 @@ from scalerl.config.placement import Placement
 from scalerl.config.recipe import PipelineRL
 from scalerl.config.run import Hardware, Learner, Rollouts, Scoring
 from scalerl.core.errors import ConfigError
+from scalerl.core.processes import ProcessDied
 from scalerl.models.sizes import sizes_of
 
 PAPER = RunConfig(
@@ -192,7 +195,8 @@ def test_plan_prints_its_results_as_text_and_as_documented_json(capsys):
     assert found["best"]["tokens_per_s"] == pytest.approx(20_000, rel=0.05)
 
 
-def test_dry_run_prints_the_placement_and_plan_raises_the_same_errors(capsys, tmp_path):
+@pytest.mark.usefixtures("prompt_file")
+def test_dry_run_prints_the_placement_and_plan_raises_the_same_errors(capsys):
     code, out, _ = call(capsys, "train", "--dry-run")
     assert code == 0 and "# model: 133,120 parameters" in out and "# placement: one trainer process" in out
     words = ["--model", "Qwen/Qwen3-8B", "--data", "p.jsonl", "--device", "cuda", "--placement.gpu_gb", "24"]
@@ -218,6 +222,7 @@ NCCL = [*VLLM, "--placement.servers", "['http://a:1']", "--rollouts.weights", "n
     ],
     ids=["memory", "round", "gpus"],
 )
+@pytest.mark.usefixtures("prompt_file")
 def test_the_dry_run_refuses_what_the_start_or_the_first_evaluation_would(capsys, words, message):
     code, _, error = call(capsys, "train", "--dry-run", "--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", *words)
     assert code == 2 and re.search(message, error) and "Traceback" not in error
@@ -250,3 +255,118 @@ def test_whole_gradients_on_every_rank_are_counted_and_the_remedy_is_named():
     assert more == pytest.approx(4 * 8.03e9 * 15 / 16, rel=1e-3)
     small = replace(local, placement=replace(local.placement, gpu_gb=60))
     assert "learner.accumulate = sharded" in refused(small)
+
+
+MODEL = ["--model", "Qwen/Qwen3-0.6B", "--device", "cuda", "--placement.engine", "vllm", "--rollouts.slots", "8"]
+
+
+@pytest.mark.usefixtures("prompt_file")
+@pytest.mark.parametrize("verb", [["train", "--dry-run"], ["plan"], ["plan", "--gpus", "8"], ["plan", "--rehearse"]])
+@pytest.mark.parametrize(
+    "path", ["no.jsonl", "no.json", "no/no.parquet", "no.jsonl.gz", "no.csv", "./no", "a/b/c", "."]
+)
+def test_a_plan_of_prompts_that_do_not_exist_is_an_error(capsys, verb, path):
+    code, _, error = call(capsys, *verb, *MODEL, "--data", path)
+    assert code == 2 and "data.path: " in error and path.removeprefix("./") in error and error.count("\n") == 1
+
+
+@pytest.mark.usefixtures("prompt_file")
+@pytest.mark.parametrize("path", ["p.jsonl", "owner/name", "gsm8k", "owner/name-1.5"])
+def test_a_plan_with_a_file_or_a_name_on_the_hub_is_none(capsys, path):
+    assert call(capsys, "train", "--dry-run", *MODEL, "--data", path)[0] == 0
+
+
+def test_a_missing_file_of_one_of_several_tasks_is_an_error(capsys, prompt_file):
+    tables = "[[data]]\nkind = 'file'\npath = 'p.jsonl'\n[[data]]\nkind = 'file'\npath = 'no.jsonl'\nname = 'second'\n"
+    (prompt_file.parent / "run.toml").write_text(tables)
+    for verb in (["train", "run.toml", "--dry-run"], ["study", "loo", "run.toml", "--dry-run"]):
+        code, _, error = call(capsys, *verb, *MODEL)
+        assert code == 2 and "no such file: no.jsonl" in error
+    assert call(capsys, "plan", *MODEL, "--data", "p.jsonl", "--suites", "['no.jsonl']")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_hidden_layers", 10**9), ("num_hidden_layers", 10**30), ("num_hidden_layers", 1e300),
+        ("hidden_size", 10**12), ("vocab_size", 10**15), ("num_attention_heads", 10**10),
+        ("num_key_value_heads", 10**12),
+        ("intermediate_size", 10**40), ("head_dim", -(10**12)), ("num_local_experts", 10**10), ("n_layer", 10**7),
+    ],
+)  # fmt: skip
+def test_absurd_sizes_of_a_model_are_an_error_at_once(capsys, prompt_file, name, value):
+    sizes = {
+        "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 512,
+    }  # fmt: skip
+    model = prompt_file.parent / "model"
+    model.mkdir()
+    for content in (sizes | {name: value}, {"model_type": "x", "text_config": sizes | {name: value}}):
+        (model / "config.json").write_text(json.dumps(content))
+        for verb in (["train", "--dry-run"], ["plan"], ["new", "--gpus", "8"]):
+            code, _, error = call(capsys, *verb, "--model", model, "--data", "p.jsonl")
+            assert code == 2 and f"{name} = " in error and "allowed: at most" in error and error.count("\n") == 1
+
+
+def test_the_largest_sizes_that_are_accepted_are_planned_in_seconds(capsys, prompt_file):
+    model = prompt_file.parent / "model"
+    model.mkdir()
+    sizes = {"hidden_size": 10**9, "num_hidden_layers": 10**4, "num_attention_heads": 10**9, "vocab_size": 10**9,
+             "num_key_value_heads": 10**9, "intermediate_size": 10**9, "model_type": "qwen3"}  # fmt: skip
+    (model / "config.json").write_text(json.dumps(sizes))
+    began = time.monotonic()
+    for words in ([], ["--placement.engine", "vllm", "--placement.tensor_parallel", "3"], ["--gpus", "1000"]):
+        code, _, error = call(capsys, "plan", "--model", model, "--data", "p.jsonl", *words)
+        assert code == 2 and ("allowed" in error)
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.usefixtures("prompt_file")
+@pytest.mark.parametrize("verb", ["new", "plan"])
+def test_too_many_gpus_for_a_search_are_an_error_at_once(capsys, verb):
+    for gpus in ("1025", "5000", "99999999"):
+        code, _, error = call(capsys, verb, "--model", "Qwen/Qwen3-8B", "--data", "p.jsonl", "--gpus", gpus)
+        assert code == 2 and "allowed: at most 1,024" in error and "adapters" not in error
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prompt_file")
+def test_the_split_of_a_thousand_gpus_is_found_in_seconds(capsys):
+    began = time.process_time()
+    code, out, _ = call(capsys, "new", "--model", "Qwen/Qwen3-8B", "--data", "p.jsonl", "--gpus", "1000")
+    assert code == 0 and time.process_time() - began < 60
+    # 776 trainers and 224 generators are the best of the thirteen splits that a search in equal steps simulates
+    assert "trainer_ranks = 776" in out and "generators = 224" in out
+
+
+def test_a_search_in_growing_steps_finds_the_best_split(monkeypatch):
+    tried = []
+
+    def simulate(config, given, lengths, coarse=False):
+        tried.append(config.placement.trainer_ranks)
+        rate = 1e6 - abs(config.placement.trainer_ranks - 600)
+        return SimpleNamespace(trainer_ranks=tried[-1], figures=SimpleNamespace(useful_tokens_per_s=rate))
+
+    monkeypatch.setattr("scalerl.cluster.plan.simulate", simulate)
+    given = Given(sizes_of(PAPER), Assumptions(GPUS["H100"]))
+    best, *others = best_split(PAPER, given, lengths_of(PAPER, None), 1000)
+    assert abs(best.trainer_ranks - 600) <= 40 and len(set(tried)) <= 10  # strides of 80 GPUs
+    rates = [one.figures.useful_tokens_per_s for one in others]
+    assert rates == sorted(rates, reverse=True)
+
+
+@pytest.mark.usefixtures("prompt_file")
+def test_a_rehearsal_checks_that_engines_can_divide_the_heads(capsys):
+    words = ["--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", "--placement.engine", "vllm"]
+    code, _, error = call(capsys, "plan", *words, "--rehearse", "--placement.tensor_parallel", "3")
+    assert code == 2 and "tensor_parallel: got 3" in error and "1, 2, 4, 8" in error
+
+
+@pytest.mark.usefixtures("prompt_file")
+def test_a_rehearsal_that_fails_is_one_line(capsys, monkeypatch):
+    def fail(config, found):
+        raise ProcessDied("the rehearsal (process 7) was killed by signal 9")
+
+    monkeypatch.setattr("scalerl.cluster.rehearsal.rehearse", fail)
+    code, _, error = call(capsys, "plan", "--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", "--rehearse")
+    assert code == 1 and error == "scalerl: the rehearsal (process 7) was killed by signal 9\n"

@@ -24,6 +24,7 @@ def test_the_configuration_and_the_plan_of_the_page_are_those_that_new_prints(ca
     assert all(f"# {line}\n" in out for line in plan.splitlines())
 
 
+@pytest.mark.usefixtures("prompt_file")
 @pytest.mark.parametrize("gpus", [0, 1, 2, 16])
 def test_a_printed_configuration_reads_back_to_equal_values_and_passes_a_dry_run(gpus, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("scalerl.cluster.sizing.host_memory", lambda: Memory(128e9, 120e9, "this machine"))
