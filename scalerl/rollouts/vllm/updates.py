@@ -8,12 +8,12 @@ their keys and values, so that they continue with the old cache.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from uuid import uuid4
 
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.vllm.protocol import (
@@ -58,23 +58,38 @@ class DirectoryUpdates:
 
     backend = "scalerl_directory"
 
-    def __init__(self, channel: DirectoryChannel) -> None:
-        self._channel, self._numbers = channel, itertools.count()
+    def __init__(self, channel: DirectoryChannel, engine: int = 0) -> None:
+        """Release what an earlier life of the engine held: an actor that was killed could not.
+
+        Args:
+            channel: The directory.
+            engine: Number of the engine, among those that share the directory.
+        """
+        self._channel, self._engine = channel, engine
+        for left in channel.path.glob(f".serving_{engine}_*"):
+            left.unlink(missing_ok=True)
 
     def hold(self, version: int) -> Path:
         """Link the version's file under a second name: the learner removes the first as soon as it drops the version.
+
+        The engines of a run share the directory, from several processes and machines, so that the name has the
+        engine's number and is random.
 
         Raises:
             EngineDied: The file does not exist.
         """
         source = self._channel.file(version)
-        if not source.exists():
-            raise EngineDied(f"version {version} of the weights was requested, but {source} does not exist")
-        target = source.with_name(f".serving_{next(self._numbers)}_{source.name}")
+        target = source.with_name(f".serving_{self._engine}_{uuid4().hex}_{source.name}")
         try:
-            os.link(source, target)
-        except OSError:  # a file system without hard links
-            shutil.copyfile(source, target)
+            try:
+                os.link(source, target)
+            except FileNotFoundError:
+                raise
+            except OSError:  # a file system without hard links
+                shutil.copyfile(source, target)
+        except FileNotFoundError:
+            text = f"version {version} of the weights was requested, but {source} does not exist"
+            raise EngineDied(text) from None
         return target
 
     def release(self, held: Path) -> None:
@@ -98,8 +113,8 @@ class PushedUpdates:
 
     backend = "nccl"
 
-    def __init__(self, channel: Any = None) -> None:
-        """Wait for pushed weights; the channel, which all classes in UPDATES take, is unused."""
+    def __init__(self, channel: Any = None, engine: int = 0) -> None:
+        """Wait for pushed weights; the arguments, which all classes in UPDATES take, are unused."""
 
     def hold(self, version: int) -> None:
         """Do nothing: the weights are in the server or on the way."""
@@ -113,5 +128,5 @@ class PushedUpdates:
             await asyncio.sleep(0.05)
 
 
-UPDATES: dict[str, Callable[[Any], Updates]] = {"directory": DirectoryUpdates, "nccl": PushedUpdates}
-"""Methods by `rollouts.weights`; each takes the weight channel."""
+UPDATES: dict[str, Callable[[Any, int], Updates]] = {"directory": DirectoryUpdates, "nccl": PushedUpdates}
+"""Methods by `rollouts.weights`; each takes the weight channel and the number of the engine."""
