@@ -16,8 +16,8 @@ class Tokenizer:
         return {"input_ids": list(text.encode())}
 
 
-def decode(tokens):
-    return [bytes(ids).decode() for ids in tokens]
+def decode(prompt, tokens):
+    return bytes(tokens).decode()
 
 
 def group(prompt, *texts, truncated=()):

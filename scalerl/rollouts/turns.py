@@ -24,6 +24,7 @@ from scalerl.core.rng import stream_key
 from scalerl.core.serialization import from_plain, to_plain
 from scalerl.models.routing import UNKNOWN
 from scalerl.models.template import continuation
+from scalerl.models.text import TokenText
 from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request
 from scalerl.tasks import code, turns
 from scalerl.tasks.pool import ProcessEnded, ScoringPool
@@ -103,15 +104,15 @@ def _observed(tokens_T: IntArray, turn: Rollout) -> Rollout:
 class TurnEngine:
     """Adds turns to an engine: requests with a `source` are sampled turn by turn; all others pass through."""
 
-    def __init__(self, inner: Engine, ask: Ask, tokenizer: Any) -> None:
+    def __init__(self, inner: Engine, ask: Ask, text: TokenText) -> None:
         """Wrap an engine.
 
         Args:
             inner: Engine that samples the turns; its prompts may be as long as `with_replies` returns.
             ask: Function that asks an environment.
-            tokenizer: The policy's tokenizer.
+            text: Decoder of the policy's tokens.
         """
-        self._inner, self._ask, self._tokenizer = inner, ask, tokenizer
+        self._inner, self._ask, self._text = inner, ask, text
         self._episodes: dict[tuple[int, int], Episode] = {}
         self._asked: dict[tuple[int, int], tuple[Future[Reply], float]] = {}
         self._tick = 0
@@ -160,8 +161,8 @@ class TurnEngine:
         episode, turn = self._episodes.get(finished.id), finished.rollout
         if episode is None:
             return [finished]
+        text = self._text.judged(episode.request().prompt, turn.tokens.tolist())
         episode.turns += (turn,)
-        text = self._tokenizer.decode(turn.tokens.tolist(), skip_special_tokens=True)
         episode.said.append({"role": "assistant", "content": text})
         if turn.truncated:
             return [self._end(episode, "tokens")]
@@ -190,7 +191,7 @@ class TurnEngine:
             return [self._end(episode, "environment", reply=reply)]
         if len(episode.turns) == settings["turns"]:
             return [self._end(episode, "turns")]
-        tokens = continued(self._tokenizer, episode.prompt, reply, int(episode.turns[-1].tokens[-1]))
+        tokens = continued(self._text.tokenizer, episode.prompt, reply, int(episode.turns[-1].tokens[-1]))
         episode.said += reply.messages
         episode.observed.append(np.asarray(tokens, np.int32))
         episode.due = -1
@@ -275,10 +276,10 @@ class ReplyPool:
             asked.set_exception(reply) if isinstance(reply, BaseException) else asked.set_result(reply)
 
 
-def with_turns(pairs: Sequence[Sequence[Engine]], tokenizer: Any, settings: Scoring) -> Sequence[Sequence[Engine]]:
+def with_turns(pairs: Sequence[Sequence[Engine]], text: TokenText, settings: Scoring) -> Sequence[Sequence[Engine]]:
     """Add turns to engines, whose environments share one pool of processes."""
     ask = ReplyPool(settings).ask
-    return [[cast(Engine, TurnEngine(engine, ask, tokenizer)) for engine in pair] for pair in pairs]
+    return [[cast(Engine, TurnEngine(engine, ask, text)) for engine in pair] for pair in pairs]
 
 
 def with_replies(prompts: Sequence[Prompt], tokenizer: Any, capacity: int) -> tuple[int, bool]:

@@ -18,6 +18,7 @@ from scalerl.loggers.base import Logger, makers_of
 from scalerl.loggers.follow import Followers
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import Policy, check_vocabulary, stop_tokens
+from scalerl.models.text import TokenText
 from scalerl.models.weights import WeightLayout
 from scalerl.prompts.curriculum import make_curriculum
 from scalerl.prompts.dataset import PromptSplit, load_prompts
@@ -121,9 +122,10 @@ def _assemble(
         model_path = model_path_of(config, path, display.note)
         tokenizer = load_tokenizer(model_path, revision_of(config))
         prompts = load_prompts(config, tokenizer)
-        scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
         policy = load_of(config, model_path, config.loop_device)
         check_vocabulary(tokenizer, policy, model_path)
+        text = TokenText(tokenizer, stop_tokens(policy, tokenizer))
+        scoring = ScoringService(backend.scorers(config), text.judged)
         rule = length_rule(config.recipe.length, partial(tokenizer.encode, add_special_tokens=False))
         longest, environments = with_replies(prompts.everything, tokenizer, rule.capacity)
         check_length(policy, rule, longest)
@@ -160,7 +162,7 @@ def _assemble(
     store = CheckpointStore(path / "checkpoints", config.checkpoint.keep)
     checkpoints = Checkpoints(store, records, pipeline, learner, curriculum, progress, compute)
     evaluations = Evaluations(
-        config, prompts.held_out, tokenizer, pipeline, learner, progress, compute, records, checkpoints
+        config, prompts.held_out, text, pipeline, learner, progress, compute, records, checkpoints
     )
     return Session(
         config, pipeline, learner, curriculum, progress, evaluations, records, checkpoints, stop_requested, policy.sizes

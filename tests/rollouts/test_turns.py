@@ -22,6 +22,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
 from scalerl.models.policy import Policy
 from scalerl.models.template import continuation
+from scalerl.models.text import TokenText
 from scalerl.prompts.dataset import load_prompts
 from scalerl.prompts.sources import custom_rows
 from scalerl.rollouts.engine import Request, Sampling
@@ -41,7 +42,7 @@ ROWS = [(5, 9, 2), (7, 3, 11, 4), (20,), (31, 30)]
 class Numbers:
     """A tokenizer without a chat template, whose text is the numbers of the tokens."""
 
-    chat_template = None
+    chat_template = pad_token_id = bos_token_id = None
 
     def __call__(self, text, **options):
         return {"input_ids": [int(word) if word.isdigit() else 3 for word in text.split()]}
@@ -80,7 +81,7 @@ def make(given=None, ask=at_once, versions=(), name="qwen3", top_p=1.0):
         Policy(tiny_model(name)), slots=3, prompt_tokens=longest, rule=rule, sampling=Sampling(top_p=top_p, stop=STOPS),
         refill=1, receive=lambda version: versions[version - 1],
     )  # fmt: skip
-    engine = TurnEngine(inner, ask, Numbers())
+    engine = TurnEngine(inner, ask, TokenText(Numbers()))
     engine.submit([Request.of((n, s), one, 100 * n + s) for n, one in enumerate(given) for s in range(4)])
     return engine
 
