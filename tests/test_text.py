@@ -6,7 +6,10 @@ import pytest
 from tiny_tokenizers import KINDS, byte_level, letters, llama2, writer
 
 from scalerl.cli import main
-from scalerl.models.text import TokenText
+from scalerl.config.data import CustomTask, PromptFile
+from scalerl.core.errors import ConfigError
+from scalerl.models.text import TokenText, prompt_tokens
+from scalerl.prompts.dataset import task_prompts
 from scalerl.tasks.base import judged_text
 from scalerl.tasks.code_answer import program_of, with_prompt
 from scalerl.tasks.math import verify
@@ -138,3 +141,52 @@ def test_an_evaluation_judges_the_text_with_its_tags(tmp_path, monkeypatch, caps
     (row,) = map(json.loads, sample.read_text().splitlines())
     assert row["passed"] is passed and not row["truncated"]
     assert row["completion"] == "".join(written).replace("▁", " ") + "<end>"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("after", "before"), [
+    ("$A", []),
+    ("$A <end>", []),
+    ("<s> $A <end>", ["<s>"]),
+    ("<s> $A", ["<s>"]),
+    ("<think> <s> $A </think> <end>", ["<think>", "<s>"]),
+    ("<end> $A <end>", ["<end>"]),  # OPT begins each text with its end token
+])  # fmt: skip
+def test_no_token_that_the_tokenizer_appends_ends_a_prompt(kind, after, before):
+    tokenizer = KINDS[kind](after)
+    for prompt in ("what is 1+1? ", "aaaa", "a", "ends <end>", "<end><end>"):
+        wanted = [*tokenizer.convert_tokens_to_ids(before), *ids(tokenizer, prompt)]
+        assert prompt_tokens(tokenizer, prompt) == wanted
+    assert prompt_tokens(tokenizer, "")[-1:] in ([], tokenizer.convert_tokens_to_ids(before[-1:]))
+
+
+def test_a_tokenizer_whose_own_tokens_change_those_of_the_text_gives_no_end_token_either():
+    class Odd:
+        eos_token_id, sep_token_id = 1, 2
+
+        def __call__(self, text, add_special_tokens=True):
+            return {"input_ids": [7, 8, 2, 1] if add_special_tokens else [7, 9]}
+
+    assert prompt_tokens(Odd(), "x") == [7, 8]
+
+
+def test_a_prompt_of_a_run_has_no_end_token(tmp_path):
+    tokenizer = llama2("<s> $A <end>")
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "what?", "answer": "1"}))
+    for system in ("", "Answer."):
+        task = PromptFile(path=str(tmp_path / "p.jsonl"), system_prompt=system)
+        (prompt,), _ = task_prompts(task, tokenizer, 0)
+        assert prompt.tokens[0] == tokenizer.bos_token_id and tokenizer.eos_token_id not in prompt.tokens
+        assert TokenText(tokenizer).whole(prompt.tokens[:1], prompt.tokens[1:]).endswith("what?")
+
+
+def test_a_prompt_of_a_task_with_half_a_character_is_an_error(user_code):
+    user_code("half", """
+        class Half:
+            def rows(self, count):
+                return [{"prompt": f"{n} \\ud800"} for n in range(count)]
+            def score(self, row, completion):
+                return 0
+    """)  # fmt: skip
+    with pytest.raises(ConfigError, match="half:Half row 0: got a lone surrogate in the prompt or answer"):
+        task_prompts(CustomTask(function="half:Half", prompts=2), letters(), 0)

@@ -12,7 +12,7 @@ from scalerl.types import Group, Rollout, Visit
 class Tokenizer:
     chat_template = None
 
-    def __call__(self, text):
+    def __call__(self, text, **options):
         return {"input_ids": list(text.encode())}
 
 

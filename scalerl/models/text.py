@@ -1,4 +1,4 @@
-"""Text of tokens and tokens of texts: the only place that decodes completions. torch is not imported."""
+"""Tokens of prompts, and text of completions: the only place that does either. torch is not imported."""
 
 from __future__ import annotations
 
@@ -52,3 +52,26 @@ class TokenText:
     def _decode(self, tokens: list[int]) -> str:
         exact = {"clean_up_tokenization_spaces": False, "spaces_between_special_tokens": False}
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False, **exact)) if tokens else ""
+
+
+def prompt_tokens(tokenizer: Any, text: str) -> list[int]:
+    """Return the tokens of a plain prompt, with those that the tokenizer puts before a text, but none after it.
+
+    Some tokenizers end every text with an end or separator token, so the policy would see a prompt that has ended.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        text: The prompt, without a chat template.
+    """
+    probe, around = _encoded(tokenizer, "a", False), _encoded(tokenizer, "a", True)
+    for start in range(len(around)):
+        if around[start : start + len(probe)] == probe:
+            return [*around[:start], *_encoded(tokenizer, text, False)]
+    whole = _encoded(tokenizer, text, True)  # the tokens around a text change those of the text
+    while whole and whole[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
+        whole.pop()
+    return whole
+
+
+def _encoded(tokenizer: Any, text: str, special: bool) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=special)["input_ids"])

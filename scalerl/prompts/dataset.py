@@ -15,6 +15,7 @@ from scalerl.config import RunConfig
 from scalerl.config.data import GeneratedTask, PromptFile, RepliedTask, TaskData, TextTask, is_suite, shares
 from scalerl.core.errors import ConfigError
 from scalerl.models.template import check_template, check_tools, render
+from scalerl.models.text import prompt_tokens
 from scalerl.prompts.layouts import Row, identity, read_rows
 from scalerl.prompts.sources import custom_rows, environment_rows, gym_rows
 from scalerl.tasks.checks import check_tests
@@ -137,18 +138,19 @@ def _split(prompts: list[Prompt], held_out: int, needed: int, name: str) -> tupl
 def _tokenize(rows: Sequence[Row], task: str, encode: Callable[[Row], tuple[str, list[int]]]) -> list[Prompt]:
     prompts = []
     for row in rows:
+        name = identity(row)
         text, tokens = encode(row)
         if not tokens:
             raise ConfigError(
                 f"{row.where}: the model's tokenizer returns no tokens for the prompt {text!r}; change or drop the row"
             )
         columns = {**row.columns, "prompt": row.prompt} if row.columns else {}
-        prompts.append(Prompt(identity(row), text, tuple(tokens), row.answer, task, columns, row.where))
+        prompts.append(Prompt(name, text, tuple(tokens), row.answer, task, columns, row.where))
     return prompts
 
 
 def _encode_plain(tokenizer: Any, text: str) -> tuple[str, list[int]]:
-    return text, list(tokenizer(text)["input_ids"])
+    return text, prompt_tokens(tokenizer, text)
 
 
 def _encode_prompt(
