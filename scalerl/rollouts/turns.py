@@ -20,6 +20,7 @@ import numpy as np
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
+from scalerl.core.printable import encodable
 from scalerl.core.rng import stream_key
 from scalerl.core.serialization import from_plain, to_plain
 from scalerl.models.routing import UNKNOWN
@@ -181,17 +182,24 @@ class TurnEngine:
         """
         settings, name = episode.prompt.columns[TURNS], episode.prompt.columns["function"]
         episode.waited_s += time.monotonic() - asked_at
+        problem = ""
         try:
             reply = asked.result()
+            if not reply.messages:
+                return [self._end(episode, "environment", reply=reply)]
+            if len(episode.turns) == settings["turns"]:
+                return [self._end(episode, "turns")]
+            tokens = continued(self._text.tokenizer, episode.prompt, reply, int(episode.turns[-1].tokens[-1]))
         except TimeoutError:
-            return [self._end(episode, "problem", f"{name}.reply took longer than {settings['reply_s']:g} s")]
-        except (PluginError, ConfigError, ProcessEnded) as error:
-            return [self._end(episode, "problem", str(error) if str(error) else name)]
-        if not reply.messages:
-            return [self._end(episode, "environment", reply=reply)]
-        if len(episode.turns) == settings["turns"]:
-            return [self._end(episode, "turns")]
-        tokens = continued(self._text.tokenizer, episode.prompt, reply, int(episode.turns[-1].tokens[-1]))
+            problem = f"{name}.reply took longer than {settings['reply_s']:g} s"
+        except ProcessEnded as error:
+            problem = f"{name}.reply ended its process {error}"
+        except (PluginError, ConfigError) as error:
+            problem = str(error) or name
+        except Exception as error:  # a reply is text of others: no tokenizer or template may end the run over it
+            problem = f"{name}.reply: {type(error).__name__}: {error}"
+        if problem:
+            return [self._end(episode, "problem", encodable(problem))]
         episode.said += reply.messages
         episode.observed.append(np.asarray(tokens, np.int32))
         episode.due = -1
@@ -263,9 +271,10 @@ class ReplyPool:
 
     def _answer(self, some: Sequence[Asked]) -> None:
         limit_s, words = some[0][0].columns[TURNS]["reply_s"], [one[:2] for one in some]
+        replies: list[Reply | PluginError]
         try:
             replies = self._pool.schedule(turns.ask_all, words, limit_s=limit_s).result()
-        except (TimeoutError, ProcessEnded) as error:
+        except Exception as error:  # late, a death, or a row that cannot be sent: the rollouts would wait for ever
             if len(some) == 1:
                 some[0][2].set_exception(error)
             else:  # one of them is the cause
@@ -273,7 +282,7 @@ class ReplyPool:
                     self._answer([one])
             return
         for (_, _, asked), reply in zip(some, replies, strict=True):
-            asked.set_exception(reply) if isinstance(reply, BaseException) else asked.set_result(reply)
+            asked.set_result(reply) if isinstance(reply, Reply) else asked.set_exception(reply)
 
 
 def with_turns(pairs: Sequence[Sequence[Engine]], text: TokenText, settings: Scoring) -> Sequence[Sequence[Engine]]:

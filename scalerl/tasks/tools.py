@@ -16,7 +16,7 @@ from pydantic import ValidationError, validate_call
 
 from scalerl.core.errors import ConfigError, raising, short
 from scalerl.core.files import parse_json
-from scalerl.core.plugins import call, signature_of
+from scalerl.core.plugins import PluginError, call, signature_of
 from scalerl.tasks.base import judged_text
 from scalerl.tasks.code import judge
 from scalerl.tasks.custom import made_of
@@ -78,7 +78,7 @@ def answer(tools: Sequence[Tool], text: str, row: Mapping[str, Any], name: str) 
         name: Import path of the task, for messages.
 
     Raises:
-        PluginError: The tool raised an error that is no ValueError.
+        PluginError: The tool raised an error that is no ValueError, or returned a value that is not JSON.
     """
     by_name = {tool.__name__: tool for tool in tools}
     try:
@@ -93,7 +93,15 @@ def answer(tools: Sequence[Tool], text: str, row: Mapping[str, Any], name: str) 
     if signature and ROW in signature.parameters:
         arguments = {**arguments, ROW: row}
     result = call(_result, f"{name}.{tool.__name__}", tool, arguments)
-    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+    if isinstance(result, str):
+        return result
+    try:
+        return json.dumps(result, ensure_ascii=False, default=str)
+    except Exception as error:  # keys that are no text, a circular or deep value, objects that raise
+        raise PluginError(
+            f"{name}.{tool.__name__} returned {short(result)}, which is not JSON ({type(error).__name__}: "
+            f"{short(str(error), 200)}); allowed: text, or a value that JSON can hold"
+        ) from None
 
 
 def _result(tool: Tool, arguments: Mapping[str, Any]) -> Any:

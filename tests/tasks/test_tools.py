@@ -107,6 +107,42 @@ def test_an_error_inside_a_tool_is_a_failure_of_the_environment(shop):
         reply(shop, '{"name": "broken", "parameters": {"of": "fig"}}')
 
 
+ODD = """
+    class Odd:
+        def __repr__(self): raise KeyError("odd")
+        __str__ = __repr__
+
+    circular = []
+    circular.append(circular)
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    VALUES = [{(1, 2): 3}, circular, deep, Odd(), [Odd()], {"a": {b"b": 1}}]
+
+    def value(number: int):
+        \"\"\"Return a value.
+
+        Args:
+            number: Which one.
+        \"\"\"
+        return VALUES[number]
+
+    class Values:
+        tools = [value]
+        def rows(self, count): return [{"prompt": str(n)} for n in range(count)]
+        def score(self, row, completion): return 1.0
+"""
+
+
+def test_a_result_that_is_not_json_is_a_failure_of_the_environment(user_code):
+    user_code("odd_tools", ODD)
+    rows, _ = custom_rows(CustomTask(function="odd_tools:Values", prompts=2), 0)
+    odd = Prompt("0", "", (1,), "", "Values", rows[0].columns)
+    for number in range(6):
+        with pytest.raises(PluginError, match=r"odd_tools:Values.value returned .*, which is not JSON \([A-Z]\w+: "):
+            reply(odd, f'{{"name": "value", "parameters": {{"number": {number}}}}}')
+
+
 def test_the_template_shows_tools_and_one_that_does_not_is_an_error(shop, chat, monkeypatch):
     from scalerl.prompts.dataset import task_prompts
 
