@@ -7,6 +7,7 @@ from tiny_tokenizers import KINDS, byte_level, letters, llama2, writer
 
 from scalerl.cli import main
 from scalerl.config.data import CustomTask, PromptFile
+from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.models.text import TokenText, prompt_tokens
 from scalerl.prompts.dataset import task_prompts
@@ -175,7 +176,7 @@ def test_a_prompt_of_a_run_has_no_end_token(tmp_path):
     (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "what?", "answer": "1"}))
     for system in ("", "Answer."):
         task = PromptFile(path=str(tmp_path / "p.jsonl"), system_prompt=system)
-        (prompt,), _ = task_prompts(task, tokenizer, 0)
+        (prompt,), _ = task_prompts(task, tokenizer, 0, Scoring())
         assert prompt.tokens[0] == tokenizer.bos_token_id and tokenizer.eos_token_id not in prompt.tokens
         assert TokenText(tokenizer).whole(prompt.tokens[:1], prompt.tokens[1:]).endswith("what?")
 
@@ -189,4 +190,4 @@ def test_a_prompt_of_a_task_with_half_a_character_is_an_error(user_code):
                 return 0
     """)  # fmt: skip
     with pytest.raises(ConfigError, match="half:Half row 0: got a lone surrogate in the prompt or answer"):
-        task_prompts(CustomTask(function="half:Half", prompts=2), letters(), 0)
+        task_prompts(CustomTask(function="half:Half", prompts=2), letters(), 0, Scoring())

@@ -13,6 +13,7 @@ from typing import Any
 
 from scalerl.config import RunConfig
 from scalerl.config.data import GeneratedTask, PromptFile, RepliedTask, TaskData, TextTask, is_suite, shares
+from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.models.template import check_template, check_tools, render
 from scalerl.models.text import prompt_tokens
@@ -20,6 +21,7 @@ from scalerl.prompts.layouts import Row, identity, read_rows
 from scalerl.prompts.sources import custom_rows, environment_rows, gym_rows
 from scalerl.tasks.checks import check_tests
 from scalerl.tasks.generated import GENERATED
+from scalerl.tasks.pool import Step, Trial, in_this_process
 from scalerl.tasks.turns import opening
 from scalerl.types import Prompt
 
@@ -58,7 +60,7 @@ def load_prompts(config: RunConfig, tokenizer: Any) -> PromptSplit:
         share, kept = shares(config.data)[task.curve], config.held_out(task)
         needed = math.ceil(share * config.recipe.prompts_per_step)
         # a task with share 0 is never trained, so all its prompts are held out
-        pool, new_notes = task_prompts(task, tokenizer, kept)
+        pool, new_notes = task_prompts(task, tokenizer, kept, config.scoring)
         notes += new_notes
         kept = config.held_out(task, len(pool))
         if config.evaluation.prompts == "auto" and task.held_out is None:
@@ -75,13 +77,14 @@ def load_prompts(config: RunConfig, tokenizer: Any) -> PromptSplit:
     return PromptSplit(tuple(training), tuple(held_out), tuple(notes))
 
 
-def task_prompts(task: TaskData, tokenizer: Any, held_out: int) -> tuple[list[Prompt], list[str]]:
+def task_prompts(task: TaskData, tokenizer: Any, held_out: int, scoring: Scoring) -> tuple[list[Prompt], list[str]]:
     """Return all prompts of one task, tokenized, and notes on rows that were left out.
 
     Args:
         task: A task of a run.
         tokenizer: A transformers tokenizer.
         held_out: Number of prompts that a task with generated prompts adds to its training pool.
+        scoring: Settings of the processes in which user code starts.
     """
     if isinstance(task, GeneratedTask):
         made = GENERATED[task.kind].rows(task, task.prompts + held_out)
@@ -90,7 +93,11 @@ def task_prompts(task: TaskData, tokenizer: Any, held_out: int) -> tuple[list[Pr
     assert isinstance(task, TextTask), task
     if tokenizer.chat_template and task.chat_template != "never":
         check_template(tokenizer)
-    rows, notes = SOURCES[task.kind](task, held_out)
+    if isinstance(task, RepliedTask):
+        with Trial(scoring, task.start_s) as trial:
+            rows, notes = SOURCES[task.kind](task, held_out, trial.step)
+    else:
+        rows, notes = SOURCES[task.kind](task, held_out, in_this_process)
     if tools := rows[0].columns.get("tools") if isinstance(task, RepliedTask) else None:
         check_tools(tokenizer, tools, task.chat_template != "never")
     prompts = _tokenize(rows, task.curve, lambda row: _encode_prompt(tokenizer, row.prompt, task, tools))
@@ -102,7 +109,7 @@ def task_prompts(task: TaskData, tokenizer: Any, held_out: int) -> tuple[list[Pr
     return kept, notes
 
 
-def _file_rows(data: PromptFile, held_out: int) -> tuple[list[Row], list[str]]:
+def _file_rows(data: PromptFile, held_out: int, step: Step) -> tuple[list[Row], list[str]]:
     unique, count = dict[str, Row](), 0
     for row in read_rows(data):
         count += 1
@@ -111,13 +118,13 @@ def _file_rows(data: PromptFile, held_out: int) -> tuple[list[Row], list[str]]:
     return list(unique.values()), notes
 
 
-SOURCES: dict[str, Callable[[Any, int], tuple[list[Row], list[str]]]] = {
+SOURCES: dict[str, Callable[[Any, int, Step], tuple[list[Row], list[str]]]] = {
     "file": _file_rows,
     "custom": custom_rows,
     "reasoning-gym": gym_rows,
     "verifiers": environment_rows,
 }
-"""Functions by `data.kind`: (task, number of held-out prompts) -> rows and notes."""
+"""Functions by `data.kind`: (task, number of held-out prompts, way to call user code) -> rows and notes."""
 
 
 def _split(prompts: list[Prompt], held_out: int, needed: int, name: str) -> tuple[list[Prompt], list[Prompt]]:

@@ -28,7 +28,8 @@ from scalerl.models.template import continuation
 from scalerl.models.text import TokenText
 from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request
 from scalerl.tasks import code, turns
-from scalerl.tasks.pool import ProcessEnded, ScoringPool
+from scalerl.tasks.custom import create
+from scalerl.tasks.pool import ProcessEnded, ScoringPool, Trial
 from scalerl.tasks.turns import Message, Reply
 from scalerl.types import TURNS, IntArray, Outcome, Prompt, Rollout
 
@@ -291,35 +292,42 @@ def with_turns(pairs: Sequence[Sequence[Engine]], text: TokenText, settings: Sco
     return [[cast(Engine, TurnEngine(engine, ask, text)) for engine in pair] for pair in pairs]
 
 
-def with_replies(prompts: Sequence[Prompt], tokenizer: Any, capacity: int) -> tuple[int, bool]:
+def with_replies(prompts: Sequence[Prompt], capacity: int) -> tuple[int, bool]:
     """Return the most tokens before a turn, a bound from the limits of the tasks, and whether environments reply.
 
-    The environment of each task is asked for its reply to an empty completion, and the reply is rendered.
+    Args:
+        prompts: Prompts of the run.
+        capacity: Most tokens of a turn.
+    """
+    longest, replied = 0, False
+    for prompt in prompts:
+        settings, later = prompt.columns.get(TURNS), 0
+        if settings:
+            later, replied = (settings["turns"] - 1) * (capacity + settings["reply_tokens"]), True
+        longest = max(longest, len(prompt.tokens) + later)
+    return longest, replied
+
+
+def check_replies(prompts: Sequence[Prompt], tokenizer: Any, scoring: Scoring) -> None:
+    """Ask the environment of each task for its reply to an empty completion, in another process, and render it.
 
     Args:
         prompts: Prompts of the run.
         tokenizer: The policy's tokenizer.
-        capacity: Most tokens of a turn.
+        scoring: Settings of the process.
 
     Raises:
-        ConfigError: An environment fails, or the chat template cannot continue a rollout with its reply.
+        ConfigError: An environment fails or takes too long, or the chat template cannot continue a rollout with its
+            reply.
     """
-    longest, tasks = 0, dict[str, Prompt]()
-    for prompt in prompts:
-        settings, later = prompt.columns.get(TURNS), 0
-        if settings:
-            later = (settings["turns"] - 1) * (capacity + settings["reply_tokens"])
-            tasks.setdefault(prompt.task, prompt)
-        longest = max(longest, len(prompt.tokens) + later)
-    for prompt in tasks.values():
-        try:
-            reply = turns.ask(prompt, [{"role": "assistant", "content": ""}])
-            if prompt.columns.get("tools"):
-                reply = Reply(({"role": turns.TOOL, "content": "0"},))
-        except PluginError as error:
-            raise ConfigError(f"data.function: {error}") from None
+    for prompt in {prompt.task: prompt for prompt in reversed(prompts) if prompt.columns.get(TURNS)}.values():
+        name = prompt.columns["function"]
+        with Trial(scoring, prompt.columns[TURNS]["start_s"]) as trial:
+            trial.step(f"{name}.__init__", create, prompt.columns)
+            reply = trial.step(f"{name}.reply", turns.first_reply, prompt)
+        if prompt.columns.get("tools"):
+            reply = Reply(({"role": turns.TOOL, "content": "0"},))
         continued(tokenizer, prompt, reply, -1)
-    return longest, bool(tasks)
 
 
 def continued(tokenizer: Any, prompt: Prompt, reply: Reply, last: int) -> list[int]:

@@ -30,8 +30,10 @@ ROW = "row"
 """Parameter of a tool that gets the row and is not shown to the policy."""
 
 
-def schemas(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the schemas of a task's tools, from their signatures and docstrings in Google's style.
+def schemas(columns: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
+    """Return the schemas of a task's tools, and whether one of them runs programs, which needs a sandbox.
+
+    The schemas come from the signatures and docstrings in Google's style.
 
     Args:
         columns: Columns of a prompt of the task.
@@ -39,7 +41,6 @@ def schemas(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     Raises:
         ConfigError: A function has no docstring, or a parameter has no type or description.
     """
-    from transformers.utils import get_json_schema
 
     def problem(error: Exception) -> str:
         return (
@@ -48,12 +49,17 @@ def schemas(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
         )
 
     with raising(ConfigError, problem):
-        made = [get_json_schema(tool) for tool in getattr(made_of(columns), "tools", ())]
+        functions = list(getattr(made_of(columns), "tools", ()))
+        if not functions:
+            return [], False
+        from transformers.utils import get_json_schema  # takes seconds
+
+        made = [get_json_schema(tool) for tool in functions]
     for schema in made:
         parameters = schema["function"]["parameters"]
         parameters["properties"].pop(ROW, None)
         parameters["required"] = [one for one in parameters.get("required", ()) if one != ROW]
-    return made
+    return made, python in functions
 
 
 def calls(completion: str) -> list[str]:

@@ -87,6 +87,18 @@ def _ask(prompt: Prompt, said: Sequence[Message]) -> Reply:
     return read_reply(returned, name, sum(one["role"] == "assistant" for one in said), columns.get("discount", 1.0))
 
 
+def first_reply(prompt: Prompt) -> Reply:
+    """Return the reply to an empty completion.
+
+    Raises:
+        ConfigError: The environment failed.
+    """
+    try:
+        return ask(prompt, [{"role": "assistant", "content": ""}])
+    except PluginError as error:
+        raise ConfigError(f"data.function: {error}") from None
+
+
 def ask_all(asked: Sequence[tuple[Prompt, Sequence[Message]]]) -> list[Reply | PluginError]:
     """Ask environments at the same time, each in a thread; return their replies or failures.
 

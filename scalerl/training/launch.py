@@ -25,7 +25,7 @@ from scalerl.prompts.dataset import PromptSplit, load_prompts
 from scalerl.rollouts.build import GeneratorSpec, ModelFacts
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.pipeline import Pipeline
-from scalerl.rollouts.turns import with_replies
+from scalerl.rollouts.turns import check_replies, with_replies
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.checks import check_rewards, reference_notes, sandbox_notes
 from scalerl.tasks.scoring import ScoringService
@@ -127,7 +127,8 @@ def _assemble(
         text = TokenText(tokenizer, stop_tokens(policy, tokenizer))
         scoring = ScoringService(backend.scorers(config), text.judged)
         rule = length_rule(config.recipe.length, partial(tokenizer.encode, add_special_tokens=False))
-        longest, environments = with_replies(prompts.everything, tokenizer, rule.capacity)
+        longest, environments = with_replies(prompts.everything, rule.capacity)
+        check_replies(prompts.everything, tokenizer, config.scoring)
         check_length(policy, rule, longest)
         check_sampled(config, policy, model_path)
         check_rewards(config, prompts.training)
@@ -171,7 +172,7 @@ def _assemble(
 
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, state: Mapping[str, Any]) -> list[str]:
     """Return the notes that are printed before a run; a new run has no state. Raises as `reference_notes`."""
-    notes = [*prompts.notes, *length_notes(rule), *sandbox_notes(config)]
+    notes = [*prompts.notes, *length_notes(rule), *sandbox_notes(config, prompts.everything)]
     if not state:  # a resumed run has passed this check when it started
         notes += reference_notes(config, prompts.everything)
     arithmetic = arithmetic_notes(config.hardware, state.get("arithmetic", ""))

@@ -32,7 +32,7 @@ from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
 from scalerl.rollouts.engine import Engine, Sampling, generate
 from scalerl.rollouts.interrupt import length_rule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
-from scalerl.rollouts.turns import with_replies, with_turns
+from scalerl.rollouts.turns import check_replies, with_replies, with_turns
 from scalerl.tasks.scoring import ScoringService, make_scorers
 from scalerl.training.checkpoint import save_state
 from scalerl.training.evaluation import held_out_visits, mean_at_k
@@ -127,7 +127,7 @@ class Evaluator:
 
     def prompts_of(self, task: TaskData, most: int | None) -> list[Prompt]:
         """Return all prompts of a suite, or the first `most` by the hash of their content."""
-        prompts, notes = task_prompts(task, self.tokenizer, 0)
+        prompts, notes = task_prompts(task, self.tokenizer, 0, self.config.scoring)
         return self._first(prompts, notes, most)
 
     def held_out_of_run(self, most: int | None) -> list[list[Prompt]]:
@@ -141,7 +141,8 @@ class Evaluator:
         for note in notes:
             self._note(note)
         chosen = sorted(prompts, key=lambda prompt: prompt.id)[:most]
-        self._longest = max(self._longest, with_replies(chosen, self.tokenizer, self._rule.capacity)[0])
+        self._longest = max(self._longest, with_replies(chosen, self._rule.capacity)[0])
+        check_replies(chosen, self.tokenizer, self.config.scoring)
         return chosen
 
     def evaluate(self, task: TaskData, prompts: Sequence[Prompt], samples: int, texts: Path) -> SuiteResult:
@@ -160,7 +161,7 @@ class Evaluator:
         """
         if not prompts:
             raise ConfigError(f"{task.curve}: no prompt is left to evaluate on; increase data.max_prompt_tokens")
-        longest, replies = with_replies(prompts, self.tokenizer, self._rule.capacity)
+        longest, replies = with_replies(prompts, self._rule.capacity)
         check_length(self._policy, self._rule, longest)
         engines: Sequence[Engine] = self._engines(longest, samples * len(prompts))
         if replies:

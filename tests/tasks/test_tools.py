@@ -13,7 +13,7 @@ from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
 from scalerl.prompts.sources import custom_rows
-from scalerl.rollouts.turns import with_replies
+from scalerl.rollouts.turns import check_replies, with_replies
 from scalerl.tasks import code, tools
 from scalerl.tasks.checks import sandbox_notes
 from scalerl.tasks.turns import Reply, ask
@@ -148,15 +148,16 @@ def test_the_template_shows_tools_and_one_that_does_not_is_an_error(shop, chat, 
 
     task = CustomTask(function="own_tools:Shop", prompts=9)
     with pytest.raises(ConfigError, match="the tools price, broken, and the prompts do not show price"):
-        task_prompts(task, chat, 1)
+        task_prompts(task, chat, 1, Scoring())
     chat.chat_template = "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}" + chat.chat_template
-    prompts, _ = task_prompts(task, chat, 1)
+    prompts, _ = task_prompts(task, chat, 1, Scoring())
     first = '{"type": "function", "function": {"name": "price", "description": "Return the price of fruit.", '
     assert prompts[0].text.startswith(first)
-    assert with_replies(prompts, chat, 8)[1]
+    assert with_replies(prompts, 8)[1]
+    check_replies(prompts, chat, Scoring())
     chat.chat_template = chat.chat_template.replace("for m in messages", "for m in messages if m.role != 'tool'")
     with pytest.raises(ConfigError, match="omits or repeats messages of roles assistant, tool"):
-        with_replies(prompts, chat, 8)
+        check_replies(prompts, chat, Scoring())
 
 
 def test_python_runs_in_a_sandbox(monkeypatch):
@@ -179,7 +180,9 @@ def test_a_task_with_python_needs_a_sandbox_before_training(user_code, monkeypat
 
     def notes(name, **scoring):
         table = f'[model]\nkind = "hf"\npath = "m"\n[data]\nkind = "custom"\nfunction = "own_coder:{name}"\n'
-        return sandbox_notes(replace(parse_config(table, "here"), scoring=Scoring(**scoring)))
+        config = replace(parse_config(table, "here"), scoring=Scoring(**scoring))
+        rows, _ = custom_rows(config.data[0], 1)
+        return sandbox_notes(config, [Prompt("0", "", (1,), "", name, rows[0].columns)])
 
     assert notes("Shop") == []
     with pytest.raises(ConfigError, match=r"scoring.sandbox.mode: this machine has no sandbox .*: the program bwrap"):
