@@ -54,6 +54,9 @@ class Prompt:
 TURNS = "limits of turns"
 """Column of a prompt with an environment, for its limits (config/data.py); files may have a column `turns`."""
 
+PROGRAMS = "runs programs"
+"""Column of such a prompt: whether a tool runs programs of the policy, which needs a sandbox."""
+
 
 @dataclass(frozen=True, slots=True)
 class Visit:

@@ -19,7 +19,7 @@ LAYERS = {  # package -> other packages that it may import
     "models": {"config", "core"},
     "learn": {"config", "core"},
     "tasks": {"types", "config", "core"},
-    "prompts": {"types", "config", "core", "tasks", "models.template"},
+    "prompts": {"types", "config", "core", "tasks", "models.template", "models.text"},
     "rollouts": {"types", "config", "core", "models", "tasks", "cluster.devices"},
     "cluster": {"config", "core", "models", "rollouts", "tasks", "training.learner", "types"},
     "loggers": {"types", "config", "core", "view", "scaling"},

@@ -12,12 +12,12 @@ from scalerl.types import Group, Rollout, Visit
 class Tokenizer:
     chat_template = None
 
-    def __call__(self, text):
+    def __call__(self, text, **options):
         return {"input_ids": list(text.encode())}
 
 
-def decode(tokens):
-    return [bytes(ids).decode() for ids in tokens]
+def decode(prompt, tokens):
+    return bytes(tokens).decode()
 
 
 def group(prompt, *texts, truncated=()):

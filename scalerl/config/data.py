@@ -201,7 +201,10 @@ class ReasoningGymTask(TextTask):
     """Text before every prompt; a system message if the tokenizer has a chat template."""
 
 
-TURN_LIMITS = ("turns", "reply_tokens", "reply_s", "reply_threads", "reply_ticks", "chat_template", "template_date")
+TURN_LIMITS = (
+    *("turns", "reply_tokens", "reply_s", "reply_threads", "reply_ticks"),
+    *("start_s", "chat_template", "template_date"),
+)
 """Fields of a RepliedTask that its prompts carry."""
 
 
@@ -220,6 +223,10 @@ class RepliedTask(TextTask):
     reply_ticks: Count = 8
     """Environments: decode steps after which a deterministic engine uses a reply; it waits for a later one. Slow
     environments need more."""
+
+    start_s: Positive = 60.0
+    """Your code at the start of a run: time limit, seconds, for the creation of the class, for each row, and for the
+    first score or reply; for `verifiers`, for loading the environment with its data set."""
 
     @property
     def limits(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def short(value: Any, most: int = 80) -> str:
         return f"{value[:most]!r}... ({len(value)} characters)"
     try:
         shown = repr(value)
-    except (RecursionError, ValueError):  # too deep, or an integer of over 4,300 digits
+    except Exception:  # too deep, an integer of over 4,300 digits, or an object of user code, which may raise anything
         return f"a {type(value).__name__}"
     return shown if len(shown) <= most else f"{shown[:most]}... ({len(shown)} characters)"
 

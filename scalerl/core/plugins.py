@@ -165,21 +165,24 @@ def number(value: Any) -> float | None:
     Numbers of Python, numpy and torch and bools are accepted. Text, NaN, infinities, complex numbers and arrays with
     dimensions are not.
     """
-    if isinstance(value, str | bytes) or getattr(value, "shape", ()) != ():
-        return None
     try:
+        if isinstance(value, str | bytes) or getattr(value, "shape", ()) != ():
+            return None
         result = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # OverflowError for 10**400
+    except Exception:  # OverflowError for 10**400; an object of user code may raise anything
         return None
     return result if abs(result) < float("inf") else None
 
 
 def describe(value: Any) -> str:
     """Return a description of a value for messages, of at most about 200 characters."""
-    shape = getattr(value, "shape", None)
-    if shape is None or not isinstance(shape, tuple):
-        return short(value, 200)
-    facts = [str(getattr(value, "dtype", ""))]
-    if hasattr(value, "isfinite") and int((~value.isfinite()).sum()):
-        facts.append(f"{int((~value.isfinite()).sum())} entries not finite")
-    return f"a {type(value).__name__} ({', '.join(facts)}) of shape {tuple(shape)}"
+    try:
+        shape = getattr(value, "shape", None)
+        if shape is None or not isinstance(shape, tuple):
+            return short(value, 200)
+        facts = [str(getattr(value, "dtype", ""))]
+        if hasattr(value, "isfinite") and int((~value.isfinite()).sum()):
+            facts.append(f"{int((~value.isfinite()).sum())} entries not finite")
+        return f"a {type(value).__name__} ({', '.join(facts)}) of shape {tuple(shape)}"
+    except Exception:  # an object of user code may raise anything
+        return f"a {type(value).__name__}"

@@ -16,6 +16,14 @@ def printable(text: str) -> str:
     return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def encodable(text: str) -> str:
+    r"""Return a text with U+FFFD in place of lone surrogates, which no tokenizer and no file takes.
+
+    JSON can have them: an environment may echo "\ud800" from the arguments of a call.
+    """
+    return str.encode(text, "utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 def indented(text: str) -> str:
     """Return a message with its line breaks. All lines but the first are indented, so that none can be forged."""
     return "\n  ".join(map(printable, text.split("\n")))

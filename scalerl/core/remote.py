@@ -206,9 +206,13 @@ class LocalRemote(Remote):
     def read(self) -> tuple[str, Any]:
         """Read an answer from the pipe."""
         try:
-            kind, content = pickle.loads(self._connection.recv_bytes())
+            message = self._connection.recv_bytes()
         except (EOFError, OSError):
             return "ended", self.ended(30.0) or "closed its pipe"  # seconds before a busy machine reports the end
+        try:
+            kind, content = pickle.loads(message)
+        except Exception as error:  # an object of user code, such as an exception with two arguments
+            return "failed", fault(error)
         return kind, content
 
     def ended(self, wait_s: float = 0.0) -> str:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -158,28 +159,37 @@ def continuation(
         messages: Messages with role and content.
         last: Last token of the completion, which the template may repeat.
         chat: Whether to use the chat template, if the tokenizer has one.
-        limit: Most tokens to return; messages are cut at the end.
+        limit: Most tokens to return; messages are cut at the end, and the last ones left out if there is no room.
         day: Date for the template, as in `render`.
 
     Raises:
-        ConfigError: The template fails on the messages, changes them, or leaves no room for them.
+        ConfigError: The template fails on the messages, changes them, or leaves no room for the first of them.
     """
-    roles = tuple(message["role"] for message in messages)
-    parts = _between(tokenizer, roles, day) if chat and tokenizer.chat_template else [""] * (len(roles) + 1)
-    encoded = [list(tokenizer(part, add_special_tokens=False)["input_ids"]) if part else [] for part in parts]
-    tokens = encoded[0][1:] if encoded[0][:1] == [last] else encoded[0]
-    room = limit - sum(map(len, encoded))
+    roles = [message["role"] for message in messages[:limit]]
+    encoded = _around(tokenizer, roles, chat, day)
+    while (room := limit - sum(map(len, encoded))) < 1 and len(roles) > 1:
+        costs = accumulate(len(part) for part in (encoded[0], encoded[-1], *encoded[1:-1]))  # of 0, 1, 2, ... messages
+        fit = sum(cost < limit for cost in costs) - 1
+        roles = roles[: max(1, min(fit, len(roles) - 1))]  # a template may write the first or last one differently
+        encoded = _around(tokenizer, roles, chat, day)
     if room < 1:
         raise ConfigError(
             f"data.reply_tokens: got {limit}, and the chat template alone takes {limit - room} tokens around a reply "
             f"of the roles {', '.join(roles)}; allowed: more"
         )
-    for message, after in zip(messages, encoded[1:], strict=True):
+    tokens = encoded[0][1:] if encoded[0][:1] == [last] else encoded[0]
+    for message, after in zip(messages, encoded[1:], strict=False):
         said = message["content"][: LONGEST_TOKEN * room]
         plain = tokenizer(said, add_special_tokens=False, split_special_tokens=True)["input_ids"][:room]
         room -= len(plain)
         tokens = [*tokens, *plain, *after]
     return tokens
+
+
+def _around(tokenizer: Any, roles: Sequence[str], chat: bool, day: str) -> list[list[int]]:
+    """Return the template's tokens after a completion, and after each of the messages that follow it."""
+    parts = _between(tokenizer, roles, day) if chat and tokenizer.chat_template else [""] * (len(roles) + 1)
+    return [list(tokenizer(part, add_special_tokens=False)["input_ids"]) if part else [] for part in parts]
 
 
 def _between(tokenizer: Any, roles: Sequence[str], day: str) -> list[str]:

@@ -19,13 +19,16 @@ from typing import Any
 
 from scalerl.config import RunConfig
 from scalerl.config.data import GeneratedTask, PromptFile, RepliedTask, TaskData, TextTask, is_suite, shares
+from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.exact import is_plain
 from scalerl.models.template import check_template, check_tools, render
+from scalerl.models.text import prompt_tokens
 from scalerl.prompts.layouts import Row, identity, read_rows
 from scalerl.prompts.sources import custom_rows, environment_rows, gym_rows
 from scalerl.tasks.checks import check_tests
 from scalerl.tasks.generated import GENERATED
+from scalerl.tasks.pool import Step, Trial, in_this_process
 from scalerl.tasks.turns import opening
 from scalerl.types import TURNS, Prompt
 
@@ -63,7 +66,7 @@ def load_prompts(config: RunConfig, tokenizer: Any) -> PromptSplit:
         share, of_task = shares(config.data)[task.curve], f"{task.curve}: " if len(config.data) > 1 else ""
         needed[task.curve] = math.ceil(share * config.recipe.prompts_per_step)
         # a task with share 0 is never trained, so all its prompts are held out
-        pool, new_notes = task_prompts(task, tokenizer, config.held_out(task))
+        pool, new_notes = task_prompts(task, tokenizer, config.held_out(task), config.scoring)
         notes += new_notes
         everything += pool
         if is_suite(task):
@@ -104,13 +107,14 @@ def _check_left(clean: Sequence[Prompt], training: Sequence[Prompt], needed: Map
             )
 
 
-def task_prompts(task: TaskData, tokenizer: Any, held_out: int) -> tuple[list[Prompt], list[str]]:
+def task_prompts(task: TaskData, tokenizer: Any, held_out: int, scoring: Scoring) -> tuple[list[Prompt], list[str]]:
     """Return all prompts of one task, tokenized, and notes on rows that were left out.
 
     Args:
         task: A task of a run.
         tokenizer: A transformers tokenizer.
         held_out: Number of prompts that a task with generated prompts adds to its training pool.
+        scoring: Settings of the processes in which user code starts.
     """
     if isinstance(task, GeneratedTask):
         made = GENERATED[task.kind].rows(task, task.prompts + held_out)
@@ -119,7 +123,11 @@ def task_prompts(task: TaskData, tokenizer: Any, held_out: int) -> tuple[list[Pr
     assert isinstance(task, TextTask), task
     if tokenizer.chat_template and task.chat_template != "never":
         check_template(tokenizer)
-    rows, notes = SOURCES[task.kind](task, held_out)
+    if isinstance(task, RepliedTask):
+        with Trial(scoring, task.start_s) as trial:
+            rows, notes = SOURCES[task.kind](task, held_out, trial.step)
+    else:
+        rows, notes = SOURCES[task.kind](task, held_out, in_this_process)
     rows, left_out = _sendable(rows, isinstance(task, PromptFile))
     notes = [*notes, *left_out]
     if tools := rows[0].columns.get("tools") if isinstance(task, RepliedTask) else None:
@@ -154,7 +162,7 @@ def _sendable(rows: list[Row], of_file: bool) -> tuple[list[Row], list[str]]:
     return rows, [f"left out the column {name!r}: {reason}" for name, reason in bad.items()]
 
 
-def _file_rows(data: PromptFile, held_out: int) -> tuple[list[Row], list[str]]:
+def _file_rows(data: PromptFile, held_out: int, step: Step) -> tuple[list[Row], list[str]]:
     unique, count = dict[str, Row](), 0
     for row in read_rows(data):
         count += 1
@@ -163,13 +171,13 @@ def _file_rows(data: PromptFile, held_out: int) -> tuple[list[Row], list[str]]:
     return list(unique.values()), notes
 
 
-SOURCES: dict[str, Callable[[Any, int], tuple[list[Row], list[str]]]] = {
+SOURCES: dict[str, Callable[[Any, int, Step], tuple[list[Row], list[str]]]] = {
     "file": _file_rows,
     "custom": custom_rows,
     "reasoning-gym": gym_rows,
     "verifiers": environment_rows,
 }
-"""Functions by `data.kind`: (task, number of held-out prompts) -> rows and notes."""
+"""Functions by `data.kind`: (task, number of held-out prompts, way to call user code) -> rows and notes."""
 
 
 def _split(prompts: list[Prompt], held_out: int, needed: int, of_task: str) -> tuple[list[Prompt], list[Prompt]]:
@@ -206,18 +214,18 @@ def _split(prompts: list[Prompt], held_out: int, needed: int, of_task: str) -> t
 def _tokenize(rows: Sequence[Row], task: str, encode: Callable[[Row], tuple[str, list[int]]]) -> list[Prompt]:
     prompts, systems = [], Counter(_system(row.prompt) for row in rows)
     for row in rows:
+        name = identity(row)
         text, tokens = encode(row)
         if not tokens:
             raise ConfigError(
                 f"{row.where}: the model's tokenizer returns no tokens for the prompt {text!r}; change or drop the row"
             )
         columns = {**row.columns, "prompt": row.prompt} if row.columns else {}
-        id = identity(row)
         if "environment" in columns and TURNS in columns:
-            content = id  # the prompts of an environment may be equal: what it asks is in the row
+            content = name  # the prompts of an environment may be equal: what it asks is in the row
         else:  # a system message of several rows is an instruction; that of one row is what it asks
             content = content_of(row.prompt, systems[_system(row.prompt)] == 1)
-        prompts.append(Prompt(id, text, tuple(tokens), row.answer, task, columns, row.where, content))
+        prompts.append(Prompt(name, text, tuple(tokens), row.answer, task, columns, row.where, content))
     return prompts
 
 
@@ -251,7 +259,7 @@ def content_of(prompt: str | Sequence[Mapping[str, str]], system: bool = False) 
 
 
 def _encode_plain(tokenizer: Any, text: str) -> tuple[str, list[int]]:
-    return text, list(tokenizer(text)["input_ids"])
+    return text, prompt_tokens(tokenizer, text)
 
 
 def _encode_prompt(

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from scalerl.config.base import is_utf8
 from scalerl.config.data import PromptFile
 from scalerl.config.named import NAMED
 from scalerl.core.errors import ConfigError, short
@@ -83,8 +84,14 @@ def read_rows(data: PromptFile) -> Iterator[Row]:
 
 
 def identity(row: Row) -> str:
-    """Return the first 16 hex digits of a hash of the row's prompt and answer."""
+    """Return the first 16 hex digits of a hash of the row's prompt and answer.
+
+    Raises:
+        ConfigError: A text has half of a surrogate pair, which no tokenizer takes.
+    """
     content = json.dumps([row.prompt, row.answer], sort_keys=True, ensure_ascii=False)
+    if not is_utf8(content):
+        raise ConfigError(f"{row.where}: got a lone surrogate in the prompt or answer; write the whole character")
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 

@@ -14,13 +14,14 @@ from scalerl.prompts.layouts import Row, identity, prompt_of
 from scalerl.tasks import custom, environments, tools
 from scalerl.tasks.environments import load
 from scalerl.tasks.gym import make_entries
-from scalerl.types import TURNS
+from scalerl.tasks.pool import Step, in_this_process
+from scalerl.types import PROGRAMS, TURNS
 
 TRIES = 4
 """Largest number of entries created per required prompt. With fewer distinct ones, the run does not start."""
 
 
-def gym_rows(task: ReasoningGymTask, held_out: int) -> tuple[list[Row], list[str]]:
+def gym_rows(task: ReasoningGymTask, held_out: int, step: Step) -> tuple[list[Row], list[str]]:
     """Return `task.prompts` + `held_out` rows with distinct questions.
 
     Raises:
@@ -41,13 +42,14 @@ def gym_rows(task: ReasoningGymTask, held_out: int) -> tuple[list[Row], list[str
     return rows, []
 
 
-def custom_rows(task: CustomTask, held_out: int) -> tuple[list[Row], list[str]]:
+def custom_rows(task: CustomTask, held_out: int, step: Step = in_this_process) -> tuple[list[Row], list[str]]:
     """Return `task.prompts` + `held_out` rows with distinct prompts; raises as `rows` in tasks/custom.py."""
     rows = []
-    made, replies = custom.rows(task, task.prompts + held_out)
+    made, replies = custom.rows(task, task.prompts + held_out, step)
     shared: dict[str, Any] = {"function": task.function, "params": task.params, "pass_score": task.pass_score}
     if replies:
-        shared |= {TURNS: task.limits, "discount": task.discount, "tools": tools.schemas(shared)}
+        schemas, programs = step(f"{task.function}.tools", tools.schemas, shared)
+        shared |= {TURNS: task.limits, "discount": task.discount, "tools": schemas, PROGRAMS: programs}
     for number, row in enumerate(made):
         columns = {**shared, "row": row}
         where = f"{task.function} row {number}"
@@ -56,12 +58,16 @@ def custom_rows(task: CustomTask, held_out: int) -> tuple[list[Row], list[str]]:
     return rows, []
 
 
-def environment_rows(task: EnvironmentTask, held_out: int) -> tuple[list[Row], list[str]]:
+def environment_rows(task: EnvironmentTask, held_out: int, step: Step = in_this_process) -> tuple[list[Row], list[str]]:
     """Return the distinct rows of an environment's data set, with the columns that its rubric needs.
 
     Raises:
         ConfigError: The environment cannot be loaded, or has no data set of prompts.
     """
+    return step(f"{task.environment}.load_environment", _environment_rows, task)  # type: ignore[no-any-return]
+
+
+def _environment_rows(task: EnvironmentTask) -> tuple[list[Row], list[str]]:
     try:
         loaded = load(task.environment, task.arguments)
         dataset = loaded.get_dataset()

@@ -14,6 +14,7 @@ from scalerl.config.run import RunConfig
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import Policy
 from scalerl.models.sizes import ModelSizes
+from scalerl.models.text import TokenText
 from scalerl.rollouts.coordinator import Coordinator
 from scalerl.rollouts.custom import EngineParts, engine_pair
 from scalerl.rollouts.engine import EVALUATION_CACHE, Engine, Sampling
@@ -76,7 +77,8 @@ class GeneratorSpec:
         specs = [EngineSpec(self, channel, number) for number in range(config.placement.engines)]
         pairs = self.make_engines(specs, notes.append)
         if self.environments:
-            pairs = with_turns(pairs, load_tokenizer(self.model.path, self.model.revision), config.scoring)
+            text = TokenText(load_tokenizer(self.model.path, self.model.revision), self.stop)
+            pairs = with_turns(pairs, text, config.scoring)
         schedule = schedule_of(config, config.lag_ticks)
         engines, evaluators = zip(*pairs, strict=True)
         coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, config.seed, evaluators)

@@ -20,13 +20,16 @@ import numpy as np
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
+from scalerl.core.printable import encodable
 from scalerl.core.rng import stream_key
 from scalerl.core.serialization import from_plain, to_plain
 from scalerl.models.routing import UNKNOWN
 from scalerl.models.template import continuation
+from scalerl.models.text import TokenText
 from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request
 from scalerl.tasks import code, turns
-from scalerl.tasks.pool import ProcessEnded, ScoringPool
+from scalerl.tasks.custom import create
+from scalerl.tasks.pool import ProcessEnded, ScoringPool, Trial
 from scalerl.tasks.turns import Message, Reply
 from scalerl.types import TURNS, IntArray, Outcome, Prompt, Rollout
 
@@ -103,15 +106,15 @@ def _observed(tokens_T: IntArray, turn: Rollout) -> Rollout:
 class TurnEngine:
     """Adds turns to an engine: requests with a `source` are sampled turn by turn; all others pass through."""
 
-    def __init__(self, inner: Engine, ask: Ask, tokenizer: Any) -> None:
+    def __init__(self, inner: Engine, ask: Ask, text: TokenText) -> None:
         """Wrap an engine.
 
         Args:
             inner: Engine that samples the turns; its prompts may be as long as `with_replies` returns.
             ask: Function that asks an environment.
-            tokenizer: The policy's tokenizer.
+            text: Decoder of the policy's tokens.
         """
-        self._inner, self._ask, self._tokenizer = inner, ask, tokenizer
+        self._inner, self._ask, self._text = inner, ask, text
         self._episodes: dict[tuple[int, int], Episode] = {}
         self._asked: dict[tuple[int, int], tuple[Future[Reply], float]] = {}
         self._tick = 0
@@ -160,8 +163,8 @@ class TurnEngine:
         episode, turn = self._episodes.get(finished.id), finished.rollout
         if episode is None:
             return [finished]
+        text = self._text.judged(episode.request().prompt, turn.tokens.tolist())
         episode.turns += (turn,)
-        text = self._tokenizer.decode(turn.tokens.tolist(), skip_special_tokens=True)
         episode.said.append({"role": "assistant", "content": text})
         if turn.truncated:
             return [self._end(episode, "tokens")]
@@ -180,17 +183,24 @@ class TurnEngine:
         """
         settings, name = episode.prompt.columns[TURNS], episode.prompt.columns["function"]
         episode.waited_s += time.monotonic() - asked_at
+        problem = ""
         try:
             reply = asked.result()
+            if not reply.messages:
+                return [self._end(episode, "environment", reply=reply)]
+            if len(episode.turns) == settings["turns"]:
+                return [self._end(episode, "turns")]
+            tokens = continued(self._text.tokenizer, episode.prompt, reply, int(episode.turns[-1].tokens[-1]))
         except TimeoutError:
-            return [self._end(episode, "problem", f"{name}.reply took longer than {settings['reply_s']:g} s")]
-        except (PluginError, ConfigError, ProcessEnded) as error:
-            return [self._end(episode, "problem", str(error) if str(error) else name)]
-        if not reply.messages:
-            return [self._end(episode, "environment", reply=reply)]
-        if len(episode.turns) == settings["turns"]:
-            return [self._end(episode, "turns")]
-        tokens = continued(self._tokenizer, episode.prompt, reply, int(episode.turns[-1].tokens[-1]))
+            problem = f"{name}.reply took longer than {settings['reply_s']:g} s"
+        except ProcessEnded as error:
+            problem = f"{name}.reply ended its process {error}"
+        except (PluginError, ConfigError) as error:
+            problem = str(error) or name
+        except Exception as error:  # a reply is text of others: no tokenizer or template may end the run over it
+            problem = f"{name}.reply: {type(error).__name__}: {error}"
+        if problem:
+            return [self._end(episode, "problem", encodable(problem))]
         episode.said += reply.messages
         episode.observed.append(np.asarray(tokens, np.int32))
         episode.due = -1
@@ -263,9 +273,10 @@ class ReplyPool:
 
     def _answer(self, some: Sequence[Asked]) -> None:
         limit_s, words = some[0][0].columns[TURNS]["reply_s"], [one[:2] for one in some]
+        replies: list[Reply | PluginError]
         try:
             replies = self._pool.schedule(turns.ask_all, words, limit_s=limit_s).result()
-        except (TimeoutError, ProcessEnded) as error:
+        except Exception as error:  # late, a death, or a row that cannot be sent: the rollouts would wait for ever
             if len(some) == 1:
                 some[0][2].set_exception(error)
             else:  # one of them is the cause
@@ -273,44 +284,51 @@ class ReplyPool:
                     self._answer([one])
             return
         for (_, _, asked), reply in zip(some, replies, strict=True):
-            asked.set_exception(reply) if isinstance(reply, BaseException) else asked.set_result(reply)
+            asked.set_result(reply) if isinstance(reply, Reply) else asked.set_exception(reply)
 
 
-def with_turns(pairs: Sequence[Sequence[Engine]], tokenizer: Any, settings: Scoring) -> Sequence[Sequence[Engine]]:
+def with_turns(pairs: Sequence[Sequence[Engine]], text: TokenText, settings: Scoring) -> Sequence[Sequence[Engine]]:
     """Add turns to engines, whose environments share one pool of processes."""
     ask = ReplyPool(settings).ask
-    return [[cast(Engine, TurnEngine(engine, ask, tokenizer)) for engine in pair] for pair in pairs]
+    return [[cast(Engine, TurnEngine(engine, ask, text)) for engine in pair] for pair in pairs]
 
 
-def with_replies(prompts: Sequence[Prompt], tokenizer: Any, capacity: int) -> tuple[int, bool]:
+def with_replies(prompts: Sequence[Prompt], capacity: int) -> tuple[int, bool]:
     """Return the most tokens before a turn, a bound from the limits of the tasks, and whether environments reply.
 
-    The environment of each task is asked for its reply to an empty completion, and the reply is rendered.
+    Args:
+        prompts: Prompts of the run.
+        capacity: Most tokens of a turn.
+    """
+    longest, replied = 0, False
+    for prompt in prompts:
+        settings, later = prompt.columns.get(TURNS), 0
+        if settings:
+            later, replied = (settings["turns"] - 1) * (capacity + settings["reply_tokens"]), True
+        longest = max(longest, len(prompt.tokens) + later)
+    return longest, replied
+
+
+def check_replies(prompts: Sequence[Prompt], tokenizer: Any, scoring: Scoring) -> None:
+    """Ask the environment of each task for its reply to an empty completion, in another process, and render it.
 
     Args:
         prompts: Prompts of the run.
         tokenizer: The policy's tokenizer.
-        capacity: Most tokens of a turn.
+        scoring: Settings of the process.
 
     Raises:
-        ConfigError: An environment fails, or the chat template cannot continue a rollout with its reply.
+        ConfigError: An environment fails or takes too long, or the chat template cannot continue a rollout with its
+            reply.
     """
-    longest, tasks = 0, dict[str, Prompt]()
-    for prompt in prompts:
-        settings, later = prompt.columns.get(TURNS), 0
-        if settings:
-            later = (settings["turns"] - 1) * (capacity + settings["reply_tokens"])
-            tasks.setdefault(prompt.task, prompt)
-        longest = max(longest, len(prompt.tokens) + later)
-    for prompt in tasks.values():
-        try:
-            reply = turns.ask(prompt, [{"role": "assistant", "content": ""}])
-            if prompt.columns.get("tools"):
-                reply = Reply(({"role": turns.TOOL, "content": "0"},))
-        except PluginError as error:
-            raise ConfigError(f"data.function: {error}") from None
+    for prompt in {prompt.task: prompt for prompt in reversed(prompts) if prompt.columns.get(TURNS)}.values():
+        name = prompt.columns["function"]
+        with Trial(scoring, prompt.columns[TURNS]["start_s"]) as trial:
+            trial.step(f"{name}.__init__", create, prompt.columns)
+            reply = trial.step(f"{name}.reply", turns.first_reply, prompt)
+        if prompt.columns.get("tools"):
+            reply = Reply(({"role": turns.TOOL, "content": "0"},))
         continued(tokenizer, prompt, reply, -1)
-    return longest, bool(tasks)
 
 
 def continued(tokenizer: Any, prompt: Prompt, reply: Reply, last: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,15 +16,39 @@ CORRECT, INCORRECT = 1.0, -1.0
 THINK, END_THINK = "<think>", "</think>"
 
 
+MARK = r"(?:<\|[^<>|\s]{1,40}\|>|<｜[^<>｜\s]{1,40}｜>|</?s>|<(?:pad|unk|bos|eos|(?:start|end)_of_turn)>|\[/?INST\])"
+"""A token of a chat template: of ChatML, Llama, DeepSeek, Gemma, Mistral and others."""
+LONGEST_MARK = 48
+"""Characters of the longest token that `without_marks` removes."""
+
+
 def judged_text(completion: str) -> str:
-    """Return the text that a verifier judges: that after the last `</think>`, or the whole text if there is none."""
-    return completion.rpartition(END_THINK)[2]
+    """Return the text that a verifier judges: that after the last `</think>`, or the whole text if there is none.
+
+    Thinking that does not end is no answer. Tokens of a chat template at the start and end of the text, which a model
+    may write around its answer, are left out.
+    """
+    return without_marks(completion.rpartition(END_THINK)[2].partition(THINK)[0], MARK)
+
+
+def without_marks(text: str, mark: str) -> str:
+    """Return a text without the marks at its start and end, and without the white space outside of them.
+
+    Args:
+        text: Any text; one without such marks is returned unchanged.
+        mark: Regular expression of a mark.
+    """
+    first, last = re.compile(mark), re.compile(rf"(?:{mark})\Z")
+    while match := last.search(ending := text.rstrip(), max(0, len(ending) - LONGEST_MARK)):
+        text = text[: match.start()]
+    while match := first.match(text, len(text) - len(text.lstrip())):
+        text = text[match.end() :]
+    return text
 
 
 def after_thinking(completion: str) -> str | None:
     """Return the text after the last `</think>`, stripped; None if the thinking does not end."""
-    _, tag, rest = completion.rpartition(END_THINK)
-    return rest.strip() if tag else None
+    return judged_text(completion).strip() if END_THINK in completion else None
 
 
 def in_braces(text: str) -> str | None:

@@ -9,19 +9,17 @@ from typing import Any
 
 from scalerl.config import RunConfig
 from scalerl.config.base import replace as config_replace
-from scalerl.config.data import CustomTask, PromptFile, RewardFunction, TaskData
+from scalerl.config.data import PromptFile, RewardFunction, TaskData
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import load_function
-from scalerl.tasks import tools
 from scalerl.tasks.code_tests import BadTests, read_tests
-from scalerl.tasks.custom import made_of
 from scalerl.tasks.repetition import question
 from scalerl.tasks.sandbox.detect import offer
 from scalerl.tasks.scoring import FunctionScorer, Scorer, judge_all, verifier_scorer
 from scalerl.tasks.user_rewards import Failures
 from scalerl.tasks.verifiers import VERIFIERS
-from scalerl.types import TURNS, Prompt
+from scalerl.types import PROGRAMS, TURNS, Prompt
 
 NAMED = 20
 """Maximum number of rows named in a message."""
@@ -110,19 +108,19 @@ REFERENCES: dict[str, Callable[[Prompt], str | None]] = {"math": _math, "code": 
 """Functions by verifier: prompt -> completion with its reference, or None if there is nothing to check."""
 
 
-def sandbox_notes(config: RunConfig) -> list[str]:
+def sandbox_notes(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
     """Return one line about the sandbox of a run that executes programs of the model; an empty list for other runs.
+
+    Args:
+        config: Configuration of the run.
+        prompts: Prompts of all tasks.
 
     Raises:
         ConfigError: The run needs a sandbox, and this machine has none.
     """
-    return [offer(config.scoring.sandbox).line] if any(map(_has_programs, config.data)) else []
-
-
-def _has_programs(task: TaskData) -> bool:
-    if isinstance(task, CustomTask):
-        return tools.python in getattr(made_of({"function": task.function, "params": task.params}), "tools", ())
-    return task.verifier == "code" and getattr(task, "reward", None) is None
+    verified = any(task.verifier == "code" and getattr(task, "reward", None) is None for task in config.data)
+    needed = verified or any(prompt.columns.get(PROGRAMS) for prompt in prompts if TURNS in prompt.columns)
+    return [offer(config.scoring.sandbox).line] if needed else []
 
 
 REPEATED = 64

@@ -9,9 +9,14 @@ from decimal import Decimal
 from typing import Any
 
 from scalerl.core.errors import short
-from scalerl.tasks.base import judged_text
+from scalerl.tasks.base import judged_text, without_marks
 
-BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w+-]*+)[^\n]*+\n(.*?)(?:^[ \t]*```[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
+TAG = r"<[/|｜]?[A-Za-z][^<>\s]{0,40}>"
+"""A tag such as </answer> or <|im_end|>, which a model may write next to a block or around a program."""
+BLOCK = re.compile(
+    rf"^[ \t]*(?:{TAG}[ \t]*)*```[ \t]*([\w+-]*+)[^\n]*+\n(.*?)(?:^[ \t]*```[ \t]*(?:{TAG}[ \t]*)*$|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
 PYTHON = ("python", "python3", "py")
 
 
@@ -21,7 +26,7 @@ def program_of(completion: str) -> str | None:
     In the text after the thinking, the program is the last block marked as Python; without one, the last unmarked
     block; without blocks, the whole text if it is Python. A block without an end extends to the end of the text.
     """
-    text = judged_text(completion)
+    text = without_marks(judged_text(completion), TAG)
     blocks = [(match[1].lower(), match[2]) for match in BLOCK.finditer(text)]
     for marks in (PYTHON, ("",)):
         marked = [body for mark, body in blocks if mark in marks]
@@ -42,7 +47,7 @@ def with_prompt(completion: str, prompt: Any, entry: str) -> str | None:
         entry: Name of the function.
     """
     before = code_of_prompt(prompt)
-    text = judged_text(completion)
+    text = without_marks(judged_text(completion), TAG)
     program = program_of(completion)
     if program is not None and entry in defined(program):
         return program if "from __future__" in program else f"{before}\n\n{program}"

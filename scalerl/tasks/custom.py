@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -16,7 +18,16 @@ from scalerl.config.data import CustomTask
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError, call, describe, load_function, number
 from scalerl.tasks.base import Verdict
+from scalerl.tasks.pool import Step, in_this_process
 from scalerl.types import Prompt
+
+TRIES = 4
+"""Rows that a task may make for each distinct one."""
+
+END = object()
+
+SLICE_S = 1.0
+"""Seconds after which a process hands over the rows that it has made."""
 
 ALLOWED = "a number from 0 to 1, True or False, or a pair of that and a reason"
 
@@ -32,38 +43,96 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     return Verdict(score >= columns["pass_score"], score, reason)
 
 
-def rows(task: CustomTask, count: int) -> tuple[list[dict[str, Any]], bool]:
+def rows(task: CustomTask, count: int, step: Step = in_this_process) -> tuple[list[dict[str, Any]], bool]:
     """Return the first `count` distinct rows of a task, and whether it is an environment.
 
-    A `score` is checked on an empty completion of the first row, a `reply` by `with_replies` (rollouts/turns.py).
+    A `score` is checked on an empty completion of the first row, a `reply` by `check_replies` (rollouts/turns.py).
+
+    Args:
+        task: Task with the class.
+        count: Number of rows.
+        step: Makes each step, for example in a `Trial`.
 
     Raises:
         ConfigError: The class cannot be created, a row has no prompt, there are too few rows, or `score` does not
             return a score.
     """
-    name = task.function
+    step(f"{task.function}.__init__", create, {"function": task.function, "params": task.params})
+    load_function(task.function, "data.function")  # rows from another process may have objects of its module
+    distinct, complete = list[dict[str, Any]](), False
+    while not complete:
+        more, complete = step(f"{task.function}.rows", _more_rows, task, count, len(distinct))
+        distinct += more
+    return distinct, step(f"{task.function}.score", _replies, task, distinct[0])
+
+
+def create(columns: Mapping[str, Any]) -> None:
+    """Create the task's object, which this process keeps.
+
+    Raises:
+        ConfigError: The class cannot be imported, or creating its object raised.
+    """
+    with _refused():
+        made_of(columns)
+
+
+def _replies(task: CustomTask, first: Mapping[str, Any]) -> bool:
+    """Return whether a task is an environment; check the `score` of one that does not reply."""
+    with _refused():
+        made = made_of({"function": task.function, "params": task.params})
+        if callable(getattr(made, "reply", None)):
+            return True
+        call(score_of, f"{task.function}.score", made, task.function, copy.deepcopy(first), "")
+        return bool(getattr(made, "tools", ()))
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
     try:
-        made = call(made_of, name, {"function": name, "params": task.params})
-        rows = call(lambda: _distinct(islice(made.rows(4 * count), 4 * count), count, name), f"{name}.rows")
-        replies = callable(getattr(made, "reply", None))
-        if not replies:
-            score_of(made, name, copy.deepcopy(rows[0]), "")
+        yield
     except PluginError as error:
         raise ConfigError(f"data.function: {error}") from None
-    return rows, replies or bool(getattr(made, "tools", ()))
 
 
-def _distinct(made: Iterable[Any], count: int, name: str) -> list[dict[str, Any]]:
-    """Return the first `count` rows with different prompts."""
-    distinct: dict[str, dict[str, Any]] = {}
-    for index, row in enumerate(made):
+_unfinished: dict[str, Iterator[dict[str, Any]]] = {}
+"""The rows of tasks of which this process has made some."""
+
+
+def _more_rows(task: CustomTask, count: int, begun: int) -> tuple[list[dict[str, Any]], bool]:
+    """Return the rows after the first `begun` that are made within `SLICE_S`, at least one, and whether they are all.
+
+    A time limit of this call is therefore one without a new row, however many rows there are.
+    """
+    key, until = repr((task.function, task.params, count)), time.monotonic() + min(SLICE_S, task.start_s / 4)
+    with _refused():
+        if begun == 0 or key not in _unfinished:
+            made = made_of({"function": task.function, "params": task.params})
+            _unfinished[key] = islice(_distinct(made, count, task.function), begun, None)
+        more = list[dict[str, Any]]()
+        for row in _unfinished[key]:
+            more.append(row)
+            if time.monotonic() > until:
+                return more, False
+    del _unfinished[key]
+    return more, True
+
+
+def _distinct(made: Any, count: int, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the first `count` rows with different prompts."""
+    prompts, rows = set[str](), call(lambda: iter(made.rows(TRIES * count)), f"{name}.rows")
+    for index in range(TRIES * count):
+        row = call(next, f"{name}.rows", rows, END)
+        if row is END:
+            break
         if not isinstance(row, Mapping) or "prompt" not in row:
             raise PluginError(f"row {index} of {name} is {describe(row)}; allowed: a dict with `prompt`")
-        distinct.setdefault(json.dumps(row["prompt"], default=repr), dict(row))
-        if len(distinct) == count:
-            return list(distinct.values())
+        if (prompt := call(json.dumps, f"{name}.rows", row["prompt"], default=repr)) not in prompts:
+            prompts.add(prompt)
+            yield dict(row)
+        if len(prompts) == count:
+            return
     raise ConfigError(
-        f"data.prompts: {name} made {len(distinct)} distinct prompts; allowed: at least {count} (data.prompts and "
+        f"data.prompts: {name} made {len(prompts)} distinct prompts; allowed: at least {count} (data.prompts and "
         "held-out prompts together)"
     )
 

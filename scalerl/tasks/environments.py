@@ -15,6 +15,7 @@ from scalerl.config.data import EnvironmentTask
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import parse_json
 from scalerl.core.plugins import PluginError, call
+from scalerl.core.printable import encodable
 from scalerl.tasks.tools import calls
 from scalerl.tasks.turns import Reply
 from scalerl.types import TURNS
@@ -88,7 +89,8 @@ class SeveralTurns:
         try:
             state = asyncio.run(self._rollout(inner, [_response(one["content"]) for one in said]))
         except _NextTurn as asked:
-            contents = [one.content for one in asked.messages]
+            raw = [one.content for one in asked.messages]
+            contents = [encodable(text) if isinstance(text, str) else text for text in raw]
             if contents[: len(messages)] != [one["content"] for one in messages]:
                 raise PluginError("it replied in another way to the same turns, so it cannot be replayed") from None
             new = tuple({"role": one.role, "content": one.content} for one in asked.messages[len(messages) :])

@@ -32,6 +32,8 @@ SPACED = re.compile(r"\d{1,3}(?: \d{3})+(?!\d)")
 """A number with plain spaces between its thousands; in a sentence this may be two numbers."""
 BOXED = re.compile(r"(?<=\\boxed\{)\d{1,3}(?: \d{3})+(?=\})")
 """A number with plain spaces alone in a box; there it is one number."""
+TAG = re.compile(r"</?[A-Za-z][\w-]+>")
+"""A tag such as <answer>, next to which Math-Verify does not see a number. An inequality has no such text."""
 SEPARATOR = re.compile(r"\\[,;:! ]|\s")
 UNIT = re.compile(
     r"(?<=\d)\s*(?:(?:dollars?|euros?|rupees?)\b|(?:km/h|mph)\b|(?:cm|mm|km|ft)(?:\^(?:\{[23]\}|[23])|[²³]))"
@@ -83,7 +85,7 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     gold = reference(prompt.answer)
     if not gold:
         return verdict(False, f"the reference {prompt.answer!r} is not a mathematical expression")
-    text = plain(judged_text(completion))
+    text = plain(TAG.sub(" ", judged_text(completion)))
     given = _parsed(text)
     if not given:
         return verdict(False, "found no mathematical expression in the answer")

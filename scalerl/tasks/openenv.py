@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
 
-from scalerl.core.errors import ConfigError
+from scalerl.core.errors import ConfigError, short
 from scalerl.core.files import parse_json
 from scalerl.core.plugins import PluginError
 from scalerl.tasks.base import judged_text
@@ -23,19 +23,28 @@ FULL_S = 0.05
 """Pause in seconds before a session is asked for again, if the server has all that it allows."""
 
 
+CLOSE_S = 1.0
+"""Seconds for the end of a session; the server may not answer any more."""
+
+
 class OpenEnv:
     """A server whose `reset` takes a seed. Each reply replays the episode in a session of its own."""
 
-    def __init__(self, url: str, prompt: str = "{text}", action: str = "", observation: str = "") -> None:
-        """Set what messages are made of.
+    def __init__(
+        self, url: str, prompt: str = "{text}", action: str = "", observation: str = "", wait_s: float = 45.0
+    ) -> None:
+        """Set what messages are made of, and how long to wait.
 
         Args:
             url: Address, such as "ws://localhost:8000".
             prompt: Prompt of a row, with {text} for the first observation and {seed}; prompts must differ.
             action: Field of the action that gets the completion; empty: the completion is the action in JSON.
             observation: Field of the observation that the policy gets; empty: all of them in JSON.
+            wait_s: Longest wait for a session, and for each answer, seconds; less than `data.reply_s` and
+                `data.start_s`, whose message does not name the server.
         """
         self._url, self._prompt, self._action, self._observation = url, prompt, action, observation
+        self._wait_s = wait_s
 
     def rows(self, wanted: int) -> Iterator[dict[str, Any]]:
         """Yield a row for each seed."""
@@ -54,9 +63,15 @@ class OpenEnv:
             from websockets.sync.client import connect
         except ImportError:
             raise ConfigError("data.function: OpenEnv needs a package: pip install websockets") from None
-        while True:
-            with connect(f"{self._url}/ws", max_size=None, proxy=None) as socket:
-                found = _exchange(socket, "reset", {"seed": seed})
+        until = time.monotonic() + self._wait_s
+        while (left_s := until - time.monotonic()) > 0:
+            with (
+                self._answering(),
+                connect(
+                    f"{self._url}/ws", max_size=None, proxy=None, open_timeout=left_s, close_timeout=CLOSE_S
+                ) as socket,
+            ):
+                found = _exchange(socket, "reset", {"seed": seed}, left_s)
                 if found is None:
                     time.sleep(FULL_S)
                     continue
@@ -64,10 +79,29 @@ class OpenEnv:
                 for completion in said:
                     action = self._read(completion)
                     wrong = {"error": "the action is no JSON object"}
-                    found = wrong if action is None else _exchange(socket, "step", action) or {}
+                    found = wrong if action is None else _exchange(socket, "step", action, self._wait_s) or {}
                     text = self._text(found)
                     rewards.append(float(found.get("reward") or 0))
                 return text, rewards, bool(found.get("done"))
+        raise PluginError(
+            f"the OpenEnv server {self._url} has had no free session for {self._wait_s:g} s; raise its "
+            "max_concurrent_envs, or the parameter wait_s"
+        )
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Name the server in errors of the connection."""
+        from websockets.exceptions import WebSocketException
+
+        try:
+            yield
+        except TimeoutError:
+            raise PluginError(
+                f"the OpenEnv server {self._url} did not answer within {self._wait_s:g} s; see its log, or raise the "
+                "parameter wait_s"
+            ) from None
+        except (OSError, WebSocketException) as error:
+            raise PluginError(f"the OpenEnv server {self._url}: {type(error).__name__}: {error}") from None
 
     def _read(self, completion: str) -> dict[str, Any] | None:
         text = judged_text(completion).strip()
@@ -84,19 +118,29 @@ class OpenEnv:
         return seen if isinstance(seen, str) else json.dumps(seen, ensure_ascii=False)
 
 
-def _exchange(socket: Any, kind: str, data: Mapping[str, Any]) -> dict[str, Any] | None:
+def _exchange(socket: Any, kind: str, data: Mapping[str, Any], limit_s: float) -> dict[str, Any] | None:
     """Return the server's answer, with `error` if the action is not valid; None if it has no session left.
 
     Raises:
-        PluginError: The server answered with another error.
+        PluginError: The server answered with another error, or in another form.
+        TimeoutError: It did not answer in time.
     """
     from websockets.exceptions import ConnectionClosed
 
     with suppress(ConnectionClosed):  # a full server closes the connection after its answer
         socket.send(json.dumps({"type": kind, "data": data}))
-    answer = parse_json(socket.recv())
-    found: dict[str, Any] = answer["data"]
-    if answer["type"] == "observation":
+    text = socket.recv(limit_s)
+    try:
+        answer = parse_json(text)
+        kind_of_answer, found = answer["type"], answer["data"]
+        if not isinstance(found, dict) or (kind_of_answer == "observation" and "observation" not in found):
+            raise ValueError
+    except (ValueError, KeyError, TypeError):
+        raise PluginError(
+            f'the OpenEnv server answered {kind} with {short(text, 200)}; expected {{"type": "observation", "data": '
+            '{"observation": ..., "reward": ..., "done": ...}}; is it an OpenEnv server of version 0.3?'
+        ) from None
+    if kind_of_answer == "observation":
         return found
     if found.get("code") == "CAPACITY_REACHED":
         return None

@@ -9,9 +9,10 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from scalerl.config.run import Scoring
+from scalerl.core.errors import ConfigError
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import LocalRemote, serve
 
@@ -104,6 +105,57 @@ class ScoringPool:
             process.end()
             self._processes.discard(process)
             self._own.process = None
+
+
+class Step(Protocol):
+    """Calls a function of a module, as a step of the start of user code; `what` describes it in messages."""
+
+    def __call__(self, what: str, function: Callable[..., Any], /, *words: Any) -> Any:
+        """Return function(*words)."""
+
+
+def in_this_process(what: str, function: Callable[..., Any], /, *words: Any) -> Any:
+    """Return function(*words)."""
+    return function(*words)
+
+
+class Trial:
+    """A process in which user code starts, step by step, so that no step can hang the start of a run."""
+
+    def __init__(self, settings: Scoring, limit_s: float) -> None:
+        """Prepare the process.
+
+        Args:
+            settings: Settings of the sandbox, for tools that run programs.
+            limit_s: Time limit of each step, seconds.
+        """
+        from scalerl.tasks.code import prepare
+
+        self._pool, self._limit_s = ScoringPool(1, prepare, settings), limit_s
+
+    def __enter__(self) -> Trial:
+        """Return the trial."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the process."""
+        self._pool.close()
+
+    def step(self, what: str, function: Callable[..., Any], /, *words: Any) -> Any:
+        """Make one step; see `Step`.
+
+        Raises:
+            ConfigError: The step took too long, or ended the process.
+        """
+        try:
+            return self._pool.schedule(function, *words, limit_s=self._limit_s).result()
+        except TimeoutError:
+            raise ConfigError(
+                f"data.start_s: {what} took longer than {self._limit_s:g} s at the start of the run; find out what it "
+                "waits for, or raise data.start_s if it needs more time"
+            ) from None
+        except ProcessEnded as error:
+            raise ConfigError(f"data.function: {what} ended its process {error}") from None
 
 
 class _Caller:

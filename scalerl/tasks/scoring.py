@@ -27,8 +27,8 @@ from scalerl.tasks.user_rewards import Failures, call_by_name
 from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.types import Group, Prompt, Score, ScoredGroup
 
-Decode = Callable[[Sequence[Sequence[int]]], list[str]]
-"""Token ids of completions -> their texts without special tokens."""
+Decode = Callable[[Sequence[int], Sequence[int]], str]
+"""(tokens of the prompt, tokens of a completion) -> the text that is judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class ScoringService:
 
         Args:
             scorers: Scorer of each task, by the task's name.
-            decode: Function from tokens to texts.
+            decode: Function from tokens to text.
         """
         self._scorers, self._decode = scorers, decode
         # one thread, so that a stateful reward function is called in the same order in every run
@@ -112,8 +112,9 @@ class ScoringService:
         if any(rollout.outcome for rollout in group.rollouts):
             failures = self._scorers[group.visit.prompt.task].failures
             return Pending([], lambda _: _outcomes(group, failures))
-        texts = self._decode([rollout.tokens.tolist() for rollout in group.rollouts])
-        return self._scorers[group.visit.prompt.task].submit(group.visit.prompt, texts)
+        prompt = group.visit.prompt
+        texts = [self._decode(prompt.tokens, rollout.tokens.tolist()) for rollout in group.rollouts]
+        return self._scorers[prompt.task].submit(prompt, texts)
 
     def close(self) -> None:
         """Stop all processes and threads."""

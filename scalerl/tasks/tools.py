@@ -16,7 +16,7 @@ from pydantic import ValidationError, validate_call
 
 from scalerl.core.errors import ConfigError, raising, short
 from scalerl.core.files import parse_json
-from scalerl.core.plugins import call, signature_of
+from scalerl.core.plugins import PluginError, call, signature_of
 from scalerl.tasks.base import judged_text
 from scalerl.tasks.code import judge
 from scalerl.tasks.custom import made_of
@@ -30,8 +30,10 @@ ROW = "row"
 """Parameter of a tool that gets the row and is not shown to the policy."""
 
 
-def schemas(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the schemas of a task's tools, from their signatures and docstrings in Google's style.
+def schemas(columns: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
+    """Return the schemas of a task's tools, and whether one of them runs programs, which needs a sandbox.
+
+    The schemas come from the signatures and docstrings in Google's style.
 
     Args:
         columns: Columns of a prompt of the task.
@@ -39,7 +41,6 @@ def schemas(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     Raises:
         ConfigError: A function has no docstring, or a parameter has no type or description.
     """
-    from transformers.utils import get_json_schema
 
     def problem(error: Exception) -> str:
         return (
@@ -48,12 +49,17 @@ def schemas(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
         )
 
     with raising(ConfigError, problem):
-        made = [get_json_schema(tool) for tool in getattr(made_of(columns), "tools", ())]
+        functions = list(getattr(made_of(columns), "tools", ()))
+        if not functions:
+            return [], False
+        from transformers.utils import get_json_schema  # takes seconds
+
+        made = [get_json_schema(tool) for tool in functions]
     for schema in made:
         parameters = schema["function"]["parameters"]
         parameters["properties"].pop(ROW, None)
         parameters["required"] = [one for one in parameters.get("required", ()) if one != ROW]
-    return made
+    return made, python in functions
 
 
 def calls(completion: str) -> list[str]:
@@ -78,7 +84,7 @@ def answer(tools: Sequence[Tool], text: str, row: Mapping[str, Any], name: str) 
         name: Import path of the task, for messages.
 
     Raises:
-        PluginError: The tool raised an error that is no ValueError.
+        PluginError: The tool raised an error that is no ValueError, or returned a value that is not JSON.
     """
     by_name = {tool.__name__: tool for tool in tools}
     try:
@@ -93,7 +99,15 @@ def answer(tools: Sequence[Tool], text: str, row: Mapping[str, Any], name: str) 
     if signature and ROW in signature.parameters:
         arguments = {**arguments, ROW: row}
     result = call(_result, f"{name}.{tool.__name__}", tool, arguments)
-    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+    if isinstance(result, str):
+        return result
+    try:
+        return json.dumps(result, ensure_ascii=False, default=str)
+    except Exception as error:  # keys that are no text, a circular or deep value, objects that raise
+        raise PluginError(
+            f"{name}.{tool.__name__} returned {short(result)}, which is not JSON ({type(error).__name__}: "
+            f"{short(str(error), 200)}); allowed: text, or a value that JSON can hold"
+        ) from None
 
 
 def _result(tool: Tool, arguments: Mapping[str, Any]) -> Any:

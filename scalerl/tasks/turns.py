@@ -10,12 +10,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from scalerl.core.errors import outcome
+from scalerl.core.errors import ConfigError, short
 from scalerl.core.plugins import PluginError, call, describe, number
+from scalerl.core.printable import encodable
 from scalerl.tasks import tools
 from scalerl.tasks.custom import made_of, score_of
 from scalerl.types import Prompt
@@ -69,12 +70,16 @@ def ask(prompt: Prompt, said: Sequence[Message]) -> Reply:
     Raises:
         PluginError: The environment raised, or returned something else than a reply.
     """
+    return call(_ask, f"{prompt.columns['function']}.reply", prompt, said)  # type: ignore[no-any-return]
+
+
+def _ask(prompt: Prompt, said: Sequence[Message]) -> Reply:
     columns = prompt.columns
     task, name = made_of(columns), columns["function"]
     row = copy.deepcopy(columns["row"])
     own, last = getattr(task, "tools", ()), said[-1]["content"]
     if made := tools.calls(last) if own else []:
-        return Reply(tuple({"role": TOOL, "content": tools.answer(own, text, row, name)} for text in made))
+        return Reply(tuple(_message(TOOL, tools.answer(own, text, row, name)) for text in made))
     if not hasattr(task, "reply"):
         return Reply((), score_of(task, name, row, last)[0])
     messages = [*opening(row["prompt"]), *(dict(one) for one in said)]
@@ -82,21 +87,34 @@ def ask(prompt: Prompt, said: Sequence[Message]) -> Reply:
     return read_reply(returned, name, sum(one["role"] == "assistant" for one in said), columns.get("discount", 1.0))
 
 
-def ask_all(asked: Sequence[tuple[Prompt, Sequence[Message]]]) -> list[Reply | BaseException]:
-    """Ask environments at the same time, each in a thread; return their replies or errors.
+def first_reply(prompt: Prompt) -> Reply:
+    """Return the reply to an empty completion.
+
+    Raises:
+        ConfigError: The environment failed.
+    """
+    try:
+        return ask(prompt, [{"role": "assistant", "content": ""}])
+    except PluginError as error:
+        raise ConfigError(f"data.function: {error}") from None
+
+
+def ask_all(asked: Sequence[tuple[Prompt, Sequence[Message]]]) -> list[Reply | PluginError]:
+    """Ask environments at the same time, each in a thread; return their replies or failures.
 
     A single one is asked in this thread, because signals, which some time limits use, need the main thread.
     """
 
-    def ask_one(one: tuple[Prompt, Sequence[Message]]) -> Future[Reply]:
-        return outcome(lambda: ask(*one))
+    def ask_one(one: tuple[Prompt, Sequence[Message]]) -> Reply | PluginError:
+        try:
+            return ask(*one)
+        except (PluginError, ConfigError) as error:  # the user's own kinds of them may not be importable elsewhere
+            return PluginError(str(error))
 
     if len(asked) == 1:
-        done = [ask_one(asked[0])]
-    else:
-        with ThreadPoolExecutor(len(asked)) as threads:
-            done = list(threads.map(ask_one, asked))
-    return [one.exception() or one.result() for one in done]
+        return [ask_one(asked[0])]
+    with ThreadPoolExecutor(len(asked)) as threads:
+        return list(threads.map(ask_one, asked))
 
 
 def read_reply(returned: Any, name: str, turns: int, discount: float) -> Reply:
@@ -112,19 +130,38 @@ def read_reply(returned: Any, name: str, turns: int, discount: float) -> Reply:
         PluginError: It is not a reply.
     """
     if isinstance(returned, Reply):
-        return returned
+        return _checked(returned, name)
     if isinstance(returned, str):
         returned = [{"role": "user", "content": returned}]
     if is_chat(returned) and all(one["role"] in ("user", TOOL, "system") for one in returned):
-        return Reply(tuple({"role": one["role"], "content": one["content"]} for one in returned))
+        return Reply(tuple(_message(one["role"], one["content"]) for one in returned))
     values = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
     if "rewards" in values and "score" not in values:
         values["score"] = discounted(values.pop("rewards"), turns, discount)
-    numbers = {str(key): number(value) for key, value in values.items()}
+    numbers = {encodable(str(key)): number(value) for key, value in values.items()}
     score = numbers.pop("score", None)
     if score is None or not 0 <= score <= 1 or None in numbers.values():
         raise PluginError(f"{name}.reply returned {describe(returned)} after turn {turns}; allowed: {ALLOWED}")
     return Reply((), score, {key: value for key, value in numbers.items() if value is not None})
+
+
+def _checked(reply: Reply, name: str) -> Reply:
+    """Return an adapter's reply, which may have any score, as plain values.
+
+    Raises:
+        PluginError: A message has no text, or the score or a metric is not finite.
+    """
+    if reply.messages and not is_chat(list(reply.messages)):
+        raise PluginError(f"{name}.reply returned {short(reply.messages)}; allowed: messages with text")
+    score, numbers = number(reply.score), {encodable(str(key)): number(value) for key, value in reply.metrics.items()}
+    if score is None or None in numbers.values():
+        raise PluginError(f"{name}.reply returned {describe(reply)}; allowed: a score and metrics that are finite")
+    messages = tuple(_message(one["role"], one["content"]) for one in reply.messages)
+    return Reply(messages, score, {key: value for key, value in numbers.items() if value is not None})
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": encodable(role), "content": encodable(content)}
 
 
 def discounted(rewards: Any, turns: int, discount: float) -> float | None:

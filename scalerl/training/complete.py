@@ -185,5 +185,5 @@ def export_model(run: Session) -> None:
     temporary = path / ".export.tmp"
     shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
     run.learner.export(temporary / "model")
-    run.evaluations.tokenizer.save_pretrained(temporary / "model")
+    run.evaluations.text.tokenizer.save_pretrained(temporary / "model")
     move_into(temporary, path)

@@ -11,12 +11,12 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from scalerl.config import RunConfig
+from scalerl.models.text import TokenText
 from scalerl.rollouts.pipeline import Interrupted, Pipeline, RolloutBatch
 from scalerl.rollouts.replay import ReplayMismatch, bound_of, check_difference
 from scalerl.scaling import CurveError, fit
@@ -38,7 +38,7 @@ class Evaluations:
 
     config: RunConfig
     held_out: Sequence[Prompt]
-    tokenizer: Any
+    text: TokenText
     pipeline: Pipeline
     learner: Learner
     progress: Progress
@@ -73,9 +73,9 @@ class Evaluations:
         hours = self.compute.device_hours  # read once, so that the points of all tasks have the same compute
         clock.add(generated_s)  # after `hours`, because it is compute for later updates
         saved = self.config.evaluation.saved
-        records.directory.append("rollouts.jsonl", evaluation_rows(self.tokenizer, step, groups, log_ratios, saved))
+        records.directory.append("rollouts.jsonl", evaluation_rows(self.text, step, groups, log_ratios, saved))
         if sample:
-            rows = sample_rows(self.tokenizer, step, sample, of_sample)
+            rows = sample_rows(self.text, step, sample, of_sample)
             prompt, rollouts = sample.group.visit.prompt.tokens, sample.group.rollouts[: len(rows)]
             records.directory.add_samples(rows, [packed(prompt, rollout) for rollout in rollouts])
         flops, tokens = self.progress.flops, self.progress.generator.tokens

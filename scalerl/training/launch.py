@@ -27,13 +27,14 @@ from scalerl.loggers.follow import Followers
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import Policy, check_vocabulary, stop_tokens
 from scalerl.models.sizes import Found, ModelSizes
+from scalerl.models.text import TokenText
 from scalerl.models.weights import WeightLayout
 from scalerl.prompts.curriculum import make_curriculum
 from scalerl.prompts.dataset import PromptSplit, load_prompts
 from scalerl.rollouts.build import GeneratorSpec, ModelFacts
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.pipeline import Pipeline
-from scalerl.rollouts.turns import with_replies
+from scalerl.rollouts.turns import check_replies, with_replies
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.checks import check_rewards, reference_notes, repetition_notes, sandbox_notes
 from scalerl.tasks.scoring import ScoringService
@@ -152,15 +153,17 @@ def _assemble(
     if state:
         check_prompts(state["inputs"]["prompts"], inputs["prompts"], prompts, path)
     rule = length_rule(config.recipe.length, partial(tokenizer.encode, add_special_tokens=False))
-    longest, environments = with_replies(prompts.everything, tokenizer, rule.capacity)
+    longest, environments = with_replies(prompts.everything, rule.capacity)
     sizes = known_sizes(config)
     # sizes that config.json does not tell are counted in the loaded model
     loaded = load_of(config, model_path, config.loop_device) if sizes is None else None
     sizes = loaded.sizes if loaded is not None else cast(ModelSizes, sizes)
     config, about = _with_sizes(directory, sizes, longest + rule.capacity, prompts)
-    scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
     policy = load_of(config, model_path, config.loop_device) if loaded is None else loaded
     check_vocabulary(tokenizer, policy, model_path)
+    text = TokenText(tokenizer, stop_tokens(policy, tokenizer))
+    scoring = ScoringService(backend.scorers(config), text.judged)
+    check_replies(prompts.everything, tokenizer, config.scoring)
     inputs["model"] = model_inputs(config, model_path, policy, tokenizer, prompts)
     if state:
         check_model(state["inputs"]["model"], inputs["model"], model_path, path)
@@ -201,7 +204,7 @@ def _assemble(
     store = CheckpointStore(path / "checkpoints", config.checkpoint.keep)
     checkpoints = Checkpoints(store, records, pipeline, learner, curriculum, progress, compute, inputs)
     evaluations = Evaluations(
-        config, prompts.held_out, tokenizer, pipeline, learner, progress, compute, records, checkpoints
+        config, prompts.held_out, text, pipeline, learner, progress, compute, records, checkpoints
     )
     return Session(
         config, pipeline, learner, curriculum, progress, evaluations, records, checkpoints, stop_requested, policy.sizes
@@ -250,7 +253,7 @@ def _in_flight(checkpoint: Path, prompts: PromptSplit) -> dict[tuple[str, str], 
 
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, state: Mapping[str, Any]) -> list[str]:
     """Return the notes that are printed before a run; a new run has no state. Raises as `reference_notes`."""
-    notes = [*prompts.notes, *length_notes(rule), *sandbox_notes(config)]
+    notes = [*prompts.notes, *length_notes(rule), *sandbox_notes(config, prompts.everything)]
     if not state:  # a resumed run has passed this check when it started
         notes += [*reference_notes(config, prompts.everything), *repetition_notes(config, prompts.everything)]
     arithmetic = arithmetic_notes(config.hardware, state.get("arithmetic", ""))

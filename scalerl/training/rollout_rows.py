@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.core.errors import raising
+from scalerl.models.text import TAIL, TokenText
 from scalerl.types import FloatArray, Outcome, Rollout, Score, ScoredGroup
 
 Row = dict[str, Any]
@@ -37,18 +38,20 @@ DETAIL_TOKENS = 512
 """Maximum number of tokens in `token_detail`: half from the start, half from the end of the rollout."""
 
 
-def marked_text(tokenizer: Any, rollout: Rollout) -> str:
+def marked_text(text: TokenText, prompt: Sequence[int], rollout: Rollout) -> str:
     """Return a rollout as text, with injected tokens in brackets: "7+4=1;⟦</think>⟧1"."""
     pairs = zip(rollout.tokens.tolist(), rollout.sampled.tolist(), strict=True)
-    text = ""
+    marked, before = "", list(prompt)
     for sampled, part in groupby(pairs, key=lambda pair: pair[1]):
-        decoded = tokenizer.decode([token for token, _ in part])
-        text += decoded if sampled else INJECTED.format(decoded)
-    return text
+        tokens = [token for token, _ in part]
+        decoded = text.whole(before, tokens)
+        marked += decoded if sampled else INJECTED.format(decoded)
+        before += tokens
+    return marked
 
 
 def rollout_row(
-    tokenizer: Any,
+    text: TokenText,
     step: int,
     scored: ScoredGroup,
     sample: int,
@@ -58,7 +61,7 @@ def rollout_row(
     """Return one rollout as a row.
 
     Args:
-        tokenizer: Tokenizer of the model.
+        text: Decoder of the model's tokens.
         step: Number of completed updates.
         scored: The rollout's group.
         sample: Index of the rollout in the group.
@@ -76,7 +79,7 @@ def rollout_row(
         "prompt_id": prompt.id,
         "sample": sample,
         "prompt": prompt.text,
-        "completion": marked_text(tokenizer, rollout),
+        "completion": marked_text(text, prompt.tokens, rollout),
         "answer": prompt.answer,
         "reward": score.reward if score.counted else None,
         "passed": score.passed if score.counted else None,
@@ -89,7 +92,7 @@ def rollout_row(
         "staleness": step - int(versions.min()),
         "log_ratio_min": min(ratios, default=None),
         "log_ratio_max": max(ratios, default=None),
-        "token_detail": token_detail(tokenizer, step, rollout, log_ratio_N) if detailed else None,
+        "token_detail": token_detail(text, prompt.tokens, step, rollout, log_ratio_N) if detailed else None,
     }
 
 
@@ -98,7 +101,7 @@ def _environment(end: Outcome | None) -> dict[str, Any] | None:
 
 
 def token_detail(
-    tokenizer: Any, step: int, rollout: Rollout, log_ratio_N: FloatArray | None
+    text: TokenText, prompt: Sequence[int], step: int, rollout: Rollout, log_ratio_N: FloatArray | None
 ) -> dict[str, list[Any] | int]:
     """Return text, staleness and log ratio of each token; a long rollout is reduced to its first and last tokens.
 
@@ -111,42 +114,41 @@ def token_detail(
         for at, value in zip(np.flatnonzero(rollout.sampled).tolist(), log_ratio_N.tolist(), strict=True):
             ratio_T[at] = round(value, 4) if math.isfinite(value) else None
     tokens, left_out = rollout.tokens.tolist(), total - len(shown)
-    parts = [tokens] if not left_out else [tokens[:half], tokens[-half:]]
+    parts = [(0, tokens)] if not left_out else [(0, tokens[:half]), (total - half, tokens[-half:])]
     return {
-        "text": [text for part in parts for text in token_texts(tokenizer, part)],
+        "text": [one for start, part in parts for one in token_texts(text, [*prompt, *tokens[:start]], part)],
         "staleness": [step - int(rollout.versions[t]) if rollout.sampled[t] else None for t in shown],
         "log_ratio": [ratio_T[t] for t in shown],
         "left_out": left_out,
     }
 
 
-def token_texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
-    """Return the text of each token; a character of several tokens belongs to the last of them.
-
-    Each token is decoded together with the previous ones, because many tokenizers drop a leading space.
-    """
-    texts, start, end = [], 0, 0
-    for count in range(1, len(tokens) + 1):
-        before, now = tokenizer.decode(tokens[start:end]), tokenizer.decode(tokens[start:count])
-        whole = not now.endswith("\ufffd") or count - end >= 4  # no character has more than four bytes
-        texts.append(now[len(before) :] if whole else "")
-        if whole:
-            start, end = end, count
+def token_texts(text: TokenText, before: Sequence[int], tokens: Sequence[int]) -> list[str]:
+    """Return the text of each token after the tokens `before`; a character of several tokens belongs to the last."""
+    texts, context, pending = [], list(before), list[int]()
+    for number, token in enumerate(tokens, start=1):
+        pending.append(token)
+        now = text.whole(context, pending)
+        # no character has more than four bytes
+        complete = not now.endswith("\ufffd") or len(pending) >= 4 or number == len(tokens)
+        texts.append(now if complete else "")
+        if complete:
+            context, pending = [*context[-TAIL:], *pending], []
     return texts
 
 
-def sample_rows(tokenizer: Any, step: int, group: ScoredGroup, log_ratios: Sequence[FloatArray | None]) -> list[Row]:
+def sample_rows(text: TokenText, step: int, group: ScoredGroup, log_ratios: Sequence[FloatArray | None]) -> list[Row]:
     """Return the rollouts of one group of the last batch, at most `SAMPLES`.
 
     Args:
-        tokenizer: Tokenizer of the model.
+        text: Decoder of the model's tokens.
         step: Number of completed updates.
         group: The group chosen by `telling_group`.
         log_ratios: Log ratios of its first `DETAILED` rollouts under the weights of `step`; empty if not computed.
     """
     ratios = [*log_ratios, *[None] * SAMPLES]
     return [
-        rollout_row(tokenizer, step, group, sample, ratios[sample], detailed=sample < DETAILED)
+        rollout_row(text, step, group, sample, ratios[sample], detailed=sample < DETAILED)
         for sample in range(min(SAMPLES, len(group.scores)))
     ]
 
@@ -181,7 +183,7 @@ def telling_group(groups: Sequence[ScoredGroup]) -> ScoredGroup:
 
 
 def evaluation_rows(
-    tokenizer: Any, step: int, groups: Sequence[ScoredGroup], log_ratios: LogRatios, count: int
+    text: TokenText, step: int, groups: Sequence[ScoredGroup], log_ratios: LogRatios, count: int
 ) -> list[Row]:
     """Return `count` rows per task of an evaluation: the first rollouts of groups spread over the prompts.
 
@@ -201,7 +203,7 @@ def evaluation_rows(
         chosen += [pair for pair, _ in zip(more, range(count - len(chosen)), strict=False)]
         rows += [
             rollout_row(
-                tokenizer,
+                text,
                 step,
                 groups[n],
                 sample,

@@ -27,12 +27,13 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.files import whole
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import check_vocabulary, stop_tokens
+from scalerl.models.text import TokenText
 from scalerl.prompts.dataset import load_prompts, task_prompts
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
 from scalerl.rollouts.engine import Engine, Sampling, generate
 from scalerl.rollouts.interrupt import length_rule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
-from scalerl.rollouts.turns import with_replies, with_turns
+from scalerl.rollouts.turns import check_replies, with_replies, with_turns
 from scalerl.scaling.estimate import as_json, with_error
 from scalerl.tasks.scoring import ScoringService, make_scorers
 from scalerl.training.checkpoint import save_state
@@ -124,13 +125,15 @@ class Evaluator:
         self._policy = load_of(config, model.path, "cpu" if served else config.hardware.device)
         self.tokenizer = load_tokenizer(model.path, model.revision)
         check_vocabulary(self.tokenizer, self._policy, model.path)
+        self._stop = stop_tokens(self._policy, self.tokenizer)
+        self._text = TokenText(self.tokenizer, self._stop)
         if not served:
             check_engine(self._policy)
         self._rule = length_rule(config.recipe.length, partial(self.tokenizer.encode, add_special_tokens=False))
 
     def prompts_of(self, task: TaskData, most: int | None) -> list[Prompt]:
         """Return all prompts of a suite, or the first `most` by the hash of their content."""
-        prompts, notes = task_prompts(task, self.tokenizer, 0)
+        prompts, notes = task_prompts(task, self.tokenizer, 0, self.config.scoring)
         return self._first(prompts, notes, most)
 
     def held_out_of_run(self, most: int | None) -> list[list[Prompt]]:
@@ -144,7 +147,8 @@ class Evaluator:
         for note in notes:
             self._note(note)
         chosen = sorted(prompts, key=lambda prompt: prompt.id)[:most]
-        self._longest = max(self._longest, with_replies(chosen, self.tokenizer, self._rule.capacity)[0])
+        self._longest = max(self._longest, with_replies(chosen, self._rule.capacity)[0])
+        check_replies(chosen, self.tokenizer, self.config.scoring)
         return chosen
 
     def evaluate(self, task: TaskData, prompts: Sequence[Prompt], samples: int, texts: Path) -> SuiteResult:
@@ -163,16 +167,15 @@ class Evaluator:
         """
         if not prompts:
             raise ConfigError(f"{task.curve}: no prompt is left to evaluate on; increase data.max_prompt_tokens")
-        longest, replies = with_replies(prompts, self.tokenizer, self._rule.capacity)
+        longest, replies = with_replies(prompts, self._rule.capacity)
         check_length(self._policy, self._rule, longest)
         engines: Sequence[Engine] = self._engines(longest, samples * len(prompts))
         if replies:
-            engines = [one for (one,) in with_turns([[one] for one in engines], self.tokenizer, self.config.scoring)]
+            engines = [one for (one,) in with_turns([[one] for one in engines], self._text, self.config.scoring)]
         began = time.perf_counter()
         groups = generate(engines, held_out_visits(prompts), samples, self.config.seed, "evaluate")
         sampled_s = time.perf_counter() - began
-        decode = partial(self.tokenizer.batch_decode, skip_special_tokens=True)
-        scoring = ScoringService(make_scorers(self.config), decode)
+        scoring = ScoringService(make_scorers(self.config), self._text.judged)
         try:
             pending = [scoring.submit(group) for group in groups]
             scored = [one.result() for one in pending]
@@ -199,7 +202,7 @@ class Evaluator:
 
     def _engines(self, longest: int, sequences: int) -> list[Engine]:
         """Return a torch engine for this suite, or vLLM servers, which serve all suites and end with this process."""
-        recipe, stop = self.config.recipe, stop_tokens(self._policy, self.tokenizer)
+        recipe, stop = self.config.recipe, self._stop
         if self.config.placement.engine != "vllm":
             sampling, slots = Sampling(recipe.temperature, recipe.top_p, stop), self._slots(longest, sequences)
             return [torch_engine(self._policy, slots=slots, prompt_tokens=longest, rule=self._rule, sampling=sampling)]
@@ -242,7 +245,7 @@ class Evaluator:
         with whole(texts) as temporary, temporary.open("w", encoding="utf-8") as file:
             for one in scored:
                 for sample in range(len(one.scores)):
-                    row = rollout_row(self.tokenizer, 0, one, sample)
+                    row = rollout_row(self._text, 0, one, sample)
                     file.write(json.dumps({k: v for k, v in row.items() if k not in RUN_COLUMNS}) + "\n")
 
 

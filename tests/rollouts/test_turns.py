@@ -22,26 +22,35 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
 from scalerl.models.policy import Policy
 from scalerl.models.template import continuation
+from scalerl.models.text import TokenText
 from scalerl.prompts.dataset import load_prompts
 from scalerl.prompts.sources import custom_rows
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.replay import check_current, replay
-from scalerl.rollouts.turns import ReplyPool, TurnEngine, with_replies
+from scalerl.rollouts.turns import ReplyPool, TurnEngine, check_replies, with_replies
 from scalerl.tasks.pool import ProcessEnded
 from scalerl.tasks.turns import Reply, ask, read_reply
 from scalerl.types import TURNS, Prompt
 
 STOPS = tuple(range(1, 12))  # a turn ends at one token in four
-LIMITS = {"turns": 3, "reply_tokens": 4, "reply_s": 5.0, "reply_threads": 1, "reply_ticks": 8, "chat_template": "never"}
+LIMITS = {
+    "turns": 3,
+    "reply_tokens": 4,
+    "reply_s": 5.0,
+    "reply_threads": 1,
+    "reply_ticks": 8,
+    "start_s": 60.0,
+    "chat_template": "never",
+}
 ROWS = [(5, 9, 2), (7, 3, 11, 4), (20,), (31, 30)]
 
 
 class Numbers:
     """A tokenizer without a chat template, whose text is the numbers of the tokens."""
 
-    chat_template = None
+    chat_template = pad_token_id = bos_token_id = None
 
     def __call__(self, text, **options):
         return {"input_ids": [int(word) if word.isdigit() else 3 for word in text.split()]}
@@ -80,7 +89,7 @@ def make(given=None, ask=at_once, versions=(), name="qwen3", top_p=1.0):
         Policy(tiny_model(name)), slots=3, prompt_tokens=longest, rule=rule, sampling=Sampling(top_p=top_p, stop=STOPS),
         refill=1, receive=lambda version: versions[version - 1],
     )  # fmt: skip
-    engine = TurnEngine(inner, ask, Numbers())
+    engine = TurnEngine(inner, ask, TokenText(Numbers()))
     engine.submit([Request.of((n, s), one, 100 * n + s) for n, one in enumerate(given) for s in range(4)])
     return engine
 
@@ -299,8 +308,9 @@ def test_an_environment_gets_all_messages_and_may_return_text_messages_or_an_end
         read_reply([{"role": "assistant", "content": "I am the policy"}], "x", 1, 1.0)
     assert CustomTask(function="own_turns:Guess").turns == 8
     limits = Prompt("1", "", (1, 2), "", "Guess", {**columns, TURNS: LIMITS})
-    assert with_replies([prompt, limits], Numbers(), 8) == (2 + 2 * (8 + 4), True)
-    assert with_replies([prompt], None, 8) == (1, False)
+    assert with_replies([prompt, limits], 8) == (2 + 2 * (8 + 4), True)
+    assert with_replies([prompt], 8) == (1, False)
+    check_replies([prompt, limits], Numbers(), Scoring())
 
 
 def test_rewards_of_turns_are_summed_or_discounted_to_the_score(user_code):
@@ -385,7 +395,8 @@ def test_the_environment_of_the_page_plays_a_game(user_code):
     assert len(rows) == 110 and rows[0].columns["row"]["number"] == 38  # 1 + 37 mod 50
     limits = rows[0].columns[TURNS]
     assert limits == {
-        "turns": 6, "reply_tokens": 64, "reply_s": 10.0, "reply_threads": 1, "reply_ticks": 8, "chat_template": "auto",
+        "turns": 6, "reply_tokens": 64, "reply_s": 10.0, "reply_threads": 1, "reply_ticks": 8, "start_s": 60.0,
+        "chat_template": "auto",
     }  # fmt: skip
     prompt = Prompt("0", "", (1,), "", "Guess", rows[0].columns)
     said, replies = [], []
@@ -451,5 +462,5 @@ def test_a_column_turns_of_a_file_is_no_environment(tmp_path):
     table = f'[model]\nkind = "hf"\npath = "m"\n[data]\nkind = "file"\npath = "{tmp_path}/rows.jsonl"\n'
     split = load_prompts(parse_config(table + "[evaluation]\nprompts = 4\n", "here"), Numbers())
     assert split.training[0].columns["turns"] == [1, 2]
-    assert with_replies(split.training, Numbers(), 8) == (3, False)
+    assert with_replies(split.training, 8) == (3, False)
     assert Request.of((0, 0), split.training[0], 7).source is None

@@ -1,6 +1,7 @@
 """OpenEnv servers over a real WebSocket: a counter that only the server sees, and one session at a time."""
 
 import json
+import socket
 import threading
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from scalerl.config.data import CustomTask
 from scalerl.core.plugins import PluginError
 from scalerl.prompts.sources import custom_rows
+from scalerl.tasks.openenv import OpenEnv
 from scalerl.tasks.turns import Reply, ask
 from scalerl.types import Prompt
 
@@ -37,6 +39,54 @@ def serve_episode(socket):
             socket.send(json.dumps({"type": "observation", "data": answer}))
     finally:
         BUSY.release()
+
+
+def answers(*data):
+    """Return a handler that sends these texts, one for each message, then nothing more."""
+
+    def handle(socket):
+        left = iter(data)
+        for _ in socket:
+            if (text := next(left, None)) is not None:
+                socket.send(text)
+
+    return handle
+
+
+FIRST = json.dumps({"type": "observation", "data": {"observation": {"total": 1}, "reward": None, "done": False}})
+FULL = json.dumps({"type": "error", "data": {"code": "CAPACITY_REACHED", "message": "full"}})
+
+
+@pytest.mark.parametrize(("texts", "message"), [
+    ([], "did not answer within 0.5 s; see its log, or raise the parameter wait_s"),
+    ([FULL], "has had no free session for 0.5 s; raise its max_concurrent_envs, or the parameter wait_s"),
+    (['{"type": "observation", "data": null}'], 'answered reset with .*null.*; expected {"type": "observation"'),
+    (['{"type": "observation", "data": {}}'], "answered reset with .*data.*; expected"),
+    (['{"type": "observation", "data": [1]}'], "answered reset with .*data.*; expected"),
+    (['{"type": "observation"}'], "answered reset with .*; expected"),
+    (["null"], "answered reset with 'null'; expected"),
+    (["<html>"], "answered reset with '<html>'; expected"),
+    ([FIRST], "did not answer within 0.5 s"),
+    ([FIRST, '{"type": "observation", "data": null}'], "answered step with .*null.*; expected"),
+])  # fmt: skip
+def test_a_server_that_does_not_answer_as_expected_is_a_failure_with_its_name(texts, message):
+    server = pytest.importorskip("websockets.sync.server", reason="websockets is not installed")
+    with server.serve(answers(*texts), "127.0.0.1", 0) as serving:
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        environment = OpenEnv(f"ws://127.0.0.1:{serving.socket.getsockname()[1]}", wait_s=0.5)
+        with pytest.raises(PluginError, match=f"OpenEnv server.* {message}"):
+            environment.reply({"seed": 0}, [{"role": "assistant", "content": '{"add": 1}'}])
+        serving.shutdown()
+
+
+def test_a_port_that_accepts_and_stays_silent_is_a_failure():
+    pytest.importorskip("websockets.sync.server", reason="websockets is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environment = OpenEnv(f"ws://127.0.0.1:{silent.getsockname()[1]}", wait_s=0.5)
+        with pytest.raises(PluginError, match=r"did not answer within 0.5 s"):
+            next(environment.rows(1))
+    with pytest.raises(PluginError, match=r"the OpenEnv server .* ConnectionRefusedError"):
+        next(environment.rows(1))
 
 
 @pytest.fixture

@@ -39,6 +39,26 @@ def fails(settings: Scoring) -> None:
     os._exit(3)
 
 
+class TwoWords(Exception):
+    def __init__(self, one, other):
+        super().__init__(one)
+
+
+def raises_two_words() -> None:
+    raise TwoWords("no", "entry")
+
+
+def returns_what_nobody_can_read() -> TwoWords:
+    return TwoWords("no", "entry")
+
+
+@pytest.mark.parametrize("function", [raises_two_words, returns_what_nobody_can_read])
+def test_an_answer_that_cannot_be_unpickled_is_a_failed_call(shared, function):
+    with pytest.raises(ProcessEnded, match=r"3 times \(it failed: TypeError: .*TwoWords.* missing 1 required"):
+        shared.schedule(function, limit_s=60).result(timeout=60)
+    assert shared.schedule(abs, -3, limit_s=60).result(timeout=60) == 3
+
+
 @pytest.fixture(scope="module")
 def shared():
     """A pool with one process, shared by the tests that do not kill it."""

@@ -46,6 +46,21 @@ def rewards_here(tmp_path, monkeypatch):
         scorer.close()
 
 
+class Odd:
+    """A value whose every use raises."""
+
+    def _raise(self, *_):
+        raise KeyError("odd")
+
+    __float__ = __repr__ = _raise
+    shape = property(_raise)
+
+
+def test_a_reward_that_raises_when_it_is_read_is_a_failure_of_one_completion():
+    first, second = call_reward(lambda prompts, completions: [1.0, Odd()], "f", prompt(), ["a", "b"])
+    assert first == 1.0 and second.startswith("reward function f returned a Odd; allowed: a finite number")
+
+
 @pytest.mark.parametrize(
     ("completion", "answer", "passed"),
     [

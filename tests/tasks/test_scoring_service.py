@@ -68,7 +68,7 @@ def test_a_slow_verifier_does_not_idle_the_trainer_while_batches_are_in_flight()
 
     service = ScoringService(
         {"test": ThreadScorer("test", Verifier(verdict_of(verify)), Scoring(workers=64))},
-        lambda tokens: ["text"] * len(tokens),
+        lambda prompt, tokens: "text",
     )
     pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=8), slots=54, lag_ticks=1), NumberChannel(), service.submit)
     pipeline.start(weights, 0, visits(0, 27))

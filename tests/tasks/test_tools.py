@@ -13,7 +13,7 @@ from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
 from scalerl.prompts.sources import custom_rows
-from scalerl.rollouts.turns import with_replies
+from scalerl.rollouts.turns import check_replies, with_replies
 from scalerl.tasks import code, tools
 from scalerl.tasks.checks import sandbox_notes
 from scalerl.tasks.turns import Reply, ask
@@ -107,20 +107,57 @@ def test_an_error_inside_a_tool_is_a_failure_of_the_environment(shop):
         reply(shop, '{"name": "broken", "parameters": {"of": "fig"}}')
 
 
+ODD = """
+    class Odd:
+        def __repr__(self): raise KeyError("odd")
+        __str__ = __repr__
+
+    circular = []
+    circular.append(circular)
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    VALUES = [{(1, 2): 3}, circular, deep, Odd(), [Odd()], {"a": {b"b": 1}}]
+
+    def value(number: int):
+        \"\"\"Return a value.
+
+        Args:
+            number: Which one.
+        \"\"\"
+        return VALUES[number]
+
+    class Values:
+        tools = [value]
+        def rows(self, count): return [{"prompt": str(n)} for n in range(count)]
+        def score(self, row, completion): return 1.0
+"""
+
+
+def test_a_result_that_is_not_json_is_a_failure_of_the_environment(user_code):
+    user_code("odd_tools", ODD)
+    rows, _ = custom_rows(CustomTask(function="odd_tools:Values", prompts=2), 0)
+    odd = Prompt("0", "", (1,), "", "Values", rows[0].columns)
+    for number in range(6):
+        with pytest.raises(PluginError, match=r"odd_tools:Values.value returned .*, which is not JSON \([A-Z]\w+: "):
+            reply(odd, f'{{"name": "value", "parameters": {{"number": {number}}}}}')
+
+
 def test_the_template_shows_tools_and_one_that_does_not_is_an_error(shop, chat, monkeypatch):
     from scalerl.prompts.dataset import task_prompts
 
     task = CustomTask(function="own_tools:Shop", prompts=9)
     with pytest.raises(ConfigError, match="the tools price, broken, and the prompts do not show price"):
-        task_prompts(task, chat, 1)
+        task_prompts(task, chat, 1, Scoring())
     chat.chat_template = "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}" + chat.chat_template
-    prompts, _ = task_prompts(task, chat, 1)
+    prompts, _ = task_prompts(task, chat, 1, Scoring())
     first = '{"type": "function", "function": {"name": "price", "description": "Return the price of fruit.", '
     assert prompts[0].text.startswith(first)
-    assert with_replies(prompts, chat, 8)[1]
+    assert with_replies(prompts, 8)[1]
+    check_replies(prompts, chat, Scoring())
     chat.chat_template = chat.chat_template.replace("for m in messages", "for m in messages if m.role != 'tool'")
     with pytest.raises(ConfigError, match="omits or repeats messages of roles assistant, tool"):
-        with_replies(prompts, chat, 8)
+        check_replies(prompts, chat, Scoring())
 
 
 def test_python_runs_in_a_sandbox(monkeypatch):
@@ -143,7 +180,9 @@ def test_a_task_with_python_needs_a_sandbox_before_training(user_code, monkeypat
 
     def notes(name, **scoring):
         table = f'[model]\nkind = "hf"\npath = "m"\n[data]\nkind = "custom"\nfunction = "own_coder:{name}"\n'
-        return sandbox_notes(replace(parse_config(table, "here"), scoring=Scoring(**scoring)))
+        config = replace(parse_config(table, "here"), scoring=Scoring(**scoring))
+        rows, _ = custom_rows(config.data[0], 1)
+        return sandbox_notes(config, [Prompt("0", "", (1,), "", name, rows[0].columns)])
 
     assert notes("Shop") == []
     with pytest.raises(ConfigError, match=r"scoring.sandbox.mode: this machine has no sandbox .*: the program bwrap"):

@@ -10,6 +10,7 @@ import runs
 from json_rows import write_rows
 from texts import rollout
 
+from scalerl.models.text import TokenText
 from scalerl.training import rollout_rows
 from scalerl.training.rollout_rows import evaluation_rows, marked_text, telling_group, token_detail, token_texts
 from scalerl.training.suites import SuiteResult
@@ -84,7 +85,9 @@ def test_every_evaluation_leaves_readable_rollouts_of_each_task(run):
 class Letters:
     """A fake tokenizer that only decodes; token 1 is "b"."""
 
-    def decode(self, tokens):
+    pad_token_id = bos_token_id = None
+
+    def decode(self, tokens, **options):
         return "".join(chr(97 + token) for token in tokens)
 
 
@@ -95,37 +98,42 @@ def scored(identity, task, samples, interrupted=False):
 
 
 def test_injected_text_is_marked():
-    assert marked_text(Letters(), scored("1", "t", 1, interrupted=True).group.rollouts[0]) == "a⟦b⟧c"
-    assert marked_text(Letters(), scored("1", "t", 1).group.rollouts[0]) == "abc"
+    assert marked_text(TokenText(Letters()), (1,), scored("1", "t", 1, interrupted=True).group.rollouts[0]) == "a⟦b⟧c"
+    assert marked_text(TokenText(Letters()), (1,), scored("1", "t", 1).group.rollouts[0]) == "abc"
 
 
 def test_saved_samples_include_replayed_groups_and_further_samples_of_few_prompts():
     groups = [scored(f"{i}", "many" if i < 20 else "few", 2) for i in range(22)]
-    rows = evaluation_rows(Letters(), 9, groups, {7: np.array([-0.5, 0.25, 0.0])}, 4)
+    rows = evaluation_rows(TokenText(Letters()), 9, groups, {7: np.array([-0.5, 0.25, 0.0])}, 4)
     many, few = [row for row in rows if row["task"] == "many"], [row for row in rows if row["task"] == "few"]
     assert len(many) == len(few) == 4 and [row["prompt_id"] for row in few] == ["20", "21", "20", "21"]
     with_ratio = [(row["prompt_id"], row["log_ratio_min"]) for row in rows if row["log_ratio_min"] is not None]
     assert with_ratio == [("7", -0.5)] and many[0]["versions"] == [3, 5] and many[0]["staleness"] == 6
-    assert evaluation_rows(Letters(), 9, groups, {7: np.array([-0.5, 0.25, 0.0])}, 0) == []
+    assert evaluation_rows(TokenText(Letters()), 9, groups, {7: np.array([-0.5, 0.25, 0.0])}, 0) == []
 
 
 class Bytes:
     """A tokenizer of bytes that drops a leading space, as many tokenizers do."""
 
-    def decode(self, tokens):
+    pad_token_id = bos_token_id = None
+
+    def decode(self, tokens, **options):
         return bytes(tokens).decode("utf-8", errors="replace").removeprefix(" ")
 
 
 def test_the_texts_of_tokens_join_to_the_whole_text():
     tokens = list("a b → c".encode())
-    assert token_texts(Bytes(), tokens) == ["a", " ", "b", " ", "", "", "→", " ", "c"]
-    assert token_texts(Bytes(), [0xFF, *b"x"]) == ["", "�x"]  # no character: it is given up after four tokens
+    text = TokenText(Bytes())
+    assert token_texts(text, b"q", tokens) == ["a", " ", "b", " ", "", "", "→", " ", "c"]
+    assert token_texts(text, b"q", b" x") == [" ", "x"]  # not the start of a text
+    assert token_texts(text, b"q", [0xFF, *b"x"]) == ["", "�x"]
+    assert token_texts(text, b"q", [*b"x", 0xE2]) == ["x", "�"]  # no token follows that could complete it
 
 
 def test_the_detail_of_a_long_rollout_is_its_first_and_last_tokens(monkeypatch):
     monkeypatch.setattr(rollout_rows, "DETAIL_TOKENS", 4)
     made = rollout(range(6), [True, True, True, True, False, True], versions=[3, 3, 3, 4, 4, 4], truncated=True)
-    detail = token_detail(Letters(), 5, made, np.array([0.1, 0.2, 0.3, 0.4, float("inf")]))
+    detail = token_detail(TokenText(Letters()), (1,), 5, made, np.array([0.1, 0.2, 0.3, 0.4, float("inf")]))
     assert detail == {
         "text": ["a", "b", "e", "f"], "staleness": [2, 2, None, 1], "log_ratio": [0.1, 0.2, None, None], "left_out": 2,
     }  # fmt: skip

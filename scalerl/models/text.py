@@ -1,0 +1,77 @@
+"""Tokens of prompts, and text of completions: the only place that does either. torch is not imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+TAIL = 8
+"""Tokens before a completion that are decoded with it, so that it does not begin a text."""
+
+
+class TokenText:
+    """Decodes tokens as the continuation of the tokens before them.
+
+    A completion on its own would begin a text, and tokenizers of Llama 2's kind drop the first space of a text.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[int] = ()) -> None:
+        """Use a tokenizer.
+
+        Args:
+            tokenizer: A transformers tokenizer.
+            stop: Token ids that end a completion.
+        """
+        self.tokenizer = tokenizer
+        self._ends = set(stop)
+        self._fillers = {tokenizer.pad_token_id, tokenizer.bos_token_id} - {None}
+
+    def whole(self, before: Sequence[int], tokens: Sequence[int]) -> str:
+        """Return the text of all tokens, special ones included.
+
+        Args:
+            before: Tokens before them: the prompt, and what follows it.
+            tokens: Tokens.
+        """
+        tail = list(before[-TAIL:])
+        head, text = self._decode(tail), self._decode([*tail, *tokens])
+        # they differ before the end of `head` if `tokens` complete a character
+        pairs = enumerate(zip(head, text, strict=False))
+        return text[next((at for at, (one, other) in pairs if one != other), len(head)) :]
+
+    def judged(self, before: Sequence[int], tokens: Sequence[int]) -> str:
+        """Return the text that is judged: without the stop token at the end, and without pad and bos tokens.
+
+        Other special tokens stay, because in many models <think> and <answer> are such tokens.
+        """
+        end = len(tokens)
+        while end and (tokens[end - 1] in self._ends or tokens[end - 1] in self._fillers):
+            end -= 1
+        return self.whole(before, [token for token in tokens[:end] if token not in self._fillers])
+
+    def _decode(self, tokens: list[int]) -> str:
+        exact = {"clean_up_tokenization_spaces": False, "spaces_between_special_tokens": False}
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False, **exact)) if tokens else ""
+
+
+def prompt_tokens(tokenizer: Any, text: str) -> list[int]:
+    """Return the tokens of a plain prompt, with those that the tokenizer puts before a text, but none after it.
+
+    Some tokenizers end every text with an end or separator token, so the policy would see a prompt that has ended.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        text: The prompt, without a chat template.
+    """
+    probe, around = _encoded(tokenizer, "a", False), _encoded(tokenizer, "a", True)
+    for start in range(len(around)):
+        if around[start : start + len(probe)] == probe:
+            return [*around[:start], *_encoded(tokenizer, text, False)]
+    whole = _encoded(tokenizer, text, True)  # the tokens around a text change those of the text
+    while whole and whole[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
+        whole.pop()
+    return whole
+
+
+def _encoded(tokenizer: Any, text: str, special: bool) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=special)["input_ids"])

@@ -1,0 +1,211 @@
+"""Replies that cannot be rendered, sent or read: text is cut or replaced, or the rollout counts as failed."""
+
+from concurrent.futures import Future
+
+import pytest
+from test_turns import LIMITS, Numbers, make, run
+
+from scalerl.config.run import Scoring
+from scalerl.core.errors import ConfigError
+from scalerl.core.plugins import PluginError
+from scalerl.models.template import continuation
+from scalerl.models.text import TokenText
+from scalerl.rollouts.turns import ReplyPool
+from scalerl.tasks.pool import ProcessEnded
+from scalerl.tasks.turns import Reply, ask
+from scalerl.types import TURNS, Prompt
+
+ENVIRONMENT = """
+    import asyncio
+    from collections import UserDict
+    from scalerl.core.errors import ConfigError
+    from scalerl.tasks.turns import Reply
+
+    class TwoWords(Exception):
+        def __init__(self, one, other): super().__init__(one)
+
+    class Own(ConfigError):
+        def __init__(self, one, other): super().__init__(one)
+
+    class Text(str):
+        def __reduce__(self): return (int, ("x",))
+
+    class Odd:
+        def _raise(self, *_): raise TwoWords("odd", "value")
+        __float__ = __len__ = __repr__ = __iter__ = keys = _raise
+        shape = property(_raise)
+
+    class OddError(Exception):
+        def __str__(self): raise KeyError("no text")
+
+    class OddMapping(UserDict):
+        def __getitem__(self, key): raise TwoWords("odd", "mapping")
+
+    def raises(error):
+        raise error
+
+    def local():
+        class Local(Exception): pass
+        raise Local("here")
+
+    KINDS = {
+        "an error with two arguments": lambda: raises(TwoWords("no", "entry")),
+        "an error of a local class": local,
+        "an error without text": lambda: raises(OddError()),
+        "an own ConfigError": lambda: raises(Own("no", "entry")),
+        "an exit": lambda: raises(SystemExit(3)),
+        "a group of errors": lambda: raises(ExceptionGroup("all", [TwoWords("no", "entry")])),
+        "a recursion": lambda: raises(RecursionError("deep")),
+        "an odd score": lambda: Odd(),
+        "an odd metric": lambda: {"score": 1, "odd": Odd()},
+        "an odd key": lambda: {Odd(): 1},
+        "an odd mapping": lambda: OddMapping(score=1),
+        "odd rewards": lambda: {"rewards": [Odd()]},
+        "an odd list": lambda: [Odd()],
+        "no text in a record": lambda: Reply(({"role": "user", "content": Odd()},)),
+        "no role in a record": lambda: Reply(({"content": "a"},)),
+        "an odd score in a record": lambda: Reply((), Odd()),
+        "NaN in a record": lambda: Reply((), float("nan")),
+        "an odd metric in a record": lambda: Reply((), 1.0, {"a": Odd()}),
+        "messages that are none": lambda: Reply(Odd()),
+        "a coroutine": lambda: asyncio.sleep(0),
+    }
+    FINE = {
+        "half a character": lambda: "a \\ud800 b",
+        "two halves": lambda: "\\ud83d\\ude00",
+        "own text": lambda: [{"role": Text("tool"), "content": Text("7")}],
+        "own text in a record": lambda: Reply(({"role": Text("tool"), "content": Text("7")},)),
+        "half a key": lambda: {"score": 1, "\\ud800": 2},
+    }
+
+    class Hostile:
+        def rows(self, count): return [{"prompt": str(n)} for n in range(count)]
+        def reply(self, row, messages):
+            return {**KINDS, **FINE}[messages[-1]["content"]]()
+"""
+
+
+@pytest.fixture
+def hostile(user_code):
+    user_code("hostile_turns", ENVIRONMENT)
+    import importlib
+    import sys
+
+    sys.modules.pop("hostile_turns", None)
+    return importlib.import_module("hostile_turns")
+
+
+def prompt(row=None, threads=4):
+    limits = {**LIMITS, "reply_s": 30.0, "reply_threads": threads}
+    columns = {"function": "hostile_turns:Hostile", "params": {}, "row": row or {"prompt": "0"}, TURNS: limits}
+    return Prompt("0", "", (1,), "", "Hostile", columns)
+
+
+def said(word):
+    return [{"role": "assistant", "content": word}]
+
+
+def test_every_kind_of_failure_of_an_environment_reaches_its_rollout(hostile):
+    pool = ReplyPool(Scoring(workers=1))
+    try:
+        failing = {kind: pool.ask(prompt(), said(kind)) for kind in hostile.KINDS}
+        for kind, future in failing.items():
+            assert isinstance(future.exception(timeout=60), PluginError), kind
+        fine = {kind: pool.ask(prompt(), said(kind)).result(timeout=60) for kind in hostile.FINE}
+    finally:
+        pool._pool.close()
+    contents = {kind: reply.messages[0] for kind, reply in fine.items() if reply.messages}
+    assert contents["half a character"]["content"] == "a \ufffd b" and contents["two halves"]["content"] == "😀"
+    for kind in ("own text", "own text in a record"):
+        assert contents[kind] == {"role": "tool", "content": "7"}
+        assert {type(value) for value in contents[kind].values()} == {str}
+    assert fine["half a key"] == Reply((), 1.0, {"\ufffd": 2.0})
+
+
+def test_a_row_that_cannot_be_sent_fails_its_rollout_and_no_other(hostile):
+    pool = ReplyPool(Scoring(workers=1))
+    try:
+        bad = pool.ask(prompt({"prompt": "0", "lock": (one for one in "a")}), said("half a character"))
+        good = pool.ask(prompt(), said("half a character"))
+        assert "cannot pickle" in str(bad.exception(timeout=60)) and good.result(timeout=60).messages
+    finally:
+        pool._pool.close()
+
+
+class Strict(Numbers):
+    """A tokenizer that takes no lone surrogate, as real ones, and whose template takes no system message."""
+
+    def __call__(self, text, **options):
+        text.encode()
+        if "system" in text:
+            raise KeyError("system")
+        return super().__call__(text, **options)
+
+
+@pytest.mark.parametrize(("answer", "problem"), [
+    (Reply(({"role": "user", "content": "\ud800"},)), "own:Echo.reply: UnicodeEncodeError: "),
+    (Reply(({"role": "user", "content": "system"},)), "own:Echo.reply: KeyError: 'system'"),
+    (PluginError("own:Echo.reply raised \ud800"), "own:Echo.reply raised \ufffd"),
+    (ConfigError("no sandbox"), "no sandbox"),
+    (TimeoutError(), "own:Echo.reply took longer than 5 s"),
+    (ProcessEnded("3 times (exit code 7)"), "own:Echo.reply ended its process 3 times (exit code 7)"),
+    (TypeError("cannot pickle"), "own:Echo.reply: TypeError: cannot pickle"),
+])  # fmt: skip
+def test_a_reply_that_cannot_be_used_ends_its_rollout_and_not_the_run(answer, problem):
+    def ask(prompt, said):
+        future = Future()
+        future.set_exception(answer) if isinstance(answer, Exception) else future.set_result(answer)
+        return future
+
+    engine = make(ask=ask)
+    engine._text = TokenText(Strict())
+    done, _ = run(engine)
+    ends = [rollout.outcome for rollout in done.values() if rollout.outcome.ended != "tokens"]
+    assert ends and all(end.ended == "problem" and end.problem.startswith(problem) for end in ends)
+    assert all(end.problem.isprintable() for end in ends)
+
+
+@pytest.mark.parametrize("limit", [30, 64, 256])
+def test_messages_that_do_not_fit_are_left_out(chat, limit):
+    messages = [{"role": "tool", "content": f"result {number}"} for number in range(500)]
+    tokens = continuation(chat, messages, -1, True, limit)
+    shown = chat.decode(tokens).count("<|im_start|>tool")
+    assert len(tokens) <= limit and shown >= 1 and chat.decode(tokens).endswith("<|im_start|>assistant\n")
+    around = len(continuation(chat, [{"role": "tool", "content": ""}] * (shown + 1), -1, True, 10_000))
+    assert around >= limit  # with another message, the template alone takes everything
+    assert continuation(chat, messages[:shown], -1, True, limit) == tokens
+
+
+def test_messages_without_a_template_are_cut_to_the_limit():
+    tokens = continuation(Numbers(), [{"role": "tool", "content": "7 8 9"}] * 100, -1, False, 8)
+    assert tokens == [7, 8, 9, 7, 8, 9, 7, 8]
+
+
+def test_a_template_that_refuses_a_role_fails_the_rollout(chat):
+    refuses = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}{% endif %}"
+    chat.chat_template = chat.chat_template.replace("{% for m in messages %}", "{% for m in messages %}" + refuses)
+    with pytest.raises(ConfigError, match="fails on messages of the roles user, assistant, system"):
+        continuation(chat, [{"role": "system", "content": "a"}], -1, True, 64)
+
+
+def test_a_looping_model_gets_the_answers_that_fit(user_code, chat):
+    user_code("looping", '''
+        def add(a: int) -> int:
+            """Add one.
+
+            Args:
+                a: A number.
+            """
+            return a + 1
+
+        class Sums:
+            tools = [add]
+            def rows(self, count): return [{"prompt": str(n)} for n in range(count)]
+            def score(self, row, completion): return 1.0
+    ''')  # fmt: skip
+    call = '<tool_call>{"name": "add", "arguments": {"a": 6}}</tool_call>'
+    columns = {"function": "looping:Sums", "params": {}, "row": {"prompt": "0"}, TURNS: LIMITS}
+    reply = ask(Prompt("0", "", (1,), "", "Sums", columns), said(call * 400))
+    assert len(reply.messages) == 400
+    tokens = continuation(chat, reply.messages, -1, True, 256)
+    assert len(tokens) <= 256 and "tool\n7<|im_end|>" in chat.decode(tokens)

@@ -1,0 +1,193 @@
+"""Text of tokens: which tokens stay, the space after the prompt, characters of several tokens, and what is judged."""
+
+import json
+
+import pytest
+from tiny_tokenizers import KINDS, byte_level, letters, llama2, writer
+
+from scalerl.cli import main
+from scalerl.config.data import CustomTask, PromptFile
+from scalerl.config.run import Scoring
+from scalerl.core.errors import ConfigError
+from scalerl.models.text import TokenText, prompt_tokens
+from scalerl.prompts.dataset import task_prompts
+from scalerl.tasks.base import judged_text
+from scalerl.tasks.code_answer import program_of, with_prompt
+from scalerl.tasks.math import verify
+from scalerl.types import Prompt
+
+
+def ids(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("prompt", "completion"), [
+    ("def f(x):\n", "    return x , 1"),
+    ("x =", " 5 . Is it ?"),
+    ("a\nb", "c"),
+    ("a ", " b"),
+    ("a", ""),
+    ("a", " "),
+    ("long " * 20, "  two spaces"),
+])  # fmt: skip
+def test_a_completion_is_the_text_after_its_prompt(kind, prompt, completion):
+    tokenizer = KINDS[kind]()
+    before, whole = ids(tokenizer, prompt), ids(tokenizer, prompt + completion)
+    assert whole[: len(before)] == before
+    text = TokenText(tokenizer, [tokenizer.eos_token_id])
+    after = whole[len(before) :]
+    assert text.whole(before, after) == completion == text.judged(before, after)
+    assert text.judged([tokenizer.bos_token_id, *before], [*after, tokenizer.eos_token_id]) == completion
+    assert text.judged(before[-1:], after) == completion  # a prompt of one token
+
+
+def test_cleaning_up_spaces_does_not_change_a_completion():
+    tokenizer = letters(clean_up_tokenization_spaces=True)
+    words = "x = [1 , 2] ; it 's ! do n't"
+    assert tokenizer.decode(ids(tokenizer, words)) != words
+    assert TokenText(tokenizer).judged(ids(tokenizer, "q "), ids(tokenizer, words)) == words
+
+
+def test_special_tokens_stay_except_stop_pad_and_bos():
+    tokenizer = letters()
+    pad, end, start, think, close, answer, _ = range(7)
+    text = TokenText(tokenizer, [end, answer])
+    five, seven = ids(tokenizer, "57")
+    judged = text.judged([five], [think, pad, five, close, start, answer, seven, pad, end, answer, pad])
+    assert judged == "<think>5</think><answer>7"  # a stop token ends a text; one before the end was inserted
+    assert text.judged([five], [end]) == text.judged([five], []) == ""
+    assert text.whole([five], [pad, seven, end]) == "<pad>7<end>"
+    bare = letters(pad_token=None, bos_token=None)
+    assert TokenText(bare).judged([five], [pad, seven, end]) == "<pad>7<end>"
+
+
+@pytest.mark.parametrize("kind", [byte_level, llama2])
+def test_a_character_that_the_prompt_begins_belongs_to_the_completion(kind):
+    tokenizer = kind()
+    before, euro = ids(tokenizer, "a"), ids(tokenizer, "a€b")
+    assert len(euro) == len(before) + 4
+    text = TokenText(tokenizer)
+    assert text.judged(euro[: len(before) + 1], euro[len(before) + 1 :]) == "€b"
+    assert text.judged(euro[: len(before) + 3], euro[len(before) + 3 :]) == "b"
+    assert text.judged(before, euro[len(before) : -2]).strip("\ufffd") == ""  # an unfinished character at the end
+
+
+@pytest.mark.parametrize(("completion", "judged"), [
+    ("<think>5</think>7", "7"),
+    ("<think>5</think>", ""),
+    ("<think>5", ""),  # thinking without an end is no answer
+    ("a</think>7<think>8", "7"),
+    ("5", "5"),
+    (" 5 \n", " 5 \n"),
+    ("<think>1</think>\n7<|im_end|>\n", "\n7"),
+    ("<|start|>7<|end|><|eot_id|> </s>", "7"),
+    ("7<｜end▁of▁sentence｜>", "7"),
+    ("[INST] 7<end_of_turn>\n<pad><pad>", " 7"),
+    ("print('<|im_end|>')", "print('<|im_end|>')"),
+    ("a < |b| and |b| > c", "a < |b| and |b| > c"),
+])  # fmt: skip
+def test_the_text_after_the_thinking_is_judged_without_tokens_of_a_template_around_it(completion, judged):
+    assert judged_text(completion) == judged
+
+
+@pytest.mark.parametrize(("completion", "passed"), [
+    ("<answer>156</answer>", True),
+    ("<think>1</think><answer>156</answer><|im_end|>", True),
+    ("The answer is 156<|im_end|>\n<|im_start|>user", True),
+    ("<think>156</think><answer></answer>", False),
+    ("<think>156", False),
+    ("<final>155</final>", False),
+])  # fmt: skip
+def test_math_reads_an_answer_between_tags(completion, passed):
+    assert verify(Prompt("0", "", (1,), "156", "math", {}), completion).passed is passed
+
+
+@pytest.mark.parametrize("completion", [
+    "```python\nx = 1\n```<|im_end|>",
+    "<answer>```python\nx = 1\n```</answer>",
+    "<answer>\n```python\nx = 1\n```</answer><|im_end|>\nmore",
+    "<think>y</think>x = 1\n<|im_end|>\n",
+    "<answer>x = 1\n</answer>",
+])  # fmt: skip
+def test_a_program_has_no_tags_around_it(completion):
+    assert program_of(completion).strip() == "x = 1"
+
+
+def test_a_program_keeps_tags_in_its_text_and_its_indentation():
+    assert program_of("```python\nx = '<|im_end|></answer>'\n```") == "x = '<|im_end|></answer>'\n"
+    head = 'def f(x):\n    """Return x."""\n'
+    assert with_prompt("    return x<|im_end|>", head, "f") == head + "    return x"
+    assert with_prompt("<answer>    return x</answer>", head, "f") == head + "    return x"
+
+
+@pytest.mark.parametrize(("tokenizer", "written", "answer", "passed"), [
+    (letters, ["<think>", "5", "</think>"], "5", False),
+    (letters, ["<think>", "5"], "5", False),
+    (letters, ["<think>", "5", "</think>", "7"], "57", False),
+    (letters, ["<think>", "5", "</think>", "7"], "7", True),
+    (letters, ["<think>", "5", "</think>", "<answer>", "7", "</answer>"], "7", True),
+    (llama2, ["<think>", "▁", "5", "</think>", "7"], "7", True),
+])  # fmt: skip
+def test_an_evaluation_judges_the_text_with_its_tags(tmp_path, monkeypatch, capsys, tokenizer, written, answer, passed):
+    monkeypatch.chdir(tmp_path)
+    made = tokenizer()
+    chain = made.convert_tokens_to_ids(["?", *written, "<end>"])
+    writer(made, chain).save_pretrained("m")
+    made.save_pretrained("m")
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "what?", "answer": answer}))
+    words = ["eval", "m", "--suite", "p.jsonl", "--task", "math", "--samples", "1", "--max-tokens", "16", "--json"]
+    assert main(words) == 0, capsys.readouterr().err
+    (sample,) = (tmp_path / "evaluations").glob("*/*.jsonl")
+    (row,) = map(json.loads, sample.read_text().splitlines())
+    assert row["passed"] is passed and not row["truncated"]
+    assert row["completion"] == "".join(written).replace("▁", " ") + "<end>"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("after", "before"), [
+    ("$A", []),
+    ("$A <end>", []),
+    ("<s> $A <end>", ["<s>"]),
+    ("<s> $A", ["<s>"]),
+    ("<think> <s> $A </think> <end>", ["<think>", "<s>"]),
+    ("<end> $A <end>", ["<end>"]),  # OPT begins each text with its end token
+])  # fmt: skip
+def test_no_token_that_the_tokenizer_appends_ends_a_prompt(kind, after, before):
+    tokenizer = KINDS[kind](after)
+    for prompt in ("what is 1+1? ", "aaaa", "a", "ends <end>", "<end><end>"):
+        wanted = [*tokenizer.convert_tokens_to_ids(before), *ids(tokenizer, prompt)]
+        assert prompt_tokens(tokenizer, prompt) == wanted
+    assert prompt_tokens(tokenizer, "")[-1:] in ([], tokenizer.convert_tokens_to_ids(before[-1:]))
+
+
+def test_a_tokenizer_whose_own_tokens_change_those_of_the_text_gives_no_end_token_either():
+    class Odd:
+        eos_token_id, sep_token_id = 1, 2
+
+        def __call__(self, text, add_special_tokens=True):
+            return {"input_ids": [7, 8, 2, 1] if add_special_tokens else [7, 9]}
+
+    assert prompt_tokens(Odd(), "x") == [7, 8]
+
+
+def test_a_prompt_of_a_run_has_no_end_token(tmp_path):
+    tokenizer = llama2("<s> $A <end>")
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "what?", "answer": "1"}))
+    for system in ("", "Answer."):
+        task = PromptFile(path=str(tmp_path / "p.jsonl"), system_prompt=system)
+        (prompt,), _ = task_prompts(task, tokenizer, 0, Scoring())
+        assert prompt.tokens[0] == tokenizer.bos_token_id and tokenizer.eos_token_id not in prompt.tokens
+        assert TokenText(tokenizer).whole(prompt.tokens[:1], prompt.tokens[1:]).endswith("what?")
+
+
+def test_a_prompt_of_a_task_with_half_a_character_is_an_error(user_code):
+    user_code("half", """
+        class Half:
+            def rows(self, count):
+                return [{"prompt": f"{n} \\ud800"} for n in range(count)]
+            def score(self, row, completion):
+                return 0
+    """)  # fmt: skip
+    with pytest.raises(ConfigError, match="half:Half row 0: got a lone surrogate in the prompt or answer"):
+        task_prompts(CustomTask(function="half:Half", prompts=2), letters(), 0, Scoring())
