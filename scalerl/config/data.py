@@ -201,10 +201,7 @@ class ReasoningGymTask(TextTask):
     """Text before every prompt; a system message if the tokenizer has a chat template."""
 
 
-TURN_LIMITS = (
-    *("turns", "reply_tokens", "reply_s", "reply_threads", "reply_ticks"),
-    *("start_s", "chat_template", "template_date"),
-)
+TURN_LIMITS = ("turns", "reply_tokens", "reply_s", "reply_threads", "reply_ticks", "start_s", "chat_template")
 """Fields of a RepliedTask that its prompts carry."""
 
 
@@ -231,7 +228,8 @@ class RepliedTask(TextTask):
     @property
     def limits(self) -> dict[str, Any]:
         """The limits, for the columns of a prompt."""
-        return {name: getattr(self, name) for name in TURN_LIMITS}
+        dated = {} if self.template_date == "auto" else {"template_date": self.template_date}
+        return {name: getattr(self, name) for name in TURN_LIMITS} | dated
 
 
 class EnvironmentTask(RepliedTask):
