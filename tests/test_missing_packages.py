@@ -95,7 +95,7 @@ def test_a_command_that_needs_torch_says_in_one_line_what_to_install_and_leaves_
 def test_all_names_of_the_package_can_be_imported_without_torch_and_training_says_what_to_install(tmp_path):
     code, out, error = base(tmp_path, "from scalerl import *; print(RunFailed.__name__, fit.__name__, load.__name__)")
     assert (code, out, error) == (0, "RunFailed fit load\n", "")
-    for call_ in ("train()", "train(steps=1, run_dir='here')", "resume('run')", "load('run').resume()"):
+    for call_ in ("train()", "train(steps=1, run_dir='here')", "resume('run')"):
         (tmp_path / "run").mkdir(exist_ok=True)
         (tmp_path / "run/config.toml").write_text(to_toml(read_config(None, {})))
         _, _, error = base(tmp_path, f"import scalerl; scalerl.{call_}")
@@ -106,13 +106,13 @@ def test_all_names_of_the_package_can_be_imported_without_torch_and_training_say
 def test_commands_of_the_base_install_work_without_torch(tmp_path):
     rows = [{"prompt": "1+1=<think>", "answer": "2", "completion": "1+1=2</think>2"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for words in (["recipes"], ["train", "--dry-run"], ["score", "rows.jsonl", "--task", "arithmetic"]):
+    for words in (["recipes"], ["score", "rows.jsonl", "--task", "arithmetic"]):
         code, _, error = base(tmp_path, f"from scalerl.cli import main; sys.exit(main({words}))")
         assert (code, error) == (0, ""), error
 
 
 def test_another_missing_module_is_not_hidden(monkeypatch, capsys):
-    monkeypatch.setattr("scalerl.view.recipes.print_recipes", lambda: importlib.import_module("no_such_module"))
+    monkeypatch.setattr("scalerl.cli.recipes.print_recipes", lambda: importlib.import_module("no_such_module"))
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         command(capsys, "recipes")
 
