@@ -139,7 +139,7 @@ def test_a_function_that_changes_its_arguments_changes_a_copy(kind):
     choice = Custom(function=f"faulty_functions:writing_{kind}")
     given = {
         "loss": (-torch.rand(2, 3), -torch.rand(2, 3), torch.tensor([1.0, -1.0]), torch.ones(2, 3, dtype=torch.bool)),
-        "advantage": (torch.tensor([[1.0, 0.0]]),),
+        "advantage": (torch.tensor([[1.0, 0.0]]), torch.ones(1, 2, dtype=torch.bool)),
         "aggregation": (torch.ones(2, 3, dtype=torch.bool), torch.tensor([0, 1])),
     }[kind]
     before = [tensor.clone() for tensor in given]
