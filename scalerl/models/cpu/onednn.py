@@ -9,6 +9,7 @@ Legend: N rows, I inputs, O outputs.
 
 from __future__ import annotations
 
+import os
 from functools import cache, partial
 from typing import Any, cast
 
@@ -16,6 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from scalerl.models.cpu.compiled import amd
+
+CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "16"}
+"""Compiled products that oneDNN, and torch's layer over it, keep; with their defaults of 1,024, hundreds of megabytes.
+
+Each number of rows of each weight is a product of its own, of about 0.3 MB in each cache and 0.4 ms to compile. Prompts
+that grow from turn to turn, and micro-batches, rarely have a number of rows again.
+"""
+
+
+def limit_caches() -> None:
+    """Limit the caches of compiled products, unless the user did; only before the first product of this process."""
+    for name, entries in CACHES.items():
+        os.environ.setdefault(name, entries)
 
 
 @cache
@@ -46,6 +60,7 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
 
 def accelerate(model: nn.Module) -> None:
     """Make every nn.Linear of a model use `linear` if oneDNN is used, in place; parameters do not change."""
+    limit_caches()
     for module in model.modules():
         if used() and type(module) is nn.Linear:
             module.forward = partial(_forward, module)  # type: ignore[method-assign]  # a closure could not be pickled
