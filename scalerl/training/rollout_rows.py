@@ -75,6 +75,7 @@ def rollout_row(
         "task": prompt.task,
         "prompt_id": prompt.id,
         "sample": sample,
+        "question": prompt.question,
         "prompt": prompt.text,
         "completion": marked_text(tokenizer, rollout),
         "answer": prompt.answer,
