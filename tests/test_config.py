@@ -101,7 +101,7 @@ def written(directory, text, *words):
         ("--model.learning_rate 1", "did you mean --model.warm_start.learning_rate"),
         ("--recipe.batches 1", "did you mean --recipe.off_policy.batches"),
         ("--loss.kind gspo", "did you mean --recipe.loss.kind"),
-        ("--recipe grop", "did you mean 'grpo'.*allowed: .*scalerl"),
+        ("--recipe grpoo", "did you mean 'grpo'.*allowed: .*scalerl"),
         ("--recipe.loss.max_ratio", "value is needed"),
         ("--preset labb", "'lab'"),
         ("--data p.jsonl", "give --model"),
@@ -126,7 +126,7 @@ def test_a_mistyped_option_is_an_error_with_the_nearest_name(words, expected):
     [
         ("stepps = 3\n", [], "'steps'"),
         ("[recipe]\nlearning_rate = 1\n", [], "did you mean 'optimizer.learning_rate'"),
-        ("recipe = 'grop'\n", [], "did you mean 'grpo'"),
+        ("recipe = 'grpoo'\n", [], "did you mean 'grpo'"),
         ("[recipe.loss]\nmax_ratio = 0\n", [], "recipe.loss.max_ratio: got 0"),
         (TWO_TASKS, ["--data.points", "3"], "arithmetic, lines"),
         ("data = []\n", [], "no task"),
