@@ -44,6 +44,8 @@ class Prompt:
     """File and line from which it was read, for messages only."""
     content: str = field(default="", compare=False)
     """Hash of what the prompt asks, without notation; prompts with the same one are all held out or all trained on."""
+    question: str = field(default="", compare=False)
+    """The beginning of the user's last message, for lists of rollouts."""
 
     @property
     def reference(self) -> tuple[str, str]:

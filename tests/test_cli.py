@@ -14,7 +14,8 @@ from safetensors import SafetensorError
 from tiny_models import tiny_model
 
 from scalerl import cli
-from scalerl.config import LAB, PRESETS, to_toml
+from scalerl.config import LAB, PRESETS, read_config, to_toml
+from scalerl.config.recipe import adopt, named_recipes
 
 POINTS = [(0, 0.20), (100, 0.31), (200, 0.42), (400, 0.51), (800, 0.56), (1600, 0.585), (3200, 0.595)]
 
@@ -152,6 +153,41 @@ def test_recipes_prints_how_each_recipe_differs_from_the_first_in_80_columns(cap
     assert ["minimax", "prompts_per_step", "48", "80"] in rows and ["off_policy.max_lag", "8", "-"] in rows
     assert ["fp32", "fp32_head", "True", "False"] in [line.split() for line in variants.splitlines()]
     assert "temperature" not in out  # equal in all recipes
+    names = {line.split()[0] for line in out.splitlines() if line[:1].isalnum()} - {"recipe", "leave", "train", "every"}
+    assert {"grpo", "savg", "scalerl-dapo", "uniform-sampling"} <= names and len(names) == 13
+    for name in names:
+        config = read_config(None, ["--recipe", name])
+        assert name in (config.recipe.name, config.recipe.name.removeprefix("scalerl-"))
+        assert config.recipe == adopt(named_recipes()[name], LAB.recipe)
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_the_configuration_file_may_stand_at_any_place_among_the_options(at, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.toml").write_text("[recipe]\nname = 'mine'\n")
+    words = [["--recipe.loss.max_ratio", "4"], ["--steps=7"], ["--dry-run"], ["--seed", "3"]]
+    words.insert(at, ["my.toml"])
+    code, out, error = call(capsys, "train", *(word for own in words for word in own))
+    assert code == 0, error
+    assert 'name = "mine"' in out and "max_ratio = 4.0" in out and "steps = 7\n" in out and "seed = 3\n" in out
+
+
+def test_the_file_of_a_plan_a_study_and_a_doctor_may_come_last(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.toml").write_text("steps = 75\n")
+    known = ["--generator-tokens-per-s", "2000", "4:100", "--trainer-tokens-per-s", "900"]
+    code, out, error = call(capsys, "plan", "--updates", "2", *known, "my.toml", "--seed", "3")
+    assert code == 0 and "throughput" in out, error
+    for words in (["loo", "--seed", "3", "my.toml"], ["--seed", "3", "loo", "my.toml"], ["--only", "fp32", "my.toml"]):
+        words = words if "loo" in words else ["loo", *words]
+        code, out, error = call(capsys, "study", *words, "--dry-run")
+        assert code == 0 and "75 steps" in out, error
+    for words in (["train", "my.toml", "other.toml"], ["train", "--seed", "3", "my.toml", "stray"], ["new", "my.toml",
+                  "--gpus", "0"]):  # fmt: skip
+        code, _, error = call(capsys, *words)
+        assert code == 2 and ("got 'other.toml'" in error or "got 'stray'" in error or "got 'my.toml'" in error)
+    assert "got 'run'" not in complain(capsys, "resume", "--recipe.optimizer.learning_rate", "1e-5", "run")
+    assert "run" in complain(capsys, "resume", "--steps", "9", "--stop_when", "[]", "run")
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 from scalerl.config import LAB, PRESETS, RunConfig, merge, parse_config, read_config, to_toml
 from scalerl.config.base import build, replace
 from scalerl.config.data import RewardFunction, shares
-from scalerl.config.overrides import groups
-from scalerl.config.recipe import Gspo, PpoOffPolicy, Recipe
+from scalerl.config.overrides import build_from, groups, plain_values
+from scalerl.config.recipe import GRPO, MINIMAX, Dapo, Gspo, PpoOffPolicy, Recipe, adopt
 from scalerl.core.errors import ConfigError
 
 TWO_TASKS = """
@@ -96,6 +96,12 @@ def written(directory, text, *words):
     [
         ("--loss.max_ratio 4", "--recipe.loss.max_ratio"),
         ("--recipe.lss x", "recipe.loss"),
+        ("--recipe.learning_rate 1", "did you mean --recipe.optimizer.learning_rate"),
+        ("--learning_rate 1", "did you mean --recipe.optimizer.learning_rate"),
+        ("--model.learning_rate 1", "did you mean --model.warm_start.learning_rate"),
+        ("--recipe.batches 1", "did you mean --recipe.off_policy.batches"),
+        ("--loss.kind gspo", "did you mean --recipe.loss.kind"),
+        ("--recipe grpoo", "did you mean 'grpo'.*allowed: .*scalerl"),
         ("--recipe.loss.max_ratio", "value is needed"),
         ("--preset labb", "'lab'"),
         ("--data p.jsonl", "give --model"),
@@ -119,6 +125,8 @@ def test_a_mistyped_option_is_an_error_with_the_nearest_name(words, expected):
     ("text", "words", "expected"),
     [
         ("stepps = 3\n", [], "'steps'"),
+        ("[recipe]\nlearning_rate = 1\n", [], "did you mean 'optimizer.learning_rate'"),
+        ("recipe = 'grpoo'\n", [], "did you mean 'grpo'"),
         ("[recipe.loss]\nmax_ratio = 0\n", [], "recipe.loss.max_ratio: got 0"),
         (TWO_TASKS, ["--data.points", "3"], "arithmetic, lines"),
         ("data = []\n", [], "no task"),
@@ -218,6 +226,31 @@ def test_gspo_sets_its_default_aggregation(tmp_path):
     ):  # fmt: skip
         assert read_config(given, words).recipe.aggregation == aggregation, (given, words)
     assert Recipe(loss=Gspo()).aggregation == "sample" and Recipe().aggregation == "prompt"
+
+
+def test_a_recipe_by_name_has_the_sizes_of_the_preset_or_file_and_further_options_apply(tmp_path):
+    lab = read_config(None, ["--recipe", "grpo"])
+    assert lab == replace(LAB, recipe=adopt(GRPO, LAB.recipe)) and lab.recipe.prompts_per_step == 16
+    assert read_config(None, {"recipe": "grpo"}) == lab == written(tmp_path, "recipe = 'grpo'\n")
+    assert written(tmp_path, "[recipe]\nkind = 'grpo'\n") == lab == build_from(plain_values(LAB), {"recipe": "grpo"})
+    for words in (
+        ["--recipe", "dapo", "--recipe.loss.clip_high", "0.3"],
+        ["--recipe.loss.clip_high=0.3", "--recipe=dapo"],
+    ):
+        changed = read_config(None, words).recipe
+        assert changed.loss == Dapo(clip_high=0.3) and changed.name == "dapo" and changed.prompts_per_step == 27
+    saved = written(tmp_path, 'steps = 9\n[recipe]\nprompts_per_step = 4\nloss = "gspo"\n', "--recipe", "grpo")
+    assert saved.recipe == adopt(GRPO, replace(LAB.recipe, prompts_per_step=4)) and saved.steps == 9
+    assert parse_config(to_toml(saved), "config.toml") == saved
+    mine = read_config(None, ["--preset", "scalerl", "--model", "m", "--data", "p.jsonl", "--recipe", "minimax"])
+    assert mine.recipe == MINIMAX
+
+
+def test_a_loss_that_brings_its_own_aggregation_says_so():
+    line = "recipe.loss 'gspo' has its own default recipe.aggregation, 'sample'"
+    assert line in "\n".join(read_config(None, ["--recipe.loss", "gspo"]).derived_sizes())
+    for words in ([], ["--recipe.loss", "gspo", "--recipe.aggregation", "prompt"], ["--recipe.aggregation", "sample"]):
+        assert "aggregation" not in "\n".join(read_config(None, words).derived_sizes())
 
 
 def test_a_saved_configuration_and_an_ablation_with_gspo_keep_their_aggregation():

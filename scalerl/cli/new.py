@@ -33,9 +33,12 @@ def new(words: list[str]) -> int:
     parser = Parser(prog="scalerl new", usage=usage, description=DESCRIPTION, allow_abbrev=False)
     words_of_gpus = "GPUs of the run; 0: train on the CPU. placement.gpu_gb is the memory of each, 80 GB by default"
     parser.add_argument("--gpus", type=partial(count, least=0), required=True, metavar="N", help=words_of_gpus)
-    _, options, fields = parse_with_config(parser, words)
+    file, options, fields = parse_with_config(parser, words)
     from scalerl.config import TinyModel, read_config
     from scalerl.core.errors import ConfigError
+
+    if file is not None:
+        raise ConfigError(f"new: got {str(file)!r}; allowed: options only, such as --model PATH and --data FILE")
 
     preset, gpus = "scalerl" if options.gpus >= NODE else "small", options.gpus
     own = ["--evaluation.prompts", "auto", "--evaluation.samples", "4", "--hardware.device", "cuda" if gpus else "cpu"]

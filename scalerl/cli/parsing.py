@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,6 +22,12 @@ class Parser(argparse.ArgumentParser):
         complain(f"{message}; see `{self.prog} --help`")
         raise SystemExit(USER_ERROR)
 
+    def values_of(self, option: str) -> int:
+        """Return how many words an option has as values: 0, 1 or MANY; 1 for an unknown one."""
+        action = self._option_string_actions.get(option)
+        count = None if action is None else action.nargs
+        return count if isinstance(count, int) else MANY if count in ("+", "*", "?") else 1
+
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
         """Parse arguments; report an unknown option together with the nearest known one, unless it may be a field."""
         known, rest = super().parse_known_args(args, namespace)
@@ -34,9 +41,38 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse_with_config(parser: Parser, words: Sequence[str]) -> tuple[Path | None, Any, list[str]]:
-    """Return the configuration file, the first word if it is no option; the options; the fields."""
-    file = Path(words[0]) if words and not words[0].startswith("-") else None
-    return file, *parser.parse_known_args(words[1:] if file else words)
+    """Return the configuration file, the options and the fields; the file may stand at any place among the options."""
+    bare = bare_words(parser, words)
+    files = [at for at in bare if at == 0 or words[at].endswith(".toml") or os.path.exists(words[at])][:1]
+    options, fields = parser.parse_known_args([word for at, word in enumerate(words) if at not in files])
+    return Path(words[files[0]]) if files else None, options, fields
+
+
+def bare_first(parser: Parser, words: Sequence[str]) -> list[str]:
+    """Return the words with those in front that are neither options nor their values; the parser then finds them."""
+    bare = bare_words(parser, words)
+    return [*(words[at] for at in bare), *(word for at, word in enumerate(words) if at not in bare)]
+
+
+def bare_words(parser: Parser, words: Sequence[str]) -> list[int]:
+    """Return the positions of words that are neither options nor their values.
+
+    An option that the parser does not know is a field and has one value. A TOML file ends a list of values.
+    """
+    bare, values = list[int](), 0
+    for at, word in enumerate(words):
+        is_option = word.startswith("-") and len(word) > 1
+        if values and not (values > 1 and (is_option or word.endswith(".toml"))):
+            values -= values == 1
+        elif is_option:
+            values = 0 if "=" in word else parser.values_of(word)
+        else:
+            bare.append(at)
+    return bare
+
+
+MANY = 1 << 30
+"""Number of values of an option that has a list of them."""
 
 
 def count(text: str, least: int = 1) -> int:

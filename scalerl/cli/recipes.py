@@ -30,12 +30,14 @@ def differing(first: Recipe, second: Recipe) -> dict[str, tuple[str, str]]:
 
 def print_recipes() -> None:
     """Print the fields in which the other recipes, and the leave-one-out variants, differ from ScaleRL."""
-    for title, recipes in (("recipe", RECIPES), ("leave one out", leave_one_out())):
+    variants = {recipe.name if name in RECIPES else name: recipe for name, recipe in leave_one_out().items()}
+    for title, recipes in (("recipe", RECIPES), ("leave one out", variants)):
         print(f"{title:16}  {'field':22}  {SCALERL.name:16}  here")
         for name, recipe in recipes.items():
             for at, (field, (ours, here)) in enumerate(differing(SCALERL, recipe).items()):
                 print(f"{'' if at else name:16}  {field:22}  {ours:16}  {here}")
         print()
+    print("train with one of them: scalerl train --recipe NAME")
     print("every field of the recipe: scalerl train --help all")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalerl.cli.exits import FAILED, StopFlag, complain
-from scalerl.cli.parsing import Parser, count
+from scalerl.cli.parsing import Parser, bare_first, count
 from scalerl.cli.terminal import say
 from scalerl.config.base import given, replace
 from scalerl.core.errors import ConfigError, nearest, short
@@ -51,7 +51,8 @@ def study_main(words: Sequence[str]) -> int:
         study = StudyDirectory.open(options.directory)
         _check_trust(study.plan, str(options.directory), options.trust, [])
         return _execute(study, _workers(options, study.plan), options)
-    options, fields = _plan_parser().parse_known_args(words)
+    parser = _plan_parser()
+    options, fields = parser.parse_known_args(bare_first(parser, words))
     plan = _plan(options, fields)
     from scalerl.core.files import output_directory
     from scalerl.prompts.files import check_prompt_files
@@ -102,7 +103,7 @@ def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
         say(f"  {key}: {part}reused from {run.path}")
 
 
-def _plan_parser() -> argparse.ArgumentParser:
+def _plan_parser() -> Parser:
     parser = Parser(prog="scalerl study", usage=USAGE, description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument("plan", metavar="PLAN", help="name of a plan, or a TOML file")
     parser.add_argument("base", nargs="?", type=Path, metavar="BASE.toml", help="configuration that the arms share")

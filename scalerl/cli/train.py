@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.exits import FAILED, StopFlag, complain, prepare_environment
-from scalerl.cli.parsing import Parser, parse_with_config
+from scalerl.cli.parsing import Parser, bare_first, parse_with_config
 from scalerl.cli.terminal import say
 from scalerl.core.packages import TRAINING
 
@@ -25,6 +25,8 @@ arithmetic on this machine in minutes. With a model and prompts of your own:
 
 options:
   CONFIG.toml     a configuration; config.toml of a run repeats that run
+  --recipe NAME   a recipe that `scalerl recipes` prints, such as grpo, with the
+                  sizes of the preset
   --preset NAME   values to start from: lab (default), quick, long-tail,
                   small (default with your data), laptop (the same without a
                   GPU), scalerl (the paper's sizes)
@@ -159,7 +161,7 @@ def resume(words: list[str]) -> int:
     words_of_step = "go back to the checkpoint of this step; later checkpoints and rows are removed"
     parser.add_argument("--from-step", type=int, metavar="STEP", help=words_of_step)
     parser.add_argument("--trust", action="store_true", help="run its configuration's code without confirmation")
-    arguments, options = parser.parse_known_args(words)
+    arguments, options = parser.parse_known_args(bare_first(parser, words))
     config = saved_config(arguments.directory)
     check_inputs(config)
     check_trust([config], str(arguments.directory), trusted=arguments.trust)

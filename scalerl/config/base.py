@@ -201,7 +201,8 @@ def _explain(cls: type[Part] | None, detail: Any) -> str:
     kind, got, context = detail["type"], detail.get("input"), detail.get("ctx", {})
     if kind == "extra_forbidden":
         names = list(owner.model_fields) if owner else []
-        return f"unknown key {short(key)}{nearest(path[-1], names)}; allowed here: {', '.join(names)}"
+        below = next((f" (did you mean {name!r}?)" for name in _below(owner, path[-1])), "")
+        return f"unknown key {short(key)}{below or nearest(path[-1], names)}; allowed here: {', '.join(names)}"
     if kind == "union_tag_invalid":
         tag, tags = str(context.get("tag")), str(context.get("expected_tags", "")).replace("'", "").split(", ")
         return f"{key}.kind: got {short(tag)}{nearest(tag, tags)}; allowed: {', '.join(tags)}"
@@ -214,6 +215,14 @@ def _explain(cls: type[Part] | None, detail: Any) -> str:
         return f"{key}: {context.get('error', detail['msg'])}" if key else str(context.get("error", detail["msg"]))
     message = detail["msg"]
     return f"{key}: got {short(got)}; {message[0].lower() + message[1:]}"
+
+
+def _below(owner: type[Part] | None, name: str) -> Iterator[str]:
+    """Yield the dotted names of fields called `name` in the records of a record."""
+    for key, field in owner.model_fields.items() if owner else ():
+        for member in records(field.annotation):
+            if name in member.model_fields and name != "kind":
+                yield f"{key}.{name}"
 
 
 def _owner(cls: type[Part] | None, path: list[str]) -> tuple[type[Part] | None, list[str]]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from scalerl.config.base import Part, build, records
 from scalerl.config.data import AnyTask
 from scalerl.config.presets import PRESETS, own_data_preset
-from scalerl.config.recipe import AGGREGATION_OF_LOSS, kind_of
+from scalerl.config.recipe import AGGREGATION_OF_LOSS, Recipe, adopt, kind_of, named_recipes
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError, nearest, short
 from scalerl.core.files import read_bytes, trouble
@@ -59,9 +59,9 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
         preset = _own_data_preset(merged) if own else "lab"
     if not isinstance(preset, str) or preset not in PRESETS:
         raise ConfigError(f"preset: got {short(preset)}{nearest(str(preset), PRESETS)}; allowed: {', '.join(PRESETS)}")
-    from_file = merge(_preset_values(preset, values, typed), values)
+    from_file = _merge_recipe(_preset_values(preset, values, typed), values)
     try:
-        return build(RunConfig, merge(from_file, typed), "command line")
+        return build(RunConfig, _merge_recipe(from_file, typed), "command line")
     except ConfigError as error:
         try:  # not earlier: the file alone may lack fields that the command line adds (--model)
             build(RunConfig, from_file, "command line")
@@ -91,13 +91,34 @@ def _preset_values(preset: str, file: Mapping[str, Any], typed: Mapping[str, Any
     return values
 
 
+def _merge_recipe(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Apply `changes` to `base`; in them, a recipe may be a name (`--recipe grpo`), or a table with the name as `kind`.
+
+    The named recipe gets the sizes of the base's; then the other fields of the table apply.
+
+    Raises:
+        ConfigError: No recipe has the name, or the recipe of the base is invalid.
+    """
+    recipe = changes.get("recipe")
+    name = recipe.get("kind") if isinstance(recipe, Mapping) else recipe
+    if name is None:
+        return merge(base, changes)
+    known = named_recipes()
+    if not isinstance(name, str) or name not in known:
+        close = nearest(str(name), known)
+        raise ConfigError(f"recipe: got {short(name)}{close}; allowed: {', '.join(known)}, or a table of fields")
+    own = {key: value for key, value in recipe.items() if key != "kind"} if isinstance(recipe, Mapping) else {}
+    adopted = adopt(known[name], build(Recipe, base["recipe"], "recipe"))
+    return merge({**base, "recipe": adopted.model_dump()}, {**changes, "recipe": own})
+
+
 def build_from(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> RunConfig:
     """Apply overrides by dotted names to plain values, and validate the result.
 
     Raises:
         ConfigError: A key is unknown, a type is wrong, or a value is out of range.
     """
-    return build(RunConfig, merge(values, _read_values(overrides)), "fields")
+    return build(RunConfig, _merge_recipe(values, _read_values(overrides)), "fields")
 
 
 def parse_config(text: str, source: str) -> RunConfig:
@@ -242,10 +263,22 @@ def _known_path(name: str) -> tuple[str, ...]:
     section, _, field = path.partition(".")
     if section == "data" and f"data.{field.partition('.')[2]}" in known:  # --data.NAME.FIELD of one of several tasks
         return ("data", field.partition(".")[0], *field.partition(".")[2].split("."))
-    tail = path.split(".")[-1]
-    same_tail = sorted(k for k in known if k.split(".")[-1] == tail)
+    tail, typed = path.split(".")[-1], path.split(".")
+
+    def distance(name: str) -> tuple[int, int, bool, int, str]:
+        """Sort fields by the sections that they share with the typed name; the recipe's come first."""
+        parts = name.split(".")
+        end, start = _alike(parts[::-1], typed[::-1]), _alike(parts, typed)
+        return -end, -start, parts[0] != "recipe", len(parts), name
+
+    same_tail = sorted((name for name in known if name.split(".")[-1] == tail), key=distance)
     hint = f" (did you mean --{same_tail[0]}?)" if same_tail else nearest(path, known).replace("'", "")
     raise ConfigError(f"unknown option --{name[:80]}{hint}; `scalerl train --help` lists all")
+
+
+def _alike(one: Sequence[str], two: Sequence[str]) -> int:
+    """Return how many entries two lists share at their start."""
+    return next((n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
 
 
 def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:

@@ -350,6 +350,12 @@ def leave_one_out(recipe: Recipe = SCALERL) -> dict[str, Recipe]:
     return {name: replace(recipe, name=f"{recipe.name}-{name}", **change) for name, change in changes.items()}
 
 
+def named_recipes() -> dict[str, Recipe]:
+    """Return all recipes by name: whole ones, and ScaleRL with one change by its own and by the paper's name."""
+    variants = leave_one_out()
+    return {**variants, **{recipe.name: recipe for recipe in variants.values()}, **RECIPES}
+
+
 SIZES = ("prompts_per_step", "generations_per_prompt", "length", "temperature", "top_p", "optimizer")
 """Fields of a recipe that depend on the model and the data; the others are its components."""
 
@@ -369,5 +375,6 @@ def adopt(recipe: Recipe, base: Recipe) -> Recipe:
 __all__ = [
     "BASELINE", "DAPO", "GRPO", "MAGISTRAL", "MINIMAX", "RECIPES", "SCALERL", "AdamW", "Cispo", "Dapo", "Grpo",
     "Gspo", "Interruption", "LengthControl", "LengthPenalty", "Loss", "NoLengthControl", "OffPolicy", "PipelineRL",
-    "PpoOffPolicy", "Recipe", "Reinforce", "adopt", "as_penalty", "leave_one_out", "replace",
+    "PpoOffPolicy", "Recipe", "Reinforce", "adopt", "as_penalty", "leave_one_out", "named_recipes",
+    "replace",
 ]  # fmt: skip

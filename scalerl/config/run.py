@@ -25,7 +25,7 @@ from scalerl.config.loggers import Loggers
 from scalerl.config.model import HuggingFaceModel, Lora, TinyModel
 from scalerl.config.named import NAMED
 from scalerl.config.placement import Hardware, Placement, Sandbox
-from scalerl.config.recipe import SCALERL, Recipe
+from scalerl.config.recipe import AGGREGATION_OF_LOSS, SCALERL, Recipe
 
 
 class Evaluation(Part):
@@ -388,4 +388,15 @@ class RunConfig(Part):
             f"length of {self.expected_tokens} tokens{used}",
             f"training: at most {self.micro_batch_tokens:,} tokens per micro-batch{on_cpu}{ranks}",
             f"evaluation every {checks.every} steps: {sets} x {checks.samples} samples",
+            *self._aggregation_line(),
+        ]
+
+    def _aggregation_line(self) -> list[str]:
+        """Return a line if the aggregation is the loss's own default, which a change of the loss brings with it."""
+        loss, chosen = self.recipe.loss.kind, self.recipe.aggregation
+        if chosen != AGGREGATION_OF_LOSS.get(loss):
+            return []
+        return [
+            f"recipe.loss {loss!r} has its own default recipe.aggregation, {chosen!r}: its ratio belongs to a whole "
+            f"rollout. The default of other losses is {Recipe().aggregation!r}; recipe.aggregation sets any"
         ]

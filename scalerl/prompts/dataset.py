@@ -32,6 +32,9 @@ from scalerl.tasks.pool import Step, Trial, in_this_process
 from scalerl.tasks.turns import opening
 from scalerl.types import TURNS, Prompt
 
+QUESTION = 300
+"""Characters of a question that are kept for lists of rollouts."""
+
 
 @dataclass(frozen=True, slots=True)
 class PromptSplit:
@@ -225,8 +228,17 @@ def _tokenize(rows: Sequence[Row], task: str, encode: Callable[[Row], tuple[str,
             content = name  # the prompts of an environment may be equal: what it asks is in the row
         else:  # a system message of several rows is an instruction; that of one row is what it asks
             content = content_of(row.prompt, systems[_system(row.prompt)] == 1)
-        prompts.append(Prompt(name, text, tuple(tokens), row.answer, task, columns, row.where, content))
+        prompts.append(
+            Prompt(name, text, tuple(tokens), row.answer, task, columns, row.where, content, question_of(row.prompt))
+        )
     return prompts
+
+
+def question_of(prompt: str | Sequence[dict[str, str]]) -> str:
+    """Return the beginning of what a prompt asks: of the user's last message, without the chat template around it."""
+    messages = opening(prompt)
+    asked = [message for message in messages if message["role"] == "user"] or messages
+    return asked[-1]["content"].strip()[:QUESTION]
 
 
 def _system(prompt: str | Sequence[Mapping[str, str]]) -> str:

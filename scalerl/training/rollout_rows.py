@@ -78,6 +78,7 @@ def rollout_row(
         "task": prompt.task,
         "prompt_id": prompt.id,
         "sample": sample,
+        "question": prompt.question,
         "prompt": prompt.text,
         "completion": marked_text(text, prompt.tokens, rollout),
         "answer": prompt.answer,

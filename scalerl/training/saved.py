@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from scalerl.config import RunConfig, parse_config, read_config, to_toml
-from scalerl.config.base import replace
+from scalerl.config import RunConfig, by_name, parse_config, read_config, to_toml
+from scalerl.config.base import LISTED, replace
 from scalerl.config.recipe import LaterRate
 from scalerl.core.checkpoints import held_out_rates
-from scalerl.core.errors import ConfigError
-from scalerl.core.serialization import to_plain
+from scalerl.core.errors import ConfigError, short
+from scalerl.core.serialization import leaves, to_plain
 from scalerl.prompts.curriculum import Curriculum, Mixture
 from scalerl.rollouts.pipeline import Pipeline
 from scalerl.training.checkpoint import FORMAT, WRITTEN, CheckpointStore, load_plain, save_state
@@ -253,15 +253,32 @@ def continued(
         optimizer = replace(optimizer, later_rates=before.recipe.optimizer.later_rates)
         same = replace(same, recipe=replace(same.recipe, optimizer=optimizer))
     if same != before:
-        pairs = zip(to_toml(before).splitlines(), to_toml(same).splitlines(), strict=False)
-        changed = [f"{line!r} instead of {was!r}" for was, line in pairs if was != line]
+        changed = changes(before, same)
+        more = f", and {len(changed) - LISTED} more" if len(changed) > LISTED else ""
         raise ConfigError(
-            f"{path}: got {'; '.join(changed[:5]) or 'other sections'} in an option or in config.toml, which would "
-            f"make it a different run; allowed: --steps, --{LEARNING_RATE}, "
+            f"{path}: got {', '.join(changed[:LISTED])}{more} in an option or in config.toml, which would make it a "
+            f"different run; allowed: --steps, --{LEARNING_RATE}, "
             f"{', '.join(map('.'.join, SIZES))}, and the fields of {', '.join(FREE)}. Undo "
             f"the change to resume, or start a new run: scalerl train {path}/config.toml --run-dir ANOTHER"
         )
     return wanted
+
+
+def changes(before: RunConfig, after: RunConfig) -> list[str]:
+    """Return the fields that differ between two configurations in words, such as "seed = 1 (was 0)"."""
+    was, now = _by_task(before), _by_task(after)
+    names = [name for name in dict.fromkeys([*now, *was]) if now.get(name) != was.get(name)]
+    return [f"{name} = {short(now.get(name))} (was {short(was.get(name))})" for name in names]
+
+
+def _by_task(config: RunConfig) -> dict[str, Any]:
+    """Return the fields by dotted name; those of several tasks with the name of their task."""
+    values = by_name(config)
+    if isinstance(values.get("data"), list):
+        values["data"] = ", ".join(config.tasks)
+        for task in config.data:
+            values |= {f"data.{task.curve}.{name}": value for name, value in leaves(task.model_dump(mode="json"))}
+    return values
 
 
 def _rates_until(step: int, config: RunConfig) -> list[LaterRate]:

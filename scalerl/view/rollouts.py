@@ -21,7 +21,7 @@ BRIEF = (
 """Columns kept in memory."""
 
 EXCERPT = 160
-"""Characters of prompt and completion in a list."""
+"""Characters of question and completion in a list."""
 
 PAGE = 50
 """Maximum number of rows in a response."""
@@ -119,9 +119,9 @@ class RolloutIndex:
 
     def _excerpt(self, kind: str, at: int) -> dict[str, str]:
         row = self.row(kind, at)
-        prompt, completion = str(row.get("prompt", "")), str(row.get("completion", ""))
-        # a chat prompt ends with the question, a completion with the answer
-        return {"prompt": prompt[-EXCERPT:], "completion": completion[-EXCERPT:]}
+        question, completion = str(row.get("question") or row.get("prompt", "")), str(row.get("completion", ""))
+        # the text of a chat prompt begins with a system message and ends with a template; a completion, with the answer
+        return {"question": question[:EXCERPT], "completion": completion[-EXCERPT:]}
 
 
 def _searched(row: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from texts import Tokenizer
 from scalerl.config import PRESETS, read_config
 from scalerl.config.base import replace
 from scalerl.core.errors import ConfigError
-from scalerl.prompts.dataset import load_prompts
+from scalerl.prompts.dataset import load_prompts, question_of
 from scalerl.prompts.layouts import Row
 from scalerl.training.warm_start import make_tokenizer
 
@@ -83,6 +83,17 @@ def test_the_chat_template_is_applied_to_text_and_messages_and_can_be_disabled(t
     assert all(p.text.startswith("<s>x<u>") for p in with_system)
     never = load_prompts(config(path, "--data.chat_template", "never"), tokenizer).training
     assert not any("<u>" in p.text for p in never)
+
+
+def test_the_question_of_a_prompt_is_the_last_message_of_the_user_without_template(tmp_path, tokenizer):
+    tokenizer.chat_template = "{% for m in messages %}<{{ m['role'][0] }}>{{ m['content'] }}{% endfor %}<think>"
+    user, assistant = ({"role": role, "content": text} for role, text in (("user", "1+2="), ("assistant", "3")))
+    chats = [[user], [{"role": "system", "content": "9"}, {**user, "content": "4+4="}, assistant, user]]
+    rows = [{"prompt": chat, "answer": "3", "n": n} for n, chat in enumerate(chats)]
+    made = load_prompts(config(write(tmp_path / "p.jsonl", ROWS + rows)), tokenizer).everything
+    assert {prompt.question for prompt in made if prompt.answer == "3" and "1+2=" in prompt.text} == {"1+2="}
+    assert all(prompt.question in prompt.text and "<" not in prompt.question for prompt in made)
+    assert question_of("x" * 5000) == "x" * 300 and question_of([{"role": "system", "content": " y "}]) == "y"
 
 
 def test_prompts_over_the_limit_are_refused_or_left_out(tmp_path, tokenizer):

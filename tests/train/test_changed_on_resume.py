@@ -3,11 +3,12 @@ import runs
 
 from scalerl.config import LAB, parse_config, read_config, to_toml
 from scalerl.config.base import replace
+from scalerl.config.data import ProgramsTask
 from scalerl.config.recipe import AdamW, LaterRate
 from scalerl.core.errors import ConfigError
 from scalerl.training.checkpoint import save_state
 from scalerl.training.run_info import data_notes
-from scalerl.training.saved import continued
+from scalerl.training.saved import changes, continued
 
 
 @pytest.fixture
@@ -47,6 +48,35 @@ def test_options_that_do_not_affect_completed_steps_are_accepted(run):
 def test_an_option_that_would_make_a_different_run_is_refused(run, words):
     with pytest.raises(ConfigError, match="allowed: --steps"):
         continued(run, LAB, words, None, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        (["--recipe.loss.max_ratio", "4"], "got recipe.loss.max_ratio = 4.0 (was 5.0) in an option"),
+        (["--recipe.length.thinking_tokens", "[40, 60]"], "recipe.length.thinking_tokens = [40, 60] (was [50, 60])"),
+        (
+            ["--seed", "3", "--data.share", "1", "--data.label_noise", "0.2"],
+            "seed = 3 (was 0), data.label_noise = 0.2 (was",
+        ),
+        (["--recipe.loss", "gspo"], "recipe.loss.kind = 'gspo' (was 'cispo')"),
+        (["--recipe.retire_pass_rate", "none"], "recipe.retire_pass_rate = None (was 0.9)"),
+    ],
+)
+def test_a_change_that_is_not_allowed_is_explained_with_its_fields(run, words, changed):
+    with pytest.raises(ConfigError) as error:
+        continued(run, LAB, words, None, run / "step_000008")
+    assert changed in str(error.value) and str(error.value).count("(was") <= 5 and "''" not in str(error.value)
+
+
+def test_a_change_of_one_of_several_tasks_has_the_name_of_the_task(run):
+    two = replace(LAB, data=(LAB.data[0], ProgramsTask(name="lines")))
+    three = replace(two, data=(*two.data, ProgramsTask(name="more")))
+    assert changes(two, replace(two, data=(LAB.data[0], ProgramsTask(name="lines", points=3)))) == [
+        "data.lines.points = 3 (was 4)"
+    ]
+    assert changes(two, three)[0] == "data = 'arithmetic, lines, more' (was 'arithmetic, lines')"
+    assert changes(LAB, LAB) == []
 
 
 @pytest.mark.slow

@@ -154,6 +154,16 @@ def test_rollouts_are_found_by_their_columns(tmp_path):
             index.find(wrong)
 
 
+def test_a_list_of_rollouts_shows_the_question_and_not_the_template_around_it(tmp_path):
+    run = write_run(tmp_path / "run")
+    text = f"<|system|>{'Think first. ' * 50}<|user|>What is 23 * 7?<|assistant|>{'Let us think. ' * 50}"
+    rows = [rollout(10, 0, prompt=text, question="What is 23 * 7?"), rollout(10, 1, question="Why " * 100)]
+    add_rollouts(run, rows)
+    shown = RolloutIndex(run).find({"kind": "training"})["rows"]
+    assert shown[0]["question"] == "What is 23 * 7?" and shown[1]["question"].startswith("Why Why")
+    assert len(shown[1]["question"]) == 160 and "prompt" not in shown[0]
+
+
 def test_a_watcher_finds_new_runs_fits_new_evaluations_and_reports_only_changes(tmp_path, monkeypatch):
     monkeypatch.setattr("scalerl.view.watcher.SEARCH_S", 0.0)
     write_run(tmp_path / "runs/one", rows=10, points=4)

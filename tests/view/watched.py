@@ -82,11 +82,11 @@ def rollout(step, sample, prompt="7+4=", **changes):
         "left_out": 0,
     }  # fmt: skip
     return {
-        "step": step, "task": "arithmetic", "prompt_id": prompt, "sample": sample, "prompt": prompt,
-        "completion": "7+4=1⟦</think>⟧1", "answer": "1", "reward": 1.0 if passed else -1.0, "passed": passed,
-        "reason": "" if passed else f"got '{sample}', expected '1'", "tokens": 4 + sample, "truncated": sample == 3,
-        "interrupted": True, "versions": [step - 3, step - 2], "staleness": 3, "log_ratio_min": -0.4,
-        "log_ratio_max": 0.9, "token_detail": detail if sample < 2 else None, **changes,
+        "step": step, "task": "arithmetic", "prompt_id": prompt, "sample": sample, "question": prompt,
+        "prompt": prompt, "completion": "7+4=1⟦</think>⟧1", "answer": "1", "reward": 1.0 if passed else -1.0,
+        "passed": passed, "reason": "" if passed else f"got '{sample}', expected '1'", "tokens": 4 + sample,
+        "truncated": sample == 3, "interrupted": True, "versions": [step - 3, step - 2], "staleness": 3,
+        "log_ratio_min": -0.4, "log_ratio_max": 0.9, "token_detail": detail if sample < 2 else None, **changes,
     }  # fmt: skip
 
 

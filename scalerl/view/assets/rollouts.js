@@ -87,7 +87,7 @@ function rolloutsPage(id, parameters) {
   const item = (one) => el("li", { "data-key": String(one.row) },
     el("a", { href: address({ row: one.row }), "data-arrow": true, "aria-current": String(one.row) === row ? "true" : null },
       el("span", { class: "head" }, verdict(one), ` step ${one.step} · reward ${shown(one.reward)} · ${one.tokens} tokens `, marks(one)),
-      el("span", { class: "excerpt" }, one.prompt.slice(-70)),
+      el("span", { class: "excerpt" }, one.question.replaceAll("\n", " ")),
       el("span", { class: "excerpt muted" }, one.completion.replaceAll("\n", " ").slice(-90)),
       one.passed || !one.reason ? null : el("span", { class: "excerpt reason" }, one.reason)));
 
