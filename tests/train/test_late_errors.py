@@ -20,7 +20,9 @@ def config_of(model, *words):
     return read_config(None, ["--preset", "lab", "--model", str(model), *runs.SMALL, *words])
 
 
-DISPLAY = SimpleNamespace(configured=lambda config: None, note=lambda text: None, point=lambda points: None)
+DISPLAY = SimpleNamespace(
+    belongs_to=lambda path: None, configured=lambda config: None, note=lambda text: None, point=lambda points: None
+)
 
 
 def started(model, path, *words):
