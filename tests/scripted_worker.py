@@ -104,7 +104,9 @@ class Hanging:
 
 def _save(path: Path, name: str, state: dict[str, Any]) -> None:
     path.mkdir(exist_ok=True)
-    (path / name).write_text(json.dumps(state, default=np.ndarray.tolist))
+    (path / name).write_text(
+        json.dumps(state, default=lambda value: value.tolist() if isinstance(value, np.ndarray) else str(value))
+    )
 
 
 class NumberChannel:

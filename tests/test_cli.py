@@ -14,8 +14,9 @@ from safetensors import SafetensorError
 from tiny_models import tiny_model
 
 from scalerl import cli
-from scalerl.config import LAB, PRESETS, read_config, to_toml
+from scalerl.config import LAB, PRESETS, read_config
 from scalerl.config.recipe import adopt, named_recipes
+from scalerl.training.run_info import run_info
 
 POINTS = [(0, 0.20), (100, 0.31), (200, 0.42), (400, 0.51), (800, 0.56), (1600, 0.585), (3200, 0.595)]
 
@@ -87,7 +88,7 @@ def test_a_command_that_saves_results_outlives_its_output(redirect, tmp_path):
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
 """Variables with which Python takes ASCII for the terminal, and an error handler that fails for most characters."""
-SHOWN = """
+SHOWN = r"""
 from scalerl.api import _complete
 try: _complete(None, None, True)  # a call from Python, which fails for want of a configuration
 except AttributeError: print("0.5 \xb1 0.1")
@@ -112,7 +113,7 @@ def test_a_directory_name_that_is_not_utf8_is_no_obstacle(tmp_path, capsys, monk
     rows = [{"step": n, "flops": 1e12 * n, "pass_rate": 0.2 + 0.5 * n**2 / (n**2 + 9) + 0.003 * (-1) ** n,
              "task": "arithmetic"} for n in range(12)]  # fmt: skip
     (Path(run) / "points.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (Path(run) / "config.toml").write_text(to_toml(LAB))
+    (Path(run) / "run.json").write_text(run_info(LAB).to_json())
     for words in (["fit"], ["forecast"], ["ls"], ["fit", "--json"]):
         assert call(capsys, *words, run)[0] == 0, words
     code, out, _ = call(capsys, "report", run, "-o", os.fsdecode(b"page\xff.html"))

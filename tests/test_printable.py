@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
-from scalerl.view.display import RunDisplay
 from test_display import points
 
 from scalerl.cli import main
@@ -17,6 +16,7 @@ from scalerl.config import LAB, read_config
 from scalerl.config.trust import check_trust
 from scalerl.core.errors import ConfigError
 from scalerl.core.printable import printable
+from scalerl.training.display import RunDisplay
 
 HOSTILE = "x\npass  1.00  forged\x1b[2J\r\x9b31m\u202e\u2028\ud800"
 

@@ -152,12 +152,12 @@ def test_routing_replay_is_refused_where_the_engine_cannot_report_the_experts_of
         check_sampled(RunConfig(recipe=recipe), Policy(tiny_model("qwen3")), "model")
     check_sampled(RunConfig(recipe=recipe), Policy(tiny_model("qwen3-moe")), "model")
     with_vllm = RunConfig(recipe=recipe, placement=Placement(engine="vllm"))
-    check_sampled(with_vllm, Policy(tiny_model("qwen3-moe")), "model")
+    tiny_model("qwen3-moe").save_pretrained(tmp_path)
+    check_sampled(with_vllm, Policy(tiny_model("qwen3-moe")), str(tmp_path))
     with pytest.raises(ConfigError, match="experts in 1 of its 2 layers"):
-        check_sampled(with_vllm, Policy(tiny_model("qwen3-moe", mlp_only_layers=[0])), "model")
+        check_sampled(with_vllm, Policy(tiny_model("qwen3-moe", mlp_only_layers=[0])), str(tmp_path))
     engine, hardware = Custom(function="noisy_engine:noisy"), Hardware(device="cpu", dtype="float32")
     own = RunConfig(recipe=recipe, placement=Placement(engine=engine), hardware=hardware)
-    tiny_model("qwen3-moe").save_pretrained(tmp_path)
     check_sampled(own, load_policy(str(tmp_path)), str(tmp_path))
     monkeypatch.setattr(run_model, "check_engine_plugin", lambda *_: [texts.rollout([7])])
     with pytest.raises(ConfigError, match="whose rollouts have no `experts`"):

@@ -85,11 +85,9 @@ def known_sizes(config: RunConfig) -> ModelSizes | None:
         return found.result()
     if not isinstance(config.model, HuggingFaceModel) or Path(config.model.path).exists():
         return None
-    from transformers import AutoConfig
-
     name, revision = config.model.path, config.model.revision
     # errors of the hub, and of code that the configuration names, are those of loading the model, which comes next
-    found = outcome(lambda: of_config(AutoConfig.from_pretrained(name, revision=revision).to_dict().get))
+    found = outcome(lambda: of_config(load_config(name, revision)[0].to_dict().get))
     return None if found.exception() is not None else found.result()
 
 
