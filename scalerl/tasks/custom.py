@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from typing import Any
 
 from scalerl.config.data import CustomTask
-from scalerl.core.errors import ConfigError
+from scalerl.core.errors import ConfigError, outcome
+from scalerl.core.exact import is_plain
 from scalerl.core.plugins import PluginError, call, describe, load_function, number
 from scalerl.tasks.base import Verdict
 from scalerl.tasks.pool import Step, in_this_process
@@ -126,6 +128,10 @@ def _distinct(made: Any, count: int, name: str) -> Iterator[dict[str, Any]]:
             break
         if not isinstance(row, Mapping) or "prompt" not in row:
             raise PluginError(f"row {index} of {name} is {describe(row)}; allowed: a dict with `prompt`")
+        if not is_plain(row) and (error := outcome(partial(pickle.dumps, row)).exception()):
+            raise PluginError(
+                f"row {index} of {name} cannot be sent to other processes ({error}); allowed: values that pickle can store"
+            )
         if (prompt := call(json.dumps, f"{name}.rows", row["prompt"], default=repr)) not in prompts:
             prompts.add(prompt)
             yield dict(row)

@@ -33,6 +33,11 @@ MODULE = """
     class Replies(Waits):
         def reply(self, row, messages): self.at("reply"); return 0
 
+    class Open(Waits):
+        def made(self, count):
+            for n in range(count): yield {"prompt": str(n), "file": open(os.devnull)}
+        def score(self, row, completion): return 0
+
     class Slow(Waits):
         def made(self, count):
             for n in range(count): time.sleep(0.7); yield {"prompt": str(n)}
@@ -79,6 +84,11 @@ def test_a_step_that_ends_its_process_is_an_error(name, where, method):
     message = rf"data.function: waiting:{name}.{method} ended its process 3 times \(exit code 7\)"
     with pytest.raises(ConfigError, match=message):
         start(name, where, ends=True, start_s=30.0)
+
+
+def test_a_row_that_no_process_can_get_is_an_error_with_its_number():
+    with pytest.raises(ConfigError, match=r"row 0 of waiting:Open cannot be sent to other processes \(.*TextIOWrapper"):
+        start("Open", "")
 
 
 def test_many_rows_may_take_longer_than_the_limit_of_one():
