@@ -1,7 +1,10 @@
 """The vLLM engine with a fake server: tokens, limits and swaps; nothing is lost or mislabeled."""
 
+import subprocess
+import sys
 import time
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from scalerl.rollouts.schedule import PipelineSchedule
 from scalerl.rollouts.vllm.connection import _settle
 from scalerl.rollouts.vllm.protocol import BadAnswer, Chunk, Span
 from scalerl.rollouts.vllm.sequence import TokenSequence
+from scalerl.rollouts.vllm.updates import DirectoryUpdates
 from scalerl.types import Prompt, Visit
 
 # --------------------------------------------------------------------------------------------------------- generation
@@ -179,6 +183,35 @@ def test_a_swap_returns_at_once_and_running_sequences_continue_across_it(make, s
         "/weight_info",
         "/resume",
     ]
+    assert list(files.path.glob(".serving*")) == []
+
+
+HOLD = """
+import pathlib, sys
+sys.path[:0] = [sys.argv[1], sys.argv[2]]
+from vllm_setup import Files
+from scalerl.rollouts.vllm.updates import DirectoryUpdates
+print(DirectoryUpdates(Files(pathlib.Path(sys.argv[3]))).hold(3))
+"""
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_engines_of_one_process_and_of_several_hold_a_version_under_different_names(links, files, monkeypatch):
+    def fail(source, target):
+        raise PermissionError(1, "Operation not permitted")  # as on file systems without hard links
+
+    if not links:
+        monkeypatch.setattr("os.link", fail)
+    engines = [DirectoryUpdates(files) for _ in range(2)]
+    held = [engine.hold(3) for engine in engines for _ in range(2)]
+    here = Path(__file__).parent
+    words = [sys.executable, "-c", HOLD, str(here), str(here.parents[1]), str(files.path)]
+    for _ in range(2):
+        held.append(Path(subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()))
+    files.file(3).unlink()  # the learner drops it
+    assert len(set(held)) == 6 and all(path.read_bytes() == b"weights" for path in held)
+    for path in held:
+        engines[0].release(path)
     assert list(files.path.glob(".serving*")) == []
 
 

@@ -8,12 +8,12 @@ their keys and values, so that they continue with the old cache.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from uuid import uuid4
 
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.vllm.protocol import (
@@ -59,22 +59,28 @@ class DirectoryUpdates:
     backend = "scalerl_directory"
 
     def __init__(self, channel: DirectoryChannel) -> None:
-        self._channel, self._numbers = channel, itertools.count()
+        self._channel = channel
 
     def hold(self, version: int) -> Path:
         """Link the version's file under a second name: the learner removes the first as soon as it drops the version.
+
+        The engines of a run share the directory, from several processes and machines, so that the name is random.
 
         Raises:
             EngineDied: The file does not exist.
         """
         source = self._channel.file(version)
-        if not source.exists():
-            raise EngineDied(f"version {version} of the weights was requested, but {source} does not exist")
-        target = source.with_name(f".serving_{next(self._numbers)}_{source.name}")
+        target = source.with_name(f".serving_{uuid4().hex}_{source.name}")
         try:
-            os.link(source, target)
-        except OSError:  # a file system without hard links
-            shutil.copyfile(source, target)
+            try:
+                os.link(source, target)
+            except FileNotFoundError:
+                raise
+            except OSError:  # a file system without hard links
+                shutil.copyfile(source, target)
+        except FileNotFoundError:
+            text = f"version {version} of the weights was requested, but {source} does not exist"
+            raise EngineDied(text) from None
         return target
 
     def release(self, held: Path) -> None:
