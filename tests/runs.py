@@ -191,6 +191,11 @@ def descendants(pid: int) -> dict[int, str]:
     return {p: stat[19] for p in wanted - {pid} if (stat := _stat(p))}
 
 
+def everyone() -> dict[int, str]:
+    """Return the ids and start times of all processes of this machine."""
+    return {pid: stat[19] for pid in _process_ids() if (stat := _stat(pid))}
+
+
 def left_of(processes: dict[int, str], seconds: float) -> list[str]:
     """Wait at most `seconds` for processes to end; return the names of those that still run."""
     until = time.monotonic() + seconds

@@ -1,8 +1,12 @@
-"""Time limits of an engine's start on Ray: to be placed, then to start."""
+"""An engine on Ray: time limits of its start, to be placed and then to start, and the end of the server next to it."""
 
+import os
+import signal
+import sys
 import time
 
 import pytest
+import runs
 
 from scalerl.rollouts.process_engine import EngineDied
 
@@ -21,5 +25,56 @@ def test_an_engine_has_its_limit_twice_to_be_placed_and_to_start_and_a_server_re
         with pytest.raises(EngineDied, match=r"generator 1 of 1: after 1 s .*start_timeout_s.* not placed"):
             RayLife(ray, slow, "generator 1 of 1", {"num_cpus": 2}, start_s=1.0)
         RayLife(ray, slow, "generator 1 of 1", {"num_cpus": 1}, start_s=15.0).kill()
+    finally:
+        ray.shutdown()
+
+
+SERVER = """
+import json, pathlib, subprocess, sys, time
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path(sys.argv[-1]).write_text(json.dumps(worker.pid))
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["replaced", "killed"])
+@pytest.mark.slow
+def test_the_server_of_an_actor_ends_with_it_and_so_do_the_servers_workers(how, tmp_path):
+    """Ray kills the children of an actor, and nothing below them."""
+    from scalerl.cluster.engines import RayLife
+
+    program, python, facts = tmp_path / "server.py", tmp_path / "python", tmp_path / "facts"
+    program.write_text(SERVER)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
+    python.chmod(0o755)
+    words = {"model": "m", "max_model_len": 9, "max_num_seqs": 9, "log": tmp_path / "log", "python": str(python)}
+
+    def begin():  # pickled by value
+        from scalerl.rollouts.vllm.server import Server, ServerSpec
+
+        server = Server(ServerSpec(**words, extra=(str(facts),)))
+        while not facts.exists():
+            time.sleep(0.05)
+
+        class Life:
+            process = server
+
+            def report(self, wait_s):
+                time.sleep(wait_s)
+
+        return Life()
+
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        life = RayLife(ray, begin, "generator 1 of 1", {"num_cpus": 1}, start_s=60.0)
+        (actor,) = [pid for pid in runs.descendants(os.getpid()) if "EngineActor" in runs.command_of(pid)]
+        started = {pid: born for pid, born in runs.everyone().items() if str(tmp_path) in runs.command_of(pid)}
+        started |= {pid: born for pid, born in runs.everyone().items() if pid == int(facts.read_text())}
+        assert len(started) >= 3  # the guard, the server and its worker
+        if how == "replaced":
+            life.kill()
+        else:
+            os.kill(actor, signal.SIGKILL)
+        assert runs.left_of(started, 10.0) == []
     finally:
         ray.shutdown()

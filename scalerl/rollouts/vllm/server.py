@@ -92,14 +92,10 @@ def environment(spec: ServerSpec, inherited: Mapping[str, str]) -> dict[str, str
 
 
 class Server:
-    """A server that this process starts; it ends with this process, even if that is killed."""
+    """A server that this process starts; it ends with this process, even if that is killed (guard.py)."""
 
     def __init__(self, spec: ServerSpec) -> None:
-        """Start the server; call `wait_ready` next.
-
-        Raises:
-            ConfigError: `spec.python` does not exist.
-        """
+        """Start the server; call `wait_ready` next."""
         self.spec = spec
         port = free_port(spec.host)
         self.address = f"http://{spec.host}:{port}"
@@ -151,7 +147,7 @@ class Server:
         return f"{(causes or errors or [last])[-1].strip()[:500]} (log: {self.spec.log})"
 
     def close(self) -> None:
-        """End the server and wait until it has ended."""
+        """End the server and wait until nothing of it is left."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it has ended already
             self._process.stdin.write(b"end\n")  # lets the server shut down before it is killed
