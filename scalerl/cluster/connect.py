@@ -10,6 +10,7 @@ from typing import Any
 
 from scalerl.cluster.devices import Host
 from scalerl.core.errors import ConfigError
+from scalerl.core.signals import same_handlers
 
 STARTED_S = 600.0
 """Seconds within which the coordinator and the scorers must be placed; they load no model."""
@@ -43,7 +44,8 @@ def connect(address: str, asked_by: str) -> Any:
         own["include_dashboard"] = False
     try:
         os.chdir(os.sep)  # Ray puts the current directory first on the path of its workers
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
+        with same_handlers():  # Ray's handler of SIGTERM ends this process at once, without a checkpoint
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(

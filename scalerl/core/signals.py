@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that stop a command. A terminal sends them to all processes, but only the parent acts on them."""
@@ -41,6 +44,19 @@ def obey_study() -> None:
     started_by = os.environ.get(PARENT, "")
     if started_by.isdecimal() and os.getppid() == int(started_by):
         end_with(int(started_by), signal.SIGTERM)
+
+
+@contextmanager
+def same_handlers() -> Iterator[None]:
+    """Restore this process's handlers of the signals in STOPPING after the block, in which a library replaces them."""
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            # only the main thread may set handlers; one that was not set from Python cannot be restored from Python
+            if handler is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(number, handler)
 
 
 def end_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:

@@ -1,4 +1,4 @@
-"""An engine on Ray: time limits of its start, to be placed and then to start, and the end of the server next to it."""
+"""Ray: handlers of signals; an engine's time limits, to be placed and then to start, and the end of its server."""
 
 import os
 import signal
@@ -11,6 +11,24 @@ import runs
 from scalerl.rollouts.process_engine import EngineDied
 
 ray = pytest.importorskip("ray", reason="needs Ray")
+
+
+@pytest.mark.slow
+def test_connecting_to_a_cluster_keeps_the_handlers_of_this_process(handlers):
+    """Ray sets a handler for SIGTERM that ends the process at once, without a checkpoint."""
+    from scalerl.cluster.connect import connect
+    from scalerl.core.signals import STOPPING
+
+    got = []
+    for number in STOPPING:
+        signal.signal(number, lambda number, frame: got.append(number))
+    connect("local", "--ray")
+    try:
+        for number in STOPPING:
+            os.kill(os.getpid(), number)
+    finally:
+        ray.shutdown()
+    assert got == list(STOPPING)
 
 
 @pytest.mark.slow

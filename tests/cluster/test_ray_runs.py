@@ -96,6 +96,24 @@ def test_after_a_coordinator_is_killed_the_run_resumes_from_its_last_checkpoint(
     assert drawn == accounted
 
 
+@pytest.mark.parametrize(
+    ("number", "device"), [(signal.SIGTERM, "cpu"), (signal.SIGTERM, "auto"), (signal.SIGHUP, "cpu")]
+)
+@pytest.mark.slow
+def test_a_signal_stops_a_run_on_a_cluster_with_a_checkpoint_of_its_last_step(number, device, lab_model, tmp_path):
+    """With `auto`, Ray starts before the run catches signals."""
+    path = tmp_path / "run"
+    words = ["--checkpoint.every", "1000", "--steps", "1000", "--hardware.device", device]
+    process = begin(lab_model, path, *words)
+    runs.wait_for(lambda: runs.rows(path, "metrics.jsonl"), 120, "a step")
+    os.kill(process.pid, number)
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, text
+    assert "stopping after this step, with a checkpoint" in text and "Traceback" not in text
+    steps = CheckpointStore(path / "checkpoints", 2).steps()
+    assert steps == [runs.rows(path, "metrics.jsonl")[-1]["step"]]
+
+
 @pytest.mark.parametrize("engine_restarts", [False, True])
 @pytest.mark.slow
 def test_after_a_trainer_rank_is_killed_the_run_resumes_from_its_last_checkpoint(engine_restarts, lab_model, tmp_path):
