@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -35,22 +37,31 @@ class ScriptedSpec:
     eager: bool = False
     mean_tokens: float = 6.0
     max_tokens: int = 25
+    max_evaluated: int = 20
     delay_s: float = 0.0
     fail_at_tick: int = -1
     kill_at_tick: int = -1
+    hangs_at: int = -1
+    """Version that asynchronous engines never take, like a server that hangs; -1: the engines step in lockstep."""
+    state: Path | None = None
+    """Directory of a state to resume from."""
 
     def __call__(self, channel: WeightChannel) -> WorkerParts:
         decoder = ScriptedDecoder(self.mean_tokens, self.delay_s)
         engine, evaluator = (
             SlotEngine(decoder, slots, LengthRule(None, NEVER, tokens), (STOP,), refill=1, receive=channel.receive)
-            for slots, tokens in ((self.slots, self.max_tokens), (8, 20))
+            for slots, tokens in ((self.slots, self.max_tokens), (8, self.max_evaluated))
         )
         activation = OnArrival() if self.eager else AtTick(self.lag_ticks)
         schedule = SCHEDULES[self.off_policy.kind](self.off_policy, self.per_batch, activation)
+        if self.hangs_at >= 0:
+            engine, evaluator = Hanging(engine, self.hangs_at), Hanging(evaluator, self.hangs_at)
         coordinator: Any = Coordinator([engine], schedule, self.group_size, seed=0, evaluators=[evaluator])
+        if self.state is not None:
+            coordinator.load_state(pickle.loads((self.state / "generator").read_bytes()))
         if self.fail_at_tick >= 0 or self.kill_at_tick >= 0:
             coordinator = _Faulty(coordinator, self)
-        return WorkerParts(coordinator, _ignore)
+        return WorkerParts(coordinator, _save)
 
 
 class _Faulty:
@@ -70,8 +81,29 @@ class _Faulty:
         return self._inner.step(on_activation)
 
 
-def _ignore(path: Path, name: str, state: dict[str, Any]) -> None:
-    pass
+class Hanging:
+    """An asynchronous engine that samples on while it never takes a version or a newer one."""
+
+    deterministic = exact_resume = False
+
+    def __init__(self, inner: SlotEngine, at: int) -> None:
+        self._inner, self._at = inner, at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def swap(self, version: int) -> None:
+        if version < self._at:
+            self._inner.swap(version)
+
+    def poll(self, timeout_s: float = 0.0) -> Any:
+        time.sleep(0.001)
+        return self._inner.poll()
+
+
+def _save(path: Path, name: str, state: dict[str, Any]) -> None:
+    path.mkdir(exist_ok=True)
+    (path / name).write_bytes(pickle.dumps(state))
 
 
 class NumberChannel:

@@ -15,7 +15,7 @@ from typing import Any
 
 from scalerl.core.rng import stream_key
 from scalerl.core.serialization import from_plain, to_plain
-from scalerl.rollouts.engine import POLL_S, Engine, Finished, Request, Seconds, Work, generate
+from scalerl.rollouts.engine import POLL_S, Engine, Finished, Request, Seconds, Stopped, Work, generate
 from scalerl.rollouts.schedule import Schedule
 from scalerl.types import GeneratorStats, Group, Rollout, Visit
 
@@ -99,6 +99,9 @@ class Coordinator:
     _asked: int = -1
     """Version last requested from the engines."""
     _asked_at: float = 0.0
+    _wanted: int = -1
+    """Version that training sequences are sampled with, or should be."""
+    _settled: bool = False
     _quiet: bool = False
     """Whether the last poll of asynchronous engines found nothing."""
     _work_before: Work = field(default_factory=Work)
@@ -110,6 +113,7 @@ class Coordinator:
 
     def begin(self, version: int, visits: Sequence[Visit] = ()) -> None:
         """Load the first weights (version 0, or the version of a restored state) and queue the first prompts."""
+        self._wanted = version
         self._swap(version)
         self._queue.extend(visits)
 
@@ -119,8 +123,8 @@ class Coordinator:
 
     @property
     def sampling_version(self) -> int:
-        """Version of the weights in use: the smallest over the engines."""
-        return min(engine.version for engine in self.engines)
+        """Version of the weights in use: the smallest over the engines; after `settle`, that which they should use."""
+        return self._wanted if self._settled else min(engine.version for engine in self.engines)
 
     def needed_versions(self) -> set[int]:
         """Return the versions whose weights are in use or wait for activation."""
@@ -189,7 +193,28 @@ class Coordinator:
         """Return the batches whose update is not active yet; they are handed out again after a resume."""
         return [self._untrained[number] for number in sorted(self._untrained)]
 
-    def evaluate(self, version: int, visits: Sequence[Visit], samples: int | Sequence[int]) -> list[Group]:
+    def settle(self, on_activation: Callable[[], None]) -> None:
+        """Activate all received versions without waiting for the engines, which may hang; sample nothing more.
+
+        For a run that stops. Its state can be resumed, because new engines then load the weights and sample again
+        what was under way.
+
+        Args:
+            on_activation: Function called after each version that became active.
+        """
+        assert not self.lockstep
+        self._settled = True
+        while (update := self._updates.get(self.schedule.active + 1)) is not None:
+            self._begin(update)
+            on_activation()
+
+    def evaluate(
+        self,
+        version: int,
+        visits: Sequence[Visit],
+        samples: int | Sequence[int],
+        stop: Callable[[], bool] = lambda: False,
+    ) -> list[Group]:
         """Sample held-out prompts while training sequences pause; return one group per visit, in order.
 
         Args:
@@ -197,12 +222,16 @@ class Coordinator:
                 is swapped back afterwards.
             visits: Held-out prompts.
             samples: Rollouts per prompt: one number, or one per visit.
+            stop: Function called while waiting; if it returns true, `settle` must follow.
+
+        Raises:
+            Stopped: `stop` ended the wait.
         """
         held = self.sampling_version
         if held != version:
-            self._swap(version)
+            self._swap(version, stop)
         began, before = time.perf_counter(), self._tokens()
-        groups = generate(self.evaluators, visits, samples, self.seed, "evaluate")
+        groups = generate(self.evaluators, visits, samples, self.seed, "evaluate", stop)
         training, evaluating = (now - then for now, then in zip(self._tokens(), before, strict=True))
         # a vLLM server does not pause training sequences: their share of the tokens counts as generation
         self.seconds.busy += (time.perf_counter() - began) * training / max(1, training + evaluating)
@@ -242,9 +271,11 @@ class Coordinator:
                 engine.swap(version)
         return all(engine.version == version for engine in self.engines)
 
-    def _swap(self, version: int) -> None:
+    def _swap(self, version: int, stop: Callable[[], bool] = lambda: False) -> None:
         """Wait until all engines use a version; collect the sequences that finish during the wait."""
         while not self._ask(version):
+            if stop():
+                raise Stopped
             self._poll()
 
     def _activate(self, on_activation: Callable[[], None]) -> None:
@@ -253,15 +284,21 @@ class Coordinator:
                 return
             if update.weights and not self.lockstep and not self._ask(update.version):
                 return  # asynchronous engines swap later and are polled until then
-            self.schedule.activate(update.version)
-            self._untrained.pop(update.version - 1)
-            del self._updates[update.version]
-            self._queue.extend(update.visits)
-            self._last |= update.closed
+            self._begin(update)
             if update.weights:
                 self._swap(update.version)
                 self.seconds.swap = time.perf_counter() - self._asked_at
             on_activation()
+
+    def _begin(self, update: Update) -> None:
+        """Make the version of an update the active one."""
+        self.schedule.activate(update.version)
+        self._untrained.pop(update.version - 1)
+        del self._updates[update.version]
+        self._queue.extend(update.visits)
+        self._last |= update.closed
+        if update.weights:
+            self._wanted = update.version
 
     def _fill(self) -> None:
         if not self._queue:

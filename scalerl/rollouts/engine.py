@@ -253,8 +253,17 @@ class EngineDefaults:
         """Restore nothing."""
 
 
+class Stopped(RuntimeError):
+    """A wait for engines was ended, because the run stops."""
+
+
 def generate(
-    engines: Sequence[Engine], visits: Sequence[Visit], samples: int | Sequence[int], seed: int, purpose: str
+    engines: Sequence[Engine],
+    visits: Sequence[Visit],
+    samples: int | Sequence[int],
+    seed: int,
+    purpose: str,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[Group]:
     """Run idle engines over a fixed list of prompts until all are done, with their current weights.
 
@@ -264,9 +273,13 @@ def generate(
         samples: Rollouts per prompt: one number, or one per visit.
         seed: Seed of the random streams.
         purpose: Name that separates the random streams from those of training.
+        stop: Function called while waiting; if it returns true, the sequences are dropped.
 
     Returns:
         One group per visit, in order.
+
+    Raises:
+        Stopped: `stop` ended the wait.
     """
     counts = [samples] * len(visits) if isinstance(samples, int) else list(samples)
     for number, engine in enumerate(engines):
@@ -280,6 +293,10 @@ def generate(
         )
     rollouts: dict[tuple[int, int], Rollout] = {}
     while any(engine.occupancy().busy for engine in engines):
+        if stop():
+            for engine in engines:
+                engine.cancel([(i, s) for i in range(len(visits)) for s in range(counts[i])])
+            raise Stopped
         for engine in engines:
             engine.advance()
         for engine in engines:

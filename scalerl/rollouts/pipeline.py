@@ -11,12 +11,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from scalerl.core.errors import ConfigError
+from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import LocalRemote, Remote, Run
@@ -42,8 +43,18 @@ def spawn_generator(run: Run, environment: Mapping[str, str] | None = None) -> L
     return LocalRemote(run, "the generator process ({})", WorkerDied, environment)
 
 
+PATIENCE_S = 10.0
+"""Seconds that a requested stop waits for engines that may hang, such as servers, before the run ends without them."""
+ANSWER_S = 30.0
+"""Seconds after that in which a process must answer, to save its part of a checkpoint."""
+
+
 class Interrupted(RuntimeError):
     """A stop was requested while the run waited."""
+
+
+class NoAnswer(Interrupted):
+    """A stop was requested, but a process of the run did not answer: no checkpoint can be written."""
 
 
 class PendingScores(Protocol):
@@ -78,6 +89,18 @@ class RolloutBatch:
     """Seconds that the trainer waited for the batch and its scores."""
     scoring_s: float = 0.0
     """Part of `waited_s` that was spent waiting for the scores of the complete batch."""
+
+
+class _Clock:
+    """Seconds since the first reading."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+
+    def seconds(self) -> float:
+        now = time.monotonic()
+        self._began = now if self._began is None else self._began
+        return now - self._began
 
 
 class Pipeline:
@@ -119,6 +142,8 @@ class Pipeline:
         self._death: WorkerDied | ConfigError | PluginError | None = None
         self._mark = 0
         self._busy_at: float | None = None
+        self._may_hang = self._settled = False
+        """Whether the engines may hang; whether the run stops, and its generator has been told to do without them."""
 
     def start(self, send: SendWeights, version: int = 0, visits: Sequence[Visit] = ()) -> None:
         """Start the process with weights and prompts; return immediately, before the process is ready.
@@ -157,7 +182,7 @@ class Pipeline:
             RewardError: Scoring failed.
         """
         began = time.perf_counter()
-        number, indices, stats, dropped = self._get("batch", lost=self._lost)
+        number, indices, stats, dropped = self._get("batch")
         assert number == now and len(indices) <= n, (number, now, len(indices))
         formed = time.perf_counter()
         groups = tuple(self._result(self._pending.pop(index)) for index in indices)
@@ -178,11 +203,19 @@ class Pipeline:
         Returns:
             One scored group per visit, in order, and the seconds spent on sampling and scoring. The generators' mark is
             set to the start of sampling.
+
+        Raises:
+            Interrupted: A stop was requested, and the engines did not finish the evaluation in `PATIENCE_S`.
         """
         if version not in self._held:
             self._send_weights(version, send)
+        if self._settled:
+            raise Interrupted
         self._send("evaluate", version, tuple(visits), samples)
-        groups, seconds, self._busy_at = self._get("evaluated", interruptible=False, lost=self._lost)
+        answer = self._get("evaluated", interruptible=False)
+        if answer is None:
+            raise Interrupted
+        groups, seconds, self._busy_at = answer
         began = time.perf_counter()
         pending = [self._score(group) for group in groups]
         scored = [self._result(one, interruptible=False) for one in pending]
@@ -212,6 +245,8 @@ class Pipeline:
     def publish(self, update: Update, send: SendWeights) -> None:
         """Publish a new version; waits while the channel is full.
 
+        If a stop is requested meanwhile, the engines get no weights, which the rest of the run does not need.
+
         Args:
             update: The message to the generators; `update.weights` is true if the weights will be used.
             send: Function that sends the weights; called only if they will be used.
@@ -223,11 +258,29 @@ class Pipeline:
     def _send_weights(self, version: int, send: SendWeights) -> None:
         while len(self._held) >= self._channel.capacity or not self._inbox["released"].empty():
             released = self._get("released", interruptible=False)
+            if self._settled:
+                return
             self._held.discard(released)
             self._channel.drop(released)
         self._latest = partial(send, version, self._channel)
-        self._latest()
+        self._transfer()
         self._held.add(version)
+
+    def _transfer(self) -> None:
+        """Send the latest weights.
+
+        Raises:
+            NoAnswer: A stop was requested, and engines that get the weights directly do not take them.
+        """
+        if not getattr(self._channel, "into_engines", False):
+            return self._latest()
+        done: Future[None] = Future()
+        threading.Thread(target=outcome, args=(self._latest, done), daemon=True).start()
+        stopping = _Clock()
+        while not wait((done,), 0.2).done:
+            if self._stop_requested() and stopping.seconds() > PATIENCE_S + ANSWER_S:
+                raise NoAnswer
+        return done.result()
 
     # --------------------------------------------------------------------------------------------------- snapshots
 
@@ -265,8 +318,9 @@ class Pipeline:
         self._worker.tell(method, *arguments)
 
     def _result(self, pending: PendingScores, interruptible: bool = True) -> ScoredGroup:
+        stopping = _Clock()
         while not pending.wait(0.2):
-            if interruptible and self._stop_requested():
+            if self._stop_requested() and (interruptible or (self._may_hang and stopping.seconds() > PATIENCE_S)):
                 raise Interrupted
         return pending.result()
 
@@ -275,20 +329,39 @@ class Pipeline:
         source = self._inbox[name]
         return [source.get() for _ in range(source.qsize())]
 
-    def _get(self, name: str, interruptible: bool = True, lost: Callable[[], bool] = lambda: False) -> Any:
-        """Return the next message of a kind; send the latest weights again if `lost` says that an engine lost them."""
-        source = self._inbox[name]
-        while True:
+    def _get(self, name: str, interruptible: bool = True) -> Any:
+        """Return the next message of a kind; send the latest weights again if engines have lost them.
+
+        If a stop is requested and engines may hang, the generator gets `PATIENCE_S` before it is told to do without
+        them. It then releases no version, and None is returned.
+
+        Raises:
+            Interrupted: A stop was requested, and nothing is lost if this message does not arrive.
+            NoAnswer: A stop was requested, and the generator does not answer.
+        """
+        source, stopping = self._inbox[name], _Clock()
+        while not (self._settled and name == "released"):
             try:
                 return source.get(timeout=0.2)
             except queue.Empty:
                 if self._death is not None and source.empty():
                     raise self._death from None
                 self._watch()  # engines may wait for weights of a rank that has ended
-                if interruptible and self._stop_requested():
-                    raise Interrupted from None
-                if lost():
-                    self._latest()
+                if self._stop_requested():
+                    if interruptible:
+                        raise Interrupted from None
+                    self._settle(stopping.seconds())
+                elif self._lost():
+                    self._transfer()
+        return None
+
+    def _settle(self, waited_s: float) -> None:
+        """Let the generator do without engines that may hang, once a stop has waited long enough."""
+        if self._may_hang and waited_s > PATIENCE_S and not self._settled:
+            self._settled = True
+            self._send("settle")
+        if self._may_hang and waited_s > PATIENCE_S + ANSWER_S:
+            raise NoAnswer
 
     def _read(self) -> None:
         """Sort incoming messages into queues, and start to score groups.
@@ -304,6 +377,8 @@ class Pipeline:
             except (WorkerDied, ConfigError, PluginError) as error:
                 self._death = error
                 return
+            if name == "ready":
+                self._may_hang = bool(content)
             if name == "group":
                 index, group = content
                 self._pending[index] = self._score(group)

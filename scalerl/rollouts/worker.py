@@ -1,7 +1,7 @@
 """The generator process: receives messages, steps the coordinator, and sends completed groups and batches.
 
-Incoming messages: update, evaluate, snapshot, mark, stop. Outgoing messages: ready, group, dropped, batch, evaluated,
-snapshot, mark, released, note.
+Incoming messages: update, evaluate, snapshot, mark, settle, stop. Outgoing messages: ready, group, dropped, batch,
+evaluated, snapshot, mark, released, note.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from scalerl.core.remote import End
 from scalerl.rollouts.coordinator import Coordinator, Formed, Update
+from scalerl.rollouts.engine import Stopped
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.types import Visit
 
@@ -53,7 +54,7 @@ def generate(channel: WeightChannel, build: Build, version: int, visits: tuple[V
     parts = build(channel)
     parts.coordinator.begin(version, visits)
     loop = _Loop(end, channel, parts, version)
-    loop.say("ready", None)
+    loop.say("ready", not parts.coordinator.lockstep)
     loop.run()
 
 
@@ -66,6 +67,7 @@ class _Loop:
         self.held = {version}  # versions that the channel keeps for this process
         self.evaluations: dict[int, tuple[tuple[Visit, ...], int | Sequence[int]]] = {}
         self.snapshots: dict[int, Path] = {}
+        self.settled = False
 
     def say(self, name: str, content: Any) -> None:
         self.end.say("done", (name, content))
@@ -73,9 +75,9 @@ class _Loop:
     def run(self) -> None:
         self._send_finished(self.coordinator.untrained())  # from a restored state
         while True:
-            blocked = self.coordinator.blocked()
+            blocked = self.settled or self.coordinator.blocked()
             while blocked or self.end.asked():
-                if self.coordinator.stuck():
+                if not self.settled and self.coordinator.stuck():
                     raise RuntimeError(f"the schedule is stuck, which is a bug of scalerl: {self.coordinator.schedule}")
                 began = time.perf_counter()
                 method, arguments = self.end.next()
@@ -84,8 +86,10 @@ class _Loop:
                 if method == "stop":
                     return
                 getattr(self, method)(*arguments)
+                if self.settled:
+                    self.coordinator.settle(self._serve_version)
                 self._release()  # the learner may be waiting for room in the channel
-                blocked = self.coordinator.blocked()
+                blocked = self.settled or self.coordinator.blocked()
             self._send_finished(self.coordinator.step(self._serve_version))
             self._release()
 
@@ -116,6 +120,10 @@ class _Loop:
         self.snapshots[version] = path
         self._serve_version()
 
+    def settle(self) -> None:
+        """End sampling, because the run stops and its engines may hang; updates and snapshots do without them."""
+        self.settled = True
+
     def mark(self, number: int) -> None:
         self.say("mark", (number, self.coordinator.seconds.busy))
 
@@ -125,8 +133,14 @@ class _Loop:
         if version in self.evaluations:
             visits, samples = self.evaluations.pop(version)
             began, busy_s = time.perf_counter(), self.coordinator.seconds.busy
-            groups = self.coordinator.evaluate(version, visits, samples)
-            self.say("evaluated", (groups, time.perf_counter() - began, busy_s))
+            try:
+                if self.settled:
+                    raise Stopped
+                groups = self.coordinator.evaluate(version, visits, samples, self._evaluation_ends)
+            except Stopped:
+                self.say("evaluated", None)
+            else:
+                self.say("evaluated", (groups, time.perf_counter() - began, busy_s))
         if version in self.snapshots:
             path = self.snapshots.pop(version)
             self.parts.save(path, "generator", self.coordinator.state())
@@ -134,6 +148,10 @@ class _Loop:
             if sampling != version:  # a frozen round still samples with older weights
                 self.parts.save(path, "round_weights", dict(self.channel.receive(sampling)))
             self.say("snapshot", version)
+
+    def _evaluation_ends(self) -> bool:
+        """Return whether the run stops: it sends nothing else while it waits for an evaluation."""
+        return not self.coordinator.lockstep and self.end.asked()
 
     def _release(self) -> None:
         """Tell the learner which versions are no longer needed."""

@@ -16,7 +16,7 @@ from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
 from scalerl.core.status import Heartbeat
 from scalerl.models.loading import ExportFailed
-from scalerl.rollouts.pipeline import Interrupted, WorkerDied
+from scalerl.rollouts.pipeline import Interrupted, NoAnswer, WorkerDied
 from scalerl.tasks.user_rewards import RewardError
 from scalerl.training.display import RunDisplay
 from scalerl.training.launch import resume
@@ -117,32 +117,50 @@ def _trained(session: Session) -> Ended:
     path = session.records.directory.path
     with Heartbeat(path) as beating:
         session.records.phase = beating.phase
-        closing = run_to_end(session)
-        state = "finished" if session.finished else "stopped"
+        closing, finished = run_to_end(session)
+        state = "finished" if finished else "stopped"
         beating.ended(state, closing[0])
         session.records.ended(state)
-    return Ended(path, closing, session.finished)
+    return Ended(path, closing, finished)
 
 
-def run_to_end(run: Session) -> list[str]:
-    """Train until the run ends, save its results, and return the closing lines for the user.
+def run_to_end(run: Session) -> tuple[list[str], bool]:
+    """Train until the run ends and save its results.
+
+    Returns:
+        The closing lines for the user, and whether the run has reached its end.
 
     Raises:
         TrainingFailed, WorkerDied, LearnerDied, RewardError: Raised after everything that can be saved is saved.
     """
+    path, progress = run.records.directory.path, run.progress
+    try:
+        return _trained_and_saved(run)
+    except NoAnswer:
+        saved = max(run.checkpoints.store.steps(), default=0)
+        return [
+            f"stopped at step {progress.step}, without a checkpoint of it, because the generator or a server does not "
+            f"answer; continue from step {saved} with: scalerl resume {path}"
+        ], False
+
+
+def _trained_and_saved(run: Session) -> tuple[list[str], bool]:
     path, progress, checkpoints, phase = run.records.directory.path, run.progress, run.checkpoints, run.records.phase
     stopped = f"stopped at step {{}}; continue with: scalerl resume {path}"
     try:
         run.pipeline.wait_ready()
     except Interrupted:  # no work was done since the checkpoint or the start
-        return [stopped.format(progress.step)]
+        return [stopped.format(progress.step)], False
+    interrupted = False
     try:
         run.evaluate_if_due()  # R(0) before the first update, or an evaluation that a failed reward function ended
         phase("training")
         run.records.compute.clock.start()
         train(run)
+    except NoAnswer:
+        raise
     except Interrupted:
-        pass
+        interrupted = True  # perhaps in the last evaluation
     except RewardError:
         checkpoints.write()  # only the failed step is lost, and a resume repeats it
         checkpoints.commit(wait=True)
@@ -152,8 +170,8 @@ def run_to_end(run: Session) -> list[str]:
     if progress.step not in checkpoints.store.steps():
         checkpoints.write()
         checkpoints.commit(wait=True)
-    if not run.finished:
-        return [stopped.format(progress.step)]
+    if interrupted or not run.finished:
+        return [stopped.format(progress.step)], False
     export_model(run)
     early = progress.step < run.config.steps
     reason = "every prompt is solved and retired; " if early and progress.exhausted else ""
@@ -162,7 +180,7 @@ def run_to_end(run: Session) -> list[str]:
     closing = [f"{reason}trained {progress.step} updates ({progress.skipped_steps} skipped)"]
     if progress.stopped_by:
         closing.append(f"to train further anyway: scalerl resume {path}")
-    return closing + summarize(path, run_info(run.config), run.records.points)
+    return closing + summarize(path, run_info(run.config), run.records.points), True
 
 
 def export_model(run: Session) -> None:

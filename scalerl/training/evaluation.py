@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from scalerl.config import RunConfig
-from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
+from scalerl.rollouts.pipeline import Interrupted, Pipeline, RolloutBatch
 from scalerl.rollouts.replay import ReplayMismatch, bound_of, check_difference
 from scalerl.scaling import CurveError, fit
 from scalerl.scaling.stop import reason_to_stop, stop_rule
@@ -54,11 +54,17 @@ class Evaluations:
 
         Raises:
             TrainingFailed: The generator's log-probabilities are not those of the weights, or not finite.
+            Interrupted: A stop was requested; nothing was measured.
         """
         step, visits, records = self.progress.step, held_out_visits(self.held_out), self.records
         samples = {task.curve: self.config.samples(task) for task in self.config.data}
         wanted = [samples[visit.prompt.task] for visit in visits]
-        groups, eval_s = self.pipeline.evaluate(step, self.learner.send, visits, wanted)
+        began = time.perf_counter()
+        try:
+            groups, eval_s = self.pipeline.evaluate(step, self.learner.send, visits, wanted)
+        except Interrupted:
+            self.compute.clock.leave_out(time.perf_counter() - began)
+            raise
         began = time.perf_counter()
         sample = telling_group(taken.groups) if taken else None
         log_ratios, of_sample = self._replay(step, groups, sample)

@@ -1,0 +1,255 @@
+"""A run whose engines hang in a swap, like a server that does not answer, stops soon and with a checkpoint."""
+
+import os
+import pickle
+import signal
+import time
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from scripted_worker import NumberChannel, Scored, ScriptedSpec, visits, weights
+
+from scalerl.config.recipe import PipelineRL, PpoOffPolicy
+from scalerl.rollouts import pipeline as module
+from scalerl.rollouts.coordinator import Update
+from scalerl.rollouts.pipeline import Interrupted, NoAnswer, Pipeline
+from scalerl.training.complete import run_to_end
+
+POLICIES = [PipelineRL(max_lag=8), PpoOffPolicy(batches=4)]
+
+
+class Run:
+    """A trainer that only waits, with a generator whose engines never take a version or a newer one."""
+
+    def __init__(self, monkeypatch, policy=POLICIES[0], hangs_at=1, **changed):
+        monkeypatch.setattr(module, "PATIENCE_S", 0.3)
+        monkeypatch.setattr(module, "ANSWER_S", 5.0)
+        self.spec = replace(ScriptedSpec(policy, slots=12, eager=True, hangs_at=hangs_at), **changed)
+        self.stopped_at, self.trained, self.drawn = float("inf"), Counter(), 0
+        self.pipeline = Pipeline(
+            self.spec, NumberChannel(), Scored, stop_requested=lambda: time.monotonic() > self.stopped_at
+        )
+
+    def start(self, version=0, drawn=None):
+        first = self.new(3 * (self.spec.off_policy.max_lag + 1)) if drawn is None else ()
+        self.drawn = self.drawn if drawn is None else drawn
+        self.pipeline.start(weights, version, first)
+        self.pipeline.wait_ready()
+
+    def new(self, count):
+        self.drawn += count
+        return visits(self.drawn - count, count)
+
+    def step(self, number):
+        batch = self.pipeline.take(3, now=number)
+        self.trained.update(scored.group.visit.index for scored in batch.groups)
+        used = (number + 1) % getattr(self.spec.off_policy, "batches", 1) == 0
+        self.pipeline.publish(Update(number + 1, used, self.new(3)), weights)
+
+    def stop(self, after_s=0.0):
+        self.stopped_at = time.monotonic() + after_s
+
+    def save(self, version, path):
+        """Save and return the generator's state; fail if it takes long."""
+        began = time.monotonic()
+        self.pipeline.snapshot(version, path)
+        assert self.pipeline.snapshots_done({version}) == [version]
+        assert time.monotonic() - began < 3.0
+        return pickle.loads((path / "generator").read_bytes())
+
+
+@pytest.fixture
+def begin(monkeypatch):
+    """Return a function that makes runs; all are closed at the end."""
+    made = []
+
+    def make(*arguments, **changed):
+        made.append(Run(monkeypatch, *arguments, **changed))
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.pipeline.close()
+
+
+def resumes(run, begin, state, path, version, steps=12):
+    """Assert that a run with healthy engines continues from a state, and that no prompt is lost or trained twice."""
+    again = begin(run.spec.off_policy, hangs_at=1 << 30, state=path)
+    again.start(state["sampling_version"], run.drawn)
+    for number in range(version, version + steps):
+        again.step(number)
+    trained = run.trained + again.trained
+    final = again.save(version + steps, path)
+    waiting = [visit["index"] for visit in final["queue"] + final["dropped"] + [entry[1] for entry in final["open"]]]
+    waiting += [group["visit"]["index"] for group in final["finished"].values()]
+    waiting += [group["visit"]["index"] for _, groups, _, _ in final["untrained"] for group in groups.values()]
+    assert Counter(waiting) + trained == Counter(range(again.drawn))
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_publishing_ends_although_the_channel_is_full_and_the_step_is_saved(policy, begin, tmp_path):
+    """With PPO-off-policy, the engines hang in the swap to the first version of the second round."""
+    run = begin(policy, hangs_at=1 if policy == POLICIES[0] else 4)
+    run.start()
+    run.stop(after_s=1.5)
+    began, number = time.monotonic(), 0
+    while not run.pipeline._settled and number < (16 if policy == POLICIES[0] else 4):
+        run.step(number)
+        number += 1
+    assert time.monotonic() - began < 5.0 and number >= 4
+    state = run.save(number, tmp_path / "state")
+    assert state["schedule"]["counts"][0] == state["sampling_version"] == number
+    resumes(run, begin, state, tmp_path / "state", number)
+
+
+@pytest.mark.parametrize("stopped", ["before", "meanwhile"])
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_an_evaluation_ends_and_the_step_is_saved(policy, stopped, begin, tmp_path):
+    """With PPO-off-policy, the engines hang in the swap for the evaluation in the middle of a round."""
+    run = begin(policy)
+    run.start()
+    run.step(0)
+    run.stop(after_s=0.0 if stopped == "before" else 0.7)
+    began = time.monotonic()
+    with pytest.raises(Interrupted) as caught:
+        run.pipeline.evaluate(1, weights, visits(1000, 4), samples=2)
+    assert caught.type is Interrupted and time.monotonic() - began < 3.0
+    state = run.save(1, tmp_path / "state")
+    assert state["schedule"]["counts"][0] == 1 and state["sampling_version"] == (1 if policy == POLICIES[0] else 0)
+    resumes(run, begin, state, tmp_path / "state", 1)
+
+
+def test_an_evaluation_ends_whose_sequences_never_finish(begin, tmp_path):
+    run = begin(hangs_at=1 << 30, mean_tokens=1e9, max_evaluated=100_000)
+    run.start()
+    run.stop(after_s=0.5)
+    began = time.monotonic()
+    with pytest.raises(Interrupted):
+        run.pipeline.evaluate(0, weights, visits(1000, 4), samples=2)
+    assert time.monotonic() - began < 3.0
+    assert run.save(0, tmp_path / "state")["sampling_version"] == 0
+
+
+def test_a_healthy_evaluation_and_snapshot_are_finished_after_a_stop(begin, tmp_path):
+    run = begin(hangs_at=1 << 30)
+    run.start()
+    run.step(0)
+    run.stop()
+    groups, _ = run.pipeline.evaluate(1, weights, visits(1000, 4), samples=2)
+    assert len(groups) == 4 and not run.pipeline._settled
+    run.save(1, tmp_path / "state")
+    assert not run.pipeline._settled
+
+
+def test_the_snapshot_of_a_version_that_the_engines_do_not_take_is_saved_without_them(begin, tmp_path):
+    run = begin()
+    run.start()
+    run.step(0)
+    run.stop(after_s=0.5)
+    state = run.save(1, tmp_path / "state")
+    assert state["schedule"]["counts"][0] == state["sampling_version"] == 1
+    resumes(run, begin, state, tmp_path / "state", 1)
+
+
+WAITS = {
+    "a snapshot": lambda run: run.pipeline.snapshots_done({1}),
+    "an evaluation": lambda run: run.pipeline.evaluate(1, weights, visits(1000, 4), samples=2),
+    "seconds of generation": lambda run: run.pipeline.busy_since_mark(),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_generator_that_does_not_answer_ends_the_wait_after_a_stop(wait, begin, monkeypatch):
+    run = begin()
+    monkeypatch.setattr(module, "ANSWER_S", 0.5)
+    run.start()
+    run.step(0)
+    os.kill(run.pipeline._worker.pid, signal.SIGSTOP)
+    run.stop(after_s=0.2)
+    began = time.monotonic()
+    with pytest.raises(NoAnswer):
+        WAITS[wait](run)
+    assert 0.9 < time.monotonic() - began < 4.0
+
+
+def test_a_transfer_into_servers_that_hang_ends_after_a_stop(monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(module, "ANSWER_S", 0.3)
+    channel, stopped_at = SimpleNamespace(capacity=2, into_engines=True), time.monotonic() + 0.3
+    pipeline = Pipeline(None, channel, Scored, stop_requested=lambda: time.monotonic() > stopped_at)
+    began = time.monotonic()
+    with pytest.raises(NoAnswer):
+        pipeline.publish(Update(1), lambda version, channel: time.sleep(10.0))
+    assert 0.7 < time.monotonic() - began < 4.0
+
+
+def test_engines_in_lockstep_never_hang_so_that_a_stop_waits_for_them(begin, tmp_path):
+    run = begin(hangs_at=-1, delay_s=0.02)
+    run.start()
+    run.stop()
+    groups, seconds = run.pipeline.evaluate(0, weights, visits(1000, 4), samples=8)
+    assert len(groups) == 4 and seconds > 0.35 and not run.pipeline._settled  # longer than PATIENCE_S
+
+
+@pytest.mark.parametrize("when", ["evaluation", "training", "write", "commit"])
+def test_a_run_whose_generator_does_not_answer_ends_with_its_last_checkpoint(when, tmp_path):
+    calls = []
+
+    def at(name):
+        def call(*arguments, **options):
+            calls.append(name)
+            if name == when:
+                raise NoAnswer
+
+        return call
+
+    run = stopped_run(tmp_path, at)
+    lines, finished = run_to_end(run)
+    assert not finished and calls[-1] == when
+    assert lines == [
+        "stopped at step 7, without a checkpoint of it, because the generator or a server does not answer; continue "
+        f"from step 4 with: scalerl resume {tmp_path}"
+    ]
+
+
+def test_a_run_that_is_stopped_in_its_last_evaluation_is_not_finished_but_saved(tmp_path):
+    calls = []
+
+    def at(name):
+        def call(*arguments, **options):
+            calls.append(name)
+            if name == "evaluation":
+                raise Interrupted
+
+        return call
+
+    run = stopped_run(tmp_path, at)
+    run.finished = True
+    lines, finished = run_to_end(run)
+    assert lines == [f"stopped at step 7; continue with: scalerl resume {tmp_path}"] and not finished
+    assert calls == ["evaluation", "commit", "write", "commit"]
+
+
+def stopped_run(path, at):
+    """Return a session at step 7 with a checkpoint of step 4, which calls `at`."""
+
+    def stop_requested():
+        at("training")()
+        return True
+
+    return SimpleNamespace(
+        progress=SimpleNamespace(step=7),
+        finished=False,
+        stop_requested=stop_requested,
+        pipeline=SimpleNamespace(wait_ready=lambda: None),
+        records=SimpleNamespace(
+            directory=SimpleNamespace(path=path),
+            phase=lambda name: None,
+            compute=SimpleNamespace(clock=SimpleNamespace(start=lambda: None)),
+        ),
+        config=SimpleNamespace(recipe=None),
+        evaluate_if_due=at("evaluation"),
+        checkpoints=SimpleNamespace(write=at("write"), commit=at("commit"), store=SimpleNamespace(steps=lambda: [4])),
+    )
