@@ -27,7 +27,11 @@ class Life(Protocol):
     """One life (from start to death) of a training engine and other engines over the same model."""
 
     def post(self, number: int, method: str, *arguments: Any) -> None:
-        """Request a submit, cancel or swap, executed in order; return immediately."""
+        """Request a submit, cancel or swap, executed in order; return immediately.
+
+        Raises:
+            EngineDied: The engine has ended.
+        """
 
     def report(self, wait_s: float) -> Report | None:
         """Return the results since the last report; None if no answer came in time.
@@ -87,15 +91,22 @@ class Restarter:
         return self.version if self._caught_up else self._wanted
 
     def post(self, number: int, method: str, *arguments: Any) -> None:
-        """Forward a call to a live engine; otherwise its requests are submitted after the restart."""
-        if self._life is not None and self._caught_up:
-            self._life.post(number, method, *arguments)
+        """Forward a call to a live engine; otherwise its requests are submitted after the restart.
+
+        Raises:
+            EngineDied: The engines died too often.
+        """
+        if self._caught_up:
+            self._call(number, method, *arguments)
 
     def swap(self, version: int) -> None:
-        """Request new weights."""
+        """Request new weights.
+
+        Raises:
+            EngineDied: The engines died too often.
+        """
         self._wanted, self._asked_at = version, time.monotonic()
-        if self._life is not None:
-            self._life.post(0, "swap", version)
+        self._call(0, "swap", version)
 
     def pump(self, wait_s: float) -> None:
         """Process the engines' report; finish a restart if they died.
@@ -110,7 +121,8 @@ class Restarter:
             report = self._life.report(wait_s)
             if report is not None:
                 self._hear(report)
-            self._check_time()
+            if self._life is not None:
+                self._check_time()
         except EngineDied as error:
             self._bury(error)
 
@@ -134,8 +146,16 @@ class Restarter:
             return False
         self._asked_at = self._heard_at = self._moved_at = time.monotonic()
         if self._wanted >= 0:
-            self._life.post(0, "swap", self._wanted)
-        return True
+            self._call(0, "swap", self._wanted)
+        return self._life is not None
+
+    def _call(self, number: int, method: str, *arguments: Any) -> None:
+        """Pass a call to the life, if there is one; bury it if it has died since its last report."""
+        try:
+            if self._life is not None:
+                self._life.post(number, method, *arguments)
+        except EngineDied as error:
+            self._bury(error)
 
     def _hear(self, report: Report) -> None:
         now = self._heard_at = time.monotonic()

@@ -43,12 +43,19 @@ class Mortal:
         self.engines = pair(**delays)
         self.runner = FreeRunner(self.engines, "generator 1 of 1")
         self.dead, self.silent, self.killed = False, False, False
-        self.post = self.runner.post
+
+    def post(self, *call):
+        self._check()
+        self.runner.post(*call)
 
     def report(self, wait_s):
+        self._check()
+        return None if self.silent else self.runner.report(wait_s)
+
+    def _check(self):
+        """Raise if it is dead, as an engine over a server does in every call except `cancel`."""
         if self.dead:
             raise EngineDied("generator 1 of 1 ended: killed")
-        return None if self.silent else self.runner.report(wait_s)
 
     def kill(self):
         self.killed = True
@@ -129,6 +136,79 @@ def test_unfinished_sequences_of_a_dead_engine_are_sampled_again_with_the_latest
     assert {int(v) for f in again for v in f.rollout.versions} == {7}
     assert (world.engine.work.restarts, world.engine.work.resampled) == (1, left)
     assert len(world.lives) == 2 and "40" not in world.notes[0] and f"its {left} unfinished" in world.notes[0]
+
+
+CALLS = {
+    "submit": lambda world: world.engine.submit(requests(10, first=90)),
+    "submit to the evaluator": lambda world: world.evaluator.submit(requests(10, first=90)),
+    "swap": lambda world: world.engine.swap(7),
+    "cancel": lambda world: world.engine.cancel({(i, 0) for i in range(30, 40)}),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_engine_that_died_since_the_last_poll_is_replaced_at_the_next_call(call):
+    world = World(decode_s=0.001)
+    world.engine.swap(3)
+    world.engine.submit(requests(40))
+    finished = wait_for(lambda finished: len(finished) >= 5, world.engine)
+    world.lives[0].dead = True
+    CALLS[call](world)
+    assert world.lives[0].killed and "unfinished sequences are sampled again" in world.notes[0]
+    assert world.engine.occupancy().busy and world.engine.version == (7 if call == "swap" else 3)
+    expected = {(i, 0) for i in range(30 if call == "cancel" else 40)}
+    expected |= {(i, 0) for i in range(90, 100)} if call == "submit" else {f.id for f in finished}
+    finished += wait_for(lambda more: len(finished) + len(more) == len(expected), world.engine)
+    assert {f.id for f in finished} == expected and len(finished) == len(expected)
+    if call == "submit to the evaluator":
+        more = wait_for(lambda more: len(more) == 10, world.evaluator)
+        assert {f.id for f in more} == {(i, 0) for i in range(90, 100)}
+    assert len(world.notes) == 1 and world.engine.work.restarts == 1 and len(world.lives) == 2
+
+
+@pytest.mark.parametrize("moment", ["before its first weights", "before its first sequences"])
+def test_an_engine_that_dies_while_it_starts_is_replaced(moment):
+    world = World(decode_s=0.001)
+    made = world.restarter._make
+
+    def broken():
+        world.restarter._make = made
+        life = made()
+        post = life.post
+
+        def dying(number, method, *arguments):
+            life.dead |= method == ("swap" if "weights" in moment else "submit")
+            post(number, method, *arguments)
+
+        life.post = dying
+        return life
+
+    world.restarter._make = broken
+    world.engine.swap(3)
+    world.engine.submit(requests(40))
+    wait_for(lambda finished: len(finished) >= 5, world.engine)
+    world.lives[0].dead = True
+    wait_for(lambda _: len(world.lives) == 3 and not world.engine.occupancy().busy, world.engine)
+    assert len(world.notes) == 2 and world.engine.work.restarts == 2
+
+
+def test_an_engine_that_dies_in_every_call_stops_the_run_after_three_deaths_in_a_row():
+    world = World()
+    made = world.restarter._make
+
+    def broken():
+        life = made()
+        life.dead = True
+        return life
+
+    world.restarter._make = broken
+    world.lives[0].dead = True
+    world.engine.swap(0)
+    with pytest.raises(
+        EngineDied, match=r"died 3 times without finishing a sequence; the last: generator 1 of 1 ended"
+    ):
+        wait_for(lambda found: False, world.engine)
+    assert len(world.notes) == 2 and all(life.killed for life in world.lives)
 
 
 def test_canceled_sequences_are_never_returned():

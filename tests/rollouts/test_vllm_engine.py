@@ -191,7 +191,7 @@ import pathlib, sys
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from vllm_setup import Files
 from scalerl.rollouts.vllm.updates import DirectoryUpdates
-print(DirectoryUpdates(Files(pathlib.Path(sys.argv[3]))).hold(3))
+print(DirectoryUpdates(Files(pathlib.Path(sys.argv[3])), int(sys.argv[4])).hold(3))
 """
 
 
@@ -202,17 +202,24 @@ def test_engines_of_one_process_and_of_several_hold_a_version_under_different_na
 
     if not links:
         monkeypatch.setattr("os.link", fail)
-    engines = [DirectoryUpdates(files) for _ in range(2)]
+    engines = [DirectoryUpdates(files, number) for number in range(2)]
     held = [engine.hold(3) for engine in engines for _ in range(2)]
     here = Path(__file__).parent
     words = [sys.executable, "-c", HOLD, str(here), str(here.parents[1]), str(files.path)]
-    for _ in range(2):
-        held.append(Path(subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()))
+    for number in ("2", "10"):
+        done = subprocess.run([*words, number], capture_output=True, text=True, check=True)
+        held.append(Path(done.stdout.strip()))
     files.file(3).unlink()  # the learner drops it
     assert len(set(held)) == 6 and all(path.read_bytes() == b"weights" for path in held)
     for path in held:
         engines[0].release(path)
     assert list(files.path.glob(".serving*")) == []
+
+
+def test_the_next_life_of_an_engine_releases_what_a_killed_one_held_and_nothing_else(files):
+    held = {number: DirectoryUpdates(files, number).hold(3) for number in (1, 11)}
+    DirectoryUpdates(files, 1)
+    assert not held[1].exists() and held[11].exists() and files.file(3).exists()
 
 
 def test_a_version_used_again_does_not_share_its_earlier_cached_prefixes(make, server):

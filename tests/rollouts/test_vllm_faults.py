@@ -1,6 +1,7 @@
 """The vLLM engine with a faulty server: retries where they help, errors otherwise."""
 
 import base64
+import contextlib
 import dataclasses
 import io
 import math
@@ -202,6 +203,48 @@ def test_a_server_that_reports_another_version_ends_the_engine(make, server):
     with pytest.raises(EngineDied, match="reports version 4"):
         while True:
             engine.poll(0.05)
+
+
+FAILED = {
+    "the load fails": lambda engine, server: server.faults.__setitem__("no_load", 1),
+    "the server reports another version": lambda engine, server: server.faults.__setitem__("wrong_label", 1),
+    "the server does not pause": lambda engine, server: server.faults.__setitem__("no_pause", 1 << 30),
+    "the engine is closed": lambda engine, server: setattr(server, "load_s", 1.0),
+}
+
+
+@pytest.mark.parametrize("how", FAILED)
+def test_a_swap_that_fails_leaves_no_file_behind(how, make, server, files):
+    engine, _ = make()
+    engine.swap(1)
+    wait_for(lambda: engine.version == 1)
+    server.load_s = 0.3
+    FAILED[how](engine, server)
+    engine.swap(2)
+    wait_for(lambda: server.calls.count("/start_weight_update") == 2 or "pause" in how)
+    with contextlib.suppress(EngineDied):
+        engine.swap(3)  # held while the other one is loaded
+        engine.swap(4)
+    if how == "the engine is closed":
+        engine.close()
+    else:
+        with pytest.raises(EngineDied):
+            while True:
+                engine.poll(0.05)
+    wait_for(lambda: list(files.path.glob(".serving*")) == [])
+
+
+def test_a_version_requested_of_a_dead_engine_is_not_held(make, server, files):
+    """The server may die between the check of the caller's thread and the request in the connection's."""
+    engine, _ = make()
+    server.faults["no_load"] = 1
+    engine.swap(1)
+    with pytest.raises(EngineDied):
+        while True:
+            engine.poll(0.05)
+    engine._connection.check = lambda: None
+    engine.swap(2)
+    wait_for(lambda: list(files.path.glob(".serving*")) == [])
 
 
 def test_missing_weights_raise_at_once(make, files):

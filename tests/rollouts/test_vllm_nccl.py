@@ -144,7 +144,7 @@ def test_the_channel_needs_vllm_in_the_trainers_environment(pair):
 
 def test_an_engine_waits_for_pushed_weights(make, server):
     engine, _ = make()
-    engine._connection._updates = UPDATES["nccl"](None)
+    engine._connection._updates = UPDATES["nccl"](None, 0)
     engine.swap(3)
     engine.submit(requests(2))
     assert engine.poll(0.2) == [] and engine.version == -1  # waits until the server has the requested version
@@ -409,7 +409,7 @@ def test_the_server_samples_with_weights_sent_over_nccl(tmp_path):
     channel.announce(0, server.address)
     engine, _ = vllm_engines(
         server, slots=(4, 4), rule=LengthRule(None, NEVER, 60), sampling=Sampling(),
-        needs=Needs(vocabulary=48, positions=128, sequences=8, backend="nccl"), updates=UPDATES["nccl"](channel),
+        needs=Needs(vocabulary=48, positions=128, sequences=8, backend="nccl"), updates=UPDATES["nccl"](channel, 0),
     )  # fmt: skip
     for version, policy in enumerate(policies):
         channel.send(version, policy.weights())

@@ -134,6 +134,7 @@ class Connection:
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._release_all()
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.run_until_complete(self._client.aclose())
         self._loop.close()
@@ -157,6 +158,7 @@ class Connection:
         self._death = EngineDied(f"the vLLM server at {self.address}: {what}. {lost} sequences in flight are lost")
         for task in self._tasks:
             task.cancel()
+        self._release_all()
         for lane in self._lanes:
             lane.done.put(None)
 
@@ -251,24 +253,32 @@ class Connection:
 
     def _ask(self, version: int, held: Any) -> None:
         self._asked_for.append((version, held))
-        if self._gate.is_set():
+        if self._death is not None:
+            self._release_all()
+        elif self._gate.is_set():
             self._gate.clear()
             self._start(self._swap)
 
     async def _swap(self) -> None:
         while self._asked_for:
-            *skipped, (version, held) = self._asked_for
-            self._asked_for.clear()
-            for _, overtaken in skipped:
-                self._updates.release(overtaken)
-            began = time.monotonic()
-            while self._prefilling and time.monotonic() < began + PREFILL_S:
-                await asyncio.sleep(0.002)
-            await self._updates.apply(self._call, version, held)
-            self._epoch += 1
-            self.version = version
-            await asyncio.to_thread(self._updates.release, held)  # a busy disk must not hold up the streams
+            version, held = self._asked_for.pop()
+            self._release_all()  # older versions
+            try:
+                began = time.monotonic()
+                while self._prefilling and time.monotonic() < began + PREFILL_S:
+                    await asyncio.sleep(0.002)
+                await self._updates.apply(self._call, version, held)
+                self._epoch += 1
+                self.version = version
+            finally:
+                await asyncio.to_thread(self._updates.release, held)  # a busy disk must not hold up the streams
         self._gate.set()
+
+    def _release_all(self) -> None:
+        """Release the versions that the server will not load."""
+        for _, held in self._asked_for:
+            self._updates.release(held)
+        self._asked_for.clear()
 
     async def _call(self, method: str, path: str, body: Any = None, *, again: bool = True) -> Any:
         """Send a request and return its JSON answer.

@@ -51,7 +51,7 @@ def server_life(
     """
     generator, config = spec.generator, spec.generator.config
     recipe, placement, model = config.recipe, config.placement, spec.generator.model
-    updates = UPDATES[config.weights](spec.channel)
+    updates = UPDATES[config.weights](spec.channel, spec.number)
     positions = generator.longest_prompt + generator.rule.capacity
     fp32_head = recipe.fp32_head and config.hardware.dtype != "float32"
     sizes = model.sizes

@@ -58,19 +58,28 @@ class DirectoryUpdates:
 
     backend = "scalerl_directory"
 
-    def __init__(self, channel: DirectoryChannel) -> None:
-        self._channel = channel
+    def __init__(self, channel: DirectoryChannel, engine: int = 0) -> None:
+        """Release what an earlier life of the engine held: an actor that was killed could not.
+
+        Args:
+            channel: The directory.
+            engine: Number of the engine, among those that share the directory.
+        """
+        self._channel, self._engine = channel, engine
+        for left in channel.path.glob(f".serving_{engine}_*"):
+            left.unlink(missing_ok=True)
 
     def hold(self, version: int) -> Path:
         """Link the version's file under a second name: the learner removes the first as soon as it drops the version.
 
-        The engines of a run share the directory, from several processes and machines, so that the name is random.
+        The engines of a run share the directory, from several processes and machines, so that the name has the
+        engine's number and is random.
 
         Raises:
             EngineDied: The file does not exist.
         """
         source = self._channel.file(version)
-        target = source.with_name(f".serving_{uuid4().hex}_{source.name}")
+        target = source.with_name(f".serving_{self._engine}_{uuid4().hex}_{source.name}")
         try:
             try:
                 os.link(source, target)
@@ -104,8 +113,8 @@ class PushedUpdates:
 
     backend = "nccl"
 
-    def __init__(self, channel: Any = None) -> None:
-        """Wait for pushed weights; the channel, which all classes in UPDATES take, is unused."""
+    def __init__(self, channel: Any = None, engine: int = 0) -> None:
+        """Wait for pushed weights; the arguments, which all classes in UPDATES take, are unused."""
 
     def hold(self, version: int) -> None:
         """Do nothing: the weights are in the server or on the way."""
@@ -119,5 +128,5 @@ class PushedUpdates:
             await asyncio.sleep(0.05)
 
 
-UPDATES: dict[str, Callable[[Any], Updates]] = {"directory": DirectoryUpdates, "nccl": PushedUpdates}
-"""Methods by `rollouts.weights`; each takes the weight channel."""
+UPDATES: dict[str, Callable[[Any, int], Updates]] = {"directory": DirectoryUpdates, "nccl": PushedUpdates}
+"""Methods by `rollouts.weights`; each takes the weight channel and the number of the engine."""
