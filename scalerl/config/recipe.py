@@ -109,6 +109,11 @@ class PipelineRL(Part):
         """Whether an update waits for sequences that would otherwise become too old."""
         return self.stale == "wait"
 
+    @property
+    def masks(self) -> bool:
+        """Whether a batch may have tokens that are older than `max_lag`, which then carry no loss."""
+        return self.stale == "mask"
+
     def samples_with(self, version: int) -> bool:
         """Return whether sequences are sampled with a version of the weights."""
         return True
@@ -124,6 +129,8 @@ class PpoOffPolicy(Part):
     """Whether new weights are used while sequences are in flight."""
     waits: ClassVar[bool] = True
     """Whether an update waits for sequences that would otherwise become too old."""
+    masks: ClassVar[bool] = False
+    """Whether a batch may have tokens that are older than `max_lag`, which then carry no loss."""
 
     @property
     def max_lag(self) -> int:

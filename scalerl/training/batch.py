@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scalerl.config.recipe import OffPolicy
 from scalerl.models.routing import UNKNOWN
 from scalerl.rollouts.replay import flat_nuclei
 from scalerl.types import Rollout, ScoredGroup
@@ -140,15 +141,19 @@ def why_untrained(rollouts: RolloutTensors, usable_BT: Tensor) -> str:
     return f"no prompt had any variance in its rewards{rest}"
 
 
-def staleness(rollouts: RolloutTensors, trained_BT: Tensor, now: int, max_lag: int) -> dict[str, float]:
-    """Return the staleness in updates of the batch's sampled tokens, and the share that was too old to carry loss."""
-    age_N = (now - rollouts.version_BT[rollouts.sampled_BT]).float()
-    trained_N = (now - rollouts.version_BT[trained_BT]).float()
-    assert not len(trained_N) or float(trained_N.max()) <= max_lag, (float(trained_N.max()), max_lag)
+def staleness(rollouts: RolloutTensors, now: int, off_policy: OffPolicy) -> dict[str, float]:
+    """Return the staleness in updates of the batch's sampled tokens, and the share that was too old to carry loss.
+
+    Unless `off_policy` masks old tokens, the schedule must not let them arise; an engine must not report weights that
+    it cannot have.
+    """
+    age_N, bound = (now - rollouts.version_BT[rollouts.sampled_BT]).float(), off_policy.max_lag
+    low, high = float(age_N.min()), float(age_N.max())
+    assert low >= 0 and (high <= bound or off_policy.masks), f"{low:g} to {high:g} updates old; the bound is {bound}"
     return {
         "staleness_mean": float(age_N.mean()),
-        "staleness_max": float(age_N.max()),
-        "stale_share": float((age_N > max_lag).float().mean()),
+        "staleness_max": high,
+        "stale_share": float((age_N > bound).float().mean()),
     }
 
 

@@ -74,7 +74,7 @@ def train(run: Session) -> None:
 
         # new weights -> engines, during generation, with the next prompts
         run.publish(taken)
-        ages = staleness(rollouts, trained_BT, now, recipe.off_policy.max_lag)
+        ages = staleness(rollouts, now, recipe.off_policy)
         row = {**rollout_row(rollouts, rewards_PG, keep_P), **ages, **stats.to_dict()}
         run.records.step(taken, row, step_s=time.perf_counter() - began)
 

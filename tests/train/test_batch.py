@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from texts import rollout
 
 from scalerl.config.base import replace
-from scalerl.config.recipe import SCALERL
+from scalerl.config.recipe import SCALERL, PipelineRL, PpoOffPolicy
 from scalerl.learn.aggregate import AGGREGATIONS
-from scalerl.training.batch import collate, rollout_row, why_untrained
+from scalerl.training.batch import collate, rollout_row, staleness, why_untrained
 from scalerl.training.learner.base import TrainBatch
 from scalerl.training.loop import kept_prompts, loss_tokens
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
@@ -35,6 +35,20 @@ def test_prompt_completion_and_padding_are_at_the_right_positions():
     assert batch.rewards_PG.tolist() == [[1.0, -1.0], [0.25, 0.5]]
     assert batch.passed_PG.tolist() == [[True, False], [False, True]]
     assert batch.counted_PG.tolist() == [[True, True], [True, True]]
+
+
+def test_the_staleness_of_sampled_tokens_is_measured_and_bounded_unless_old_ones_are_masked():
+    """At update 7, the sampled tokens are 4, 4, 0 and 2 updates old; the inserted one, of version 0, does not count."""
+    rows = rollout([4, 5, 6], [True, True, False], versions=[3, 3, 0]), rollout([4, 5], versions=[7, 5])
+    batch = collate([group([1], *rows)])
+    ages = staleness(batch, 7, PipelineRL(max_lag=4))
+    assert ages == {"staleness_mean": 2.5, "staleness_max": 4.0, "stale_share": 0.0}
+    assert staleness(batch, 7, PipelineRL(max_lag=3, stale="mask"))["stale_share"] == 0.5
+    for policy in (PipelineRL(max_lag=3), PipelineRL(max_lag=3, stale="drop"), PpoOffPolicy(batches=4)):
+        with pytest.raises(AssertionError, match="0 to 4 updates old; the bound is 3"):
+            staleness(batch, 7, policy)
+    with pytest.raises(AssertionError, match="-1 to 3 updates old"):  # weights that do not exist yet
+        staleness(batch, 6, PipelineRL(max_lag=8, stale="mask"))
 
 
 def training(completions, trained_B):
