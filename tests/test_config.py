@@ -106,6 +106,14 @@ def written(directory, text, *words):
         ("--placement.backend ray --rollouts.schedule deterministic", "rollouts.schedule"),
         ("--placement.servers ['http://a:1']", "engine = 'vllm'"),
         ("--placement.engine vllm --placement.servers ['a:1']", "got 'a:1'"),
+        (
+            "--placement.engine vllm --hardware.device cpu --recipe.top_p 0.9",
+            "recipe.top_p: got 0.9 with a vLLM server",
+        ),
+        (
+            "--placement.engine vllm --placement.backend ray --device cpu --recipe.routing_replay on",
+            "recipe.routing_replay: got 'on' .*allowed: 'off', a GPU, or placement.engine = 'torch'",
+        ),
         ("stray", "got 'stray'"),
     ],
 )

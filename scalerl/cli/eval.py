@@ -133,6 +133,7 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     recipe = base.recipe if base else replace(SCALERL, length=NoLengthControl(max_tokens=MAX_TOKENS))
     options = ("temperature", "top_p")
     changes = {name: getattr(arguments, name) for name in options if getattr(arguments, name) is not None}
+    changes["routing_replay"] = "off"  # it trains on nothing, and servers on CPU do not report experts
     if arguments.max_tokens:
         changes["length"] = NoLengthControl(max_tokens=arguments.max_tokens)
     shared: dict[str, Any] = {

@@ -214,6 +214,17 @@ class RunConfig(Part):
                 "rollouts.schedule: got 'deterministic' with engines on Ray or of vLLM, which do not step together; "
                 "allowed: auto, eager"
             )
+        place = self.placement
+        if place.engine == "vllm" and not place.servers and self.hardware.device == "cpu":
+            for field, value, usual, reports in (
+                ("top_p", self.recipe.top_p, 1.0, "from which ids it sampled a token"),
+                ("routing_replay", self.recipe.routing_replay, "off", "its experts"),
+            ):
+                if value != usual:
+                    raise ValueError(
+                        f"recipe.{field}: got {value!r} with a vLLM server on CPU, which cannot report {reports}; "
+                        f"allowed: {usual!r}, a GPU, or placement.engine = 'torch'"
+                    )
         rounds = self.recipe.off_policy
         if self.weights == "nccl" and not rounds.streams and rounds.max_lag:
             raise ValueError(  # servers hold one version, and an evaluation within a round would replace it

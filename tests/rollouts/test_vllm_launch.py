@@ -14,6 +14,7 @@ from vllm_setup import PLAIN, agree, prompts_of, requests
 from scalerl.config import Hardware, RunConfig, read_config
 from scalerl.config.base import replace
 from scalerl.config.placement import Placement
+from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import Attention, ModelSizes
 from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
@@ -23,6 +24,7 @@ from scalerl.rollouts.vllm.launch import _server_spec, server_engines, server_li
 from scalerl.rollouts.vllm.nccl import NcclChannel
 from scalerl.rollouts.vllm.updates import UPDATES
 from scalerl.rollouts.weights import DirectoryChannel
+from scalerl.training.resolve import resolve
 
 
 def spec_of(addresses, tmp_path, *words):
@@ -127,6 +129,17 @@ def test_routing_replay_requests_the_experts_of_the_model(tmp_path):
     assert done.rollout.experts.shape == (len(done.rollout), 3, 2) and (done.rollout.experts >= 0).all()
     needs = Needs(VOCABULARY, 200, 8, "scalerl_directory", routing=RoutingShape(3, 2, 8))
     assert "--enable-return-routed-experts" in _server_spec(spec, needs, {}).extra
+
+
+@pytest.mark.parametrize("words", [("--recipe.top_p", "0.9"), ("--recipe.routing_replay", "on")])
+def test_what_vllm_cannot_report_on_cpu_is_an_error_before_a_server_starts(words, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = read_config(None, ["--placement.engine", "vllm", *words])  # `auto` may be a GPU
+    with pytest.raises(ConfigError, match=f"^{words[0][2:]}: got .* with a vLLM server on CPU") as caught:
+        resolve(config)
+    assert "\n" not in str(caught.value)
+    resolve(replace(config, placement=Placement()))
+    resolve(replace(config, placement=Placement(engine="vllm", servers=("http://gpu-7:8000",))))
 
 
 SHORT = ["--placement.silence_timeout_s", "4"]

@@ -186,7 +186,22 @@ def test_the_error_of_a_failed_start_is_one_line_with_the_reason(spec):
 
 
 CORE = "(EngineCore pid=7) ERROR 11-23 05:08:31 [core.py:15] "
+VALIDATED = """(APIServer pid=23) pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig
+  Value error, sampling distribution replay requires Model Runner V2 [type=value_error, input_value=ArgsKwargs((), {'mo\
+del_co... 'shutdown_timeout': 0}), input_type=ArgsKwargs]
+    For further information visit https://errors.pydantic.dev/2.14/v/value_error
+"""
+FIELD = """pydantic_core._pydantic_core.ValidationError: 2 validation errors for CacheConfig
+block_size
+  Input should be greater than 0 [type=greater_than, input_value=-1, input_type=int]
+    For further information visit https://errors.pydantic.dev/2.14/v/greater_than
+swap_space
+  Input should be greater than 0 [type=greater_than, input_value=-1, input_type=int]
+"""
 LOGS = {
+    "pydantic, of a record": (VALIDATED, "sampling distribution replay requires Model Runner V2"),
+    "pydantic, of a field": (FIELD, "block_size: Input should be greater than 0"),
+    "pydantic, cut off": ("ValueError: 1 validation error for X\nmore", "ValueError: 1 validation error for X"),
     "a usage message": ("usage: api_server.py\n  [--x]\napi_server.py: error: unrecognized arguments: --no",
                         "api_server.py: error: unrecognized arguments: --no"),
     "another process": (f"{CORE}Traceback (most recent call last):\n{CORE}  raise ValueError(\n{CORE}ValueError: "

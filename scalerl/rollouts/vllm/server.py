@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,8 @@ _PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:[A-Z]+ \S+ \S+ \[[^]]*\] )?")
 """Process, level, time and place before vLLM's messages."""
 _ERROR = re.compile(r"(?:[\w./-]+: )?[\w.]*(?:[Ee]rror|Exception)(?:: .|$)")
 """The last line of a traceback, or of a usage message."""
+_VALIDATED = re.compile(r"\s+(?:Value error, |Assertion failed, )?(.*?) \[type=\w+, input_")
+"""A message of pydantic, with the type of the error and the input, which is long and no help."""
 _ELSEWHERE = re.compile("root cause|see stack trace", re.IGNORECASE)
 """Errors of a process that only say that another one has failed."""
 _REASON_LINES = 300
@@ -138,8 +140,8 @@ class Server:
         lines = [line for line in text.splitlines() if line.strip() and " WARNING " not in line[:40]][-_REASON_LINES:]
         plain = [_PREFIX.sub("", line) for line in lines]
         errors = [
-            f"{line} {after.strip()}" if "validation error" in line else line  # of pydantic, which needs two lines
-            for line, after in zip(plain, [*plain, ""][1:], strict=True)
+            _validated(plain[at + 1 : at + 3]) or line if "validation error" in line else line
+            for at, line in enumerate(plain)
             if _ERROR.match(line)
         ]
         causes = [error for error in errors if not _ELSEWHERE.search(error)]
@@ -153,6 +155,17 @@ class Server:
             self._process.stdin.write(b"end\n")  # lets the server shut down before it is killed
             self._process.stdin.close()
         self._process.wait()
+
+
+def _validated(lines: Sequence[str]) -> str:
+    """Return the message of pydantic's first error, without its input; empty if the lines hold none.
+
+    The lines after the first are a field's name, unless the error is of the whole record, and an indented message.
+    """
+    for count, line in enumerate(lines):
+        if found := _VALIDATED.match(line):
+            return ": ".join([*lines[:count], found[1]])
+    return ""
 
 
 def wait_for_server(address: str, limit_s: float) -> None:
