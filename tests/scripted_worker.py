@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import signal
 import time
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from scripted_engine import STOP, ScriptedDecoder
 
 from scalerl.config.recipe import OffPolicy
@@ -59,7 +58,7 @@ class ScriptedSpec:
             engine, evaluator = Hanging(engine, self.hangs_at), Hanging(evaluator, self.hangs_at)
         coordinator: Any = Coordinator([engine], schedule, self.group_size, seed=0, evaluators=[evaluator])
         if self.state is not None:
-            coordinator.load_state(json.loads((self.state / "generator").read_text()))
+            coordinator.load_state(pickle.loads((self.state / "generator").read_bytes()))
         if self.fail_at_tick >= 0 or self.kill_at_tick >= 0:
             coordinator = _Faulty(coordinator, self)
         return WorkerParts(coordinator, _save)
@@ -104,9 +103,7 @@ class Hanging:
 
 def _save(path: Path, name: str, state: dict[str, Any]) -> None:
     path.mkdir(exist_ok=True)
-    (path / name).write_text(
-        json.dumps(state, default=lambda value: value.tolist() if isinstance(value, np.ndarray) else str(value))
-    )
+    (path / name).write_bytes(pickle.dumps(state))
 
 
 class NumberChannel:
@@ -137,9 +134,9 @@ class LosingChannel(NumberChannel):
 
     asked = 0
 
-    def lost(self) -> bool:
+    def lost(self) -> str:
         self.asked += 1
-        return self.asked == 2
+        return "an engine was restarted" if self.asked == 2 else ""
 
 
 def weights(version: int, channel: WeightChannel) -> None:

@@ -130,7 +130,7 @@ class Pipeline:
         self._launch, self._watch, self._cure = launch, watch, cure
         self._worker: Remote | None = None
         self._build, self._channel, self._score, self._stop_requested = build, channel, score, stop_requested
-        self._lost: Callable[[], bool] = getattr(channel, "lost", lambda: False)
+        self._lost: Callable[[], str] = getattr(channel, "lost", lambda: "")
         self._first: Callable[[], None] = lambda: None
         self._latest: Callable[[], None] = lambda: None
         self._held: set[int] = set()
@@ -351,7 +351,8 @@ class Pipeline:
                     if interruptible:
                         raise Interrupted from None
                     self._settle(stopping.seconds())
-                elif self._lost():
+                elif reason := self._lost():
+                    self._inbox["note"].put(f"the latest weights are sent again: {reason}")
                     self._transfer()
         return None
 

@@ -130,7 +130,8 @@ def _distinct(made: Any, count: int, name: str) -> Iterator[dict[str, Any]]:
             raise PluginError(f"row {index} of {name} is {describe(row)}; allowed: a dict with `prompt`")
         if not is_plain(row) and (error := outcome(partial(pickle.dumps, row)).exception()):
             raise PluginError(
-                f"row {index} of {name} cannot be sent to other processes ({error}); allowed: values that pickle can store"
+                f"row {index} of {name} cannot be sent to other processes ({error}); allowed: values that pickle can "
+                "store"
             )
         if (prompt := call(json.dumps, f"{name}.rows", row["prompt"], default=repr)) not in prompts:
             prompts.add(prompt)

@@ -7,11 +7,15 @@ As programs: `gloo_vllm.py serve HOST PORT FILE` runs a server that writes the w
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import sys
 import tempfile
 import threading
+import time
 import types
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -88,11 +92,21 @@ class WorkerHandler(Handler):
             return self.answer(500, {"error": str(error)[:300]})
         self.answer(200, {})
 
+    def on_shutdown_weight_transfer_engine(self, body: dict | None) -> None:
+        if self.fake.stuck:
+            time.sleep(30.0)  # its workers wait inside NCCL
+        assert not self.fake.partial, "vLLM does not leave a group during an update"
+        self.fake.group = None
+        self.answer(200, {})
+
     def on_update_weights(self, body: dict) -> None:
         got = {}
         for name, dtype, shape in body["update_info"]["places"]:
             tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-            self.fake.group.broadcast(tensor, 0).wait()
+            try:
+                self.fake.group.broadcast(tensor, 0).wait()
+            except RuntimeError as error:
+                return self.answer(500, {"error": str(error)[:300]})
             got[name] = tensor.tolist()
         master = self.fake.bodies[-1]["init_info"]["master_address"]
         Path(self.fake.file).write_text(json.dumps({"weights": got, "master": master}))
@@ -124,20 +138,33 @@ def channel_to(*servers: str, **options: Any) -> Any:
     return channel
 
 
+@dataclass
 class Sender:
     """The learner of one rank, whose send sends `weights`; made inside the process of the rank."""
 
-    def __init__(self) -> None:
+    kills: int = 0
+    """Process that dies between the two tensors of version 2."""
+
+    def __call__(self) -> Sender:
         install()
+        return self
 
     def send(self, version: int, channel: Any) -> None:
-        channel.send(version, weights(version))
+        channel.send(version, self.weights(version))
+
+    def weights(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+        for number, pair in enumerate(weights(version)):
+            if number == 1 and version == 2 and self.kills:
+                os.kill(self.kills, signal.SIGKILL)
+                self.kills = 0
+            yield pair
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         with FakeVllm(int(sys.argv[3]), host=sys.argv[2], handler=WorkerHandler) as server:
-            server.file = sys.argv[4]
+            server.file, server.stuck = sys.argv[4], "stuck" in sys.argv
+            signal.signal(signal.SIGUSR1, lambda *_: setattr(server, "stuck", True))
             print(server.address, flush=True)
             threading.Event().wait()
     install()

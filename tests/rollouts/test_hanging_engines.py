@@ -1,7 +1,7 @@
 """A run whose engines hang in a swap, like a server that does not answer, stops soon and with a checkpoint."""
 
-import json
 import os
+import pickle
 import signal
 import time
 from collections import Counter
@@ -57,7 +57,7 @@ class Run:
         self.pipeline.snapshot(version, path)
         assert self.pipeline.snapshots_done({version}) == [version]
         assert time.monotonic() - began < 3.0
-        return json.loads((path / "generator").read_text())
+        return pickle.loads((path / "generator").read_bytes())
 
 
 @pytest.fixture

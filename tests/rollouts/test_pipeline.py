@@ -107,6 +107,7 @@ def test_weights_that_an_engine_lost_are_sent_again_while_the_trainer_waits():
     finally:
         pipeline.close()
     assert sent == [0, 0]
+    assert pipeline.notes() == ["the latest weights are sent again: an engine was restarted"]
 
 
 @pytest.mark.parametrize(

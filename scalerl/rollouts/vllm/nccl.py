@@ -8,6 +8,7 @@ up to the broadcast, and between two networks with gloo in the place of NCCL.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -29,6 +30,7 @@ from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.vllm.protocol import (
     FINISH_UPDATE,
     INIT_TRANSFER,
+    IS_PAUSED,
     PAUSE,
     RESUME,
     SHUTDOWN_TRANSFER,
@@ -48,6 +50,21 @@ BUFFER = 1 << 28
 that the servers' cache takes."""
 SPARE = 0.9
 """Share of the time limit that this process uses: the loop ends it at the limit, and does not know the servers."""
+LEAVE_S = 10.0
+"""Seconds in which a server must leave an earlier group. Its workers may wait for a process that died, inside NCCL."""
+NOTICE_S = 5.0
+"""Seconds in which the request to a server breaks that died, if NCCL has noticed the death first."""
+GRACE_S = 30.0
+"""Seconds in which vLLM's thread must end after a server has failed; aborting NCCL takes up to 5."""
+FAILURES = 3
+"""Transfers in a row in which a server failed, after which the run ends."""
+UNABLE, PROBLEM = "unable", "problem"
+"""Files next to the servers' addresses: servers that cannot join a group until they are restarted; why a transfer
+failed. The loop's process reads both."""
+
+
+class ServerFailed(RuntimeError):
+    """A server died or failed in a transfer; the others have no complete weights."""
 
 
 class NcclChannel:
@@ -76,10 +93,10 @@ class NcclChannel:
         self._layout, self._directory = layout, directory.absolute()  # actors have other current directories
         self._master_address, self._timeout_s = master_address, timeout_s
         self._sender: Any = None
-        self._asked_at = 0.0
+        self._asked_at, self._failures = 0.0, 0
         directory.mkdir(parents=True, exist_ok=True)
-        for left in directory.glob("server_*"):
-            left.unlink()
+        for left in (*directory.glob("server_*"), directory / UNABLE, directory / PROBLEM):
+            left.unlink(missing_ok=True)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the communicator, which engine processes do not need."""
@@ -96,11 +113,13 @@ class NcclChannel:
     def send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
         """Load a version into every server that answers; return when all use it.
 
-        A server that is away gets the weights when it is back (`lost`). If one came or went, all join a new group.
+        A server that is away gets the weights when it is back (`lost`). If one came or went, all join a new group. If
+        one fails during the transfer, the others get no complete weights and stay paused, until the caller has seen
+        this from `lost` and sends again.
 
         Raises:
             ConfigError: vLLM is not installed in this environment, no server answers, or one cannot join.
-            RuntimeError: A server failed; it is left paused, and the transfer group is lost.
+            RuntimeError: A server hangs, or servers failed in `FAILURES` transfers in a row.
         """
         limit_s = SPARE * self._timeout_s
         until = time.monotonic() + limit_s
@@ -110,21 +129,55 @@ class NcclChannel:
             time.sleep(0.5)
         if self._sender is not None and (tuple(labels) != self._sender.servers or UNLABELED in labels.values()):
             self.close()
-        if self._sender is None:
-            self._sender = _Sender(self._layout, tuple(labels), self._master_address, limit_s)
-        self._sender.send(version, weights, until - time.monotonic())
+        rest = iter(weights)
+        try:
+            if self._sender is None:
+                self._sender = _Sender(self._layout, self._able(labels), self._master_address, limit_s)
+            self._sender.send(version, rest, until - time.monotonic())
+        except ServerFailed as error:
+            self._fail(error)
+            for _ in rest:  # the other ranks gather them together with this one
+                pass
+        else:
+            self._failures = 0
 
-    def lost(self) -> bool:
-        """Return whether a server does not have the latest weights; asks the servers every few seconds."""
+    def _able(self, labels: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the servers that have left their earlier group; the others wait to be restarted."""
+        unable = [address for address in labels if not leave_group(address)]
+        write_whole(self._directory / UNABLE, "\n".join(unable))
+        if len(unable) == len(labels):
+            raise ServerFailed(f"the vLLM servers {', '.join(unable)} do not leave their transfer group")
+        return tuple(address for address in labels if address not in unable)
+
+    def _fail(self, error: ServerFailed) -> None:
+        self.close()
+        self._failures += 1
+        if self._failures >= FAILURES:
+            raise RuntimeError(f"{error}; {self._failures} transfers in a row failed") from None
+        write_whole(self._directory / PROBLEM, str(error))
+
+    def lost(self) -> str:
+        """Return why a server does not have the latest weights, or nothing; asks the servers every few seconds."""
+        problem = self._directory / PROBLEM
+        with contextlib.suppress(FileNotFoundError):
+            text = problem.read_text(encoding="utf-8")
+            problem.unlink()
+            return text
         if time.monotonic() - self._asked_at < ASK_S:
-            return False
+            return ""
         labels = set(self._labels().values())
         self._asked_at = time.monotonic()
-        return UNLABELED in labels or len(labels) > 1
+        return "a vLLM server has started" if UNLABELED in labels or len(labels) > 1 else ""
 
     def _labels(self) -> dict[str, str]:
-        """Return the label of the weights of every server that answers, by its address, in the engines' order."""
-        labels = {}
+        """Return the label of the weights of every server that answers, by its address, in the engines' order.
+
+        Without those that cannot join a group until they are restarted.
+        """
+        labels: dict[str, str] = {}
+        unable: list[str] = []
+        with contextlib.suppress(FileNotFoundError):
+            unable = (self._directory / UNABLE).read_text(encoding="utf-8").split()
         for file in sorted(self._directory.glob("server_*")):
             try:
                 address = file.read_text(encoding="utf-8").rstrip("/")
@@ -132,7 +185,9 @@ class NcclChannel:
             except (FileNotFoundError, httpx.TransportError):  # it is ending, or away
                 continue
             if answer.status_code == 200:
-                labels[address] = str(answer.json()["weight_version"])
+                label = str(answer.json()["weight_version"])
+                if address not in unable or label == UNLABELED:
+                    labels[address] = label
         return labels
 
     def receive(self, version: int) -> Mapping[str, Any]:
@@ -166,6 +221,7 @@ class _Sender:
                 "it there, or use 'directory'"
             ) from None
         self.servers = servers
+        self._engine: Any = None
         self._client = ServersClient(servers, limit_s)
         self._source = weight_source(layout)
         info = NCCLTrainerInitInfo(
@@ -183,7 +239,7 @@ class _Sender:
         )
         self._engine = self._limited(begin, min(JOIN_S, limit_s), late)
 
-    def send(self, version: int, weights: Iterable[tuple[str, Any]], limit_s: float) -> None:
+    def send(self, version: int, weights: Iterator[tuple[str, Any]], limit_s: float) -> None:
         self._client.version = version
         self._source.weights = weights
         late = RuntimeError(f"to receive version {version} of the weights over NCCL; see their logs")
@@ -193,16 +249,25 @@ class _Sender:
         """Call vLLM in a thread, which NCCL may block forever, and return the result.
 
         Raises:
-            RuntimeError: A server failed.
-            Exception: `late`, completed by the processes: it took too long.
+            ServerFailed: A server failed; a transfer has ended.
+            RuntimeError: A server failed, but the transfer does not end.
+            Exception: `late`, completed by the processes: it took too long. Or the call's own exception.
         """
         done: Future[Any] = Future()
         Thread(target=outcome, args=(call, done), name="weights", daemon=True).start()
         wait((done, self._client.failure), max(0.0, limit_s), FIRST_COMPLETED)
-        if self._client.failure.done() or not done.done():
+        if done.done() and done.exception() is not None:
+            wait((self._client.failure,), NOTICE_S)
+        if self._client.failure.done():
             self._client.close()
-            if self._client.failure.done():
-                self._client.failure.result()
+            text = str(self._client.failure.exception())
+            if self._engine is not None:  # otherwise it joins, with no weights under way
+                self._engine.shutdown()  # aborts NCCL, in which the call may wait for the server
+                if not wait((done,), GRACE_S).done:
+                    raise RuntimeError(f"{text}; the transfer does not end, because NCCL waits for the server")
+            raise ServerFailed(text)
+        if not done.done():
+            self._client.close()
             raise type(late)(
                 f"rollouts.weights: process {os.getpid()} of trainer rank 1 on {socket.gethostname()} waited "
                 f"{limit_s:.0f} s for the vLLM servers {', '.join(self.servers)} {late}"
@@ -210,8 +275,21 @@ class _Sender:
         return done.result()
 
     def close(self) -> None:
-        self._engine.shutdown()
+        if self._engine is not None:
+            self._engine.shutdown()
         self._client.close()
+
+
+def leave_group(address: str) -> bool:
+    """Let a server leave an earlier transfer group, and end an update that was not finished; return whether it did."""
+    with httpx.Client(base_url=address, timeout=LEAVE_S, trust_env=False) as client:
+        try:
+            if client.get(IS_PAUSED).json().get("is_paused"):
+                # fails if no update is open; vLLM closes the connection then
+                client.post(FINISH_UPDATE, json={}, headers={"connection": "close"})
+            return client.post(SHUTDOWN_TRANSFER).status_code == 200
+        except (httpx.TransportError, ValueError):  # it does not answer, or is ending
+            return False
 
 
 class ServersClient:
@@ -234,7 +312,12 @@ class ServersClient:
         """Gets the first error of a server."""
         self._clients = [httpx.Client(base_url=s, timeout=timeout_s, trust_env=False) for s in servers]
         self._threads = ThreadPoolExecutor(len(self._clients))
-        self.world_sizes = [client.get(WORLD_SIZE).raise_for_status().json()["world_size"] for client in self._clients]
+        try:
+            answers = [client.get(WORLD_SIZE).raise_for_status() for client in self._clients]
+        except httpx.HTTPError as error:
+            self.close()
+            raise ServerFailed(f"a vLLM server of {', '.join(servers)}: {error or type(error).__name__}") from None
+        self.world_sizes = [answer.json()["world_size"] for answer in answers]
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Let all workers join the transfer group; ranks are assigned to the servers in order."""
@@ -242,7 +325,6 @@ class ServersClient:
         for size in self.world_sizes:
             bodies.append({"init_info": {**init_info, "rank_offset": first}})
             first += size
-        self._all(SHUTDOWN_TRANSFER)  # leave an earlier group
         self._all(INIT_TRANSFER, bodies)
 
     def start_weight_update(self) -> None:
@@ -278,7 +360,7 @@ class ServersClient:
         asked = {self._threads.submit(ask, client, body): client for client, body in pairs}
         for done in as_completed(asked):
             if error := done.exception():
-                said = RuntimeError(f"the vLLM server at {asked[done].base_url}: {error or type(error).__name__}")
+                said = ServerFailed(f"the vLLM server at {asked[done].base_url}: {error or type(error).__name__}")
                 if not self.failure.done():
                     self.failure.set_exception(said)
                 raise said
