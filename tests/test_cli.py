@@ -91,7 +91,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
 SHOWN = r"""
 from scalerl.api import _complete
 try: _complete(None, None, True)  # a call from Python, which fails for want of a configuration
-except AttributeError: print("0.5 \xb1 0.1")
+except AttributeError: print("0.5 \\xb1 0.1")
 """
 
 

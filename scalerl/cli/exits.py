@@ -120,9 +120,17 @@ class _Output(io.FileIO):
 
 def escape_unknown(stream: Any) -> None:
     """Let a text stream escape the characters that its encoding lacks; others, such as those of notebooks, stay."""
-    # in the C locale, Python's own choice is surrogateescape, which fails for other characters, such as ±
-    if getattr(stream, "errors", None) in ("strict", "surrogateescape") and hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors="backslashreplace")
+    if hasattr(stream, "reconfigure") and _errors_of(stream) != stream.errors:
+        with suppress(OSError):  # its descriptor was replaced
+            stream.reconfigure(errors=_errors_of(stream))
+
+
+def _errors_of(stream: Any) -> str:
+    """Return the error handler of a stream, but not one that fails.
+
+    In the C locale, Python's own choice is surrogateescape, which fails for other characters, such as ±.
+    """
+    return "backslashreplace" if stream.errors in ("strict", "surrogateescape") else str(stream.errors)
 
 
 def prepare_streams(*, outlived: bool) -> None:
@@ -141,7 +149,7 @@ def prepare_streams(*, outlived: bool) -> None:
         if outlived:
             raw = io.BufferedWriter(_Output(stream.fileno(), "wb", closefd=False))
             modes = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
-            setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, stream.errors, **modes))
+            setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, _errors_of(stream), **modes))
 
 
 def prepare_environment(modules: Sequence[str] = ()) -> None:
