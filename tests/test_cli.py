@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from tiny_models import tiny_model
 from scalerl import cli
 from scalerl.config import LAB, PRESETS, read_config
 from scalerl.config.recipe import adopt, named_recipes
+from scalerl.core import errors
 from scalerl.training.run_info import run_info
 
 POINTS = [(0, 0.20), (100, 0.31), (200, 0.42), (400, 0.51), (800, 0.56), (1600, 0.585), (3200, 0.595)]
@@ -317,3 +319,35 @@ def test_an_error_of_the_program_itself_is_not_hidden(monkeypatch, points):
     monkeypatch.setattr("scalerl.scaling.Curve.read", raising(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         cli.main(["fit", str(points)])
+
+
+@pytest.mark.parametrize("megabytes", [300, 500, 600, 700, 800])
+@pytest.mark.parametrize("words", [["train"], ["eval", "model", "--suite", "rows.jsonl"], ["doctor"]])
+def test_a_limit_of_memory_below_what_torch_takes_is_one_line(tmp_path, words, megabytes):
+    def limit():  # as `ulimit -v`; torch's libraries would abort the process
+        resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
+
+    done = subprocess.run(runs.command(*words), capture_output=True, text=True, cwd=tmp_path, preexec_fn=limit)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout, done.stderr
+    assert "ulimit -v" in done.stderr and "at least 1.0 GB" in done.stderr and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), ImportError("libtorch_cpu.so: failed to map segment from shared object"), OSError(12, "Cannot "
+     "allocate memory"), RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory"), RuntimeError("can't "
+     "start new thread")],
+)  # fmt: skip
+def test_a_lack_of_memory_is_one_line_with_the_limit_in_every_command(error, capsys, monkeypatch):
+    monkeypatch.setattr("scalerl.cli.recipes.print_recipes", raising(error))
+    code, _, text = call(capsys, "recipes")
+    assert code == 1 and text.startswith("scalerl: out of memory: it had taken ") and text.count("\n") == 1
+    with pytest.raises(type(error)), errors.raising(errors.ConfigError, lambda error: "a damaged file"):
+        raise error
+
+
+def test_an_error_of_the_program_keeps_its_traceback(capsys, monkeypatch):
+    for error in (RuntimeError("a bug"), ImportError("cannot import name 'x'"), OSError("no number")):
+        monkeypatch.setattr("scalerl.cli.recipes.print_recipes", raising(error))
+        with pytest.raises(type(error)):
+            call(capsys, "recipes")

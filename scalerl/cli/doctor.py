@@ -29,6 +29,7 @@ def doctor(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md), for a bug report")
     parser.add_argument("--trust", action="store_true", help="run the code that CONFIG.toml names without confirmation")
     file, options, fields = parse_with_config(parser, words)
+    prepare_environment(TRAINING)
     from scalerl.cluster.doctor import FAILS, examine
     from scalerl.config import read_config
     from scalerl.config.trust import check_trust
@@ -36,7 +37,6 @@ def doctor(words: list[str]) -> int:
     config = read_config(file, fields) if file or fields else None
     if config is not None:
         check_trust([config], str(file or "the command line"), trusted=options.trust or file is None, typed=fields)
-    prepare_environment(TRAINING)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the lines of the checks give the reasons
     findings = []
     for finding in examine(config):

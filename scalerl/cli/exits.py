@@ -159,12 +159,16 @@ def prepare_environment(modules: Sequence[str] = ()) -> None:
         modules: Modules that the command imports.
 
     Raises:
-        ConfigError: A module is not installed, or the current directory was removed, in which no process can start.
+        ConfigError: A module is not installed, a limit of memory is too small for torch, or the current directory was
+            removed, in which no process can start.
     """
     from scalerl.core.errors import ConfigError
-    from scalerl.core.packages import check_installed
+    from scalerl.core.machine import check_address_space
+    from scalerl.core.packages import TRAINING, check_installed
 
     check_installed(modules)
+    if set(TRAINING) <= set(modules):
+        check_address_space()
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -180,8 +184,9 @@ def guarded(action: Callable[[], int]) -> int:
     from pydantic import ValidationError
 
     from scalerl.config.base import problems
-    from scalerl.core.errors import ConfigError
-    from scalerl.core.files import disk_errors, system_error, trouble
+    from scalerl.core.errors import ConfigError, lacks_memory
+    from scalerl.core.files import system_error, system_errors, trouble
+    from scalerl.core.machine import memory_report, peak_bytes
     from scalerl.core.packages import missing
     from scalerl.scaling import CurveError
 
@@ -206,8 +211,11 @@ def guarded(action: Callable[[], int]) -> int:
         stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
         complain(_stopped(stopped.number, stopped.when))
         return 128 + stopped.number
-    except disk_errors() as error:
+    except system_errors() as error:
         cause = system_error(error)
+        if lacks_memory(error):
+            complain(f"out of memory: {memory_report(peak_bytes())} ({str(error)[:200] or type(error).__name__})")
+            return FAILED
         if cause is None or (cause.filename is None and cause.errno not in DISK):
             raise  # not about a path that the user gave
         complain(trouble(cause))

@@ -42,11 +42,14 @@ def lacks_memory(error: BaseException) -> bool:
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
-        or (isinstance(error, (RuntimeError, OSError)) and any(phrase in text for phrase in NO_MEMORY))
+        or (isinstance(error, (RuntimeError, OSError, ImportError)) and any(phrase in text for phrase in NO_MEMORY))
     )
 
 
-NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc", "not enough memory", "out of memory")
+NO_MEMORY = (
+    *("can't allocate memory", "Cannot allocate memory", "std::bad_alloc", "not enough memory", "out of memory"),
+    *("failed to map segment", "can't start new thread"),
+)
 """Parts of messages about memory that could not be allocated."""
 
 
@@ -78,4 +81,6 @@ def raising(kind: type[Exception], text: Callable[[Exception], str]) -> Iterator
     except ConfigError:
         raise
     except Exception as error:  # a parser may raise anything
+        if lacks_memory(error):  # which is no fault of the data
+            raise
         raise kind(text(error)) from None

@@ -52,10 +52,11 @@ def trouble(error: OSError) -> str:
     return f"{shown}: {what}" if shown else what
 
 
-def disk_errors() -> tuple[type[Exception], ...]:
-    """Return the types of errors that may come from the system, for an except clause."""
+def system_errors() -> tuple[type[Exception], ...]:
+    """Return the types of errors that a full disk or a lack of memory may have, for an except clause."""
     safetensors = sys.modules.get("safetensors")
-    return (OSError, safetensors.SafetensorError) if safetensors else (OSError,)
+    types = (OSError, MemoryError, ImportError, RuntimeError)
+    return (*types, safetensors.SafetensorError) if safetensors else types
 
 
 def system_error(error: BaseException) -> OSError | None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scalerl.core.errors import ConfigError
+
 NO_LIMIT = 1 << 60
 """Bytes from which a number is no limit: control groups of version 1 write one near 2^63."""
 
@@ -94,6 +96,26 @@ def memory_report(peak: float) -> str:
 def peak_bytes() -> int:
     """Return the largest resident memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def check_address_space() -> None:
+    """Check that this process may map what importing torch maps; with less, the C libraries end the process.
+
+    Raises:
+        ConfigError: A limit is too small; the message has the command that raises it.
+    """
+    for memory in _process_limits(Path("/")):
+        if memory.total < TORCH_BYTES:
+            raise ConfigError(
+                f"memory: got {memory.limit} of {memory.total / 1e9:.2f} GB; allowed: at least {TORCH_BYTES / 1e9:.1f} "
+                "GB, because importing torch and transformers takes that much. Raise it, for example with ulimit "
+                f"{memory.limit[-3:-1]} unlimited"
+            )
+
+
+TORCH_BYTES = 1e9
+"""Address space below which nothing can be sampled: importing torch 2.13 for CPUs and transformers takes 0.7 GB, a
+model's code and scipy the rest; CUDA takes more."""
 
 
 def _machine(root: Path) -> Iterator[Memory]:
