@@ -33,7 +33,8 @@ NORMS = 7 * 64
 
 
 def rehearsed(tmp_path, capsys, *fields):
-    (tmp_path / "run.toml").write_text(RUN)
+    (tmp_path / "run.toml").write_text(RUN.replace("prompts.jsonl", f"{tmp_path}/prompts.jsonl"))
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
     words = ["--model", str(tmp_path / "model"), *fields]
     assert cli.main(["plan", str(tmp_path / "run.toml"), "--rehearse", "--json", *words]) == 0
     return json.loads(capsys.readouterr().out)

@@ -57,34 +57,6 @@ def test_a_long_stretch_of_empty_lines_is_refused_at_once(tmp_path, empty):
     assert len(read(tmp_path / "c.jsonl")) == 3
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "reason"),
-    [
-        ("date32", 3_000_000, "date value out of range"),
-        ("date32", -800_000, "date value out of range"),
-        ("timestamp", 2**62, "date value out of range"),
-        ("duration", 2**62, "too large"),
-        ("zone", 1, "Nowhere"),
-        ("nested", 3_000_000, "date value out of range"),
-    ],
-)
-def test_values_of_parquet_that_python_lacks_are_refused_with_row_and_column(tmp_path, kind, value, reason):
-    import pyarrow
-    from pyarrow import parquet as files
-
-    kinds = {
-        "date32": pyarrow.date32(), "timestamp": pyarrow.timestamp("us"), "duration": pyarrow.duration("s"),
-        "zone": pyarrow.timestamp("us", "Nowhere"), "nested": pyarrow.struct([("day", pyarrow.date32())]),
-    }  # fmt: skip
-    count = 1500  # more than one batch
-    values = [{"day": 1} if kind == "nested" else 1 for _ in range(count)] if kind != "zone" else [None] * count
-    values[1200] = {"day": value} if kind == "nested" else value
-    table = {"prompt": ["1+1="] * count, "answer": ["2"] * count, "made": pyarrow.array(values, kinds[kind])}
-    files.write_table(pyarrow.table(table), tmp_path / "p.parquet")
-    with pytest.raises(ConfigError, match=rf"p.parquet row 1201: a value of type .* in the column 'made' .*{reason}"):
-        read(tmp_path / "p.parquet")
-
-
 def test_a_line_over_the_limit_is_refused_in_a_short_message(tmp_path):
     (tmp_path / "p.jsonl").write_text(LINES + json.dumps({"prompt": "x" * (3 << 20), "answer": "1"}) + "\n")
     with pytest.raises(ConfigError, match=r"line 4.*data.max_line_mb") as error:

@@ -396,7 +396,7 @@ def test_the_environment_of_the_page_plays_a_game(user_code):
     limits = rows[0].columns[TURNS]
     assert limits == {
         "turns": 6, "reply_tokens": 64, "reply_s": 10.0, "reply_threads": 1, "reply_ticks": 8, "start_s": 60.0,
-        "chat_template": "auto", "template_date": "auto",
+        "chat_template": "auto",
     }  # fmt: skip
     prompt = Prompt("0", "", (1,), "", "Guess", rows[0].columns)
     said, replies = [], []

@@ -66,7 +66,7 @@ def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded(smol, tmp_path, 
     monkeypatch.setattr(launch, "load_of", lambda *given: loaded.append(given))
     monkeypatch.setattr(sizing, "host_memory", lambda: Memory(4e9, 3.9e9, "the control group (memory.max)"))
     config = read_config(None, [*COMMAND[1:], *FEW])
-    display = SimpleNamespace(note=lambda text: None, configured=lambda config: None)
+    display = SimpleNamespace(note=lambda text: None, configured=lambda config: None, belongs_to=lambda path: None)
     with pytest.raises(ConfigError, match=r"memory: the run needs up to .* of 4.0 GB are free \(the control group"):
         launch.start(config, tmp_path / "run", display, lambda: False)
     assert not loaded and not (tmp_path / "run").exists()

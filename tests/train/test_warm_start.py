@@ -155,7 +155,7 @@ def test_a_run_is_listed_during_its_warm_start_and_leaves_no_directory_if_it_fai
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(run_model, "warm_start", slow)
     notes = []
-    display = SimpleNamespace(note=notes.append)
+    display = SimpleNamespace(note=notes.append, belongs_to=lambda path: None)
     with pytest.raises(ConfigError, match="the gate"):
         launch.start(PRESETS["lab"], tmp_path / "run", display, lambda: False)
     steps = PRESETS["lab"].model.warm_start.steps

@@ -10,7 +10,8 @@ from scalerl.training.run_info import run_info
 
 LAB = PRESETS["lab"]
 METRICS = {
-    "pass_rate": 0.4, "reward": 0.4, "prompts": 16, "kept_prompts": 11, "truncation_rate": 0.02,
+    "pass_rate": 0.4, "answer_in_prompt": 0.1,
+    "reward": 0.4, "prompts": 16, "kept_prompts": 11, "truncation_rate": 0.02,
     "interruption_rate": 0.1, "completion_tokens_mean": 48.0, "completion_tokens_max": 80, "staleness_mean": 3.2,
     "staleness_max": 7.0, "stale_share": 0.0, "loss": -0.01, "trained_tokens": 9000, "log_ratio_mean": 0.001,
     "log_ratio_min": -0.4, "log_ratio_max": 0.5, "capped_share": 0.001,
