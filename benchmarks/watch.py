@@ -30,7 +30,7 @@ from typing import Any
 from scalerl.config import PRESETS, to_toml
 from scalerl.config.base import replace
 from scalerl.core.status import Heartbeat
-from scalerl.training.catalogue import METRICS
+from scalerl.training.catalog import METRICS
 
 STEP_S = 1.5
 

@@ -6,7 +6,7 @@ from scalerl.config import HuggingFaceModel, RunConfig, by_name
 from scalerl.config.data import generated
 from scalerl.core.run_files import RunInfo
 from scalerl.core.serialization import flat
-from scalerl.training.catalogue import METRICS
+from scalerl.training.catalog import METRICS
 
 RULES = {
     "arithmetic": "The arithmetic is computed from left to right, modulo 10.",

@@ -13,7 +13,7 @@ from scalerl.core.numbers import number
 from scalerl.core.run_files import active_warnings
 from scalerl.scaling import Curve, CurveError
 from scalerl.scaling.health import decline
-from scalerl.training.catalogue import (
+from scalerl.training.catalog import (
     LEAST_EFFECTIVE,
     LOW,
     METRICS,

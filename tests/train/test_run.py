@@ -14,7 +14,7 @@ import pytest
 import runs
 
 from scalerl.core.status import read_status
-from scalerl.training.catalogue import METRICS
+from scalerl.training.catalog import METRICS
 from scalerl.view.run import FollowedRun
 
 
@@ -206,4 +206,4 @@ def test_a_configuration_changed_before_a_resume_is_refused(undisturbed, tmp_pat
     config = path / "config.toml"
     config.write_text(config.read_text().replace("temperature = 1.0", "temperature = 0.9"))
     code, text = runs.call("resume", str(path))
-    assert code == 2 and "'temperature = 0.9'" in text and "Traceback" not in text
+    assert code == 2 and "recipe.temperature = 0.9" in text and "Traceback" not in text

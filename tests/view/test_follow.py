@@ -13,7 +13,7 @@ from watched import METRICS as ROW
 from watched import add_event, add_points, add_rollouts, add_steps, rollout, write_run
 
 from scalerl.core.rows import RowFile
-from scalerl.training.catalogue import METRICS
+from scalerl.training.catalog import METRICS
 from scalerl.view.rollouts import RolloutIndex
 from scalerl.view.run import FollowedRun
 from scalerl.view.series import bucketed, level_of

@@ -19,7 +19,7 @@ from scalerl.scaling import Curve, fit, forecast
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import select
 from scalerl.study.plans import PLANS
-from scalerl.training.catalogue import METRICS
+from scalerl.training.catalog import METRICS
 
 pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
 pytest.importorskip("plotly", reason="the live page needs the extra `watch`")
