@@ -1,11 +1,14 @@
 """Whatever process dies, nothing is left of a server: no worker, no segment of shared memory, no temporary file."""
 
+import getpass
 import json
 import mmap
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -152,24 +155,27 @@ def test_segments_are_removed_although_those_died_at_once(second, started):
     assert not any(map(os.path.exists, facts["names"]))
 
 
+COMPILES = """
+import getpass, os, tempfile
+cache = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"  # where torch has its precompiled headers
+os.makedirs(cache, exist_ok=True)
+open(f"{cache}/header", "w").close()
+print(tempfile.gettempdir())
+"""
+
+
 def test_a_server_has_a_short_temporary_directory_of_its_own_and_keeps_the_cache_of_compiled_code(tmp_path):
-    long = tmp_path / ("long" * 20)
+    long, short = tmp_path / ("long" * 20), Path(tempfile.mkdtemp(prefix="s-", dir="/tmp"))
     long.mkdir()
-    seen, code = (
-        tmp_path / "seen",
-        "import json, os, tempfile; print(json.dumps([tempfile.gettempdir(), dict(os.environ)]))",
-    )
-    for usual in ("/tmp", str(long)):
-        environment = {**os.environ, "TMPDIR": usual}
-        environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
-        seen.unlink(missing_ok=True)
-        command = [sys.executable, str(GUARD), str(seen), sys.executable, "-c", code]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as guard:
+    for usual, parent in ((short, short), (long, Path("/tmp"))):
+        seen = tmp_path / f"seen {usual.name}"
+        command = [sys.executable, str(GUARD), str(seen), sys.executable, "-c", COMPILES]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, "TMPDIR": str(usual)}) as guard:
             assert guard.wait() == 0
-        files, inherited = json.loads(seen.read_text())
-        assert files.startswith("/tmp/vllm-") and not Path(files).exists()
-        assert inherited["TORCHINDUCTOR_CACHE_DIR"] == f"{usual}/torchinductor_{os.getuid()}"
-    assert os.listdir(long) == []
+        files = Path(seen.read_text().strip())
+        assert files.parent == parent and files.name.startswith("vllm-") and not files.exists()
+        assert [path.name for path in usual.rglob("*")] == [f"torchinductor_{getpass.getuser()}", "header"]
+    shutil.rmtree(short)
 
 
 def test_a_program_that_does_not_exist_is_an_error_in_the_log(tmp_path):

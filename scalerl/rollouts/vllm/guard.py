@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import getpass
 import os
 import shutil
 import signal
@@ -44,9 +45,8 @@ def main(log: str, command: list[str]) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     usual = tempfile.gettempdir()
     files = tempfile.mkdtemp(prefix="vllm-", dir=usual if len(usual) <= _LONGEST else "/tmp")
-    # sockets and other files that a killed server leaves behind; compiled code is kept
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{usual}/torchinductor_{os.getuid()}")
-    os.environ["TMPDIR"] = files
+    _keep_compiled(usual, files)
+    os.environ["TMPDIR"] = files  # of sockets and other files that a killed server leaves behind
     source, sink = os.pipe()
     second = os.fork()  # safe here: no other thread runs yet
     if not second:
@@ -58,6 +58,18 @@ def main(log: str, command: list[str]) -> int:
     if code < 0:  # it was killed, and the kernel has killed the server, but not the workers
         _clean(int(os.read(source, 32) or 0), files)
     return code if code >= 0 else 128 - code  # as shells report a signal
+
+
+def _keep_compiled(usual: str, files: str) -> None:
+    """Link torch's cache of compiled code into a temporary directory.
+
+    torch looks for its precompiled headers in the temporary directory, whatever TORCHINDUCTOR_CACHE_DIR is, and would
+    compile them again for every server.
+    """
+    with contextlib.suppress(KeyError, OSError):  # an id without a name
+        name = f"torchinductor_{getpass.getuser()}"
+        os.makedirs(f"{usual}/{name}", exist_ok=True)
+        os.symlink(f"{usual}/{name}", f"{files}/{name}")
 
 
 def _run(log: str, command: list[str], files: str, sink: int) -> int:
