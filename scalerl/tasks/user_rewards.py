@@ -48,7 +48,8 @@ class Failures:
             if problem not in self._seen and len(self._seen) < 20:
                 self._seen.add(problem)
                 self._new.append(f"{problem}; counted as failed ({self.failed} of {self.completions} completions)")
-        if self.completions >= LEAST and self.failed > self._limit * self.completions:
+        # only after a new failure: a resumed run whose function was mended starts above the limit
+        if problems and self.completions >= LEAST and self.failed > self._limit * self.completions:
             raise RewardError(
                 f"{self._name} gave no reward for {self.failed} of {self.completions} completions, and at most "
                 f"{self._limit:.0%} may fail; the last failure: {self._last}"
