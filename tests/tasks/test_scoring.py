@@ -252,13 +252,14 @@ def test_the_limit_and_the_last_cause_survive_a_resume():
         assert (failures.completions, failures.failed) == (100, 5)
     again = Failures("reward function f")
     again.load_state(json.loads(json.dumps(after.state())))
-    again.failed += 1  # 6 of 101, with no failure in this call
-    with pytest.raises(RewardError, match=r"6 of 101 .*the last failure: third$"):
-        again.count(1, [])
-    few = Failures("reward function f")
-    few.count(60, ["early"] * 60)
-    with pytest.raises(RewardError, match=r"60 of 160 .*the last failure: early$"):
-        few.count(100, [])
+    assert again.state()["last"] == "third"
+    with pytest.raises(RewardError, match=r"6 of 101 .*the last failure: fourth$"):
+        again.count(1, ["fourth"])
+    mended = Failures("reward function f")
+    mended.load_state({"completions": 102, "failed": 52, "last": "early"})
+    mended.count(100, [])  # the function was mended before the resume: no new failure
+    with pytest.raises(RewardError, match="53 of 203"):
+        mended.count(1, ["late"])
 
 
 def test_the_counters_of_every_task_are_restored():
