@@ -62,6 +62,25 @@ def check_output(
     return place
 
 
+def check_encodable(path: Path, option: str) -> None:
+    """Refuse a path of a run that is not UTF-8: libraries cannot read a model and its tokenizer there.
+
+    Args:
+        path: Directory of a run or a study.
+        option: Option that gives it, for the message.
+
+    Raises:
+        ConfigError: The path has bytes that are not UTF-8.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{option}: got {str(path)!r}, which is not UTF-8, so no model can be read there; rename the directory, or "
+            "give another path. Nothing was changed"
+        ) from None
+
+
 def check_new_directory(path: Path, option: str) -> None:
     """Refuse an output directory that is not empty, because its files could be overwritten.
 

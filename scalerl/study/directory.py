@@ -32,7 +32,7 @@ from scalerl.config.base import replace
 from scalerl.config.data import generated
 from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.files import take_hold, write_whole
-from scalerl.core.outputs import check_new_directory, check_stays_inside
+from scalerl.core.outputs import check_encodable, check_new_directory, check_stays_inside
 from scalerl.core.rows import read_points, read_rows
 from scalerl.core.serialization import flat
 from scalerl.study.plan import Plan, RunKey, plan_toml, read_plan, unnamed
@@ -67,6 +67,7 @@ class StudyDirectory:
                     f"study with `scalerl study resume {path}`. Nothing was changed"
                 )
             return cls(path, plan)
+        check_encodable(path, "-o")
         check_new_directory(path, "-o")
         path.mkdir(parents=True, exist_ok=True)
         write_whole(file, plan_toml(plan))

@@ -19,7 +19,7 @@ from typing import Any
 from scalerl.config import RunConfig, read_config, to_toml
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import sync, take_hold, write_whole
-from scalerl.core.outputs import check_new_directory, check_stays_inside
+from scalerl.core.outputs import check_encodable, check_new_directory, check_stays_inside
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
 from scalerl.core.rows import RowFile
@@ -92,6 +92,7 @@ class RunDirectory:
                 f"{path} already holds a run; continue it with `scalerl resume {path}`, or give another --run-dir. "
                 "Nothing was changed"
             )
+        check_encodable(path, "--run-dir")
         check_new_directory(path, "--run-dir")
         rollouts = path / "rollouts"
         made = [place for place in (rollouts, *rollouts.parents) if not place.exists()]
@@ -107,6 +108,7 @@ class RunDirectory:
         Raises:
             ConfigError: There is no run, another process has locked it, or a link in it leads outside.
         """
+        check_encodable(path, "the run directory")
         run = cls(path, saved_config(path))
         (path / "rollouts").mkdir(exist_ok=True)
         return run

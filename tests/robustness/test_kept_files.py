@@ -108,6 +108,7 @@ def harm(name: str, kind: str) -> Arrange:
 INPUT, FOREIGN = "is an input of this command", "exists and is not"
 TAKEN, UNCHANGED = "is not empty", "Nothing was changed"
 
+BYTES = os.fsdecode(b"r\xff")
 TRAIN = ("--model", "m", "--data", "d.jsonl", "--run-dir")
 EVAL = ("m", "--suite", "d.jsonl", "-o")
 OUTPUTS = (  # command, files, and for each case its name, words, further files and message
@@ -133,6 +134,7 @@ OUTPUTS = (  # command, files, and for each case its name, words, further files 
     )),
     ("study", (), (
         ("-o holds notes", ("loo", "-o", "r"), (write("r/notes.txt", "mine"),), TAKEN),
+        ("-o is not UTF-8", ("loo", "-o", BYTES), (), ("is not UTF-8", UNCHANGED)),
         ("resume of a run", ("resume", "run"), (run,), "no study here"),
         ("resume with a plan that is damaged", ("resume", "r"), (write("r/study.toml", "name = ["),), "study.toml"),
     )),
@@ -142,6 +144,7 @@ OUTPUTS = (  # command, files, and for each case its name, words, further files 
         ("--run-dir is the data", (*TRAIN, "d.jsonl"), (), "is a file"),
         ("--run-dir holds a hidden file", (*TRAIN, "r"), (write("r/.git/HEAD", "ref"),), TAKEN),
         ("--run-dir holds a run", (*TRAIN, "run"), (run,), "already holds a run"),
+        ("--run-dir is not UTF-8", (*TRAIN, BYTES), (), ("is not UTF-8", UNCHANGED)),
         ("--run-dir is a link to nothing", (*TRAIN, "l"), (link("l", "nowhere"),),
          "is a link to something that does not exist"),
     )),
@@ -174,6 +177,8 @@ RESUMED = (
              expect=("they were removed", *NONE_LEFT))
         for what, name in (("no checkpoint", f"run/{STEP}"), ("no checkpoints/", "run/checkpoints"))
     ),
+    Case("resume: a directory that is not UTF-8", ("resume", BYTES), both(run, lambda here: (here / "run").rename(
+         here / BYTES)), expect=("is not UTF-8", UNCHANGED)),
     Case("resume: a model", ("resume", "m"), MODEL, expect="no run here"),
     Case("resume: a study", ("resume", "study"), study, expect="no run here"),
     Case("resume: rows without a configuration", ("resume", "r"), write("r/metrics.jsonl", GOOD), expect="no run here"),
