@@ -132,11 +132,11 @@ def run_to_end(run: Session) -> tuple[list[str], bool]:
     path, progress = run.records.directory.path, run.progress
     try:
         return _trained_and_saved(run)
-    except NoAnswer:
+    except NoAnswer as error:
         saved = max(run.checkpoints.store.steps(), default=0)
         return [
             f"stopped at step {progress.step}, without a checkpoint of it, because the generator or a server does not "
-            f"answer; continue from step {saved} with: scalerl resume {path}"
+            f"answer{f': {error}' if str(error) else ''}; continue from step {saved} with: scalerl resume {path}"
         ], False
 
 
