@@ -141,6 +141,7 @@ class Pipeline:
             name: queue.SimpleQueue()
             for name in ("ready", "batch", "evaluated", "snapshot", "released", "note", "mark")
         }
+        self._threads: list[threading.Thread] = []
         self._outbox: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
         self._death: WorkerDied | ConfigError | PluginError | None = None
         self._mark = 0
@@ -162,10 +163,10 @@ class Pipeline:
             self._send_weights(version, send)
         self._worker = self._launch(partial(generate, self._channel, self._build, version, tuple(visits)))
         self._worker.cure = self._cure
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        self._writer = threading.Thread(target=self._write, daemon=True)
-        self._writer.start()
+        for work in (self._read, self._write):
+            thread = threading.Thread(target=work, daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def wait_ready(self) -> None:
         """Wait until the process has loaded everything and the engines can get the first weights."""
@@ -313,8 +314,8 @@ class Pipeline:
         self._send("stop")
         self._outbox.put(None)
         self._worker.end(wait_s=2)
-        self._writer.join(timeout=5)
-        self._reader.join(timeout=5)
+        for thread in self._threads:  # a signal may have interrupted `start`
+            thread.join(timeout=5)
         for version in self._held:
             self._channel.drop(version)
         self._held.clear()
