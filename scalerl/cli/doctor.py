@@ -11,6 +11,7 @@ from scalerl.cli.exits import FAILED, prepare_environment
 from scalerl.cli.parsing import Parser, parse_with_config
 from scalerl.cli.terminal import say
 from scalerl.core.packages import TRAINING
+from scalerl.core.working import Working
 
 DESCRIPTION = """check that a run will work here, in two minutes: versions, GPUs, the learner and the FP32 head against
 float64, speed, the network between trainer ranks and hosts, a vLLM server, disk and memory. One line each: works, works
@@ -39,10 +40,11 @@ def doctor(words: list[str]) -> int:
         check_trust([config], str(file or "the command line"), trusted=options.trust or file is None, typed=fields)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the lines of the checks give the reasons
     findings = []
-    for finding in examine(config):
-        findings.append(finding)
-        if not options.json:
-            say(f"{finding.check:<9}  {finding.verdict}: {finding.text}")
+    with Working("checking"):
+        for finding in examine(config):
+            findings.append(finding)
+            if not options.json:
+                say(f"{finding.check:<9}  {finding.verdict}: {finding.text}")
     if options.json:
         print(json.dumps({"host": platform.node(), "checks": [asdict(finding) for finding in findings]}, indent=1))
     return FAILED if any(finding.verdict == FAILS for finding in findings) else 0

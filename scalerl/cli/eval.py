@@ -8,16 +8,18 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.exits import FAILED, complain, prepare_environment
+from scalerl.cli.exits import FAILED, complain, keeps, prepare_environment
 from scalerl.cli.parsing import count
 from scalerl.cli.terminal import say
 from scalerl.cli.train import check_inputs
 from scalerl.core.packages import TRAINING
+from scalerl.core.working import Working
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
     from scalerl.config.data import PromptFile
     from scalerl.config.placement import Placement
+    from scalerl.training.suites import Evaluator, SuiteResult
 
 DESCRIPTION = """Evaluate a model directory, a model on the hub, or the exported model of a run directory (with the
 sampling and length limits of its recipe). A suite is a name (aime-24, math-500, gsm8k-test, ...),
@@ -81,32 +83,49 @@ def run_eval(arguments: argparse.Namespace) -> int:
 
 def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[PromptFile], where: Path) -> int:
     from scalerl.config.base import replace
-    from scalerl.core.files import safe_name, write_whole
-    from scalerl.rollouts.process_engine import EngineDied
-    from scalerl.tasks.user_rewards import RewardError
-    from scalerl.training.resolve import resolve
-    from scalerl.training.suites import Evaluator
+    from scalerl.core.files import write_whole
 
-    config = replace(resolve(config), rollouts=config.rollouts)  # keep 0 slots, so that the cache determines the number
-    evaluator = Evaluator(config, where, lambda text: None if arguments.json else say(text))
-    most = arguments.prompts
-    prompts = [evaluator.prompts_of(task, most) for task in tasks] or evaluator.held_out_of_run(most)
-    results = []
-    try:
-        for task, own in zip(tasks or config.data, prompts, strict=True):
-            evaluator.config = replace(config, data=(task,)) if tasks else config
-            samples = arguments.samples or (1 if tasks else config.samples(task))
-            results.append(evaluator.evaluate(task, own, samples, where / f"{safe_name(task.curve)}.jsonl"))
-            if not arguments.json:
-                say(*results[-1].lines())
-    except (RewardError, EngineDied) as error:
-        complain(str(error))
-        return FAILED
+    with Working("loading torch") as working:
+        from scalerl.rollouts.process_engine import EngineDied
+        from scalerl.tasks.user_rewards import RewardError
+        from scalerl.training.resolve import resolve
+        from scalerl.training.suites import Evaluator
+
+        # keep 0 slots, so that the cache determines the number
+        config = replace(resolve(config), rollouts=config.rollouts)
+        working.on(f"loading {arguments.model}")
+        evaluator = Evaluator(config, where, lambda text: None if arguments.json else say(text), working.on)
+        working.on("reading prompts")
+        try:
+            results = _results(arguments, evaluator, config, tasks, where)
+        except (RewardError, EngineDied) as error:
+            complain(str(error))
+            return FAILED
     summary = {"model": arguments.model, "suites": [result.to_dict() for result in results]}
     write_whole(where / "summary.json", json.dumps(summary, indent=1) + "\n")
     if arguments.json:
         print(json.dumps(summary, indent=1, allow_nan=False))
     return 0
+
+
+def _results(
+    arguments: argparse.Namespace, evaluator: Evaluator, config: RunConfig, tasks: list[PromptFile], where: Path
+) -> list[SuiteResult]:
+    """Evaluate suite by suite, and print each result."""
+    from scalerl.config.base import replace
+    from scalerl.core.files import safe_name
+
+    results: list[SuiteResult] = []
+    most = arguments.prompts
+    prompts = [evaluator.prompts_of(task, most) for task in tasks] or evaluator.held_out_of_run(most)
+    for task, own in zip(tasks or config.data, prompts, strict=True):
+        evaluator.config = replace(config, data=(task,)) if tasks else config
+        samples = arguments.samples or (1 if tasks else config.samples(task))
+        results.append(evaluator.evaluate(task, own, samples, where / f"{safe_name(task.curve)}.jsonl"))
+        keeps(f"finished suites are in {where}: {', '.join(result.suite for result in results)}")
+        if not arguments.json:
+            say(*results[-1].lines())
+    return results
 
 
 def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFile]]:

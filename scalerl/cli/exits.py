@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import select
 import shutil
 import signal
 import sys
@@ -29,7 +30,17 @@ LONGEST = 1000
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a disk; they may come without a path."""
 
-_watching = False
+_watching = _reported = False
+_current: StopFlag | None = None
+"""The flag that gets signals now."""
+_kept = ""
+"""What the message of a stopped command says about results."""
+
+
+def keeps(text: str) -> None:
+    """Set what is kept if a signal ends this command; empty: nothing is said."""
+    global _kept
+    _kept = text
 
 
 class Stopped(KeyboardInterrupt):
@@ -51,34 +62,46 @@ class StopFlag:
 
     def __init__(self) -> None:
         """Catch SIGINT, SIGTERM and SIGHUP, except those that the process was started to ignore, as with `nohup`."""
-        self.signal, self._asked = 0, False
+        self.signal, self.asked, self.acknowledged = 0, False, False
         caught = STOPPING if threading.current_thread() is threading.main_thread() else ()
         self._before = {n: signal.getsignal(n) for n in caught if signal.getsignal(n) != signal.SIG_IGN}
         for number in self._before:
             signal.signal(number, self._note)
+        global _current
+        self._outer = _current
+        _current = self if caught else _current
 
     def restore(self) -> None:
         """Restore the previous signal handlers."""
+        global _current
+        _current = self._outer if _current is self else _current
         for number, handler in self._before.items():
             if handler is not None:  # a handler that was not set from Python cannot be restored from Python
                 signal.signal(number, handler)
 
     def __call__(self) -> bool:
         """Return whether a stop was requested."""
-        self._asked = True
+        self.asked = True
         return bool(self.signal)
+
+    @property
+    def acknowledgment(self) -> str:
+        """What the first signal leads to, in words."""
+        then = "after this step, with a checkpoint " if self.asked else ""
+        return f"stopping {then}(interrupt again to stop immediately)"
 
     def _note(self, number: int, frame: Any) -> None:
         again, self.signal = bool(self.signal), self.signal or number
         if again and _watching:
             return  # the thread that runs `_watch` ends the process
-        if again or not self._asked:
+        if again or not self.asked:
             raise Stopped(number, "at once" if again else "before the end")
-        print("\nstopping after this step, with a checkpoint (interrupt again to stop immediately)", file=sys.stderr)
+        if not _watching:  # otherwise that thread has said so already
+            print(f"\n{self.acknowledgment}", file=sys.stderr)
 
 
 def watch_signals() -> None:
-    """Let the second signal end this process at once, even inside a long call of a C library.
+    """Acknowledge the first signal and obey the second one at once, even inside a long call of a C library.
 
     Python runs handlers between two instructions, and a backward pass is one instruction that may take seconds.
     """
@@ -91,19 +114,32 @@ def watch_signals() -> None:
 
 
 def _watch(source: int) -> None:
-    """End the process at the second signal.
+    """Acknowledge the first signal, and end the process at the second one.
 
-    Consumes: the numbers of signals. Produces: nothing. Waits for: a signal. Unblocked by: a signal.
+    Consumes: the numbers of signals. Produces: lines on standard error. Waits for: a signal. Unblocked by: a signal.
     """
     seen = 0
     while True:
         number = os.read(source, 1)[0]
         seen += number in STOPPING
         if seen > 1:
-            with suppress(OSError):  # a terminal that hung up
-                shown = SHOW_CURSOR if os.isatty(2) else ""
-                os.write(2, f"{shown}scalerl: {_stopped(number, 'at once')}\n".encode())
+            shown = SHOW_CURSOR if os.isatty(2) else ""
+            _write(f"{shown}scalerl: {_stopped(number, 'at once')}\n")
             os._exit(128 + number)
+        if seen and _current is not None and not _current.acknowledged:
+            # a command that ends at the next instruction of Python has nothing to acknowledge
+            if _current.asked or not (select.select([source], [], [], SOON_S)[0] or _reported):
+                _write(f"\n{_current.acknowledgment}\n")
+            _current.acknowledged = True
+
+
+SOON_S = 1.0
+"""Seconds in which a command that has nothing to save usually ends."""
+
+
+def _write(text: str) -> None:
+    with suppress(OSError):  # a terminal that hung up
+        os.write(2, text.encode())
 
 
 class _Output(io.FileIO):
@@ -208,6 +244,8 @@ def guarded(action: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except KeyboardInterrupt as error:
+        global _reported
+        _reported = True
         stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
         complain(_stopped(stopped.number, stopped.when))
         return 128 + stopped.number
@@ -226,7 +264,7 @@ def guarded(action: Callable[[], int]) -> int:
 
 def _stopped(number: int, when: str) -> str:
     name = signal.Signals(number).name
-    return f"stopped {when} by {name}; saved results are kept; `scalerl resume` continues a run"
+    return f"stopped {when} by {name}{_kept and f'; {_kept}'}"
 
 
 def complain(text: str) -> None:

@@ -14,7 +14,7 @@ from scalerl import __version__
 from scalerl.cli.curves import add_curve_parsers
 from scalerl.cli.doctor import doctor
 from scalerl.cli.eval import add_eval_parser
-from scalerl.cli.exits import USER_ERROR, complain, guarded, prepare_streams, watch_signals
+from scalerl.cli.exits import USER_ERROR, complain, guarded, keeps, prepare_streams, watch_signals
 from scalerl.cli.frontier import add_frontier_parser
 from scalerl.cli.import_ import add_import_parser
 from scalerl.cli.ls import add_ls_parser
@@ -27,6 +27,7 @@ from scalerl.cli.train import resume, train
 from scalerl.cli.upgrade import add_upgrade_parser
 from scalerl.cli.watch import add_watch_parser
 from scalerl.core.signals import STOPPING, obey_study, protect_children
+from scalerl.core.working import Working
 
 OUTLIVED = {"train", "resume", "study", "eval"}
 """Commands that save their results and therefore do not end with the reader of their output."""
@@ -72,6 +73,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     parser, verbs = _parser()
     if words and words[0] in WITH_FIELDS:
+        keeps(KEPT.get(words[0], ""))
         return guarded(lambda: WITH_FIELDS[words[0]][0](words[1:]))
     if words and not words[0].startswith("-") and words[0] not in verbs:
         from scalerl.core.errors import nearest
@@ -83,7 +85,19 @@ def _run(words: list[str]) -> int:
     if not hasattr(arguments, "run"):
         parser.print_help()
         return 0
-    return guarded(lambda: int(arguments.run(arguments)))
+    keeps(KEPT.get(words[0], ""))
+    if words[0] in ("watch", "eval"):  # they show what they do
+        return guarded(lambda: int(arguments.run(arguments)))
+    with Working(f"scalerl {words[0]}"):
+        return guarded(lambda: int(arguments.run(arguments)))
+
+
+KEPT = {
+    **dict.fromkeys(("train", "resume"), "saved results are kept; `scalerl resume` continues a run"),
+    "study": "finished runs are kept; `scalerl study resume` continues",
+    "eval": "nothing was saved",
+}
+"""What the message of a stopped command says about its results."""
 
 
 def _parser() -> tuple[Parser, list[str]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.parsing import Parser, count, parse_with_config
 from scalerl.cli.terminal import say
+from scalerl.core.working import Working
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -45,7 +46,8 @@ def new(words: list[str]) -> int:
     config = read_config(None, ["--preset", preset, *own, *fields])
     if isinstance(config.model, TinyModel):
         raise ConfigError("new: got no model; allowed: --model PATH, with --data FILE")
-    config, about = _on_gpus(config, gpus) if gpus else (config, [])
+    with Working("simulating"):
+        config, about = _on_gpus(config, gpus) if gpus else (config, [])
     import tomli_w
 
     table = {"preset": "scalerl", **written(config)}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl.cli.exits import FAILED, complain
 from scalerl.cli.parsing import Parser, parse_with_config
 from scalerl.cli.terminal import say
+from scalerl.core.working import Working
 
 if TYPE_CHECKING:
     from scalerl.cluster.plan import Given
@@ -72,15 +73,17 @@ def plan(words: list[str]) -> int:
     config = read_config(file, fields)
     check_prompt_files(config)
     if options.rehearse:
-        return _rehearse(config, options.json)
+        with Working("rehearsing"):
+            return _rehearse(config, options.json)
     given = _given(config, options)
     layout = lay_out(config, given.found)
     lengths = lengths_of(config, given.measured, options.mean_tokens or 0.0, options.sigma or 0.0)
-    if options.gpus:
-        outcomes = best_split(config, given, lengths, options.gpus)
-    else:
-        check(config, layout)
-        outcomes = [simulate(config, given, lengths)]
+    with Working("simulating"):
+        if options.gpus:
+            outcomes = best_split(config, given, lengths, options.gpus)
+        else:
+            check(config, layout)
+            outcomes = [simulate(config, given, lengths)]
     _, notes = speeds_of(config, given)
     assumed = any("roofline" in note or "assumed" in note for note in notes)
     notes += [f"assumed: {given.assumed.line}"] if assumed else []

@@ -12,6 +12,7 @@ from scalerl.cli.exits import FAILED, StopFlag, complain, prepare_environment
 from scalerl.cli.parsing import Parser, bare_first, parse_with_config
 from scalerl.cli.terminal import say
 from scalerl.core.packages import TRAINING
+from scalerl.core.working import Working
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -72,7 +73,9 @@ def train(words: list[str]) -> int:
     if options.dry_run:
         if options.run_dir is not None:
             raise ConfigError("--run-dir: got one with --dry-run, which writes nothing; give one of the two")
-        say(*_dry_run(config))
+        with Working("reading model and prompts"):
+            lines = _dry_run(config)
+        say(*lines)
         return 0
     check_trust([config], str(file or "the command line"), trusted=options.trust or file is None, typed=words)
     from scalerl.core.files import output_directory
@@ -176,12 +179,15 @@ def _run(config: RunConfig, make_session: Callable[[Any], Callable[..., Any]]) -
     """Train, print the outcome and return the exit code; a signal stops the run with a checkpoint."""
     prepare_environment(TRAINING)
     from scalerl.core.errors import RunFailed
-    from scalerl.training import launch
-    from scalerl.training.complete import complete
-    from scalerl.training.display import RunDisplay
-    from scalerl.training.resolve import resolve
 
-    config, stop = resolve(config), StopFlag()
+    with Working("loading torch"):
+        from scalerl.training import launch
+        from scalerl.training.complete import complete
+        from scalerl.training.display import RunDisplay
+        from scalerl.training.resolve import resolve
+
+        config = resolve(config)
+    stop = StopFlag()
     display = RunDisplay(config)
     try:
         ended = complete(make_session(launch), display, stop)

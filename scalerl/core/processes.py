@@ -51,6 +51,24 @@ def fault(error: BaseException) -> tuple[str, str]:
     return f"{type(error).__name__}{': ' if text else ''}{text[:500]}", "".join(traceback.format_exception(error))
 
 
+def stopped_process(pid: int, *, descendants: bool = True) -> int | None:
+    """Return the id of a process that SIGSTOP has stopped: `pid` or, with `descendants`, one that it started.
+
+    None if there is none, or no /proc.
+    """
+    states: dict[int, tuple[str, int]] = {}
+    names = os.listdir("/proc") if descendants and os.path.isdir("/proc") else [str(pid)]
+    for name in filter(str.isdecimal, names):
+        with contextlib.suppress(OSError):  # it has ended
+            with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+            states[int(name)] = state, int(parent)
+    family = [pid]
+    for member in family:  # grows
+        family += [child for child, (_, parent) in states.items() if parent == member]
+    return next((member for member in family if states.get(member, ("", 0))[0] in ("T", "t")), None)
+
+
 class _ChildProcess(SpawnProcess):
     """A spawned process that ignores stop signals and is killed when its parent ends."""
 

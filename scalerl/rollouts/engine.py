@@ -267,6 +267,7 @@ def generate(
     seed: int,
     purpose: str,
     stop: Callable[[], bool] = lambda: False,
+    finished: Callable[[int], None] = lambda count: None,
 ) -> list[Group]:
     """Run idle engines over a fixed list of prompts until all are done, with their current weights.
 
@@ -277,6 +278,7 @@ def generate(
         seed: Seed of the random streams.
         purpose: Name that separates the random streams from those of training.
         stop: Function called while waiting; if it returns true, the sequences are dropped.
+        finished: Function called while waiting with the number of finished rollouts.
 
     Returns:
         One group per visit, in order.
@@ -304,5 +306,6 @@ def generate(
             engine.advance()
         for engine in engines:
             rollouts |= {done.id: done.rollout for done in engine.poll(POLL_S)}
+        finished(len(rollouts))
     groups = [tuple(rollouts[i, s] for s in range(counts[i])) for i in range(len(visits))]
     return [Group(visit, g, engines[0].version) for visit, g in zip(visits, groups, strict=True)]

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.plugins import PluginError
-from scalerl.core.processes import ProcessDied
+from scalerl.core.processes import ProcessDied, stopped_process
 from scalerl.core.remote import LocalRemote, Remote, Run
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.weights import WeightChannel
@@ -47,6 +47,8 @@ PATIENCE_S = 10.0
 """Seconds that a requested stop waits for engines that may hang, such as servers, before the run ends without them."""
 ANSWER_S = 30.0
 """Seconds after that in which a process must answer, to save its part of a checkpoint."""
+STOPPED_S = 3.0
+"""Seconds that a requested stop waits for a process that SIGSTOP has stopped."""
 
 
 class Interrupted(RuntimeError):
@@ -139,6 +141,8 @@ class Pipeline:
             name: queue.SimpleQueue()
             for name in ("ready", "batch", "evaluated", "snapshot", "released", "note", "mark")
         }
+        self._threads: list[threading.Thread] = []
+        self._outbox: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
         self._death: WorkerDied | ConfigError | PluginError | None = None
         self._mark = 0
         self._busy_at: float | None = None
@@ -159,8 +163,10 @@ class Pipeline:
             self._send_weights(version, send)
         self._worker = self._launch(partial(generate, self._channel, self._build, version, tuple(visits)))
         self._worker.cure = self._cure
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        for work in (self._read, self._write):
+            thread = threading.Thread(target=work, daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def wait_ready(self) -> None:
         """Wait until the process has loaded everything and the engines can get the first weights."""
@@ -305,9 +311,11 @@ class Pipeline:
         """End the process."""
         if self._worker is None:
             return
-        self._worker.tell("stop")
+        self._send("stop")
+        self._outbox.put(None)
         self._worker.end(wait_s=2)
-        self._reader.join(timeout=5)
+        for thread in self._threads:  # a signal may have interrupted `start`
+            thread.join(timeout=5)
         for version in self._held:
             self._channel.drop(version)
         self._held.clear()
@@ -315,7 +323,18 @@ class Pipeline:
 
     def _send(self, method: str, *arguments: Any) -> None:
         assert self._worker is not None, "the pipeline was not started"
-        self._worker.tell(method, *arguments)
+        self._outbox.put((method, arguments))
+
+    def _write(self) -> None:
+        """Send messages to the generator process, whose pipe may be full: then a stop must not wait for it.
+
+        Consumes: the outbox. Produces: messages. Waits for: the outbox, and the pipe. Unblocked by: a message, None as
+        the last one, or the end of the process.
+        """
+        worker = self._worker
+        assert worker is not None
+        while (message := self._outbox.get()) is not None:
+            worker.tell(message[0], *message[1])
 
     def _result(self, pending: PendingScores, interruptible: bool = True) -> ScoredGroup:
         stopping = _Clock()
@@ -363,6 +382,16 @@ class Pipeline:
             self._send("settle")
         if self._may_hang and waited_s > PATIENCE_S + ANSWER_S:
             raise NoAnswer
+        if waited_s > STOPPED_S and (stopped := self._stopped()):
+            raise NoAnswer(f"process {stopped} is stopped (SIGSTOP)")
+
+    def _stopped(self) -> int | None:
+        """Return the id of a stopped process that the generator waits for; None if there is none.
+
+        A stopped engine that may hang is none: the generator does without it.
+        """
+        pid = getattr(self._worker, "pid", None)  # none on Ray
+        return None if pid is None else stopped_process(pid, descendants=not self._may_hang)
 
     def _read(self) -> None:
         """Sort incoming messages into queues, and start to score groups.

@@ -67,10 +67,10 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
     session: Session | None = None
     returns: list[int] = []  # the steps of the checkpoints that the run went back to
     try:
+        display.start()
         while True:
             session = make_session(display, stop_requested)
             path = session.records.directory.path
-            display.start()
             try:
                 return _trained(session)
             except DIED as error:
@@ -112,7 +112,12 @@ def _trained(session: Session) -> Ended:
     """Train a run to its end, and report it in its status and to its loggers."""
     path = session.records.directory.path
     with Heartbeat(path) as beating:
-        session.records.phase = beating.phase
+
+        def phase(name: str) -> None:
+            beating.phase(name)
+            session.records.display.phase(name)
+
+        session.records.phase = phase
         closing, finished = run_to_end(session)
         state = "finished" if finished else "stopped"
         beating.ended(state, closing[0])
@@ -132,11 +137,11 @@ def run_to_end(run: Session) -> tuple[list[str], bool]:
     path, progress = run.records.directory.path, run.progress
     try:
         return _trained_and_saved(run)
-    except NoAnswer:
+    except NoAnswer as error:
         saved = max(run.checkpoints.store.steps(), default=0)
         return [
             f"stopped at step {progress.step}, without a checkpoint of it, because the generator or a server does not "
-            f"answer; continue from step {saved} with: scalerl resume {path}"
+            f"answer{f': {error}' if str(error) else ''}; continue from step {saved} with: scalerl resume {path}"
         ], False
 
 

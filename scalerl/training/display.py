@@ -14,6 +14,7 @@ from rich.text import Text
 
 from scalerl.config import RunConfig
 from scalerl.core.printable import printable
+from scalerl.core.working import Working
 from scalerl.scaling.estimate import with_error
 from scalerl.training.run_info import run_info
 from scalerl.training.warnings import occupancy
@@ -33,6 +34,9 @@ class RunDisplay:
         self._every = max(1, config.steps // 50)
         self._outlooks: dict[str, Outlook] = {}
         self._live: Live | None = None
+        self._table: Group = Group()
+        self._started, self._phase = False, "starting"
+        self._working = Working("starting", self._still, draws=False)
 
     def configured(self, config: RunConfig) -> None:
         """Use the configuration with the sizes that were chosen for this machine."""
@@ -44,12 +48,39 @@ class RunDisplay:
 
     def start(self) -> None:
         """Start the live table, if the console is a terminal."""
-        if self.console.is_terminal and self._live is None:
-            self._live = Live(self._render(), console=self.console, refresh_per_second=4, transient=True)
+        if self._started:
+            return
+        self._started = True
+        self._table = self._render()
+        if self.console.is_terminal:
+            self._live = Live(get_renderable=self._alive, console=self.console, refresh_per_second=4, transient=True)
             self._live.start()
+        self._working.__enter__()
+
+    def phase(self, phase: str) -> None:
+        """Show a phase of the run, a key of `status.PHASES`."""
+        self._phase = phase
+        self._now()
+
+    def _now(self) -> None:
+        """Set what the sign of life says: the phase, and the step that is made."""
+        done = self._view.rows[-1]["step"] if self._view.rows else 0
+        self._working.on(f"step {done + 1}/{self._view.steps}" if self._phase == "training" else self._phase)
+
+    def _still(self, line: str) -> None:
+        """Print what is done, if nothing was printed for long; on a terminal the live table shows it."""
+        if self._live is None:
+            self.note(line)
+
+    def _alive(self) -> Group:
+        """Return the table with a line that shows what is done, and for how long."""
+        return Group(self._table, Text(self._working.line, style="dim"))
 
     def stop(self) -> None:
         """Print the last state and restore the terminal."""
+        if self._started:
+            self._working.__exit__()
+        self._started = False
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -58,13 +89,15 @@ class RunDisplay:
 
     def note(self, text: str) -> None:
         """Print a line above the table."""
+        self._working.heard()
         tell(self.console, text)
 
     def step(self, row: dict[str, Any]) -> None:
         """Show a training step."""
         self._view.rows.append(row)
+        self._now()
         if self._live is not None:
-            self._live.update(self._render())
+            self._table = self._render()
         elif row["step"] % self._every == 0 or row["step"] == self._view.steps:
             self.note(self._line(row))
 
@@ -73,7 +106,7 @@ class RunDisplay:
         self._view.evaluated(points)
         self._outlooks = self._view.outlooks()
         if self._live is not None:
-            self._live.update(self._render())
+            self._table = self._render()
             return
         for task, last, of_task in self._last():
             text = f"evaluation at step {last.step}{of_task}: pass rate {with_error(last.pass_rate, last.stderr)}"

@@ -106,20 +106,27 @@ class SuiteResult:
 class Evaluator:
     """Evaluates a loaded model on suites."""
 
-    def __init__(self, config: RunConfig, where: Path, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        where: Path,
+        note: Callable[[str], None],
+        on: Callable[[str, int, int], None] = lambda what, done, total: None,
+    ) -> None:
         """Load the model.
 
         Args:
             config: Resolved configuration with model, recipe (sampling, length limits), scoring, engine and seed.
             where: Directory for the logs of vLLM servers.
             note: Function called with notes about prompts that were left out.
+            on: Function called with what is done, and how much of it: what, done, total.
 
         Raises:
             ConfigError: The model does not exist, or the engine does not support it.
         """
         assert isinstance(config.model, HuggingFaceModel), config.model
         torch.set_num_threads(config.hardware.generator_threads + config.hardware.trainer_threads)
-        self.config, self._where, self._note = config, where, note
+        self.config, self._where, self._note, self._on = config, where, note, on
         self._longest, self._servers = 0, list[Engine]()
         model, served = config.model, config.placement.engine == "vllm"
         self._policy = load_of(config, model.path, "cpu" if served else config.hardware.device)
@@ -173,12 +180,19 @@ class Evaluator:
         if replies:
             engines = [one for (one,) in with_turns([[one] for one in engines], self._text, self.config.scoring)]
         began = time.perf_counter()
-        groups = generate(engines, held_out_visits(prompts), samples, self.config.seed, "evaluate")
+        total = samples * len(prompts)
+        groups = generate(
+            engines, held_out_visits(prompts), samples, self.config.seed, "evaluate",
+            finished=lambda count: self._on(f"{task.curve}: sampling", count, total),
+        )  # fmt: skip
         sampled_s = time.perf_counter() - began
         scoring = ScoringService(make_scorers(self.config), self._text.judged)
         try:
             pending = [scoring.submit(group) for group in groups]
-            scored = [one.result() for one in pending]
+            scored = list[ScoredGroup]()
+            for one in pending:
+                self._on(f"{task.curve}: scoring", len(scored), len(pending))
+                scored.append(one.result())
         finally:
             scoring.close()
         self._write(scored, texts)

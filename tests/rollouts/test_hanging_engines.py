@@ -3,15 +3,20 @@
 import os
 import pickle
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from runs import wait_for
 from scripted_worker import NumberChannel, Scored, ScriptedSpec, visits, weights
 
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
+from scalerl.core.processes import stopped_process
 from scalerl.rollouts import pipeline as module
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.pipeline import Interrupted, NoAnswer, Pipeline
@@ -172,6 +177,72 @@ def test_a_generator_that_does_not_answer_ends_the_wait_after_a_stop(wait, begin
     with pytest.raises(NoAnswer):
         WAITS[wait](run)
     assert 0.9 < time.monotonic() - began < 4.0
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_stopped_generator_in_lockstep_ends_the_wait_after_a_stop(wait, begin, monkeypatch):
+    monkeypatch.setattr(module, "STOPPED_S", 0.5)
+    run = begin(hangs_at=-1, eager=False)
+    run.start()
+    run.step(0)
+    pid = run.pipeline._worker.pid
+    os.kill(pid, signal.SIGSTOP)
+    run.stop(after_s=0.2)
+    began = time.monotonic()
+    with pytest.raises(NoAnswer, match=rf"process {pid} is stopped \(SIGSTOP\)"):
+        WAITS[wait](run)
+    assert 0.6 < time.monotonic() - began < 4.0
+    run.pipeline.close()
+    assert not os.path.exists(f"/proc/{pid}") and time.monotonic() - began < 10.0
+
+
+def test_a_generator_that_goes_on_before_the_limit_is_waited_for(begin, monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "STOPPED_S", 3.0)
+    run = begin(hangs_at=-1, eager=False)
+    run.start()
+    run.step(0)
+    pid = run.pipeline._worker.pid
+    os.kill(pid, signal.SIGSTOP)
+    threading.Timer(1.0, os.kill, (pid, signal.SIGCONT)).start()
+    run.stop()
+    assert run.save(1, tmp_path / "state")["sampling_version"] in (0, 1)
+
+
+def test_without_a_stop_a_stopped_generator_is_waited_for_and_may_go_on(begin, monkeypatch):
+    monkeypatch.setattr(module, "STOPPED_S", 0.2)
+    run = begin(hangs_at=-1, eager=False)
+    run.start()
+    pid = run.pipeline._worker.pid
+    os.kill(pid, signal.SIGSTOP)
+    threading.Timer(1.5, os.kill, (pid, signal.SIGCONT)).start()
+    groups, _ = run.pipeline.evaluate(0, weights, visits(1000, 4), samples=2)
+    assert len(groups) == 4
+
+
+def test_messages_to_a_stopped_generator_do_not_block_the_trainer_or_the_end(begin):
+    run = begin(hangs_at=-1, eager=False)
+    run.start()
+    pid = run.pipeline._worker.pid
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    for number in range(20):  # 20 x 1 MB fill every pipe
+        run.pipeline._send("update", Update(number + 1, False, (bytes(1 << 20),)))
+    run.pipeline.close()
+    assert time.monotonic() - began < 5.0 and not os.path.exists(f"/proc/{pid}")
+
+
+def test_the_stopped_process_of_a_family_is_found():
+    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        child = int(parent.stdout.readline())
+        try:
+            assert stopped_process(parent.pid) is None
+            os.kill(child, signal.SIGSTOP)
+            wait_for(lambda: stopped_process(parent.pid) == child, 5)
+            assert stopped_process(parent.pid, descendants=False) is None and stopped_process(child) == child
+            assert stopped_process(1 << 22) is None
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_transfer_into_servers_that_hang_ends_after_a_stop(monkeypatch):

@@ -135,3 +135,26 @@ def test_no_process_of_a_run_under_nohup_ends_by_a_hangup(lab_model, tmp_path, m
         finally:
             process.kill()
             process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engines", [1, 2])
+def test_one_sigterm_ends_a_run_whose_generator_or_engine_is_stopped(lab_model, tmp_path, engines):
+    path = tmp_path / "run"
+    more = ["--placement.generators", "2", "--rollouts.slots", "8"] * (engines - 1)
+    words = ["--model", str(lab_model), "--run-dir", str(path), *runs.SMALL, "--steps", "200", *more]
+    process = runs.start(["train", *words])
+    runs.wait_for(lambda: list(path.glob("checkpoints/step_*")), what="a checkpoint")
+    started = runs.descendants(process.pid)
+    workers = {pid for pid in started if "resource_tracker" not in runs.command_of(pid)}
+    direct = workers & set(runs.children(process.pid))
+    stopped = max(direct if engines == 1 else workers - direct)
+    os.kill(stopped, signal.SIGSTOP)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGTERM)
+    text, _ = process.communicate(timeout=30)
+    assert process.returncode == 143 and "Traceback" not in text, text
+    assert f"process {stopped} is stopped (SIGSTOP)" in text and "continue from step" in text, text
+    assert started and not runs.left_of(started, 1.0)
+    last = max(int(step.name[5:]) for step in path.glob("checkpoints/step_*") if step.name[5:].isdecimal())
+    assert f"resumed at step {last}" in runs.finish("resume", str(path), "--steps", str(last + 4))

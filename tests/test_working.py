@@ -1,0 +1,259 @@
+"""Signs of life: whatever takes long says so, and the first signal is acknowledged at once."""
+
+import io
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import runs
+from rich.console import Console
+
+from scalerl.cli import exits
+from scalerl.config import LAB
+from scalerl.core import working
+from scalerl.core.working import CLEAR, Working, duration
+from scalerl.training.display import RunDisplay
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def fast(monkeypatch):
+    """A clock of tenths of seconds in place of seconds."""
+    monkeypatch.setattr(working, "FIRST_S", 0.2)
+    monkeypatch.setattr(working, "EVERY_S", 0.3)
+    monkeypatch.setattr(working, "REDRAW_S", 0.02)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_outside_a_terminal_a_line_is_printed_after_every_silence(fast, capsys):
+    with Working("reading prompts") as shown:
+        time.sleep(0.5)
+        shown.on("aime-24: sampling", 120, 1512)
+        time.sleep(0.4)
+    out, error = capsys.readouterr()
+    assert out == "" and error.splitlines() == ["reading prompts, 0 s", "aime-24: sampling, 120 of 1,512, 0 s"]
+
+
+def test_what_is_printed_is_a_sign_of_life_too(fast, capsys):
+    with Working("training") as shown:
+        for _ in range(10):
+            time.sleep(0.1)
+            shown.heard()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_command_that_ends_soon_shows_nothing(fast, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Working("short"):
+        time.sleep(0.1)
+    assert sys.stderr.getvalue() == ""
+
+
+def test_a_terminal_has_one_line_that_is_removed_before_other_output_and_at_the_end(fast, monkeypatch):
+    terminal, out = Terminal(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(sys, "stdout", out)
+    with Working("simulating") as shown:
+        time.sleep(0.4)
+        drawn = terminal.getvalue()
+        assert drawn.startswith(f"{CLEAR}simulating, 0 s") and "\n" not in drawn
+        shown._ended.set()
+        shown._thread.join()
+        print("result")
+        assert terminal.getvalue().endswith(CLEAR) and out.getvalue() == "result\n"
+    assert sys.stdout is out and terminal.getvalue().endswith(CLEAR)
+
+
+def test_durations_are_short_texts():
+    assert [duration(s) for s in (0.4, 59.9, 60, 125, 3600, 3780.0)] == [
+        "0 s", "59 s", "1 min 0 s", "2 min 5 s", "1 h 0 min", "1 h 3 min",
+    ]  # fmt: skip
+
+
+def row(step):
+    import test_display
+
+    return {**test_display.ROW, "step": step}
+
+
+def test_a_run_in_a_log_prints_its_phase_and_its_step_after_every_silence(fast):
+    console = Console(file=io.StringIO(), width=140)
+    shown = RunDisplay(LAB, console)
+    shown.start()
+    time.sleep(0.45)
+    shown.phase("evaluating")
+    time.sleep(0.35)
+    shown.phase("training")
+    shown.step(row(1))
+    time.sleep(0.4)
+    shown.stop()
+    lines = [line for line in console.file.getvalue().splitlines() if line.endswith(" s")]
+    assert lines[0] == "starting, 0 s" and "evaluating, 0 s" in lines and lines[-1] == "step 2/480, 0 s"
+
+
+def test_the_live_table_of_a_run_says_what_is_done_before_the_first_step(fast):
+    console = Console(file=io.StringIO(), width=140, force_terminal=True)
+    shown = RunDisplay(LAB, console)
+    shown.start()
+    time.sleep(0.5)
+    shown.phase("evaluating")
+    time.sleep(0.5)
+    shown.stop()
+    text = console.file.getvalue()
+    assert "starting, 0 s" in text and "evaluating, 0 s" in text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_command_shows_that_it_works(terminal, tmp_path):
+    """`scalerl recipes`, slowed down, with standard error as a terminal or a pipe."""
+    code = (
+        "import sys, time\n"
+        "from scalerl.core import working\n"
+        "from scalerl.cli import main, recipes\n"
+        "working.FIRST_S, working.EVERY_S, working.REDRAW_S = 0.2, 0.3, 0.05\n"
+        "recipes.print_recipes = lambda: (time.sleep(1), print('result'))\n"
+        "sys.exit(main(['recipes']))"
+    )
+    ours, theirs = pty.openpty() if terminal else os.pipe()
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=theirs, timeout=60)
+    os.close(theirs)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert done.returncode == 0 and done.stdout == b"result\n"
+    assert "scalerl recipes, 0 s" in shown and (CLEAR in shown) == terminal
+
+
+@pytest.mark.slow
+def test_an_evaluation_shows_its_phases_and_counts(lab_model, tmp_path):
+    rows = "".join(f'{{"prompt": "{a}+{b}=<think>", "answer": "{(a + b) % 10}"}}\n' for a in range(9) for b in range(9))
+    (tmp_path / "sums.jsonl").write_text(rows)
+    code = (
+        "import sys\n"
+        "from scalerl.core import working\n"
+        "from scalerl.cli import main\n"
+        "working.EVERY_S, working.REDRAW_S = 0.01, 0.01\n"
+        f"sys.exit(main(['eval', {str(lab_model)!r}, '--suite', 'sums.jsonl', '--task', 'arithmetic', "
+        "'--samples', '4', '--max-tokens', '40', '--slots', '16', '--json']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0 and done.stdout.startswith("{"), done.stderr
+    for text in ("loading torch, ", f"loading {lab_model}, ", "sums: sampling, ", " of 324, "):
+        assert text in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------- Ctrl-C
+
+
+BUSY = (
+    "import hashlib, sys; from scalerl.cli import exits; exits.watch_signals(); flag = exits.StopFlag(); {asked}\n"
+    "print('ready', flush=True); hashlib.pbkdf2_hmac('sha256', b'', b'', {rounds})\n"  # without a step of Python
+    "print('stopped', bool(flag.signal), flush=True)"
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_is_acknowledged_at_once_inside_a_c_function(number):
+    code = BUSY.format(asked="flag()", rounds=6_000_000)  # seconds
+    with subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        began = time.monotonic()
+        process.send_signal(number)
+        line = process.stderr.readline() + process.stderr.readline()
+        assert "stopping after this step, with a checkpoint (interrupt again" in line
+        acknowledged = time.monotonic() - began
+        out, error = process.communicate(timeout=60)
+        took = time.monotonic() - began
+    assert process.returncode == 0 and "stopped True" in out and error == ""  # said once
+    assert acknowledged < 0.5 and took > 2 * acknowledged
+
+
+def test_a_signal_before_there_is_anything_to_save_is_acknowledged_if_the_command_does_not_end_soon():
+    code = BUSY.format(asked="0", rounds=10**9)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        line = process.stderr.readline() + process.stderr.readline()
+        assert line.strip() == "stopping (interrupt again to stop immediately)"
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=10)
+    assert process.returncode == 130 and "stopped at once by SIGINT" in error
+
+
+def test_a_command_that_ends_at_once_does_not_say_that_it_will():
+    code = "from scalerl.cli import exits, main; import time; from scalerl.cli import recipes\n" + (
+        "recipes.print_recipes = lambda: (print('ready', flush=True), time.sleep(60)); import sys\n"
+        "sys.argv = ['scalerl', 'recipes']; sys.exit(main())"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=30)
+    assert (process.returncode, error) == (130, "scalerl: stopped before the end by SIGINT\n")
+
+
+def test_what_is_kept_depends_on_the_command(handlers, capsys, monkeypatch):
+    from scalerl import cli
+    from scalerl.cli import main
+
+    def interrupted(*_):
+        raise exits.Stopped(signal.SIGINT)
+
+    for verb, text in (
+        ("train", "; saved results are kept; `scalerl resume` continues a run"), ("plan", ""),
+        ("study", "; finished runs are kept; `scalerl study resume` continues"),
+    ):  # fmt: skip
+        monkeypatch.setitem(main.__globals__["WITH_FIELDS"], verb, (interrupted, ""))
+        assert cli.main([verb]) == 130
+        assert capsys.readouterr().err == f"scalerl: stopped before the end by SIGINT{text}\n"
+    monkeypatch.setattr("scalerl.cli.eval.eval_config", interrupted)
+    assert cli.main(["eval", "model"]) == 130
+    assert capsys.readouterr().err == "scalerl: stopped before the end by SIGINT; nothing was saved\n"
+
+
+@pytest.mark.slow
+def test_an_interrupted_evaluation_says_which_suites_are_finished(lab_model, tmp_path):
+    for name, count in (("few", 2), ("many", 9)):
+        rows = (f'{{"prompt": "{n}+{m}=<think>", "answer": "1"}}\n' for n in range(count) for m in range(count))
+        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
+    words = ["eval", str(lab_model), "--suite", "few.jsonl", "many.jsonl", "--task", "arithmetic", "--samples", "400"]
+    process = subprocess.Popen(
+        [*runs.command(*words), "--max-tokens", "40", "--slots", "4", "-o", "out"], cwd=tmp_path, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    runs.wait_for(lambda: (tmp_path / "out/few.jsonl").exists(), 120, "the first suite")
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 130 and "finished suites are in out: few" in error, error
+
+
+# --------------------------------------------------------------------------------------------------------- make train
+
+
+@pytest.mark.parametrize(("code", "seconds"), [(0, 2.5), (3, 1.5)])
+def test_the_installation_of_make_train_shows_that_it_works_and_fails_if_pip_does(code, seconds, tmp_path):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    for name, text in (("python", f'echo "pip: $*"; sleep {seconds}; exit {code}'), ("scalerl", 'echo "ran $*"')):
+        file = tmp_path / "venv/bin" / name
+        file.write_text(f"#!/bin/sh\n{text}\n")
+        file.chmod(0o755)
+    began = time.monotonic()
+    words = ["make", "train", "VENV=venv", "LIFE=1", f"PYTHON={sys.executable}"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert time.monotonic() - began < seconds + 5  # nothing keeps the pipe open
+    assert "installing scalerl and the packages" in done.stdout and "still installing, 1 s" in done.stdout
+    installed = (tmp_path / "venv/installed-train").exists()
+    assert (done.returncode == 0) == (code == 0) == ("ran train" in done.stdout) == installed
