@@ -182,6 +182,7 @@ def test_a_signal_before_there_is_anything_to_save_is_acknowledged_if_the_comman
     code = BUSY.format(asked="0", rounds=10**9)
     with subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True) as process:
         assert process.stdout.readline() == "ready\n"
+        time.sleep(0.3)  # inside the C function: before it, Python's own KeyboardInterrupt ends the program
         process.send_signal(signal.SIGINT)
         line = process.stderr.readline() + process.stderr.readline()
         assert line.strip() == "stopping (interrupt again to stop immediately)"

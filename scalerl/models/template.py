@@ -53,9 +53,15 @@ def check_template(tokenizer: Any) -> None:
         ConfigError: The template fails or omits the question; the message contains the error of the template.
     """
     with _memory_limit(MEMORY):
-        rendered = [
-            render(tokenizer, [{"role": "user", "content": text}]) for text in ("What is 2+2?", "Name a color.")
-        ]
+        try:
+            rendered = [
+                render(tokenizer, [{"role": "user", "content": text}]) for text in ("What is 2+2?", "Name a color.")
+            ]
+        except MemoryError:
+            raise ConfigError(
+                f"data.chat_template: the chat template of the model's tokenizer takes more than {MEMORY >> 30} GiB "
+                f"for a short question; {TEMPLATE_ADVICE}"
+            ) from None
     if rendered[0] == rendered[1]:
         raise ConfigError(
             f"data.chat_template: the chat template of the model's tokenizer renders every question as "

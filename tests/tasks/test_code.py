@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
 from scalerl.tasks import code, code_tests
+from scalerl.tasks.base import Verdict
 from scalerl.tasks.code import Judge
 from scalerl.tasks.code_answer import difference, program_of, value_difference, with_prompt
 from scalerl.tasks.code_tests import BadTests, Calls, Checks, InputOutput, read_tests
@@ -69,7 +70,7 @@ def test_an_answer_may_continue_the_prompt_or_replace_the_function(judge, comple
     test = "def check(candidate):\n    assert candidate([1, 2]) == [2, 4]\n    assert helper(3) == 6"
     tests = read_tests({"test": test, "entry_point": "f", "prompt": PROMPT})
     judged = judge.verdict(with_prompt(completion, PROMPT, "f"), tests)
-    assert judged == (True, 1.0, "passed: the checks, with 1 calls")
+    assert judged == Verdict(True, 1.0, "passed: the checks, with 1 calls")
 
 
 def test_the_code_of_a_chat_prompt_is_its_block():
@@ -326,7 +327,7 @@ def test_a_check_that_never_calls_the_program_fails(judge):
 def test_a_method_of_solution_may_use_the_names_that_leetcode_provides(judge):
     program = "class Solution:\n    def add(self, a: List[int], b: Optional[int]) -> int:\n        return sum(a) + b"
     tests = read_tests({"tests": {"inputs": ["[1, 2]\n4", "[]\n0"], "outputs": ["7", "0"], "fn_name": "add"}})
-    assert judge.verdict(program, tests) == (True, 1.0, "passed: 2 tests")
+    assert judge.verdict(program, tests) == Verdict(True, 1.0, "passed: 2 tests")
 
 
 @pytest.mark.parametrize(
@@ -345,7 +346,7 @@ def test_a_method_of_solution_may_use_the_names_that_leetcode_provides(judge):
 )
 def test_programs_may_use_any_standard_way_of_input_and_output(judge, program):
     tests = InputOutput(("3 4\n", "10 -3\n"), ("7\n", "7\n"))
-    assert judge.verdict(program, tests) == (True, 1.0, "passed: 2 tests")
+    assert judge.verdict(program, tests) == Verdict(True, 1.0, "passed: 2 tests")
 
 
 def test_each_input_gets_a_fresh_process(judge):

@@ -10,7 +10,7 @@ from browser import CHROMIUM, contrast, luminance, opened_page
 from grid_study import train
 from serving import served
 from simulated_study import TWO, write_study
-from watched import ABSENT, HOSTILE, add_points, add_rollouts, add_steps, rollout, write_run
+from watched import ABSENT, HOSTILE, add_event, add_points, add_rollouts, add_steps, rollout, write_run
 
 from scalerl.config import QUICK
 from scalerl.config.base import replace
@@ -20,6 +20,7 @@ from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import select
 from scalerl.study.plans import PLANS
 from scalerl.training.catalog import METRICS
+from scalerl.training.warnings import truncation
 
 pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
 pytest.importorskip("plotly", reason="the live page needs the extra `watch`")
@@ -40,6 +41,8 @@ def place(tmp_path_factory):
     add_rollouts(root / "runs/one", rows, "rollouts.jsonl")
     trouble = write_run(root / "runs" / NAME, rows=100, points=11, steps=500)
     add_steps(trouble, range(101, 131), truncation_rate=0.13)
+    for key, text in truncation([{"truncation_rate": 0.13}]).items():
+        add_event(trouble, 130, "warning", key, text)
     write_run(root / "runs/two", rows=60, points=7, seed=7)
     write_study(root / "studies/loo", TWO, seeds=1)
     with ExitStack() as beating:
@@ -154,7 +157,7 @@ def test_lists_and_metrics_are_used_by_keyboard_with_visible_focus(tab):
     tab.keyboard.press("ArrowRight")
     tab.keyboard.press("ArrowDown")
     tab.keyboard.press("ArrowLeft")
-    assert tab.evaluate("document.activeElement.dataset.large") == "reward"
+    assert tab.evaluate("document.activeElement.dataset.large") == "answer_in_prompt"
     tab.keyboard.press("Home")
     tab.keyboard.press("Enter")
     tab.wait_for_selector("dialog[open] .main-svg")
