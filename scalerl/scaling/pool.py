@@ -8,8 +8,8 @@ their variance. The posterior of each run, divided by its prior, is its likeliho
 so a ceiling that is not identified stays wide and curved. Slopes, bends, s and e are integrated in closed form. A Gibbs
 sampler draws tau, the share of s, and the parameters of each run given those of the others.
 
-Axes in names: N runs, S settings, P columns of the design, K = 4 parameters, T values of tau, D components or draws,
-C chains.
+Axes in names: N runs, U different settings of runs, S settings to predict, P columns of the design, K = 4 parameters,
+T values of tau, B directions of a basis of U settings, D components or draws, C chains.
 """
 
 from __future__ import annotations
@@ -60,6 +60,9 @@ EDGE = 0.005
 
 COMPONENTS, CHAINS, UNUSED, KEPT = 100, 20, 15, 40
 """Components of a likelihood; chains of the sampler; sweeps that are left out, and that are kept."""
+
+AT_ONCE = 64
+"""Runs whose conditional distributions are prepared together."""
 
 PUBLISHED = {
     "prompts_per_step": (0.13, 1.07, -0.05, 0.0),
@@ -126,15 +129,41 @@ def levels(theta: Array, compute: float | Array, bounds: tuple[float, float]) ->
 
 
 class Scatter(NamedTuple):
-    """The normal distribution of the parameters of all runs before their curves are seen, for each tau."""
+    """The normal distribution of the parameters of all runs before their curves are seen, for each tau.
 
-    columns_NP: Array
+    Runs of one setting differ only by e, so their mean has all that they tell about the law. The covariance of the
+    means of the U settings is X D X^T + tau^2 (m near + (1 - m) / count), with m the share of s. In the `basis`, which
+    makes `near` and the counts diagonal at once, its inverse is diag(`weight`) - `tie` `tie`^T.
+    """
+
+    setting_N: np.typing.NDArray[np.intp]
+    """Index of the setting of each run."""
+    count_U: np.typing.NDArray[np.intp]
+    columns_UP: Array
     mean_PK: Array
     sd_PK: Array
-    near_NN: Array
-    """Correlation of the shared deviations of each pair of runs."""
-    inverse_KTNN: Array
+    basis_UB: Array
+    weight_KTB: Array
+    tie_KTBP: Array
+    seen_tie_KTUP: Array
+    """`basis` x `tie`."""
+    diagonal_KTU: Array
+    """Diagonal of the inverse covariance of the means."""
+    single_KT: Array
+    """Variance of e."""
     log_determinant_KT: Array
+    """Log determinant of the covariance of all runs."""
+
+    def precision(self, k: int, t: int) -> Array:
+        """Return the inverse covariance of the means of the settings for one parameter and tau, shape (U, U)."""
+        tie_UP = self.seen_tie_KTUP[k, t]
+        return np.asarray((self.basis_UB * self.weight_KTB[k, t]) @ self.basis_UB.T - tie_UP @ tie_UP.T)
+
+    def means(self, of_run: Array) -> Array:
+        """Return the means over the runs of each setting; the axis before the last is N, and becomes U."""
+        sums_UXK = np.zeros((len(self.count_U), *of_run.shape[:-2], of_run.shape[-1]))
+        np.add.at(sums_UXK, self.setting_N, np.moveaxis(of_run, -2, 0))
+        return np.asarray(np.moveaxis(sums_UXK, 0, -2) / self.count_U[:, None])
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,23 +172,24 @@ class Law:
 
     design: Design
     settings: list[Setting]
+    """Settings of each run."""
     scatter: Scatter
-    theta_DNK: Array
-    """Parameters of each run."""
+    mean_DUK: Array
+    """Mean parameters of the runs of each setting, in the order of `distinct(settings)`."""
     tau_DK: Array
     """Index of tau in its grid."""
 
     def at(self, settings: Sequence[Setting], seed: int = 0) -> Array:
         """Return draws of the parameters at these settings without the scatter of single runs, shape (D, S, K)."""
         columns_SP = bent_columns(self.design, settings)
-        near_SN, near_SS = (correlation(self.design, settings, others) for others in (self.settings, settings))
-        return self._given_runs(columns_SP, near_SN, near_SS, seed)
+        near_SU = correlation(self.design, settings, distinct(self.settings))
+        return self._given_runs(columns_SP, near_SU, correlation(self.design, settings, settings), seed)
 
     def slopes(self) -> dict[str, Array]:
         """Return draws of the change of each parameter per factor e of each number, shape (D, K)."""
-        _, names = self.design.columns(self.settings)
+        _, names = self.design.columns(self.settings[:1])
         size = len(self.scatter.mean_PK)
-        none = np.zeros((size, len(self.settings)))
+        none = np.zeros((size, len(self.scatter.count_U)))
         line_DPK = self._given_runs(np.eye(size), none, np.zeros((size, size)), 2)
         return {name: line_DPK[:, names.index(name)] for name in self.design.numbers}
 
@@ -168,20 +198,20 @@ class Law:
         own_DK = np.sqrt(1 - SMOOTH_GRID[self.tau_DK]) * SCATTER * SCATTER_GRID[self.tau_DK]
         return np.asarray(theta_DSK + own_DK[:, None] * np.random.default_rng(seed).standard_normal(theta_DSK.shape))
 
-    def _given_runs(self, line_SP: Array, near_SN: Array, near_SS: Array, seed: int) -> Array:
+    def _given_runs(self, line_SP: Array, near_SU: Array, near_SS: Array, seed: int) -> Array:
         """Draw line x slopes + deviations with these correlations, given the parameters of the runs, (D, S, K)."""
         rng, before = np.random.default_rng(seed), self.scatter
-        drawn_DSK = np.empty((len(self.theta_DNK), len(line_SP), 4))
+        drawn_DSK = np.empty((len(self.mean_DUK), len(line_SP), 4))
         for k in range(4):
             spread_SP = line_SP * before.sd_PK[:, k] ** 2
-            rest_DN = self.theta_DNK[:, :, k] - before.columns_NP @ before.mean_PK[:, k]
+            rest_DU = self.mean_DUK[:, :, k] - before.columns_UP @ before.mean_PK[:, k]
             for t in np.unique(self.tau_DK[:, k]):
                 here_D = self.tau_DK[:, k] == t
                 shared = SMOOTH_GRID[t] * (SCATTER[k] * SCATTER_GRID[t]) ** 2
-                cross_SN = spread_SP @ before.columns_NP.T + shared * near_SN
-                gain_SN = cross_SN @ before.inverse_KTNN[k, t]
-                value_S, vector_SS = np.linalg.eigh(spread_SP @ line_SP.T + shared * near_SS - gain_SN @ cross_SN.T)
-                mean_DS = line_SP @ before.mean_PK[:, k] + rest_DN[here_D] @ gain_SN.T
+                cross_SU = spread_SP @ before.columns_UP.T + shared * near_SU
+                gain_SU = cross_SU @ before.precision(k, t)
+                value_S, vector_SS = np.linalg.eigh(spread_SP @ line_SP.T + shared * near_SS - gain_SU @ cross_SU.T)
+                mean_DS = line_SP @ before.mean_PK[:, k] + rest_DU[here_D] @ gain_SU.T
                 own_DS = rng.standard_normal(mean_DS.shape) * np.sqrt(np.maximum(value_S, 0.0))
                 drawn_DSK[here_D, :, k] = mean_DS + own_DS @ vector_SS.T
         return drawn_DSK
@@ -196,15 +226,23 @@ def bent_columns(design: Design, settings: Sequence[Setting]) -> Array:
 def correlation(design: Design, settings: Sequence[Setting], others: Sequence[Setting]) -> Array:
     """Return the correlation of the shared deviations of settings, shape (S, N); 0 between categories."""
     (one_SP, names), (two_NP, _) = design.columns(settings), design.columns(others)
-    apart_SNP = one_SP[:, None] - two_NP
-    number_P = np.array([name in design.numbers for name in names])
-    near_SN = np.exp(-0.5 * (apart_SNP[..., number_P] ** 2).sum(axis=-1) / REACH**2)
-    return np.asarray(near_SN * (apart_SNP[..., ~number_P] == 0).all(axis=-1))
+    square_SN, alike_SN = np.zeros((len(one_SP), len(two_NP))), np.ones((len(one_SP), len(two_NP)), bool)
+    for p, name in enumerate(names):  # one column at a time: together they would need P times the memory
+        apart_SN = one_SP[:, p, None] - two_NP[:, p]
+        if name in design.numbers:
+            square_SN += apart_SN**2
+        else:
+            alike_SN &= apart_SN == 0
+    return np.asarray(np.exp(-0.5 * square_SN / REACH**2) * alike_SN)
 
 
 def before_curves(design: Design, settings: Sequence[Setting], clouds: Sequence[Cloud], published: bool) -> Scatter:
     """Return the prior of the parameters of all runs for each tau."""
-    columns_NP, (_, names) = bent_columns(design, settings), design.columns(settings)
+    unique = distinct(settings)
+    index = {tuple(setting.items()): u for u, setting in enumerate(unique)}
+    setting_N = np.array([index[tuple(setting.items())] for setting in settings])
+    count_U = np.bincount(setting_N)
+    columns_UP, (_, names) = bent_columns(design, unique), design.columns(unique)
     sd_PK = np.stack([SLOPE_SD if name else CENTER_SD for name in names] + [BEND_SD] * len(design.numbers))
     mean_PK = np.zeros_like(sd_PK)
     # the unit of compute is arbitrary, and so is the level before training
@@ -213,16 +251,30 @@ def before_curves(design: Design, settings: Sequence[Setting], clouds: Sequence[
     for p, name in enumerate(names):
         if published and name in design.numbers:
             mean_PK[p] = PUBLISHED.get(name.rpartition(".")[2], mean_PK[p])
-    near_NN = correlation(design, settings, settings)
-    tau_KT, size = SCATTER[:, None] * SCATTER_GRID, len(settings)
-    line_KNN = np.einsum("np,pk,mp->knm", columns_NP, sd_PK**2, columns_NP)
-    inverse_KTNN, log_determinant_KT = np.empty((*tau_KT.shape, size, size)), np.empty(tau_KT.shape)
-    for k, t in np.ndindex(tau_KT.shape):  # one at a time: together they would need four times the memory
-        of_run_NN = SMOOTH_GRID[t] * (near_NN - np.eye(size)) + np.eye(size)
-        covariance_NN = line_KNN[k] + tau_KT[k, t] ** 2 * of_run_NN
-        log_determinant_KT[k, t] = np.linalg.slogdet(covariance_NN)[1]
-        inverse_KTNN[k, t] = np.linalg.inv(covariance_NN)
-    return Scatter(columns_NP, mean_PK, sd_PK, near_NN, inverse_KTNN, log_determinant_KT)
+    root_U = np.sqrt(count_U)
+    value_B, vector_UB = np.linalg.eigh(root_U[:, None] * correlation(design, unique, unique) * root_U)
+    basis_UB = root_U[:, None] * vector_UB
+    columns_BP = basis_UB.T @ columns_UP
+    tau_KT = SCATTER[:, None] * SCATTER_GRID
+    single_KT = tau_KT**2 * (1 - SMOOTH_GRID)
+    weight_KTB = 1 / (
+        tau_KT[:, :, None] ** 2 * (SMOOTH_GRID[:, None] * np.maximum(value_B, 0.0) + 1 - SMOOTH_GRID[:, None])
+    )
+    # by the lemmas of Woodbury and of the determinant: the slopes and bends have P columns, far fewer than runs
+    sd_KP = sd_PK.T
+    inner_KTPP = np.einsum("bp,ktb,bq->ktpq", columns_BP, weight_KTB, columns_BP, optimize=True)
+    inner_KTPP = sd_KP[:, None, :, None] * inner_KTPP * sd_KP[:, None, None] + np.eye(len(sd_PK))
+    value_KTP, vector_KTPP = np.linalg.eigh(inner_KTPP)
+    root_KTPP = sd_KP[:, None, :, None] * vector_KTPP / np.sqrt(value_KTP)[:, :, None]
+    tie_KTBP = weight_KTB[..., None] * (columns_BP @ root_KTPP)
+    seen_tie_KTUP = basis_UB @ tie_KTBP
+    diagonal_KTU = weight_KTB @ (basis_UB**2).T - (seen_tie_KTUP**2).sum(axis=-1)
+    log_determinant_KT = np.log(value_KTP).sum(axis=-1) - np.log(weight_KTB).sum(axis=-1)
+    log_determinant_KT += (len(settings) - len(unique)) * np.log(single_KT)
+    return Scatter(
+        setting_N, count_U, columns_UP, mean_PK, sd_PK, basis_UB, weight_KTB, tie_KTBP, seen_tie_KTUP, diagonal_KTU,
+        single_KT, log_determinant_KT,
+    )  # fmt: skip
 
 
 def pooled(
@@ -239,45 +291,94 @@ def pooled(
     design = design or Design.of(settings)
     before = before_curves(design, settings, clouds, published)
     rng = np.random.default_rng(0)
-    size = len(clouds)
-    line_NK = before.columns_NP @ before.mean_PK
-    theta_CNK = np.tile([cloud.start_K for cloud in clouds], (CHAINS, 1, 1))
+    line_NK = (before.columns_UP @ before.mean_PK)[before.setting_N]
+    rest_CNK = np.tile([cloud.start_K for cloud in clouds], (CHAINS, 1, 1)) - line_NK
     log_prior_T = -0.5 * (np.log(SCATTER_GRID) / 0.8) ** 2
-    kept: list[tuple[Array, ...]] = []
+    kept: list[tuple[Array, Array]] = []
     for sweep in range(UNUSED + KEPT):
-        rest_CKN = np.swapaxes(theta_CNK - line_NK, 1, 2)
-        fit_CKT = np.einsum("ckn,ktnm,ckm->ckt", rest_CKN, before.inverse_KTNN, rest_CKN, optimize=True)
+        mean_CUK = before.means(rest_CNK)
+        seen_CKB = np.swapaxes(mean_CUK, 1, 2) @ before.basis_UB
+        tied_CKTP = np.einsum("ktbp,ckb->cktp", before.tie_KTBP, seen_CKB, optimize=True)
+        fit_CKT = np.einsum("ktb,ckb->ckt", before.weight_KTB, seen_CKB**2, optimize=True)
+        fit_CKT -= (tied_CKTP**2).sum(axis=-1)
+        fit_CKT += ((rest_CNK - mean_CUK[:, before.setting_N]) ** 2).sum(axis=1)[..., None] / before.single_KT
         log_CKT = log_prior_T - 0.5 * (fit_CKT + before.log_determinant_KT)
         tau_CK = (log_CKT + rng.gumbel(size=log_CKT.shape)).argmax(axis=-1)
-        for i in range(size):
-            inverse_CKN = before.inverse_KTNN[np.arange(4), tau_CK, i]
-            scale_CK = 1.0 / inverse_CKN[:, :, i]
-            pull_CK = np.einsum("ckn,cnk->ck", inverse_CKN, theta_CNK - line_NK) * scale_CK
-            mean_CK = theta_CNK[:, i] - pull_CK
-            theta_CNK[:, i] = updated(clouds[i], mean_CK, scale_CK, rng)
+        update_runs(before, clouds, rest_CNK, line_NK, tau_CK, rng)
         if sweep >= UNUSED:
-            kept.append((theta_CNK.copy(), tau_CK))
-    theta_DNK, tau_DK = (np.concatenate(part) for part in zip(*kept, strict=True))
-    return Law(design, list(settings), before, theta_DNK, tau_DK)
+            kept.append((before.means(rest_CNK + line_NK), tau_CK))
+    mean_DUK, tau_DK = (np.concatenate(part) for part in zip(*kept, strict=True))
+    return Law(design, list(settings), before, mean_DUK, tau_DK)
 
 
-def updated(cloud: Cloud, mean_CK: Array, variance_CK: Array, rng: np.random.Generator) -> Array:
-    """Draw the parameters of a run given a normal distribution from the others."""
-    total_CKK = cloud.covariance_KK + variance_CK[:, :, None] * np.eye(4)
-    inverse_CKK = np.linalg.inv(total_CKK)
-    # the quadratic form around the cloud's center, as two matrix products
-    middle_K = cloud.center_DK.mean(axis=0)
-    off_DK, away_CK = cloud.center_DK - middle_K, mean_CK - middle_K
-    pull_CK = np.einsum("ckj,cj->ck", inverse_CKK, away_CK)
-    square_CD = inverse_CKK.reshape(-1, 16) @ (off_DK[:, :, None] * off_DK[:, None]).reshape(-1, 16).T
-    log_CD = -0.5 * (square_CD - 2 * pull_CK @ off_DK.T + (away_CK * pull_CK).sum(axis=1)[:, None])
-    sum_CD = np.exp(log_CD - log_CD.max(axis=1)[:, None]).cumsum(axis=1)
-    chosen_C = (sum_CD >= (rng.random(len(mean_CK)) * sum_CD[:, -1])[:, None]).argmax(axis=1)
-    gain_CKK = variance_CK[:, :, None] * inverse_CKK
-    center_CK = np.einsum("ckj,cj->ck", gain_CKK, cloud.center_DK[chosen_C] - mean_CK) + mean_CK
-    left_CKK = gain_CKK @ cloud.covariance_KK
-    root_CKK = np.linalg.cholesky((left_CKK + np.swapaxes(left_CKK, 1, 2)) / 2 + 1e-12 * np.eye(4))
-    return np.asarray(center_CK + np.einsum("ckj,cj->ck", root_CKK, rng.standard_normal(mean_CK.shape)))
+def update_runs(
+    before: Scatter, clouds: Sequence[Cloud], rest_CNK: Array, line_NK: Array, tau_CK: Array, rng: np.random.Generator
+) -> None:
+    """Draw the parameters of each run, less the line, given those of the others, in place."""
+    every_K = np.arange(4)
+    single_CK, weight_CKB = before.single_KT[every_K, tau_CK], before.weight_KTB[every_K, tau_CK]
+    mean_CUK = before.means(rest_CNK)
+    weighted_CKB = weight_CKB * (np.swapaxes(mean_CUK, 1, 2) @ before.basis_UB)
+    tied_CKP = np.einsum("ckbp,ckb->ckp", before.tie_KTBP[every_K, tau_CK], weighted_CKB / weight_CKB)
+    diagonal_CKU = before.diagonal_KTU[every_K, tau_CK]
+    scale_CKU = 1 / ((1 - 1 / before.count_U) / single_CK[..., None] + diagonal_CKU / before.count_U**2)
+    for start in range(0, len(clouds), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        each = conditionals(clouds[part], np.moveaxis(scale_CKU[:, :, before.setting_N[part]], 2, 0))
+        for i, conditional in enumerate(each, start):
+            u = before.setting_N[i]
+            count, basis_B, tie_CKP = before.count_U[u], before.basis_UB[u], before.seen_tie_KTUP[every_K, tau_CK, u]
+            # the row of the inverse covariance of all runs, times their rests
+            pull_CK = (rest_CNK[:, i] - mean_CUK[:, u]) / single_CK
+            pull_CK += (weighted_CKB @ basis_B - (tie_CKP * tied_CKP).sum(axis=-1)) / count
+            mean_CK = rest_CNK[:, i] - pull_CK * scale_CKU[:, :, u] + line_NK[i]
+            change_CK = (conditional.draw(mean_CK, rng) - line_NK[i] - rest_CNK[:, i]) / count
+            rest_CNK[:, i] += change_CK * count
+            mean_CUK[:, u] += change_CK
+            weighted_CKB += weight_CKB * basis_B * change_CK[..., None]
+            tied_CKP += tie_CKP * change_CK[..., None]
+
+
+class Conditional(NamedTuple):
+    """The distribution of a run's parameters given a normal distribution from the others, but for the latter's mean."""
+
+    middle_K: Array
+    off_DK: Array
+    """Centers of the components, less their mean `middle_K`."""
+    inverse_CKK: Array
+    """Inverse of the sum of both covariances."""
+    square_CD: Array
+    """Quadratic form of the inverse in `off_DK`."""
+    gain_CKK: Array
+    root_CKK: Array
+    """Cholesky factor of the covariance of one component."""
+
+    def draw(self, mean_CK: Array, rng: np.random.Generator) -> Array:
+        """Draw the parameters for these means."""
+        away_CK = mean_CK - self.middle_K
+        pull_CK = (self.inverse_CKK @ away_CK[:, :, None])[:, :, 0]
+        # of the quadratic form in center - mean, only these two terms differ between components
+        log_CD = pull_CK @ self.off_DK.T - 0.5 * self.square_CD
+        sum_CD = np.exp(log_CD - log_CD.max(axis=1)[:, None]).cumsum(axis=1)
+        chosen_C = (sum_CD >= (rng.random(len(mean_CK)) * sum_CD[:, -1])[:, None]).argmax(axis=1)
+        center_CK = mean_CK + (self.gain_CKK @ (self.off_DK[chosen_C] - away_CK)[:, :, None])[:, :, 0]
+        return np.asarray(center_CK + (self.root_CKK @ rng.standard_normal(mean_CK.shape)[:, :, None])[:, :, 0])
+
+
+def conditionals(clouds: Sequence[Cloud], variance_NCK: Array) -> list[Conditional]:
+    """Return the conditional distribution of each run; the normal distribution of the others has these variances."""
+    center_NDK = np.stack([cloud.center_DK for cloud in clouds])
+    covariance_NKK = np.stack([cloud.covariance_KK for cloud in clouds])
+    middle_NK = center_NDK.mean(axis=1)
+    off_NDK = center_NDK - middle_NK[:, None]
+    outer_NXD = np.swapaxes((off_NDK[..., None] * off_NDK[:, :, None]).reshape(*off_NDK.shape[:2], -1), 1, 2)
+    inverse_NCKK = np.linalg.inv(covariance_NKK[:, None] + variance_NCK[..., None] * np.eye(4))
+    square_NCD = inverse_NCKK.reshape(*variance_NCK.shape[:2], -1) @ outer_NXD
+    gain_NCKK = variance_NCK[..., None] * inverse_NCKK
+    left_NCKK = gain_NCKK @ covariance_NKK[:, None]
+    root_NCKK = np.linalg.cholesky((left_NCKK + np.swapaxes(left_NCKK, 2, 3)) / 2 + 1e-12 * np.eye(4))
+    parts = (middle_NK, off_NDK, inverse_NCKK, square_NCD, gain_NCKK, root_NCKK)
+    return [Conditional(*of_run) for of_run in zip(*parts, strict=True)]
 
 
 # --------------------------------------------------------------------------------------------- runs and their check
@@ -344,17 +445,18 @@ def check_left_out(law: Law, clouds: Sequence[Cloud], fits: Sequence[Fit], publi
     chosen = distinct(law.settings)
     if len(chosen) < TO_CHECK:
         return None
-    apart_NN, bounds = law.design.apart(law.settings, law.settings), fits[0].curve.bounds
+    apart_UU, bounds = law.design.apart(chosen, chosen), fits[0].curve.bounds
+    setting_N, fold_N = law.scatter.setting_N, law.scatter.setting_N % FOLDS
     errors, inside = [], []
     for fold in range(min(FOLDS, len(chosen))):
-        out = [n for n, setting in enumerate(law.settings) if dict(setting) in chosen[fold::FOLDS]]
-        kept = [n for n in range(len(fits)) if n not in out]
+        out, kept = (np.flatnonzero(here_N).tolist() for here_N in (fold_N == fold, fold_N != fold))
         again = pooled([clouds[n] for n in kept], [law.settings[n] for n in kept], published, law.design)
         theta_DSK = again.new_run(again.at([law.settings[n] for n in out]))
+        kept_fits = [fits[n] for n in kept]
         for s, n in enumerate(out):
             at = fits[n].last_compute
             truth, level_D = float(fits[n].mean(at)[0]), levels(theta_DSK[:, s], at, bounds)
-            beside = level_beside(apart_NN[n, kept], [fits[i] for i in kept], at)
+            beside = level_beside(apart_UU[setting_N[n], setting_N[kept]], kept_fits, at)
             errors.append((level_D.mean() - truth, beside - truth))
             inside.append(TAILS[0] <= (level_D < truth).mean() <= TAILS[1])
     by_law, by_nearest = np.sqrt(np.mean(np.square(errors), axis=0))

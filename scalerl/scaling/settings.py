@@ -105,7 +105,8 @@ class Design:
     def apart(self, settings: Sequence[Setting], others: Sequence[Setting]) -> Array:
         """Return the distance of each setting from each other one, the sum over columns, shape (S, N)."""
         columns_SP, columns_NP = self.columns(settings)[0], self.columns(others)[0]
-        return np.asarray(np.abs(columns_SP[:, None] - columns_NP).sum(axis=-1))
+        # one column at a time: together they would need P times the memory
+        return np.asarray(sum(np.abs(columns_SP[:, p, None] - columns_NP[:, p]) for p in range(columns_SP.shape[1])))
 
 
 def setting_text(setting: Setting) -> str:

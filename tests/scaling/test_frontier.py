@@ -12,7 +12,19 @@ from doc_pages import json_keys
 from scalerl.config import LAB
 from scalerl.scaling import Curve, CurveError, compare, fit, frontier, sigmoid
 from scalerl.scaling.frontier import next_run, of_law
-from scalerl.scaling.pool import levels, likelihood, pooled, smoothed
+from scalerl.scaling.pool import (
+    SCATTER,
+    SCATTER_GRID,
+    SMOOTH_GRID,
+    before_curves,
+    bent_columns,
+    correlation,
+    levels,
+    likelihood,
+    pooled,
+    smoothed,
+)
+from scalerl.scaling.settings import Design
 from scalerl.training.run_info import run_info
 
 RNG = np.random.default_rng
@@ -46,6 +58,25 @@ def test_the_slopes_of_an_exact_law_are_found():
     for name, values in expected.items():
         for slope, value in zip(slopes[name].values(), values, strict=True):
             assert slope.mean == pytest.approx(value, abs=0.04) and slope.low - 0.01 < value < slope.high + 0.01
+
+
+def test_the_covariance_of_all_runs_follows_from_the_means_of_the_settings():
+    """Against numpy's inverse of the dense N x N covariance, with one, two and three runs per setting."""
+    settings = [{**setting, "kind": "xy"[i % 2]} for i, setting in enumerate(GRID) for _ in range(1 + i % 3)]
+    design = Design.of(settings)
+    before = before_curves(design, settings, [cloud(theta(s), [0.1] * 4) for s in settings], published=False)
+    columns, near = bent_columns(design, settings), correlation(design, settings, settings)
+    rest = RNG(0).standard_normal(len(settings))
+    mean, apart = before.means(rest[:, None])[:, 0], rest - before.means(rest[:, None])[before.setting_N, 0]
+    for k, t in ((0, 0), (1, 13), (3, 26)):
+        variance, share = (SCATTER[k] * SCATTER_GRID[t]) ** 2, SMOOTH_GRID[t]
+        deviations = variance * (share * near + (1 - share) * np.eye(len(settings)))
+        dense = (columns * before.sd_PK[:, k] ** 2) @ columns.T + deviations
+        assert before.log_determinant_KT[k, t] == pytest.approx(np.linalg.slogdet(dense)[1])
+        precision = before.precision(k, t)
+        assert np.diag(precision) == pytest.approx(before.diagonal_KTU[k, t])
+        form = mean @ precision @ mean + apart @ apart / before.single_KT[k, t]
+        assert form == pytest.approx(rest @ np.linalg.inv(dense) @ rest, rel=1e-6)
 
 
 def test_two_settings_cross_where_their_curves_do():
