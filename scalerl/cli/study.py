@@ -238,7 +238,7 @@ def _workers(options: argparse.Namespace, plan: Plan) -> Workers:
 
 def _own_actors(plan: Plan) -> dict[str, float]:
     """Return the cores and GPUs of a run's actors, without the task that starts them: the maximum over the arms."""
-    from scalerl.cluster.devices import devices, needs
+    from scalerl.placement.devices import devices, needs
 
     configs = [plan.config(arm, seed=0) for arm in plan.arms]
     wanted = [needs(devices(config)) for config in configs if config.placement.backend == "ray"]

@@ -17,7 +17,7 @@ from simulated_study import Truth, write_study
 
 from robustness.campaign import Case, check_here, write
 from scalerl.config import LAB
-from scalerl.training.checkpoint import FORMAT, CheckpointStore, save_state
+from scalerl.learner.checkpoint import FORMAT, CheckpointStore, save_state
 from scalerl.training.run_dir import ROW_FILES, RunDirectory
 
 RATES = [0.2 + 0.5 * n**2 / (n**2 + 9) + 0.005 * (-1) ** n for n in range(12)]
