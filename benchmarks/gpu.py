@@ -32,11 +32,11 @@ from work import machine, random_qwen3, save_model, save_prompts
 
 from scalerl.cluster.speed import GPUS
 from scalerl.config.recipe import Recipe
+from scalerl.learner.policy_learner import batch_flops
+from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy
 from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.weights import DirectoryChannel, SharedMemoryChannel
-from scalerl.training.learner.policy_learner import batch_flops
-from scalerl.training.learner.single import SingleLearner
 
 CHUNK = 1 << 28
 """Bytes of one broadcast, as in scalerl/rollouts/vllm/nccl.py."""

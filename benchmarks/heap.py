@@ -1,4 +1,4 @@
-"""Measures the memory of a trainer on CPU with and without the trims of its heap (training/learner/cpu.py).
+"""Measures the memory of a trainer on CPU with and without the trims of its heap (learner/cpu.py).
 
     python benchmarks/heap.py --updates 20
 
@@ -23,10 +23,10 @@ def train(updates: int, trims: bool, tokens: int) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from scalerl.config.recipe import SCALERL
+    from scalerl.learner.base import TrainBatch
+    from scalerl.learner.cpu import HeapTrim, resident_bytes
+    from scalerl.learner.single import SingleLearner
     from scalerl.models.policy import Policy
-    from scalerl.training.learner.base import TrainBatch
-    from scalerl.training.learner.cpu import HeapTrim, resident_bytes
-    from scalerl.training.learner.single import SingleLearner
 
     torch.manual_seed(0)
     config = LlamaConfig(

@@ -33,11 +33,11 @@ def measure(adapters: bool, settings: dict[str, int]) -> dict[str, Any]:
 
     from scalerl.config import Lora
     from scalerl.config.recipe import AdamW, Recipe, Reinforce
+    from scalerl.learner.base import TrainBatch
+    from scalerl.learner.policy_learner import batch_flops
+    from scalerl.learner.single import SingleLearner
     from scalerl.models.lora import LoraPolicy
     from scalerl.models.policy import Policy
-    from scalerl.training.learner.base import TrainBatch
-    from scalerl.training.learner.policy_learner import batch_flops
-    from scalerl.training.learner.single import SingleLearner
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -22,9 +22,9 @@ from torch import Tensor
 from work import machine
 
 from scalerl.config.recipe import Recipe
+from scalerl.learner.base import TrainBatch
+from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import load_policy
-from scalerl.training.learner.base import TrainBatch
-from scalerl.training.learner.single import SingleLearner
 
 SPREADS = ("equal", "uniform", "long-tailed")
 BUDGETS = (2048, 16_384)

@@ -32,12 +32,14 @@ import work
 
 from scalerl.config.overrides import to_toml
 from scalerl.core.rows import read_rows
+from scalerl.core.run_files import RunKey
 from scalerl.scaling import Curve, Estimate, fit
 from scalerl.scaling.backtest import split_at
-from scalerl.study.analysis import LAST_POINTS, study_results
 from scalerl.study.directory import StudyDirectory
-from scalerl.study.plan import RunKey, plan_toml
-from scalerl.study.results import METRICS, ArmResult
+from scalerl.study.plan import plan_toml
+from scalerl.training.run_info import run_info
+from scalerl.view.study import LAST_POINTS, study_results
+from scalerl.view.study_results import METRICS, ArmResult
 
 RESULTS = Path(__file__).parent / "results" / "replication"
 
@@ -98,13 +100,16 @@ def unpack(packed: Mapping[str, Any], to: Path) -> StudyDirectory:
     to.mkdir(parents=True)
     (to / "study.toml").write_text(packed["plan"], encoding="utf-8")
     study = StudyDirectory.open(to)
+    study.save_info()
     for key in study.plan.runs():
         held = packed["runs"][str(key)]
         for row in held["journal"]:
             study.note(row)
         if held["points"]:
             study.run(key).mkdir(parents=True)
-            (study.run(key) / "config.toml").write_text(to_toml(study.plan.run_config(key)), encoding="utf-8")
+            config = study.plan.run_config(key)
+            (study.run(key) / "config.toml").write_text(to_toml(config), encoding="utf-8")
+            (study.run(key) / "run.json").write_text(run_info(config).to_json(), encoding="utf-8")
             _write(study.run(key) / "points.jsonl", held["points"])
             _write(study.run(key) / "metrics.jsonl", held["metrics"])
     return study
@@ -177,7 +182,7 @@ def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
     ends: list[tuple[float, bool]] = []
     for study in studies:
         for key in study.plan.runs():
-            curve = Curve.read(study.run(key), axis=study.axis(), task=study.task())
+            curve = Curve.read(study.run(key), axis=study.axis(), task=study.info.task)
             by_posterior, by_paper = (split_at(curve, fraction, method) for method in ("posterior", "paper"))
             scores = {
                 OURS: by_posterior.forecast,

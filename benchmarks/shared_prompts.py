@@ -35,8 +35,8 @@ def main() -> None:
     from work import machine, random_qwen3
 
     from scalerl.config.recipe import Recipe
+    from scalerl.learner.single import SingleLearner
     from scalerl.models.policy import Policy
-    from scalerl.training.learner.single import SingleLearner
 
     learners = {
         kind: SingleLearner(
@@ -76,7 +76,7 @@ def batch_of(prompt: int, prompts: int) -> Any:
     import torch
     from work import VOCABULARY
 
-    from scalerl.training.learner.base import TrainBatch
+    from scalerl.learner.base import TrainBatch
 
     torch.manual_seed(0)
     rows, width = prompts * ROLLOUTS, prompt + COMPLETION

@@ -10,7 +10,7 @@ from typing import Any
 
 from scalerl.config import RunConfig
 from scalerl.core.plugins import PluginError
-from scalerl.training.learner.ranks import RankSpec, join, load_learner
+from scalerl.learner.ranks import RankSpec, join, load_learner
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def random_batch(rows: int = 7, width: int = 12, seed: int = 0) -> Any:
     """Return rollouts of lengths 12 to 8, with uneven weights that sum to one and advantages of both signs."""
     import torch
 
-    from scalerl.training.learner.base import TrainBatch
+    from scalerl.learner.base import TrainBatch
 
     draw = torch.Generator().manual_seed(seed)
     lengths = width - torch.arange(rows) % 5

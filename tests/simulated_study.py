@@ -13,9 +13,10 @@ from json_rows import write_rows
 
 from scalerl.config import PRESETS, RunConfig, to_toml
 from scalerl.config.base import replace as replace_part
+from scalerl.core.run_files import RunKey
 from scalerl.scaling import sigmoid
 from scalerl.study.directory import StudyDirectory
-from scalerl.study.plan import Arm, Plan, RunKey, plan_toml
+from scalerl.study.plan import Arm, Plan
 from scalerl.training.run_info import run_info
 from scalerl.types import EvalPoint
 
@@ -75,9 +76,7 @@ def write_study(
 ) -> StudyDirectory:
     """Write the directory of a study and open it."""
     plan = plan_of(truths, seeds, about, path.name)
-    path.mkdir(parents=True)
-    (path / "study.toml").write_text(plan_toml(plan), encoding="utf-8")
-    study = StudyDirectory.open(path)
+    study = StudyDirectory.create(path, plan)
     for number, key in enumerate(study.plan.runs()):
         _write_run(study, key, truths[key.arm], number)
     return study

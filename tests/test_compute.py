@@ -6,14 +6,14 @@ from tiny_models import ARCHITECTURES, tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
+from scalerl.learner.base import TrainBatch
+from scalerl.learner.policy_learner import batch_flops
 from scalerl.models.cpu import onednn
 from scalerl.models.policy import Policy
 from scalerl.models.rows import Rows
 from scalerl.models.sizes import Attention, ModelSizes, of_config, of_model
 from scalerl.rollouts.engine import Request
 from scalerl.rollouts.vllm.lane import Lane
-from scalerl.training.learner.base import TrainBatch
-from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.progress import Stopwatch
 
 

@@ -9,13 +9,13 @@ from tiny_models import ARCHITECTURES, tiny_model
 
 from scalerl.config.recipe import AdamW, Recipe, Reinforce
 from scalerl.core.errors import ConfigError
+from scalerl.learner.base import TokenMeter, TrainBatch
+from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy, check_head, load_policy
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import check_engine
 from scalerl.rollouts.replay import check_current
 from scalerl.rollouts.weights import DirectoryChannel
-from scalerl.training.learner.base import TokenMeter, TrainBatch
-from scalerl.training.learner.single import SingleLearner
 from scalerl.training.run_model import check_length
 
 OTHERS = ("qwen3-eager", "qwen3-many-heads", "gemma3-mixed", "mistral4")  # AutoModelForCausalLM lacks Mistral 4

@@ -8,17 +8,17 @@ from rank_builds import Bench, random_batch
 from sampled import log_probabilities, samples
 from tiny_models import tiny_model
 
-from scalerl.cluster.devices import this_machine
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
 from scalerl.config.recipe import SCALERL, AdamW, Reinforce
 from scalerl.config.run import Hardware, Learner
+from scalerl.learner.rank_processes import RankProcesses
+from scalerl.learner.ranks import LearnerGroup, RankSpec
+from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy, load_policy
+from scalerl.placement.devices import this_machine
 from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.weights import DirectoryChannel
-from scalerl.training.learner.rank_processes import RankProcesses
-from scalerl.training.learner.ranks import LearnerGroup, RankSpec
-from scalerl.training.learner.single import SingleLearner
 
 pytestmark = [
     pytest.mark.gpu,

@@ -15,7 +15,7 @@ import torch
 from tiny_models import tiny_model
 from scalerl.models.cpu import onednn
 from scalerl.models.policy import Policy
-from scalerl.training.learner.cpu import resident_bytes
+from scalerl.learner.cpu import resident_bytes
 
 torch.set_num_threads(1)
 onednn.used = lambda: True

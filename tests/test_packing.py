@@ -10,13 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from scalerl.config.recipe import Recipe, Reinforce
 from scalerl.core.errors import ConfigError
+from scalerl.learner import checks
+from scalerl.learner.checks import use_packing
+from scalerl.learner.single import SingleLearner
 from scalerl.models.packing import Segments, can_pack, install
 from scalerl.models.policy import Policy
 from scalerl.models.rows import Rows
 from scalerl.rollouts.local.torch_engine import check_engine
-from scalerl.training.learner import checks
-from scalerl.training.learner.checks import use_packing
-from scalerl.training.learner.single import SingleLearner
 
 EAGER = ("gemma2-softcap", "gpt-oss")
 """Families whose scores are capped or have sinks."""

@@ -9,9 +9,9 @@ from test_packing import attention_by_hand
 from tiny_models import tiny_model
 
 from scalerl.config.recipe import Recipe, Reinforce
+from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy
 from scalerl.models.prefix import SharedPrompts
-from scalerl.training.learner.single import SingleLearner
 
 CPU = torch.device("cpu")
 

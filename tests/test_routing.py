@@ -17,13 +17,13 @@ from scalerl.config.recipe import SCALERL, Recipe, Reinforce
 from scalerl.config.run import Hardware, Placement
 from scalerl.core.errors import ConfigError
 from scalerl.core.serialization import from_plain, to_plain
+from scalerl.learner.checkpoint import load_state, save_state
+from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy, load_policy
 from scalerl.models.routing import UNKNOWN, can_record, routing_of
 from scalerl.models.rows import Rows
 from scalerl.training import run_model
 from scalerl.training.batch import collate
-from scalerl.training.checkpoint import load_state, save_state
-from scalerl.training.learner.single import SingleLearner
 from scalerl.training.run_model import check_sampled
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.parsing import add_directories
 from scalerl.core.printable import printable
+from scalerl.core.run_files import is_study
 
 if TYPE_CHECKING:
     from scalerl.view.run import FollowedRun
@@ -45,7 +45,7 @@ def ls(arguments: argparse.Namespace) -> int:
     print(line_of(("run", "state", "step", "pass rate", "at 2x compute", "advice")))
     for path in runs:
         run = FollowedRun(path)
-        in_study = os.path.exists(path.parent.parent / "study.toml")  # STUDY/ARM/seed-0
+        in_study = is_study(path.parent.parent)  # STUDY/ARM/seed-0
         name = f"{path.parent.name}/{path.name}" if in_study else path.name
         print(unreadable(name, run) if run.state == "unreadable" else line_of((name, *cells(run))), flush=True)
     return 0

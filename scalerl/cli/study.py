@@ -16,13 +16,14 @@ from scalerl.cli.parsing import Parser, bare_first, count
 from scalerl.cli.terminal import say
 from scalerl.config.base import given, replace
 from scalerl.core.errors import ConfigError, nearest, short
+from scalerl.core.run_files import CONFIG, REPORT, RESULTS
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
     from scalerl.study.directory import StudyDirectory
     from scalerl.study.execute import Workers
     from scalerl.study.plan import Plan
-    from scalerl.study.results import StudyResult
+    from scalerl.view.study_results import StudyResult
 
 USAGE = """scalerl study PLAN [BASE.toml] [options] [--any.field VALUE ...]
        scalerl study resume DIR [--jobs N]
@@ -86,7 +87,7 @@ def _check_saved(study: StudyDirectory, trusted: bool) -> None:
 
     configs = []
     for key in study.plan.runs():
-        file = study.run(key) / "config.toml"
+        file = study.run(key) / CONFIG
         with suppress(ConfigError):  # its run cannot start, and says why
             configs += [read_config(file, [])] if file.exists() else []
     check_trust(configs, f"a run in {study.path}", trusted=trusted)
@@ -168,7 +169,7 @@ def _plan(options: argparse.Namespace, fields: Sequence[str]) -> Plan:
     if options.budget is not None:
         plan = given("--budget", lambda: replace(plan, base=replace(plan.base, steps=options.budget)))
     if options.rates is not None:
-        from scalerl.study.analysis import best_rates
+        from scalerl.view.study import best_rates
 
         plan = with_rates(plan, best_rates(options.rates))
     return check(select(plan, options.only) if options.only else plan)
@@ -237,7 +238,7 @@ def _workers(options: argparse.Namespace, plan: Plan) -> Workers:
 
 def _own_actors(plan: Plan) -> dict[str, float]:
     """Return the cores and GPUs of a run's actors, without the task that starts them: the maximum over the arms."""
-    from scalerl.cluster.devices import devices, needs
+    from scalerl.placement.devices import devices, needs
 
     configs = [plan.config(arm, seed=0) for arm in plan.arms]
     wanted = [needs(devices(config)) for config in configs if config.placement.backend == "ray"]
@@ -252,12 +253,12 @@ def room_here() -> int:
 def _report(study: StudyDirectory) -> None:
     """Write results.json and the page; print the verdicts and the table."""
     from scalerl.core.outputs import write_or_explain
-    from scalerl.study.analysis import study_results
+    from scalerl.view.study import study_results
 
     results = study_results(study)
     values = json.dumps(results.to_dict(), indent=1, allow_nan=False) + "\n"
-    problem = write_or_explain(study.path / "results.json", values)
-    _tell(results, study.path / "report.html")
+    problem = write_or_explain(study.path / RESULTS, values)
+    _tell(results, study.path / REPORT)
     if problem:
         say(f"results   none: {problem}")
 
@@ -265,9 +266,9 @@ def _report(study: StudyDirectory) -> None:
 def _tell(results: StudyResult, page: Path) -> bool:
     """Write the page and print the results; return whether the page was written."""
     from scalerl.scaling import CurveError
-    from scalerl.study.page import study_page
-    from scalerl.study.tables import print_results
     from scalerl.view.page import write_page
+    from scalerl.view.study_page import study_page
+    from scalerl.view.study_tables import print_results
 
     page_line, written = f"page      {page}", False
     try:  # before printing, because with `| head` the process may end while it prints
@@ -283,24 +284,24 @@ def _tell(results: StudyResult, page: Path) -> bool:
 def _show(words: Sequence[str]) -> int:
     parser = Parser(prog="scalerl study show", description="Print the results of a study so far.")
     parser.add_argument("directory", type=Path)
-    parser.add_argument("-o", "--output", type=Path, help="page to write; default report.html in the study's directory")
+    parser.add_argument("-o", "--output", type=Path, metavar="PAGE.html", help="also write the page there")
     parser.add_argument("--compute", help="compute axis: device_hours, flops, tokens or step")
     parser.add_argument("--task", help="name of the task, if there are several; default: the first")
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     options = parser.parse_args(words)
     from scalerl.core.outputs import check_output
-    from scalerl.study.analysis import study_results
-    from scalerl.study.directory import StudyDirectory
+    from scalerl.view.study import study_results
+    from scalerl.view.study_files import read_files
+    from scalerl.view.study_tables import print_results
 
-    study = StudyDirectory.open(options.directory)
-    page = study.path / "report.html"
-    place = check_output(options.output or page, [])
-    page = place if options.output else page  # a link in the study's directory is replaced, not followed
+    study = read_files(options.directory)
+    place = check_output(options.output, []) if options.output else None
     results = study_results(study, options.compute, options.task)
     if options.json:
         print(json.dumps(results.to_dict(), indent=1, allow_nan=False))
-        return 0
-    if _tell(results, page) or options.output is None:
-        return 0
-    complain(f"{page} was not written; the results above are complete")
-    return FAILED
+    elif place is None:
+        print_results(results)
+    elif not _tell(results, place):
+        complain(f"{place} was not written; the results above are complete")
+        return FAILED
+    return 0

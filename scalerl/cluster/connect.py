@@ -8,9 +8,9 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from scalerl.cluster.devices import Host
 from scalerl.core.errors import ConfigError
 from scalerl.core.signals import same_handlers
+from scalerl.placement.devices import Host
 
 STARTED_S = 600.0
 """Seconds within which the coordinator and the scorers must be placed; they load no model."""

@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scalerl.cluster.devices import Host, Place, check_shared_memory, devices, gpu_problem, this_machine
-from scalerl.cluster.memory import BF16, FP32, GB, USABLE
+from scalerl.cluster.memory import BF16, FP32
 from scalerl.cluster.probe import REACHED_S, Probe, Seen
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config.base import replace
@@ -25,6 +24,7 @@ from scalerl.core.machine import host_memory
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import PASSED, Group, LocalRemote, serve
 from scalerl.models.sizes import sizes_of
+from scalerl.placement.devices import GB, USABLE, Host, Place, check_shared_memory, devices, gpu_problem, this_machine
 
 WORKS, SLOW, FAILS = "works", "works slowly", "does not work"
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scalerl.cluster.devices import Table, counted, described, devices
 from scalerl.cluster.memory import (
-    GB,
-    USABLE,
     GeneratorMemory,
     TrainerMemory,
     adapter_params,
@@ -23,6 +20,7 @@ from scalerl.config.recipe import Custom
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import Found, ModelSizes, sizes_of
+from scalerl.placement.devices import GB, USABLE, Table, counted, described, devices
 from scalerl.rollouts.engine import EVALUATION_CACHE
 
 LAB_PROMPT = 64

@@ -10,18 +10,14 @@ from typing import NamedTuple
 
 from scalerl.config.model import Lora
 from scalerl.models.sizes import ModelSizes
+from scalerl.placement.devices import USABLE
 from scalerl.rollouts.engine import PASS_BYTES
-
-USABLE = 0.9
-"""Usable share of a GPU's memory: vLLM's default. The rest is for the allocator and the CUDA context."""
 
 BF16, FP32 = 2, 4
 """Bytes per entry."""
 
 LOGITS = 1 << 24
 """Entries of one block of logits (models/head.py), at least 256 columns wide."""
-
-GB = 1e9
 
 PROCESS, WORKER = 0.45e9, 0.2e9
 """Bytes of a process with torch and transformers, and of one that runs a verifier (measured on Linux)."""

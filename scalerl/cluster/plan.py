@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from scalerl.cluster.devices import devices
 from scalerl.cluster.layout import check, lay_out, on_gpus, prompt_tokens, whole_gradient
 from scalerl.cluster.measured import Measured, lengths_like, lognormal
-from scalerl.cluster.memory import GB, slots_that_fit
+from scalerl.cluster.memory import slots_that_fit
 from scalerl.cluster.simulation import QUANTA, Figures, simulate_run
 from scalerl.cluster.sizing import Machine, memory_line
 from scalerl.cluster.speed import (
@@ -32,6 +31,7 @@ from scalerl.config.base import replace
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import Found, ModelSizes
+from scalerl.placement.devices import GB, devices
 
 SIGMA = 0.8
 """Default standard deviation of the logarithm of lengths."""

@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cluster.devices import gpu_problem
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.core.machine import gpu_memory
+from scalerl.placement.devices import gpu_problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,10 +107,10 @@ class Probe:
             ConfigError: An error is too large.
         """
         from scalerl.config.recipe import Recipe, Reinforce
+        from scalerl.learner.single import SingleLearner
         from scalerl.models.miniature import miniature
         from scalerl.models.packing import can_pack
         from scalerl.models.policy import Policy
-        from scalerl.training.learner.single import SingleLearner
 
         dtype, packing, words = config.hardware.dtype, config.learner.packing, []
         model, name = miniature(config.model)
@@ -264,7 +264,7 @@ def _batch() -> Any:
     """Return two prompts with two completions each, of unequal lengths beyond a kernel's block."""
     import torch
 
-    from scalerl.training.learner.base import TrainBatch
+    from scalerl.learner.base import TrainBatch
 
     draw = torch.Generator().manual_seed(0)
     length_B, prompt_length_B = torch.tensor([211, 90, 160, 41]), torch.tensor([75, 75, 30, 30])

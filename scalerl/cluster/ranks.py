@@ -12,8 +12,8 @@ from scalerl.cluster.remote import Actor, RayRemote
 from scalerl.config.run import RunConfig
 from scalerl.core.addresses import free_port
 from scalerl.core.remote import End, Group
+from scalerl.learner.ranks import LearnerDied, RankSpec, build_rank, serve_rank
 from scalerl.rollouts.weights import WeightChannel
-from scalerl.training.learner.ranks import LearnerDied, RankSpec, build_rank, serve_rank
 
 
 class RankActor(Actor):

@@ -32,8 +32,8 @@ from scalerl.config.base import replace
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError, raising
 from scalerl.core.remote import End, LocalRemote
+from scalerl.learner.base import TrainBatch
 from scalerl.models.sizes import Found
-from scalerl.training.learner.base import TrainBatch
 
 TIME_LIMIT_S = 3600.0
 """Time limit of a rehearsal, which takes one to four minutes for an 8B model."""
@@ -98,9 +98,9 @@ def _run(config: RunConfig, found: Found, end: End) -> None:
 
 def _replace_cpu_code() -> None:
     """Compute as on a GPU, without what fake tensors and groups cannot do; the process serves no other purpose."""
+    from scalerl.learner import experts
     from scalerl.models import head
     from scalerl.models.cpu import loops, onednn
-    from scalerl.training.learner import experts
 
     def gather(parts: list[Any], part: Any, group: Any = None) -> None:
         parts[:] = [part] * len(parts)
@@ -155,10 +155,10 @@ def _learner(config: RunConfig, found: Found, mesh: Any, tracker: Tracker) -> An
     """Build the learner of a rank as ranks.py does, with fake weights."""
     from transformers import AutoModelForCausalLM
 
+    from scalerl.learner.fsdp import shard
+    from scalerl.learner.ranks import sharded_learner, single_learner
     from scalerl.models.lora import LoraPolicy
     from scalerl.models.policy import Policy
-    from scalerl.training.learner.fsdp import shard
-    from scalerl.training.learner.ranks import sharded_learner, single_learner
 
     dtype = "bfloat16" if config.hardware.dtype == "auto" else config.hardware.dtype
     config = replace(config, hardware=replace(config.hardware, dtype=dtype, trainer_helpers=0))

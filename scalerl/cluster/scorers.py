@@ -8,11 +8,11 @@ from copy import copy
 from typing import Any, NamedTuple
 
 from scalerl.cluster.connect import STARTED_S, last_line
-from scalerl.cluster.devices import devices
 from scalerl.config.base import replace
 from scalerl.config.data import TaskData
 from scalerl.config.run import RunConfig, Scoring
 from scalerl.core.errors import ConfigError
+from scalerl.placement.devices import devices
 from scalerl.tasks.scoring import Pending, Scorer, make_scorer, make_scorers
 from scalerl.tasks.user_rewards import Failures, RewardError
 from scalerl.types import Prompt, Score

@@ -12,14 +12,11 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from scalerl.cluster.devices import devices, shares_gpus
 from scalerl.cluster.layout import prompt_tokens, whole_gradient
 from scalerl.cluster.memory import (
     BF16,
     FP32,
-    GB,
     PROCESS,
-    USABLE,
     WORKER,
     HostMemory,
     TrainerMemory,
@@ -38,6 +35,7 @@ from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.core.machine import Memory, gpu_memory, host_memory, resident_bytes
 from scalerl.models.sizes import ModelSizes
+from scalerl.placement.devices import GB, USABLE, devices, shares_gpus
 from scalerl.rollouts.engine import EVALUATION_CACHE
 from scalerl.rollouts.weights import channel_versions
 
@@ -232,7 +230,7 @@ def _recomputing(config: RunConfig, checkpointing: bool) -> RunConfig:
 
 
 def _trainer(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> TrainerMemory:
-    from scalerl.training.learner.cpu import helpers_of
+    from scalerl.learner.cpu import helpers_of
 
     place, checkpointing = config.placement, config.checkpointing
     together = place.trainer_ranks == 1 and not sizes.experts and not checkpointing and config.hardware.device == "cpu"

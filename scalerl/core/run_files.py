@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -27,7 +28,14 @@ CHECKPOINTS, MODEL, PICTURE, ERRORS, LOCK = "checkpoints", "model", "curve.png",
 """Files and folders of a run directory."""
 
 PLAN, STUDY, JOURNAL, RESULTS, REPORT = "study.toml", "study.json", "journal.jsonl", "results.json", "report.html"
+PREDICTED, ALLOCATION = "predicted.json", "allocation.jsonl"
 """Files of a study directory."""
+
+ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+"""Pattern of the name of an arm of a study, which is also the name of its directory."""
+
+Settings = dict[str, Any]
+"""Fields of a configuration by their dotted names, with JSON values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,7 @@ class RunInfo:
     """Price of a device-hour; None: unknown."""
     steps: int = 0
     """Updates at the end of the run."""
-    settings: dict[str, bool | int | float | str] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     """Every field of the configuration by its dotted name."""
     metrics: dict[str, Metric] = field(default_factory=dict)
     """Description of the columns of metrics.jsonl, in display order; other columns are shown under their names."""
@@ -85,6 +93,79 @@ class RunInfo:
     def to_json(self) -> str:
         """Return the text of run.json."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n"
+
+
+@dataclass(frozen=True)
+class RunKey:
+    """One run of a study."""
+
+    arm: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.arm}/seed-{self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmInfo:
+    """What study.json says about one arm.
+
+    Example: ArmInfo(about="DAPO's loss", settings={"recipe.loss.kind": "dapo"}, seeds=(0, 1, 2), steps=480)
+    """
+
+    about: str = ""
+    """What differs from the reference, in a few words."""
+    settings: Settings = field(default_factory=dict)
+    """Fields of the configuration that differ from those of the study; None: the arm has no such field."""
+    seeds: tuple[int, ...] = ()
+    steps: int = 0
+    """Updates of each of its runs."""
+    held_out: bool = False
+    """Whether the arm is predicted from the others before it is run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyInfo:
+    """Content of study.json: what readers must know about a study.
+
+    Example: StudyInfo(name="loo", reference="scalerl", about="Which component matters?", axis="flops",
+        task="arithmetic", tasks={"arithmetic": (0.0, 1.0)}, notes=("12% of the reference answers are wrong",),
+        settings={"recipe.loss.kind": "cispo"}, arms={"scalerl": ArmInfo(...), "dapo": ArmInfo(...)})
+    """
+
+    name: str
+    about: str = ""
+    """The question that the study answers."""
+    reference: str
+    """Name of the arm with which all others are compared."""
+    axis: str = "step"
+    """Default compute axis."""
+    task: str | None = None
+    """Task whose curves are compared by default; None: the only one of the runs."""
+    tasks: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Tasks and suites of all arms, with the bounds of their metric."""
+    vary: tuple[str, ...] = ()
+    """Fields whose values are the settings of an arm; empty: the arms are no grid."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the curves must know about the data."""
+    settings: Settings = field(default_factory=dict)
+    """Every field of the configuration that the arms share, by its dotted name."""
+    arms: dict[str, ArmInfo] = field(default_factory=dict)
+    """The arms by name, in the order of the plan."""
+
+    def to_json(self) -> str:
+        """Return the text of study.json."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n"
+
+    def runs(self) -> list[RunKey]:
+        """Return all runs, the first seed of every arm first."""
+        seeds = dict.fromkeys(seed for arm in self.arms.values() for seed in arm.seeds)
+        return [RunKey(name, seed) for seed in seeds for name, arm in self.arms.items() if seed in arm.seeds]
+
+    def settings_of(self, arm: str) -> Settings:
+        """Return every field of an arm's configuration by its dotted name."""
+        both = {**self.settings, **self.arms[arm].settings}
+        return {name: value for name, value in both.items() if value is not None}
 
 
 def active_warnings(events: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -109,6 +190,11 @@ def is_run(path: Path) -> bool:
     return os.path.exists(path / RUN) or os.path.exists(path / CONFIG)
 
 
+def is_study(path: Path) -> bool:
+    """Return whether a directory is a study of this package, of any version."""
+    return os.path.isfile(path / STUDY) or os.path.isfile(path / PLAN)
+
+
 def is_closed(path: Path) -> bool:
     """Return whether a directory cannot be read."""
     return os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK, effective_ids=True)
@@ -124,10 +210,9 @@ def read_run(path: Path) -> RunInfo:
         ConfigError: The directory is no run, is of another version, or run.json is damaged.
     """
     values = _checked(path, RUN)
-    wrong = f"{path / RUN} is damaged: "
     try:
-        known = {name: values[name] for name in (f.name for f in fields(RunInfo)) if name in values}
-        tasks = {str(name): (float(low), float(high)) for name, (low, high) in dict(known.pop("tasks", {})).items()}
+        known = _known(RunInfo, values)
+        tasks = _tasks(known.pop("tasks", {}))
         metrics = {str(name): _metric(value) for name, value in dict(known.pop("metrics", {})).items()}
         for name in ("suites", "notes"):
             known[name] = tuple(map(str, known.get(name, ())))
@@ -135,8 +220,64 @@ def read_run(path: Path) -> RunInfo:
         if not (isinstance(info.title, str) and isinstance(info.axis, str) and isinstance(info.settings, dict)):
             raise TypeError("title, axis or settings has another type")
     except (TypeError, ValueError, KeyError) as error:
-        raise ConfigError(f"{wrong}{error}; `scalerl upgrade {path}` writes it again from {CONFIG}") from error
+        raise _damaged(path, RUN, str(error)) from error
     return info
+
+
+def read_study(path: Path) -> StudyInfo:
+    """Return what study.json says; unknown fields are ignored.
+
+    Args:
+        path: Directory of a study.
+
+    Raises:
+        ConfigError: The directory is no study, is of another version, or study.json is damaged.
+    """
+    values = _checked(path, STUDY)
+    try:
+        known = _known(StudyInfo, values)
+        tasks, arms = _tasks(known.pop("tasks", {})), _arms(known.pop("arms", {}))
+        for name in ("vary", "notes"):
+            known[name] = tuple(map(str, known.get(name, ())))
+        info = StudyInfo(**known, tasks=tasks, arms=arms)
+        texts = (info.name, info.about, info.reference, info.axis, "" if info.task is None else info.task)
+        if not (all(isinstance(text, str) for text in texts) and isinstance(info.settings, dict)):
+            raise TypeError("name, about, reference, axis, task or settings has another type")
+        if info.reference not in arms:
+            raise ValueError(f"the reference {info.reference!r:.60} is not one of its arms")
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise _damaged(path, STUDY, str(error)) from error
+    return info
+
+
+def _known(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: values[name] for name in (f.name for f in fields(record)) if name in values}
+
+
+def _tasks(values: Any) -> dict[str, tuple[float, float]]:
+    return {str(name): (float(low), float(high)) for name, (low, high) in dict(values).items()}
+
+
+def _arms(values: Any) -> dict[str, ArmInfo]:
+    arms = {}
+    for name, arm in dict(values).items():
+        if not isinstance(arm, dict):
+            raise TypeError(f"the arm {name!r:.60} is no table of fields")
+        if not ARM_NAME.fullmatch(str(name)):  # it is a directory, and must lie in that of the study
+            raise ValueError(f"the arm {name!r:.60} has a name that no study gives")
+        known = _known(ArmInfo, arm)
+        seeds = tuple(known.pop("seeds", ()))
+        info = ArmInfo(**known, seeds=seeds)
+        numbers = (*seeds, info.steps)
+        whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
+        if not whole or not isinstance(info.settings, dict) or not isinstance(info.about, str):
+            raise TypeError(f"seeds, steps, about or settings of the arm {name} has another type")
+        arms[str(name)] = info
+    return arms
+
+
+def _damaged(path: Path, name: str, problem: str) -> ConfigError:
+    return ConfigError(f"{path / name} is damaged: {problem}; write it again with `scalerl upgrade {path}`")
 
 
 def _checked(path: Path, name: str) -> Mapping[str, Any]:
@@ -146,18 +287,19 @@ def _checked(path: Path, name: str) -> Mapping[str, Any]:
     except FileNotFoundError:
         if is_closed(path):
             raise ConfigError(trouble(PermissionError(errno.EACCES, "", str(path)))) from None
-        if os.path.exists(path / CONFIG) or os.path.exists(path / PLAN):
+        source, what = {RUN: (CONFIG, "run"), STUDY: (PLAN, "study")}[name]
+        if os.path.exists(path / source):
             raise ConfigError(
                 f"{path / name} is missing, because another version of scalerl wrote this directory; make it with "
                 f"`scalerl upgrade {path}`"
             ) from None
-        raise ConfigError(f"{path}: no run or study here (no {name})") from None
+        raise ConfigError(f"{path}: no {what} here (no {name})") from None
     except OSError as error:
         raise ConfigError(trouble(error)) from error
     except ValueError as error:
-        raise ConfigError(f"{path / name} is damaged: {error}; write it again with `scalerl upgrade {path}`") from error
+        raise _damaged(path, name, str(error)) from error
     if not isinstance(values, dict) or not isinstance(values.get("schema"), int):
-        raise ConfigError(f"{path / name} is damaged: it has no schema; write it again with `scalerl upgrade {path}`")
+        raise _damaged(path, name, "it has no schema")
     if values["schema"] > SCHEMA:
         raise ConfigError(
             f"{path / name}: got schema {values['schema']}; this scalerl reads up to {SCHEMA}: install a newer version"

@@ -16,7 +16,7 @@ T = TypeVar("T")
 def to_plain(value: Any) -> Any:
     """Convert a record to nested dicts and lists; arrays, numbers, strings and prompts are unchanged.
 
-    A prompt has the columns of its row, which may be any objects. A checkpoint refers to it (training/checkpoint.py).
+    A prompt has the columns of its row, which may be any objects. A checkpoint refers to it (learner/checkpoint.py).
     """
     if isinstance(value, Prompt):
         return value

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scalerl.cluster.devices import Place, Table
 from scalerl.config.recipe import Custom
 from scalerl.config.run import RunConfig
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import Policy
 from scalerl.models.sizes import ModelSizes
 from scalerl.models.text import TokenText
+from scalerl.placement.devices import Place, Table
 from scalerl.rollouts.coordinator import Coordinator
 from scalerl.rollouts.custom import EngineParts, engine_pair
 from scalerl.rollouts.engine import EVALUATION_CACHE, Engine, Sampling

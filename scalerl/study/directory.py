@@ -1,16 +1,6 @@
-"""A study's directory: the plan, one ordinary run directory for each arm and seed, and a journal.
+"""A study's directory while it is executed: its plan, its lock, and runs of other studies that it takes over.
 
-    studies/loo/
-      study.toml                 the plan, resolved; the same command resumes it
-      journal.jsonl              one row for each process that ended (below)
-      scalerl/seed-0/            a run directory
-      scalerl/seed-0.toml, .log  its configuration and its output
-      allocation.jsonl           which arms continued, and why
-      predicted.json             the levels of held-out arms, from before they were run
-      results.json  report.html  the verdicts
-
-A row of the journal:
-    {"arm": "dapo", "seed": 0, "target": 240, "code": 0, "seconds": 61.2, "step": 240, "said": "trained 240 updates"}
+`view/study_files.py` describes the files.
 
 A run is determined by its configuration, which includes the seed. A finished run of another study with the same
 configuration would give the same result, and one with fewer steps is the first part of it: `take_over` copies such
@@ -27,30 +17,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scalerl.config import RunConfig, read_config
+from scalerl.config import RunConfig
 from scalerl.config.base import replace
-from scalerl.config.data import generated
-from scalerl.core.errors import ConfigError, nearest
+from scalerl.core.errors import ConfigError
 from scalerl.core.files import take_hold, write_whole
 from scalerl.core.outputs import check_encodable, check_new_directory, check_stays_inside
-from scalerl.core.rows import read_points, read_rows
+from scalerl.core.run_files import JOURNAL, LOCK, PLAN, STUDY, RunKey
 from scalerl.core.serialization import flat
-from scalerl.study.plan import Plan, RunKey, plan_toml, read_plan, unnamed
-from scalerl.training.run_info import default_axis
-
-RUN_AXES = ("device_hours", "flops", "tokens", "step")
-"""Compute columns of every run's points."""
-
-JOURNAL = {"arm": str, "seed": int, "target": int, "code": int, "seconds": int | float, "step": int, "said": str}
-"""Columns of the journal."""
+from scalerl.study.info import study_info
+from scalerl.study.plan import Plan, plan_toml, read_plan, unnamed
+from scalerl.view.study_files import StudyFiles
 
 
-class StudyDirectory:
-    """The files of one study."""
+class StudyDirectory(StudyFiles):
+    """The files of one study, for its execution."""
 
     def __init__(self, path: Path, plan: Plan) -> None:
         """Store the path and the plan; use `create` or `open` instead."""
-        self.path, self.plan = path, plan
+        super().__init__(path, study_info(plan))
+        self.plan = plan
 
     @classmethod
     def create(cls, path: Path, plan: Plan) -> StudyDirectory:
@@ -59,7 +44,7 @@ class StudyDirectory:
         Raises:
             ConfigError: The directory contains another study, a different plan, or other files.
         """
-        file = path / "study.toml"
+        file = path / PLAN
         if file.exists():
             if (old := read_plan(file)) != plan:
                 raise ConfigError(
@@ -71,7 +56,9 @@ class StudyDirectory:
         check_new_directory(path, "-o")
         path.mkdir(parents=True, exist_ok=True)
         write_whole(file, plan_toml(plan))
-        return cls(path, plan)
+        study = cls(path, plan)
+        study.save_info()
+        return study
 
     @classmethod
     def open(cls, path: Path) -> StudyDirectory:
@@ -80,43 +67,13 @@ class StudyDirectory:
         Raises:
             ConfigError: The directory contains no study.
         """
-        if not (path / "study.toml").exists():
-            raise ConfigError(f"{path}: no study here (no study.toml); start one with `scalerl study PLAN -o {path}`")
-        return cls(path, read_plan(path / "study.toml"))
+        if not (path / PLAN).exists():
+            raise ConfigError(f"{path}: no study here (no {PLAN}); start one with `scalerl study PLAN -o {path}`")
+        return cls(path, read_plan(path / PLAN))
 
-    def run(self, key: RunKey) -> Path:
-        """Return a run's directory."""
-        return self.path / key.arm / f"seed-{key.seed}"
-
-    def file(self, key: RunKey, ending: str) -> Path:
-        """Return the path of a file next to a run's directory."""
-        return self.path / key.arm / f"seed-{key.seed}.{ending}"
-
-    def axis(self) -> str:
-        """Return the default compute axis of the curves, by the device of the runs."""
-        saved = (self.run(key) / "config.toml" for key in self.plan.runs())
-        first = next((file for file in saved if file.exists()), None)
-        return default_axis(read_config(first, []) if first else self.plan.base)
-
-    def task(self) -> str | None:
-        """Return the default task of the curves: the base's first; None for a file of prompts."""
-        base = self.plan.base
-        return base.main_tasks[0] if generated(base.data) or base.main_tasks != base.tasks else None
-
-    def check_view(self, axis: str | None, task: str | None) -> None:
-        """Check that the runs of this study have a compute axis and a task; None is the default.
-
-        Raises:
-            ConfigError: No run has this axis or task; the message lists the known ones.
-        """
-        tasks = dict.fromkeys(
-            name for arm in self.plan.arms for name in self.plan.config(arm, self.plan.seeds[0]).tasks
-        )
-        for requested, what, known in ((axis, "compute axis", RUN_AXES), (task, "task", tuple(tasks))):
-            if requested is not None and requested not in known:
-                raise ConfigError(
-                    f"{self.path}: no {what} {requested!r}{nearest(requested, known)}; its runs have {', '.join(known)}"
-                )
+    def save_info(self) -> None:
+        """Write study.json, which readers use instead of the plan."""
+        write_whole(self.path / STUDY, self.info.to_json())
 
     def hold(self) -> None:
         """Lock this study against other processes; the lock ends with the process.
@@ -127,15 +84,11 @@ class StudyDirectory:
         if take_hold(self.path) is None:
             raise ConfigError(f"{self.path}: another process is running this study; wait for it or stop it")
         check_stays_inside(self.path)
-
-    def step(self, key: RunKey) -> int:
-        """Return the training step of a run's last evaluation; -1 before the first."""
-        points = read_points(self.run(key))
-        return int(points[-1].step) if points else -1
+        self.save_info()  # of an older version there may be none
 
     def held(self, key: RunKey) -> bool:
         """Return whether a process is training in a run's directory, such as one left by a study that was killed."""
-        if not (self.run(key) / ".lock").exists():
+        if not (self.run(key) / LOCK).exists():
             return False
         lock = take_hold(self.run(key))
         if lock is not None:
@@ -144,13 +97,8 @@ class StudyDirectory:
 
     def note(self, row: dict[str, Any]) -> None:
         """Add a row to the journal."""
-        with (self.path / "journal.jsonl").open("a", encoding="utf-8") as file:
+        with (self.path / JOURNAL).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-
-    def journal(self) -> list[dict[str, Any]]:
-        """Return the rows of the journal; a row that a killed process left incomplete is left out."""
-        rows = read_rows(self.path / "journal.jsonl")
-        return [row for row in rows if all(isinstance(row.get(name), kind) for name, kind in JOURNAL.items())]
 
 
 def changes(old: Plan, new: Plan) -> list[str]:

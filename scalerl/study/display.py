@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from rich.console import Console
 
 from scalerl.core.rows import read_points
+from scalerl.core.run_files import RunKey
 from scalerl.core.serialization import flat
 from scalerl.scaling import CurveError, fit
 from scalerl.study.directory import StudyDirectory
-from scalerl.study.plan import Plan, RunKey, rates_note
+from scalerl.study.info import study_info
+from scalerl.study.plan import Plan
 from scalerl.view.outlook import curve_of
+from scalerl.view.study import rates_note
 from scalerl.view.terminal import tell
 
 
@@ -28,7 +31,7 @@ def describe(plan: Plan) -> list[str]:
         changed = ", ".join(f"{name} = {value}" for name, value in flat(arm.changes).items()) or "nothing"
         role = ", the reference" if arm.name == plan.reference else ", held out" if plan.is_held_out(arm.name) else ""
         lines.append(f"  {arm.name:<{widest}}  {size:<18}  {arm.about or 'changes ' + changed}{role}")
-    rates = rates_note(plan)
+    rates = rates_note(study_info(plan))
     lines += [f"  {rates}"] if rates else []
     lines += [f"  {line}" for line in plan.config(plan.arm(plan.reference), plan.seeds[0]).derived_sizes()]
     return lines
@@ -62,7 +65,7 @@ class StudyDisplay:
 
     def _line(self, key: RunKey, states: Mapping[RunKey, str]) -> str:
         points = read_points(self._study.run(key))
-        task = self._study.task() or (points[0].task if points else "")
+        task = self._study.info.task or (points[0].task if points else "")
         points = [point for point in points if point.task == task]
         value = f"pass rate {points[-1].pass_rate:.3f}" if points else ""
         try:

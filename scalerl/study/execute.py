@@ -19,11 +19,12 @@ from typing import Protocol
 from scalerl.config import RunConfig, to_toml
 from scalerl.config.base import replace
 from scalerl.core.files import write_whole
+from scalerl.core.run_files import RunKey
 from scalerl.core.signals import environment_of_run
 from scalerl.scaling import CurveError
 from scalerl.study.directory import StudyDirectory
-from scalerl.study.plan import RunKey
 from scalerl.study.predict import by_forecast, predict
+from scalerl.view.study import STOPPED
 
 
 class Job(Protocol):
@@ -70,9 +71,6 @@ class LocalWorkers:
 
 POLL_S = 0.2
 """Seconds between two polls of the processes."""
-
-STOPPED = {129, 130, 143, -1, -2, -15}
-"""Exit codes of a run that was stopped by a signal."""
 
 
 class Display(Protocol):

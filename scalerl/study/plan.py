@@ -7,10 +7,8 @@ steps.
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import combinations
 from pathlib import Path
@@ -23,11 +21,9 @@ from scalerl.config.base import Part, Seed, build, replace
 from scalerl.config.overrides import read_toml
 from scalerl.config.recipe import Recipe
 from scalerl.core.errors import ConfigError, nearest, short
+from scalerl.core.run_files import ARM_NAME, RunKey
 from scalerl.scaling.fit import MIN_POINTS
 from scalerl.scaling.settings import check_settings, setting_of
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
-"""Pattern of an arm's name, which is also the name of its directory."""
 
 Changes = dict[str, Any]
 """Fields of a RunConfig as nested plain values, such as {"recipe": {"loss": {"kind": "gspo"}}}."""
@@ -49,20 +45,9 @@ class Arm(Part):
     @field_validator("name")
     @classmethod
     def _check(cls, name: str) -> str:
-        if not NAME.fullmatch(name):
+        if not ARM_NAME.fullmatch(name):
             raise ValueError(f"name of an arm: got {name!r}; allowed: letters, digits, '.', '-' and '_', at most 40")
         return name
-
-
-@dataclass(frozen=True)
-class RunKey:
-    """One run of a study."""
-
-    arm: str
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.arm}/seed-{self.seed}"
 
 
 class Plan(Part):
@@ -231,23 +216,6 @@ def with_rates(plan: Plan, rates: Mapping[str, float]) -> Plan:
         tuned = {} if rate is None or named else {"recipe": {"optimizer": {"learning_rate": rate}}}
         arms.append(replace(arm, changes=merge(arm.changes, tuned)))
     return replace(plan, arms=tuple(arms))
-
-
-def rates_by_loss(plan: Plan) -> dict[str, set[float]]:
-    """Return the learning rates of the arms by loss; a plan with several for one loss is a sweep."""
-    by_loss: dict[str, set[float]] = {}
-    for arm in plan.arms:
-        recipe = plan.config(arm, plan.seeds[0]).recipe
-        by_loss.setdefault(recipe.loss.kind, set()).add(recipe.optimizer.learning_rate)
-    return by_loss
-
-
-def rates_note(plan: Plan) -> str:
-    """Return a note with the rate of each loss; empty if all arms have the same rate, or a loss has several."""
-    by_loss = rates_by_loss(plan)
-    if len(set().union(*by_loss.values())) == 1 or max(map(len, by_loss.values())) > 1:
-        return ""
-    return "learning rates: " + ", ".join(f"{min(rates):g} ({loss})" for loss, rates in by_loss.items())
 
 
 # ------------------------------------------------------------------------------------------------------------ as TOML

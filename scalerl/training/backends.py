@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from scalerl.cluster.devices import Table, check_shared_memory, devices, needs, this_machine
 from scalerl.cluster.layout import lay_out
 from scalerl.config.run import RunConfig
 from scalerl.core.remote import Group, Remote, Run
+from scalerl.learner.rank_processes import RankProcesses
 from scalerl.models.weights import WeightLayout
+from scalerl.placement.devices import Table, check_shared_memory, devices, needs, this_machine
 from scalerl.rollouts.build import MakeEngines, local_engines
 from scalerl.rollouts.pipeline import Launch, WorkerDied, spawn_generator
 from scalerl.rollouts.weights import CHANNELS, WeightChannel
 from scalerl.tasks.scoring import Scorer, make_scorers
-from scalerl.training.learner.rank_processes import RankProcesses
 
 StartRanks = Callable[[RunConfig, str, Sequence[WeightChannel]], Group]
 """(resolved configuration, path of the model, channels over which the ranks send weights) -> ranks."""

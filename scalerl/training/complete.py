@@ -15,12 +15,12 @@ from scalerl.core.machine import memory_report, peak_bytes
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
 from scalerl.core.status import Heartbeat
+from scalerl.learner.ranks import LearnerDied
 from scalerl.models.loading import ExportFailed
 from scalerl.rollouts.pipeline import Interrupted, NoAnswer, WorkerDied
 from scalerl.tasks.user_rewards import RewardError
 from scalerl.training.display import RunDisplay
 from scalerl.training.launch import resume
-from scalerl.training.learner.ranks import LearnerDied
 from scalerl.training.loop import train
 from scalerl.training.progress import TrainingFailed
 from scalerl.training.run_dir import recorded

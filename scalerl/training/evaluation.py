@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from scalerl.config import RunConfig
+from scalerl.learner.base import BadGradient, Learner
 from scalerl.models.text import TokenText
 from scalerl.rollouts.pipeline import Interrupted, Pipeline, RolloutBatch
 from scalerl.rollouts.replay import ReplayMismatch, bound_of, check_difference
 from scalerl.scaling import CurveError, fit
 from scalerl.scaling.stop import reason_to_stop, stop_rule
 from scalerl.training.batch import environment_row
-from scalerl.training.learner.base import BadGradient, Learner
 from scalerl.training.progress import Compute, Progress, TrainingFailed
 from scalerl.training.records import Records
 from scalerl.training.rollout_rows import DETAILED, LogRatios, evaluation_rows, packed, sample_rows, telling_group

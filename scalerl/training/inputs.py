@@ -20,12 +20,12 @@ import xxhash
 from scalerl.config import RunConfig
 from scalerl.core.errors import ConfigError, short
 from scalerl.core.exact import exact_bytes
+from scalerl.core.manifest import digest
 from scalerl.core.serialization import leaves
+from scalerl.models.build import revision_of
 from scalerl.models.files import weight_files
 from scalerl.models.policy import Policy, stop_tokens
 from scalerl.prompts.dataset import PromptSplit
-from scalerl.training.manifest import digest
-from scalerl.training.run_model import revision_of
 from scalerl.types import TURNS, Prompt
 
 Digests = npt.NDArray[np.uint64]

@@ -10,10 +10,8 @@ from typing import Any, cast
 
 import torch
 
-from scalerl.cluster.devices import counted
 from scalerl.cluster.doctor import host_notes
 from scalerl.cluster.layout import check, lay_out
-from scalerl.cluster.memory import GB, USABLE
 from scalerl.cluster.plan import run_lines
 from scalerl.cluster.sizing import cure, room_note, sized, this_machine
 from scalerl.config import RunConfig
@@ -22,13 +20,18 @@ from scalerl.core.rows import read_rows
 from scalerl.core.run_files import EVENTS, METRICS
 from scalerl.core.serialization import from_plain
 from scalerl.learn.custom import check_functions
+from scalerl.learner.base import Learner
+from scalerl.learner.checkpoint import CheckpointStore, load_plain, load_state, references, save_state
+from scalerl.learner.ranks import LearnerDied, LearnerGroup, single_learner
 from scalerl.loggers.base import Logger, makers_of
 from scalerl.loggers.follow import Followers
+from scalerl.models.build import load_of, revision_of, with_adapters
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import Policy, check_vocabulary, stop_tokens
 from scalerl.models.sizes import Found, ModelSizes
 from scalerl.models.text import TokenText
 from scalerl.models.weights import WeightLayout
+from scalerl.placement.devices import GB, USABLE, counted
 from scalerl.prompts.curriculum import make_curriculum
 from scalerl.prompts.dataset import PromptSplit, load_prompts
 from scalerl.rollouts.build import GeneratorSpec, ModelFacts
@@ -39,12 +42,9 @@ from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.checks import check_rewards, reference_notes, repetition_notes, sandbox_notes
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
-from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, references, save_state
 from scalerl.training.display import RunDisplay
 from scalerl.training.evaluation import Evaluations
 from scalerl.training.inputs import check_model, check_prompts, model_inputs, prompt_inputs
-from scalerl.training.learner.base import Learner
-from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, single_learner
 from scalerl.training.progress import Compute, Progress, Stopwatch
 from scalerl.training.records import Records
 from scalerl.training.resolve import arithmetic_notes, channel_notes, dated, length_notes, pinned, resolve
@@ -55,11 +55,8 @@ from scalerl.training.run_model import (
     check_sampled,
     known_sizes,
     load_in_engine,
-    load_of,
     model_path_of,
-    revision_of,
     sent_weights,
-    with_adapters,
 )
 from scalerl.training.saved import Checkpoints, checkpoint_of, continued, overrule, sound_checkpoint
 from scalerl.training.session import Session

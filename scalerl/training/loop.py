@@ -14,8 +14,8 @@ from scalerl.config.recipe import LengthPenalty, Recipe
 from scalerl.learn.advantages import ZERO_VARIANCE, advantages, of_trained
 from scalerl.learn.aggregate import token_weights
 from scalerl.learn.penalty import with_length_penalty
+from scalerl.learner.base import TrainBatch
 from scalerl.training.batch import RolloutTensors, collate, rollout_row, staleness, why_untrained
-from scalerl.training.learner.base import TrainBatch
 from scalerl.training.session import Session
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from scalerl.cluster.devices import Devices
+from scalerl.placement.devices import Devices
 from scalerl.rollouts.pipeline import Pipeline
 from scalerl.types import GeneratorStats
 

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from scalerl.cluster.connect import connect, hosts_of
-from scalerl.cluster.devices import gpu_problem, shares_gpus
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
 from scalerl.config.data import PromptFile, TaskData, TextTask
 from scalerl.config.placement import Hardware, Placement
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.models.template import prints_date
+from scalerl.placement.devices import gpu_problem, shares_gpus
 from scalerl.prompts.files import on_hub
 from scalerl.rollouts.interrupt import LengthRule
 

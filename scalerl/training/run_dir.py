@@ -19,6 +19,7 @@ from typing import Any
 from scalerl.config import RunConfig, read_config, to_toml
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import sync, take_hold, write_whole
+from scalerl.core.manifest import Damaged, digest, new_digest
 from scalerl.core.outputs import check_encodable, check_new_directory, check_stays_inside
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
@@ -35,7 +36,6 @@ from scalerl.core.run_files import (
     SAMPLES,
     STATUS,
 )
-from scalerl.training.manifest import Damaged, digest, new_digest
 from scalerl.training.run_info import run_info
 from scalerl.types import EvalPoint
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from scalerl.config import HuggingFaceModel, RunConfig, by_name
 from scalerl.config.data import generated
-from scalerl.core.run_files import RunInfo
-from scalerl.core.serialization import flat
+from scalerl.core.run_files import RunInfo, Settings
 from scalerl.training.catalog import METRICS
 
 RULES = {
@@ -33,9 +32,14 @@ def run_info(config: RunConfig, devices: float = 1.0) -> RunInfo:
         seed=config.seed,
         devices=devices,
         steps=config.steps,
-        settings=flat({name: value for name, value in by_name(config).items() if value is not None}),
+        settings=settings(config),
         metrics=METRICS,
     )
+
+
+def settings(config: RunConfig) -> Settings:
+    """Return every field that has a value by its dotted name."""
+    return {name: value for name, value in by_name(config).items() if value is not None}
 
 
 def default_axis(config: RunConfig) -> str:

@@ -13,10 +13,10 @@ from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.status import Heartbeat
+from scalerl.models.build import load_of, revision_of
 from scalerl.models.files import check_model_files
 from scalerl.models.loading import load_config
-from scalerl.models.lora import LoraPolicy
-from scalerl.models.policy import Policy, load_policy
+from scalerl.models.policy import Policy
 from scalerl.models.quantized import DEQUANTIZE, method_of
 from scalerl.models.routing import can_record, routing_of
 from scalerl.models.sizes import ModelSizes, of_config, sizes_of
@@ -57,22 +57,6 @@ def model_path_of(config: RunConfig, run: Path, note: Callable[[str], None]) -> 
         warm_start(config.model, config.data, directory, report)
         torch.set_num_threads(config.hardware.trainer_threads)
     return str(directory)
-
-
-def revision_of(config: RunConfig) -> str:
-    """Return the revision of the model on the hub."""
-    return config.model.revision if isinstance(config.model, HuggingFaceModel) else "main"
-
-
-def load_of(config: RunConfig, model_path: str, device: str) -> Policy:
-    """Return the run's policy on a device."""
-    return load_policy(
-        model_path,
-        revision=revision_of(config),
-        device=device,
-        dtype=config.hardware.dtype,
-        fp32_head=config.recipe.fp32_head,
-    )
 
 
 def known_sizes(config: RunConfig) -> ModelSizes | None:
@@ -148,8 +132,3 @@ def check_sampled(config: RunConfig, policy: Policy, model_path: str) -> None:
             f"{policy.sizes.layers} layers, but vLLM reports experts of all; allowed: off, or placement.engine = "
             "'torch'"
         )
-
-
-def with_adapters(config: RunConfig, policy: Policy) -> Policy:
-    """Return the policy to train: the given one, or a LoraPolicy made from it."""
-    return LoraPolicy(policy, config.lora, config.seed) if config.lora else policy

@@ -12,13 +12,13 @@ from scalerl.config.base import LISTED, replace
 from scalerl.config.recipe import LaterRate
 from scalerl.core.checkpoints import held_out_rates
 from scalerl.core.errors import ConfigError, short
+from scalerl.core.manifest import Damaged, check_files
 from scalerl.core.serialization import leaves, to_plain
+from scalerl.learner.base import BadGradient, Learner, TrainBatch
+from scalerl.learner.checkpoint import FORMAT, WRITTEN, CheckpointStore, load_plain, save_state
 from scalerl.prompts.curriculum import Curriculum, Mixture
 from scalerl.rollouts.pipeline import Pipeline
-from scalerl.training.checkpoint import FORMAT, WRITTEN, CheckpointStore, load_plain, save_state
 from scalerl.training.display import RunDisplay
-from scalerl.training.learner.base import BadGradient, Learner, TrainBatch
-from scalerl.training.manifest import Damaged, check_files
 from scalerl.training.progress import Compute, Progress, TrainingFailed
 from scalerl.training.records import Records
 from scalerl.training.resolve import arithmetic

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scalerl.config import RunConfig
+from scalerl.learner.base import BadGradient, Learner, StepStats, TrainBatch
+from scalerl.learner.policy_learner import batch_flops
 from scalerl.models.sizes import ModelSizes
 from scalerl.prompts.curriculum import Curriculum, Mixture
 from scalerl.rollouts.coordinator import Update
@@ -17,8 +19,6 @@ from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
 from scalerl.rollouts.schedule import first_visits
 from scalerl.training.batch import RolloutTensors
 from scalerl.training.evaluation import Evaluations, first_to_stop
-from scalerl.training.learner.base import BadGradient, Learner, StepStats, TrainBatch
-from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.progress import Progress
 from scalerl.training.records import Records
 from scalerl.training.saved import Checkpoints

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from scalerl.cluster.devices import served_places
 from scalerl.cluster.memory import pass_memory
 from scalerl.cluster.sizing import cache_rows, gb
 from scalerl.config import HuggingFaceModel, RunConfig
@@ -25,9 +24,12 @@ from scalerl.config.base import replace
 from scalerl.config.data import TaskData
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import whole
+from scalerl.learner.checkpoint import save_state
+from scalerl.models.build import load_of
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import check_vocabulary, stop_tokens
 from scalerl.models.text import TokenText
+from scalerl.placement.devices import served_places
 from scalerl.prompts.dataset import load_prompts, task_prompts
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
 from scalerl.rollouts.engine import Engine, Sampling, generate
@@ -36,10 +38,9 @@ from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
 from scalerl.rollouts.turns import check_replies, with_replies, with_turns
 from scalerl.scaling.estimate import as_json, with_error
 from scalerl.tasks.scoring import ScoringService, make_scorers
-from scalerl.training.checkpoint import save_state
 from scalerl.training.evaluation import held_out_visits, mean_at_k, verdicts
 from scalerl.training.rollout_rows import rollout_row
-from scalerl.training.run_model import check_length, load_in_engine, load_of
+from scalerl.training.run_model import check_length, load_in_engine
 from scalerl.types import BoolArray, Prompt, ScoredGroup
 
 MOST_SLOTS = 256

@@ -69,7 +69,7 @@ def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
         if not path.exists():
             raise ConfigError(f"{path}: no such directory; name runs, studies, or a directory that contains them")
         for one in [path, *_children(path)]:
-            if os.path.isfile(one / run_files.PLAN):
+            if run_files.is_study(one):
                 studies[one] = None
                 runs |= dict.fromkeys(run for arm in _children(one) for run in (arm, *_children(arm)) if is_run(run))
             elif is_run(one):

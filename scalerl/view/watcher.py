@@ -14,14 +14,14 @@ from typing import Any
 
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.scaling import CurveError
-from scalerl.study.analysis import study_results
-from scalerl.study.directory import StudyDirectory
-from scalerl.study.page import GROUPS, summary
-from scalerl.study.page_figures import frontier
-from scalerl.study.results import EFFECTS, ArmResult, StudyResult
 from scalerl.view.outlook import names_of
 from scalerl.view.run import FollowedRun, id_of, page_fit
 from scalerl.view.state import find, is_run
+from scalerl.view.study import study_results
+from scalerl.view.study_figures import frontier
+from scalerl.view.study_files import read_files
+from scalerl.view.study_page import GROUPS, summary
+from scalerl.view.study_results import EFFECTS, ArmResult, StudyResult
 
 POLL_S = 0.5
 """Interval of the polls of the files, seconds."""
@@ -189,7 +189,7 @@ class FollowedStudy:
         """Fit all runs of the study and compare its arms."""
         began = time.monotonic()
         try:
-            results = study_results(StudyDirectory.open(self.path))
+            results = study_results(read_files(self.path))
             # here and not in `summary`, which every open page asks for while the watcher holds its lock
             self._figure = asdict(made) if (made := frontier(results)) else None
             self._results, self.problem = results, ""

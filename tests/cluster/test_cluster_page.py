@@ -10,8 +10,8 @@ from doc_pages import blocks
 
 from scalerl import cli
 from scalerl.cli.plan import plan_parser
-from scalerl.cluster.devices import Host, devices
 from scalerl.config import read_config
+from scalerl.placement.devices import Host, devices
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/cluster.md").read_text()

@@ -11,21 +11,21 @@ import torch
 from commands import call
 from engine_builds import Seen
 
-from scalerl.cluster.devices import Host, described, devices, needs, this_machine
 from scalerl.config import LAB, HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
 from scalerl.config.data import PromptFile
 from scalerl.config.placement import Placement
 from scalerl.config.run import Hardware
 from scalerl.core.errors import ConfigError
+from scalerl.learner.rank_processes import RankProcesses
 from scalerl.models.sizes import Attention, ModelSizes
 from scalerl.models.weights import WeightLayout
+from scalerl.placement.devices import Host, described, devices, needs, this_machine
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts, local_engines
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.vllm.nccl import NcclChannel
 from scalerl.rollouts.weights import DirectoryChannel
 from scalerl.training.backends import BACKENDS
-from scalerl.training.learner.rank_processes import RankProcesses
 
 BASE = RunConfig(
     model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"),

@@ -15,7 +15,6 @@ from commands import call
 from tiny_models import ARCHITECTURES, tiny_model
 
 from scalerl.cluster import doctor, probe
-from scalerl.cluster.devices import Host, Place, check_shared_memory
 from scalerl.cluster.doctor import CHECKS, FAILS, SLOW, WORKS, Finding, Site, examine, meeting
 from scalerl.cluster.probe import Gpu, Probe, Seen, unsupported
 from scalerl.config import Hardware, HuggingFaceModel, read_config
@@ -23,6 +22,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import PASSED, Group, LocalRemote, serve
 from scalerl.models.miniature import VOCABULARY, miniature
+from scalerl.placement.devices import Host, Place, check_shared_memory
 from scalerl.training.resolve import resolve_hardware
 
 CARD = Gpu("NVIDIA H100 80GB HBM3", 84e9, 85e9)

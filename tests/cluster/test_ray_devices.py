@@ -12,9 +12,9 @@ from scalerl.config.base import replace
 from scalerl.config.placement import Placement
 from scalerl.config.run import Hardware
 from scalerl.core.errors import ConfigError
+from scalerl.learner.ranks import serve_rank
 from scalerl.training.backends import BACKENDS
 from scalerl.training.launch import resolve
-from scalerl.training.learner.ranks import serve_rank
 
 ray = pytest.importorskip("ray", reason="needs Ray")
 

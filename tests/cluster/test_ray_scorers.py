@@ -115,7 +115,7 @@ def test_a_scorer_that_dies_is_replaced_and_its_prompt_is_scored_again(scorers):
 
 
 def test_more_scorers_than_the_cluster_has_cores_are_an_error_before_the_run():
-    from scalerl.cluster.devices import devices, needs
+    from scalerl.placement.devices import devices, needs
 
     config = parse_config(PLACED + "generators = 3\n[scoring]\nworkers = 4\n[hardware]\ngenerator_threads = 3", "test")
     assert needs(devices(config)) == {"CPU": 3 + 2 * 4, "GPU": 0}

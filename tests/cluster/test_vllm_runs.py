@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import runs
 
-from scalerl.training.checkpoint import CheckpointStore
+from scalerl.learner.checkpoint import CheckpointStore
 
 PYTHON = os.environ.get("SCALERL_VLLM_PYTHON", "")
 pytestmark = [

@@ -17,10 +17,10 @@ from scalerl.config import mismatch as parts
 from scalerl.config.base import replace as changed
 from scalerl.config.recipe import SCALERL, Recipe, Reinforce
 from scalerl.learn.mismatch import correction
+from scalerl.learner.base import TrainBatch
+from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy
 from scalerl.training.batch import collate
-from scalerl.training.learner.base import TrainBatch
-from scalerl.training.learner.single import SingleLearner
 from scalerl.training.warnings import mismatch
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 

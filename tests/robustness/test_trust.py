@@ -251,9 +251,9 @@ def test_files_are_created_with_the_umask_of_the_user(place, mask):
     import torch
     from tiny_models import tiny_model
 
+    from scalerl.learner.checkpoint import save_state
     from scalerl.models.policy import Policy
     from scalerl.rollouts.weights import DirectoryChannel
-    from scalerl.training.checkpoint import save_state
 
     before = os.umask(mask)
     try:
@@ -285,7 +285,7 @@ def sharded(path):
 def test_metadata_of_a_checkpoint_of_ranks_is_read_like_torch_does(place):
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    from scalerl.training.learner.sharded_checkpoint import PlainReader, stored_shapes
+    from scalerl.learner.sharded_checkpoint import PlainReader, stored_shapes
 
     sharded(place)
     ours, theirs = (reader(place / "learner").read_metadata() for reader in (PlainReader, FileSystemReader))
@@ -304,7 +304,7 @@ def test_metadata_of_a_checkpoint_of_ranks_is_read_like_torch_does(place):
     ],
 )
 def test_a_checkpoint_of_ranks_with_code_in_its_metadata_is_refused(place, written):
-    from scalerl.training.learner.sharded_checkpoint import stored_shapes
+    from scalerl.learner.sharded_checkpoint import stored_shapes
 
     sharded(place)
     (place / "learner/.metadata").write_bytes(written)

@@ -25,11 +25,11 @@ from coordinator_runs import (
 
 from scalerl.cluster import simulation
 from scalerl.cluster.simulation import Stuck, visit_of
+from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.rollouts.activation import AtTick, OnArrival
 from scalerl.rollouts.coordinator import Coordinator, Update, sample_key
 from scalerl.rollouts.engine import Finished, Request, Work
 from scalerl.rollouts.schedule import PipelineSchedule
-from scalerl.training.checkpoint import load_state, save_state
 
 schedules = pytest.mark.parametrize("schedule", PIPELINES + ROUNDS, ids=lambda s: "-".join(map(str, s)))
 activations = pytest.mark.parametrize("activation", [*ACTIVATIONS, "on arrival"])

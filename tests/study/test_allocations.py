@@ -7,10 +7,10 @@ from simulated_study import Truth, point_row, write_study
 
 from scalerl.config import QUICK
 from scalerl.core.errors import ConfigError
-from scalerl.study.analysis import best_rates, sweep_note
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.execute import by_forecast
 from scalerl.study.plans import PLANS
+from scalerl.view.study import best_rates, sweep_note
 
 HALF = 80
 

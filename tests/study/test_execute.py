@@ -10,9 +10,10 @@ from simulated_study import point_row
 from scalerl.config import QUICK
 from scalerl.config.base import replace
 from scalerl.core.errors import ConfigError
+from scalerl.core.run_files import RunKey
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.execute import Execution, execute, target_step
-from scalerl.study.plan import Arm, Plan, RunKey
+from scalerl.study.plan import Arm, Plan
 
 BASE = replace(QUICK, steps=40)
 

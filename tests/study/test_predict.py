@@ -11,16 +11,18 @@ from test_execute import Quiet, ScriptedWorkers
 from scalerl.config import QUICK
 from scalerl.config.base import replace
 from scalerl.core.errors import ConfigError
+from scalerl.core.run_files import RunKey
 from scalerl.scaling import CurveError
-from scalerl.study.analysis import study_results
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.display import describe
 from scalerl.study.execute import Execution, execute
-from scalerl.study.page import study_page
-from scalerl.study.page_figures import FIGURES
-from scalerl.study.plan import RunKey, check, plan_toml, read_plan, select
+from scalerl.study.plan import check, plan_toml, read_plan, select
 from scalerl.study.plans import PLANS
-from scalerl.study.predict import by_forecast, full_compute, predict, trained
+from scalerl.study.predict import by_forecast, predict
+from scalerl.view.study import study_results
+from scalerl.view.study_figures import FIGURES
+from scalerl.view.study_law import full_compute
+from scalerl.view.study_page import study_page
 
 GRID = replace(PLANS["frontier"](QUICK), seeds=(0,))
 SMALL = replace(select(GRID, ["*-g16"]), vary=("model.width", "recipe.prompts_per_step"))
@@ -113,7 +115,7 @@ def test_held_out_arms_that_cannot_be_predicted_are_not_run(study, monkeypatch):
 def test_the_compute_of_a_whole_run_is_in_proportion_to_steps_and_a_power_of_the_settings(study):
     """1e9 x width x 61,440 completions; width 160 was not run."""
     train(study, keys(study, held_out=False), share=0.25)
-    ends = full_compute(study, trained(study))
+    ends = full_compute(study, study.trained())
     assert ends["w96-p8-g16"] == pytest.approx(96e9 * 61_440) and len(ends) == 15
     assert ends["w160-p32-g16"] == pytest.approx(160e9 * 61_440, rel=1e-6)
 
@@ -121,7 +123,7 @@ def test_the_compute_of_a_whole_run_is_in_proportion_to_steps_and_a_power_of_the
 def test_after_the_first_slice_the_arms_continue_whose_whole_runs_may_be_the_best(study):
     """At equal completions, 128 x 16 ends highest, then 128 x 8; 64 x 8 and 64 x 16 end lowest."""
     train(study, keys(study, held_out=False), share=0.25)
-    true = {key.arm: level_of(study, key, full_compute(study, trained(study))[key.arm]) for key in keys(study, False)}
+    true = {key.arm: level_of(study, key, full_compute(study, study.trained())[key.arm]) for key in keys(study, False)}
     ordered = sorted(true, key=true.get)
     assert ordered[:2] == ["w64-p8-g16", "w64-p16-g16"] and ordered[-2:] == ["w128-p8-g16", "w128-p16-g16"]
     arms, reason = by_forecast(study)

@@ -8,7 +8,7 @@ import pytest
 from simulated_study import KNOWN, write_study
 
 from scalerl.core.rows import read_rows
-from scalerl.study.analysis import study_results
+from scalerl.view.study import study_results
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [ROOT / "docs" / "replication.md", ROOT / "benchmarks" / "results" / "replication" / "tables.txt"]

@@ -10,8 +10,9 @@ from scalerl import cli
 from scalerl.config import to_toml
 from scalerl.config.base import replace
 from scalerl.core.files import take_hold
+from scalerl.core.run_files import RunKey
 from scalerl.study.directory import Held, StudyDirectory, equal_runs, take_over
-from scalerl.study.plan import Arm, RunKey
+from scalerl.study.plan import Arm
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import io
 from rich.console import Console
 from simulated_study import Truth, write_study
 
+from scalerl.core.run_files import RunKey
 from scalerl.study.display import StudyDisplay
-from scalerl.study.plan import RunKey
 
 TRUTHS = {"scalerl": Truth(), "dapo": Truth(asymptote=0.53), "young": Truth(last_step=24)}
 

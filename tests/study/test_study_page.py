@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from simulated_study import KNOWN, STEPS, Truth, write_study
 
-from scalerl.study.analysis import study_results
-from scalerl.study.page_figures import FIGURES
+from scalerl.view.study import study_results
+from scalerl.view.study_figures import FIGURES
 
 pytest.importorskip("plotly", reason="the page needs the extra `report`")
 
@@ -21,7 +21,7 @@ def results(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page_file(results, tmp_path_factory):
-    from scalerl.study.page import study_page
+    from scalerl.view.study_page import study_page
 
     path = tmp_path_factory.mktemp("page") / "study.html"
     path.write_text(study_page(results), encoding="utf-8")
@@ -110,7 +110,7 @@ def test_straight_lines_have_the_mean_slope_of_the_arm_at_the_common_ceiling(res
 
 
 def test_a_study_without_any_fit_has_a_page(tmp_path):
-    from scalerl.study.page import study_page
+    from scalerl.view.study_page import study_page
 
     truths = {"scalerl": Truth(last_step=-1), "fp32": Truth(last_step=-1)}
     text = study_page(study_results(write_study(tmp_path / "new", truths))).split("<script>")[0]

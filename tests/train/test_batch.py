@@ -7,8 +7,8 @@ from texts import rollout
 from scalerl.config.base import replace
 from scalerl.config.recipe import SCALERL, PipelineRL, PpoOffPolicy
 from scalerl.learn.aggregate import AGGREGATIONS
+from scalerl.learner.base import TrainBatch
 from scalerl.training.batch import collate, rollout_row, staleness, why_untrained
-from scalerl.training.learner.base import TrainBatch
 from scalerl.training.loop import kept_prompts, loss_tokens
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 

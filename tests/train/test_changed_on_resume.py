@@ -6,7 +6,7 @@ from scalerl.config.base import replace
 from scalerl.config.data import ProgramsTask
 from scalerl.config.recipe import AdamW, LaterRate
 from scalerl.core.errors import ConfigError
-from scalerl.training.checkpoint import save_state
+from scalerl.learner.checkpoint import save_state
 from scalerl.training.run_info import data_notes
 from scalerl.training.saved import changes, continued
 

@@ -8,10 +8,10 @@ import torch
 import xxhash
 
 from scalerl.config import LAB
+from scalerl.core import manifest
 from scalerl.core.errors import ConfigError
-from scalerl.training import manifest
-from scalerl.training.checkpoint import FORMAT, CheckpointStore, load_state, save_state
-from scalerl.training.manifest import Damaged, check_files, digest
+from scalerl.core.manifest import Damaged, check_files, digest
+from scalerl.learner.checkpoint import FORMAT, CheckpointStore, load_state, save_state
 from scalerl.training.run_dir import RunDirectory
 from scalerl.training.saved import sound_checkpoint
 
@@ -63,7 +63,7 @@ def test_a_failed_write_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     save_state(store.begin(10), "trainer", {"step": 10})
     store.commit(10)
     monkeypatch.setattr(
-        "scalerl.training.checkpoint.save_file", lambda *a: (_ for _ in ()).throw(OSError(28, "No space left"))
+        "scalerl.learner.checkpoint.save_file", lambda *a: (_ for _ in ()).throw(OSError(28, "No space left"))
     )
     with pytest.raises(OSError, match="No space left"):
         save_state(store.begin(20), "trainer", {"a": np.zeros(2)})

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalerl.cluster.devices import Devices, counted, devices
 from scalerl.config import LAB
 from scalerl.config.base import replace
 from scalerl.config.placement import Placement
 from scalerl.config.run import Hardware
+from scalerl.placement.devices import Devices, counted, devices
 from scalerl.training.progress import Compute, Stopwatch
 
 

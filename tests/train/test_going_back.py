@@ -11,7 +11,7 @@ from scalerl.api import load
 from scalerl.config import LAB
 from scalerl.core.checkpoints import best_step, held_out_rates, saved_steps
 from scalerl.core.errors import ConfigError
-from scalerl.training.checkpoint import FORMAT, CheckpointStore, save_state
+from scalerl.learner.checkpoint import FORMAT, CheckpointStore, save_state
 from scalerl.training.run_dir import RunDirectory
 from scalerl.training.saved import checkpoint_of
 from scalerl.types import EvalPoint

@@ -11,8 +11,8 @@ from test_learner import batch, make
 
 from scalerl.config.base import replace as replaced
 from scalerl.config.placement import Hardware
-from scalerl.training.learner.base import BadGradient
-from scalerl.training.learner.cpu import AHEAD, Helpers, helpers_of
+from scalerl.learner.base import BadGradient
+from scalerl.learner.cpu import AHEAD, Helpers, helpers_of
 from scalerl.training.session import waited
 from scalerl.types import GeneratorStats
 

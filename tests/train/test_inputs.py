@@ -12,10 +12,10 @@ from texts import Tokenizer
 
 from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
+from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import load_policy
 from scalerl.prompts.dataset import PromptSplit, load_prompts
-from scalerl.training.checkpoint import load_state, save_state
 from scalerl.training.inputs import check_model, check_prompts, model_inputs, prompt_inputs
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b), "level": {"a": a}} for a in range(4) for b in range(5)]

@@ -7,9 +7,9 @@ import torch
 from tiny_models import tiny_model
 
 from scalerl.config.recipe import AdamW, Recipe, Reinforce
+from scalerl.learner.base import BadGradient, TrainBatch
+from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy
-from scalerl.training.learner.base import BadGradient, TrainBatch
-from scalerl.training.learner.single import SingleLearner
 from scalerl.types import Rollout
 
 SETTINGS = AdamW(learning_rate=1e-2, warmup_steps=4, weight_decay=0.0, max_grad_norm=1e9)

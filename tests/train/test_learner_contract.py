@@ -23,16 +23,16 @@ from scalerl.config.recipe import SCALERL, AdamW, Reinforce
 from scalerl.config.run import Hardware, Learner, Placement
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
+from scalerl.learner.base import BadGradient
+from scalerl.learner.experts import experts_of
+from scalerl.learner.fsdp import balanced_split
+from scalerl.learner.rank_processes import RankProcesses
+from scalerl.learner.ranks import LearnerDied, LearnerGroup, RankSpec, single_learner
+from scalerl.learner.single import SingleLearner
+from scalerl.models.build import with_adapters
 from scalerl.models.policy import Policy, load_policy
 from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.weights import DirectoryChannel, SharedMemoryChannel
-from scalerl.training.learner.base import BadGradient
-from scalerl.training.learner.experts import experts_of
-from scalerl.training.learner.fsdp import balanced_split
-from scalerl.training.learner.rank_processes import RankProcesses
-from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, RankSpec, single_learner
-from scalerl.training.learner.single import SingleLearner
-from scalerl.training.run_model import with_adapters
 
 MODELS = ("qwen3", "qwen3-untied", "qwen3-moe", "qwen3-moe-untied")
 FEW = "two experts"  # on three ranks, which split another axis

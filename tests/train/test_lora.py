@@ -16,13 +16,13 @@ from scalerl.config.model import HuggingFaceModel, Lora
 from scalerl.config.recipe import AdamW, Recipe, Reinforce
 from scalerl.config.run import Placement, RunConfig
 from scalerl.core.errors import ConfigError
+from scalerl.learner.single import SingleLearner
 from scalerl.models.lora import LoraPolicy, target_names
 from scalerl.models.policy import Policy, load_policy
 from scalerl.models.rows import Rows
 from scalerl.models.sizes import Attention, ModelSizes, of_model
 from scalerl.rollouts.replay import check_current
 from scalerl.rollouts.weights import DirectoryChannel
-from scalerl.training.learner.single import SingleLearner
 
 peft = pytest.importorskip("peft")
 

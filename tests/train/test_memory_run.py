@@ -99,7 +99,7 @@ def test_a_trainer_without_memory_says_so_and_what_to_change(lab_model, tmp_path
     code = """
 import sys
 from scalerl.cli import main
-from scalerl.training.learner.single import SingleLearner
+from scalerl.learner.single import SingleLearner
 def fail(*given):
     raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: 9 bytes")
 SingleLearner.step = fail

@@ -5,8 +5,8 @@ import pickle
 import pytest
 
 from scalerl.core.processes import fault
+from scalerl.learner.ranks import LearnerDied
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.training.learner.ranks import LearnerDied
 from scalerl.training.run_dir import recorded
 
 

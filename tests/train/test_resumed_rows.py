@@ -8,7 +8,7 @@ import pytest
 import runs
 
 from scalerl.core.serialization import from_plain, to_plain
-from scalerl.training.checkpoint import load_plain, load_state, references, save_state
+from scalerl.learner.checkpoint import load_plain, load_state, references, save_state
 from scalerl.types import Group, Prompt, Visit
 
 ODD = {

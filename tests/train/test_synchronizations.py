@@ -15,10 +15,10 @@ from tiny_models import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from scalerl.config.recipe import Recipe
+from scalerl.learner.ranks import expand_segments
+from scalerl.learner.single import SingleLearner
 from scalerl.models import packing
 from scalerl.models.policy import Policy
-from scalerl.training.learner.ranks import expand_segments
-from scalerl.training.learner.single import SingleLearner
 
 
 class Waits(TorchDispatchMode):
@@ -63,8 +63,8 @@ def learner(monkeypatch):
     adamw = torch.optim.AdamW  # torch has no fused kernel for meta
     monkeypatch.setattr(torch.optim, "AdamW", lambda groups, **options: adamw(groups, **options | {"fused": False}))
     # the check that packing changes nothing reads values, which meta does not have
-    monkeypatch.setattr("scalerl.training.learner.policy_learner.check_update", lambda policy, packed: None)
-    monkeypatch.setattr("scalerl.training.learner.policy_learner.use_packing", lambda policy, kind: (
+    monkeypatch.setattr("scalerl.learner.policy_learner.check_update", lambda policy, packed: None)
+    monkeypatch.setattr("scalerl.learner.policy_learner.use_packing", lambda policy, kind: (
         kind == "padded" or packing.install(policy.model) is None))  # fmt: skip
     return make
 

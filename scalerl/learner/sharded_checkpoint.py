@@ -1,7 +1,7 @@
 """The checkpoint of several ranks by torch.distributed.checkpoint, which any number of ranks can read.
 
 Each rank writes its shard to the directory `learner` of a checkpoint. All files are on disk when `save_shards` returns,
-before the rename that completes the checkpoint (training/checkpoint.py).
+before the rename that completes the checkpoint (learner/checkpoint.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from scalerl.core.errors import ConfigError, raising
 from scalerl.core.files import sync
-from scalerl.training.manifest import stamp
+from scalerl.core.manifest import stamp
 
 NAME = "learner"
 """Directory inside a checkpoint."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from scalerl.core.checkpoints import best_step, saved_steps
 from scalerl.core.files import as_umask, next_directory, read_json, sync, write_whole
-from scalerl.training.manifest import seal, stamp
+from scalerl.core.manifest import seal, stamp
 from scalerl.types import Prompt
 
 FORMAT = 4

@@ -28,16 +28,16 @@ from torch.distributed.tensor import DTensor, Shard
 from scalerl.config.recipe import Recipe
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
+from scalerl.learner.base import PromptedRollout, TokenMeter, TokenSums, TrainBatch
+from scalerl.learner.experts import experts_of, mesh_of, spread
+from scalerl.learner.policy_learner import MOMENTS, PolicyLearner, by_mesh
+from scalerl.learner.sharded_checkpoint import read_shards, save_shards, stored_shapes
 from scalerl.models.loading import save_model
 from scalerl.models.policy import Policy, decoder_layers
 from scalerl.models.rows import Rows
 from scalerl.models.weights import plain_model
 from scalerl.rollouts.replay import Difference
 from scalerl.rollouts.weights import WeightChannel
-from scalerl.training.learner.base import PromptedRollout, TokenMeter, TokenSums, TrainBatch
-from scalerl.training.learner.experts import experts_of, mesh_of, spread
-from scalerl.training.learner.policy_learner import MOMENTS, PolicyLearner, by_mesh
-from scalerl.training.learner.sharded_checkpoint import read_shards, save_shards, stored_shapes
 
 _EMPTY = TrainBatch(
     tokens_BT=torch.zeros(1, 2, dtype=torch.long),
@@ -287,9 +287,9 @@ def load_sharded(config: RunConfig, path: str, mesh: DeviceMesh) -> Policy:
     """
     from transformers import AutoModelForCausalLM
 
+    from scalerl.models.build import load_of, revision_of
     from scalerl.models.cpu.onednn import accelerate
     from scalerl.models.loading import load_config
-    from scalerl.training.run_model import load_of, revision_of
 
     source = load_of(config, path, "cpu") if mesh.get_rank() == 0 else None
     architecture, _ = load_config(path, revision_of(config))

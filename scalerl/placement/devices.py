@@ -14,9 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scalerl.cluster.memory import GB, USABLE
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
+
+GB = 1e9
+
+USABLE = 0.9
+"""Usable share of a GPU's memory: vLLM's default. The rest is for the allocator and the CUDA context."""
 
 NODE = 8
 """GPUs of a node, if the cluster is not known."""

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from scalerl.scaling import Estimate
 from scalerl.scaling.compare import MARGIN
 from scalerl.scaling.curve import UNITS
-from scalerl.study.page_figures import FIGURES
-from scalerl.study.results import EFFECTS, NO_DIFFERENCE, ArmResult, StudyResult
-from scalerl.study.tables import ESTIMATES, MEANS, predicted_columns
 from scalerl.view.page import Cell, html_page, interval_cell, swatch, table, text_cell, warnings
 from scalerl.view.page_figures import number_html
+from scalerl.view.study_figures import FIGURES
+from scalerl.view.study_results import EFFECTS, NO_DIFFERENCE, ArmResult, StudyResult
+from scalerl.view.study_tables import ESTIMATES, MEANS, predicted_columns
 
 GROUPS = {
     "What raises or lowers the ceiling": ("raises", "lowers"),

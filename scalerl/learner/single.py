@@ -18,13 +18,13 @@ from torch import Tensor
 
 from scalerl.config.recipe import Recipe
 from scalerl.core.errors import ConfigError
+from scalerl.learner.base import TokenMeter, TokenSums, TrainBatch
+from scalerl.learner.checkpoint import load_state, save_state
+from scalerl.learner.cpu import Helpers
+from scalerl.learner.policy_learner import MOMENTS, MicroBatch, PolicyLearner
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy
 from scalerl.rollouts.weights import WeightChannel
-from scalerl.training.checkpoint import load_state, save_state
-from scalerl.training.learner.base import TokenMeter, TokenSums, TrainBatch
-from scalerl.training.learner.cpu import Helpers
-from scalerl.training.learner.policy_learner import MOMENTS, MicroBatch, PolicyLearner
 
 
 class SingleLearner(PolicyLearner):

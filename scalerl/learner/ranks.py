@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 from scalerl.config.run import RunConfig
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import PASSED, Group, Run, serve
+from scalerl.learner.base import BadGradient, Learner, PromptedRollout, StepStats, TrainBatch
 from scalerl.rollouts.weights import WeightChannel
-from scalerl.training.learner.base import BadGradient, Learner, PromptedRollout, StepStats, TrainBatch
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from scalerl.learner.fsdp import ShardedLearner
+    from scalerl.learner.single import SingleLearner
     from scalerl.models.policy import Policy
     from scalerl.rollouts.replay import Difference
-    from scalerl.training.learner.fsdp import ShardedLearner
-    from scalerl.training.learner.single import SingleLearner
 
 
 class LearnerDied(ProcessDied):
@@ -199,7 +199,7 @@ def expand_segments(device: str) -> None:
 
 def load_learner(spec: RankSpec, mesh: DeviceMesh) -> ShardedLearner:
     """Load this rank's shard of the model and create the learner for the recipe."""
-    from scalerl.training.learner.fsdp import load_sharded
+    from scalerl.learner.fsdp import load_sharded
 
     return sharded_learner(spec.config, load_sharded(spec.config, spec.model_path, mesh))
 
@@ -208,7 +208,7 @@ def sharded_learner(config: RunConfig, policy: Policy) -> ShardedLearner:
     """Create a rank's learner, which takes over a sharded policy."""
     import torch
 
-    from scalerl.training.learner.fsdp import ShardedLearner
+    from scalerl.learner.fsdp import ShardedLearner
 
     return ShardedLearner(
         policy,
@@ -226,7 +226,7 @@ def load_single(spec: RankSpec) -> SingleLearner:
     """Load the whole model and create the learner for the recipe, in the process of the only rank."""
     import torch
 
-    from scalerl.training.run_model import load_of, with_adapters
+    from scalerl.models.build import load_of, with_adapters
 
     config = spec.config
     torch.set_num_threads(config.hardware.trainer_threads)
@@ -236,8 +236,8 @@ def load_single(spec: RankSpec) -> SingleLearner:
 
 def single_learner(config: RunConfig, policy: Policy) -> SingleLearner:
     """Create the learner of one process, which takes over a policy."""
-    from scalerl.training.learner.cpu import helpers_of
-    from scalerl.training.learner.single import SingleLearner
+    from scalerl.learner.cpu import helpers_of
+    from scalerl.learner.single import SingleLearner
 
     expand_segments(config.hardware.device)
     return SingleLearner(

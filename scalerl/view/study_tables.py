@@ -13,7 +13,7 @@ from rich.text import Text
 from scalerl.scaling import Estimate
 from scalerl.scaling.curve import UNITS
 from scalerl.scaling.estimate import one_power
-from scalerl.study.results import EFFECTS, StudyResult
+from scalerl.view.study_results import EFFECTS, StudyResult
 from scalerl.view.terminal import tell
 
 RULE = Box("    \n    \n -- \n    \n -- \n    \n    \n    \n", ascii=True)

@@ -9,13 +9,16 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from scalerl.core.errors import ConfigError
+from scalerl.core.numbers import number
 from scalerl.core.rows import read_points, read_rows
-from scalerl.scaling import Curve, CurveError, Estimate, Fit, compare, fit
+from scalerl.core.run_files import METRICS as METRICS_FILE
+from scalerl.core.run_files import ArmInfo, RunKey, StudyInfo
+from scalerl.scaling import CurveError, Estimate, Fit, compare, fit
 from scalerl.scaling.compare import (
     common_ceiling,
     log_efficiency,
@@ -26,15 +29,24 @@ from scalerl.scaling.compare import (
 from scalerl.scaling.estimate import summarize
 from scalerl.scaling.health import decline
 from scalerl.scaling.law import Array
-from scalerl.study.directory import StudyDirectory
-from scalerl.study.execute import STOPPED
-from scalerl.study.plan import Arm, RunKey, rates_by_loss, rates_note
-from scalerl.study.predict import decision, outcomes
-from scalerl.study.results import METRICS, ArmResult, RunResult, StudyResult, effect_of, failed, reasons, sentence_of
-from scalerl.training.run_info import data_notes
+from scalerl.view.study_files import StudyFiles, read_files
+from scalerl.view.study_law import decision, outcomes
+from scalerl.view.study_results import (
+    METRICS,
+    ArmResult,
+    RunResult,
+    StudyResult,
+    effect_of,
+    failed,
+    reasons,
+    sentence_of,
+)
+
+STOPPED = {129, 130, 143, -1, -2, -15}
+"""Exit codes of a run that was stopped by a signal."""
 
 
-def study_results(study: StudyDirectory, axis: str | None = None, task: str | None = None) -> StudyResult:
+def study_results(study: StudyFiles, axis: str | None = None, task: str | None = None) -> StudyResult:
     """Fit all runs with their points so far, and compare every arm with the reference.
 
     Args:
@@ -46,35 +58,42 @@ def study_results(study: StudyDirectory, axis: str | None = None, task: str | No
         ConfigError: No run of the study has this axis or task.
     """
     study.check_view(axis, task)
-    plan, axis, task = study.plan, axis or study.axis(), task or study.task()
+    info, default = study.info, study.axis()
+    axis, task = axis or default, task or study.info.task
     runs: dict[str, list[RunResult]] = defaultdict(list)
     failures = _failures(study)
-    for key in study.plan.runs():
+    for key in info.runs():
         runs[key.arm].append(_run(study, key, axis, task, failures.get(key, "")))
     fits = {name: [run.fit for run in results if run.fit is not None] for name, results in runs.items()}
     everything = [f for results in fits.values() for f in results]
     scatter = _scatter(everything, list(fits.values())) if everything else None
     every_run = [run for each in runs.values() for run in each]
-    best, told = None, []
-    if plan.vary:
+    best, problems = None, []
+    if info.vary:
         try:
             best = decision(study, every_run)
         except CurveError as error:  # too few runs so far
-            told.append(f"no law over the settings yet: {error}")
-    arms = [_arm(arm, plan.reference, runs[arm.name], fits, scatter) for arm in plan.arms]
+            problems.append(f"no law over the settings yet: {error}")
+    arms = [_arm(name, arm, info.reference, runs[name], fits, scatter) for name, arm in info.arms.items()]
+    predicted: list[dict[str, Any]] = []
+    if (axis, task) == (default, info.task):
+        try:
+            predicted = list(outcomes(study, every_run))
+        except CurveError as error:  # predicted.json is damaged
+            problems.append(str(error))
     return StudyResult(
-        name=plan.name,
-        about=plan.about,
-        reference=plan.reference,
+        name=info.name,
+        about=info.about,
+        reference=info.reference,
         axis=axis,
         arms=tuple(arms),
         common_asymptote=scatter.common if scatter else None,
         seed_sd=scatter.sd if scatter else None,
         seed_source=scatter.source if scatter else "",
-        notes=(*told, *notes(study, arms)),
+        notes=(*problems, *notes(study, arms)),
         frontier=best,
-        settings={arm.name: plan.setting(arm) for arm in plan.arms} if plan.vary else {},
-        predicted=tuple(outcomes(study, every_run)) if (axis, task) == (study.axis(), study.task()) else (),
+        settings={name: study.setting(name) for name in info.arms} if info.vary else {},
+        predicted=tuple(predicted),
     )
 
 
@@ -95,15 +114,20 @@ def _scatter(everything: Sequence[Fit], by_arm: Sequence[Sequence[Fit]]) -> _Sca
 
 
 def _arm(
-    arm: Arm, reference: str, runs: Sequence[RunResult], fits: Mapping[str, Sequence[Fit]], scatter: _Scatter | None
+    name: str,
+    arm: ArmInfo,
+    reference: str,
+    runs: Sequence[RunResult],
+    fits: Mapping[str, Sequence[Fit]],
+    scatter: _Scatter | None,
 ) -> ArmResult:
     """Compare one arm with the reference."""
-    arm_fits, rng = fits[arm.name], np.random.default_rng(0)
+    arm_fits, rng = fits.get(name, ()), np.random.default_rng(0)
     against = None
-    if arm.name != reference and arm_fits and fits[reference]:
-        siblings = [others for name, others in fits.items() if others and name not in (arm.name, reference)]
+    if name != reference and arm_fits and fits.get(reference):
+        siblings = [others for other, others in fits.items() if others and other not in (name, reference)]
         against = compare(arm_fits, fits[reference], siblings=siblings)
-    effect = "reference" if arm.name == reference else effect_of(against)
+    effect = "reference" if name == reference else effect_of(against)
     estimates: dict[str, Estimate | None] = dict.fromkeys(("asymptote", "efficiency", "midpoint"))
     if arm_fits and scatter is not None:
         estimates = {
@@ -114,12 +138,12 @@ def _arm(
             "midpoint": _geometric([np.log(rng.permutation(f.draws.midpoint)) for f in arm_fits]),
         }
     return ArmResult(
-        name=arm.name,
+        name=name,
         about=arm.about,
         runs=tuple(runs),
         comparison=against,
         effect=effect,
-        sentence=sentence_of(arm.name, reference, effect, against, "" if arm_fits else reasons(runs)),
+        sentence=sentence_of(name, reference, effect, against, "" if arm_fits else reasons(runs)),
         **estimates,
     )
 
@@ -129,30 +153,29 @@ def _geometric(log_SD: Sequence[Array]) -> Estimate:
     return summarize_ratio(np.mean(log_SD, axis=0))
 
 
-def _failures(study: StudyDirectory) -> dict[RunKey, str]:
+def _failures(study: StudyFiles) -> dict[RunKey, str]:
     """Return the last message of each run whose latest process failed."""
     last = {RunKey(row["arm"], row["seed"]): row for row in study.journal()}
     return {key: row["said"] for key, row in last.items() if row["code"] and row["code"] not in STOPPED}
 
 
-def _run(study: StudyDirectory, key: RunKey, axis: str, task: str | None, failure: str) -> RunResult:
-    path, config = study.run(key), study.plan.run_config(key)
+def _run(study: StudyFiles, key: RunKey, axis: str, task: str | None, failure: str) -> RunResult:
     curve, fitted, problem = None, None, ""
-    if (path / "points.jsonl").exists():
+    if study.has_points(key):
         try:
-            curve = Curve.read(path, axis=axis, task=task)
+            curve = study.curve(key, axis, task)
             fitted = fit(curve)
         except CurveError as error:  # too short, or no progress; the other runs are still used
             problem = str(error)
     else:
         problem = failed(failure) or "not started"
-    step = study.step(key)
-    return RunResult(key, step, config.steps, curve, fitted, problem, _metrics(path), failure)
+    metrics = _metrics(study.run(key))
+    return RunResult(key, study.step(key), study.steps(key), curve, fitted, problem, metrics, failure)
 
 
 def _metrics(path: Path) -> dict[str, float]:
     spent = ("device_hours", "flops", "tokens")
-    rows = read_rows(path / "metrics.jsonl")
+    rows = read_rows(path / METRICS_FILE)
     listed = [row for row in rows if all(isinstance(row.get(name), int | float) for name in spent)]
     if not listed:
         return {}
@@ -179,12 +202,12 @@ def best_rates(path: Path) -> dict[str, float]:
     Raises:
         ConfigError: The study does not exist, or one of its runs is not finished.
     """
-    return {kind: max(ends, key=ends.__getitem__) for kind, ends in _ends(StudyDirectory.open(path)).items()}
+    return {kind: max(ends, key=ends.__getitem__) for kind, ends in _ends(read_files(path)).items()}
 
 
-def sweep_note(study: StudyDirectory) -> str:
+def sweep_note(study: StudyFiles) -> str:
     """Return a note with the best rate of each loss; empty if the study sweeps no rates or is not finished."""
-    if max(map(len, rates_by_loss(study.plan).values())) < 2:
+    if max(map(len, rates_by_loss(study.info).values())) < 2:
         return ""
     try:
         ends = _ends(study)
@@ -198,18 +221,39 @@ def sweep_note(study: StudyDirectory) -> str:
     return f"learning rates that ended highest, by the mean of the last {LAST_POINTS} evaluations: {'; '.join(words)}"
 
 
-def _ends(study: StudyDirectory) -> dict[str, dict[float, float]]:
+def _ends(study: StudyFiles) -> dict[str, dict[float, float]]:
     """Return the mean over seeds and the last evaluations, by loss and learning rate."""
     ends: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for key in study.plan.runs():
-        config = study.plan.run_config(key)
-        if study.step(key) < config.steps:
+    for key in study.info.runs():
+        if study.step(key) < study.steps(key):
             raise ConfigError(
                 f"--rates: {study.run(key)} is not finished; resume it with: scalerl study resume {study.path}"
             )
         points = [point.pass_rate for point in read_points(study.run(key))][-LAST_POINTS:]
-        ends[config.recipe.loss.kind][config.recipe.optimizer.learning_rate].append(statistics.fmean(points))
+        loss, rate = _loss_and_rate(study.info, key.arm)
+        ends[loss][rate].append(statistics.fmean(points))
     return {kind: {rate: statistics.fmean(means) for rate, means in by_rate.items()} for kind, by_rate in ends.items()}
+
+
+def rates_by_loss(info: StudyInfo) -> dict[str, set[float]]:
+    """Return the learning rates of the arms by loss; a study with several for one loss is a sweep."""
+    by_loss: dict[str, set[float]] = {}
+    for loss, rate in (_loss_and_rate(info, arm) for arm in info.arms):
+        by_loss.setdefault(loss, set()).add(rate)
+    return by_loss
+
+
+def rates_note(info: StudyInfo) -> str:
+    """Return a note with the rate of each loss; empty if all arms have the same rate, or a loss has several."""
+    by_loss = rates_by_loss(info)
+    if len(set().union(*by_loss.values())) == 1 or max(map(len, by_loss.values())) > 1:
+        return ""
+    return "learning rates: " + ", ".join(f"{min(rates):g} ({loss})" for loss, rates in by_loss.items())
+
+
+def _loss_and_rate(info: StudyInfo, arm: str) -> tuple[str, float]:
+    fields = info.settings_of(arm)
+    return str(fields.get("recipe.loss.kind", "")), number(fields.get("recipe.optimizer.learning_rate"))
 
 
 CHANCE = 0.05
@@ -219,12 +263,12 @@ LIKELY_DEPARTURE = 0.5
 """Probability above which a run counts as departing from the law."""
 
 
-def notes(study: StudyDirectory, arms: Sequence[ArmResult]) -> Iterator[str]:
+def notes(study: StudyFiles, arms: Sequence[ArmResult]) -> Iterator[str]:
     """Yield the notes of a study, the most serious first."""
     yield from filter(None, map(_fallen, arms))
     yield from filter(None, map(_departed, arms))
-    yield from filter(None, (*data_notes(study.plan.base), rates_note(study.plan), sweep_note(study)))
-    seeds, comparisons = len(study.plan.seeds), len(arms) - 1
+    yield from filter(None, (*study.info.notes, rates_note(study.info), sweep_note(study)))
+    seeds, comparisons = len({key.seed for key in study.info.runs()}), len(arms) - 1
     yield (
         f"{_count(seeds, 'seed')} per arm; {_count(comparisons, 'comparison')} at the {CHANCE:.0%} level: "
         f"{comparisons * CHANCE:.1f} false alarms are expected if nothing differs"

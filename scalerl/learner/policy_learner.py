@@ -18,6 +18,9 @@ from scalerl.config.recipe import Recipe
 from scalerl.core.errors import ConfigError
 from scalerl.learn.losses import LOSSES
 from scalerl.learn.mismatch import correction
+from scalerl.learner.base import BadGradient, PromptedRollout, StepStats, TokenMeter, TokenSums, TrainBatch
+from scalerl.learner.checks import Packing, check_update, use_packing
+from scalerl.learner.cpu import HeapTrim
 from scalerl.models.packing import upload
 from scalerl.models.policy import Policy, recompute_activations
 from scalerl.models.routing import routing_of
@@ -25,9 +28,6 @@ from scalerl.models.rows import Rows
 from scalerl.models.sizes import ModelSizes
 from scalerl.models.weights import checkpoint_weights
 from scalerl.rollouts.replay import Difference, NotFinite, check_current
-from scalerl.training.learner.base import BadGradient, PromptedRollout, StepStats, TokenMeter, TokenSums, TrainBatch
-from scalerl.training.learner.checks import Packing, check_update, use_packing
-from scalerl.training.learner.cpu import HeapTrim
 
 MicroBatch = tuple[Tensor, int]
 """Rows of a batch, and the number of tokens of the longest of them."""

@@ -15,7 +15,6 @@ import numpy as np
 from scalerl.scaling import Curve, Estimate
 from scalerl.scaling.compare import MARGIN
 from scalerl.scaling.curve import UNITS
-from scalerl.study.results import EFFECTS, ArmResult, StudyResult
 from scalerl.view.analysis import common_unit, slope_at
 from scalerl.view.figures import metric_name
 from scalerl.view.page_figures import (
@@ -35,6 +34,7 @@ from scalerl.view.page_figures import (
     titled,
     without_level,
 )
+from scalerl.view.study_results import EFFECTS, ArmResult, StudyResult
 
 REFERENCE, CHOSEN, OTHERS = EFFECTS["reference"].color, "@s1", "@muted/0.4"
 """Colors of the reference, of the arm that the reader chose, and of all others."""

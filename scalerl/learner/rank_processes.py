@@ -10,8 +10,8 @@ from pathlib import Path
 
 from scalerl.config.run import RunConfig
 from scalerl.core.remote import Group, LocalRemote
+from scalerl.learner.ranks import BuildLearner, LearnerDied, RankSpec, build_rank, serve_rank
 from scalerl.rollouts.weights import WeightChannel
-from scalerl.training.learner.ranks import BuildLearner, LearnerDied, RankSpec, build_rank, serve_rank
 
 
 class RankProcesses(Group):

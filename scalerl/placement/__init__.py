@@ -1,0 +1,1 @@
+"""Which process uses which GPU."""
