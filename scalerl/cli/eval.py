@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.exits import FAILED, complain, keeps, prepare_environment
+from scalerl.cli.exits import keeps, prepare_environment
 from scalerl.cli.parsing import count
 from scalerl.cli.terminal import say
 from scalerl.cli.train import check_inputs
@@ -86,8 +86,6 @@ def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[Prom
     from scalerl.core.files import write_whole
 
     with Working("loading torch") as working:
-        from scalerl.rollouts.process_engine import EngineDied
-        from scalerl.tasks.user_rewards import RewardError
         from scalerl.training.resolve import resolve
         from scalerl.training.suites import Evaluator
 
@@ -96,11 +94,7 @@ def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[Prom
         working.on(f"loading {arguments.model}")
         evaluator = Evaluator(config, where, lambda text: None if arguments.json else say(text), working.on)
         working.on("reading prompts")
-        try:
-            results = _results(arguments, evaluator, config, tasks, where)
-        except (RewardError, EngineDied) as error:
-            complain(str(error))
-            return FAILED
+        results = _results(arguments, evaluator, config, tasks, where)
     summary = {"model": arguments.model, "suites": [result.to_dict() for result in results]}
     write_whole(where / "summary.json", json.dumps(summary, indent=1) + "\n")
     if arguments.json:
@@ -147,20 +141,20 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     if not run and not arguments.suite:
         raise ConfigError("--suite: a value is needed, because this is not a run directory; give a suite or a file")
     base = saved_config(path) if run else None
-    model = HuggingFaceModel(
-        path=str(path / "model") if run else arguments.model, revision=arguments.revision or "main"
-    )
+    place = str(path / "model") if run else arguments.model
+    model = build(HuggingFaceModel, {"path": place, "revision": arguments.revision or "main"}, "options")
     recipe = base.recipe if base else replace(SCALERL, length=NoLengthControl(max_tokens=MAX_TOKENS))
     options = ("temperature", "top_p")
     changes = {name: getattr(arguments, name) for name in options if getattr(arguments, name) is not None}
     changes["routing_replay"] = "off"  # it trains on nothing, and servers on CPU do not report experts
     if arguments.max_tokens:
-        changes["length"] = NoLengthControl(max_tokens=arguments.max_tokens)
+        changes["length"] = build(NoLengthControl, {"max_tokens": arguments.max_tokens}, "--max-tokens")
+    # nccl: the servers wait for nothing, because nobody sends weights
+    weights = "nccl" if arguments.engine == "vllm" else "auto"
     shared: dict[str, Any] = {
         "model": model,
         "recipe": build(Recipe, {**dict(recipe), **changes}, "options"),
-        # nccl: the servers wait for nothing, because nobody sends weights
-        "rollouts": Rollouts(slots=arguments.slots or 0, weights="nccl" if arguments.engine == "vllm" else "auto"),
+        "rollouts": build(Rollouts, {"slots": arguments.slots or 0, "weights": weights}, "options"),
         "hardware": Hardware(device=arguments.device or "auto"),
         "placement": _placement(arguments, base),
         "loggers": (),  # an evaluation sends nothing
@@ -174,7 +168,7 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     shown = {"system_prompt": system, "template_date": day}
     tasks = [_suite(name, arguments.task, arguments.reward, shown) for name in arguments.suite]
     scoring = base.scoring if base else Scoring()
-    return RunConfig(data=tuple(tasks), scoring=scoring, **shared), tasks
+    return build(RunConfig, {"data": tuple(tasks), "scoring": scoring, **shared}, "options"), tasks
 
 
 def _placement(arguments: argparse.Namespace, base: RunConfig | None) -> Placement:

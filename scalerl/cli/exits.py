@@ -217,29 +217,22 @@ def prepare_environment(modules: Sequence[str] = ()) -> None:
 
 def guarded(action: Callable[[], int]) -> int:
     """Run a command; report a user error or a signal as one line on standard error."""
-    from pydantic import ValidationError
-
-    from scalerl.config.base import problems
-    from scalerl.core.errors import ConfigError, lacks_memory
+    from scalerl.core.errors import ScalerlError, UserError, lacks_memory
     from scalerl.core.files import system_error, system_errors, trouble
     from scalerl.core.machine import memory_report, peak_bytes
     from scalerl.core.packages import missing
-    from scalerl.scaling import CurveError
 
     signals = StopFlag()
     try:
         return action()
-    except (ConfigError, CurveError) as error:
+    except ScalerlError as error:
         complain(str(error))
-        return USER_ERROR
-    except ValidationError as error:  # from a record that was made without `build`
-        complain(problems(error))
-        return USER_ERROR
+        return error.exit_code
     except ModuleNotFoundError as error:
         if not (advice := missing(error.name)):
             raise
         complain(advice)
-        return USER_ERROR
+        return UserError.exit_code
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED

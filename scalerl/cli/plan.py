@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.exits import FAILED, complain
 from scalerl.cli.parsing import Parser, parse_with_config
 from scalerl.cli.terminal import say
 from scalerl.core.working import Working
@@ -100,7 +99,6 @@ def _rehearse(config: RunConfig, as_json: bool) -> int:
     from scalerl.cluster.layout import check_divides, lay_out, size_line
     from scalerl.core.errors import ConfigError
     from scalerl.core.packages import TRAINING, check_installed
-    from scalerl.core.processes import ProcessDied
 
     check_installed(TRAINING)
     try:
@@ -114,11 +112,7 @@ def _rehearse(config: RunConfig, as_json: bool) -> int:
             size_line(layout.found),
             "rehearsing two updates with fake tensors; an 8B model takes one to four minutes ...",
         )
-    try:
-        result = rehearse(config, layout.found)
-    except ProcessDied as error:
-        complain(str(error))
-        return FAILED
+    result = rehearse(config, layout.found)
     if as_json:
         print(json.dumps({**result._asdict(), "total": result.total, "estimate": layout.trainer.total}, indent=1))
         return 0

@@ -93,7 +93,7 @@ def _rows(path: Path, task: str) -> Iterator[tuple[Prompt, str]]:
     Raises:
         ConfigError: The file does not exist, or a row is invalid; the message names file, line and field.
     """
-    from scalerl.config.base import is_utf8
+    from scalerl.config.base import build, is_utf8
     from scalerl.config.data import PromptFile
     from scalerl.core.errors import ConfigError, short
     from scalerl.core.files import check_file, trouble
@@ -106,7 +106,7 @@ def _rows(path: Path, task: str) -> Iterator[tuple[Prompt, str]]:
     except OSError as error:
         raise ConfigError(trouble(error)) from None
     number = 0
-    for where, row in read_objects(PromptFile(path=os.path.join(".", path))):
+    for where, row in read_objects(build(PromptFile, {"path": os.path.join(".", path)}, "file")):
         number += 1
         if not isinstance(row.get("completion"), str):
             raise ConfigError(f"{where}: 'completion' is missing or not text; allowed: an object with 'completion'")

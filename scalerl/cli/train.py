@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.exits import FAILED, StopFlag, complain, prepare_environment
+from scalerl.cli.exits import StopFlag, prepare_environment
 from scalerl.cli.parsing import Parser, bare_first, parse_with_config
 from scalerl.cli.terminal import say
 from scalerl.core.packages import TRAINING
@@ -178,7 +178,6 @@ def resume(words: list[str]) -> int:
 def _run(config: RunConfig, make_session: Callable[[Any], Callable[..., Any]]) -> int:
     """Train, print the outcome and return the exit code; a signal stops the run with a checkpoint."""
     prepare_environment(TRAINING)
-    from scalerl.core.errors import RunFailed
 
     with Working("loading torch"):
         from scalerl.training import launch
@@ -189,10 +188,6 @@ def _run(config: RunConfig, make_session: Callable[[Any], Callable[..., Any]]) -
         config = resolve(config)
     stop = StopFlag()
     display = RunDisplay(config)
-    try:
-        ended = complete(make_session(launch), display, stop)
-    except RunFailed as error:
-        complain(str(error))
-        return FAILED
+    ended = complete(make_session(launch), display, stop)
     say(*ended.closing)
     return 0 if ended.finished else 128 + stop.signal

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from scalerl.cluster.devices import Devices
+from scalerl.core.errors import RunError
 from scalerl.rollouts.pipeline import Pipeline
 from scalerl.types import GeneratorStats
 
 
-class TrainingFailed(RuntimeError):
+class TrainingFailed(RunError):
     """The run had to stop; the message gives the reason and names what is saved."""
 
 
