@@ -9,20 +9,30 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from scalerl.cli.exits import FAILED, StopFlag, complain
-from scalerl.cli.parsing import Parser, bare_first, count
+from scalerl.cli.exits import FAILED, complain
+from scalerl.cli.options import Parser, add_curve, add_json, add_trust, bare_first, count
 from scalerl.cli.terminal import say
+from scalerl.cluster.devices import devices, needs
+from scalerl.config import RunConfig, read_config
 from scalerl.config.base import given, replace
-from scalerl.core.errors import ConfigError, nearest, short
-
-if TYPE_CHECKING:
-    from scalerl.config import RunConfig
-    from scalerl.study.directory import StudyDirectory
-    from scalerl.study.execute import Workers
-    from scalerl.study.plan import Plan
-    from scalerl.study.results import StudyResult
+from scalerl.config.trust import check_trust
+from scalerl.core.errors import ConfigError, UserError, nearest, short
+from scalerl.core.files import output_directory
+from scalerl.core.outputs import check_output, write_or_explain
+from scalerl.core.packages import TRAINING, check_installed
+from scalerl.core.stops import StopFlag
+from scalerl.prompts.files import check_prompt_files
+from scalerl.study.analysis import best_rates, study_results
+from scalerl.study.directory import StudyDirectory, equal_runs, take_over
+from scalerl.study.display import StudyDisplay, describe
+from scalerl.study.execute import ALLOCATIONS, Execution, LocalWorkers, Workers, execute
+from scalerl.study.page import study_page
+from scalerl.study.plan import MOST_SEEDS, Plan, check, read_plan, select, with_rates
+from scalerl.study.plans import PLANS
+from scalerl.study.results import StudyResult
+from scalerl.study.tables import print_results
+from scalerl.view.page import write_page
 
 USAGE = """scalerl study PLAN [BASE.toml] [options] [--any.field VALUE ...]
        scalerl study resume DIR [--jobs N]
@@ -32,7 +42,7 @@ DESCRIPTION = """PLAN is loo, recipes, forward, axes, rates, frontier, or the pa
 and the dotted fields are as in `scalerl train`; without them the base is the quick variant of the embedded lab."""
 
 
-def study_main(words: Sequence[str]) -> int:
+def run_study(words: Sequence[str]) -> int:
     """Run `scalerl study`; return the exit code.
 
     Args:
@@ -46,18 +56,12 @@ def study_main(words: Sequence[str]) -> int:
         return _show(words[1:])
     if command == "resume":
         options = _resume_parser().parse_args(words[1:])
-        from scalerl.study.directory import StudyDirectory
-
         study = StudyDirectory.open(options.directory)
         _check_trust(study.plan, str(options.directory), options.trust, [])
         return _execute(study, _workers(options, study.plan), options)
     parser = _plan_parser()
     options, fields = parser.parse_known_args(bare_first(parser, words))
     plan = _plan(options, fields)
-    from scalerl.core.files import output_directory
-    from scalerl.prompts.files import check_prompt_files
-    from scalerl.study.directory import StudyDirectory
-
     for arm in plan.arms:
         check_prompt_files(plan.config(arm, plan.seeds[0]))
 
@@ -73,17 +77,12 @@ def study_main(words: Sequence[str]) -> int:
 
 def _check_trust(plan: Plan, source: str, trusted: bool, typed: Sequence[str]) -> None:
     """Confirm the code that the arms name, once for all runs; the runs are then started with --trust."""
-    from scalerl.config.trust import check_trust
-
     configs = [plan.config(arm, plan.seeds[0]) for arm in plan.arms]
     check_trust(configs, source, trusted=trusted, typed=typed)
 
 
 def _check_saved(study: StudyDirectory, trusted: bool) -> None:
     """Confirm the code that existing runs of a study name: a resume uses their configurations, not the plan's."""
-    from scalerl.config import read_config
-    from scalerl.config.trust import check_trust
-
     configs = []
     for key in study.plan.runs():
         file = study.run(key) / "config.toml"
@@ -94,9 +93,6 @@ def _check_saved(study: StudyDirectory, trusted: bool) -> None:
 
 def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
     """Print the arms, sizes and reused runs of a plan."""
-    from scalerl.study.directory import equal_runs
-    from scalerl.study.display import describe
-
     say(*describe(plan))
     for key, run in equal_runs(plan, others).items():
         part = "" if run.steps == plan.run_config(key).steps else f"its first {run.steps} steps are "
@@ -132,13 +128,11 @@ def _resume_parser() -> argparse.ArgumentParser:
 
 
 def _add_execution(parser: argparse.ArgumentParser) -> None:
-    from scalerl.study.execute import ALLOCATIONS
-
     words = f"runs in parallel; default {room_here()} here, or all that fit on Ray"
     parser.add_argument("--jobs", type=partial(count, least=0), default=0, help=words)
     words = "equal: every arm to its end; forecast: only arms that may be the best; default forecast if a plan has vary"
     parser.add_argument("--allocate", choices=list(ALLOCATIONS), help=words)
-    parser.add_argument("--trust", action="store_true", help="run the code that the plan names without confirmation")
+    add_trust(parser, "the code that the plan names")
     parser.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: auto, local or HOST:PORT")
     parser.add_argument("--ray-cpus", type=float, default=2.0, help="cores per run on Ray; default 2")
     parser.add_argument("--ray-gpus", type=float, default=0.0, help="GPUs per run on Ray; default 0")
@@ -146,9 +140,6 @@ def _add_execution(parser: argparse.ArgumentParser) -> None:
 
 def _plan(options: argparse.Namespace, fields: Sequence[str]) -> Plan:
     """Return the plan for the given options and fields."""
-    from scalerl.study.plan import check, read_plan, select, with_rates
-    from scalerl.study.plans import PLANS
-
     name = options.plan
     if name in PLANS:
         plan = PLANS[name](_base(options, fields))
@@ -168,23 +159,17 @@ def _plan(options: argparse.Namespace, fields: Sequence[str]) -> Plan:
     if options.budget is not None:
         plan = given("--budget", lambda: replace(plan, base=replace(plan.base, steps=options.budget)))
     if options.rates is not None:
-        from scalerl.study.analysis import best_rates
-
         plan = with_rates(plan, best_rates(options.rates))
     return check(select(plan, options.only) if options.only else plan)
 
 
 def _base(options: argparse.Namespace, fields: Sequence[str]) -> RunConfig:
-    from scalerl.config import read_config
-
     own = options.base is not None or any(word.partition("=")[0] in ("--preset", "--data") for word in fields)
     return read_config(options.base, fields if own else ["--preset", "quick", *fields])
 
 
 def _seeds(text: str) -> tuple[int, ...]:
     """Parse seeds: `3` means 0, 1, 2; `4,7` means these two, and `4,` only seed 4."""
-    from scalerl.study.plan import MOST_SEEDS
-
     try:
         numbers = tuple(int(word) for word in text.removesuffix(",").split(","))
     except ValueError:
@@ -201,10 +186,6 @@ def _execute(
     study: StudyDirectory, workers: Workers, options: argparse.Namespace, others: Sequence[StudyDirectory] = ()
 ) -> int:
     """Execute the unfinished runs of a study, then write and print its results."""
-    from scalerl.study.directory import take_over
-    from scalerl.study.display import StudyDisplay
-    from scalerl.study.execute import ALLOCATIONS, Execution, execute
-
     study.hold()
     for line in take_over(study, others):
         say(line)
@@ -224,9 +205,6 @@ def _execute(
 
 
 def _workers(options: argparse.Namespace, plan: Plan) -> Workers:
-    from scalerl.core.packages import TRAINING, check_installed
-    from scalerl.study.execute import LocalWorkers
-
     if options.ray:
         from scalerl.cluster.jobs import RayWorkers
 
@@ -237,8 +215,6 @@ def _workers(options: argparse.Namespace, plan: Plan) -> Workers:
 
 def _own_actors(plan: Plan) -> dict[str, float]:
     """Return the cores and GPUs of a run's actors, without the task that starts them: the maximum over the arms."""
-    from scalerl.cluster.devices import devices, needs
-
     configs = [plan.config(arm, seed=0) for arm in plan.arms]
     wanted = [needs(devices(config)) for config in configs if config.placement.backend == "ray"]
     return {name: max((one[name] for one in wanted), default=0.0) for name in ("CPU", "GPU")}
@@ -251,9 +227,6 @@ def room_here() -> int:
 
 def _report(study: StudyDirectory) -> None:
     """Write results.json and the page; print the verdicts and the table."""
-    from scalerl.core.outputs import write_or_explain
-    from scalerl.study.analysis import study_results
-
     results = study_results(study)
     values = json.dumps(results.to_dict(), indent=1, allow_nan=False) + "\n"
     problem = write_or_explain(study.path / "results.json", values)
@@ -264,16 +237,11 @@ def _report(study: StudyDirectory) -> None:
 
 def _tell(results: StudyResult, page: Path) -> bool:
     """Write the page and print the results; return whether the page was written."""
-    from scalerl.scaling import CurveError
-    from scalerl.study.page import study_page
-    from scalerl.study.tables import print_results
-    from scalerl.view.page import write_page
-
     page_line, written = f"page      {page}", False
     try:  # before printing, because with `| head` the process may end while it prints
         write_page(page, study_page(results))
         written = True
-    except (ConfigError, CurveError) as error:  # plotly is missing, or the directory is read-only
+    except UserError as error:  # plotly is missing, or the directory is read-only
         page_line = f"no page: {error}"
     print_results(results)
     say(page_line)
@@ -284,14 +252,9 @@ def _show(words: Sequence[str]) -> int:
     parser = Parser(prog="scalerl study show", description="Print the results of a study so far.")
     parser.add_argument("directory", type=Path)
     parser.add_argument("-o", "--output", type=Path, help="page to write; default report.html in the study's directory")
-    parser.add_argument("--compute", help="compute axis: device_hours, flops, tokens or step")
-    parser.add_argument("--task", help="name of the task, if there are several; default: the first")
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
+    add_curve(parser, "name of the task, if there are several; default: the first")
+    add_json(parser)
     options = parser.parse_args(words)
-    from scalerl.core.outputs import check_output
-    from scalerl.study.analysis import study_results
-    from scalerl.study.directory import StudyDirectory
-
     study = StudyDirectory.open(options.directory)
     page = study.path / "report.html"
     place = check_output(options.output or page, [])
