@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("engine.json"))
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    from scalerl.cli.exits import prepare_environment
+    from scalerl.core.packages import prepare_environment
 
     prepare_environment()
     import torch

@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("shared_prompts.json"))
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    from scalerl.cli.exits import prepare_environment
+    from scalerl.core.packages import prepare_environment
 
     prepare_environment()
     from work import machine, random_qwen3

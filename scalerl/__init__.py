@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scalerl.api import Run, load, resume, train
-    from scalerl.core.errors import ConfigError, RunFailed
+    from scalerl.core.errors import ConfigError, ProcessFailure, RunError, RunFailed, ScalerlError, UserError
     from scalerl.scaling import Curve, CurveError, advise, compare, fit, forecast
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "scalerl.api": ("Run", "load", "resume", "train"),
-    "scalerl.core.errors": ("ConfigError", "RunFailed"),
+    "scalerl.core.errors": ("ConfigError", "ProcessFailure", "RunError", "RunFailed", "ScalerlError", "UserError"),
     "scalerl.scaling": ("Curve", "CurveError", "advise", "compare", "fit", "forecast"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -30,8 +30,12 @@ __all__ = [
     "ConfigError",
     "Curve",
     "CurveError",
+    "ProcessFailure",
     "Run",
+    "RunError",
     "RunFailed",
+    "ScalerlError",
+    "UserError",
     "__version__",
     "advise",
     "compare",

@@ -8,8 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalerl.core.packages import TRAINING, prepare_environment
+from scalerl.core.printable import escape_unknown
 from scalerl.core.rows import read_rows
 from scalerl.core.run_files import METRICS, POINTS, RECORDS, SAMPLES, RunInfo, read_run
+from scalerl.core.stops import StopFlag
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -290,9 +293,6 @@ def _named(fields: dict[str, Any]) -> dict[str, Any]:
 def _complete(config: RunConfig, make_session: Callable[[Any], Callable[..., Any]], progress: bool) -> Run:
     """Complete a run that functions of `training.launch` start; the module is imported after the environment is set."""
     from io import StringIO
-
-    from scalerl.cli.exits import StopFlag, escape_unknown, prepare_environment
-    from scalerl.core.packages import TRAINING
 
     prepare_environment(TRAINING)
     escape_unknown(sys.stdout)

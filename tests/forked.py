@@ -117,7 +117,7 @@ def _connection() -> socket.socket:
 
 def serve(number: int) -> int:
     """Fork a process for each request. Return the exit code, in the forked process or at the end."""
-    from scalerl.cli.exits import prepare_environment
+    from scalerl.core.packages import prepare_environment
 
     prepare_environment()
     for name in HEAVY:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from safetensors import SafetensorError
 from tiny_models import tiny_model
 
 from scalerl import cli
+from scalerl.cli.main import COMMANDS
 from scalerl.config import LAB, PRESETS, read_config
 from scalerl.config.recipe import adopt, named_recipes
 from scalerl.core import errors
@@ -351,3 +353,25 @@ def test_an_error_of_the_program_keeps_its_traceback(capsys, monkeypatch):
         monkeypatch.setattr("scalerl.cli.recipes.print_recipes", raising(error))
         with pytest.raises(type(error)):
             call(capsys, "recipes")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_loads_its_own_module_and_its_help_has_its_options(name):
+    code = (
+        f"import sys; from scalerl.cli import main\n"
+        f"try: main([{name!r}, '--help'])\nexcept SystemExit: pass\n"
+        "print(*[module for module in sys.modules if module.startswith('scalerl.cli.')], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    loaded = {module.removeprefix("scalerl.cli.") for module in done.stderr.split()}
+    shared = {"main", "exits", "options", "terminal"}
+    helpers = {"frontier": {"curves"}, "report": {"curves"}, "new": {"plan"}, "eval": {"train"}, "train": {"fields"}}
+    assert loaded - shared == {COMMANDS[name].module} | helpers.get(name, set())
+    assert f"usage: scalerl {name}" in done.stdout
+
+
+def test_an_option_that_several_commands_share_is_declared_in_one_place():
+    files = {path.name: path.read_text() for path in Path(cli.__file__).parent.glob("*.py")}
+    for option in ("--json", "--compute", "--exclude-below", "--versus", "--trust"):
+        declared = re.compile(rf"add_argument\(\s*\"{option}\"")
+        assert [name for name, text in files.items() if declared.search(text)] == ["options.py"], option

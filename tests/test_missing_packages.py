@@ -6,13 +6,12 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from commands import call as command
 
 import scalerl
-from scalerl.cli.watch import watch
+from scalerl.cli.watch import run_watch
 from scalerl.cluster.jobs import RayWorkers
 from scalerl.config import read_config, to_toml
 from scalerl.config.data import EnvironmentTask
@@ -28,7 +27,7 @@ from scalerl.view.page import plotly_script
 
 EVENTS = "tensorboard.backend.event_processing.event_accumulator"
 CASES = [
-    ("uvicorn", lambda place: watch(SimpleNamespace()), "scalerl[watch]"),
+    ("uvicorn", lambda place: run_watch([]), "scalerl[watch]"),
     ("plotly.offline", lambda place: plotly_script(), "scalerl[report]"),
     ("ray", lambda place: RayWorkers("local", 1, 1.0, 0.0), "scalerl[ray]"),
     ("httpx", lambda place: importlib.import_module("scalerl.rollouts.vllm"), "scalerl[vllm]"),

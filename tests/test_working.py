@@ -14,9 +14,10 @@ import pytest
 import runs
 from rich.console import Console
 
-from scalerl.cli import exits
+from scalerl import cli
+from scalerl.cli.main import COMMANDS
 from scalerl.config import LAB
-from scalerl.core import working
+from scalerl.core import stops, working
 from scalerl.core.working import CLEAR, Working, duration
 from scalerl.training.display import RunDisplay
 
@@ -156,7 +157,7 @@ def test_an_evaluation_shows_its_phases_and_counts(lab_model, tmp_path):
 
 
 BUSY = (
-    "import hashlib, sys; from scalerl.cli import exits; exits.watch_signals(); flag = exits.StopFlag(); {asked}\n"
+    "import hashlib, sys; from scalerl.core import stops; stops.watch_signals(); flag = stops.StopFlag(); {asked}\n"
     "print('ready', flush=True); hashlib.pbkdf2_hmac('sha256', b'', b'', {rounds})\n"  # without a step of Python
     "print('stopped', bool(flag.signal), flush=True)"
 )
@@ -192,7 +193,7 @@ def test_a_signal_before_there_is_anything_to_save_is_acknowledged_if_the_comman
 
 
 def test_a_command_that_ends_at_once_does_not_say_that_it_will():
-    code = "from scalerl.cli import exits, main; import time; from scalerl.cli import recipes\n" + (
+    code = "from scalerl.cli import main; import time; from scalerl.cli import recipes\n" + (
         "recipes.print_recipes = lambda: (print('ready', flush=True), time.sleep(60)); import sys\n"
         "sys.argv = ['scalerl', 'recipes']; sys.exit(main())"
     )
@@ -204,17 +205,14 @@ def test_a_command_that_ends_at_once_does_not_say_that_it_will():
 
 
 def test_what_is_kept_depends_on_the_command(handlers, capsys, monkeypatch):
-    from scalerl import cli
-    from scalerl.cli import main
-
     def interrupted(*_):
-        raise exits.Stopped(signal.SIGINT)
+        raise stops.Stopped(signal.SIGINT)
 
     for verb, text in (
         ("train", "; saved results are kept; `scalerl resume` continues a run"), ("plan", ""),
         ("study", "; finished runs are kept; `scalerl study resume` continues"),
     ):  # fmt: skip
-        monkeypatch.setitem(main.__globals__["WITH_FIELDS"], verb, (interrupted, ""))
+        monkeypatch.setattr(f"scalerl.cli.{COMMANDS[verb].module}.run_{verb}", interrupted)
         assert cli.main([verb]) == 130
         assert capsys.readouterr().err == f"scalerl: stopped before the end by SIGINT{text}\n"
     monkeypatch.setattr("scalerl.cli.eval.eval_config", interrupted)

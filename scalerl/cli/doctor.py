@@ -7,10 +7,12 @@ import os
 import platform
 from dataclasses import asdict
 
-from scalerl.cli.exits import FAILED, prepare_environment
-from scalerl.cli.parsing import Parser, parse_with_config
+from scalerl.cli.exits import FAILED
+from scalerl.cli.options import Parser, add_json, add_trust, parse_with_config
 from scalerl.cli.terminal import say
-from scalerl.core.packages import TRAINING
+from scalerl.config import read_config
+from scalerl.config.trust import check_trust
+from scalerl.core.packages import TRAINING, prepare_environment
 from scalerl.core.working import Working
 
 DESCRIPTION = """check that a run will work here, in two minutes: versions, GPUs, the learner and the FP32 head against
@@ -19,7 +21,7 @@ slowly, or does not work with the cause and the cure. Without CONFIG: one traine
 field of the configuration is an option, as for `scalerl train`. The exit code is 1 if something does not work."""
 
 
-def doctor(words: list[str]) -> int:
+def run_doctor(words: list[str]) -> int:
     """Run `scalerl doctor`; return the exit code.
 
     Raises:
@@ -27,13 +29,11 @@ def doctor(words: list[str]) -> int:
     """
     usage = "scalerl doctor [CONFIG.toml] [--json] [--trust] [--any.field VALUE ...]"
     parser = Parser(prog="scalerl doctor", usage=usage, description=DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md), for a bug report")
-    parser.add_argument("--trust", action="store_true", help="run the code that CONFIG.toml names without confirmation")
+    add_json(parser, "print JSON (docs/json.md), for a bug report")
+    add_trust(parser, "the code that CONFIG.toml names")
     file, options, fields = parse_with_config(parser, words)
     prepare_environment(TRAINING)
     from scalerl.cluster.doctor import FAILS, examine
-    from scalerl.config import read_config
-    from scalerl.config.trust import check_trust
 
     config = read_config(file, fields) if file or fields else None
     if config is not None:

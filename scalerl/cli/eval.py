@@ -8,17 +8,25 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.exits import FAILED, complain, keeps, prepare_environment
-from scalerl.cli.parsing import count
+from scalerl.cli.options import Parser, add_json, add_trust, count
 from scalerl.cli.terminal import say
 from scalerl.cli.train import check_inputs
-from scalerl.core.packages import TRAINING
+from scalerl.config import Hardware, HuggingFaceModel, Rollouts, RunConfig, Scoring
+from scalerl.config.base import build, replace
+from scalerl.config.data import PromptFile, TextTask
+from scalerl.config.named import NAMED
+from scalerl.config.placement import Placement
+from scalerl.config.recipe import SCALERL, NoLengthControl, Recipe
+from scalerl.config.trust import check_trust
+from scalerl.core.errors import ConfigError, nearest
+from scalerl.core.files import output_directory, safe_name, write_whole
+from scalerl.core.outputs import check_new_directory
+from scalerl.core.packages import TRAINING, prepare_environment
+from scalerl.core.stops import keeps
 from scalerl.core.working import Working
+from scalerl.training.run_dir import saved_config
 
-if TYPE_CHECKING:
-    from scalerl.config import RunConfig
-    from scalerl.config.data import PromptFile
-    from scalerl.config.placement import Placement
+if TYPE_CHECKING:  # they import torch
     from scalerl.training.suites import Evaluator, SuiteResult
 
 DESCRIPTION = """Evaluate a model directory, a model on the hub, or the exported model of a run directory (with the
@@ -30,9 +38,9 @@ MAX_TOKENS = 4096
 """Default length limit of a completion, tokens; a run's limit and the option take precedence."""
 
 
-def add_eval_parser(commands: Any) -> None:
-    """Add the parser of `scalerl eval`."""
-    parser = commands.add_parser("eval", help="evaluate a model on suites: mean@k, pass@k", description=DESCRIPTION)
+def eval_parser() -> Parser:
+    """Return the parser of `scalerl eval`."""
+    parser = Parser(prog="scalerl eval", description=DESCRIPTION)
     parser.add_argument("model", help="model directory, hub name or run directory")
     parser.add_argument("--suite", nargs="+", default=[], metavar="NAME_OR_FILE", help="suites or files to evaluate on")
     parser.add_argument("--samples", type=count, help="k, samples per prompt; default: the run's k, else 1")
@@ -52,21 +60,18 @@ def add_eval_parser(commands: Any) -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="default: a GPU if there is one")
     parser.add_argument("--revision", help="branch, tag or commit of a model on the hub; default main")
     parser.add_argument("-o", "--output", type=Path, help="directory for the texts; default evaluations/NAME-NNN")
-    parser.add_argument("--trust", action="store_true", help="run a run directory's code without confirmation")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    parser.set_defaults(run=run_eval)
+    add_trust(parser, "a run directory's code")
+    add_json(parser, "print one JSON object instead of text")
+    return parser
 
 
-def run_eval(arguments: argparse.Namespace) -> int:
+def run_eval(words: list[str]) -> int:
     """Evaluate, print the results and return the exit code.
 
     Raises:
         ConfigError: The model or a suite does not exist, or an option is not allowed.
     """
-    from scalerl.config.trust import check_trust
-    from scalerl.core.files import output_directory
-    from scalerl.core.outputs import check_new_directory
-
+    arguments = eval_parser().parse_args(words)
     prepare_environment(TRAINING)
     if arguments.output is not None:
         check_new_directory(arguments.output, "-o")
@@ -82,12 +87,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[PromptFile], where: Path) -> int:
-    from scalerl.config.base import replace
-    from scalerl.core.files import write_whole
-
     with Working("loading torch") as working:
-        from scalerl.rollouts.process_engine import EngineDied
-        from scalerl.tasks.user_rewards import RewardError
         from scalerl.training.resolve import resolve
         from scalerl.training.suites import Evaluator
 
@@ -96,11 +96,7 @@ def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[Prom
         working.on(f"loading {arguments.model}")
         evaluator = Evaluator(config, where, lambda text: None if arguments.json else say(text), working.on)
         working.on("reading prompts")
-        try:
-            results = _results(arguments, evaluator, config, tasks, where)
-        except (RewardError, EngineDied) as error:
-            complain(str(error))
-            return FAILED
+        results = _results(arguments, evaluator, config, tasks, where)
     summary = {"model": arguments.model, "suites": [result.to_dict() for result in results]}
     write_whole(where / "summary.json", json.dumps(summary, indent=1) + "\n")
     if arguments.json:
@@ -112,9 +108,6 @@ def _results(
     arguments: argparse.Namespace, evaluator: Evaluator, config: RunConfig, tasks: list[PromptFile], where: Path
 ) -> list[SuiteResult]:
     """Evaluate suite by suite, and print each result."""
-    from scalerl.config.base import replace
-    from scalerl.core.files import safe_name
-
     results: list[SuiteResult] = []
     most = arguments.prompts
     prompts = [evaluator.prompts_of(task, most) for task in tasks] or evaluator.held_out_of_run(most)
@@ -134,33 +127,26 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     Raises:
         ConfigError: The suite is unknown, the run has no exported model, or there is nothing to evaluate on.
     """
-    from scalerl.config import Hardware, HuggingFaceModel, Rollouts, RunConfig, Scoring
-    from scalerl.config.base import build, replace
-    from scalerl.config.data import TextTask
-    from scalerl.config.recipe import SCALERL, NoLengthControl, Recipe
-    from scalerl.core.errors import ConfigError
-    from scalerl.training.run_dir import saved_config
-
     path, run = Path(arguments.model), (Path(arguments.model) / "config.toml").exists()
     if run and not (path / "model").is_dir():
         raise ConfigError(f"{path}: this run has no exported model yet; finish it with: scalerl resume {path}")
     if not run and not arguments.suite:
         raise ConfigError("--suite: a value is needed, because this is not a run directory; give a suite or a file")
     base = saved_config(path) if run else None
-    model = HuggingFaceModel(
-        path=str(path / "model") if run else arguments.model, revision=arguments.revision or "main"
-    )
+    place = str(path / "model") if run else arguments.model
+    model = build(HuggingFaceModel, {"path": place, "revision": arguments.revision or "main"}, "options")
     recipe = base.recipe if base else replace(SCALERL, length=NoLengthControl(max_tokens=MAX_TOKENS))
     options = ("temperature", "top_p")
     changes = {name: getattr(arguments, name) for name in options if getattr(arguments, name) is not None}
     changes["routing_replay"] = "off"  # it trains on nothing, and servers on CPU do not report experts
     if arguments.max_tokens:
-        changes["length"] = NoLengthControl(max_tokens=arguments.max_tokens)
+        changes["length"] = build(NoLengthControl, {"max_tokens": arguments.max_tokens}, "--max-tokens")
+    # nccl: the servers wait for nothing, because nobody sends weights
+    weights = "nccl" if arguments.engine == "vllm" else "auto"
     shared: dict[str, Any] = {
         "model": model,
         "recipe": build(Recipe, {**dict(recipe), **changes}, "options"),
-        # nccl: the servers wait for nothing, because nobody sends weights
-        "rollouts": Rollouts(slots=arguments.slots or 0, weights="nccl" if arguments.engine == "vllm" else "auto"),
+        "rollouts": build(Rollouts, {"slots": arguments.slots or 0, "weights": weights}, "options"),
         "hardware": Hardware(device=arguments.device or "auto"),
         "placement": _placement(arguments, base),
         "loggers": (),  # an evaluation sends nothing
@@ -174,14 +160,11 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     shown = {"system_prompt": system, "template_date": day}
     tasks = [_suite(name, arguments.task, arguments.reward, shown) for name in arguments.suite]
     scoring = base.scoring if base else Scoring()
-    return RunConfig(data=tuple(tasks), scoring=scoring, **shared), tasks
+    return build(RunConfig, {"data": tuple(tasks), "scoring": scoring, **shared}, "options"), tasks
 
 
 def _placement(arguments: argparse.Namespace, base: RunConfig | None) -> Placement:
     """Return this process, or as many vLLM servers as this machine has GPUs for."""
-    from scalerl.config.base import replace
-    from scalerl.config.placement import Placement
-
     if arguments.engine != "vllm":
         return Placement()
     place = base.placement if base and base.placement.engine == "vllm" else Placement(engine="vllm")
@@ -200,11 +183,6 @@ def _suite(name: str, task: str | None, reward: str | None, shown: dict[str, str
     Raises:
         ConfigError: The name is neither a suite nor a file.
     """
-    from scalerl.config.base import build
-    from scalerl.config.data import PromptFile
-    from scalerl.config.named import NAMED
-    from scalerl.core.errors import ConfigError, nearest
-
     known, equals, copy = name.partition("=")
     own: dict[str, Any] = {"path": name}
     if equals and known in NAMED:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from scalerl.cli.curves import add_curve_options, fitted
+from scalerl.cli.curves import fit_source, sources_of
+from scalerl.cli.options import Parser, add_curve_options
 from scalerl.cli.terminal import say
-
-if TYPE_CHECKING:
-    from scalerl.view.outlook import Source
+from scalerl.core.outputs import check_output
+from scalerl.scaling import CurveError, frontier
+from scalerl.scaling.readers import read_table
+from scalerl.scaling.settings import as_value, setting_of
+from scalerl.view.outlook import Source
 
 DESCRIPTION = """pool runs with different settings into one law: which setting is best for a budget, with which
 probability, at which compute settings cross, and which run to buy next (docs/frontier.md)"""
@@ -21,9 +23,9 @@ RESULT_FIELDS = ("recipe.", "model.", "data.", "evaluation.prompts")
 """Beginnings of the fields that may change a run's curve."""
 
 
-def add_frontier_parser(commands: Any) -> None:
-    """Add the parser of `scalerl frontier`."""
-    parser = commands.add_parser("frontier", help="find the best setting for a budget", description=DESCRIPTION)
+def frontier_parser() -> Parser:
+    """Return the parser of `scalerl frontier`."""
+    parser = Parser(prog="scalerl frontier", description=DESCRIPTION)
     add_curve_options(parser)
     words = "settings that vary, such as model.width,recipe.prompts_per_step; numbers count by their log"
     parser.add_argument("--vary", required=True, metavar="FIELD,...", help=words)
@@ -38,26 +40,23 @@ def add_frontier_parser(commands: Any) -> None:
     words = "do not use exponents of ScaleRL's Table 1 as prior means"
     parser.add_argument("--no-published", action="store_true", help=words)
     parser.add_argument("-o", "--output", type=Path, metavar="PAGE.html", help="also write a page with the curves")
-    parser.set_defaults(run=run_frontier)
+    return parser
 
 
-def run_frontier(arguments: argparse.Namespace) -> int:
+def run_frontier(words: list[str]) -> int:
     """Print the decision; return the exit code.
 
     Raises:
         CurveError: The runs cannot be pooled, or a setting is not known.
     """
-    from scalerl.core.outputs import check_output
-    from scalerl.scaling import frontier
-    from scalerl.view.outlook import read_sources
-
+    arguments = frontier_parser().parse_args(words)
     place = check_output(arguments.output, arguments.paths) if arguments.output else None
     names = [name.strip() for name in arguments.vary.split(",") if name.strip()]
-    sources = read_sources(arguments.paths, arguments.compute, arguments.task, arguments.bounds)
+    sources = sources_of(arguments.paths, arguments)
     table = read_settings(arguments.settings) if arguments.settings else {}
     settings = [source_setting(source, names, table) for source in sources]
-    fits = [fitted(source, arguments) for source in sources]
-    also = [asked(words, names) for words in arguments.also]
+    fits = [fit_source(source, arguments) for source in sources]
+    also = [added_setting(text, names) for text in arguments.also]
     answer = frontier(fits, settings, arguments.budget, not arguments.no_published, also)
     others = other_differences(sources, names)
     if place:
@@ -72,14 +71,11 @@ def run_frontier(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def asked(words: str, names: Sequence[str]) -> dict[str, float | str]:
+def added_setting(text: str, names: Sequence[str]) -> dict[str, float | str]:
     """Return the setting of one `--also`."""
-    from scalerl.scaling import CurveError
-    from scalerl.scaling.settings import as_value
-
-    values = [as_value(word.strip()) for word in words.split(",")]
+    values = [as_value(word.strip()) for word in text.split(",")]
     if len(values) != len(names):
-        raise CurveError(f"--also: got {words!r}; allowed: a value for each of {', '.join(names)}")
+        raise CurveError(f"--also: got {text!r}; allowed: a value for each of {', '.join(names)}")
     return dict(zip(names, values, strict=True))
 
 
@@ -89,9 +85,6 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
     Raises:
         CurveError: The file cannot be read, a row names no run, or two rows name the same.
     """
-    from scalerl.scaling import CurveError
-    from scalerl.scaling.readers import read_table
-
     table, _ = read_table(path)
     if "run" not in table:
         raise CurveError(
@@ -110,9 +103,6 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
 
 def source_setting(source: Source, names: Sequence[str], table: dict[str, dict[str, Any]]) -> dict[str, float | str]:
     """Return the settings of a run from the table, or from its configuration."""
-    from scalerl.scaling import CurveError
-    from scalerl.scaling.settings import setting_of
-
     found = [key for key in dict.fromkeys((str(source.path), source.name)) if key in table]
     if len(found) > 1:
         raise CurveError(

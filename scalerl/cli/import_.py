@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
+from scalerl.cli.options import Parser
 from scalerl.cli.terminal import say
+from scalerl.core.outputs import check_output
 from scalerl.core.printable import printable
+from scalerl.importers.points import holds_part_of, read, write_points
+from scalerl.scaling import CurveError
 
 
-def add_import_parser(commands: Any) -> None:
-    """Add the parser of `scalerl import`."""
-    parser = commands.add_parser(
-        "import", help="read another framework's log into points: TRL, verl, prime-rl, wandb, TensorBoard, CSV, ..."
-    )
+def import_parser() -> Parser:
+    """Return the parser of `scalerl import`."""
+    words = "Read another framework's log into points: TRL, verl, prime-rl, wandb, TensorBoard, CSV, ..."
+    parser = Parser(prog="scalerl import", description=words)
     parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="logs or run directories, in their order")
     parser.add_argument(
         "--from", dest="source", metavar="SOURCE", help="framework of the log; default: recognized by its columns"
@@ -35,15 +36,12 @@ def add_import_parser(commands: Any) -> None:
         help="column for a role: step, seconds, clock, tokens, step_tokens, device_hours, flops, task or stderr",
     )  # fmt: skip
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="points.jsonl to write; default: print")
-    parser.set_defaults(run=run_import)
+    return parser
 
 
-def run_import(arguments: argparse.Namespace) -> int:
+def run_import(words: list[str]) -> int:
     """Read the log, write or print the points, print the notes, and return the exit code."""
-    from scalerl.core.outputs import check_output
-    from scalerl.importers.points import holds_part_of, read, write_points
-    from scalerl.scaling import CurveError
-
+    arguments = import_parser().parse_args(words)
     pairs = [pair.partition("=") for pair in arguments.column]
     for role, equals, name in pairs:
         if not (role and equals and name):

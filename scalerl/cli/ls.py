@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.parsing import add_directories
+from scalerl.cli.options import Parser, add_directories
+from scalerl.core.errors import ConfigError
 from scalerl.core.printable import printable
 from scalerl.core.run_files import is_study
-
-if TYPE_CHECKING:
-    from scalerl.view.run import FollowedRun
+from scalerl.scaling import CurveError
+from scalerl.view.run import FollowedRun
+from scalerl.view.state import find
 
 WIDTH = 80
 NAME_WIDTH = 24
 """Width of the name column in characters; the middle of a longer name is left out."""
 
 
-def add_ls_parser(commands: Any) -> None:
-    """Add the parser of `scalerl ls`."""
-    words = "list runs with their state, pass rate, forecast at twice the compute, and advice"
-    parser = commands.add_parser("ls", help="list runs with state, step, pass rate and forecast", description=words)
-    add_directories(parser)
-    parser.set_defaults(run=ls)
-
-
-def ls(arguments: argparse.Namespace) -> int:
+def run_ls(words: list[str]) -> int:
     """Print a line for each run; return the exit code.
 
     Raises:
         ConfigError: A path does not exist, or there is no run.
     """
-    from scalerl.core.errors import ConfigError
-    from scalerl.view.run import FollowedRun
-    from scalerl.view.state import find
-
+    about = "List runs with their state, pass rate, forecast at twice the compute, and advice."
+    parser = Parser(prog="scalerl ls", description=about)
+    add_directories(parser)
+    arguments = parser.parse_args(words)
     defaults = (Path("runs"), Path("studies"))
     runs = find(arguments.paths or [path for path in defaults if path.is_dir()])[0]
     if not runs:
@@ -70,8 +61,6 @@ def unreadable(name: str, run: FollowedRun) -> str:
 
 def cells(run: FollowedRun) -> tuple[str, str, str, str, str]:
     """Return the columns of a run after its name, for its first task; dashes without evaluations or a forecast."""
-    from scalerl.scaling import CurveError
-
     state, step = run.state.replace(" ", "-"), f"{run.step}/{run.steps}"
     task = next(iter(run.tasks), "")
     if not task:

@@ -1,7 +1,4 @@
-"""The command line: each command parses its options, calls one function, and reports user errors in one line.
-
-Heavy modules are imported inside the commands, so that `scalerl --help` is fast and the statistics never load torch.
-"""
+"""The command line: a table of commands. The module of a command is loaded when it is used."""
 
 from __future__ import annotations
 
@@ -9,45 +6,73 @@ import argparse
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from importlib import import_module
+from typing import NamedTuple
 
 from scalerl import __version__
-from scalerl.cli.curves import add_curve_parsers
-from scalerl.cli.doctor import doctor
-from scalerl.cli.eval import add_eval_parser
-from scalerl.cli.exits import USER_ERROR, complain, guarded, keeps, prepare_streams, watch_signals
-from scalerl.cli.frontier import add_frontier_parser
-from scalerl.cli.import_ import add_import_parser
-from scalerl.cli.ls import add_ls_parser
-from scalerl.cli.new import new
-from scalerl.cli.parsing import Parser
-from scalerl.cli.plan import plan
-from scalerl.cli.report import add_report_parser
-from scalerl.cli.score import add_score_parser
-from scalerl.cli.train import resume, train
-from scalerl.cli.upgrade import add_upgrade_parser
-from scalerl.cli.watch import add_watch_parser
+from scalerl.cli.exits import complain, guarded, prepare_streams
+from scalerl.cli.options import Parser
+from scalerl.core.errors import UserError, nearest
 from scalerl.core.signals import STOPPING, obey_study, protect_children
+from scalerl.core.stops import keeps, watch_signals
 from scalerl.core.working import Working
 
-OUTLIVED = {"train", "resume", "study", "eval"}
-"""Commands that save their results and therefore do not end with the reader of their output."""
+
+class Command(NamedTuple):
+    """A command NAME: the function `run_NAME` of its module takes the words after it and returns the exit code.
+
+    Example: Command("curves", "forecast the metric of a run at more compute", computes=True)
+    """
+
+    module: str
+    """Module in this package."""
+    about: str
+    """One line of `scalerl --help`."""
+    computes: bool = False
+    """Whether to show a sign of life while it computes. Other commands show what they do."""
+    saves: bool = False
+    """Whether it saves its results and therefore goes on when the reader of its output ends."""
+    kept: str = ""
+    """What the message of a stopped command says about its results."""
 
 
-def _study(words: list[str]) -> int:
-    from scalerl.cli.study import study_main
+RESUMABLE = "saved results are kept; `scalerl resume` continues a run"
 
-    return study_main(words)
-
-
-WITH_FIELDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
-    "train": (train, "train; without arguments, train the embedded lab (see `scalerl train --help`)"),
-    "new": (new, "print a configuration for your model, your prompts and your GPUs"),
-    "plan": (plan, "simulate a run before it starts: throughput, idle shares, best split of GPUs"),
-    "doctor": (doctor, "check that a run will work on this machine or cluster, in two minutes"),
-    "study": (_study, "plan, run and compare many runs: loo, recipes, forward, axes, rates, frontier"),
-    "resume": (resume, "resume a run from its last checkpoint"),
+READING: dict[str, Command] = {
+    "fit": Command("curves", "fit curves: ceiling, steepness, midpoint, and whether to continue training", True),
+    "forecast": Command("curves", "forecast the metric of a run at more compute", True),
+    "compare": Command("curves", "compare two recipes, by one or several runs each", True),
+    "backtest": Command("curves", "fit the first part of a run and score its forecast of the rest", True),
+    "frontier": Command("frontier", "find the best setting for a budget", True),
+    "import": Command("import_", "read another framework's log into points: TRL, verl, wandb, CSV, ...", True),
+    "report": Command("report", "write an interactive page about runs", True),
+    "watch": Command("watch", "serve a live page about runs and studies"),
+    "ls": Command("ls", "list runs with state, step, pass rate and forecast", True),
 }
-"""Commands that parse their own words, because fields of a configuration are options, with their help."""
+"""Commands that read logs, curves and runs: they need nothing but the base install."""
+
+TRAINING: dict[str, Command] = {
+    "train": Command(
+        "train", "train; without arguments, train the embedded lab (see `scalerl train --help`)",
+        saves=True, kept=RESUMABLE,
+    ),
+    "resume": Command("train", "resume a run from its last checkpoint", saves=True, kept=RESUMABLE),
+    "new": Command("new", "print a configuration for your model, your prompts and your GPUs"),
+    "plan": Command("plan", "simulate a run before it starts: throughput, idle shares, best split of GPUs"),
+    "doctor": Command("doctor", "check that a run will work on this machine or cluster, in two minutes"),
+    "study": Command(
+        "study", "plan, run and compare many runs: loo, recipes, forward, axes, rates, frontier",
+        saves=True, kept="finished runs are kept; `scalerl study resume` continues",
+    ),
+    "eval": Command("eval", "evaluate a model on suites: mean@k, pass@k", saves=True, kept="nothing was saved"),
+    "score": Command("score", "score the completions of a file with a verifier", True),
+    "recipes": Command("recipes", "print the fields in which the recipes differ", True),
+    "upgrade": Command("upgrade", "write the run.json of runs that another version of scalerl made", True),
+}  # fmt: skip
+"""Commands that need the extra `train`."""
+
+COMMANDS = READING | TRAINING
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -59,7 +84,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if words is not None:
         return _run(list(words))
     protect_children()
-    prepare_streams(outlived=bool({*sys.argv[1:2]} & OUTLIVED))
+    command = COMMANDS.get(sys.argv[1]) if len(sys.argv) > 1 else None
+    prepare_streams(outlived=command is not None and command.saves)
     watch_signals()
     obey_study()
     try:
@@ -71,61 +97,42 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    parser, verbs = _parser()
-    if words and words[0] in WITH_FIELDS:
-        keeps(KEPT.get(words[0], ""))
-        return guarded(lambda: WITH_FIELDS[words[0]][0](words[1:]))
-    if words and not words[0].startswith("-") and words[0] not in verbs:
-        from scalerl.core.errors import nearest
-
-        known = nearest(words[0], verbs) or f"; allowed: {', '.join(verbs)}"
-        complain(f"there is no command {words[0][:80]!r}{known}; see `scalerl --help`")
-        return USER_ERROR
-    arguments = parser.parse_args(words)
-    if not hasattr(arguments, "run"):
+    if not words or words[0].startswith("-"):
+        parser = _parser()
+        parser.parse_args(words)
         parser.print_help()
         return 0
-    keeps(KEPT.get(words[0], ""))
-    if words[0] in ("watch", "eval"):  # they show what they do
-        return guarded(lambda: int(arguments.run(arguments)))
-    with Working(f"scalerl {words[0]}"):
-        return guarded(lambda: int(arguments.run(arguments)))
+    name = words[0]
+    if name not in COMMANDS:
+        known = nearest(name, COMMANDS) or f"; allowed: {', '.join(COMMANDS)}"
+        complain(f"there is no command {name[:80]!r}{known}; see `scalerl --help`")
+        return UserError.exit_code
+    command = COMMANDS[name]
+    keeps(command.kept)
+    with Working(f"scalerl {name}") if command.computes else nullcontext():
+        return guarded(lambda: _load(name)(words[1:]))
 
 
-KEPT = {
-    **dict.fromkeys(("train", "resume"), "saved results are kept; `scalerl resume` continues a run"),
-    "study": "finished runs are kept; `scalerl study resume` continues",
-    "eval": "nothing was saved",
-}
-"""What the message of a stopped command says about its results."""
+def _load(name: str) -> Callable[[list[str]], int]:
+    module = import_module(f"scalerl.cli.{COMMANDS[name].module}")
+    function: Callable[[list[str]], int] = getattr(module, f"run_{name}")
+    return function
 
 
-def _parser() -> tuple[Parser, list[str]]:
-    """Return the parser and the names of the commands."""
+def _parser() -> Parser:
+    """Return the parser of `scalerl` without a command; its help lists the commands."""
     parser = Parser(
-        prog="scalerl",
+        prog="scalerl", usage="scalerl COMMAND ...", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Reinforcement learning by the ScaleRL recipe, with a forecast of every run's curve.",
-    )
+        epilog="\n\n".join([
+            "for whoever has a log or a run:\n" + _listed(READING),
+            "to train, with pip install 'scalerl[train]':\n" + _listed(TRAINING),
+            "`scalerl COMMAND --help` lists the options of a command.",
+        ]),
+    )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"scalerl {__version__}")
-    verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name, (_, text) in WITH_FIELDS.items():
-        verbs.add_parser(name, help=text, add_help=False)
-    add_curve_parsers(verbs)
-    add_frontier_parser(verbs)
-    add_report_parser(verbs)
-    add_watch_parser(verbs)
-    add_ls_parser(verbs)
-    add_score_parser(verbs)
-    add_eval_parser(verbs)
-    recipes = verbs.add_parser("recipes", help="print the fields in which the recipes differ")
-    recipes.set_defaults(run=_recipes)
-    add_import_parser(verbs)
-    add_upgrade_parser(verbs)
-    return parser, list(verbs.choices)
+    return parser
 
 
-def _recipes(arguments: argparse.Namespace) -> int:
-    from scalerl.cli.recipes import print_recipes
-
-    print_recipes()
-    return 0
+def _listed(commands: dict[str, Command]) -> str:
+    return "\n".join(f"  {name:<9} {command.about}" for name, command in commands.items())

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from scalerl.cli.parsing import Parser, count, parse_with_config
+import tomli_w
+
+from scalerl.cli.options import Parser, count, parse_with_config
+from scalerl.cli.plan import plan_lines
 from scalerl.cli.terminal import say
+from scalerl.cluster.layout import check, lay_out, lines
+from scalerl.cluster.plan import Given, best_split, check_searched, lengths_of
+from scalerl.cluster.speed import GPUS, Assumptions
+from scalerl.config import RunConfig, TinyModel, read_config
+from scalerl.config.base import Part, replace
+from scalerl.core.errors import ConfigError
 from scalerl.core.working import Working
-
-if TYPE_CHECKING:
-    from scalerl.config import RunConfig
-    from scalerl.config.base import Part
+from scalerl.models.sizes import sizes_of
 
 DESCRIPTION = """print a configuration for your model and prompts, with the split of GPUs, the slots and the micro-batch
 that `scalerl plan` finds: scalerl new --model PATH --data FILE --gpus 8 > run.toml. From 8 GPUs on, the sizes are
@@ -24,7 +30,7 @@ NODE = 8
 """GPUs of one machine; more need a Ray cluster that is running."""
 
 
-def new(words: list[str]) -> int:
+def run_new(words: list[str]) -> int:
     """Run `scalerl new`; return the exit code.
 
     Raises:
@@ -35,9 +41,6 @@ def new(words: list[str]) -> int:
     words_of_gpus = "GPUs of the run; 0: train on the CPU. placement.gpu_gb is the memory of each, 80 GB by default"
     parser.add_argument("--gpus", type=partial(count, least=0), required=True, metavar="N", help=words_of_gpus)
     file, options, fields = parse_with_config(parser, words)
-    from scalerl.config import TinyModel, read_config
-    from scalerl.core.errors import ConfigError
-
     if file is not None:
         raise ConfigError(f"new: got {str(file)!r}; allowed: options only, such as --model PATH and --data FILE")
 
@@ -48,8 +51,6 @@ def new(words: list[str]) -> int:
         raise ConfigError("new: got no model; allowed: --model PATH, with --data FILE")
     with Working("simulating"):
         config, about = _on_gpus(config, gpus) if gpus else (config, [])
-    import tomli_w
-
     table = {"preset": "scalerl", **written(config)}
     say(*tomli_w.dumps(table).split("\n"), *(f"# {line}" for line in [*config.derived_sizes(), *about]))
     return 0
@@ -57,14 +58,6 @@ def new(words: list[str]) -> int:
 
 def _on_gpus(config: RunConfig, gpus: int) -> tuple[RunConfig, list[str]]:
     """Return the configuration with vLLM on these GPUs, and lines on memory and speed."""
-    from scalerl.cli.plan import plan_lines
-    from scalerl.cluster.layout import check, lay_out, lines
-    from scalerl.cluster.plan import Given, best_split, check_searched, lengths_of
-    from scalerl.cluster.speed import GPUS, Assumptions
-    from scalerl.config.base import replace
-    from scalerl.core.errors import ConfigError
-    from scalerl.models.sizes import sizes_of
-
     check_searched(gpus)
     given, lengths, many = Given(sizes_of(config), Assumptions(GPUS["H100"])), lengths_of(config, None), gpus > 2
     on_ray = {"backend": "ray", "ray_address": "local" if gpus <= NODE else "auto"} if many else {}
@@ -93,7 +86,6 @@ def _on_gpus(config: RunConfig, gpus: int) -> tuple[RunConfig, list[str]]:
 
 def written(part: Part) -> dict[str, Any]:
     """Return the values of a record that differ from its defaults, with its kind, as TOML values."""
-    from scalerl.config.base import Part
 
     def plain(value: Any) -> Any:
         if isinstance(value, tuple):

@@ -5,16 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from scalerl.cli.exits import FAILED, complain
-from scalerl.cli.parsing import Parser, parse_with_config
+import numpy as np
+
+from scalerl.cli.options import Parser, add_json, parse_with_config
 from scalerl.cli.terminal import say
+from scalerl.cluster.layout import check, check_divides, lay_out, lines, size_line
+from scalerl.cluster.measured import measure
+from scalerl.cluster.plan import Given, best_split, lengths_of, outcome_table, simulate, speeds_of
+from scalerl.cluster.speed import GPUS, Assumptions
+from scalerl.config import RunConfig, read_config
+from scalerl.config.model import TinyModel
+from scalerl.core.errors import ConfigError, nearest
+from scalerl.core.packages import TRAINING, check_installed
 from scalerl.core.working import Working
-
-if TYPE_CHECKING:
-    from scalerl.cluster.plan import Given
-    from scalerl.config.run import RunConfig
+from scalerl.models.sizes import sizes_of
+from scalerl.prompts.files import check_prompt_files
 
 DESCRIPTION = """simulate a run before it starts, with the schedule that the run will use: throughput, slot occupancy,
 idle shares, staleness, and with --gpus the best split into trainers and generators. Speeds that are neither given nor
@@ -52,11 +59,11 @@ def plan_parser() -> Parser:
         parser.add_argument(option, type=kind, default=default, metavar=letter, help=words)
     words = "measure the peak memory of a trainer rank with fake tensors instead, in minutes (docs/cluster.md)"
     parser.add_argument("--rehearse", action="store_true", help=words)
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
+    add_json(parser)
     return parser
 
 
-def plan(words: list[str]) -> int:
+def run_plan(words: list[str]) -> int:
     """Run `scalerl plan`; return the exit code.
 
     Raises:
@@ -65,11 +72,6 @@ def plan(words: list[str]) -> int:
     file, options, fields = parse_with_config(plan_parser(), words)
     if file is None and options.runs:
         file = options.runs[0] / "config.toml"
-    from scalerl.cluster.layout import check, lay_out, lines, size_line
-    from scalerl.cluster.plan import best_split, lengths_of, simulate, speeds_of
-    from scalerl.config import read_config
-    from scalerl.prompts.files import check_prompt_files
-
     config = read_config(file, fields)
     check_prompt_files(config)
     if options.rehearse:
@@ -97,11 +99,6 @@ def plan(words: list[str]) -> int:
 
 def _rehearse(config: RunConfig, as_json: bool) -> int:
     """Print the peak memory of a trainer rank, and the bytes that its collectives move."""
-    from scalerl.cluster.layout import check_divides, lay_out, size_line
-    from scalerl.core.errors import ConfigError
-    from scalerl.core.packages import TRAINING, check_installed
-    from scalerl.core.processes import ProcessDied
-
     check_installed(TRAINING)
     try:
         from scalerl.cluster.rehearsal import rehearse
@@ -114,11 +111,7 @@ def _rehearse(config: RunConfig, as_json: bool) -> int:
             size_line(layout.found),
             "rehearsing two updates with fake tensors; an 8B model takes one to four minutes ...",
         )
-    try:
-        result = rehearse(config, layout.found)
-    except ProcessDied as error:
-        complain(str(error))
-        return FAILED
+    result = rehearse(config, layout.found)
     if as_json:
         print(json.dumps({**result._asdict(), "total": result.total, "estimate": layout.trainer.total}, indent=1))
         return 0
@@ -134,13 +127,6 @@ def _rehearse(config: RunConfig, as_json: bool) -> int:
 
 def _given(config: RunConfig, options: argparse.Namespace) -> Given:
     """Check the options; return the given speeds."""
-    from scalerl.cluster.measured import measure
-    from scalerl.cluster.plan import Given
-    from scalerl.cluster.speed import GPUS, Assumptions
-    from scalerl.config.model import TinyModel
-    from scalerl.core.errors import ConfigError, nearest
-    from scalerl.models.sizes import sizes_of
-
     if options.gpu not in GPUS:
         raise ConfigError(f"--gpu: got {options.gpu!r}{nearest(options.gpu, GPUS)}; allowed: {', '.join(GPUS)}")
     for name in NUMBERS:
@@ -169,8 +155,6 @@ def _given(config: RunConfig, options: argparse.Namespace) -> Given:
 
 def _rates(words: list[str], full: float) -> tuple[tuple[float, float], ...]:
     """Parse rates of the form `X` (with full slots) or `RUNNING:X`."""
-    from scalerl.core.errors import ConfigError
-
     rates = []
     for word in words:
         running, colon, rate = word.rpartition(":")
@@ -189,8 +173,6 @@ def _rates(words: list[str], full: float) -> tuple[tuple[float, float], ...]:
 
 
 def _as_json(config: RunConfig, given: Given, lengths: Any, outcomes: list[Any], notes: list[str]) -> dict[str, Any]:
-    import numpy as np
-
     longest = {"mean": float(lengths.mean()), "p90": float(np.quantile(lengths, 0.9)), "max": int(lengths.max())}
     sizes, source = given.found.sizes, given.found.source
     return {
@@ -205,8 +187,6 @@ def _as_json(config: RunConfig, given: Given, lengths: Any, outcomes: list[Any],
 
 def plan_lines(lengths: Any, outcomes: list[Any], notes: list[str], every: int, gpus: int | None) -> list[str]:
     """Return simulated outcomes as lines: lengths, notes, with `gpus` a table of splits, and the best one's figures."""
-    from scalerl.cluster.plan import outcome_table
-
     best = outcomes[0]
     f = best.figures
     out = [f"lengths: mean {lengths.mean():,.0f} tokens, longest {lengths.max():,}", *notes]

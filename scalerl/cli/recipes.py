@@ -1,7 +1,8 @@
-"""Prints the recipes, field by field."""
+"""`scalerl recipes`: prints the recipes, field by field."""
 
 from __future__ import annotations
 
+from scalerl.cli.options import Parser
 from scalerl.config.recipe import RECIPES, SCALERL, Recipe, leave_one_out
 from scalerl.core.serialization import leaves
 
@@ -26,6 +27,13 @@ def differing(first: Recipe, second: Recipe) -> dict[str, tuple[str, str]]:
     names = sorted(listed, key=lambda name: parts.index(name.partition(".")[0]))  # keep the fields of a part together
     pairs = {name: (ours.get(name, "-"), theirs.get(name, "-")) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def run_recipes(words: list[str]) -> int:
+    """Print the recipes; return the exit code."""
+    Parser(prog="scalerl recipes", description="Print the fields in which the recipes differ.").parse_args(words)
+    print_recipes()
+    return 0
 
 
 def print_recipes() -> None:

@@ -7,49 +7,52 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.exits import prepare_environment
+from scalerl.cli.options import Parser, add_json
 from scalerl.cli.terminal import say
+from scalerl.config import Scoring
+from scalerl.config.base import build, is_utf8
+from scalerl.config.data import PromptFile
+from scalerl.core.errors import ConfigError, short
+from scalerl.core.files import check_file, trouble
+from scalerl.core.packages import prepare_environment
+from scalerl.prompts.files import read_objects
+from scalerl.tasks.checks import check_tests
+from scalerl.tasks.sandbox.detect import offer
+from scalerl.tasks.scoring import judge_all, verifier_scorer
+from scalerl.tasks.user_rewards import Failures
+from scalerl.tasks.verifiers import VERIFIERS
+from scalerl.types import Prompt
 
-if TYPE_CHECKING:
-    from scalerl.types import Prompt
 
-
-def add_score_parser(commands: Any) -> None:
-    """Add the parser of `scalerl score`."""
-    words = "score rows {prompt, completion, answer or tests}; print verdicts and a summary (docs/rewards.md)"
-    parser = commands.add_parser("score", help="score the completions of a file with a verifier", description=words)
+def score_parser() -> Parser:
+    """Return the parser of `scalerl score`."""
+    words = "Score rows {prompt, completion, answer or tests}; print verdicts and a summary (docs/rewards.md)."
+    parser = Parser(prog="scalerl score", description=words)
     parser.add_argument("file", type=Path, help="JSONL: one object per line")
     parser.add_argument("--task", required=True, help="verifier, such as math or code")
     parser.add_argument("--workers", type=int, default=0, help="completions scored in parallel; default: one per core")
     parser.add_argument("--timeout", type=float, help="seconds per completion; default: scoring.timeout_s")
     parser.add_argument("--sandbox", default="bubblewrap", help="bubblewrap (default) or unsafe (scoring.sandbox.mode)")
     parser.add_argument("--closed-forms", action="store_true", help="math: accept 2^10 for 1024 (scoring.closed_forms)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per row, in order")
-    parser.set_defaults(run=run_score)
+    add_json(parser, "print one JSON object per row, in order")
+    return parser
 
 
-def run_score(arguments: argparse.Namespace) -> int:
+def run_score(words: list[str]) -> int:
     """Print the verdicts; return the exit code.
 
     Raises:
         ConfigError: The verifier is unknown, a row is invalid, or there is no sandbox for programs.
     """
+    arguments = score_parser().parse_args(words)
     prepare_environment()
-    from scalerl.core.errors import ConfigError
-    from scalerl.tasks.scoring import judge_all, verifier_scorer
-    from scalerl.tasks.user_rewards import Failures
-    from scalerl.tasks.verifiers import VERIFIERS
-
     scoring = _settings(arguments)
     allowed = sorted({*VERIFIERS} - {"custom"})  # it would run the code that a row names; rows are data
     if arguments.task not in allowed:
         raise ConfigError(f"--task: got {arguments.task!r}; allowed: {', '.join(allowed)}")
     rows = list(_rows(arguments.file, arguments.task))
     if arguments.task == "code":
-        from scalerl.tasks.sandbox.detect import offer
-
         line = offer(scoring.sandbox).line  # raises an error without a sandbox
         if not arguments.json:
             say(line)
@@ -74,17 +77,14 @@ def run_score(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(arguments: argparse.Namespace) -> Any:
-    from scalerl.config import Scoring
-    from scalerl.config.base import build
-
-    given = {
+def _settings(arguments: argparse.Namespace) -> Scoring:
+    values = {
         "workers": arguments.workers or os.cpu_count() or 1,
         "sandbox": {"mode": arguments.sandbox},
         "closed_forms": arguments.closed_forms,
         **({"timeout_s": arguments.timeout} if arguments.timeout is not None else {}),
     }
-    return build(Scoring, given, "scalerl score")
+    return build(Scoring, values, "scalerl score")
 
 
 def _rows(path: Path, task: str) -> Iterator[tuple[Prompt, str]]:
@@ -93,20 +93,12 @@ def _rows(path: Path, task: str) -> Iterator[tuple[Prompt, str]]:
     Raises:
         ConfigError: The file does not exist, or a row is invalid; the message names file, line and field.
     """
-    from scalerl.config.base import is_utf8
-    from scalerl.config.data import PromptFile
-    from scalerl.core.errors import ConfigError, short
-    from scalerl.core.files import check_file, trouble
-    from scalerl.prompts.files import read_objects
-    from scalerl.tasks.checks import check_tests
-    from scalerl.types import Prompt
-
     try:
         check_file(path)
     except OSError as error:
         raise ConfigError(trouble(error)) from None
     number = 0
-    for where, row in read_objects(PromptFile(path=os.path.join(".", path))):
+    for where, row in read_objects(build(PromptFile, {"path": os.path.join(".", path)}, "file")):
         number += 1
         if not isinstance(row.get("completion"), str):
             raise ConfigError(f"{where}: 'completion' is missing or not text; allowed: an object with 'completion'")

@@ -6,17 +6,27 @@ import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from scalerl.cli.exits import FAILED, StopFlag, complain, prepare_environment
-from scalerl.cli.parsing import Parser, bare_first, parse_with_config
+from scalerl.cli.options import Parser, add_trust, bare_first, parse_with_config
 from scalerl.cli.terminal import say
-from scalerl.core.packages import TRAINING
+from scalerl.cluster.layout import check, lay_out, lines
+from scalerl.cluster.plan import run_lines
+from scalerl.cluster.sizing import longest_row, sized, this_machine
+from scalerl.config import HuggingFaceModel, RunConfig, read_config, to_toml
+from scalerl.config.base import given, replace
+from scalerl.config.data import PromptFile
+from scalerl.config.trust import check_trust
+from scalerl.core.errors import ConfigError, outcome
+from scalerl.core.files import output_directory
+from scalerl.core.packages import TRAINING, prepare_environment
+from scalerl.core.stops import StopFlag
 from scalerl.core.working import Working
-
-if TYPE_CHECKING:
-    from scalerl.config import RunConfig
-    from scalerl.types import Prompt
+from scalerl.models.files import check_model_files
+from scalerl.models.sizes import sizes_of
+from scalerl.prompts.files import check_prompt_files
+from scalerl.training.run_dir import saved_config
+from scalerl.types import Prompt
 
 TRAIN_USAGE = """usage: scalerl train [CONFIG.toml] [options] [--any.field VALUE ...]
 
@@ -49,17 +59,13 @@ A few fields may change, as --dotted.name VALUE; config.toml then has the new va
   --stop_when, --loggers, --checkpoint.*, --placement.*"""
 
 
-def train(words: list[str]) -> int:
+def run_train(words: list[str]) -> int:
     """Run `scalerl train`, whose options are all fields of a configuration; return the exit code."""
-    from scalerl.config import read_config
-    from scalerl.config.trust import check_trust
-    from scalerl.core.errors import ConfigError
-
     parser = Parser(prog="scalerl train", allow_abbrev=False, add_help=False)
     parser.add_argument("-h", "--help", nargs="?", const="")
     parser.add_argument("--run-dir")
     parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--trust", action="store_true")
+    add_trust(parser, "the code that CONFIG.toml names")
     file, options, words = parse_with_config(parser, words)
     if options.run_dir == "":
         raise ConfigError("--run-dir: got an empty path; allowed: a new or empty directory")
@@ -78,8 +84,6 @@ def train(words: list[str]) -> int:
         say(*lines)
         return 0
     check_trust([config], str(file or "the command line"), trusted=options.trust or file is None, typed=words)
-    from scalerl.core.files import output_directory
-
     with output_directory(options.run_dir, Path("runs"), config.recipe.name) as path:
         return _run(config, lambda launch: partial(launch.start, config, path))
 
@@ -90,10 +94,6 @@ def check_inputs(config: RunConfig, *, weights: bool = True) -> None:
     Raises:
         ConfigError: A file is missing or damaged (models/files.py, prompts/files.py).
     """
-    from scalerl.config import HuggingFaceModel
-    from scalerl.models.files import check_model_files
-    from scalerl.prompts.files import check_prompt_files
-
     check_prompt_files(config)
     if isinstance(config.model, HuggingFaceModel):
         check_model_files(config.model.path, weights=weights)
@@ -105,11 +105,6 @@ def _dry_run(config: RunConfig) -> list[str]:
     Raises:
         ConfigError: The placement cannot be split or does not fit in memory.
     """
-    from scalerl.cluster.layout import check, lay_out, lines
-    from scalerl.cluster.plan import run_lines
-    from scalerl.cluster.sizing import longest_row, sized, this_machine
-    from scalerl.config import to_toml
-    from scalerl.models.sizes import sizes_of
     from scalerl.training.resolve import resolve
 
     here = resolve(config) if config.placement.backend == "local" and config.hardware.device != "cuda" else config
@@ -133,9 +128,6 @@ MOST_READ = 20_000_000
 
 def prompts_here(config: RunConfig) -> Sequence[Prompt]:
     """Return the prompts, if model and prompts are files on this machine and not large; else none."""
-    from scalerl.config.data import PromptFile
-    from scalerl.core.errors import outcome
-
     model, paths = Path(getattr(config.model, "path", "")), [getattr(task, "path", "") for task in config.data]
     if not all(isinstance(task, PromptFile) for task in config.data) or not (model / "tokenizer.json").is_file():
         return ()
@@ -149,12 +141,8 @@ def prompts_here(config: RunConfig) -> Sequence[Prompt]:
     return read.result() if read.exception() is None else ()
 
 
-def resume(words: list[str]) -> int:
+def run_resume(words: list[str]) -> int:
     """Run `scalerl resume`; return the exit code."""
-    from scalerl.config.base import given, replace
-    from scalerl.config.trust import check_trust
-    from scalerl.training.run_dir import saved_config
-
     parser = Parser(
         prog="scalerl resume", description=RESUME, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -163,7 +151,7 @@ def resume(words: list[str]) -> int:
     parser.add_argument("--steps", type=int, help="new total number of steps")
     words_of_step = "go back to the checkpoint of this step; later checkpoints and rows are removed"
     parser.add_argument("--from-step", type=int, metavar="STEP", help=words_of_step)
-    parser.add_argument("--trust", action="store_true", help="run its configuration's code without confirmation")
+    add_trust(parser, "its configuration's code")
     arguments, options = parser.parse_known_args(bare_first(parser, words))
     config = saved_config(arguments.directory)
     check_inputs(config)
@@ -178,7 +166,6 @@ def resume(words: list[str]) -> int:
 def _run(config: RunConfig, make_session: Callable[[Any], Callable[..., Any]]) -> int:
     """Train, print the outcome and return the exit code; a signal stops the run with a checkpoint."""
     prepare_environment(TRAINING)
-    from scalerl.core.errors import RunFailed
 
     with Working("loading torch"):
         from scalerl.training import launch
@@ -189,10 +176,6 @@ def _run(config: RunConfig, make_session: Callable[[Any], Callable[..., Any]]) -
         config = resolve(config)
     stop = StopFlag()
     display = RunDisplay(config)
-    try:
-        ended = complete(make_session(launch), display, stop)
-    except RunFailed as error:
-        complain(str(error))
-        return FAILED
+    ended = complete(make_session(launch), display, stop)
     say(*ended.closing)
     return 0 if ended.finished else 128 + stop.signal

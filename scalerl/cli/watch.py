@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
-import argparse
 import secrets
 import socket
+import webbrowser
 from pathlib import Path
-from typing import Any
 
-from scalerl.cli.parsing import add_directories
+from scalerl.cli.options import Parser, add_directories
+from scalerl.core.errors import ConfigError
+from scalerl.core.packages import check_installed
+from scalerl.view.page import plotly_script
+from scalerl.view.state import find
 
 PORT = 8470
 """Default port; not one of Ray's (8265), TensorBoard's (6006) or vLLM's (8000)."""
 
 
-def add_watch_parser(commands: Any) -> None:
-    """Add the parser of `scalerl watch`."""
-    words = "serve a page that follows runs and studies while they train; it only reads their directories"
-    parser = commands.add_parser("watch", help="serve a live page about runs and studies", description=words)
+def watch_parser() -> Parser:
+    """Return the parser of `scalerl watch`."""
+    words = "Serve a page that follows runs and studies while they train; it only reads their directories."
+    parser = Parser(prog="scalerl watch", description=words)
     add_directories(parser)
     parser.add_argument("--port", type=int, default=PORT, help=f"port; default {PORT}; 0: a free port")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
-    parser.set_defaults(run=watch)
+    return parser
 
 
-def watch(arguments: argparse.Namespace) -> int:
+def run_watch(words: list[str]) -> int:
     """Serve the page until Ctrl-C; return the exit code.
 
     Raises:
         ConfigError: A package is missing, a path does not exist, or the port cannot be used.
     """
-    from scalerl.core.errors import ConfigError
-
-    try:
-        from scalerl.view.server import serve
-    except ImportError as error:
-        raise ConfigError(f"the live page needs {error.name}: pip install 'scalerl[watch]'") from error
-    from scalerl.view.page import plotly_script
-    from scalerl.view.state import find
+    arguments = watch_parser().parse_args(words)
+    check_installed(["starlette", "uvicorn"])
+    from scalerl.view.server import serve
     from scalerl.view.watcher import Watcher
 
     plotly_script()  # fails now if plotly is missing, instead of showing empty figures
@@ -53,8 +51,6 @@ def watch(arguments: argparse.Namespace) -> int:
         f"{counts}; new ones are added while it runs\nwatch at  {address}?token={token}\nstop with Ctrl-C", flush=True
     )
     if arguments.open:
-        import webbrowser
-
         # every user can read the command line of the browser, so it does not get the token itself
         invitation = secrets.token_urlsafe(24)
         webbrowser.open(f"{address}?token={invitation}")
@@ -66,8 +62,6 @@ def watch(arguments: argparse.Namespace) -> int:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    from scalerl.core.errors import ConfigError
-
     try:
         if not 0 <= port < 1 << 16:
             raise OSError("a port is a number from 0 to 65535")

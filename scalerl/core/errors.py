@@ -1,4 +1,13 @@
-"""The error for everything that a user can correct, and helpers for its messages."""
+"""The errors of this package, each with the exit code of the command that it ends, and helpers for their messages.
+
+    ScalerlError
+      UserError         exit 2   the user can correct it: ConfigError, CurveError, and data that cannot be read
+      RunError          exit 1   a run or a command cannot go on: RunFailed, RewardError, PluginError, ...
+      ProcessFailure    exit 1   a process ended or did not answer: ProcessDied with EngineDied, WorkerDied, ...
+
+The command line prints each as one message without a traceback, in one place (cli/exits.py). Other exceptions are bugs,
+or steer the flow within one module.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +15,37 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
 
 
-class ConfigError(ValueError):
+class ScalerlError(Exception):
+    """The base of all errors that this package reports."""
+
+    exit_code: ClassVar[int] = 1
+    """Exit code of a command that the error ends."""
+
+
+class UserError(ScalerlError, ValueError):
     """An error that the user can correct; its message gives what was got, what is allowed and what to do."""
 
+    exit_code = 2
 
-class RunFailed(RuntimeError):
+
+class RunError(ScalerlError, RuntimeError):
+    """A run or a command cannot go on; the message gives the reason."""
+
+
+class ProcessFailure(ScalerlError, RuntimeError):
+    """A process ended, failed or did not answer; the message names it."""
+
+
+class ConfigError(UserError):
+    """An error in the configuration, an option or an input file."""
+
+
+class RunFailed(RunError):
     """A run ended early; the message gives the reason and how to continue the run."""
 
 
@@ -74,11 +104,11 @@ def outcome(action: Callable[[], T], future: Future[T] | None = None) -> Future[
 def raising(kind: type[Exception], text: Callable[[Exception], str]) -> Iterator[None]:
     """Raise `kind(text(error))` in place of an exception of a library that reads data from elsewhere.
 
-    Such parsers raise any exception for a damaged file, for example struct.error. A ConfigError is not converted.
+    Such parsers raise any exception for a damaged file, for example struct.error. A UserError is not converted.
     """
     try:
         yield
-    except ConfigError:
+    except UserError:
         raise
     except Exception as error:  # a parser may raise anything
         if lacks_memory(error):  # which is no fault of the data

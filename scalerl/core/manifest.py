@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from scalerl.core.errors import UserError
 from scalerl.core.files import read_json, sync
 
 MANIFEST, STAMP, KIND = "manifest.json", ".digest", "xxh3_128"
@@ -17,7 +18,7 @@ BLOCK = 1 << 26
 """Bytes read at a time."""
 
 
-class Damaged(ValueError):
+class Damaged(UserError):
     """A checkpoint is damaged; the message names the file, what was found and what was expected."""
 
 

@@ -16,11 +16,11 @@ from contextlib import ExitStack, redirect_stdout
 from functools import cache
 from typing import Any
 
-from scalerl.core.errors import ConfigError, nearest, short
+from scalerl.core.errors import ConfigError, RunError, nearest, short
 from scalerl.core.signals import unprotect_children
 
 
-class PluginError(RuntimeError):
+class PluginError(RunError):
     """A user function failed. The message has the file and the line."""
 
     def __init__(self, message: str, trace: str = "") -> None:

@@ -15,7 +15,7 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType
 from typing import Any
 
-from scalerl.core.errors import lacks_memory
+from scalerl.core.errors import ProcessFailure, lacks_memory
 from scalerl.core.files import system_error, trouble
 from scalerl.core.machine import memory_report, peak_bytes
 from scalerl.core.signals import SAFE_PATH, STOPPING, end_with, protect_children, unprotect_children
@@ -26,7 +26,7 @@ LACKED_MEMORY = "it ran out of memory: "
 _starting = threading.Lock()
 
 
-class ProcessDied(RuntimeError):
+class ProcessDied(ProcessFailure):
     """A process that a run needs has ended or failed. The message is one line and names the process."""
 
     def __init__(self, message: str, trace: str = "") -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from scalerl.config.mismatch import Mismatch, NoCorrection
+from scalerl.core.errors import RunError
 from scalerl.learn.losses import LOG_RATIO_LIMIT
 from scalerl.rollouts.replay import Difference
 from scalerl.rollouts.weights import WeightChannel
@@ -24,7 +25,7 @@ PromptedRollout = tuple[tuple[int, ...], Rollout]
 """(tokens of the prompt, rollout)."""
 
 
-class BadGradient(RuntimeError):
+class BadGradient(RunError):
     """The loss, the gradient or a weight is not finite; the weights were not changed."""
 
 

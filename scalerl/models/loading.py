@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from scalerl.core.errors import ConfigError, raising
+from scalerl.core.errors import ConfigError, RunError, raising
 from scalerl.core.files import as_umask
 from scalerl.models.files import check_model_files
 from scalerl.models.quantized import TABLES, check_quantization, full_weights, quantization_of
@@ -121,7 +121,7 @@ def _dequantized(
     return model, info
 
 
-class ExportFailed(RuntimeError):
+class ExportFailed(RunError):
     """A model that was written is not the one that its files hold."""
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scalerl.core.errors import RunError
 from scalerl.models.policy import Policy
 from scalerl.models.rows import Rows
 from scalerl.types import FloatArray, Rollout
@@ -30,11 +31,11 @@ _ROWS = 8
 """Number of rollouts per forward pass."""
 
 
-class ReplayMismatch(RuntimeError):
+class ReplayMismatch(RunError):
     """An engine samples with other weights than those that were sent."""
 
 
-class NotFinite(RuntimeError):
+class NotFinite(RunError):
     """The log-probabilities of the policy itself are not finite, so nothing can be compared with them."""
 
 

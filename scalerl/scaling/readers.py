@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from scalerl.core.errors import UserError
 from scalerl.core.files import parse_json, read_bytes, trouble
 
 Table = dict[str, list[Any]]
 
 
-class CurveError(ValueError):
+class CurveError(UserError):
     """An error in the input; its message gives what was got, what is allowed and what to do."""
 
 

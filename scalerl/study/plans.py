@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 from scalerl.config import RunConfig, TinyModel, merge
-from scalerl.config.base import replace
+from scalerl.config.base import build, replace
 from scalerl.config.data import ArithmeticTask, ProgramsTask
 from scalerl.config.recipe import (
     BASELINE,
@@ -199,7 +199,8 @@ PLANS: dict[str, Callable[[RunConfig], Plan]] = {
 def _plan(name: str, about: str, base: RunConfig, arms: Iterable[Arm]) -> Plan:
     """Return a plan whose first arm is the reference."""
     arms = tuple(arms)
-    return Plan(name=name, about=about, reference=arms[0].name, base=base, arms=arms)
+    values = {"name": name, "about": about, "reference": arms[0].name, "base": base, "arms": arms}
+    return build(Plan, values, f"plan {name}")
 
 
 def _variants(variants: dict[str, Recipe], reference: Recipe, about: dict[str, str]) -> Iterable[Arm]:
@@ -208,4 +209,4 @@ def _variants(variants: dict[str, Recipe], reference: Recipe, about: dict[str, s
 
 
 def _arm(name: str, about: str, changes: Changes) -> Arm:
-    return Arm(name=name, about=about, changes=changes)
+    return build(Arm, {"name": name, "about": about, "changes": changes}, f"arm {name}")

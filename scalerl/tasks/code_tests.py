@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from scalerl.core.errors import short
+from scalerl.core.errors import UserError, short
 from scalerl.core.files import parse_json
 from scalerl.tasks.code_answer import code_of_prompt, parsed
 from scalerl.tasks.sandbox.guest.plain import dumps
@@ -27,7 +27,7 @@ PICKLED_TEXT = {"PROTO", "FRAME", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "
 """Instructions of a pickle that contains one text (pickletools)."""
 
 
-class BadTests(ValueError):
+class BadTests(UserError):
     """Tests that cannot be read; the message names the field."""
 
 

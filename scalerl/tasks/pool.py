@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from scalerl.config.run import Scoring
-from scalerl.core.errors import ConfigError
+from scalerl.core.errors import ConfigError, ProcessFailure
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import LocalRemote, serve
 
@@ -22,7 +22,7 @@ ATTEMPTS = 3
 Prepare = Callable[[Scoring], None]
 
 
-class ProcessEnded(RuntimeError):
+class ProcessEnded(ProcessFailure):
     """The process of a call ended at every attempt. Example: "3 times (exit code 7)"."""
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
+from scalerl.core.errors import RunError
 from scalerl.core.plugins import PluginError, call, describe, loaded, number, signature_of
 from scalerl.types import Prompt
 
@@ -69,7 +70,7 @@ class Failures:
         self.completions, self.failed, self._last = state["completions"], state["failed"], state["last"]
 
 
-class RewardError(RuntimeError):
+class RewardError(RunError):
     """Too many rewards failed."""
 
 

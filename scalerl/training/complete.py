@@ -9,20 +9,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scalerl.cluster.sizing import trainer_cure
-from scalerl.core.errors import ConfigError, RunFailed, lacks_memory
+from scalerl.core.errors import ConfigError, ProcessFailure, RunError, RunFailed, lacks_memory
 from scalerl.core.files import move_into
 from scalerl.core.machine import memory_report, peak_bytes
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
 from scalerl.core.status import Heartbeat
 from scalerl.learner.ranks import LearnerDied
-from scalerl.models.loading import ExportFailed
 from scalerl.rollouts.pipeline import Interrupted, NoAnswer, WorkerDied
 from scalerl.tasks.user_rewards import RewardError
 from scalerl.training.display import RunDisplay
 from scalerl.training.launch import resume
 from scalerl.training.loop import train
-from scalerl.training.progress import TrainingFailed
 from scalerl.training.run_dir import recorded
 from scalerl.training.run_info import run_info
 from scalerl.training.session import Session
@@ -89,7 +87,7 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
                 session.records.directory.discard()
                 session = None
         lacked = lacks_memory(error)
-        reported = isinstance(error, (TrainingFailed, RewardError, PluginError, ExportFailed, *DIED))
+        reported = isinstance(error, RunError | ProcessFailure)
         if not reported and not (lacked and session):
             raise
         if session is None:

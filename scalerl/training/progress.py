@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from scalerl.core.errors import RunError
 from scalerl.placement.devices import Devices
 from scalerl.rollouts.pipeline import Pipeline
 from scalerl.types import GeneratorStats
 
 
-class TrainingFailed(RuntimeError):
+class TrainingFailed(RunError):
     """The run had to stop; the message gives the reason and names what is saved."""
 
 

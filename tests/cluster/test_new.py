@@ -7,7 +7,7 @@ import pytest
 from commands import call
 from doc_pages import ROOT, blocks
 
-from scalerl.cli.main import WITH_FIELDS
+from scalerl.cli.main import COMMANDS
 from scalerl.cli.new import written
 from scalerl.config import read_config
 from scalerl.core.machine import Memory
@@ -52,7 +52,7 @@ def test_a_model_that_fits_on_no_gpu_is_an_error_that_proposes_adapters(capsys):
 def test_every_command_of_the_page_exists():
     lines = [line.split() for block in blocks("docs/eight-gpus.md", "bash") for line in block.splitlines()]
     verbs = {words[1] for words in lines if words[0] == "scalerl"}
-    assert verbs == {"new", "doctor", "plan", "train"} and verbs <= set(WITH_FIELDS)
+    assert verbs == {"new", "doctor", "plan", "train"} and verbs <= set(COMMANDS)
     assert (ROOT / "examples/slurm.sh").exists() and [words[0] for words in lines if words[0] != "scalerl"] == [
         "sbatch"
     ]

@@ -10,6 +10,7 @@ import pytest
 import runs
 
 from scalerl.cli import exits
+from scalerl.core import stops
 
 NAMES = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
 
@@ -35,25 +36,25 @@ def test_an_early_signal_ends_the_command_with_128_plus_its_number(number, handl
 
 @pytest.mark.parametrize("number", NAMES)
 def test_a_flag_remembers_its_signal(number, handlers, capsys):
-    flag = exits.StopFlag()
+    flag = stops.StopFlag()
     assert not flag()
     os.kill(os.getpid(), number)
     assert flag() and flag.signal == number
     assert "stopping after this step, with a checkpoint" in capsys.readouterr().err
-    with pytest.raises(exits.Stopped):
+    with pytest.raises(stops.Stopped):
         os.kill(os.getpid(), number)
 
 
 def test_a_signal_that_was_ignored_at_the_start_stays_ignored(handlers):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup leaves it
-    flag = exits.StopFlag()
+    flag = stops.StopFlag()
     os.kill(os.getpid(), signal.SIGHUP)
     assert not flag()
 
 
 def test_the_second_signal_ends_a_process_that_is_inside_a_c_function():
     code = (
-        "import hashlib; from scalerl.cli import exits; exits.watch_signals(); flag = exits.StopFlag(); flag()\n"
+        "import hashlib; from scalerl.core import stops; stops.watch_signals(); flag = stops.StopFlag(); flag()\n"
         "print('ready', flush=True); hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"  # minutes, without a Python step
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True) as process:

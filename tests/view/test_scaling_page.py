@@ -12,6 +12,7 @@ import pytest
 from browser import driver_or_skip
 
 from scalerl import cli
+from scalerl.cli.main import COMMANDS
 from scalerl.scaling import health
 from scalerl.scaling.health import CHECKS
 
@@ -61,9 +62,8 @@ def test_the_examples_print_what_the_page_describes(printed):
 
 
 def test_every_command_for_curves_has_an_example():
-    from scalerl.cli.curves import SUBCOMMANDS
-
-    assert all(f"\nscalerl {command} " in PAGE for command in [*SUBCOMMANDS, "report"])
+    of_curves = [name for name, command in COMMANDS.items() if command.module == "curves"]
+    assert len(of_curves) == 4 and all(f"\nscalerl {name} " in PAGE for name in [*of_curves, "report"])
 
 
 def test_every_warning_is_explained_and_its_example_run_raises_it(pictures):

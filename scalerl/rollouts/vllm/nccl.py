@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from scalerl.core.addresses import free_port
-from scalerl.core.errors import ConfigError, outcome
+from scalerl.core.errors import ConfigError, ProcessFailure, outcome
 from scalerl.core.files import write_whole
 from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.vllm.protocol import (
@@ -63,7 +63,7 @@ UNABLE, PROBLEM = "unable", "problem"
 failed. The loop's process reads both."""
 
 
-class ServerFailed(RuntimeError):
+class ServerFailed(ProcessFailure):
     """A server died or failed in a transfer; the others have no complete weights."""
 
 

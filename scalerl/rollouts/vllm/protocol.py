@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.core.errors import ProcessFailure
 from scalerl.rollouts.engine import RoutingShape, Sampling
 from scalerl.types import ExpertArray, IntArray
 
@@ -51,11 +52,11 @@ _NO_LOGPROB = -9999.0
 """Value that the server sends for a log-probability that is NaN or missing."""
 
 
-class BadAnswer(RuntimeError):
+class BadAnswer(ProcessFailure):
     """The server gave an answer that no supported version gives; retrying does not help."""
 
 
-class BrokenStream(RuntimeError):
+class BrokenStream(ProcessFailure):
     """The server aborted a request or rejected it temporarily; it can be retried."""
 
 

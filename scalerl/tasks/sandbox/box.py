@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scalerl.core.errors import ProcessFailure
 from scalerl.tasks.sandbox.guest.jail import HEADER
 from scalerl.tasks.sandbox.guest.plain import dumps
 
@@ -91,15 +92,15 @@ GROUP_PROCESSES = 80
 """Maximum number of processes and threads of a sandbox: those of one program and of bubblewrap."""
 
 
-class BoxEnded(RuntimeError):
+class BoxEnded(ProcessFailure):
     """The sandboxed process ended, or sent an invalid frame."""
 
 
-class BoxLate(RuntimeError):
+class BoxLate(ProcessFailure):
     """The sandbox did not answer in time."""
 
 
-class BoxFlood(RuntimeError):
+class BoxFlood(ProcessFailure):
     """The sandbox sent more than its limit."""
 
 

@@ -1,4 +1,7 @@
-"""The argument parser of all commands: errors are one line and name the nearest option."""
+"""The argument parser of all commands, and the options that several of them share.
+
+Errors are one line with the nearest option.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from scalerl.cli.exits import USER_ERROR, complain
+from scalerl.cli.exits import complain
+from scalerl.core.errors import UserError, nearest
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,7 +24,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with one line that names the error and where the options are listed."""
         complain(f"{message}; see `{self.prog} --help`")
-        raise SystemExit(USER_ERROR)
+        raise SystemExit(UserError.exit_code)
 
     def values_of(self, option: str) -> int:
         """Return how many words an option has as values: 0, 1 or MANY; 1 for an unknown one."""
@@ -33,8 +37,6 @@ class Parser(argparse.ArgumentParser):
         known, rest = super().parse_known_args(args, namespace)
         unknown = next((word for word in rest if word.startswith("-")), None)
         if unknown is not None and self.allow_abbrev:
-            from scalerl.core.errors import nearest
-
             name = unknown.partition("=")[0]
             self.error(f"unknown option {name[:80]}{nearest(name, self._option_string_actions)}")
         return known, rest
@@ -80,6 +82,42 @@ def count(text: str, least: int = 1) -> int:
     if not (text.isdecimal() and len(text) < 9 and int(text) >= least):
         raise argparse.ArgumentTypeError(f"got {text[:80]!r}; allowed: a whole number from {least} to 99999999")
     return int(text)
+
+
+def add_curve_options(parser: argparse.ArgumentParser) -> None:
+    """Add the runs or files whose curves a command reads, and how they are read."""
+    parser.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_FILE", help="run directory, or a file of points")
+    add_curve(parser)
+    parser.add_argument(
+        "--bounds", nargs=2, type=float, default=(0.0, 1.0), metavar=("LOW", "HIGH"),
+        help="minimum and maximum of the metric; default 0 1; rewards may need -1 1",
+    )  # fmt: skip
+    parser.add_argument(
+        "--exclude-below", type=float, default=0.0, metavar="C", help="leave out points below this compute, except 0"
+    )
+    add_json(parser)
+
+
+def add_curve(parser: argparse.ArgumentParser, task: str = "name of the task; required if there are several") -> None:
+    """Add the options that choose one curve of a run: its axis and its task."""
+    parser.add_argument("--compute", help="compute axis: device_hours, flops, tokens or step")
+    parser.add_argument("--task", help=task)
+
+
+def add_versus(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add the option `--versus`: the runs of the other recipe."""
+    words = "runs of the other recipe"
+    parser.add_argument("--versus", nargs="+", type=Path, metavar="RUN_OR_FILE", required=required, help=words)
+
+
+def add_json(parser: argparse.ArgumentParser, words: str = "print JSON (docs/json.md)") -> None:
+    """Add the option `--json`."""
+    parser.add_argument("--json", action="store_true", help=words)
+
+
+def add_trust(parser: argparse.ArgumentParser, code: str) -> None:
+    """Add the option `--trust`; `code` says which code is then run without confirmation."""
+    parser.add_argument("--trust", action="store_true", help=f"run {code} without confirmation")
 
 
 def add_directories(parser: argparse.ArgumentParser) -> None:
