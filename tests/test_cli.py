@@ -365,7 +365,10 @@ def test_a_command_loads_its_own_module_and_its_help_has_its_options(name):
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     loaded = {module.removeprefix("scalerl.cli.") for module in done.stderr.split()}
     shared = {"main", "exits", "options", "terminal"}
-    helpers = {"frontier": {"curves"}, "report": {"curves"}, "new": {"plan"}, "eval": {"train"}, "train": {"fields"}}
+    helpers = {
+        "frontier": {"curves"}, "report": {"curves"}, "new": {"plan"}, "eval": {"train"}, "train": {"fields"},
+        "study": {"study_run", "study_show"},
+    }  # fmt: skip
     assert loaded - shared == {COMMANDS[name].module} | helpers.get(name, set())
     assert f"usage: scalerl {name}" in done.stdout
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from scalerl.cli.options import Parser, add_trust, bare_first, count
-from scalerl.cli.study import tell
+from scalerl.cli.study_show import tell
 from scalerl.cli.terminal import say
 from scalerl.config import RunConfig, read_config
 from scalerl.config.base import given, replace

@@ -111,11 +111,12 @@ def _watch(source: int) -> None:
             shown = SHOW_CURSOR if os.isatty(2) else ""
             _write(f"{shown}scalerl: {_message(number, 'at once')}\n")
             os._exit(128 + number)
-        if seen and _current is not None and not _current.acknowledged:
+        flag = _current  # the main thread may end its command meanwhile
+        if seen and flag is not None and not flag.acknowledged:
             # a command that ends at the next instruction of Python has nothing to acknowledge
-            if _current.asked or not (select.select([source], [], [], SOON_S)[0] or _reported):
-                _write(f"\n{_current.acknowledgment}\n")
-            _current.acknowledged = True
+            if flag.asked or not (select.select([source], [], [], SOON_S)[0] or _reported):
+                _write(f"\n{flag.acknowledgment}\n")
+            flag.acknowledged = True
 
 
 SOON_S = 1.0

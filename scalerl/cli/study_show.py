@@ -1,0 +1,53 @@
+"""`scalerl study show`: prints the results of a study and writes its page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from scalerl.cli.exits import FAILED, complain
+from scalerl.cli.options import Parser, add_curve, add_json
+from scalerl.cli.terminal import say
+from scalerl.core.errors import UserError
+from scalerl.core.outputs import check_output
+from scalerl.view.page import write_page
+from scalerl.view.study import study_results
+from scalerl.view.study_files import read_files
+from scalerl.view.study_page import study_page
+from scalerl.view.study_results import StudyResult
+from scalerl.view.study_tables import print_results
+
+
+def show(words: Sequence[str]) -> int:
+    """Print the results of a study so far, or write its page; return the exit code."""
+    parser = Parser(prog="scalerl study show", description="Print the results of a study so far.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("-o", "--output", type=Path, metavar="PAGE.html", help="also write the page there")
+    add_curve(parser, "name of the task, if there are several; default: the first")
+    add_json(parser)
+    options = parser.parse_args(words)
+    study = read_files(options.directory)
+    place = check_output(options.output, []) if options.output else None
+    results = study_results(study, options.compute, options.task)
+    if options.json:
+        print(json.dumps(results.to_dict(), indent=1, allow_nan=False))
+    elif place is None:
+        print_results(results)
+    elif not tell(results, place):
+        complain(f"{place} was not written; the results above are complete")
+        return FAILED
+    return 0
+
+
+def tell(results: StudyResult, page: Path) -> bool:
+    """Write the page and print the results; return whether the page was written."""
+    page_line, written = f"page      {page}", False
+    try:  # before printing, because with `| head` the process may end while it prints
+        write_page(page, study_page(results))
+        written = True
+    except UserError as error:  # plotly is missing, or the directory is read-only
+        page_line = f"no page: {error}"
+    print_results(results)
+    say(page_line)
+    return written
