@@ -33,8 +33,8 @@ import work
 from scalerl.config.overrides import to_toml
 from scalerl.core.rows import read_rows
 from scalerl.core.run_files import RunKey
-from scalerl.scaling import Curve, Estimate, fit
-from scalerl.scaling.backtest import split_at
+from scalerl.scaling import Curve, Estimate, fit, paper_fit
+from scalerl.scaling.backtest import rmse, split_at
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import plan_toml
 from scalerl.training.run_info import run_info
@@ -183,16 +183,17 @@ def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
     for study in studies:
         for key in study.plan.runs():
             curve = Curve.read(study.run(key), axis=study.axis(), task=study.info.task)
-            by_posterior, by_paper = (split_at(curve, fraction, method) for method in ("posterior", "paper"))
-            scores = {
-                OURS: by_posterior.forecast,
-                "sigmoid (the paper's procedure)": by_paper.forecast,
-                **by_posterior.baselines,
-            }
-            ends.append(_end(curve, fraction))
-            for name, score in scores.items():
+            split = split_at(curve, fraction)
+            errors[OURS].append(split.forecast.rmse)
+            inside[OURS].append(split.forecast.coverage)
+            later = curve.compute > fraction * curve.last_compute
+            by_paper = paper_fit(curve.between(most=fraction * curve.last_compute))
+            miss = by_paper.level(curve.compute[later]) - curve.metric[later]
+            errors["sigmoid (the paper's procedure)"].append(rmse(miss))  # it has no band
+            for name, score in split.baselines.items():
                 errors[name].append(score.rmse)
-                inside[name] += [] if score.coverage is None else [score.coverage]
+                inside[name].append(score.coverage)
+            ends.append(_end(curve, fraction))
     rows = ["| predicted by | median error | 90% within | worse than the sigmoid | points in the 90% band |"]
     rows.append("|---|---|---|---|---|")
     for name, found in errors.items():

@@ -83,7 +83,9 @@ def test_the_notebook_runs_and_is_stored_without_outputs(place, capsys, monkeypa
         exec(compile(ast.parse(short), "notebook", "exec"), names)
     out = capsys.readouterr().out
     assert len(names["run"].points) == 10 and len(names["half"]) == 6 and names["run"].finished
-    assert "ceiling    A" in out and "measured: 0." in out and len(names["axes"].figure.axes) == 1
+    assert (
+        "  A       " in out and "the ceiling" in out and "measured: 0." in out and len(names["axes"].figure.axes) == 1
+    )
 
 
 @pytest.mark.slow
