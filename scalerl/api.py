@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.core.packages import TRAINING, prepare_environment
+from scalerl.core.packages import TRAINING, check_installed, prepare_environment
 from scalerl.core.printable import escape_unknown
 from scalerl.core.rows import read_rows
 from scalerl.core.run_files import METRICS, POINTS, RECORDS, SAMPLES, RunInfo, read_run
@@ -43,6 +43,7 @@ def train(
         >>> run = scalerl.train("config.toml", seed=1, steps=100)        # doctest: +SKIP
         >>> print(run.forecast(at=["2x", "4x"]))                         # doctest: +SKIP
     """
+    check_installed(TRAINING)
     from scalerl.config import RunConfig
     from scalerl.config.trust import check_trust
     from scalerl.core.files import output_directory
@@ -78,6 +79,7 @@ def resume(
     Raises:
         ConfigError, RunFailed: As for `train`.
     """
+    check_installed(TRAINING)
     from scalerl.config.base import replace
     from scalerl.config.trust import check_trust
     from scalerl.training.run_dir import saved_config
@@ -120,7 +122,8 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """The resolved configuration."""
+        """The resolved configuration; needs the extra `train`."""
+        check_installed(["pydantic", "tomli_w"])
         from scalerl.training.run_dir import saved_config
 
         return saved_config(self.path)
@@ -247,7 +250,7 @@ class Run:
         advice = advise(self.fit(task, compute), budget=budget, min_gain=min_gain)
         if advice.action != "go back":
             return advice
-        return replace(advice, remedy=way_back(self.path, read_points(self.path), self.config.main_tasks))
+        return replace(advice, remedy=way_back(self.path, read_points(self.path), self.info.tasks))
 
     def plot(self, axes: Any = None, *, task: str | None = None, compute: str | None = None) -> Any:
         """Draw the points, the fit with its band, and the forecast.

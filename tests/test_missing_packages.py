@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import subprocess
 import sys
 import tomllib
@@ -23,6 +24,7 @@ from scalerl.prompts.sources import environment_rows
 from scalerl.scaling import CurveError
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plans import PLANS
+from scalerl.training.run_info import run_info
 from scalerl.view.page import plotly_script
 
 EVENTS = "tensorboard.backend.event_processing.event_accumulator"
@@ -49,7 +51,7 @@ def test_a_missing_package_is_reported_with_the_command_that_installs_it(module,
         call(tmp_path)
 
 
-WITHOUT = "import sys\nsys.modules |= dict.fromkeys(['torch', 'transformers', 'safetensors', 'math_verify'])\n"
+WITHOUT = f"import sys\nsys.modules |= dict.fromkeys({[*EXTRAS['train'], 'pydantic_core']})\n"
 """Makes a Python like one with the base install alone."""
 
 
@@ -75,10 +77,15 @@ def base(place, code):
         ["study", "loo"],
         ["study", "rates", "-o", "here"],
         ["study", "resume", "study"],
+        ["score", "rows.jsonl", "--task", "arithmetic"],
+        ["recipes"],
+        ["new", "--model", "model", "--data", "rows.jsonl", "--gpus", "1"],
+        ["plan"],
+        ["upgrade", "run"],
     ],
     ids=" ".join,
 )
-def test_a_command_that_needs_torch_says_in_one_line_what_to_install_and_leaves_nothing(words, tmp_path):
+def test_a_command_of_the_extra_train_says_in_one_line_what_to_install_and_leaves_nothing(words, tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "1+1", "answer": "2", "completion": "2"}) + "\n")
     config = read_config(None, {})
     (tmp_path / "run").mkdir()
@@ -91,9 +98,11 @@ def test_a_command_that_needs_torch_says_in_one_line_what_to_install_and_leaves_
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_all_names_of_the_package_can_be_imported_without_torch_and_training_says_what_to_install(tmp_path):
-    code, out, error = base(tmp_path, "from scalerl import *; print(RunFailed.__name__, fit.__name__, load.__name__)")
-    assert (code, out, error) == (0, "RunFailed fit load\n", "")
+def test_all_names_of_the_package_can_be_imported_without_the_extra_and_training_says_what_to_install(tmp_path):
+    names = "RunFailed fit load ScalerlError"
+    shown = ", ".join(f"{name}.__name__" for name in names.split())
+    code, out, error = base(tmp_path, f"from scalerl import *; print({shown})")
+    assert (code, out, error) == (0, f"{names}\n", "")
     for call_ in ("train()", "train(steps=1, run_dir='here')", "resume('run')"):
         (tmp_path / "run").mkdir(exist_ok=True)
         (tmp_path / "run/config.toml").write_text(to_toml(read_config(None, {})))
@@ -102,12 +111,72 @@ def test_all_names_of_the_package_can_be_imported_without_torch_and_training_say
         assert not (tmp_path / "here").exists() and not (tmp_path / "runs").exists()
 
 
-def test_commands_of_the_base_install_work_without_torch(tmp_path):
-    rows = [{"prompt": "1+1=<think>", "answer": "2", "completion": "1+1=2</think>2"}]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for words in (["recipes"], ["score", "rows.jsonl", "--task", "arithmetic"]):
-        code, _, error = base(tmp_path, f"from scalerl.cli import main; sys.exit(main({words}))")
-        assert (code, error) == (0, ""), error
+READING = [
+    "fit points.jsonl",
+    "fit points.jsonl --method paper",
+    "fit run --json",
+    "forecast run points.jsonl --at 2x --target 0.6",
+    "compare run --versus points.jsonl --compute flops",
+    "backtest run",
+    "frontier w16 w32 w64 --vary model.width --budget 1e13",
+    "import log.csv --metric reward -o imported.jsonl",
+    "report run points.jsonl --versus w16 --compute flops",
+    "ls . run",
+]
+"""Commands for whoever has a log or a run, in a directory that `place` makes."""
+LEFT = "left = [m for m in sys.modules if m.split('.')[0] in ('pydantic', 'torch') and sys.modules[m]]\n"
+TRAINED = ["config", "models", "prompts", "tasks", "rollouts", "learn", "cluster", "training"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with points, a log of another trainer, and runs of three widths."""
+    here = tmp_path_factory.mktemp("logs")
+    for name, width in (("run", 32), ("w16", 16), ("w32", 32), ("w64", 64)):
+        config = read_config(None, {"model.width": width})
+        ceiling, midpoint = 0.5 + 0.05 * math.log2(width / 16), 2e12 * width / 16
+        flops = [5e11 * step for step in range(30)]
+        rates = [0.2 + (ceiling - 0.2) / (1 + (midpoint / max(c, 1)) ** 1.5) for c in flops]
+        rows = [points_row(i, flops[i], round(rates[i] + 0.004 * (-1) ** i, 4)) for i in range(30)]
+        (here / name).mkdir()
+        (here / name / "run.json").write_text(run_info(config).to_json())
+        (here / name / "config.toml").write_text(to_toml(config))
+        (here / name / "points.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (here / "points.jsonl").write_text((here / "run/points.jsonl").read_text())
+    log = "".join(f"{i},{1000 * i},{0.6 - 0.4 / (1 + i / 5):.4f}\n" for i in range(20))
+    (here / "log.csv").write_text("step,num_tokens,reward\n" + log)
+    return here
+
+
+def points_row(step, flops, rate):
+    (task,) = read_config(None, {}).main_tasks
+    return {"step": step, "task": task, "pass_rate": rate, "stderr": 0.01, "flops": flops, "tokens": 100 * step,
+            "device_hours": step / 60}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", READING)
+def test_a_command_for_logs_and_runs_works_in_the_base_install_and_loads_no_part_of_training(words, place):
+    code = f"from scalerl.cli import main\ncode = main({words.split()})\n{LEFT}" + (
+        f"left += [m for m in sys.modules if m.startswith('scalerl.') and m.split('.')[1] in {TRAINED}]\n"
+        "assert not left, left\nsys.exit(code)"
+    )
+    code, out, error = base(place, code)
+    assert code == 0 and "Traceback" not in error and (out or "import" in words), error
+
+
+def test_python_fits_and_forecasts_in_the_base_install(place):
+    code, out, error = base(
+        place,
+        "import scalerl; run = scalerl.load('run'); own = run.fit(compute='flops')\n"
+        "assert str(run.forecast()) and run.advise() and run.step == 0\n"
+        "fit = scalerl.fit(scalerl.Curve.read('points.jsonl', axis='flops')); assert fit.asymptote == own.asymptote\n"
+        "print(scalerl.forecast(fit).at[0].high > 0.2, scalerl.compare([fit], [own]))\n"
+        "assert scalerl.advise(fit, '2x', 0.01).action\n"
+        f"{LEFT}assert not left, left\n"
+        "try: run.config\nexcept scalerl.UserError as error: print(error)\n",
+    )
+    assert code == 0 and out.startswith("True ") and "pip install 'scalerl[train]'" in out.splitlines()[-1], error
+    assert error == ""
 
 
 def test_another_missing_module_is_not_hidden(monkeypatch, capsys):

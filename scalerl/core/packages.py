@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from scalerl.core.errors import ConfigError
 from scalerl.core.machine import check_address_space
 
-TRAINING = ("torch", "transformers", "safetensors", "xxhash")
+TRAINING = ("torch", "transformers", "safetensors", "xxhash", "pydantic", "tomli_w")
 """Modules without which nothing can be trained or sampled."""
 
 EXTRAS: dict[str, tuple[str, ...]] = {
