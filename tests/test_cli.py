@@ -180,7 +180,7 @@ def test_the_configuration_file_may_stand_at_any_place_among_the_options(at, cap
 def test_the_file_of_a_plan_a_study_and_a_doctor_may_come_last(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.toml").write_text("steps = 75\n")
-    known = ["--generator-tokens-per-s", "2000", "4:100", "--trainer-tokens-per-s", "900"]
+    known = ["--generator-tokens-per-s", "2000", "--trainer-tokens-per-s", "900"]
     code, out, error = call(capsys, "plan", "--updates", "2", *known, "my.toml", "--seed", "3")
     assert code == 0 and "throughput" in out, error
     for words in (["loo", "--seed", "3", "my.toml"], ["--seed", "3", "loo", "my.toml"], ["--only", "fp32", "my.toml"]):

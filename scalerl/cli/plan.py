@@ -34,10 +34,10 @@ MOST = 1e12
 
 NUMBERS: dict[str, tuple[type, float | None, str]] = {
     "gpus": (int, None, "find the best split of N GPUs, at most 1,024"),
+    "generator_tokens_per_s": (float, None, "tokens/s of one engine with full slots"),
     "trainer_tokens_per_s": (float, None, "trained tokens/s of all placement.trainer_ranks together"),
     "transfer_s": (float, None, "duration of one transfer of weights, seconds"),
     "mean_tokens": (float, None, "mean length of a completion, tokens; default rollouts.expected_tokens"),
-    "sigma": (float, None, "sigma of the lognormal lengths; default 0.8"),
     "training_share": (float, 0.35, "share of the GPU's peak that training reaches; default 0.35"),
     "decode_share": (float, 0.6, "share of the GPU's peak that decoding reaches; default 0.6"),
     "updates": (int, None, "number of measured updates; default 20, down to 8 for large batches"),
@@ -49,8 +49,6 @@ def plan_parser() -> Parser:
     """Return the parser of `scalerl plan`; unknown options are fields of the configuration."""
     usage = "scalerl plan [CONFIG.toml] [options] [--any.field VALUE ...]"
     parser = Parser(prog="scalerl plan", usage=usage, description=DESCRIPTION, allow_abbrev=False)
-    words = "tokens/s of one engine, with full slots or with RUNNING sequences; several points form a curve"
-    parser.add_argument("--generator-tokens-per-s", nargs="+", metavar="[RUNNING:]X", help=words)
     words = "read speeds and lengths from run directories"
     parser.add_argument("--from", dest="runs", nargs="+", type=Path, metavar="RUN", default=[], help=words)
     parser.add_argument("--gpu", default="H100", metavar="NAME", help="GPU of the roofline; default H100")
@@ -79,7 +77,7 @@ def run_plan(words: list[str]) -> int:
             return _rehearse(config, options.json)
     given = _given(config, options)
     layout = lay_out(config, given.found)
-    lengths = lengths_of(config, given.measured, options.mean_tokens or 0.0, options.sigma or 0.0)
+    lengths = lengths_of(config, given.measured, options.mean_tokens or 0.0)
     with Working("simulating"):
         if options.gpus:
             outcomes = best_split(config, given, lengths, options.gpus)
@@ -134,42 +132,24 @@ def _given(config: RunConfig, options: argparse.Namespace) -> Given:
         if value is not None and not (0 < value <= most or (value == 0 and name == "transfer_s")):
             least = "of seconds from 0" if name == "transfer_s" else "above 0"
             raise ConfigError(f"--{name.replace('_', '-')}: got {value:g}; allowed: a number {least}, at most {most:g}")
+    rate = options.generator_tokens_per_s
     given = Given(
         found=sizes_of(config),
         assumed=Assumptions(GPUS[options.gpu], options.training_share, options.decode_share),
         measured=measure(options.runs) if options.runs else None,
-        generator_rates=_rates(options.generator_tokens_per_s or [], config.slots / config.placement.engines),
+        generator_step_s=config.slots / config.placement.engines / rate if rate else 0.0,
         trainer_rate=options.trainer_tokens_per_s or 0.0,
         trainer_rate_ranks=config.placement.trainer_ranks,
         transfer_s=options.transfer_s,
         updates=options.updates or 0,
     )
-    known = given.measured is not None or (given.generator_rates and given.trainer_rate)
+    known = given.measured is not None or (given.generator_step_s and given.trainer_rate)
     if not known and (config.hardware.device == "cpu" or isinstance(config.model, TinyModel)):
         raise ConfigError(
             "plan: speeds of the lab and of CPUs cannot be estimated; give --from RUN (a run directory), or both "
             "--generator-tokens-per-s and --trainer-tokens-per-s"
         )
     return given
-
-
-def _rates(words: list[str], full: float) -> tuple[tuple[float, float], ...]:
-    """Parse rates of the form `X` (with full slots) or `RUNNING:X`."""
-    rates = []
-    for word in words:
-        running, colon, rate = word.rpartition(":")
-        try:
-            point = (float(running) if colon else full, float(rate))
-        except ValueError:
-            point = (0.0, 0.0)
-        if not (0 < point[0] <= MOST and 0 < point[1] <= MOST):
-            raise ConfigError(
-                f"--generator-tokens-per-s: got {word!r}; allowed: tokens/s, or RUNNING:TOKENS_PER_S, such as 64:2500"
-            )
-        rates.append(point)
-    if len({running for running, _ in rates}) < len(rates):
-        raise ConfigError("--generator-tokens-per-s: got two rates for one number of running sequences; give each once")
-    return tuple(rates)
 
 
 def _as_json(config: RunConfig, given: Given, lengths: Any, outcomes: list[Any], notes: list[str]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from scalerl.cluster.speed import (
     StepSeconds,
     UpdateSeconds,
     decode_roofline,
-    steps_from_rates,
     this_cpu,
     training_roofline,
     transfer_seconds,
@@ -34,7 +33,7 @@ from scalerl.models.sizes import Found, ModelSizes
 from scalerl.placement.devices import GB, devices
 
 SIGMA = 0.8
-"""Default standard deviation of the logarithm of lengths."""
+"""Standard deviation of the logarithm of lengths that were not measured."""
 
 UPDATES = 20
 """Default number of updates to measure after the ramp-up."""
@@ -55,15 +54,15 @@ MOST_GPUS, MANY_GPUS = 1024, 512
 class Given:
     """Speeds that are known in addition to the configuration; the others are assumed.
 
-    Example: Given(found=Found(...), assumed=Assumptions(GPUS["H100"]), generator_rates=((64, 2500.0),))
+    Example: Given(found=Found(...), assumed=Assumptions(GPUS["H100"]), generator_step_s=0.0256)
     """
 
     found: Found
     assumed: Assumptions
     measured: Measured | None = None
     """Measurements of runs (`--from`)."""
-    generator_rates: tuple[tuple[float, float], ...] = ()
-    """(running sequences, tokens/s) of one engine."""
+    generator_step_s: float = 0.0
+    """Seconds of a decode step of one engine, full or not; 0: not given."""
     trainer_rate: float = 0.0
     """Trained tokens/s of all `trainer_rate_ranks` ranks; 0: not given."""
     trainer_rate_ranks: int = 1
@@ -73,20 +72,18 @@ class Given:
     """Updates to measure; 0: automatic."""
 
 
-def lengths_of(config: RunConfig, measured: Measured | None, mean: float = 0.0, sigma: float = 0.0) -> Lengths:
-    """Return the lengths that a simulation draws from: fitted to runs, or lognormal with a mean and a sigma.
+def lengths_of(config: RunConfig, measured: Measured | None, mean: float = 0.0) -> Lengths:
+    """Return the lengths that a simulation draws from: fitted to runs, or lognormal with a mean.
 
     Args:
         config: Configuration of the run.
         measured: Measurements of runs; used if no mean is given.
         mean: Mean length, tokens; 0: that of the runs, or `expected_tokens`.
-        sigma: Standard deviation of the logarithm; 0: fitted to the runs' longest completions, or SIGMA.
     """
     control = config.recipe.length
-    if measured is not None and not mean and not sigma:
+    if measured is not None and not mean:
         return lengths_like(measured.tokens_mean, measured.tokens_max, measured.batch, control)
-    mean = mean or (measured.tokens_mean if measured is not None else config.expected_tokens)
-    return lognormal(mean, sigma or SIGMA, control)
+    return lognormal(mean or config.expected_tokens, SIGMA, control)
 
 
 def speeds_of(config: RunConfig, given: Given) -> tuple[Speeds, list[str]]:
@@ -105,7 +102,7 @@ def speeds_of(config: RunConfig, given: Given) -> tuple[Speeds, list[str]]:
     drift: Sequence[tuple[float, float]] = ((1.0, 1.0),)
     if given.measured is not None:
         swap = given.measured.swap_s
-        drift = drift if given.generator_rates or given.trainer_rate else given.measured.drift
+        drift = drift if given.generator_step_s or given.trainer_rate else given.measured.drift
     speeds = Speeds(steps, updates, sending, swap, prompt_tokens(config)[0], drift)
     weights = f"weights: {sending:.3g} s to send and {swap:.3g} s to receive, {source}"
     return speeds, [f"generator: {from_generator}", f"trainer: {from_trainer}", weights]
@@ -119,8 +116,8 @@ def nodes_with_engines(config: RunConfig) -> int:
 
 
 def _generation(config: RunConfig, given: Given) -> tuple[StepSeconds, str]:
-    if given.generator_rates:
-        return steps_from_rates(given.generator_rates), "tokens/s as given"
+    if given.generator_step_s:
+        return (lambda running, context: given.generator_step_s), "tokens/s as given"
     if given.measured is not None:
         line = f"{1e3 * given.measured.base_s:.3g} ms + {1e6 * given.measured.slope_s:.3g} us per running sequence"
         return given.measured.step_seconds, f"measured, a decode step takes {line}"

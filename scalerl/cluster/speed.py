@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -29,7 +28,7 @@ UpdateSeconds = Callable[[Lengths], float]
 class Speeds:
     """Durations that a simulation needs. The defaults count decode steps.
 
-    Example: Speeds(step_seconds=steps_from_rates([(64, 2500.0)]), update_seconds=updates_from_rate(40_000.0),
+    Example: Speeds(step_seconds=lambda running, context: 0.0256, update_seconds=updates_from_rate(40_000.0),
                     transfer_s=0.4)
     """
 
@@ -178,25 +177,6 @@ def decode_roofline(sizes: ModelSizes, assumed: Assumptions, tensor_parallel: in
     def seconds(running: float, context: float) -> float:
         moved = (read(running) + cached * context) / bandwidth
         return assumed.step_overhead_s + max(moved, (a_token * running + a_context * context) / peak)
-
-    return seconds
-
-
-def steps_from_rates(rates: Sequence[tuple[float, float]]) -> StepSeconds:
-    """Return the seconds of a decode step from measured (running sequences, tokens/s of one engine).
-
-    A step of n sequences takes n / rate. Seconds are interpolated between two points, constant below the first, and
-    extrapolated with the last slope above the last. With a single point they are constant.
-    """
-    points = sorted((running, running / rate) for running, rate in rates)
-    at, took = [p[0] for p in points], [p[1] for p in points]
-    if len(points) == 1:
-        return lambda running, context: took[0]
-
-    def seconds(running: float, context: float) -> float:
-        i = min(max(1, bisect_left(at, running)), len(at) - 1)
-        slope = (took[i] - took[i - 1]) / (at[i] - at[i - 1])
-        return max(took[i - 1] + slope * (max(running, at[0]) - at[i - 1]), 1e-9)
 
     return seconds
 

@@ -10,6 +10,7 @@ from commands import call
 from doc_pages import json_keys
 
 from scalerl.cluster.layout import check, lay_out, lines
+from scalerl.cluster.measured import Measured
 from scalerl.cluster.plan import Given, best_split, lengths_of, speeds_of, splits
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config import HuggingFaceModel, RunConfig, read_config
@@ -130,8 +131,9 @@ def test_splits_use_all_gpus_and_whole_nodes_of_trainers():
 
 def test_the_best_split_has_the_most_useful_tokens_and_keeps_both_sides_busy():
     found = sizes_of(PAPER)
-    given = Given(found, Assumptions(GPUS["H100"]), generator_rates=((12, 1000.0), (24, 1000.0)), trainer_rate=16_000.0,
-                  trainer_rate_ranks=16, transfer_s=0.0, updates=8)  # fmt: skip
+    measured = Measured(base_s=0.0, slope_s=0.001, trainer_tokens_per_s=1000.0, drift=((1.0, 1.0),), trained_share=1.0,
+                        tokens_mean=0.0, tokens_max=0.0, batch=0, swap_s=0.0, ranks=1)  # fmt: skip
+    given = Given(found, Assumptions(GPUS["H100"]), measured, updates=8)
     recipe = replace(PAPER.recipe, prompts_per_step=12, off_policy=PipelineRL(max_lag=2))
     config = replace(PAPER, recipe=recipe, rollouts=Rollouts(slots=192, expected_tokens=5000))
     outcomes = best_split(config, given, lengths_of(config, None), 16)
@@ -238,8 +240,11 @@ def test_on_policy_rounds_and_pipelines_may_use_nccl():
     [
         ([], "give --from RUN (a run directory), or both --generator-tokens-per-s"),
         ([*KNOWN, "--gpu", "H10"], "--gpu: got 'H10' (did you mean 'H100'?)"),
-        ([*KNOWN[2:], "--generator-tokens-per-s", "x:3"], "got 'x:3'; allowed: tokens/s, or RUNNING:TOKENS_PER_S"),
-        ([*KNOWN[2:], "--generator-tokens-per-s", "4:3", "4:5"], "two rates for one number of running sequences"),
+        (
+            [*KNOWN[2:], "--generator-tokens-per-s", "nan"],
+            "--generator-tokens-per-s: got nan; allowed: a number above 0",
+        ),
+        ([*KNOWN, "--sigma", "0.5"], "unknown option --sigma"),
         ([*KNOWN, "--gpus", "0"], "--gpus: got 0; allowed: a number above 0"),
     ],
 )

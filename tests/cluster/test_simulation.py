@@ -9,7 +9,7 @@ import pytest
 from scalerl.cluster.measured import cut, lognormal
 from scalerl.cluster.simulated_engine import Clock, SimulatedEngine
 from scalerl.cluster.simulation import simulate_run
-from scalerl.cluster.speed import Speeds, steps_from_rates, updates_from_rate
+from scalerl.cluster.speed import Speeds, updates_from_rate
 from scalerl.config.base import replace
 from scalerl.config.placement import Placement
 from scalerl.config.presets import LAB
@@ -156,7 +156,7 @@ def test_simulating_hundreds_of_engines_takes_seconds():
     config = small(generators=128, slots=128 * 64, k=2)
     config = replace(config, recipe=replace(config.recipe, prompts_per_step=256, generations_per_prompt=16))
     began = time.process_time()
-    figures = simulate_run(config, Speeds(steps_from_rates([(64, 2500.0)]), lambda lengths: 0.01), TENS, 8)
+    figures = simulate_run(config, Speeds(lambda running, context: 64 / 2500, lambda lengths: 0.01), TENS, 8)
     assert figures.tokens_per_s == pytest.approx(128 * 2500, rel=0.1)
     assert time.process_time() - began < 60
 
@@ -164,11 +164,7 @@ def test_simulating_hundreds_of_engines_takes_seconds():
 # --------------------------------------------------------------------------------------------------- speeds, lengths
 
 
-def test_rates_are_converted_to_seconds_per_step():
-    flat = steps_from_rates([(64, 3200.0)])
-    assert flat(64, 0) == flat(1, 0) == 0.02  # a step costs nearly the same, full or not
-    line = steps_from_rates([(10, 100.0), (30, 200.0)])  # 0.1 s and 0.15 s
-    assert [line(n, 0) for n in (1, 10, 20, 30, 50)] == pytest.approx([0.1, 0.1, 0.125, 0.15, 0.2])
+def test_a_rate_of_training_is_converted_to_seconds_per_update():
     assert updates_from_rate(50.0)(np.asarray([30, 70])) == 2.0
 
 

@@ -106,7 +106,7 @@ WORDS = [
     options("a GPU that nobody has", "plan", "--gpu", "H900", expect="H100"),
     *(options(f"plan --{name} {value}", "plan", f"--{name}={value}", "--generator-tokens-per-s", "9",
               "--trainer-tokens-per-s", "9", expect=f"--{name}")
-      for name in ("mean-tokens", "sigma", "transfer-s", "training-share", "decode-share")
+      for name in ("mean-tokens", "transfer-s", "training-share", "decode-share")
       for value in ("nan", "-1")),
     options("eval without a suite", "eval", "model", expect="--suite"),
     options("eval at temperature nan", "eval", "m", "--suite", "aime-24", "--temperature", "nan", expect="temperature"),
