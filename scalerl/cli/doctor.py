@@ -16,7 +16,7 @@ from scalerl.core.packages import TRAINING, prepare_environment
 from scalerl.core.working import Working
 
 DESCRIPTION = """check that a run will work here, in two minutes: versions, GPUs, the learner and the FP32 head against
-float64, speed, the network between trainer ranks and hosts, a vLLM server, disk and memory. One line each: works, works
+float64, the network between trainer ranks and hosts, a vLLM server, disk and memory. One line each: works, works
 slowly, or does not work with the cause and the cure. Without CONFIG: one trainer on each GPU of this machine. Every
 field of the configuration is an option, as for `scalerl train`. The exit code is 1 if something does not work."""
 

@@ -29,7 +29,7 @@ from scalerl.placement.devices import GB, USABLE, Host, Place, check_shared_memo
 WORKS, SLOW, FAILS = "works", "works slowly", "does not work"
 
 SLOW_BELOW = 0.5
-"""Share of a data sheet, or of the bandwidth that plans assume, below which a device or a pair of hosts is slow."""
+"""Share of the bandwidth that plans assume below which a pair of hosts is slow."""
 
 LIMIT_S, VLLM_S = 45.0, 110.0
 """Time limits in seconds of a call to a process, and of vLLM's check. A check has at most three such calls."""
@@ -201,21 +201,6 @@ def gpus(site: Site) -> Outcome:
     return (SLOW, f"{text}; the slowest sets the pace: use one model of GPU") if len(names) > 1 else (WORKS, text)
 
 
-def speed(site: Site) -> Outcome:
-    """Compare a matrix product and a copy on every device with its data sheet."""
-    rates = [one for answer in site.ask("speed", of="all") for one in answer]
-    name, flops, moved = (min(column) for column in zip(*rates, strict=True))
-    text = f"{name}, slowest of {len(rates)}: {flops / 1e12:.3g} TFLOP/s, {moved / 1e12:.2g} TB/s"
-    sheet = next((gpu for gpu in GPUS.values() if gpu.name in name.replace(" ", "")), None)
-    if sheet is None:
-        return WORKS, text
-    shares = flops / sheet.flops, moved / sheet.bytes_per_s
-    text += f", {shares[0]:.0%} and {shares[1]:.0%} of the data sheet of {sheet.name}"
-    if min(shares) < SLOW_BELOW:
-        return SLOW, f"{text}; expected at least {SLOW_BELOW:.0%}: look for a power limit or heat (`nvidia-smi -q`)"
-    return WORKS, text
-
-
 def network(site: Site) -> Outcome:
     """Check TCP between all hosts, then all-reduce and sending between all pairs, over NCCL or gloo."""
     device = site.config.hardware.device
@@ -295,7 +280,6 @@ CHECKS: dict[str, Callable[[Site], Outcome]] = {
     "GPUs": gpus,
     "learner": lambda site: (WORKS, site.ask("learner", site.config)[0]),
     "FP32 head": lambda site: (WORKS, site.ask("head", site.config)[0]),
-    "speed": speed,
     "network": network,
     "room": room,
     "vLLM": vllm,

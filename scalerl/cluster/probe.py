@@ -85,21 +85,6 @@ class Probe:
         installed = {package.name.lower(): package.version for package in importlib.metadata.distributions()}
         return Seen(socket.gethostname(), versions(installed), seen, problem, tuple(unsupported(installed)))
 
-    def speed(self) -> list[tuple[str, float, float]]:
-        """Return (name, FLOP/s of a matrix product, bytes/s of a copy) of each device: BF16 on GPUs, FP32 on CPU."""
-        import torch
-
-        gpus = torch.cuda.device_count()
-        rates = []
-        for device in [torch.device("cuda", number) for number in range(gpus)] or [torch.device("cpu")]:
-            n, size, dtype = (8192, 1 << 30, torch.bfloat16) if gpus else (1024, 1 << 27, torch.float32)
-            a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))  # zeros draw less power
-            source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
-            flops = 2.0 * n**3 / _seconds(partial(torch.matmul, a, b))
-            moved = 2.0 * size / _seconds(partial(target.copy_, source))
-            rates.append((torch.cuda.get_device_name(device) if gpus else "CPU", flops, moved))
-        return rates
-
     def learner(self, config: RunConfig) -> str:
         """Compare updates of the model in miniature with float64 on CPU; return the errors in words.
 
@@ -202,8 +187,8 @@ class Probe:
         dist.all_reduce(got)
         if not bool((got == count).all()):
             raise ConfigError(f"an all-reduce of ones over {count} ranks gave {float(got.mean()):g}; expected {count}")
-        reduced = 2.0 * (count - 1) / count * size / _seconds(lambda: dist.all_reduce(got), 3)
-        return reduced, [size / _seconds(partial(pair, shift), 3) for shift in range(1, count)]
+        reduced = 2.0 * (count - 1) / count * size / _seconds(lambda: dist.all_reduce(got))
+        return reduced, [size / _seconds(partial(pair, shift)) for shift in range(1, count)]
 
     # --------------------------------------------------------------------------------------------------------- vLLM
 
@@ -369,7 +354,7 @@ def _dtype(config: RunConfig) -> Any:
     return getattr(torch, config.hardware.dtype)
 
 
-def _seconds(action: Callable[[], Any], times: int = 10) -> float:
+def _seconds(action: Callable[[], Any], times: int = 3) -> float:
     """Return the mean seconds of an action, after two to warm up."""
     import torch
 
