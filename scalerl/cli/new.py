@@ -65,7 +65,7 @@ def _on_gpus(config: RunConfig, gpus: int) -> tuple[RunConfig, list[str]]:
     parts_of = [parts for parts in PARTS if parts < max(2, gpus)]
     for parts, tokens, share in product(parts_of, MICRO_BATCHES, (1, 2, 4, 8, 16) if gpus == 1 else (1,)):
         place = replace(config.placement, engine="vllm", tensor_parallel=parts, gpus=gpus, **on_ray)
-        learner = replace(config.learner, gradient_checkpointing=True, accumulate="sharded" if many else "local")
+        learner = replace(config.learner, gradient_checkpointing=True)
         learner = replace(learner, micro_batch_tokens=learner.micro_batch_tokens or tokens)
         planned, words, slots = replace(config, placement=place, learner=learner), list[str](), config.slots // share
         try:

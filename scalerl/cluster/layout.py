@@ -93,7 +93,6 @@ def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
         place.trainer_ranks,
         widest(config),
         config.checkpointing,
-        whole_gradient(config),
         adapter_params(sizes, config.lora) if config.lora else 0,
         place.expert_ranks,
     )
@@ -120,11 +119,6 @@ def on_gpus(config: RunConfig) -> bool:
 def widest(config: RunConfig) -> int:
     """Return the padded tokens of the largest micro-batch; a rollout longer than the limit forms a separate one."""
     return max(config.micro_batch_tokens, prompt_tokens(config)[1] + config.recipe.length.max_tokens)
-
-
-def whole_gradient(config: RunConfig) -> bool:
-    """Return whether every trainer rank accumulates the whole gradient, which is reduced once per update."""
-    return config.placement.trainer_ranks > 1 and config.learner.accumulate == "local"
 
 
 def check(config: RunConfig, layout: Layout) -> None:
@@ -155,7 +149,7 @@ def _too_large(config: RunConfig, layout: Layout) -> str:
         f"placement: each trainer GPU holds {_gb(trainer)} and each generator GPU {_gb(held)} "
         f"({layout.slots_of_an_engine} slots at {length}){together}; allowed: {USABLE:.0%} of placement.gpu_gb = "
         f"{place.gpu_gb:g} GB. For trainers, raise trainer_ranks, lower learner.micro_batch_tokens, or set "
-        "learner.gradient_checkpointing or learner.accumulate = sharded; for generators, lower rollouts.slots or "
+        "learner.gradient_checkpointing; for generators, lower rollouts.slots or "
         "recipe.length, or raise tensor_parallel (docs/cluster.md)"
     )
 

@@ -121,7 +121,6 @@ def trainer_memory(
     ranks: int,
     tokens: int,
     checkpointing: bool,
-    whole_gradient: bool = False,
     adapters: int = 0,
     expert_ranks: int = 1,
     width: int = BF16,
@@ -134,7 +133,6 @@ def trainer_memory(
         ranks: Processes that shard masters, gradients and optimizer state equally.
         tokens: Padded tokens of one micro-batch.
         checkpointing: Whether activations are recomputed in the backward pass.
-        whole_gradient: Whether every rank accumulates the whole gradient in FP32, which is reduced once per update.
         adapters: Entries of adapters that one rank trains instead of the model (`model.lora`); 0: none.
         expert_ranks: Ranks over which experts are spread; a rank then gathers only its own, and sums their gradient.
         width: Bytes of a weight in the forward pass; with 4, one process trains these weights and needs no masters.
@@ -142,14 +140,13 @@ def trainer_memory(
     """
     elsewhere = 1 - 1 / expert_ranks
     layer = sizes.layer_params - elsewhere * sizes.layer_experts
-    whole = sizes.params - elsewhere * sizes.experts * sizes.expert_params
     own, alone = adapters or sizes.params / ranks, ranks == 1
     head, threads = 0 if adapters else width * sizes.head_params, 1 + helpers
     ends = sizes.head_params * (1 if sizes.tied else 2)
     at_head = TrainerMemory(
         weights=width * (sizes.params + adapters) if alone else 0.0,
         masters=0.0 if alone and width == FP32 else FP32 * own,
-        gradients=FP32 * (whole if whole_gradient else own) + head + 2.0 * helpers * width * own,
+        gradients=FP32 * own + head + 2.0 * helpers * width * own,
         optimizer=2 * FP32 * own,
         gathered=0.0 if alone else width * (layer + ends),
         activations=threads * kept_bytes(sizes, tokens, checkpointing, width),

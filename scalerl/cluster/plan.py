@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from scalerl.cluster.layout import check, lay_out, on_gpus, prompt_tokens, whole_gradient
+from scalerl.cluster.layout import check, lay_out, on_gpus, prompt_tokens
 from scalerl.cluster.measured import Measured, lengths_like, lognormal
 from scalerl.cluster.memory import slots_that_fit
 from scalerl.cluster.simulation import QUANTA, Figures, simulate_run
@@ -134,7 +134,7 @@ def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
         rate = given.measured.trainer_tokens_per_s * ranks / given.measured.ranks
         return given.measured.update_seconds(ranks), f"measured, {rate:,.0f} trained tokens/s"
     micro_batch, checkpointing = config.micro_batch_tokens, config.checkpointing
-    work = (ranks, micro_batch, prompt_tokens(config)[0], checkpointing, whole_gradient(config))
+    work = (ranks, micro_batch, prompt_tokens(config)[0], checkpointing)
     expert_ranks = config.placement.expert_ranks
     return training_roofline(given.found.sizes, given.assumed, *work, expert_ranks), "a roofline (assumed)"
 
@@ -232,7 +232,7 @@ def duration(
     place, lengths, checkpointing = config.placement, lengths_of(config, None), config.checkpointing
     batch, engines, mean = config.recipe.completions_per_step, place.engines, float(lengths.mean())
     updates = training_roofline(
-        sizes, trains, place.trainer_ranks, config.micro_batch_tokens, prompt, checkpointing, whole_gradient(config),
+        sizes, trains, place.trainer_ranks, config.micro_batch_tokens, prompt, checkpointing,
         place.expert_ranks,
     )  # fmt: skip
     steps = decode_roofline(sizes, samples, place.gpus_of_a_generator)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from scalerl.cluster.layout import prompt_tokens, whole_gradient
+from scalerl.cluster.layout import prompt_tokens
 from scalerl.cluster.memory import (
     BF16,
     FP32,
@@ -239,7 +239,6 @@ def _trainer(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> TrainerMe
         place.trainer_ranks,
         max(config.micro_batch_tokens, row_tokens),
         checkpointing,
-        whole_gradient(config),
         adapter_params(sizes, config.lora) if config.lora else 0,
         place.expert_ranks,
         _width(config),

@@ -189,20 +189,17 @@ def gather_seconds(
     assumed: Assumptions,
     ranks: int,
     micro_batches: int,
-    whole_gradient: bool = False,
     expert_ranks: int = 1,
 ) -> float:
     """Return the seconds of FSDP2's communication in an update; 0 for one rank.
 
-    BF16 weights are gathered for the forward and the backward pass of each micro-batch. FP32 gradients are
-    reduce-scattered after each micro-batch, or once per update if every rank accumulates the whole gradient. A rank
-    gathers no experts of other ranks: (P - E) (1 - 1 / n) + E (1 / e - 1 / n) of P parameters, if E of them are in
-    experts that are spread over e of n ranks.
+    BF16 weights are gathered for the forward and the backward pass of each micro-batch, and FP32 gradients are
+    reduce-scattered after it. A rank gathers no experts of other ranks: (P - E) (1 - 1 / n) + E (1 / e - 1 / n) of P
+    parameters, if E of them are in experts that are spread over e of n ranks.
     """
     spread = sizes.experts * sizes.expert_params if expert_ranks > 1 else 0
     gathered = (sizes.params - spread) * (1 - 1 / ranks) + spread * (1 / expert_ranks - 1 / ranks)
-    scattered = FP32 * (1 if whole_gradient else micro_batches)
-    return gathered * (2.0 * BF16 * micro_batches + scattered) / _between(assumed, ranks)
+    return gathered * (2.0 * BF16 + FP32) * micro_batches / _between(assumed, ranks)
 
 
 def _between(assumed: Assumptions, ranks: int) -> float:
@@ -229,7 +226,6 @@ def training_roofline(
     micro_batch_tokens: int,
     prompt_tokens: float,
     checkpointing: bool = False,
-    whole_gradient: bool = False,
     expert_ranks: int = 1,
 ) -> UpdateSeconds:
     """Return the seconds of an update: the larger of compute and FSDP2's communication, which overlap.
@@ -245,7 +241,6 @@ def training_roofline(
         micro_batch_tokens: Padded tokens of one forward and backward pass of a rank.
         prompt_tokens: Mean length of a prompt.
         checkpointing: Whether activations are recomputed in the backward pass.
-        whole_gradient: Whether every rank accumulates the whole gradient, which is reduced once per update.
         expert_ranks: Ranks over which experts are spread.
     """
     peak = ranks * assumed.training_share * assumed.gpu.flops
@@ -254,7 +249,7 @@ def training_roofline(
         compute = sizes.training_flops(lengths + prompt_tokens, lengths, checkpointing) / peak
         tokens = float(lengths.sum()) + prompt_tokens * len(lengths)
         micro_batches = max(1, math.ceil(tokens / ranks / micro_batch_tokens))
-        gather = gather_seconds(sizes, assumed, ranks, micro_batches, whole_gradient, expert_ranks)
+        gather = gather_seconds(sizes, assumed, ranks, micro_batches, expert_ranks)
         return max(compute, gather) + exchange_seconds(sizes, assumed, expert_ranks, tokens / ranks, checkpointing)
 
     return seconds

@@ -119,10 +119,6 @@ class Learner(Part):
     gradient_checkpointing: Literal["auto"] | bool = "auto"
     """Recompute activations in the backward pass: needs less memory and about a third more time. auto: only if the
     sequences of the torch engine would not fit otherwise."""
-    accumulate: Literal["local", "sharded"] = "local"
-    """How several trainer ranks accumulate the gradients of micro-batches. local: every rank has the whole FP32
-    gradient (4 bytes per weight), and the ranks reduce it once per update. sharded: every rank has its shard, reduced
-    after every micro-batch."""
 
 
 class Checkpointing(Part):

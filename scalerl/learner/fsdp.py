@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -59,7 +59,6 @@ class ShardedLearner(PolicyLearner):
         recipe: Recipe,
         *,
         dtype: torch.dtype = torch.float32,
-        accumulate: Literal["local", "sharded"] = "local",
         **options: Any,
     ) -> None:
         """Take over a policy that `shard` has sharded.
@@ -68,11 +67,10 @@ class ShardedLearner(PolicyLearner):
             policy: The model, whose parameters are FP32 shards.
             recipe: See PolicyLearner.
             dtype: Type of the forward pass and of the weights that are sent and exported.
-            accumulate: Accumulation of the gradients of micro-batches, local or sharded (`learner.accumulate`).
             options: Options of PolicyLearner.
         """
         super().__init__(policy, recipe, **options)
-        self._dtype, self._accumulate = dtype, accumulate
+        self._dtype = dtype
 
     # -------------------------------------------------------------------------------------------------------- update
 
@@ -83,9 +81,7 @@ class ShardedLearner(PolicyLearner):
         the other ranks; the death of a rank raises an error.
         """
         own, plan, packed = TokenMeter(), self._plan(batch), self.packs(batch)
-        for number, part in enumerate(plan, start=1):
-            reduce = number == len(plan) or self._accumulate == "sharded"
-            cast(FSDPModule, self.policy).set_requires_gradient_sync(reduce)
+        for part in plan:
             if part is None:
                 loss = self._micro_batch_loss(_EMPTY, (torch.tensor([0]), 2), packed, TokenMeter())
             else:

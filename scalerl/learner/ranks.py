@@ -218,7 +218,6 @@ def sharded_learner(config: RunConfig, policy: Policy) -> ShardedLearner:
         packing=config.learner.packing,
         checkpoint_names=config.placement.engine == "vllm",
         dtype=getattr(torch, config.hardware.dtype),
-        accumulate=config.learner.accumulate,
     )
 
 

@@ -26,7 +26,7 @@ from scalerl.models.sizes import sizes_of
 PAPER = RunConfig(
     model=HuggingFaceModel(path="meta-llama/Llama-3.1-8B"),
     data=(PromptFile(path="p.jsonl", task="math"),),
-    learner=Learner(micro_batch_tokens=32_768, gradient_checkpointing=True, accumulate="sharded"),
+    learner=Learner(micro_batch_tokens=32_768, gradient_checkpointing=True),
     hardware=Hardware(device="cuda"),
     placement=Placement(backend="ray", engine="vllm", trainer_ranks=16, generators=64, gpus=80),
 )
@@ -251,15 +251,6 @@ def test_on_policy_rounds_and_pipelines_may_use_nccl():
 def test_every_mistake_gives_a_one_line_error(capsys, words, message):
     code, _, error = call(capsys, "plan", *words)
     assert code == 2 and message in error and error.startswith("scalerl: ") and "Traceback" not in error
-
-
-def test_whole_gradients_on_every_rank_are_counted_and_the_remedy_is_named():
-    local = replace(PAPER, learner=replace(PAPER.learner, accumulate="local"))
-    # 4 bytes per parameter (8.03e9) on each GPU instead of a share of 1 / 16
-    more = lay_out(local).trainer.total - lay_out(PAPER).trainer.total
-    assert more == pytest.approx(4 * 8.03e9 * 15 / 16, rel=1e-3)
-    small = replace(local, placement=replace(local.placement, gpu_gb=60))
-    assert "learner.accumulate = sharded" in refused(small)
 
 
 MODEL = ["--model", "Qwen/Qwen3-0.6B", "--device", "cuda", "--placement.engine", "vllm", "--rollouts.slots", "8"]

@@ -23,7 +23,6 @@ answer_tokens = 50
 [learner]
 micro_batch_tokens = 512
 gradient_checkpointing = true
-accumulate = "sharded"
 [placement]
 trainer_ranks = 2
 """
@@ -74,7 +73,7 @@ def test_experts_that_are_fewer_than_the_ranks_are_shared_equally(tmp_path, caps
 
 def test_a_rank_gathers_only_its_own_experts_and_their_tokens_travel(tmp_path, capsys):
     experts = saved_mixture(tmp_path / "model", experts=4)
-    options = ["--placement.trainer_ranks", "4", "--placement.gpus", "0", "--learner.accumulate", "local"]
+    options = ["--placement.trainer_ranks", "4", "--placement.gpus", "0"]
     whole, spread = (rehearsed(tmp_path, capsys, *options, "--placement.expert_ranks", n) for n in ("1", "4"))
     assert spread["parts"]["parameters"] == whole["parts"]["parameters"]
     assert whole["sent"]["all-gather"] - spread["sent"]["all-gather"] == 2 * 2 * 2 * experts  # BF16, twice per pass
