@@ -81,10 +81,11 @@ class Part(BaseModel):
         """Read `loss = "gspo"` as `loss = {kind = "gspo"}`, and "none" as None, because TOML has no null."""
         if not isinstance(values, dict):
             return values
+        known = cls.model_fields.keys()
         faults = [
             InitErrorDetails(type=PydanticCustomError("stand_in", fault), loc=(key,), input=value)
             for key, value in values.items()
-            if key in cls.model_fields and (fault := _stand_in(cls, key, value))
+            if key in known and (fault := _stand_in(cls, key, value))
         ]
         if faults:
             raise ValidationError.from_exception_data(cls.__name__, faults)
@@ -149,12 +150,21 @@ def problems(error: ValidationError, cls: type[Part] | None = None) -> str:
 
 
 def _shorthand(cls: type[Part], key: str, value: Any) -> Any:
-    field = cls.model_fields.get(key)
-    if field is None or not isinstance(value, str):
+    if not isinstance(value, str):
         return value
-    if value == "none" and NoneType in get_args(field.annotation):
+    has_none, has_kinds = _shorthands(cls, key)
+    if value == "none" and has_none:
         return None
-    return {"kind": value} if len(records(field.annotation)) > 1 else value
+    return {"kind": value} if has_kinds else value
+
+
+@cache
+def _shorthands(cls: type[Part], key: str) -> tuple[bool, bool]:
+    """Return whether a field may be None, and whether it is one of several records."""
+    if key not in cls.model_fields:
+        return False, False
+    annotation = cls.model_fields[key].annotation
+    return NoneType in get_args(annotation), len(records(annotation)) > 1
 
 
 @cache

@@ -49,6 +49,11 @@ class Curriculum:
         self._drawn = 0
 
     @property
+    def num_retired(self) -> int:
+        """Number of retired prompts."""
+        return len(self.retired)
+
+    @property
     def live(self) -> int:
         """Number of prompts that are not retired."""
         return len(self._prompts) - len(self.retired)
@@ -157,9 +162,9 @@ class Mixture:
         return max(part.epoch for part in self._parts.values())
 
     @property
-    def retired(self) -> set[str]:
-        """Ids of the retired prompts of all tasks."""
-        return {identity for part in self._parts.values() for identity in part.retired}
+    def num_retired(self) -> int:
+        """Number of retired prompts of all tasks."""
+        return sum(part.num_retired for part in self._parts.values())
 
     def draw(self, n: int) -> list[Visit]:
         """Return the next n visits; fewer only if all prompts are retired."""

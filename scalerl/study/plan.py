@@ -8,9 +8,9 @@ steps.
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +120,9 @@ def check(plan: Plan) -> Plan:
     names = [arm.name for arm in plan.arms]
     if not 2 <= len(names) <= MOST_ARMS:
         raise ConfigError(f"{plan.name}: a study needs 2 to {MOST_ARMS} arms; got {len(names)}")
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"{plan.name}: arm {name!r} is given {names.count(name)} times; names must differ")
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ConfigError(f"{plan.name}: arm {name!r} is given {count} times; names must differ")
     if plan.reference not in names:
         raise ConfigError(
             f"reference: got {plan.reference!r}{nearest(plan.reference, names)}; allowed: {', '.join(names)}"
@@ -130,10 +130,12 @@ def check(plan: Plan) -> Plan:
     if len(set(plan.seeds)) < len(plan.seeds) or not 1 <= len(plan.seeds) <= MOST_SEEDS:
         raise ConfigError(f"seeds: got {short(list(plan.seeds))}; allowed: 1 to {MOST_SEEDS} different seeds")
     configs = {arm.name: plan.config(arm, plan.seeds[0]) for arm in plan.arms}
-    for one, other in combinations(configs, 2):
-        if unnamed(configs[one]) == unnamed(configs[other]):
+    by_values: dict[str, str] = {}
+    for name, config in configs.items():
+        other = by_values.setdefault(unnamed(config).model_dump_json(), name)
+        if other != name:
             raise ConfigError(
-                f"arms {one!r} and {other!r} are the same run: their configurations are equal. Change or remove one"
+                f"arms {other!r} and {name!r} are the same run: their configurations are equal. Change or remove one"
             )
     for name, config in configs.items():
         evaluations = 1 + -(-config.steps // config.evaluation.every)

@@ -72,7 +72,7 @@ class Records:
             "swap_ms": 1e3 * now.swap_s,
             "step_s": step_s,
             "epoch": self.curriculum.epoch,
-            "retired_prompts": len(self.curriculum.retired),
+            "retired_prompts": self.curriculum.num_retired,
             "dropped_groups": progress.dropped_groups,
             "verifier_timeouts": self.scoring.timeouts,
             "reward_failures": self.scoring.failures,
