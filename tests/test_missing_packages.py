@@ -23,7 +23,7 @@ from scalerl.prompts.sources import environment_rows
 from scalerl.scaling import CurveError
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plans import PLANS
-from scalerl.view.page import plotly_script
+from scalerl.view.frozen import plotly_script
 
 EVENTS = "tensorboard.backend.event_processing.event_accumulator"
 CASES = [
