@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from functools import lru_cache
 from typing import Any
 
 from scalerl.scaling import Curve, CurveError, Estimate, Frontier
@@ -119,9 +119,14 @@ def superscript(power: int) -> str:
     return str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
+def figure_json(name: str, figure: Figure) -> Json:
+    """Return a figure as JSON values; `asdict` would copy all of its numbers."""
+    return {"name": name, **vars(figure)}
+
+
 def drawn(title: str, figures: Mapping[str, Figure | None]) -> Json | None:
     """Return the block of figures by name; those that have nothing to show are left out."""
-    shown = [{"name": name, **asdict(figure)} for name, figure in figures.items() if figure is not None]
+    shown = [figure_json(name, figure) for name, figure in figures.items() if figure is not None]
     return {"kind": "figures", "title": title, "figures": shown} if shown else None
 
 
@@ -164,7 +169,7 @@ def run_page(run: FollowedRun, analyses: Analyses) -> Json:
         warned += [text for text in fit_warnings if not (fallen and text.startswith("decline:"))]
         rows.append([make(one) for make in _columns(analysis).values()])
         for name in ALONE:
-            figure = FIGURES[name](analysis)
+            figure = figures_of(analysis)[name]
             figures[f"{name}{suffix}"] = figure and _of_task(figure, of_task)
     metrics = run.metrics(SPARK)
     return _page(
@@ -201,10 +206,8 @@ def large_figure(run: FollowedRun, name: str, first: float = -math.inf, last: fl
         ValueError: The run has no such metric.
     """
     series = run.series(name, first, last, LARGE)
-    metric = next((one for one in run.metrics(1) if one["name"] == name), None)
-    if metric is None:
-        raise ValueError(f"name: got {name!r:.80}; allowed: a metric with values")
-    return {"name": "large", **asdict(series_figure([(metric["label"], series)], metric))}
+    metric = run.described(name)
+    return figure_json("large", series_figure([(metric["label"], series)], metric))
 
 
 def large_figures(run: FollowedRun) -> dict[str, Json]:
@@ -214,6 +217,12 @@ def large_figures(run: FollowedRun) -> dict[str, Json]:
 
 ALONE = ("curves", "suites", "backtests", "slopes")
 """Figures about a single run; its ceiling and steepness are numbers."""
+
+
+@lru_cache(maxsize=64)
+def figures_of(analysis: Analysis) -> Mapping[str, Figure | None]:
+    """Return the figures of curves by name. A live page asks for them after every step, and they take 0.3 s."""
+    return {name: make(analysis) for name, make in FIGURES.items()}
 
 
 def _of_task(figure: Figure, of_task: str) -> Figure:
@@ -294,7 +303,6 @@ def runs_page(
     title = "Comparison of two recipes" if analysis.comparison else "Run report" if count == 1 else f"{count} runs"
     columns = _columns(analysis)
     rows = [[make(run) for make in columns.values()] for run in analysis.runs]
-    figures: dict[str, Figure | None] = {name: make(analysis) for name, make in FIGURES.items()}
     return _page(
         title,
         f"Held-out results against compute ({analysis.axis}), and forecasts at more compute.",
@@ -302,7 +310,7 @@ def runs_page(
         notes(f"{name} is left out: {reason}" for name, reason in (problems or {}).items()),
         {"kind": "cards", "cards": list(map(_run_card, analysis.runs)), "size": ""},
         table("Side by side", list(columns), rows),
-        drawn("Figures", figures),
+        drawn("Figures", figures_of(analysis)),
         *_of_directories(directories),
         terms({"Identified": "whether the ceiling is known. If not, A is a range and not a result"}),
         kind="runs",

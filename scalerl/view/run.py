@@ -274,12 +274,16 @@ class FollowedRun(RunView):
         for name in [*described, *(name for name in columns if name not in described and name != "step")]:
             if name not in columns or not np.isfinite(columns[name]).any():
                 continue  # for example router metrics of a dense model
-            metric = described.get(name) or Metric("other", name, "a number that the run writes")
-            last = number(self.rows[-1].get(name)) if self.rows else math.nan
-            shown = {"name": name, "last": as_json(last), "level": level_of(metric, last)}
-            bounds = {"bounds": [*metric.above, *metric.below]}
-            metrics.append({**asdict(metric), **shown, **bounds, **bucketed(columns["step"], columns[name], places)})
+            metrics.append({**self.described(name), **bucketed(columns["step"], columns[name], places)})
         return metrics
+
+    def described(self, name: str) -> dict[str, Any]:
+        """Return the description of a metric, with its last value and the level of that."""
+        known = self.info.metrics.get(name) if self.info else None
+        metric = known or Metric("other", name, "a number that the run writes")
+        last = number(self.rows[-1].get(name)) if self.rows else math.nan
+        shown = {"name": name, "last": as_json(last), "level": level_of(metric, last)}
+        return {**asdict(metric), **shown, "bounds": [*metric.above, *metric.below]}
 
     def series(self, name: str, low: float, high: float, places: int) -> dict[str, list[float | None]]:
         """Return a series of one metric between two steps.

@@ -34,10 +34,13 @@ from scalerl.scaling import CurveError
 from scalerl.view.analysis import Analysis, analyze
 from scalerl.view.frozen import plotly_script
 from scalerl.view.outlook import run_outlook
-from scalerl.view.page import early_page, large_figure, page, runs_page, young_page
+from scalerl.view.page import early_page, figures_of, large_figure, page, runs_page, young_page
 from scalerl.view.rollouts import FILES
 from scalerl.view.run import FollowedRun
 from scalerl.view.watcher import POLL_S, Watcher
+
+MOST_ANALYSES = 200
+"""Largest number of analyses that are kept for pages that are open."""
 
 BEAT_S = 15.0
 """Interval in seconds between comments in a stream without changes; they detect closed pages."""
@@ -224,6 +227,9 @@ class Pages:
         with self.watcher.lock:
             tasks = list(run.tasks)
         analyses = {task: self._analysis(run, task) for task in tasks}
+        for analysis in analyses.values():
+            if isinstance(analysis, Analysis):
+                figures_of(analysis)  # kept for `page`, which holds the lock
         with self.watcher.lock:
             return _json(page(run, analyses))
 
@@ -239,6 +245,8 @@ class Pages:
         sources = [analysis.runs[0].source for analysis in known]
         outlooks = [analysis.runs[0].outlook for analysis in known]
         together = self._kept(("compare", *ids), known, lambda: analyze(sources, outlooks=outlooks)) if known else ""
+        if isinstance(together, Analysis):
+            figures_of(together)
         with self.watcher.lock:
             if isinstance(together, str):
                 return _json(young_page(runs, problems))
@@ -283,6 +291,8 @@ class Pages:
             made: Analysis | str = make()
         except CurveError as error:
             made = str(error)
+        if len(self._analyses) >= MOST_ANALYSES:
+            self._analyses.pop(next(iter(self._analyses)), None)
         self._analyses[key] = stamp, made
         return made
 
