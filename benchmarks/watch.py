@@ -154,7 +154,7 @@ def measure(options: argparse.Namespace, tab: Any, root: Path) -> dict[str, Any]
         found["list_opens_s"], found["list_opens_cpu_s"] = min(opened(tab, address, listed) for _ in range(5))
         link = tab.evaluate("document.querySelector('table.runs a').getAttribute('href')")
         read = "document.querySelectorAll('.tile').length > 30"
-        drawn = f"{read} && !!document.querySelector('#curve-0 .main-svg')"
+        drawn = f"{read} && !!document.querySelector('#plot-curves .main-svg')"
         for name, script in {"run_opens": read, "run_opens_with_its_figure": drawn}.items():
             found[f"{name}_s"], found[f"{name}_cpu_s"] = min(opened(tab, address + link, script) for _ in range(5))
         print(json.dumps(found), flush=True)

@@ -19,6 +19,7 @@ import numpy as np
 from scalerl.scaling import Curve, fit, sigmoid
 from scalerl.view.analysis import Analysis, analyze
 from scalerl.view.figures import BLUE, GRAY, INK, ORANGE, plot_curve
+from scalerl.view.frozen import frozen
 from scalerl.view.outlook import Source
 from scalerl.view.page import page
 
@@ -139,7 +140,7 @@ def screenshot(path: Path, found: Analysis, *names: str, width: int) -> None:
     )
     with tempfile.TemporaryDirectory() as directory, sync_playwright() as driver:
         file = Path(directory) / "page.html"
-        file.write_text(page(found).replace("</style>", f"{style}</style>", 1), encoding="utf-8")
+        file.write_text(frozen(page(found)).replace("</style>", f"{style}</style>", 1), encoding="utf-8")
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         tab = browser.new_page(viewport={"width": width + 100, "height": 900}, color_scheme="light")
         tab.goto(file.as_uri())

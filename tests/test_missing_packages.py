@@ -25,7 +25,7 @@ from scalerl.scaling import CurveError
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plans import PLANS
 from scalerl.training.run_info import run_info
-from scalerl.view.page import plotly_script
+from scalerl.view.frozen import plotly_script
 
 EVENTS = "tensorboard.backend.event_processing.event_accumulator"
 CASES = [

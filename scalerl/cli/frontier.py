@@ -14,7 +14,9 @@ from scalerl.core.outputs import check_output
 from scalerl.scaling import CurveError, frontier
 from scalerl.scaling.readers import read_table
 from scalerl.scaling.settings import as_value, setting_of
+from scalerl.view.frozen import write_page
 from scalerl.view.outlook import Source
+from scalerl.view.page import frontier_page
 
 DESCRIPTION = """pool runs with different settings into one law: which setting is best for a budget, with which
 probability, at which compute settings cross, and which run to buy next (docs/frontier.md)"""
@@ -60,8 +62,6 @@ def run_frontier(words: list[str]) -> int:
     answer = frontier(fits, settings, arguments.budget, not arguments.no_published, also)
     others = other_differences(sources, names)
     if place:
-        from scalerl.view.page import frontier_page, write_page
-
         write_page(place, frontier_page(answer, [(f.curve, s) for f, s in zip(fits, settings, strict=True)]))
     if arguments.json:
         print(json.dumps({**answer.to_dict(), "other_differences": others}, indent=1, allow_nan=False))

@@ -12,7 +12,9 @@ from scalerl.cli.terminal import say
 from scalerl.core.errors import UserError
 from scalerl.core.outputs import check_output
 from scalerl.view.analysis import analyze
-from scalerl.view.page import page, write_page
+from scalerl.view.frozen import write_page
+from scalerl.view.page import analyses_of, large_figures, page, runs_page
+from scalerl.view.run import FollowedRun
 
 
 def report_parser() -> Parser:
@@ -41,7 +43,12 @@ def run_report(words: list[str]) -> int:
     analysis = analyze(sources[:count], sources[count:], arguments.exclude_below)
     written = None
     try:
-        write_page(place, page(analysis))
+        runs = [FollowedRun(source.path, source.name) for source in sources if source.info is not None]
+        if len(sources) == len(runs) == 1:
+            (run,), (only,) = runs, analysis.runs
+            write_page(place, page(run, analyses_of(run, only.source.curve, analysis)), large_figures(run))
+        else:
+            write_page(place, runs_page(analysis, runs))
         written = str(arguments.output)
     except UserError as error:  # the verdicts are still printed
         complain(str(error))

@@ -11,10 +11,10 @@ from scalerl.cli.options import Parser, add_curve, add_json
 from scalerl.cli.terminal import say
 from scalerl.core.errors import UserError
 from scalerl.core.outputs import check_output
-from scalerl.view.page import write_page
+from scalerl.view.frozen import write_page
+from scalerl.view.page import study_page
 from scalerl.view.study import study_results
 from scalerl.view.study_files import read_files
-from scalerl.view.study_page import study_page
 from scalerl.view.study_results import StudyResult
 from scalerl.view.study_tables import print_results
 

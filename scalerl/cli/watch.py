@@ -10,7 +10,7 @@ from pathlib import Path
 from scalerl.cli.options import Parser, add_directories
 from scalerl.core.errors import ConfigError
 from scalerl.core.packages import check_installed
-from scalerl.view.page import plotly_script
+from scalerl.view.frozen import plotly_script
 from scalerl.view.state import find
 
 PORT = 8470

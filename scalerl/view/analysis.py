@@ -202,8 +202,19 @@ class Analysis:
         }
 
 
-def analyze(first: Sequence[Source], second: Sequence[Source] = (), exclude_below: float = 0.0) -> Analysis:
-    """Fit runs, and compare the two sides if there are two; `exclude_below` is passed to `fit`.
+def analyze(
+    first: Sequence[Source],
+    second: Sequence[Source] = (),
+    exclude_below: float = 0.0,
+    outlooks: Sequence[Outlook] = (),
+) -> Analysis:
+    """Fit runs, and compare the two sides if there are two.
+
+    Args:
+        first: Runs of the first side.
+        second: Runs of the second side; empty: no comparison.
+        exclude_below: As in `fit`.
+        outlooks: Of all runs, if they are known.
 
     Raises:
         CurveError: A run cannot be fitted, or the runs have different compute axes.
@@ -212,7 +223,7 @@ def analyze(first: Sequence[Source], second: Sequence[Source] = (), exclude_belo
     axes = sorted({source.curve.axis for source in sources})
     if len(axes) > 1:
         raise CurveError(f"the runs are on different compute axes ({', '.join(axes)}); name one with --compute")
-    outlooks = [source_outlook(source, exclude_below=exclude_below) for source in sources]
+    outlooks = outlooks or [source_outlook(source, exclude_below=exclude_below) for source in sources]
     fits = [ahead.fit for ahead in outlooks]
     comparison = compare(fits[: len(first)], fits[len(first) :]) if second else None
     low, high = fits[0].curve.bounds

@@ -1,218 +1,357 @@
-"""Pages as self-contained HTML documents: the skeleton that all pages share, and the page about runs.
+"""The page about a run, runs or a study as JSON: `scalerl watch` serves it, and `frozen.py` writes it as a file.
 
-The figures are drawn by plotly.js from the `plotly` package, which includes the script. Unlike Bokeh it needs no
-server, unlike Vega no compiler of 33 MB, and its SVG keeps text as text. It adds 5 MB to a page.
+A page is a title and blocks, which assets/page.js draws from top to bottom. All text is plain, never HTML.
+
+    {"title": "quick", "subtitle": "...", "blocks": [
+        {"kind": "verdict", "sentence": "The first has the higher ceiling ...", "lines": ["..."], "notes": ["..."]},
+        {"kind": "cards", "cards": [{"title": "Advice", "big": "continue", "lines": ["..."]}]},
+        {"kind": "groups", "groups": [{"title": "...", "items": [{"name": "dapo", "text": " lowers the ceiling"}]}]},
+        {"kind": "table", "title": "Side by side", "columns": ["Run"], "rows": [[{"text": "quick", "key": "quick"}]]},
+        {"kind": "figures", "figures": [{"name": "curves", "title": "...", "data": [], "layout": {}, "choices": {}}]},
+        {"kind": "metrics", "metrics": [{"name": "loss", "label": "Loss", "x": [1], "mean": [0.1]}]},
+        {"kind": "terms", "terms": {"A, the ceiling": "..."}}, {"kind": "fields", "fields": {"steps": "400"}}]}
 """
 
 from __future__ import annotations
 
-import html
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from importlib.resources import files
-from pathlib import Path
-from string import Template
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
-import scalerl
-from scalerl.core.errors import ConfigError
-from scalerl.core.files import write_whole
 from scalerl.scaling import Curve, CurveError, Estimate, Frontier
+from scalerl.scaling.compare import MARGIN
+from scalerl.scaling.curve import UNITS
 from scalerl.scaling.estimate import one_power, short
 from scalerl.scaling.settings import Setting, setting_text
-from scalerl.view.analysis import Analysis, RunAnalysis
-from scalerl.view.page_figures import FIGURES, Figure, frontier_figure
+from scalerl.view.analysis import Analysis, RunAnalysis, analyze
+from scalerl.view.page_figures import FIGURES, Figure, frontier_figure, metric_figure, points_figure, series_figure
+from scalerl.view.run import FollowedRun
+from scalerl.view.study_figures import FIGURES as STUDY_FIGURES
+from scalerl.view.study_results import EFFECTS, NO_DIFFERENCE, ArmResult, StudyResult
+from scalerl.view.study_tables import ESTIMATES, MEANS, predicted_columns
+
+Json = dict[str, Any]
+
+SPARK = 120
+"""Points of a small figure of a metric."""
+
+LARGE = 400
+"""Points of a large figure of a metric."""
+
+COMPARED = 60
+"""Points of a metric of one run in a figure of several runs."""
+
+Analyses = Mapping[str, Analysis | str]
+"""The analysis of each task of a run, or the reason why there is none."""
+
+
+def page(subject: FollowedRun | Analysis | StudyResult, analyses: Analyses | None = None) -> Json:
+    """Return the page about a run directory, about curves, or about a study.
+
+    Args:
+        subject: What the page is about.
+        analyses: Of the tasks of a run directory.
+    """
+    if isinstance(subject, StudyResult):
+        return study_page(subject)
+    return runs_page(subject) if isinstance(subject, Analysis) else run_page(subject, analyses or {})
+
+
+def _page(title: str, subtitle: str, *blocks: Json | None, kind: str = "") -> Json:
+    return {"title": title, "subtitle": subtitle, "kind": kind, "blocks": [block for block in blocks if block]}
+
+
+# ------------------------------------------------------------------------------------------------------------- blocks
 
 TERMS = {
-    "A, the ceiling": "the level that the run would reach with unlimited compute.",
-    "B, the steepness": "how steep the climb is: the larger B, the less compute the climb takes from start to end.",
-    "C<sub>mid</sub>, the midpoint": "the compute at which half of the climb is complete.",
-    "90% interval": "contains the true value in nine of ten cases.",
+    "A, the ceiling": "the level that the run would reach with unlimited compute",
+    "B, the steepness": "how steep the climb is: the larger B, the less compute the climb takes from start to end",
+    "C_mid, the midpoint": "the compute at which half of the climb is complete",
+    "90% interval": "contains the true value in nine of ten cases",
 }
 """Terms that every page explains."""
 
 
-class Cell(NamedTuple):
-    """A cell of the table: its HTML, and the key it is sorted by; an empty key comes last."""
-
-    html: str
-    key: str | float
+def terms(own: Mapping[str, str]) -> Json:
+    """Return the block that explains terms, with those of every page."""
+    return {"kind": "terms", "terms": {**TERMS, **own}}
 
 
-UNKNOWN = Cell("–", "")
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Json]], about: str = "") -> Json | None:
+    """Return a table that the reader can sort; the first column is the row header. None without rows."""
+    if not rows:
+        return None
+    return {"kind": "table", "title": title, "about": about, "columns": list(columns), "rows": [list(r) for r in rows]}
 
 
-def html_page(
-    *,
-    title: str,
-    subtitle: str,
-    verdicts: str,
-    terms: Mapping[str, str],
-    table: str,
-    figures: Mapping[str, Figure],
-) -> str:
-    """Return a page as one HTML document that needs no network. All text is HTML: escape untrusted text.
+def cell(text: str, key: str | float | None = None, *, small: str = "", color: str = "", words: bool = False) -> Json:
+    """Return a cell of a table.
 
     Args:
-        title: Title of the page.
-        subtitle: Line below the title.
-        verdicts: The first section.
-        terms: How to read the numbers.
-        table: From `table`.
-        figures: Figures by name; the name is used in element ids.
-
-    Raises:
-        ConfigError: The `plotly` package is not installed.
+        text: Text of the cell.
+        key: What it is sorted by: a number, or a text; None: unknown, which comes last.
+        small: Text below, such as an interval.
+        color: Color of a dot before the text, such as "@s0"; empty: no dot.
+        words: Whether the text may be wrapped.
     """
-    drawn = ("data", "layout", "choices")
-    drawings = {name: {part: getattr(figure, part) for part in drawn} for name, figure in figures.items()}
-    return Template(_asset("page.html")).substitute(
-        version=scalerl.__version__,
-        title=title,
-        subtitle=subtitle,
-        css=_asset("page.css"),
-        js=_asset("theme.js") + _asset("page.js"),
-        verdicts=verdicts,
-        terms="\n".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in {**TERMS, **terms}.items()),
-        table=table,
-        figures="\n".join(_figure(name, figure) for name, figure in figures.items()),
-        plotly=plotly_script(),
-        # inside a script element "<" could end it
-        json=json.dumps(drawings, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
-    )
+    known = key if isinstance(key, str) or (key is not None and math.isfinite(key)) else None
+    return {"text": text, "key": known, "small": small, "color": color, "words": words}
 
 
-def write_page(path: Path, page: str) -> None:
-    """Write a page to a file atomically; bytes of file names that are not UTF-8 are shown as escapes.
-
-    Raises:
-        CurveError: The path cannot be written.
-    """
-    try:
-        write_whole(path, page.encode("utf-8", "backslashreplace").decode())
-    except OSError as error:
-        raise CurveError(
-            f"the page cannot be written to {path}: {error.strerror}; give another path with -o"
-        ) from error
+def words_cell(words: str) -> Json:
+    """Return a cell with text, sorted by it."""
+    return cell(words, words, words=True)
 
 
-def plotly_script() -> str:
-    """Return plotly.js.
-
-    Raises:
-        ConfigError: The `plotly` package is not installed.
-    """
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise ConfigError("the page needs the plotly package: pip install 'scalerl[report]'") from error
-    return str(get_plotlyjs())
-
-
-def _asset(name: str) -> str:
-    return (files("scalerl.view") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _figure(name: str, figure: Figure) -> str:
-    selects = "".join(
-        _select(name, number, choice, options) for number, (choice, options) in enumerate(figure.choices.items())
-    )
-    chosen = f'<p class="choices">{selects}</p>' if selects else ""
-    width = ' class="wide"' if figure.wide else ""
-    return (
-        f'<figure{width} aria-labelledby="title-{name}">'
-        f'<figcaption><h3 id="title-{name}">{figure.title}</h3><p>{html.escape(figure.caption)}</p></figcaption>'
-        f'{chosen}<div class="plot" id="plot-{name}" role="img" aria-labelledby="title-{name}"></div></figure>'
-    )
-
-
-def _select(name: str, number: int, choice: str, options: Mapping[str, object]) -> str:
-    listed = "".join(f"<option>{html.escape(option)}</option>" for option in options)
-    quoted, own = html.escape(choice), f"choose-{name}-{number}"
-    select = f'<select id="{own}" data-figure="{name}" data-choice="{quoted}">{listed}</select>'
-    return f'<span><label for="{own}">{quoted}</label> {select}</span>'
-
-
-# ------------------------------------------------------------------------------------------------------------- parts
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """Return a table that is sorted by a click on a heading; the first column is the row header."""
-    head = "".join(f'<th scope="col"><button type="button">{name}</button></th>' for name in columns)
-    body = "\n".join(_row(cells) for cells in rows)
-    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
-
-
-def _row(cells: Sequence[Cell]) -> str:
-    def attribute(cell: Cell) -> str:
-        key = cell.key if isinstance(cell.key, str) or math.isfinite(cell.key) else ""
-        return f'data-key="{html.escape(str(key))}"'
-
-    first, *rest = cells
-    others = "".join(f"<td {attribute(cell)}>{cell.html}</td>" for cell in rest)
-    return f'<tr><th scope="row" {attribute(first)}>{first.html}</th>{others}</tr>'
-
-
-def text_cell(words: str) -> Cell:
-    """Return a cell with text."""
-    return Cell(f'<span class="words">{html.escape(words)}</span>', words)
-
-
-def interval_cell(estimate: Estimate | None, pattern: str) -> Cell:
+def interval_cell(estimate: Estimate | None, pattern: str) -> Json:
     """Return a cell with a number and its interval below it; without a pattern, both have the same power of ten."""
     if estimate is None:
-        return UNKNOWN
+        return cell("–")
     power, shown = (0, (estimate.mean, estimate.low, estimate.high)) if pattern else one_power(estimate)
     mean, low, high = (format(value, pattern or (".2f" if power else ".4g")) for value in shown)
-    times = f" × 10<sup>{power}</sup>" if power else ""
-    return Cell(f"{mean}{times}<small>{low} to {high}</small>", estimate.mean)
+    times = f" × 10{superscript(power)}" if power else ""
+    return cell(f"{mean}{times}", estimate.mean, small=f"{low} to {high}")
 
 
-def swatch(color: str) -> str:
-    """Return a dot in a color such as "@s0"."""
-    return f'<span class="swatch" style="background: var(--{color[1:]})" aria-hidden="true"></span>'
+def superscript(power: int) -> str:
+    """Return a whole number as superscript characters."""
+    return str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def warnings(notes: Sequence[str], about: str) -> str:
-    """Return a list of warnings as HTML; both arguments are plain text."""
-    items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
-    label = f"Notes about {html.escape(about)}"
-    return f'<ul class="warnings" aria-label="{label}">{items}</ul>' if notes else ""
+def figure_json(name: str, figure: Figure) -> Json:
+    """Return a figure as JSON values; `asdict` would copy all of its numbers."""
+    return {"name": name, **vars(figure)}
 
 
-# ------------------------------------------------------------------------------------------------------- page of runs
+def drawn(title: str, figures: Mapping[str, Figure | None]) -> Json | None:
+    """Return the block of figures by name; those that have nothing to show are left out."""
+    shown = [figure_json(name, figure) for name, figure in figures.items() if figure is not None]
+    return {"kind": "figures", "title": title, "figures": shown} if shown else None
 
 
-def page(analysis: Analysis) -> str:
-    """Return the page about runs as one HTML document that needs no network.
+def notes(texts: Iterable[str]) -> Json | None:
+    """Return a list of warnings; None if there are none."""
+    listed = list(dict.fromkeys(texts))
+    return {"kind": "notes", "notes": listed} if listed else None
+
+
+# ---------------------------------------------------------------------------------------------------- one run directory
+
+RUN_TERMS = {
+    "prompt, rollout, group": "a task, one sampled answer to it with its reasoning, and all rollouts of one prompt",
+    "pass rate": "share of rollouts whose answer the verifier accepts",
+    "held-out": "measured on prompts that the model is not trained on",
+    "generator, trainer": (
+        "the process that samples rollouts, and the one that updates the weights with them, at the same time"
+    ),
+    "staleness": "number of updates between sampling a token and training on it",
+    "forecast": "expected pass rate with more compute; its interval contains the later value in nine of ten cases",
+}
+
+
+def run_page(run: FollowedRun, analyses: Analyses) -> Json:
+    """Return the page about a run directory: its state, forecast, figures and metrics."""
+    several = len(run.tasks) > 1
+    cards, figures, warned, rows = [], dict[str, Figure | None](), [*run.warnings().values()], []
+    fallen = any("has fallen by" in text for text in warned)
+    for number, task in enumerate(run.tasks):
+        analysis = analyses.get(task, "fitting …")
+        of_task, suffix = f" of {task}" if several else "", f"-{number}" if number else ""
+        cards.append(_pass_rate(run, task, of_task))
+        if isinstance(analysis, str):
+            cards.append(_card(f"Forecast{of_task}", lines=[f"None yet: {analysis}."]))
+            figures[f"curves{suffix}"] = points_figure(run.points[task], run.axis, task)
+            continue
+        (one,) = analysis.runs
+        cards += _forecast_cards(one, of_task)
+        fit_warnings = one.outlook.fit.warnings
+        warned += [text for text in fit_warnings if not (fallen and text.startswith("decline:"))]
+        rows.append([make(one) for make in _columns(analysis).values()])
+        for name in ALONE:
+            figure = figures_of(analysis)[name]
+            figures[f"{name}{suffix}"] = figure and _of_task(figure, of_task)
+    metrics = run.metrics(SPARK)
+    return _page(
+        run.name,
+        run.info.about if run.info else "",
+        {"kind": "state", "run": run.summary()},
+        notes(warned),
+        {"kind": "cards", "cards": cards, "size": "small"} if cards else None,
+        drawn("Curves", figures),
+        table("The fit in numbers", list(COLUMNS_ALONE), rows),
+        {"kind": "metrics", "metrics": metrics},
+        terms(RUN_TERMS),
+        {"kind": "fields", "title": "Configuration", "fields": run.config_fields()},
+        kind="run",
+    )
+
+
+def analyses_of(run: FollowedRun, curve: Curve, analysis: Analysis) -> dict[str, Analysis | str]:
+    """Return the analysis of each task of a run, of which one has been made."""
+    analyses: dict[str, Analysis | str] = {}
+    for task in run.tasks:
+        try:
+            mine = len(run.tasks) == 1 or curve.label == task
+            analyses[task] = analysis if mine else analyze([run.source(task, curve.axis)])
+        except CurveError as error:
+            analyses[task] = str(error)
+    return analyses
+
+
+def large_figure(run: FollowedRun, name: str, first: float = -math.inf, last: float = math.inf) -> Json:
+    """Return the large figure of one metric between two steps.
 
     Raises:
-        ConfigError: The `plotly` package is not installed.
+        ValueError: The run has no such metric.
+    """
+    series = run.series(name, first, last, LARGE)
+    metric = run.described(name)
+    return figure_json("large", series_figure([(metric["label"], series)], metric))
+
+
+def large_figures(run: FollowedRun) -> dict[str, Json]:
+    """Return the large figures of all metrics of a run, by name."""
+    return {metric["name"]: large_figure(run, metric["name"]) for metric in run.metrics(1)}
+
+
+ALONE = ("curves", "suites", "backtests", "slopes")
+"""Figures about a single run; its ceiling and steepness are numbers."""
+
+
+@lru_cache(maxsize=64)
+def figures_of(analysis: Analysis) -> Mapping[str, Figure | None]:
+    """Return the figures of curves by name. A live page asks for them after every step, and they take 0.3 s."""
+    return {name: make(analysis) for name, make in FIGURES.items()}
+
+
+def _of_task(figure: Figure, of_task: str) -> Figure:
+    return Figure(**{**vars(figure), "title": figure.title + of_task}) if of_task else figure
+
+
+def _card(title: str, big: str = "", lines: Sequence[str] = (), **more: Any) -> Json:
+    return {"title": title, "big": big, "lines": list(filter(None, lines)), **more}
+
+
+def _pass_rate(run: FollowedRun, task: str, of_task: str) -> Json:
+    last, count = run.points[task][-1], len(run.points[task])
+    error = f"± {last.stderr:.3f} (one standard error), " if math.isfinite(last.stderr) else ""
+    line = f"{error}held-out, at step {last.step}; {count} evaluations"
+    return _card(f"Pass rate{of_task}", f"{last.pass_rate:.3f}", [line])
+
+
+def _forecast_cards(run: RunAnalysis, of_task: str) -> list[Json]:
+    fitted, ahead, advice, level = run.outlook.fit, run.outlook.forecast, run.outlook.advice, _pattern(run)
+    twice, four, ceiling = ahead.at[0], ahead.at[1], fitted.asymptote
+    span = f"{ceiling.low:{level}} to {ceiling.high:{level}}"
+    at_four = f"{four.mean:{level}} ({four.low:{level}} to {four.high:{level}})"
+    return [
+        _card(
+            f"Forecast{of_task} at twice the compute",
+            f"{twice.mean:{level}}",
+            [f"{twice.low:{level}} to {twice.high:{level}} with 90% probability; at four times {at_four}"],
+        ),
+        _card(
+            f"Ceiling{of_task}",
+            f"{ceiling.mean:{level}}" if fitted.identified else "not known yet",
+            [
+                f"{span} with 90% probability: the limit of the fitted curve. Forecasts are wider, because a run may "
+                "leave its curve."
+                if fitted.identified
+                else f"Only a range: {span}, because {fitted.reason}"
+            ],
+        ),
+        _card(f"Advice{of_task}", advice.action, [_capital(advice.explanation), advice.remedy], words=True),
+        _card(f"Backtest{of_task}", lines=[_backtest(run)]),
+    ]
+
+
+def _backtest(run: RunAnalysis) -> str:
+    if run.backtest is None:
+        return f"No backtest: {run.untested}."
+    half = run.backtest.splits[1]
+    simple = min(half.baselines, key=lambda name: half.baselines[name].rmse)
+    return (
+        f"The forecast from its first half has a root mean square error of {half.forecast.rmse:.3f} on the "
+        f"rest, with {half.forecast.coverage:.0%} of the points in the band; the best naive forecast ({simple}) has "
+        f"{half.baselines[simple].rmse:.3f}."
+    )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+# --------------------------------------------------------------------------------------------------------- several runs
+
+
+def runs_page(
+    analysis: Analysis, directories: Sequence[FollowedRun] = (), problems: Mapping[str, str] | None = None
+) -> Json:
+    """Return the page about curves: verdict, forecast of each, side by side, and figures.
+
+    Args:
+        analysis: Curves, of one recipe or of two that are compared.
+        directories: Run directories, of which metrics and configurations are compared too.
+        problems: Why other runs are left out, by their names.
     """
     count = len(analysis.runs)
-    cards = "\n".join(map(_card, analysis.runs))
-    columns = {name: cell for name, cell in COLUMNS.items() if name != "Recipe" or analysis.comparison}
-    return html_page(
-        title="Comparison of two recipes" if analysis.comparison else "Run report" if count == 1 else f"{count} runs",
-        subtitle=f"Held-out results against compute ({html.escape(analysis.axis)}), and forecasts at more compute.",
-        verdicts=f'{_comparison(analysis)}\n<div class="cards">\n{cards}\n</div>',
-        terms={"Identified": "whether the ceiling is known. If not, A is a range and not a result."},
-        table=table(list(columns), [[cell(run) for cell in columns.values()] for run in analysis.runs]),
-        figures={name: figure for name, make in FIGURES.items() if (figure := make(analysis)) is not None},
+    title = "Comparison of two recipes" if analysis.comparison else "Run report" if count == 1 else f"{count} runs"
+    columns = _columns(analysis)
+    rows = [[make(run) for make in columns.values()] for run in analysis.runs]
+    return _page(
+        title,
+        f"Held-out results against compute ({analysis.axis}), and forecasts at more compute.",
+        _comparison(analysis),
+        notes(f"{name} is left out: {reason}" for name, reason in (problems or {}).items()),
+        {"kind": "cards", "cards": list(map(_run_card, analysis.runs)), "size": ""},
+        table("Side by side", list(columns), rows),
+        drawn("Figures", figures_of(analysis)),
+        *_of_directories(directories),
+        terms({"Identified": "whether the ceiling is known. If not, A is a range and not a result"}),
+        kind="runs",
     )
 
 
-def _comparison(analysis: Analysis) -> str:
+def young_page(runs: Sequence[FollowedRun], problems: Mapping[str, str]) -> Json:
+    """Return the page about run directories none of which has a forecast yet."""
+    return _page(
+        f"{len(runs)} runs",
+        "",
+        notes(f"{name} has no forecast yet: {reason}" for name, reason in problems.items()),
+        *_of_directories(runs),
+        kind="runs",
+    )
+
+
+def _of_directories(runs: Sequence[FollowedRun]) -> list[Json | None]:
+    """Return the metrics of several run directories in one figure, and the differences of their configurations."""
+    if len(runs) < 2:
+        return []
+    fields = [run.config_fields() for run in runs]
+    names = dict.fromkeys(name for own in fields for name in own)
+    differing = [name for name in names if len({own.get(name) for own in fields}) > 1]
+    rows = [[words_cell(name), *(words_cell(own.get(name, "–")) for own in fields)] for name in differing]
+    title = "Differences between their configurations"
+    return [
+        drawn("Metrics", {"metrics": metric_figure([(run.name, run.metrics(COMPARED)) for run in runs])}),
+        table(title, ["Field", *(run.name for run in runs)], rows, "Fields of config.toml that are not equal.")
+        or {"kind": "text", "title": title, "text": "None: the configurations are equal."},
+    ]
+
+
+def _comparison(analysis: Analysis) -> Json | None:
     comparison = analysis.comparison
     if comparison is None:
-        return ""
-    sides = "".join(
-        f"<p>{swatch(f'@s{side}')}The {name}: "
-        + ", ".join(html.escape(run.source.name) for run in analysis.runs if run.side == side)
-        + "</p>"
-        for side, name in enumerate(("first", "second"))
-    )
+        return None
+    names = [", ".join(run.source.name for run in analysis.runs if run.side == side) for side in (0, 1)]
+    legend = [
+        {"color": f"@s{side}", "text": f"The {name}: {names[side]}"} for side, name in enumerate(("first", "second"))
+    ]
     numbers = (
         f"Ceilings differ by {comparison.asymptote_difference}; the first is higher with probability "
         f"{comparison.probability_higher:.2f}. At the common ceiling {comparison.common_asymptote:.3f} the ratio of "
@@ -220,41 +359,27 @@ def _comparison(analysis: Analysis) -> str:
         f"{comparison.compute_ratio} times the compute of the second. "
         f"Scatter between seeds: {comparison.seed_sd:.4f} ({comparison.seed_source})."
     )
-    advice = f"<p>{html.escape(comparison.advice)}</p>" if comparison.advice else ""
-    sentence = f'<p class="sentence">{html.escape(comparison.sentence)}</p>'
-    return f'<div class="card verdict">{sentence}{sides}{advice}<p class="muted">{html.escape(numbers)}</p></div>'
+    lines = [comparison.advice] if comparison.advice else []
+    return {"kind": "verdict", "sentence": comparison.sentence, "legend": legend, "lines": lines, "quiet": numbers}
 
 
-def _card(run: RunAnalysis) -> str:
+def _run_card(run: RunAnalysis) -> Json:
     fitted, ahead, advice = run.outlook.fit, run.outlook.forecast, run.outlook.advice
     level = _pattern(run)
     twice, four, ceiling = (format(estimate, level) for estimate in (*ahead.at, fitted.asymptote))
     last = run.source.curve.metric[-1]
     lines = [
+        _capital(advice.explanation) + (f" {advice.remedy}" if advice.remedy else ""),
         f"The level is {ahead.now.mean:{level}} now (last evaluation {last:{level}}). The forecast is {twice} at twice "
         f"the compute and {four} at four times.",
-        f"The ceiling A is {ceiling}." if fitted.identified else
-        f"The ceiling A is not identified yet: {ceiling} is a range and not a result, because "
-        f"{html.escape(fitted.reason)}.",
-    ]  # fmt: skip
-    if run.backtest is not None:
-        half = run.backtest.splits[1]
-        simple = html.escape(min(half.baselines, key=lambda name: half.baselines[name].rmse))
-        lines.append(
-            f"Backtest: the forecast from its first half has a root mean square error of {half.forecast.rmse:.3f} on "
-            f"the rest, with {half.forecast.coverage:.0%} of the points in the band; the best naive forecast "
-            f"({simple}) has {half.baselines[simple].rmse:.3f}."
-        )
-    else:
-        lines.append(f"No backtest: {html.escape(run.untested)}.")
-    return (
-        f'<article class="card"><h3>{swatch(run.style[0])}{html.escape(run.source.name)}</h3>'
-        f'<p><span class="word">{advice.action.capitalize()}.</span> '
-        f"{html.escape(advice.explanation[0].upper() + advice.explanation[1:])}</p>"
-        + "".join(f"<p>{line}</p>" for line in lines)
-        + warnings([*run.source.notes, *fitted.warnings], run.source.name)
-        + "</article>"
-    )
+        f"The ceiling A is {ceiling}."
+        if fitted.identified
+        else f"The ceiling A is not identified yet: {ceiling} is a range and not a result, because {fitted.reason}.",
+        _backtest(run) if run.backtest is None else f"Backtest: {_lower(_backtest(run))}",
+    ]
+    warned = [*run.source.notes, *fitted.warnings]
+    strong = f"{_capital(advice.action)}."
+    return _card(run.source.name, lines=lines, color=run.style[0], strong=strong, notes=warned)
 
 
 def _pattern(run: RunAnalysis) -> str:
@@ -263,39 +388,163 @@ def _pattern(run: RunAnalysis) -> str:
     return f".{max(0, 3 - round(math.log10(high - low)))}f"
 
 
-COLUMNS: dict[str, Callable[[RunAnalysis], Cell]] = {
-    "Run": lambda run: text_cell(run.source.name),
-    "Recipe": lambda run: text_cell(("first", "second")[run.side]),
-    "Last value": lambda run: Cell(f"{run.source.curve.metric[-1]:.3f}", float(run.source.curve.metric[-1])),
+COLUMNS_ALONE: dict[str, Callable[[RunAnalysis], Json]] = {
+    "Run": lambda run: cell(run.source.name, run.source.name, words=True, color=run.style[0]),
+    "Last value": lambda run: cell(f"{run.source.curve.metric[-1]:.3f}", float(run.source.curve.metric[-1])),
     "Ceiling A": lambda run: interval_cell(run.outlook.fit.asymptote, _pattern(run)),
     "Steepness B": lambda run: interval_cell(run.outlook.fit.efficiency, ".2f"),
-    "Midpoint C<sub>mid</sub>": lambda run: interval_cell(run.outlook.fit.midpoint, ""),
+    "Midpoint C_mid": lambda run: interval_cell(run.outlook.fit.midpoint, ""),
     "At 2×": lambda run: interval_cell(run.outlook.forecast.at[0], _pattern(run)),
     "At 4×": lambda run: interval_cell(run.outlook.forecast.at[1], _pattern(run)),
-    "Identified": lambda run: text_cell("yes" if run.outlook.fit.identified else "not yet"),
-    "Advice": lambda run: text_cell(run.outlook.advice.action),
+    "Identified": lambda run: words_cell("yes" if run.outlook.fit.identified else "not yet"),
+    "Advice": lambda run: words_cell(run.outlook.advice.action),
 }
-"""Columns of the table, by heading."""
+"""Columns of the table of runs, by heading."""
 
 
-def frontier_page(found: Frontier, runs: Sequence[tuple[Curve, Setting]]) -> str:
-    """Return the page about what a budget buys as one HTML document that needs no network.
+def _columns(analysis: Analysis) -> dict[str, Callable[[RunAnalysis], Json]]:
+    """Return the columns of the table of runs; if recipes are compared, with the recipe after the name."""
+    if analysis.comparison is None:
+        return COLUMNS_ALONE
+    recipe: dict[str, Callable[[RunAnalysis], Json]] = {
+        "Run": COLUMNS_ALONE["Run"],
+        "Recipe": lambda run: words_cell(("first", "second")[run.side]),
+    }
+    return {**recipe, **COLUMNS_ALONE}
 
-    Raises:
-        ConfigError: The `plotly` package is not installed.
-    """
-    sentence, *lines = (html.escape(text.strip()) for text in str(found).split("\n"))
+
+# ---------------------------------------------------------------------------------------------------------------- study
+
+GROUPS = {
+    "What raises or lowers the ceiling": ("raises", "lowers"),
+    "What only changes efficiency": ("more_efficient", "less_efficient", "later", "less_compute", "more_compute"),
+    "What makes no difference that this much compute can show": ("none",),
+    "Not measured yet": ("unknown",),
+}
+"""Effects that are listed under one heading, the most important heading first."""
+
+STUDY_TERMS = {
+    "Difference in A": (
+        f"the arm's ceiling minus the reference's. Ceilings within ±{MARGIN:g} of the metric's range count as the "
+        "same; only then are the efficiencies compared"
+    ),
+    "B at the common A": "B with the ceiling fixed at one value for all arms, because B depends strongly on it",
+    "Ratio of B": "B of the arm divided by B of the reference, with the ceiling fixed at one value for both",
+    "Ratio of compute": (
+        "compute that the arm needs for a level divided by the compute that the reference needs; above 1, the arm "
+        "needs more"
+    ),
+}
+"""Terms of a page about a study, in addition to those of every page."""
+
+
+def study_page(results: StudyResult) -> Json:
+    """Return the page about a study: verdicts, the arms side by side, and figures."""
+    unit = UNITS.get(results.axis, results.axis)
+    question = f"{results.about} " if results.about else ""
+    arms = (results.arm(results.reference), *results.ranked())
+    columns = ["Arm", "Effect", *(column.heading for column in (*ESTIMATES, *MEANS)), "Seeds done"]
+    predicted = predicted_columns(results)
+    of_held_out = [[words_cell(text) for text in row] for row in zip(*predicted.values(), strict=True)]
+    return _page(
+        f"Study: {results.name}",
+        f"{question}Every arm compared with {results.reference}; compute in {unit}.",
+        {"kind": "verdict", "sentence": summary(results), "notes": list(results.notes)},
+        {"kind": "groups", "groups": [group for group in (_group(results, *each) for each in GROUPS.items()) if group]},
+        table("Side by side", columns, [_arm_row(arm) for arm in arms]),
+        table("Predicted against observed", list(predicted), of_held_out),
+        drawn("Figures", {name: make(results) for name, make in STUDY_FIGURES.items()}),
+        {"kind": "runs"},
+        terms(STUDY_TERMS),
+        kind="study",
+    )
+
+
+def early_page(title: str, problem: str) -> Json:
+    """Return the page about a study without verdicts yet, or which cannot be read."""
+    text = problem or "The verdicts are being computed …"
+    return _page(title, "", {"kind": "text", "title": "", "text": text}, {"kind": "runs"}, kind="study")
+
+
+def summary(results: StudyResult) -> str:
+    """Return a summary of the study: what a budget buys, if the arms are a grid, and how many arms differ."""
+    counts = [sum(arm.effect in effects for arm in results.arms) for effects in GROUPS.values()]
+    ceiling, efficiency, none, unknown = counts
+    parts = [
+        f"{ceiling or 'none'} {'changes' if ceiling == 1 else 'change'} the ceiling",
+        f"{efficiency or 'none'} only efficiency",
+        f"{none or 'none'} {'makes' if none == 1 else 'make'} no difference that this much compute can show",
+    ]
+    if unknown:
+        parts.append(f"{unknown} {'is' if unknown == 1 else 'are'} not measured yet")
+    compared = "the one arm" if sum(counts) == 1 else f"{sum(counts)} arms"
+    counted = f"Of {compared} compared with {results.reference}, {', '.join(parts[:-1])}, and {parts[-1]}."
+    return " ".join([*results.of_law(), counted])
+
+
+def _group(results: StudyResult, title: str, effects: Sequence[str]) -> Json | None:
+    """Return the verdicts under one heading; None for an empty group of unmeasured arms."""
+    arms = [arm for arm in results.ranked() if arm.effect in effects]
+    if not arms and "unknown" in effects:
+        return None
+    text = results.exclusion() if "none" in effects else ""
+    return {"title": title, "text": text, "items": list(map(_verdict, arms))}
+
+
+def _verdict(arm: ArmResult) -> Json:
+    text = arm.sentence.removeprefix(arm.name).removeprefix(NO_DIFFERENCE)
+    problems = arm.problems if arm.fits else []  # without a fit the sentence has them
+    loose = sum(not fit.identified for fit in arm.fits)
+    if loose:
+        problems = [f"the ceiling is not identified yet in {loose} of {len(arm.runs)} runs", *problems]
+    details = [*([arm.about] if arm.about else []), *problems]
+    return {"color": EFFECTS[arm.effect].color, "name": arm.name, "text": text, "details": details}
+
+
+def _arm_row(arm: ArmResult) -> list[Json]:
+    effect = EFFECTS[arm.effect]
+    return [
+        cell(arm.name, arm.name, color=effect.color),
+        words_cell(effect.words),
+        *(_quantity(arm.quantity(column.quantity), column.pattern) for column in (*ESTIMATES, *MEANS)),
+        _seeds(arm),
+    ]
+
+
+def _quantity(value: Estimate | float | None, pattern: str) -> Json:
+    if value is None or isinstance(value, Estimate):
+        return interval_cell(value, pattern)
+    digits, power_of_ten, power = format(value, pattern).partition("e")
+    text = f"{digits} × 10{superscript(int(power))}" if power_of_ten else digits
+    return cell(text, value)
+
+
+def _seeds(arm: ArmResult) -> Json:
+    least = min((max(run.step, 0) for run in arm.runs), default=0)
+    small = "" if arm.done == len(arm.runs) else f"at step {least} or more"
+    return cell(f"{arm.done} of {len(arm.runs)}", arm.done, small=small)
+
+
+# ------------------------------------------------------------------------------------------------------------- frontier
+
+
+def frontier_page(found: Frontier, runs: Sequence[tuple[Curve, Setting]]) -> Json:
+    """Return the page about what a budget buys."""
+    sentence, *lines = (text.strip() for text in str(found).split("\n"))
     rows = [
-        [text_cell(setting_text(option.setting)), interval_cell(option.level, ".3f"),
-         Cell(f"{option.probability_best:.2f}", option.probability_best)]
+        [
+            words_cell(setting_text(option.setting)),
+            interval_cell(option.level, ".3f"),
+            cell(f"{option.probability_best:.2f}", option.probability_best),
+        ]
         for option in found.options
-    ]  # fmt: skip
-    told = "".join(f"<p>{text}</p>" for text in lines)
-    return html_page(
-        title="What a budget buys",
-        subtitle=f"One law over {len(runs)} runs with different settings.",
-        verdicts=f'<div class="card verdict"><p class="sentence">{sentence}</p>{told}</div>',
-        terms={},
-        table=table(["Setting", f"Level at {short(found.budget)} {found.unit}", "Best with probability"], rows),
-        figures={"frontier": frontier_figure(found, runs)},
+    ]
+    return _page(
+        "What a budget buys",
+        f"One law over {len(runs)} runs with different settings.",
+        {"kind": "verdict", "sentence": sentence, "lines": lines},
+        table("Settings", ["Setting", f"Level at {short(found.budget)} {found.unit}", "Best with probability"], rows),
+        drawn("Figures", {"frontier": frontier_figure(found, runs)}),
+        terms({}),
+        kind="frontier",
     )

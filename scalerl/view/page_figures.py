@@ -15,12 +15,17 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalerl.scaling import Band, Curve, Estimate, Fit, Frontier
+from scalerl.scaling.curve import UNITS
 from scalerl.scaling.settings import Setting, setting_text
+from scalerl.types import EvalPoint
 from scalerl.view.analysis import COLORS, DASHES, Analysis, RunAnalysis, Slope, common_unit, height_range
 from scalerl.view.figures import AHEAD, metric_name
 
 LOG = {"type": "log", "dtick": "D2"}
 """A logarithmic axis labeled at 1, 2 and 5."""
+
+SHOWN = 2000
+"""Number of evaluations above which a figure leaves some out."""
 
 Json = dict[str, Any]
 
@@ -49,6 +54,11 @@ class Figure:
 def plain(values: ArrayLike | Iterable[float]) -> list[float | None]:
     """Return numbers rounded to six digits; infinite and NaN become None, which plotly leaves out."""
     return [float(f"{value:.6g}") if np.isfinite(value) else None for value in np.asarray(values, float).ravel()]
+
+
+def thinned(values: Any) -> Any:
+    """Return a sequence, or every so many of its values if it is longer than `SHOWN`."""
+    return values[:: len(values) // SHOWN + 1]
 
 
 def number_html(value: float) -> str:
@@ -80,12 +90,12 @@ def evaluations(curve: Curve, color: str, name: str, symbol: int = 0) -> Json:
     """Return the trace of a curve's points, with their standard errors; the name is plain text."""
     name = html.escape(name)
     trace: Json = {
-        "mode": "markers", "name": name, "x": plain(curve.compute), "y": plain(curve.metric),
+        "mode": "markers", "name": name, "x": plain(thinned(curve.compute)), "y": plain(thinned(curve.metric)),
         "marker": {"color": color, "size": 6, "symbol": symbol},
         "hovertemplate": f"{curve.unit} %{{x:.4g}}<br>%{{y:.3f}}<extra>{name}</extra>",
     }  # fmt: skip
     if curve.stderr is not None:
-        error = {"array": plain(curve.stderr), "width": 0, "thickness": 1}
+        error = {"array": plain(thinned(curve.stderr)), "width": 0, "thickness": 1}
         trace["error_y"] = {**error, "color": f"{color.partition('/')[0]}/0.5"}
     return trace
 
@@ -147,7 +157,7 @@ def straight(slopes: Sequence[Slope], unit: float, style: tuple[str, str], width
     color, dash = style
     group = {"legendgroup": mean.label, "name": f"{html.escape(mean.label)}: B = {efficiency:.2f}", "showlegend": False}
     points = [
-        {**group, "mode": "markers", "x": plain(slope.compute / unit), "y": plain(slope.level(unit)),
+        {**group, "mode": "markers", "x": plain(thinned(slope.compute / unit)), "y": plain(thinned(slope.level(unit))),
          "marker": {"color": f"{color}/0.75", "size": 6, "symbol": (DASHES.index(dash) + number) % 8},
          "hovertemplate": f"C %{{x:.3g}}<br>F %{{y:.3g}}<extra>{html.escape(mean.label)}</extra>"}
         for number, slope in enumerate(slopes)
@@ -235,7 +245,85 @@ def frontier_figure(found: Frontier, runs: Sequence[tuple[Curve, Setting]]) -> F
     return Figure("What a budget buys", caption, data, layout, True, {"Compute axis": axes})
 
 
-# ------------------------------------------------------------------------------------------------------- page of runs
+# -------------------------------------------------------------------------------------------------- one run directory
+
+
+def points_figure(points: Sequence[EvalPoint], axis: str, task: str) -> Figure:
+    """Return the figure of a task's evaluations, which have no fit yet."""
+    points = thinned(points)
+    compute = [float(getattr(point, axis)) for point in points]
+    unit = UNITS.get(axis, axis)
+    trace: Json = {
+        "mode": "markers", "name": html.escape(task), "x": plain(compute), "y": plain([p.pass_rate for p in points]),
+        "marker": {"color": "@s0", "size": 6}, "hovertemplate": "%{x:.4g}<br>%{y:.3f}<extra></extra>",
+        "error_y": {"array": plain([p.stderr for p in points]), "width": 0, "thickness": 1, "color": "@s0/0.5"},
+    }  # fmt: skip
+    caption = (
+        "Dots are held-out evaluations with one standard error. A curve is fitted and continued as a forecast from the "
+        "fifth evaluation on."
+    )
+    layout = titled(f"training compute ({unit})", "held-out pass rate")
+    return Figure("Curves and forecasts", caption, [trace], layout, True)
+
+
+def series_figure(series: Sequence[tuple[str, Json]], metric: Json) -> Figure:
+    """Return the figure of one metric of one or more runs.
+
+    Args:
+        series: Name of each run, and its lists x, low, mean and high, as from `series.bucketed`.
+        metric: Description of the metric: name, label, unit, meaning, bounds, share.
+    """
+    several = len(series) > 1
+    unit = f" ({metric['unit']})" if metric["unit"] else ""
+    data: list[Json] = []
+    for number, (name, values) in enumerate(series):
+        color, dash = f"@s{number % COLORS}", DASHES[number // COLORS % len(DASHES)]
+        group: Json = {"legendgroup": str(number), "name": html.escape(name), "mode": "lines", "x": values["x"]}
+        quiet = {**group, "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
+        extra = html.escape(name) if several else ""
+        data += [
+            {**quiet, "y": values["low"]},
+            {**quiet, "y": values["high"], "fill": "tonexty", "fillcolor": f"{color}/0.18"},
+            {**group, "y": values["mean"], "line": {"color": color, "width": 1.7, "dash": dash},
+             "hovertemplate": f"step %{{x:.0f}}: %{{y:.4g}}<extra>{extra}</extra>"},
+        ]  # fmt: skip
+    bounds = [
+        {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": bound, "y1": bound,
+         "line": {"color": "@s1", "width": 1, "dash": "dot"}}
+        for bound in metric["bounds"] if bound > 0
+    ]  # fmt: skip
+    share = metric["share"]
+    layout = titled("step", f"{html.escape(metric['label'])}{html.escape(unit)}") | {"showlegend": several}
+    layout["yaxis"] |= {"tickformat": ".1%" if share else "", "rangemode": "nonnegative" if share else "normal"}
+    scales: dict[str, Json] = {
+        "linear": {"layout": {"shapes": bounds, "yaxis": {"type": "linear"}}},
+        "logarithmic": {"layout": {"shapes": [], "yaxis": {"type": "log"}}},
+    }
+    meaning = metric["meaning"][:1].upper() + metric["meaning"][1:]
+    caption = f"{meaning}{unit}. The band is the range over neighboring steps."
+    return Figure(metric["label"], caption, data, layout, True, {"Scale": scales})
+
+
+def metric_figure(runs: Sequence[tuple[str, Sequence[Json]]]) -> Figure | None:
+    """Return the figure of one metric of several runs, which the reader chooses; None if they have none.
+
+    Args:
+        runs: Name of each run, and its metrics as from `FollowedRun.metrics`.
+    """
+    described = {metric["name"]: metric for _, metrics in runs for metric in metrics}
+    options: dict[str, Json] = {}
+    for name in [name for name in ("pass_rate",) if name in described] + [n for n in described if n != "pass_rate"]:
+        series = [(run, metric) for run, metrics in runs for metric in metrics if metric["name"] == name]
+        figure = series_figure(series, described[name])
+        layout = {**figure.layout, "shapes": figure.choices["Scale"]["linear"]["layout"]["shapes"], "showlegend": True}
+        options[f"{described[name]['group']}: {described[name]['label']}"] = {"data": figure.data, "layout": layout}
+    if not options:
+        return None
+    caption = "Lines are means over neighboring steps, and bands their range. Dotted lines are healthy bounds."
+    return Figure("One metric of all runs", caption, [], {}, True, {"Metric": options})
+
+
+# -------------------------------------------------------------------------------------------------------------- curves
 
 
 def curves(analysis: Analysis) -> Figure:
@@ -288,7 +376,8 @@ def slopes(analysis: Analysis) -> Figure:
     caption += without_level(every)
     if analysis.comparison and analysis.comparison.verdict == "higher ceiling":
         caption += " Here the ceilings differ, so the common one fits neither side: do not rely on these slopes."
-    return Figure("Steepness B at one ceiling", caption, data, slope_layout(every, unit, analysis.axis))
+    layout = slope_layout(every, unit, analysis.axis)
+    return Figure("Steepness B at one ceiling", caption, data, layout, wide=True)
 
 
 def ceilings(analysis: Analysis) -> Figure:

@@ -9,7 +9,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,11 @@ from scalerl.core.run_files import EVENTS, METRICS, POINTS, RUN, Metric, RunInfo
 from scalerl.scaling import CurveError
 from scalerl.scaling.estimate import as_json
 from scalerl.types import EvalPoint
-from scalerl.view.outlook import Outlook, points_by_task, run_outlook, way_back
-from scalerl.view.page_figures import curve_traces, plain
+from scalerl.view.outlook import Outlook, Source, curve_of, points_by_task, run_outlook
+from scalerl.view.page_figures import plain
 from scalerl.view.rollouts import RolloutIndex
 from scalerl.view.series import Array, between, bucketed, level_of
 from scalerl.view.state import ALIVE, modified, pace, sign_of_life
-
-SHOWN = 2000
-"""Number of evaluations above which the figure of a curve leaves some out."""
 
 KEPT = 400
 """Number of latest rows of metrics that are kept."""
@@ -101,9 +98,10 @@ class RunView:
             CurveError: There are too few evaluations, or they cannot be fitted.
         """
         ahead = run_outlook(self.points.get(task, ()), self.axis)
-        return ahead.with_way_back(self.directory, self._all_points(), self.tasks) if self.directory else ahead
+        return ahead.with_way_back(self.directory, self.every_point(), self.tasks) if self.directory else ahead
 
-    def _all_points(self) -> list[EvalPoint]:
+    def every_point(self) -> list[EvalPoint]:
+        """Return the evaluations of all tasks and suites."""
         return [point for own in self.points.values() for point in own]
 
     def outlooks(self) -> dict[str, Outlook]:
@@ -130,7 +128,7 @@ class FollowedRun(RunView):
         self.path, self.name, self.study, self.id = path, name or path.name, study, id_of(path)
         self.state, self.detail = "waiting", ""
         self.fits: dict[str, dict[str, Any]] = {}
-        """Latest fit of each task for the page, from `page_fit`; set by the watcher."""
+        """Latest fit of each task for the list, from `list_fit`; set by the watcher."""
         self.version = 0
         """Increases with every change."""
         self.rollouts = RolloutIndex(path)
@@ -226,29 +224,28 @@ class FollowedRun(RunView):
         }
 
     def _task(self, task: str) -> dict[str, Any]:
-        last, fit = self.points[task][-1], self.fits.get(task)
-        if fit and fit.get("action") == "go back":
-            fit = {**fit, "advice": f"{fit['advice']} {way_back(self.path, self._all_points(), self.tasks)}"}
+        last = self.points[task][-1]
         return {
             "pass_rate": as_json(last.pass_rate),
             "stderr": as_json(last.stderr),
             "step": last.step,
             "evaluations": len(self.points[task]),
-            "fit": {name: value for name, value in fit.items() if name != "traces"} if fit else None,
+            "fit": self.fits.get(task),
         }
 
-    def curve(self, task: str) -> dict[str, Any]:
-        """Return the curve of a task: the current points and the traces of the latest fit."""
-        points = self.points.get(task, [])
-        points = points[:: len(points) // SHOWN + 1]
-        return {
-            "axis": self.axis,
-            "x": plain([getattr(point, self.axis) for point in points]),
-            "y": plain([point.pass_rate for point in points]),
-            "stderr": plain([point.stderr for point in points]),
-            "step": [point.step for point in points],
-            "traces": self.fits.get(task, {}).get("traces", []),
-        }
+    def source(self, task: str, axis: str | None = None) -> Source:
+        """Return the curve of a task with the suites of the run.
+
+        Raises:
+            CurveError: There are too few evaluations, or they make no curve.
+        """
+        suites = self.info.suites if self.info else ()
+        axis = axis or self.axis
+        curves = []
+        for suite in suites:
+            with suppress(CurveError):  # too few evaluations
+                curves.append(curve_of(self.points.get(suite, ()), axis))
+        return Source(self.path, self.name, curve_of(self.points[task], axis), self.info, tuple(curves))
 
     # --------------------------------------------------------------------------------------------------------- metrics
 
@@ -277,12 +274,16 @@ class FollowedRun(RunView):
         for name in [*described, *(name for name in columns if name not in described and name != "step")]:
             if name not in columns or not np.isfinite(columns[name]).any():
                 continue  # for example router metrics of a dense model
-            metric = described.get(name) or Metric("other", name, "a number that the run writes")
-            last = number(self.rows[-1].get(name)) if self.rows else math.nan
-            shown = {"name": name, "last": as_json(last), "level": level_of(metric, last)}
-            bounds = {"bounds": [*metric.above, *metric.below]}
-            metrics.append({**asdict(metric), **shown, **bounds, **bucketed(columns["step"], columns[name], places)})
+            metrics.append({**self.described(name), **bucketed(columns["step"], columns[name], places)})
         return metrics
+
+    def described(self, name: str) -> dict[str, Any]:
+        """Return the description of a metric, with its last value and the level of that."""
+        known = self.info.metrics.get(name) if self.info else None
+        metric = known or Metric("other", name, "a number that the run writes")
+        last = number(self.rows[-1].get(name)) if self.rows else math.nan
+        shown = {"name": name, "last": as_json(last), "level": level_of(metric, last)}
+        return {**asdict(metric), **shown, "bounds": [*metric.above, *metric.below]}
 
     def series(self, name: str, low: float, high: float, places: int) -> dict[str, list[float | None]]:
         """Return a series of one metric between two steps.
@@ -301,28 +302,15 @@ class FollowedRun(RunView):
         return {name: str(value) for name, value in self.info.settings.items()} if self.info else {}
 
 
-def page_fit(points: Sequence[EvalPoint], axis: str, name: str) -> dict[str, Any]:
-    """Return fit, forecast and advice of one task as JSON values for the live page, with the traces of its figure."""
-    values: dict[str, Any] = {"evaluations": len(points), "problem": "", "traces": []}
+def list_fit(points: Sequence[EvalPoint], axis: str) -> dict[str, Any]:
+    """Return forecast and advice of one task as JSON values for the list of runs."""
+    values: dict[str, Any] = {"evaluations": len(points), "problem": ""}
     try:
         ahead = run_outlook(points, axis)
-        curve = ahead.fit.curve  # the page adds the current points
-        least = float(curve.compute[curve.compute > 0][0])
-        traces = curve_traces(name, curve, ahead.fit, ("@s0", "solid"), least, 1.05)
     except CurveError as error:
         return {**values, "problem": str(error)}
-    estimates = {"twice": ahead.forecast.at[0], "four": ahead.forecast.at[1], "ceiling": ahead.fit.asymptote}
-    return {
-        **values,
-        "traces": traces,
-        **{key: plain([value.mean, value.low, value.high]) for key, value in estimates.items()},
-        "identified": ahead.fit.identified,
-        "reason": ahead.fit.reason,
-        "warnings": list(ahead.fit.warnings),
-        "action": ahead.advice.action,
-        # of a run that has fallen, the list adds the checkpoint to go back to
-        "advice": replace(ahead.advice, remedy="").sentence,
-    }
+    twice = ahead.forecast.at[0]
+    return {**values, "twice": plain([twice.mean, twice.low, twice.high]), "action": ahead.advice.action}
 
 
 def sound_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ import ipaddress
 import json
 import math
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import uvicorn
@@ -30,16 +30,17 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scalerl.core.addresses import comes_from_this_user, is_loopback
-from scalerl.view.page import plotly_script
+from scalerl.scaling import CurveError
+from scalerl.view.analysis import Analysis, analyze
+from scalerl.view.frozen import plotly_script
+from scalerl.view.outlook import run_outlook
+from scalerl.view.page import early_page, figures_of, large_figure, page, runs_page, young_page
 from scalerl.view.rollouts import FILES
 from scalerl.view.run import FollowedRun
 from scalerl.view.watcher import POLL_S, Watcher
 
-SPARK = 120
-"""Buckets of a small figure of a metric."""
-
-PLACES = 400
-"""Buckets of a large figure."""
+MOST_ANALYSES = 200
+"""Largest number of analyses that are kept for pages that are open."""
 
 BEAT_S = 15.0
 """Interval in seconds between comments in a stream without changes; they detect closed pages."""
@@ -159,6 +160,8 @@ class Pages:
             closing: Function that returns whether the server is shutting down, which ends streams.
         """
         self.watcher, self._closing = watcher, closing
+        self._analyses: dict[tuple[str, ...], tuple[object, Analysis | str]] = {}
+        """Analyses by what they are about, each with the points that it is from."""
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -166,6 +169,7 @@ class Pages:
         routes = [
             Route("/plotly.js", self.plotly),
             Route("/api/stream", self.stream),
+            Route("/api/page/{kind}/{ids}", self.page),
             Route("/api/runs/{id}/{what}", self.of_run),
             Mount("/assets", assets),
             Mount("/", assets),
@@ -209,6 +213,89 @@ class Pages:
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
+    async def page(self, request: Request) -> Response:
+        """Return the page about a run, about several, or about a study."""
+        kind, ids = request.path_params["kind"], request.path_params["ids"].split(",")
+        make = {"run": self.run_page, "compare": self.compare_page, "study": self.study_page}.get(kind)
+        if make is None or not all(one in self.watcher.runs or one in self.watcher.studies for one in ids):
+            raise HTTPException(404, "no such page")
+        return Response(await run_in_threadpool(make, ids), media_type="application/json")
+
+    def run_page(self, ids: Sequence[str]) -> str:
+        """Return the page about a run directory as JSON."""
+        run = self._runs(ids[:1])[0]
+        with self.watcher.lock:
+            tasks = list(run.tasks)
+        analyses = {task: self._analysis(run, task) for task in tasks}
+        for analysis in analyses.values():
+            if isinstance(analysis, Analysis):
+                figures_of(analysis)  # kept for `page`, which holds the lock
+        with self.watcher.lock:
+            return _json(page(run, analyses))
+
+    def compare_page(self, ids: Sequence[str]) -> str:
+        """Return the page about several run directories as JSON, by their first tasks on one compute axis."""
+        runs = self._runs(ids)
+        with self.watcher.lock:
+            axis = runs[0].axis
+            tasks = {run.id: next(iter(run.tasks), "") for run in runs}
+        each = {run.name: self._analysis(run, tasks[run.id], axis) for run in runs}
+        known = [analysis for analysis in each.values() if isinstance(analysis, Analysis)]
+        problems = {name: analysis for name, analysis in each.items() if isinstance(analysis, str)}
+        sources = [analysis.runs[0].source for analysis in known]
+        outlooks = [analysis.runs[0].outlook for analysis in known]
+        together = self._kept(("compare", *ids), known, lambda: analyze(sources, outlooks=outlooks)) if known else ""
+        if isinstance(together, Analysis):
+            figures_of(together)
+        with self.watcher.lock:
+            if isinstance(together, str):
+                return _json(young_page(runs, problems))
+            return _json(runs_page(together, runs, problems))
+
+    def study_page(self, ids: Sequence[str]) -> str:
+        """Return the page about a study as JSON."""
+        study = self.watcher.studies.get(ids[0])
+        if study is None:
+            raise HTTPException(404, "no such study")
+        return _json(study.page or early_page(f"Study: {study.path.name}", study.problem))
+
+    def _runs(self, ids: Sequence[str]) -> list[FollowedRun]:
+        with self.watcher.lock:
+            runs = [self.watcher.runs[one] for one in ids if one in self.watcher.runs]
+        if len(runs) < len(ids):
+            raise HTTPException(404, "no such run")
+        return runs
+
+    def _analysis(self, run: FollowedRun, task: str, axis: str | None = None) -> Analysis | str:
+        """Return the analysis of a task, or the reason why there is none."""
+        with self.watcher.lock:
+            points, every, axis = list(run.points.get(task, ())), run.every_point(), axis or run.axis
+            tasks = list(run.tasks)
+        if not points:
+            return "no evaluation yet"
+
+        def make() -> Analysis:
+            ahead = run_outlook(points, axis).with_way_back(run.path, every, tasks)
+            with self.watcher.lock:
+                source = run.source(task, axis)
+            return analyze([source], outlooks=[ahead])
+
+        return self._kept((run.id, task, axis), [*points, len(every)], make)
+
+    def _kept(self, key: tuple[str, ...], stamp: object, make: Callable[[], Analysis]) -> Analysis | str:
+        """Return an analysis from before if nothing has changed since, else make it."""
+        before = self._analyses.get(key)
+        if before is not None and before[0] == stamp:
+            return before[1]
+        try:
+            made: Analysis | str = make()
+        except CurveError as error:
+            made = str(error)
+        if len(self._analyses) >= MOST_ANALYSES:
+            self._analyses.pop(next(iter(self._analyses)), None)
+        self._analyses[key] = stamp, made
+        return made
+
     async def of_run(self, request: Request) -> Response:
         """Return data of one run, by the functions of `OF_RUN`."""
         run = self.watcher.runs.get(request.path_params["id"])
@@ -230,8 +317,8 @@ class Pages:
 
 
 def _series(run: FollowedRun, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return one metric between two steps, for a large figure."""
-    return run.series(asked.get("name", ""), _number(asked, "from", -math.inf), _number(asked, "to", math.inf), PLACES)
+    """Return the large figure of one metric between two steps."""
+    return large_figure(run, asked.get("name", ""), _number(asked, "from", -math.inf), _number(asked, "to", math.inf))
 
 
 def _group(run: FollowedRun, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -243,10 +330,7 @@ def _group(run: FollowedRun, asked: Mapping[str, str]) -> dict[str, Any]:
 
 
 OF_RUN: dict[str, Callable[[FollowedRun, Mapping[str, str]], dict[str, Any]]] = {
-    "curve": lambda run, asked: run.curve(asked.get("task", "")),
-    "metrics": lambda run, asked: {"metrics": run.metrics(SPARK)},
     "series": _series,
-    "config": lambda run, asked: {"fields": run.config_fields()},
     "rollouts": lambda run, asked: run.rollouts.find(asked),
     "group": _group,
 }

@@ -24,7 +24,7 @@ class Column(NamedTuple):
     """A column of the tables of arms, on the page and on a terminal."""
 
     heading: str
-    """Heading on the page, as HTML."""
+    """Heading on the page."""
     short: str
     """Heading on a terminal; empty: only on the page."""
     quantity: str
@@ -38,7 +38,7 @@ ESTIMATES = (
     Column("Difference in A", "difference in A", "asymptote_difference", "+.3f"),
     Column("B at the common A", "B", "efficiency", ".2f"),
     Column("Ratio of B", "", "efficiency_ratio", ".2f"),
-    Column("Midpoint C<sub>mid</sub>", "C_mid", "midpoint", ""),
+    Column("Midpoint C_mid", "C_mid", "midpoint", ""),
     Column("Ratio of compute", "", "compute_ratio", ".2f"),
 )
 MEANS = (

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,11 @@ from typing import Any
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.scaling import CurveError
 from scalerl.view.outlook import names_of
-from scalerl.view.run import FollowedRun, id_of, page_fit
+from scalerl.view.page import page, summary
+from scalerl.view.run import FollowedRun, id_of, list_fit
 from scalerl.view.state import find, is_run
 from scalerl.view.study import study_results
-from scalerl.view.study_figures import frontier
 from scalerl.view.study_files import read_files
-from scalerl.view.study_page import GROUPS, summary
-from scalerl.view.study_results import EFFECTS, ArmResult, StudyResult
 
 POLL_S = 0.5
 """Interval of the polls of the files, seconds."""
@@ -152,7 +149,7 @@ class Watcher:
     def _fit(self, run: FollowedRun, task: str) -> None:
         with self.lock:
             points, axis = list(run.points.get(task, ())), run.axis
-        fitted = page_fit(points, axis, run.name)
+        fitted = list_fit(points, axis)
         with self.lock:
             run.fits[task] = fitted
             run.version += 1
@@ -172,8 +169,11 @@ class FollowedStudy:
         self.path = path
         self.id = id_of(path)
         self.problem = ""
-        self._results: StudyResult | None = None
-        self._figure: dict[str, Any] | None = None
+        self.version = 0
+        """Increases with every judgment."""
+        self.page: dict[str, Any] | None = None
+        """The page of the study; None before the first judgment."""
+        self._name, self._sentence = path.name, ""
         self._seen: tuple[int, ...] | None = None
         self._next = 0.0
 
@@ -191,40 +191,15 @@ class FollowedStudy:
         try:
             results = study_results(read_files(self.path))
             # here and not in `summary`, which every open page asks for while the watcher holds its lock
-            self._figure = asdict(made) if (made := frontier(results)) else None
-            self._results, self.problem = results, ""
+            self.page = page(results)
+            self._name, self._sentence, self.problem = results.name, summary(results), ""
         except (ConfigError, CurveError, OSError) as error:
             self.problem = str(error)
+        self.version += 1
         ended = time.monotonic()
         self._next = ended + REST * (ended - began)
 
     def summary(self) -> dict[str, Any]:
-        """Return the study as JSON values."""
-        results = self._results
-        shown: dict[str, Any] = {"id": self.id, "name": self.path.name, "path": str(self.path), "problem": self.problem}
-        if results is None:
-            return {**shown, "sentence": "", "about": "", "notes": [], "groups": [], "figure": self._figure}
-        groups = [
-            {
-                "title": title,
-                "excluded": results.exclusion() if "none" in effects else "",
-                "arms": [_arm(results, arm) for arm in results.ranked() if arm.effect in effects],
-            }
-            for title, effects in GROUPS.items()
-        ]
-        reference = {"title": "The reference", "excluded": "", "arms": [_arm(results, results.arm(results.reference))]}
-        shown |= {"name": results.name, "about": results.about, "sentence": summary(results)}
-        listed = [reference, *(group for group in groups if group["arms"])]
-        return {**shown, "notes": list(results.notes), "groups": listed, "figure": self._figure}
-
-
-def _arm(results: StudyResult, arm: ArmResult) -> dict[str, Any]:
-    ceiling = arm.asymptote
-    return {
-        **{name: getattr(arm, name) for name in ("name", "about", "problems", "done")},
-        "color": EFFECTS[arm.effect].color,
-        "sentence": arm.sentence if arm.name != results.reference else "",
-        "ceiling": None if ceiling is None else [ceiling.mean, ceiling.low, ceiling.high],
-        "seeds": len(arm.runs),
-        "steps": [[max(run.step, 0), run.steps] for run in arm.runs],
-    }
+        """Return the study's entry in the list, as JSON values."""
+        names = {"id": self.id, "name": self._name, "path": str(self.path)}
+        return {**names, "version": self.version, "problem": self.problem, "sentence": self._sentence}

@@ -19,10 +19,10 @@ from scalerl.study.execute import Execution, execute
 from scalerl.study.plan import check, plan_toml, read_plan, select
 from scalerl.study.plans import PLANS
 from scalerl.study.predict import by_forecast, predict
+from scalerl.view.page import page
 from scalerl.view.study import study_results
 from scalerl.view.study_figures import FIGURES
 from scalerl.view.study_law import full_compute
-from scalerl.view.study_page import study_page
 
 GRID = replace(PLANS["frontier"](QUICK), seeds=(0,))
 SMALL = replace(select(GRID, ["*-g16"]), vary=("model.width", "recipe.prompts_per_step"))
@@ -169,6 +169,8 @@ def test_the_figure_names_the_setting_that_is_best_in_each_stretch(finished):
     assert max(best["width 64, prompts_per_step 8"]) < 2e15
     last = [y for y in thick["width 160, prompts_per_step 32"]["y"] if y is not None][-1]
     assert min(best["width 160, prompts_per_step 32"]) > 2e15 and last == pytest.approx(0.605, abs=0.015)
-    page = study_page(results)
-    assert "Best for 5.898e+15 FLOPs: width 1" in page and "Predicted against observed" in page
-    assert 'id="plot-frontier"' in page and page.count("w160-p32-g16/seed-0") >= 1
+    made = page(results)
+    assert made["blocks"][0]["sentence"].startswith("Best for 5.898e+15 FLOPs: width 1")
+    (predicted,) = [block for block in made["blocks"] if block.get("title") == "Predicted against observed"]
+    assert "w160-p32-g16/seed-0" in [row[0]["text"] for row in predicted["rows"]]
+    assert made["blocks"][-3]["figures"][0]["name"] == "frontier"

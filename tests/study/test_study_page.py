@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from simulated_study import KNOWN, STEPS, Truth, write_study
 
+from scalerl.view.frozen import write_page
+from scalerl.view.page import page
 from scalerl.view.study import study_results
 from scalerl.view.study_figures import FIGURES
 
@@ -21,36 +23,35 @@ def results(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page_file(results, tmp_path_factory):
-    from scalerl.view.study_page import study_page
-
     path = tmp_path_factory.mktemp("page") / "study.html"
-    path.write_text(study_page(results), encoding="utf-8")
+    write_page(path, page(results))
     return path
 
 
-@pytest.fixture(scope="module")
-def words(page_file):
-    """The page without its scripts."""
-    return page_file.read_text().split("<script>")[0]
+def texts(made, title):
+    """Return the text and the details of each arm below a heading, by name."""
+    groups = next(block for block in made["blocks"] if block["kind"] == "groups")["groups"]
+    (one,) = [group for group in groups if group["title"] == title]
+    return one["text"], {item["name"]: " ".join([item["text"], *item["details"]]) for item in one["items"]}
 
 
-def group(words, title):
-    """Return the verdicts below a heading."""
-    return words.split(f"<h3>{title}</h3>")[1].split("</article>")[0]
+def test_every_arm_is_listed_under_its_effect(results):
+    made = page(results)
+    sentence = "Of 5 arms compared with scalerl, 1 changes the ceiling, 1 only efficiency, 1 makes no difference"
+    assert sentence in made["blocks"][0]["sentence"]
+    _, changed = texts(made, "What raises or lowers the ceiling")
+    assert list(changed) == ["dapo"] and changed["dapo"].startswith(" lowers the ceiling: A differs by -0.0")
+    assert texts(made, "What only changes efficiency")[1]["slow"].startswith(": same ceiling, less efficient")
+    excluded, none = texts(made, "What makes no difference that this much compute can show")
+    assert none["fp32"].startswith(": A differs by") and "are excluded (90% interval)" in excluded
+    _, unknown = texts(made, "Not measured yet")
+    assert "a fit needs at least 5 points; got 4" in unknown["young"]
+    assert "failed: loss is not finite at step 3" in unknown["broken"]
 
 
-def test_every_arm_is_listed_under_its_effect(words):
-    assert "Of 5 arms compared with scalerl, 1 changes the ceiling, 1 only efficiency, 1 makes no difference" in words
-    assert "<b>dapo</b> lowers the ceiling: A differs by -0.0" in group(words, "What raises or lowers the ceiling")
-    assert "<b>slow</b>: same ceiling, less efficient" in group(words, "What only changes efficiency")
-    none = group(words, "What makes no difference that this much compute can show")
-    assert "<b>fp32</b>: A differs by" in none and "are excluded (90% interval)" in none
-    unknown = group(words, "Not measured yet")
-    assert "a fit needs at least 5 points; got 4" in unknown and "failed: loss is not finite at step 3" in unknown
-
-
-def test_text_of_plans_and_logs_is_escaped(words):
-    assert "What &lt;b&gt;matters&lt;/b&gt; &amp; what does not?&lt;/script&gt;" in words and "<b>matters" not in words
+def test_text_of_plans_and_logs_is_text(page_file, opened):
+    assert "<b>matters" not in page_file.read_text()
+    assert ABOUT in opened.tab.locator("p.about").inner_text()
 
 
 def test_the_forest_plot_has_every_compared_arm_with_its_interval_and_the_margin(results):
@@ -110,11 +111,10 @@ def test_straight_lines_have_the_mean_slope_of_the_arm_at_the_common_ceiling(res
 
 
 def test_a_study_without_any_fit_has_a_page(tmp_path):
-    from scalerl.view.study_page import study_page
-
     truths = {"scalerl": Truth(last_step=-1), "fp32": Truth(last_step=-1)}
-    text = study_page(study_results(write_study(tmp_path / "new", truths))).split("<script>")[0]
-    assert "<b>fp32</b>: not measured yet (not started)" in text and "<figure" not in text
+    made = page(study_results(write_study(tmp_path / "new", truths)))
+    assert texts(made, "Not measured yet")[1]["fp32"].startswith(": not measured yet (not started)")
+    assert "figures" not in [block["kind"] for block in made["blocks"]]
 
 
 def test_the_figures_draw_without_console_messages(opened):

@@ -15,8 +15,10 @@ from scalerl.learner.checkpoint import FORMAT, CheckpointStore, save_state
 from scalerl.training.run_dir import RunDirectory
 from scalerl.training.saved import checkpoint_of
 from scalerl.types import EvalPoint
+from scalerl.view.analysis import analyze
 from scalerl.view.outlook import way_back
-from scalerl.view.run import FollowedRun, page_fit
+from scalerl.view.page import page
+from scalerl.view.run import FollowedRun
 
 RATES = {10: 0.5, 20: 0.8, 30: 0.6, 40: 0.7, 50: 0.8, 60: 0.3}
 
@@ -93,8 +95,11 @@ def test_the_advice_to_go_back_gives_the_checkpoint_that_exists_and_the_command(
     assert best in capsys.readouterr().out and command in (path.parent / "page.html").read_text()
     watched = FollowedRun(path)
     assert best in watched.outlook("arithmetic").lines()[-1]
-    watched.fits["arithmetic"] = page_fit(watched.points["arithmetic"], watched.axis, "run")
-    assert watched.summary()["tasks"]["arithmetic"]["fit"]["advice"].endswith(best)
+    analysis = analyze([watched.source("arithmetic")], outlooks=[watched.outlook("arithmetic")])
+    (cards,) = [
+        block["cards"] for block in page(watched, {"arithmetic": analysis})["blocks"] if block["kind"] == "cards"
+    ]
+    assert [card["lines"][-1].endswith(best) for card in cards if card["title"] == "Advice"] == [True]
     shutil.rmtree(path / "checkpoints/step_000030")
     assert "step 10" in load(path).advise().remedy  # always one that exists
     shutil.rmtree(path / "checkpoints")

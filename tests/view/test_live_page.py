@@ -79,7 +79,7 @@ def row(tab, name):
 def open_run(tab, name):
     tab.get_by_role("link", name=name, exact=True).first.click()
     tab.wait_for_selector(".tile")
-    tab.wait_for_selector("#curve-0 .main-svg")
+    tab.wait_for_selector("#plot-curves .main-svg")
 
 
 def test_the_list_has_state_step_pass_rate_forecast_and_advice(live, tab, place):
@@ -100,8 +100,8 @@ def test_a_new_step_and_a_new_point_are_seen_without_a_reload(live, tab, place):
     open_run(tab, "two")
     add_points(run, [7], pass_rate=0.777)
     live.until("document.body.textContent.includes('0.777')")
-    live.until("document.getElementById('curve-0').data.some((trace) => trace.y.at(-1) === 0.777)")
-    layers = tab.locator("#curve-0 .main-svg").evaluate_all("all => all.map(one => getComputedStyle(one).position)")
+    live.until("document.getElementById('plot-curves').data.some((trace) => trace.y.at(-1) === 0.777)")
+    layers = tab.locator("#plot-curves .main-svg").evaluate_all("all => all.map(one => getComputedStyle(one).position)")
     assert layers and set(layers) == {"absolute"}  # plotly's styles still apply: its layers and buttons overlap
 
 
@@ -115,8 +115,8 @@ def test_a_run_shows_its_curve_its_forecast_and_every_metric_with_its_meaning(ta
     assert tab.locator(".tile").count() == len(shown) > 30
     assert all(metric.meaning in text for metric in shown)
     assert tab.locator(".tile.bad .label").all_inner_texts() == ["Truncated"]
-    assert tab.locator("main section h2").first.inner_text() == "Learning"
-    kinds = tab.evaluate("document.getElementById('curve-0').data.length")
+    assert tab.locator("main section:has(.tiles) h2").first.inner_text() == "Learning"
+    kinds = tab.evaluate("document.getElementById('plot-curves').data.length")
     assert kinds == 6  # band, fit, forecast, points and ceiling
 
 
@@ -213,13 +213,16 @@ def test_runs_and_their_configurations_are_compared(live, tab):
     for name in ("one", NAME):
         row(tab, name).get_by_role("checkbox").check()
     tab.get_by_role("link", name="Compare 2 runs").click()
-    tab.wait_for_selector("#curves .main-svg")
-    tab.wait_for_selector("#metrics .main-svg")
-    assert tab.evaluate("new Set(document.getElementById('curves').data.map((trace) => trace.legendgroup)).size") == 2
-    assert tab.locator("td.value").all_inner_texts() == ["500", "400"] or tab.locator("td.value").count() == 2
+    tab.wait_for_selector("#plot-curves .main-svg")
+    tab.wait_for_selector("#plot-metrics .main-svg")
+    assert (
+        tab.evaluate("new Set(document.getElementById('plot-curves').data.map((trace) => trace.legendgroup)).size") == 2
+    )
+    differing = tab.locator("section").filter(has=tab.get_by_role("heading", name="Differences"))
+    assert sorted(differing.locator("tbody td").all_inner_texts()) == ["400", "500"]
     tab.get_by_label("Metric", exact=True).select_option("learning: Entropy")
-    live.until("document.getElementById('metrics').layout.yaxis.title.text === 'Entropy (nats)'")
-    assert tab.get_by_label("Metric", exact=True).input_value() == "entropy"
+    live.until("document.getElementById('plot-metrics').layout.yaxis.title.text === 'Entropy (nats)'")
+    assert tab.get_by_label("Metric", exact=True).input_value() == "learning: Entropy"
     assert tab.locator("main img").count() == 0
 
 
@@ -228,7 +231,7 @@ def test_a_study_shows_its_verdicts_and_its_runs(tab):
     tab.wait_for_selector("ul.verdicts li")
     text = tab.locator("main").inner_text()
     assert "Of the one arm compared with scalerl" in text and "lowers the ceiling" in text
-    assert "1 of 1 seeds done" in text and "loo/dapo/seed-0" in text
+    assert "1 of 1" in text and "loo/dapo/seed-0" in text
 
 
 def test_a_study_over_settings_shows_what_a_budget_buys(live, tmp_path):
@@ -238,9 +241,9 @@ def test_a_study_over_settings_shows_what_a_budget_buys(live, tmp_path):
     with served(cwd=study.path.parents[1]) as address:
         live.tab.goto(address)
         live.tab.get_by_role("link", name="grid", exact=True).click()
-        live.tab.wait_for_selector("#frontier .main-svg")
+        live.tab.wait_for_selector("#plot-frontier .main-svg")
         assert "What a budget buys" in live.tab.locator("main").inner_text()
-        figure = live.tab.evaluate_handle("document.getElementById('frontier')")
+        figure = live.tab.evaluate_handle("document.getElementById('plot-frontier')")
         shown = figure.evaluate("(node) => node.data.filter((trace) => trace.showlegend).map((trace) => trace.name)")
         assert shown[-1] == "width 160, prompts_per_step 16"  # larger ones win where compute is plenty
         assert figure.evaluate("(node) => node.layout.xaxis.type") == "log"
@@ -263,7 +266,7 @@ def test_every_page_is_readable_at_any_width_in_light_and_dark(live, tab, width,
         live.tab.goto(live.address + address)
         live.tab.wait_for_selector(waits[name])
         if name == "run":
-            live.tab.wait_for_selector("#curve-0 .main-svg")
+            live.tab.wait_for_selector("#plot-curves .main-svg")
         live.check_readable(width, scheme, texts)
         for badge in live.tab.locator(".badge, .flag, mark.injected").all()[:12]:
             colors = badge.evaluate("n => [getComputedStyle(n).color, getComputedStyle(n).backgroundColor]")

@@ -11,7 +11,9 @@ from simulated_runs import write
 
 from scalerl.scaling import Curve
 from scalerl.view.analysis import analyze
+from scalerl.view.frozen import asset, frozen, write_page
 from scalerl.view.outlook import read_sources
+from scalerl.view.page import page
 from scalerl.view.page_figures import FIGURES
 
 pytest.importorskip("plotly", reason="the page needs the extra `report`")
@@ -36,21 +38,41 @@ def studied(files):
 
 @pytest.fixture(scope="module")
 def page_file(studied, tmp_path_factory):
-    from scalerl.view.page import page
-
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(page(studied), encoding="utf-8")
+    write_page(path, page(studied))
     return path
 
 
-def test_the_text_has_every_run_recipe_and_number_without_javascript(page_file, studied):
-    text = page_file.read_text().split("<script>")[0]
-    assert "The first has the higher ceiling, by 0.0" in text
-    assert all(f"<dt>{term}" in text for term in ("A, the ceiling", "B, the steepness", "C<sub>mid</sub>"))
-    assert "&lt;b&gt;theirs &amp; co" in text and "<b>theirs" not in text
-    assert "too few points: 7 points" in text and "No backtest: the first 0.3 of the run holds 2" in text
-    ceiling = studied.runs[0].outlook.fit.asymptote
-    assert f"{ceiling.mean:.3f}<small>{ceiling.low:.3f} to {ceiling.high:.3f}</small>" in text
+def block(made, kind):
+    """Return the first block of a kind."""
+    return next(one for one in made["blocks"] if one["kind"] == kind)
+
+
+def test_the_page_has_every_run_recipe_and_number(page_file, studied):
+    made = page(studied)
+    assert "The first has the higher ceiling, by 0.0" in block(made, "verdict")["sentence"]
+    assert {"A, the ceiling", "B, the steepness", "C_mid, the midpoint"} < set(block(made, "terms")["terms"])
+    cards = block(made, "cards")["cards"]
+    assert [card["title"] for card in cards] == [run.source.name for run in studied.runs]
+    assert any("too few points: 7 points" in note for note in cards[3]["notes"])
+    assert cards[3]["lines"][-1].startswith("No backtest: the first 0.3 of the run holds 2")
+    table, ceiling = block(made, "table"), studied.runs[0].outlook.fit.asymptote
+    cell = table["rows"][0][table["columns"].index("Ceiling A")]
+    assert (cell["text"], cell["small"]) == (f"{ceiling.mean:.3f}", f"{ceiling.low:.3f} to {ceiling.high:.3f}")
+    assert [row[1]["text"] for row in table["rows"]] == ["first", "first", "second", "second"]
+
+
+def test_names_with_html_are_text(page_file, opened):
+    assert "<b>theirs" not in page_file.read_text()
+    assert "<b>theirs & co" in opened.tab.locator("main").inner_text()
+    assert opened.tab.locator("main table b, main article h3 b").count() == 0
+
+
+def test_the_file_has_the_html_and_scripts_of_the_live_page(page_file):
+    text = page_file.read_text()
+    for name in ("theme.js", "dom.js", "figures.js", "page.js", "app.js", "page.css"):
+        assert asset(name) in text, name
+    assert '<main id="main" tabindex="-1"></main>' in text and '<main id="main"' in asset("index.html")
 
 
 def test_the_page_needs_no_network(page_file):
@@ -61,11 +83,9 @@ def test_the_page_needs_no_network(page_file):
 
 
 def test_a_name_cannot_end_the_script_with_the_figures(tmp_path):
-    from scalerl.view.page import page
-
-    text = page(analyze(read_sources([write(tmp_path / "<!--<script>.jsonl", curve(points=13))])))
-    drawn = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, flags=re.DOTALL)
-    assert drawn and "<" not in drawn[1] and set(json.loads(drawn[1])) <= set(FIGURES)
+    made = page(analyze(read_sources([write(tmp_path / "<!--<script>.jsonl", curve(points=13))])))
+    drawn = re.search(r'<script type="application/json" id="frozen">(.*?)</script>', frozen(made), flags=re.DOTALL)
+    assert drawn and "<" not in drawn[1] and json.loads(drawn[1]) == {"page": made, "series": {}}
 
 
 def test_the_curves_have_every_point_and_the_forecast_at_four_times(studied):
@@ -95,10 +115,9 @@ def test_runs_of_a_recipe_share_its_color_and_single_runs_have_different_ones(st
 
 
 def test_without_a_second_side_there_is_no_comparison_and_no_recipe_column(files):
-    from scalerl.view.page import page
-
-    text = page(analyze(read_sources(files[0][:1]))).split("<script>")[0]
-    assert "Run report" in text and "The first" not in text and ">Recipe<" not in text
+    made = page(analyze(read_sources(files[0][:1])))
+    assert made["title"] == "Run report" and "verdict" not in [one["kind"] for one in made["blocks"]]
+    assert "Recipe" not in block(made, "table")["columns"]
 
 
 def test_only_runs_that_are_long_enough_can_be_chosen_for_a_backtest(studied, files):
@@ -107,15 +126,13 @@ def test_only_runs_that_are_long_enough_can_be_chosen_for_a_backtest(studied, fi
 
 
 def test_a_run_that_only_falls_has_a_page(tmp_path):
-    from scalerl.view.page import page
-
     falling = Curve(np.linspace(0, 100, 12), 0.3 - 0.002 * np.linspace(0, 100, 12), axis="device_hours")
     analysis = analyze(read_sources([write(tmp_path / "falling.jsonl", falling)]))
     assert len(analysis.runs[0].slope.compute) == 0 and list(analysis.runs[0].slope.span) == [
         pytest.approx(100 / 11),
         100,
     ]
-    assert "11 points at or above A, or at or below R0, have no F" in page(analysis)
+    assert "11 points at or above A, or at or below R0, have no F" in json.dumps(page(analysis))
 
 
 def test_the_figures_draw_without_console_messages(opened):

@@ -14,7 +14,10 @@ from serving import connection_to, first_event, get, key_of, served
 from watched import add_points, add_rollouts, point, rollout, write_run
 
 from scalerl.cli.main import main
+from scalerl.view.analysis import analyze
+from scalerl.view.page import page
 from scalerl.view.run import LIFE_S, FollowedRun
+from scalerl.view.server import Pages
 from scalerl.view.watcher import Watcher
 
 DEEP = "[" * 100_000
@@ -177,8 +180,10 @@ def everything(place, capsys):
             runs = looked(watcher)
             assert runs["good"]["step"] == 30 and runs["good"]["points"] == 12 and not runs["good"]["warnings"]
             run = next(run for run in watcher.runs.values() if run.name == "bad")
-            answers = [run.metrics(20), run.rollouts.find({}), *(run.curve(task) for task in run.tasks)]
-            json.dumps([*answers, run.config_fields()], allow_nan=False)
+            json.dumps(run.rollouts.find({}), allow_nan=False)
+            pages = Pages(watcher, lambda: False)
+            every = [pages.run_page([run.id]), pages.compare_page(list(watcher.runs))]
+            assert all(json.loads(text)["title"] for text in every)
         finally:
             watcher.close()
 
@@ -219,4 +224,9 @@ def test_a_long_run_needs_little_memory_and_a_small_figure(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(watched.points["arithmetic"]) == 20_000 and peak < 20_000 * 800, peak / 20_000
-    assert 1000 < len(watched.curve("arithmetic")["x"]) <= 4000
+    early = page(watched, {"arithmetic": "too early"})
+    every = page(watched, {"arithmetic": analyze([watched.source("arithmetic")])})
+    for made in (early, every):
+        figures = [figure for block in made["blocks"] if block["kind"] == "figures" for figure in block["figures"]]
+        traces = [trace for figure in figures for trace in figure["data"]]
+        assert 1000 < max(len(trace["x"]) for trace in traces) <= 4000

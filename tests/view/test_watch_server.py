@@ -1,5 +1,6 @@
 """The server of the live page: access control, answers and errors."""
 
+import json
 import os
 import re
 import socket
@@ -41,15 +42,19 @@ def test_the_runs_and_studies_of_a_directory_are_served_by_default(address):
     assert [study["name"] for study in event["studies"]] == ["loo"]
 
 
-def test_the_server_returns_metrics_series_curve_configuration_and_rollouts_of_a_run(address):
-    run = f"/api/runs/{next(run['id'] for run in first_event(address)['runs'] if run['name'] == 'mine')}"
-    metrics = {one["name"]: one for one in ask(address, f"{run}/metrics")["metrics"]}
+def test_the_server_returns_the_page_the_metrics_and_the_rollouts_of_a_run(address):
+    mine = next(run["id"] for run in first_event(address)["runs"] if run["name"] == "mine")
+    run, page = f"/api/runs/{mine}", ask(address, f"/api/page/run/{mine}")
+    blocks = {block["kind"]: block for block in page["blocks"]}
+    metrics = {one["name"]: one for one in blocks["metrics"]["metrics"]}
     assert metrics["entropy"]["unit"] == "nats" and len(metrics["entropy"]["x"]) == 120
     assert "router_disagreement" not in metrics  # the model is dense
-    assert ask(address, f"{run}/series?name=tokens&from=10&to=12")["mean"] == [50_000.0 * step for step in range(9, 14)]
-    curve = ask(address, f"{run}/curve?task=arithmetic")
-    assert curve["axis"] == "flops" and curve["step"] == list(range(0, 310, 10)) and curve["y"][0] == 0.2
-    assert ask(address, f"{run}/config")["fields"]["steps"] == "400"
+    tokens = ask(address, f"{run}/series?name=tokens&from=10&to=12")
+    assert tokens["data"][-1]["y"] == [50_000.0 * step for step in range(9, 14)]
+    curves = blocks["figures"]["figures"][0]
+    points = next(trace for trace in curves["data"] if trace["mode"] == "markers" and len(trace["x"]) == 31)
+    assert curves["name"] == "curves" and points["y"][0] == 0.2 and points["x"][-1] == 6e14
+    assert blocks["fields"]["fields"]["steps"] == "400"
     assert [row["sample"] for row in ask(address, f"{run}/rollouts?kind=training&passed=false")["rows"]] == [1, 3]
     assert len(ask(address, f"{run}/group?kind=training&row=2")["rows"]) == 4
     for wrong, status in (
@@ -57,7 +62,29 @@ def test_the_server_returns_metrics_series_curve_configuration_and_rollouts_of_a
         ("/group?kind=../../etc&row=0", 400), ("/group?kind=training&row=99", 404), ("/nothing", 404),
     ):  # fmt: skip
         assert get(address, run + wrong)[0] == status, wrong
-    assert get(address, "/api/runs/none/metrics")[0] == 404
+    for path in ("/api/runs/none/series?name=loss", "/api/page/run/none", "/api/page/none/x", f"/api/page/study/{mine}",
+                 f"/api/page/compare/{mine},none", "/api/page/run/"):  # fmt: skip
+        assert get(address, path)[0] == 404, path
+
+
+def kinds(page):
+    return [block["kind"] for block in page["blocks"]]
+
+
+def test_a_study_and_a_comparison_of_runs_are_pages_too(address):
+    event = first_event(address)
+    study, runs = event["studies"][0]["id"], [run["id"] for run in event["runs"] if run["study"]]
+    end = time.monotonic() + 30
+    while "verdict" not in kinds(page := ask(address, f"/api/page/study/{study}")):
+        assert time.monotonic() < end, page
+        time.sleep(0.1)
+    assert page["title"] == "Study: loo" and "lowers the ceiling" in json.dumps(page)
+    page = ask(address, f"/api/page/compare/{','.join(runs)}")
+    blocks = {block["kind"]: block for block in page["blocks"]}
+    names = [run["name"] for run in event["runs"] if run["study"]]
+    assert [card["title"] for card in blocks["cards"]["cards"]] == names
+    drawn = [figure["name"] for block in page["blocks"] if block["kind"] == "figures" for figure in block["figures"]]
+    assert drawn[0] == "curves" and drawn[-1] == "metrics"
 
 
 def test_only_files_of_the_page_are_served(address):
@@ -97,7 +124,7 @@ def test_every_address_requires_its_token_once(place, host):
         port, token = re.search(r":(\d+)/\?token=(\S+)$", address).groups()
         local = re.sub(r"//.*:", "//127.0.0.1:", address) if host == "0.0.0.0" else address
         assert len(token) >= 32
-        for path in ("/", "/api/stream", "/api/runs/x/config", "/plotly.js", "/assets/app.js", "/?token=wrong",
+        for path in ("/", "/api/stream", "/api/page/run/x", "/plotly.js", "/assets/app.js", "/?token=wrong",
                      "/?token=", f"/?token={token[:-1]}", f"/?token={token}x"):  # fmt: skip
             assert get(local, path, Cookie="")[0] == 403, path
             assert get(local, path, Cookie=f"scalerl-watch-{port}=")[0] == 403, path

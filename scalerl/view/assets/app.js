@@ -1,4 +1,5 @@
-// Follows the server's stream, selects the page by the address, and redraws it after changes.
+// Follows the server's stream, selects the page by the address, and redraws it after changes. A frozen page has no
+// server: its JSON is in the file.
 "use strict";
 
 const known = { runs: new Map(), studies: new Map(), problems: [] };
@@ -9,13 +10,13 @@ let view = null;
 let [loading, again, loaded] = [false, false, 0];
 
 function viewOf(address) {
+  if (frozen) return documentPage("", "", () => 0);
   const [path, query] = address.replace(/^#\/?/, "").split("?");
   const [kind, ids, part] = path.split("/");
   const parameters = new URLSearchParams(query ?? "");
   if (kind === "run" && part === "rollouts") return rolloutsPage(ids, parameters);
-  if (kind === "run") return runPage(ids);
-  if (kind === "compare") return comparePage(ids.split(","), parameters);
-  if (kind === "study") return studyPage(ids);
+  const versions = () => ids.split(",").map((id) => (known.runs.get(id) ?? known.studies.get(id))?.version).join();
+  if (["run", "compare", "study"].includes(kind)) return documentPage(kind, ids, versions);
   return listPage;
 }
 
@@ -32,7 +33,7 @@ function render() {
   if (link && document.activeElement === document.body) // its row has moved
     main.querySelector(`[href="${CSS.escape(link)}"]`)?.focus({ preventScroll: true });
   for (const box of document.querySelectorAll("[data-compare]")) box.checked = chosen.has(box.dataset.compare);
-  document.title = `${view.title()} · scalerl watch`;
+  if (!frozen) document.title = `${view.title()} · scalerl watch`;
   view.draw?.();
 }
 
@@ -67,7 +68,7 @@ function go() {
   const before = view;
   view = viewOf(location.hash);
   const stays = before && before.title() === view.title();
-  if (view.load && stays) {
+  if (view.load && stays && !frozen) {
     refresh(); // another rollout of the same list: the page stays until the rollout has loaded
     return;
   }
@@ -116,17 +117,21 @@ document.addEventListener("click", (event) => {
   const large = event.target.closest("[data-large]");
   if (large) showLarge(view, large.dataset.large).catch(complain);
   if (event.target.closest("[data-close]")) document.getElementById("large").close();
+  const heading = event.target.closest("[data-sort]");
+  if (heading) {
+    view.sort(heading.dataset.sort, Number(heading.dataset.column));
+    render();
+  }
 });
 
 document.addEventListener("change", (event) => {
-  const { compare, log, metric, by, filter } = event.target.dataset;
+  const { compare, figure, choice, by, filter } = event.target.dataset;
   if (compare !== undefined) {
     if (event.target.checked) chosen.add(compare);
     else chosen.delete(compare);
     render();
   }
-  if (log !== undefined) view.scale(event.target.checked);
-  if (metric !== undefined) location.hash = `#/compare/${metric}?metric=${event.target.value}`;
+  if (figure !== undefined) view.choose(figure, choice, event.target.value);
   if (by !== undefined) view.color(event.target.value);
   if (filter !== undefined) view.filter(event.target.form);
 });
@@ -135,11 +140,6 @@ document.addEventListener("submit", (event) => {
   event.preventDefault();
   if (event.target.dataset.filters) view.filter(event.target);
 });
-
-// "toggle" does not bubble
-document.addEventListener("toggle", (event) => {
-  if (event.target.dataset?.config && event.target.open) showConfig(event.target.dataset.config).catch(complain);
-}, true);
 
 const STEPS = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
 
@@ -152,7 +152,16 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-window.addEventListener("hashchange", go);
-go();
-follow();
-setTimeout(() => plotly().catch(complain), 1500); // preloaded for the first figure, after the list has been drawn
+function start() {
+  window.addEventListener("hashchange", go);
+  if (frozen) {
+    document.querySelector("header.top").remove();
+    known.ready = true;
+    go();
+    return;
+  }
+  go();
+  follow();
+  setTimeout(() => plotly().catch(complain), 1500); // preloaded for the first figure, after the list has been drawn
+}
+start();

@@ -1,6 +1,9 @@
 // Makes elements from data. All text from runs, tasks and rollouts becomes text nodes, never HTML.
 "use strict";
 
+// The JSON of a page that was written as a file; null on a page that `scalerl watch` serves
+const frozen = JSON.parse(document.getElementById("frozen")?.textContent ?? "null");
+
 // el("p", {class: "muted"}, "text", child): attributes that are null or false are omitted
 function el(tag, attributes, ...children) {
   const node = document.createElement(tag);

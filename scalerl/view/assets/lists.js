@@ -1,4 +1,4 @@
-// The list of runs, the comparison of runs, and studies.
+// The list of runs and studies.
 "use strict";
 
 const chosen = new Set(); // ids of the runs to compare
@@ -58,19 +58,19 @@ const ORDER = [...ALIVE, "failed", "dead", "stopped", "unreadable", "finished"];
 // a run keeps its position while its state changes between training, evaluating and saving
 const rank = (run) => (ALIVE.includes(run.state) ? 0 : ORDER.indexOf(run.state));
 
-const sorted = (runs) =>
+const inOrder = (runs) =>
   runs.sort((a, b) => rank(a) - rank(b) || a.name.localeCompare(b.name, "en", { numeric: true }));
 
 const counted = (runs) =>
   ORDER.map((state) => [runs.filter((run) => run.state === state).length, state]).filter(([count]) => count)
     .map(([count, state]) => `${count} ${state}`).join(", ");
 
-const runsOf = (study) => sorted([...known.runs.values()].filter((run) => run.study === study.id));
+const runsOf = (study) => inOrder([...known.runs.values()].filter((run) => run.study === study));
 
 const listPage = {
   title: () => "Runs",
   render() {
-    const runs = sorted([...known.runs.values()]);
+    const runs = inOrder([...known.runs.values()]);
     const alone = runs.filter((run) => !run.study);
     const words = runs.length ? `${runs.length === 1 ? "1 run" : `${runs.length} runs`}: ${counted(runs)}` + (alone.length < runs.length ? `; ${runs.length - alone.length} of them belong to studies` : "") : "No runs yet. Type in another terminal, in the same directory: scalerl train. The run appears here when it starts, in a few seconds.";
     return [
@@ -83,107 +83,9 @@ const listPage = {
           el("article", { class: "card", "data-key": study.id },
             el("h3", {}, el("a", { href: `#/study/${study.id}`, "data-arrow": true }, study.name)),
             el("p", {}, study.sentence || study.problem || "comparing …"),
-            el("p", { class: "muted" }, `Runs: ${counted(runsOf(study)) || "none yet"}.`)))),
+            el("p", { class: "muted" }, `Runs: ${counted(runsOf(study.id)) || "none yet"}.`)))),
       ] : null,
       known.problems.map((text) => el("p", { class: "warnings" }, text)),
     ];
   },
 };
-
-function comparePage(ids, parameters) {
-  const runs = () => ids.map((id) => known.runs.get(id)).filter(Boolean);
-  const name = parameters.get("metric") || "pass_rate";
-  const [curves, series] = [new Map(), new Map()];
-  let configs = null;
-  let metrics = [];
-  return {
-    title: () => "Comparison of runs",
-    async load() {
-      const own = runs();
-      if (!configs) configs = await Promise.all(own.map((run) => ask(`/api/runs/${run.id}/config`).then((found) => found.fields)));
-      if (!metrics.length && own.length) metrics = (await ask(`/api/runs/${own[0].id}/metrics`)).metrics;
-      await Promise.all(own.map(async (run) => {
-        if (series.get(run.id)?.version === run.version) return;
-        const task = Object.keys(run.tasks)[0];
-        const [curve, found] = await Promise.all([
-          task === undefined ? null : ask(`/api/runs/${run.id}/curve`, { task }),
-          ask(`/api/runs/${run.id}/series`, { name }),
-        ]);
-        if (curve) curves.set(run.id, curve);
-        series.set(run.id, { ...found, name: run.name, version: run.version });
-      }));
-    },
-    render() {
-      const metric = metrics.find((one) => one.name === name);
-      const options = metrics.map((one) => el("option", { value: one.name, selected: one.name === name }, `${one.group}: ${one.label}`));
-      return [
-        el("h1", {}, "Comparison of runs"),
-        el("ul", { class: "legend" }, runs().map((run, number) =>
-          el("li", {}, el("span", { class: `swatch s${number % 8}`, "aria-hidden": "true" }), el("a", { href: `#/run/${run.id}` }, run.name), " ", badge(run)))),
-        el("figure", {}, el("figcaption", {}, el("h2", {}, "Curves and forecasts"),
-          el("p", {}, "Dots are held-out evaluations with one standard error. Lines are fits with 90% bands; dashed parts are forecasts.")),
-          el("div", { class: "plot", id: "curves", "data-keep": true, role: "img", "aria-label": "Curves and forecasts" })),
-        el("figure", {}, el("figcaption", {}, el("h2", {}, "One metric of all runs"), el("p", {}, metric ? sentence(metric) : "")),
-          el("p", { class: "choices" }, el("label", { for: "metric" }, "Metric "), el("select", { id: "metric", "data-metric": ids.join(",") }, options)),
-          el("div", { class: "plot", id: "metrics", "data-keep": true, role: "img", "aria-label": "One metric of all runs" })),
-        el("h2", {}, "Differences between their configurations"),
-        configs ? differences(runs(), configs) : null,
-      ];
-    },
-    draw() {
-      const own = runs();
-      const found = own.filter((run) => curves.has(run.id)).map((run) => ({ found: curves.get(run.id), name: run.name }));
-      if (found.length) curveFigure(document.getElementById("curves"), found, true);
-      const metric = metrics.find((one) => one.name === name);
-      const all = own.map((run) => series.get(run.id)).filter(Boolean);
-      if (metric && all.length) seriesFigure(document.getElementById("metrics"), all, metric, false);
-    },
-  };
-}
-
-function differences(runs, configs) {
-  const names = [...new Set(configs.flatMap(Object.keys))];
-  const rows = names.map((name) => [name, configs.map((fields) => fields[name] ?? "–")]).filter(([, values]) => new Set(values).size > 1);
-  if (!rows.length) return el("p", {}, "None: the configurations are equal.");
-  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Differences" }, el("table", {},
-    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Field"), runs.map((run) => el("th", { scope: "col" }, run.name)))),
-    el("tbody", {}, rows.map(([name, values]) => el("tr", {}, el("th", { scope: "row" }, name), values.map((value) => el("td", { class: "value" }, value)))))));
-}
-
-function studyPage(id) {
-  const arm = (one) => el("li", {},
-    el("span", { class: `swatch ${one.color.slice(1)}`, "aria-hidden": "true" }), el("b", {}, one.name),
-    one.sentence.startsWith(one.name) ? one.sentence.slice(one.name.length) : one.sentence,
-    el("small", {}, [
-      one.ceiling ? `ceiling ${interval(one.ceiling)}` : "no ceiling yet",
-      `${one.done} of ${one.seeds} seeds done`,
-      `steps ${one.steps.map(([step, steps]) => `${step}/${steps}`).join(", ")}`,
-    ].join(" · ")),
-    one.about ? el("small", {}, one.about) : null,
-    one.problems.map((text) => el("small", {}, text)));
-  return {
-    title: () => known.studies.get(id)?.name ?? "Study",
-    render() {
-      const study = known.studies.get(id);
-      if (!study) return [el("h1", {}, "No such study")];
-      const runs = runsOf(study);
-      return [
-        el("h1", {}, `Study: ${study.name}`),
-        study.about ? el("p", { class: "muted" }, study.about) : null,
-        study.problem ? el("p", { class: "warnings" }, study.problem) : null,
-        el("div", { class: "card verdict" }, el("p", { class: "sentence" }, study.sentence || "The verdicts are being computed …")),
-        study.notes.length ? el("ul", { class: "warnings" }, study.notes.map((note) => el("li", {}, note))) : null,
-        study.figure ? el("figure", {}, el("figcaption", {}, el("h2", {}, study.figure.title), el("p", {}, study.figure.caption)),
-          el("div", { class: "plot", id: "frontier", "data-keep": true, role: "img", "aria-label": study.figure.title })) : null,
-        el("div", { class: "cards groups" }, study.groups.map((group) => el("article", { class: "card" }, el("h3", {}, group.title),
-          group.excluded ? el("p", { class: "word" }, group.excluded) : null, el("ul", { class: "verdicts" }, group.arms.map(arm))))),
-        runs.length ? [el("h2", {}, "Runs of the study"), runTable(runs)] : null,
-      ];
-    },
-    draw() {
-      const shown = known.studies.get(id)?.figure;
-      if (!shown) return;
-      figure(document.getElementById("frontier"), shown.data, merged(shown.layout, shown.choices["Compute axis"].logarithmic.layout));
-    },
-  };
-}
