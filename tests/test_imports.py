@@ -19,7 +19,7 @@ TRAIN = (
 )  # fmt: skip
 """Packages of whoever trains, the lowest first. They share a run directory with the others, and may call them."""
 
-ORDER = (*READ, *TRAIN, "cli", "api")
+ORDER = (*READ, *TRAIN, "api", "cli")
 """Every package imports only packages before it, so no two import each other, and no reader imports training."""
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from commands import call as command
+from simulated_study import Truth, write_study
+from test_imports import TRAIN
 
 import scalerl
 from scalerl.cli.watch import run_watch
@@ -122,10 +124,11 @@ READING = [
     "import log.csv --metric reward -o imported.jsonl",
     "report run points.jsonl --versus w16 --compute flops",
     "ls . run",
+    "study show simulated",
+    "watch . --port 0",
 ]
 """Commands for whoever has a log or a run, in a directory that `place` makes."""
 LEFT = "left = [m for m in sys.modules if m.split('.')[0] in ('pydantic', 'torch') and sys.modules[m]]\n"
-TRAINED = ["config", "models", "prompts", "tasks", "rollouts", "learn", "cluster", "training"]
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +146,7 @@ def place(tmp_path_factory):
         (here / name / "config.toml").write_text(to_toml(config))
         (here / name / "points.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (here / "points.jsonl").write_text((here / "run/points.jsonl").read_text())
+    write_study(here / "simulated", {"base": Truth(), "better": Truth(asymptote=0.66)}, seeds=2)
     log = "".join(f"{i},{1000 * i},{0.6 - 0.4 / (1 + i / 5):.4f}\n" for i in range(20))
     (here / "log.csv").write_text("step,num_tokens,reward\n" + log)
     return here
@@ -156,8 +160,9 @@ def points_row(step, flops, rate):
 
 @pytest.mark.parametrize("words", READING)
 def test_a_command_for_logs_and_runs_works_in_the_base_install_and_loads_no_part_of_training(words, place):
-    code = f"from scalerl.cli import main\ncode = main({words.split()})\n{LEFT}" + (
-        f"left += [m for m in sys.modules if m.startswith('scalerl.') and m.split('.')[1] in {TRAINED}]\n"
+    served = "import scalerl.view.server as server; server.serve = lambda *a: None\n" if "watch" in words else ""
+    code = f"from scalerl.cli import main\n{served}code = main({words.split()})\n{LEFT}" + (
+        f"left += [m for m in sys.modules if m.startswith('scalerl.') and m.split('.')[1] in {TRAIN}]\n"
         "assert not left, left\nsys.exit(code)"
     )
     code, out, error = base(place, code)

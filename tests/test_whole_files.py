@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from scalerl.core.errors import ConfigError
-from scalerl.core.files import move_into, next_directory, output_directory, whole, write_whole
+from scalerl.core.files import atomic_file, move_into, next_directory, output_directory, write_whole
 from scalerl.core.outputs import check_output, write_or_explain
 from scalerl.importers.points import Imported, holds_part_of
 
@@ -33,7 +33,7 @@ def test_commands_that_start_together_get_different_directories_and_leave_no_emp
 def test_an_interrupted_write_keeps_the_old_file_and_leaves_no_temporary_file(tmp_path):
     path = tmp_path / "page.html"
     path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), whole(path) as temporary:
+    with pytest.raises(KeyboardInterrupt), atomic_file(path) as temporary:
         temporary.write_text("ha")
         assert path.read_text() == "old"
         raise KeyboardInterrupt
@@ -68,7 +68,7 @@ def test_pipes_and_devices_are_written_to_and_not_replaced(tmp_path):
     assert os.read(reader, 99) == b"through" and stat.S_ISFIFO(pipe.stat().st_mode)
     os.close(reader)
     null = os.stat("/dev/null")
-    with whole(type(pipe)("/dev/null")) as place:
+    with atomic_file(type(pipe)("/dev/null")) as place:
         assert str(place) == "/dev/null"
     assert os.stat("/dev/null").st_ino == null.st_ino
 

@@ -51,7 +51,7 @@ def test_what_is_printed_is_a_sign_of_life_too(fast, capsys):
     with Working("training") as shown:
         for _ in range(10):
             time.sleep(0.1)
-            shown.heard()
+            shown.note_output()
     assert capsys.readouterr().err == ""
 
 

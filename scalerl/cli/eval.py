@@ -22,7 +22,7 @@ from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.files import output_directory, safe_name, write_whole
 from scalerl.core.outputs import check_new_directory
 from scalerl.core.packages import TRAINING, prepare_environment
-from scalerl.core.stops import keeps
+from scalerl.core.stops import set_saved_note
 from scalerl.core.working import Working
 from scalerl.training.run_dir import saved_config
 
@@ -115,7 +115,7 @@ def _results(
         evaluator.config = replace(config, data=(task,)) if tasks else config
         samples = arguments.samples or (1 if tasks else config.samples(task))
         results.append(evaluator.evaluate(task, own, samples, where / f"{safe_name(task.curve)}.jsonl"))
-        keeps(f"finished suites are in {where}: {', '.join(result.suite for result in results)}")
+        set_saved_note(f"finished suites are in {where}: {', '.join(result.suite for result in results)}")
         if not arguments.json:
             say(*results[-1].lines())
     return results

@@ -22,7 +22,7 @@ from scalerl.core.stops import StopFlag, stop_message
 
 FAILED = 1
 """Exit code of a command that could not do a part of its work."""
-LONGEST = 1000
+MESSAGE_CHARACTERS = 1000
 """Length in characters above which the middle of a message is left out."""
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a disk; they may come without a path."""
@@ -98,7 +98,7 @@ def guarded(action: Callable[[], int]) -> int:
 
 def complain(text: str) -> None:
     """Print a message on standard error, wrapped on a terminal; the middle of a very long one is left out."""
-    if len(text) > LONGEST:
-        text = f"{text[: LONGEST - 300]} ... ({len(text) - LONGEST + 50} characters left out) ... {text[-250:]}"
+    if (over := len(text) - MESSAGE_CHARACTERS) > 0:
+        text = f"{text[: MESSAGE_CHARACTERS - 300]} ... ({over + 50} characters left out) ... {text[-250:]}"
     text = f"scalerl: {indented(text)}"
     print(wrapped(text, shutil.get_terminal_size().columns) if sys.stderr.isatty() else text, file=sys.stderr)

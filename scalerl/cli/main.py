@@ -15,7 +15,7 @@ from scalerl.cli.exits import complain, guarded, prepare_streams
 from scalerl.cli.options import Parser
 from scalerl.core.errors import UserError, nearest
 from scalerl.core.signals import STOPPING, obey_study, protect_children
-from scalerl.core.stops import keeps, watch_signals
+from scalerl.core.stops import set_saved_note, watch_signals
 from scalerl.core.working import Working
 
 
@@ -33,7 +33,7 @@ class Command(NamedTuple):
     """Whether to show a sign of life while it computes. Other commands show what they do."""
     saves: bool = False
     """Whether it saves its results and therefore goes on when the reader of its output ends."""
-    kept: str = ""
+    saved_note: str = ""
     """What the message of a stopped command says about its results."""
 
 
@@ -55,17 +55,17 @@ READING: dict[str, Command] = {
 TRAINING: dict[str, Command] = {
     "train": Command(
         "train", "train; without arguments, train the embedded lab (see `scalerl train --help`)",
-        saves=True, kept=RESUMABLE,
+        saves=True, saved_note=RESUMABLE,
     ),
-    "resume": Command("train", "resume a run from its last checkpoint", saves=True, kept=RESUMABLE),
+    "resume": Command("train", "resume a run from its last checkpoint", saves=True, saved_note=RESUMABLE),
     "new": Command("new", "print a configuration for your model, your prompts and your GPUs"),
     "plan": Command("plan", "simulate a run before it starts: throughput, idle shares, best split of GPUs"),
     "doctor": Command("doctor", "check that a run will work on this machine or cluster, in two minutes"),
     "study": Command(
         "study", "plan, run and compare many runs: loo, recipes, forward, axes, rates, frontier",
-        saves=True, kept="finished runs are kept; `scalerl study resume` continues",
+        saves=True, saved_note="finished runs are kept; `scalerl study resume` continues",
     ),
-    "eval": Command("eval", "evaluate a model on suites: mean@k, pass@k", saves=True, kept="nothing was saved"),
+    "eval": Command("eval", "evaluate a model on suites: mean@k, pass@k", saves=True, saved_note="nothing was saved"),
     "score": Command("score", "score the completions of a file with a verifier", True),
     "recipes": Command("recipes", "print the fields in which the recipes differ", True),
     "upgrade": Command("upgrade", "write the run.json of runs that another version of scalerl made", True),
@@ -108,7 +108,7 @@ def _run(words: list[str]) -> int:
         complain(f"there is no command {name[:80]!r}{known}; see `scalerl --help`")
         return UserError.exit_code
     command = COMMANDS[name]
-    keeps(command.kept)
+    set_saved_note(command.saved_note)
     with Working(f"scalerl {name}") if command.computes else nullcontext():
         return guarded(lambda: _load(name)(words[1:]))
 

@@ -29,7 +29,7 @@ measured are estimated from a roofline; the output lists them. Every field of th
 `scalerl train`."""
 
 
-MOST = 1e12
+LARGEST_NUMBER = 1e12
 """Largest speed, length or time that is accepted."""
 
 NUMBERS: dict[str, tuple[type, float | None, str]] = {
@@ -75,7 +75,7 @@ def run_plan(words: list[str]) -> int:
     if options.rehearse:
         with Working("rehearsing"):
             return _rehearse(config, options.json)
-    given = _given(config, options)
+    given = _speeds(config, options)
     layout = lay_out(config, given.found)
     lengths = lengths_of(config, given.measured, options.mean_tokens or 0.0)
     with Working("simulating"):
@@ -123,12 +123,12 @@ def _rehearse(config: RunConfig, as_json: bool) -> int:
     return 0
 
 
-def _given(config: RunConfig, options: argparse.Namespace) -> Given:
+def _speeds(config: RunConfig, options: argparse.Namespace) -> Given:
     """Check the options; return the given speeds."""
     if options.gpu not in GPUS:
         raise ConfigError(f"--gpu: got {options.gpu!r}{nearest(options.gpu, GPUS)}; allowed: {', '.join(GPUS)}")
     for name in NUMBERS:
-        value, most = getattr(options, name), 1 if name.endswith("share") else MOST
+        value, most = getattr(options, name), 1 if name.endswith("share") else LARGEST_NUMBER
         if value is not None and not (0 < value <= most or (value == 0 and name == "transfer_s")):
             least = "of seconds from 0" if name == "transfer_s" else "above 0"
             raise ConfigError(f"--{name.replace('_', '-')}: got {value:g}; allowed: a number {least}, at most {most:g}")

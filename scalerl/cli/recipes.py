@@ -6,7 +6,7 @@ from scalerl.cli.options import Parser
 from scalerl.config.recipe import RECIPES, SCALERL, Recipe, leave_one_out
 from scalerl.core.serialization import leaves
 
-LONGEST = 16
+CELL_CHARACTERS = 16
 """Longest text that a table shows, in characters."""
 
 
@@ -52,6 +52,6 @@ def print_recipes() -> None:
 def _words(value: object) -> str:
     if isinstance(value, tuple):
         return "–".join(str(v) for v in value)
-    if isinstance(value, str) and len(value) > LONGEST:
-        return value[: LONGEST - 1] + "…"
+    if isinstance(value, str) and len(value) > CELL_CHARACTERS:
+        return value[: CELL_CHARACTERS - 1] + "…"
     return "off" if value is None else str(value)

@@ -1,27 +1,27 @@
 """Rehearses an update of the configured learner without GPUs, weights or other ranks, and measures its peak memory.
 
 A child process builds the learner with torch's fake tensors, which have shapes but no data, and with a fake process
-group, in which every collective returns at once. All allocations pass a dispatch mode that counts the living bytes.
+group, in which every collective returns at once. torch's own trackers of memory count the living bytes.
 The tensors are CPU tensors, because torch computes no gradients of fake CUDA tensors without a GPU. Its CPU attention
 has the memory of a flash kernel, and code for CPUs only is replaced.
 """
 
 from __future__ import annotations
 
-import gc
 import time
-import weakref
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -45,6 +45,16 @@ SENT = {
     "all_to_all_single": "all-to-all",
 }
 """Collectives that move weights, gradients and the tokens of experts."""
+
+PARTS = {
+    "parameters": ("Sharded Param", "Parameter", "Buffer", "Other"),
+    "gradients": ("Sharded Grad", "Unsharded Grad", "Gradient", "Reduce Scatter"),
+    "optimizer": ("OptState", "Optstate"),
+    "gathered": ("Unsharded Param", "All Gather"),
+    "activations": ("Activation", "Inputs"),
+    "temporary": ("Temp",),
+}
+"""What the kinds of memory of torch's trackers belong to; `Other` are masters of BF16 weights."""
 
 
 class Rehearsal(NamedTuple):
@@ -87,13 +97,46 @@ def _run(config: RunConfig, found: Found, end: End) -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     mesh = dist.device_mesh.init_device_mesh("cpu", (ranks,))
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
-    with fakes, Tracker(fakes) as tracker:
-        learner = _learner(config, found, mesh, tracker)
-        tracker.answer = 1.0
+    with fakes, Answers(fakes) as answers:
+        learner = _learner(config, found, mesh, answers)
+        answers.number = 1.0
         learner.step(full_batch(config, learner.policy.vocab_size, 1))  # creates the state of the optimizer
-        tracker.begin(learner)
-        learner.step(full_batch(config, learner.policy.vocab_size, 2))
-    end.say("done", Rehearsal(tracker.parts, dict(tracker.sent), time.perf_counter() - began))
+        answers.sent.clear()
+        with _memory(learner, alone=ranks == 1) as memory:
+            learner.step(full_batch(config, learner.policy.vocab_size, 2))
+    (peak,) = (kinds for device, kinds in memory.get_tracker_snapshot("peak").items() if device.type == "cpu")
+    bytes_of = {getattr(kind, "value", kind): size for kind, size in peak.items()}
+    parts = {part: sum(bytes_of.get(kind, 0) for kind in kinds) for part, kinds in PARTS.items()}
+    end.say("done", Rehearsal(parts, dict(answers.sent), time.perf_counter() - began))
+
+
+class OneProcess(MemTracker):  # type: ignore[no-untyped-call]
+    """The tracker of a learner without FSDP, whose masters' gradients it counts as gradients."""
+
+    def _track_module_params_and_buffers(self, module: Any, install_grad_hooks: bool = True) -> Any:
+        return super()._track_module_params_and_buffers(module, False)  # the weights below adapters take no hooks
+
+    def gradients(self, masters: Sequence[Tensor]) -> None:
+        """Count what is there of the gradients of masters."""
+        for master in masters:
+            if master.grad is not None:
+                self._update_and_maybe_create_winfos(master.grad, _MemRefType.GRAD, update_existing=True)
+
+
+def _memory(learner: Any, *, alone: bool) -> MemTracker:
+    """Return torch's tracker of the memory of a learner, whose statistics it resets before each micro-batch."""
+    memory: Any = OneProcess() if alone else FSDPMemTracker(learner.policy, learner._optimizer)
+    memory.track_external(learner.policy, learner._optimizer, *learner._masters)
+    loss_of = learner._micro_batch_loss
+
+    def loss(*arguments: Any, **options: Any) -> Any:
+        memory.reset_mod_stats()
+        if alone:
+            memory.gradients(learner._masters)
+        return loss_of(*arguments, **options)
+
+    learner._micro_batch_loss = loss
+    return cast(MemTracker, memory)
 
 
 def _replace_cpu_code() -> None:
@@ -151,7 +194,7 @@ def full_batch(config: RunConfig, vocabulary: int, micro_batches: int) -> TrainB
 # -------------------------------------------------------------------------------------------------------- the learner
 
 
-def _learner(config: RunConfig, found: Found, mesh: Any, tracker: Tracker) -> Any:
+def _learner(config: RunConfig, found: Found, mesh: Any, answers: Answers) -> Any:
     """Build the learner of a rank as ranks.py does, with fake weights."""
     from transformers import AutoModelForCausalLM
 
@@ -166,7 +209,7 @@ def _learner(config: RunConfig, found: Found, mesh: Any, tracker: Tracker) -> An
     weights = getattr(torch, dtype) if alone else torch.float32
     model = AutoModelForCausalLM.from_config(architecture(found), dtype=weights, attn_implementation="sdpa")
     policy = Policy(model, fp32_head=config.recipe.fp32_head)
-    tracker.built = True
+    answers.built = True
     if not alone:
         shard(policy, mesh, getattr(torch, dtype), expert_ranks=config.placement.expert_ranks)
     elif config.lora:
@@ -208,103 +251,40 @@ def architecture(found: Found) -> Any:
     )
 
 
-# --------------------------------------------------------------------------------------------------------- the memory
+# ------------------------------------------------------------------------------------------------- what has no values
 
 
-class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of living tensors and of collectives, and answers what fake tensors cannot.
+class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Answers what fake tensors cannot, and counts the bytes of collectives.
 
     Tensors of a batch are real and stay real, because the shapes of an update depend on them. A value that the learner
-    reads from a fake tensor is `answer`, or true.
+    reads from a fake tensor is `number`, or true.
     """
 
     def __init__(self, fakes: FakeTensorMode) -> None:
-        """Count inside this mode, in which `fakes` is active."""
+        """Answer inside this mode, in which `fakes` is active."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.parts: dict[str, int] = {}
         self.sent: Counter[str] = Counter()
         self.built = False
         """Whether the model exists; before, all tensors are fake."""
-        self.answer = 0.0
+        self.number = 0.0
         """Value of every number that is read from a fake tensor: 0 while the learner compares, then 1."""
         self._fakes = fakes
-        self._learner: Any = None
-        self._owner: dict[int, str] = {}
-        self._shards: list[FSDPParam] = []
-        self._living: dict[int, tuple[Any, int, str]] = {}
-        self._total = self._peak = 0
-        resize = torch.UntypedStorage.resize_
-
-        def resized(storage: Any, size: int) -> Any:  # FSDP frees gathered weights so, without an operator
-            out = resize(storage, size)
-            self._see(storage, "gathered")
-            return out
-
-        storages: Any = torch.UntypedStorage
-        storages.resize_ = resized
-
-    def begin(self, learner: Any) -> None:
-        """Record the peak from now on, by owner: the learner's parameters, gradients and moments."""
-        self.sent.clear()
-        self._learner = learner
-        self._owner = dict.fromkeys(_storages([*learner.policy.parameters(), *learner._masters]), "parameters")
-        moments = [list(state.values()) for state in learner._optimizer.state.values()]
-        self._owner |= dict.fromkeys(_storages(tree_leaves(moments)), "optimizer")
-        self._shards = [thing for thing in gc.get_objects() if type(thing) is FSDPParam]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute an operator with fake tensors and count its results."""
+        """Compute an operator with fake tensors."""
         if DTensor in types:
             return NotImplemented  # it computes with local tensors, which come here
         kwargs = kwargs or {}
         if active_fake_mode() is not self._fakes:  # DTensor infers shapes
             return func(*args, **kwargs)
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        collective = func.namespace in ("c10d", "fsdp")
-        out = self._computed(func, args, kwargs, any(isinstance(leaf, FakeTensor) for leaf in leaves))
-        forward = torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
-        kind = "gathered" if collective else "activations" if forward else "temporary"
-        for tensor in (*leaves, *tree_leaves(out)) if collective else tree_leaves(out):
-            if isinstance(tensor, Tensor):
-                self._see(tensor.untyped_storage(), kind)
+        fake = any(isinstance(leaf, FakeTensor) for leaf in leaves)
         if name := SENT.get(func._opname if func.namespace in ("c10d", "_c10d_functional") else ""):
             self.sent[name] += max(leaf.nbytes for leaf in leaves)
-        if self._learner is not None and self._total > 1.001 * self._peak:
-            self._record()
-        return out
-
-    def _computed(self, func: Any, args: Any, kwargs: Any, fake: bool) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and fake:
-            return args[0].dtype == torch.bool or self.answer
+            return args[0].dtype == torch.bool or self.number
         if fake or not self.built or func._opname.startswith(("empty", "new_empty")):
             return func(*args, **kwargs)
         with unset_fake_temporarily():
             return func(*args, **kwargs)
-
-    def _see(self, storage: Any, kind: str) -> None:
-        _, before, first = self._living.get(id(storage), (None, 0, kind))
-        self._total += storage.size() - before
-        kind = kind if kind == "gathered" else first
-        self._living[id(storage)] = (weakref.ref(storage, partial(self._freed, id(storage))), storage.size(), kind)
-
-    def _freed(self, key: int, reference: Any) -> None:
-        if key in self._living and self._living[key][0] is reference:
-            self._total -= self._living.pop(key)[1]
-
-    def _record(self) -> None:
-        """Record the bytes by part, of an owner or else by the time of their creation."""
-        gradients = [p.grad for p in (*self._learner._masters, *self._learner._parameters)]
-        for shard in self._shards:  # of a whole layer, before it is reduced
-            whole = getattr(shard, "_unsharded_param", None)
-            gradients += [shard.unsharded_accumulated_grad, None if whole is None else whole.grad]
-        owner = self._owner | dict.fromkeys(_storages(gradients), "gradients")
-        parts: Counter[str] = Counter()
-        for key, (_, size, kind) in self._living.items():
-            parts[owner.get(key, kind)] += size
-        self._peak, self.parts = self._total, dict(parts)
-
-
-def _storages(tensors: Any) -> list[int]:
-    """Return the keys of the storages of tensors; those of DTensors are local."""
-    local = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors if isinstance(tensor, Tensor)]
-    return [id(tensor.untyped_storage()) for tensor in local]

@@ -197,7 +197,7 @@ def cache_root() -> Path:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """Write a file atomically: yield a temporary path next to `path`, and move it to `path` when the block ends.
 
     Readers see the old file or the new one, never a partial one, and a failed write leaves the old file. A link is
@@ -256,7 +256,7 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OSError: The file cannot be written; the previous file is unchanged.
     """
-    with whole(path) as temporary:
+    with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -313,10 +313,10 @@ def next_directory(parent: Path, name: str) -> Path:
 
 
 @contextmanager
-def output_directory(given: str | Path | None, parent: Path, name: str) -> Iterator[Path]:
+def output_directory(directory: str | Path | None, parent: Path, name: str) -> Iterator[Path]:
     """Yield the given directory, or a new one that `next_directory` makes, removed again if it is still empty."""
-    if given:
-        yield Path(given)
+    if directory:
+        yield Path(directory)
         return
     new = not parent.exists()
     path = next_directory(parent, name)

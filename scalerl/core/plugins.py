@@ -92,7 +92,7 @@ def _import_here(name: str) -> Any:
 
 
 def check_arguments(
-    function: Callable[..., Any], name: str, field: str, given: Sequence[str], named: Mapping[str, Any]
+    function: Callable[..., Any], name: str, field: str, positional: Sequence[str], named: Mapping[str, Any]
 ) -> None:
     """Check that a function accepts the arguments of its future calls.
 
@@ -100,7 +100,7 @@ def check_arguments(
         function: User function.
         name: Name of the function, for messages.
         field: Configuration field of the function, for messages.
-        given: Documented names of the positional arguments.
+        positional: Documented names of the positional arguments.
         named: Keyword arguments.
 
     Raises:
@@ -110,9 +110,9 @@ def check_arguments(
     if signature is None:
         return  # a wrong signature then fails at the first call
     try:
-        signature.bind(*given, **named)
+        signature.bind(*positional, **named)
     except TypeError as error:
-        takes = ", ".join((*given, *(f"{key}={value!r}" for key, value in named.items())))
+        takes = ", ".join((*positional, *(f"{key}={value!r}" for key, value in named.items())))
         raise ConfigError(f"{field}: {name} must take ({takes}); {error}") from None
 
 

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from scalerl.core.files import check_file, parse_json, trouble
 from scalerl.types import EvalPoint
 
-SEEN = 128
+CHECKED_BYTES = 128
 """Number of bytes before the current position that must be unchanged; otherwise the file is read again.
 
 A resumed run cuts its files back to a checkpoint, and may then write more than it cut.
 """
 
-LONGEST = 16 << 20
+LINE_BYTES = 16 << 20
 """Bytes of the longest line; each part of this size of a longer line counts as a broken line."""
 
 TAIL_BYTES = 1 << 19
@@ -50,7 +50,7 @@ class RowFile:
         """Number of lines that are not JSON objects."""
         self.error: OSError | None = None
         """Why the file cannot be read now; None if it can, or if it does not exist or is empty."""
-        self._offset, self._seen, self._stamp = 0, b"", (0, 0, 0)
+        self._offset, self._last_bytes, self._stamp = 0, b"", (0, 0, 0)
 
     @property
     def problem(self) -> str:
@@ -102,14 +102,14 @@ class RowFile:
     def _continues(self, file: Any, inode: int) -> bool:
         if self._stamp[0] not in (0, inode):
             return False
-        file.seek(self._offset - len(self._seen))
-        return bool(file.read(len(self._seen)) == self._seen)
+        file.seek(self._offset - len(self._last_bytes))
+        return bool(file.read(len(self._last_bytes)) == self._last_bytes)
 
     def _lines(self, file: Any) -> Iterator[Line]:
         file.seek(self._offset)
-        while (line := file.readline(LONGEST)).endswith(b"\n") or len(line) == LONGEST:
+        while (line := file.readline(LINE_BYTES)).endswith(b"\n") or len(line) == LINE_BYTES:
             offset, self._offset = self._offset, self._offset + len(line)
-            self._seen = (self._seen + line)[-SEEN:]
+            self._last_bytes = (self._last_bytes + line)[-CHECKED_BYTES:]
             row = _parsed(line)
             if row is not None:
                 yield Line(row, offset, len(line))
@@ -120,7 +120,7 @@ class RowFile:
         if self._offset:
             self.restarts += 1
             self._on_restart()
-        self._offset, self._seen, self._stamp, self.broken = 0, b"", (0, 0, 0), 0
+        self._offset, self._last_bytes, self._stamp, self.broken = 0, b"", (0, 0, 0), 0
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ PHASES = {
 BEAT_S = 5.0
 """Seconds between two beats."""
 
-LONGEST = 1000
+MESSAGE_CHARACTERS = 1000
 """Maximum length of the message, characters."""
 
 
@@ -86,12 +86,12 @@ class Heartbeat:
 
     def ended(self, state: str, message: str) -> None:
         """Set how the run ended; it is written when the context ends."""
-        self._status = replace(self._status, state=state, message=message[:LONGEST])
+        self._status = replace(self._status, state=state, message=message[:MESSAGE_CHARACTERS])
 
     def phase(self, phase: str, message: str = "") -> None:
         """Set the phase of the run, a key of `PHASES`, with details; the thread writes it immediately."""
         assert phase in PHASES
-        self._status = replace(self._status, phase=phase, message=message[:LONGEST])
+        self._status = replace(self._status, phase=phase, message=message[:MESSAGE_CHARACTERS])
         self._wake.set()
 
     def _beat(self) -> None:

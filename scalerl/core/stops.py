@@ -18,14 +18,14 @@ SHOW_CURSOR = "\x1b[?25h"
 _watching = _reported = False
 _current: StopFlag | None = None
 """The flag that gets signals now."""
-_kept = ""
+_saved_note = ""
 """What the message of a stopped command says about results."""
 
 
-def keeps(text: str) -> None:
+def set_saved_note(text: str) -> None:
     """Set what is kept if a signal ends this command; empty: nothing is said."""
-    global _kept
-    _kept = text
+    global _saved_note
+    _saved_note = text
 
 
 class Stopped(KeyboardInterrupt):
@@ -47,7 +47,7 @@ class StopFlag:
 
     def __init__(self) -> None:
         """Catch SIGINT, SIGTERM and SIGHUP, except those that the process was started to ignore, as with `nohup`."""
-        self.signal, self.asked, self.acknowledged = 0, False, False
+        self.signal, self.was_read, self.acknowledged = 0, False, False
         caught = STOPPING if threading.current_thread() is threading.main_thread() else ()
         self._before = {n: signal.getsignal(n) for n in caught if signal.getsignal(n) != signal.SIG_IGN}
         for number in self._before:
@@ -66,20 +66,20 @@ class StopFlag:
 
     def __call__(self) -> bool:
         """Return whether a stop was requested."""
-        self.asked = True
+        self.was_read = True
         return bool(self.signal)
 
     @property
     def acknowledgment(self) -> str:
         """What the first signal leads to, in words."""
-        then = "after this step, with a checkpoint " if self.asked else ""
+        then = "after this step, with a checkpoint " if self.was_read else ""
         return f"stopping {then}(interrupt again to stop immediately)"
 
     def _note(self, number: int, frame: Any) -> None:
         again, self.signal = bool(self.signal), self.signal or number
         if again and _watching:
             return  # the thread that runs `_watch` ends the process
-        if again or not self.asked:
+        if again or not self.was_read:
             raise Stopped(number, "at once" if again else "before the end")
         if not _watching:  # otherwise that thread has said so already
             print(f"\n{self.acknowledgment}", file=sys.stderr)
@@ -114,7 +114,7 @@ def _watch(source: int) -> None:
         flag = _current  # the main thread may end its command meanwhile
         if seen and flag is not None and not flag.acknowledged:
             # a command that ends at the next instruction of Python has nothing to acknowledge
-            if flag.asked or not (select.select([source], [], [], SOON_S)[0] or _reported):
+            if flag.was_read or not (select.select([source], [], [], SOON_S)[0] or _reported):
                 _write(f"\n{flag.acknowledgment}\n")
             flag.acknowledged = True
 
@@ -138,4 +138,4 @@ def stop_message(error: KeyboardInterrupt) -> tuple[str, int]:
 
 def _message(number: int, when: str) -> str:
     name = signal.Signals(number).name
-    return f"stopped {when} by {name}{_kept and f'; {_kept}'}"
+    return f"stopped {when} by {name}{_saved_note and f'; {_saved_note}'}"

@@ -41,7 +41,7 @@ class Working:
         self._draws = draws if draws is not None else usable and self._stream.isatty()
         self._tell = tell or (lambda text: print(text, file=self._stream, flush=True))
         self._what, self._done, self._total = what, 0, 0
-        self._since = self._heard = time.monotonic()
+        self._since = self._last_output = time.monotonic()
         self._drawn, self._lock = False, threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._show, name="working", daemon=True)
@@ -66,9 +66,9 @@ class Working:
             self._since = time.monotonic()
         self._what, self._done, self._total = what, done, total
 
-    def heard(self) -> None:
+    def note_output(self) -> None:
         """Note that something was printed, which is a sign of life, too."""
-        self._heard = time.monotonic()
+        self._last_output = time.monotonic()
 
     @property
     def seconds(self) -> float:
@@ -99,8 +99,8 @@ class Working:
             now = time.monotonic()
             if self._draws and now - began >= FIRST_S:
                 self._draw()
-            elif not self._draws and now - self._heard >= EVERY_S:
-                self._heard = now
+            elif not self._draws and now - self._last_output >= EVERY_S:
+                self._last_output = now
                 with contextlib.suppress(OSError, ValueError):
                     self._tell(self.line)
 

@@ -218,7 +218,7 @@ class TokenSums(NamedTuple):
             "router_disagreement": self.rerouted / self.routed if self.routed else None,
             "log_ratio_fresh": self.fresh_gap / fresh if fresh else None,
             "log_ratio_stale": self.stale_gap / self.stale if self.stale else None,
-            "effective_samples": self.ratio**2 / (n * self.square) if self.tokens else None,
+            "effective_samples": self.ratio**2 / (n * self.square) if self.square else None,
             "corrected_share": self.corrected / n,
         }
 

@@ -95,29 +95,31 @@ def split_at(curve: Curve, fraction: float) -> Split:
     """Return the scores at one split."""
     if not 0 < fraction < 1:
         raise CurveError(f"fractions must lie between 0 and 1; got {fraction!r}")
-    shown = curve.between(most=fraction * curve.last_compute)
+    first_part = curve.between(most=fraction * curve.last_compute)
     after = curve.compute > fraction * curve.last_compute
-    if len(shown) < MIN_POINTS:
-        raise CurveError(f"the first {fraction:g} of the run holds {len(shown)} points; a fit needs {MIN_POINTS}")
+    if len(first_part) < MIN_POINTS:
+        raise CurveError(f"the first {fraction:g} of the run holds {len(first_part)} points; a fit needs {MIN_POINTS}")
     compute_M, metric_M = curve.compute[after], curve.metric[after]
-    fitted = fit(shown)
+    fitted = fit(first_part)
     band = fitted.predict(compute_M, noise=True)
     inside_M = (band.low <= metric_M) & (metric_M <= band.high)
     return Split(
         fraction=float(fraction),
-        shown=len(shown),
+        shown=len(first_part),
         held_out=len(compute_M),
         identified=fitted.identified,
         forecast=Score(rmse(band.mean - metric_M), float(inside_M.mean())),
-        baselines={name: naive_score(shown, make(shown), compute_M, metric_M) for name, make in BASELINES.items()},
+        baselines={
+            name: naive_score(first_part, make(first_part), compute_M, metric_M) for name, make in BASELINES.items()
+        },
     )
 
 
-def naive_score(shown: Curve, predict: Predictor, compute_M: Array, metric_M: Array) -> Score:
+def naive_score(first_part: Curve, predict: Predictor, compute_M: Array, metric_M: Array) -> Score:
     """Return the score of a baseline; its band is as wide as its errors on the last third of the fitted points."""
-    after = np.flatnonzero(shown.compute > 0)
+    after = np.flatnonzero(first_part.compute > 0)
     recent = after[-max(len(after) // 3, 2) :]
-    width = NINE_IN_TEN * rmse(predict(shown.compute[recent]) - shown.metric[recent])
+    width = NINE_IN_TEN * rmse(predict(first_part.compute[recent]) - first_part.metric[recent])
     miss_M = predict(compute_M) - metric_M
     return Score(rmse(miss_M), float((np.abs(miss_M) <= width).mean()))
 

@@ -59,7 +59,7 @@ class Estimate:
     def __str__(self) -> str:
         if self.sd == 0:
             return f"{short(self.mean)} (fixed)"
-        return f"{shown(self.mean, self.sd)} ({shown(self.low, self.sd)} to {shown(self.high, self.sd)})"
+        return f"{rounded(self.mean, self.sd)} ({rounded(self.low, self.sd)} to {rounded(self.high, self.sd)})"
 
     def __format__(self, spec: str) -> str:
         """Return `0.612 (0.598 to 0.627)` for the format ".3f" of its numbers; without a format, as `str`."""
@@ -104,7 +104,7 @@ def decimals_for(value: float, sd: float) -> int | None:
     return max(0, 1 - math.floor(math.log10(sd)))
 
 
-def shown(value: float, sd: float) -> str:
+def rounded(value: float, sd: float) -> str:
     """Return the number, rounded to the precision of its uncertainty."""
     decimals = decimals_for(value, sd)
     return short(value) if decimals is None else f"{value:.{decimals}f}"

@@ -34,10 +34,10 @@ AROUND = np.geomspace(0.01, 30.0, 41)
 AROUND_STEP = AROUND[1] / AROUND[0]
 """Ratio of neighboring amounts."""
 
-SHOWN = 10.0
+CROSSING_RANGE = 10.0
 """Crossings are reported within this factor of the budget."""
 
-SHOWN_OPTIONS = 5
+PRINTED_OPTIONS = 5
 """Number of options that are printed."""
 
 FAR = 8.0
@@ -152,7 +152,7 @@ class Frontier:
     def __str__(self) -> str:
         lines = [self.sentence]
         for rank, option in enumerate(self.options):
-            if rank >= SHOWN_OPTIONS and option.setting not in self.asked:
+            if rank >= PRINTED_OPTIONS and option.setting not in self.asked:
                 continue
             best = f"best with probability {option.probability_best:.2f}"
             lines.append(f"  {setting_text(option.setting)}: {option.level:.3f}, {best}")
@@ -334,7 +334,7 @@ def crossings(
     scene: Scene, compute_M: Array, level_MSD: Array, options: Sequence[Option], width: float
 ) -> tuple[Crossing, ...]:
     """Return where the best setting changes with compute near the budget, and where the best passes the runner-up."""
-    near_M = (AROUND >= 1 / SHOWN) & (AROUND <= SHOWN)
+    near_M = (AROUND >= 1 / CROSSING_RANGE) & (AROUND <= CROSSING_RANGE)
     best_M = leaders(level_MSD[near_M].mean(axis=2), width)
     pairs = [(new, old) for old, new in pairwise(best_M) if new != old]
     best, other = (scene.settings.index(option.setting) for option in options[:2])

@@ -99,14 +99,14 @@ def kept_cells(log_mass: Array, sharing: float) -> Mask:
     best_first = np.argsort(log_mass, axis=None)[::-1]
     cumulative = np.cumsum(np.exp(log_mass.ravel()[best_first] - log_mass.max()))
     count = int(np.searchsorted(cumulative, (1 - SLIVER) * cumulative[-1])) + 1
-    kept = np.zeros(log_mass.size, dtype=bool)
-    kept[best_first[: max(count, int(RUNNERS_UP * log_mass.size) if sharing < FEW_CELLS else 0)]] = True
-    return kept.reshape(log_mass.shape)
+    mask = np.zeros(log_mass.size, dtype=bool)
+    mask[best_first[: max(count, int(RUNNERS_UP * log_mass.size) if sharing < FEW_CELLS else 0)]] = True
+    return mask.reshape(log_mass.shape)
 
 
-def box_around(kept: Mask, box_K2: Array, step_K: Array, limits_K2: Array) -> Array:
+def box_around(mask: Mask, box_K2: Array, step_K: Array, limits_K2: Array) -> Array:
     """Return the smallest box around marked cells, plus a margin of one cell, so that it can also grow."""
-    marked_K = [(np.flatnonzero(kept.any(axis=tuple(set(range(kept.ndim)) - {k})))) for k in range(kept.ndim)]
+    marked_K = [(np.flatnonzero(mask.any(axis=tuple(set(range(mask.ndim)) - {k})))) for k in range(mask.ndim)]
     low_K = box_K2[:, 0] + step_K * [marked[0] - 1 for marked in marked_K]
     high_K = box_K2[:, 0] + step_K * [marked[-1] + 2 for marked in marked_K]
     return np.stack([np.maximum(low_K, limits_K2[:, 0]), np.minimum(high_K, limits_K2[:, 1])], axis=1)

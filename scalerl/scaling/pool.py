@@ -58,7 +58,7 @@ REACH = np.log(4.0)
 EDGE = 0.005
 """Smallest distance of A from the metric's bounds, as a share of the range, because its logit has no limit."""
 
-COMPONENTS, CHAINS, UNUSED, KEPT = 100, 20, 15, 40
+COMPONENTS, CHAINS, WARM_UP_SWEEPS, SAMPLED_SWEEPS = 100, 20, 15, 40
 """Components of a likelihood; chains of the sampler; sweeps that are left out, and that are kept."""
 
 AT_ONCE = 64
@@ -294,8 +294,8 @@ def pooled(
     line_NK = (before.columns_UP @ before.mean_PK)[before.setting_N]
     rest_CNK = np.tile([cloud.start_K for cloud in clouds], (CHAINS, 1, 1)) - line_NK
     log_prior_T = -0.5 * (np.log(SCATTER_GRID) / 0.8) ** 2
-    kept: list[tuple[Array, Array]] = []
-    for sweep in range(UNUSED + KEPT):
+    samples: list[tuple[Array, Array]] = []
+    for sweep in range(WARM_UP_SWEEPS + SAMPLED_SWEEPS):
         mean_CUK = before.means(rest_CNK)
         seen_CKB = np.swapaxes(mean_CUK, 1, 2) @ before.basis_UB
         tied_CKTP = np.einsum("ktbp,ckb->cktp", before.tie_KTBP, seen_CKB, optimize=True)
@@ -305,9 +305,9 @@ def pooled(
         log_CKT = log_prior_T - 0.5 * (fit_CKT + before.log_determinant_KT)
         tau_CK = (log_CKT + rng.gumbel(size=log_CKT.shape)).argmax(axis=-1)
         update_runs(before, clouds, rest_CNK, line_NK, tau_CK, rng)
-        if sweep >= UNUSED:
-            kept.append((before.means(rest_CNK + line_NK), tau_CK))
-    mean_DUK, tau_DK = (np.concatenate(part) for part in zip(*kept, strict=True))
+        if sweep >= WARM_UP_SWEEPS:
+            samples.append((before.means(rest_CNK + line_NK), tau_CK))
+    mean_DUK, tau_DK = (np.concatenate(part) for part in zip(*samples, strict=True))
     return Law(design, list(settings), before, mean_DUK, tau_DK)
 
 
@@ -449,14 +449,14 @@ def check_left_out(law: Law, clouds: Sequence[Cloud], fits: Sequence[Fit], publi
     setting_N, fold_N = law.scatter.setting_N, law.scatter.setting_N % FOLDS
     errors, inside = [], []
     for fold in range(min(FOLDS, len(chosen))):
-        out, kept = (np.flatnonzero(here_N).tolist() for here_N in (fold_N == fold, fold_N != fold))
-        again = pooled([clouds[n] for n in kept], [law.settings[n] for n in kept], published, law.design)
-        theta_DSK = again.new_run(again.at([law.settings[n] for n in out]))
-        kept_fits = [fits[n] for n in kept]
-        for s, n in enumerate(out):
+        held_out, fitted = (np.flatnonzero(here_N).tolist() for here_N in (fold_N == fold, fold_N != fold))
+        again = pooled([clouds[n] for n in fitted], [law.settings[n] for n in fitted], published, law.design)
+        theta_DSK = again.new_run(again.at([law.settings[n] for n in held_out]))
+        fitted_fits = [fits[n] for n in fitted]
+        for s, n in enumerate(held_out):
             at = fits[n].last_compute
             truth, level_D = float(fits[n].mean(at)[0]), levels(theta_DSK[:, s], at, bounds)
-            beside = level_beside(apart_UU[setting_N[n], setting_N[kept]], kept_fits, at)
+            beside = level_beside(apart_UU[setting_N[n], setting_N[fitted]], fitted_fits, at)
             errors.append((level_D.mean() - truth, beside - truth))
             inside.append(TAILS[0] <= (level_D < truth).mean() <= TAILS[1])
     by_law, by_nearest = np.sqrt(np.mean(np.square(errors), axis=0))

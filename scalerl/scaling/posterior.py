@@ -40,7 +40,7 @@ FEW_DRAWS = 300
 """Number of draws of a departure for an estimate of its mass within the limits, and for intervals if the departure is
 not admitted."""
 
-DOUBTFUL = 0.05
+WIDENING_MASS = 0.05
 """Total probability of the departures above which they widen the intervals without moving the mean."""
 
 IN_INTERVALS = {"law": 1.0, "late start": 1.0, "second rise": 3.0, "creep": 8.0}
@@ -166,7 +166,7 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     names = ["law", *(family.name for family in DEPARTURES)]
     mean_weight = shares(log_mass)
     wide_weight = shares([mass + np.log(IN_INTERVALS[name]) for mass, name in zip(log_mass, names, strict=True)])
-    if wide_weight[0] > 1 - DOUBTFUL:
+    if wide_weight[0] > 1 - WIDENING_MASS:
         return Posterior(draws, {"law": 1.0}, evidence, level, draws)
     if mean_weight[0] > 1 - ADMITTED:
         return Posterior(draws, {"law": 1.0}, evidence, level, mixture([draws, *few], wide_weight, num_draws))

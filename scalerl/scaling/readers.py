@@ -91,7 +91,7 @@ def csv_rows(
 
 
 def unreadable_note(
-    path: Path, bad: Mapping[int, str], good: int, last: int | None, most_bad: float, wanted: str
+    path: Path, bad: Mapping[int, str], good: int, last: int | None, most_bad: float, row_form: str
 ) -> tuple[str, ...]:
     """Return the note about lines that cannot be read.
 
@@ -101,14 +101,14 @@ def unreadable_note(
         good: Number of the other lines.
         last: Number of the last line, which may be incomplete; None: it is complete.
         most_bad: Largest share of lines that may be left out.
-        wanted: What the lines should be.
+        row_form: What the lines should be.
 
     Raises:
         CurveError: No line can be read, or more than the share `most_bad` cannot.
     """
     if bad and (not good or ([*bad] != [last] and len(bad) > most_bad * (good + len(bad)))):
         raise CurveError(
-            f"{path}: {len(bad)} of {good + len(bad)} lines are not {wanted}, the first is line {min(bad)} "
+            f"{path}: {len(bad)} of {good + len(bad)} lines are not {row_form}, the first is line {min(bad)} "
             f"({bad[min(bad)]}); correct or remove them"
         )
     if [*bad] == [last]:

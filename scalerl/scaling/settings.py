@@ -180,5 +180,5 @@ def independent(settings: Sequence[Setting], like: Sequence[Setting]) -> tuple[A
     """Return the columns of the design and their names, without the first category of each setting."""
     design = Design.of(like)
     columns_NP, names = design.columns(settings)
-    kept = [p for p, name in enumerate(names) if name not in design.categories or name == names[p - 1]]
-    return columns_NP[:, kept], [names[p] for p in kept]
+    columns = [p for p, name in enumerate(names) if name not in design.categories or name == names[p - 1]]
+    return columns_NP[:, columns], [names[p] for p in columns]

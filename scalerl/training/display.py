@@ -89,7 +89,7 @@ class RunDisplay:
 
     def note(self, text: str) -> None:
         """Print a line above the table."""
-        self._working.heard()
+        self._working.note_output()
         tell(self.console, text)
 
     def step(self, row: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
 from scalerl.config.data import TaskData
 from scalerl.core.errors import ConfigError
-from scalerl.core.files import whole
+from scalerl.core.files import atomic_file
 from scalerl.learner.checkpoint import save_state
 from scalerl.models.build import load_of
 from scalerl.models.loading import load_tokenizer
@@ -257,7 +257,7 @@ class Evaluator:
 
     def _write(self, scored: Sequence[ScoredGroup], texts: Path) -> None:
         texts.parent.mkdir(parents=True, exist_ok=True)
-        with whole(texts) as temporary, temporary.open("w", encoding="utf-8") as file:
+        with atomic_file(texts) as temporary, temporary.open("w", encoding="utf-8") as file:
             for one in scored:
                 for sample in range(len(one.scores)):
                     row = rollout_row(self._text, 0, one, sample)

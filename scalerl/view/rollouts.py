@@ -62,11 +62,11 @@ class RolloutIndex:
             for line in file.new_lines():
                 self._lines[kind].append(line._replace(row={name: line.row.get(name) for name in BRIEF}))
 
-    def find(self, asked: Mapping[str, str]) -> dict[str, Any]:
+    def find(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return the rows that match a query, newest step first, and all steps and tasks.
 
         Args:
-            asked: Values of `CRITERIA`; `kind`, a key of `FILES`; `text` in prompt, completion, answer or reason,
+            query: Values of `CRITERIA`; `kind`, a key of `FILES`; `text` in prompt, completion, answer or reason,
                 case-insensitive; `start`, the number of result rows to skip. An absent or empty value matches
                 everything.
 
@@ -74,11 +74,11 @@ class RolloutIndex:
             ValueError: A value has the wrong type.
         """
         self.refresh()
-        kind, text, start = asked.get("kind") or "evaluation", asked.get("text", ""), int(asked.get("start") or 0)
+        kind, text, start = query.get("kind") or "evaluation", query.get("text", ""), int(query.get("start") or 0)
         if kind not in FILES:
             raise ValueError(f"kind: got {kind!r}; allowed: {', '.join(FILES)}")
         tests = [
-            (column, test, read(asked[name])) for name, (read, column, test) in CRITERIA.items() if asked.get(name)
+            (column, test, read(query[name])) for name, (read, column, test) in CRITERIA.items() if query.get(name)
         ]
         briefs = [line.row for line in self._lines[kind]]
         matches = [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scalerl.core.files import whole, write_whole
+from scalerl.core.files import atomic_file, write_whole
 from scalerl.core.outputs import why_not
 from scalerl.core.run_files import PICTURE, SUMMARY, RunInfo
 from scalerl.scaling import CurveError
@@ -27,18 +27,18 @@ def summarize(directory: Path, info: RunInfo, points: Sequence[EvalPoint]) -> li
         lines += [f"task      {task}"] if len(view.tasks) > 1 else []
         outlooks[task] = None
         try:
-            outlooks[task] = ahead = view.outlook(task)
-            lines += ahead.lines()
+            outlooks[task] = outlook = view.outlook(task)
+            lines += outlook.lines()
         except CurveError as error:
             lines.append(f"forecast  none: {error}")
     lines += [f"suite     {name}: {_suite_line(last)}" for name, last in suites.items()]
     if any(outlooks.values()):
-        known = {task: ahead.to_dict() if ahead else None for task, ahead in outlooks.items()}
-        values: dict[str, Any] = {"tasks": known} if len(known) > 1 else next(filter(None, known.values()))
+        of_tasks = {task: outlook.to_dict() if outlook else None for task, outlook in outlooks.items()}
+        values: dict[str, Any] = {"tasks": of_tasks} if len(of_tasks) > 1 else next(filter(None, of_tasks.values()))
         of_suites = {"suites": {name: as_json(point.to_dict()) for name, point in suites.items()}} if suites else {}
         try:
-            with whole(directory / PICTURE) as temporary:
-                temporary.write_bytes(picture([ahead.fit for ahead in outlooks.values() if ahead], note))
+            with atomic_file(directory / PICTURE) as temporary:
+                temporary.write_bytes(picture([outlook.fit for outlook in outlooks.values() if outlook], note))
             write_whole(directory / SUMMARY, json.dumps({**values, **of_suites}, indent=1) + "\n")
             lines.append(f"picture   {directory / 'curve.png'}")
         except OSError as error:  # the run is complete even without the figure

@@ -29,6 +29,7 @@ trainer_ranks = 2
 LAYER = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128  # queries and output, keys and values, the MLP
 PARAMS = 3 * LAYER + 2 * 1000 * 64  # with the embedding and the head
 NORMS = 7 * 64
+ADAPTERS = 8 * 3 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128))
 
 
 def rehearsed(tmp_path, capsys, *fields):
@@ -39,11 +40,15 @@ def rehearsed(tmp_path, capsys, *fields):
     return json.loads(capsys.readouterr().out)
 
 
-def test_each_of_two_ranks_holds_half_of_the_masters_and_moments(tmp_path, capsys):
+def saved_llama(directory):
     transformers.LlamaConfig(
         vocab_size=1000, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=128,
-    ).save_pretrained(tmp_path / "model")  # fmt: skip
+    ).save_pretrained(directory)  # fmt: skip
+
+
+def test_each_of_two_ranks_holds_half_of_the_masters_and_moments(tmp_path, capsys):
+    saved_llama(tmp_path / "model")
     found = rehearsed(tmp_path, capsys)
     half = (PARAMS + NORMS) // 2
     assert found["parts"]["parameters"] == pytest.approx(4 * half, rel=0.01)  # inverse frequencies of the rotation too
@@ -79,3 +84,23 @@ def test_a_rank_gathers_only_its_own_experts_and_their_tokens_travel(tmp_path, c
     assert whole["sent"]["all-gather"] - spread["sent"]["all-gather"] == 2 * 2 * 2 * experts  # BF16, twice per pass
     assert spread["sent"]["all-to-all"] == 2 * 6 * 2 * 2 * 64 * 512  # two passes of 512 tokens in two layers, BF16
     assert spread["total"] < whole["total"]
+
+
+@pytest.mark.parametrize(
+    ("options", "masters", "gradients", "trained"),
+    [
+        # BF16 weights in the passes, and FP32 masters with their gradients and two moments
+        ([], (2 + 4) * (PARAMS + NORMS), 4 * (PARAMS + NORMS), PARAMS + NORMS),
+        # adapters of rank 8 at the seven matrices of three layers, the only entries with gradients
+        (["--model.lora.rank", "8"], 2 * (PARAMS + NORMS) + 6 * ADAPTERS, 4 * ADAPTERS, ADAPTERS),
+    ],
+    ids=["weights", "adapters"],
+)
+def test_one_rank_holds_everything_and_adapters_need_little(options, masters, gradients, trained, tmp_path, capsys):
+    saved_llama(tmp_path / "model")
+    found = rehearsed(tmp_path, capsys, "--placement.trainer_ranks", "1", *options)
+    assert found["parts"]["parameters"] == pytest.approx(masters, rel=0.01)
+    assert found["parts"]["gradients"] == pytest.approx(gradients, rel=0.01)
+    assert found["parts"]["optimizer"] == pytest.approx(8 * trained, rel=0.01)
+    assert found["parts"]["gathered"] == 0 and found["sent"] == {}
+    assert found["total"] == pytest.approx(found["estimate"], rel=0.05)

@@ -13,7 +13,7 @@ from robustness.campaign import Case, check_here, contents
 from robustness.test_kept_files import curve, run, study
 from scalerl.config import LAB
 from scalerl.core.errors import ConfigError
-from scalerl.core.files import whole
+from scalerl.core.files import atomic_file
 from scalerl.core.outputs import check_stays_inside
 from scalerl.training.run_dir import RunDirectory
 
@@ -123,7 +123,7 @@ def test_a_file_is_written_beside_planted_links(tmp_path):
     path = tmp_path / "status.json"
     (tmp_path / f".status.json.{os.getpid()}.tmp.json").symlink_to("victim")
     path.symlink_to("/dev/full")
-    with whole(path) as temporary:
+    with atomic_file(path) as temporary:
         temporary.write_text("new")
     assert path.read_text() == "new" and not path.is_symlink()
     assert contents(tmp_path).keys() == {"status.json", "victim"} and (tmp_path / "victim").read_text() == "mine"

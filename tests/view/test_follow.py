@@ -59,7 +59,7 @@ def test_a_file_that_was_cut_back_is_reread_even_if_it_is_longer_now(tmp_path, t
 
 
 def test_offsets_lead_to_rows_after_a_line_that_is_too_long(tmp_path, monkeypatch):
-    monkeypatch.setattr("scalerl.core.rows.LONGEST", 16)
+    monkeypatch.setattr("scalerl.core.rows.LINE_BYTES", 16)
     path = tmp_path / "rows.jsonl"
     write(path, ["x" * 100])
     write(path, range(30), "a")

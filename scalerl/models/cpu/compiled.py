@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalerl.core.files import cache_root, whole
+from scalerl.core.files import atomic_file, cache_root
 
 SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = (
@@ -139,7 +139,7 @@ def _load() -> Any:
     made = cache_root() / "kernels" / f"{key}.so"
     if not _is_whole(made):
         made.parent.mkdir(parents=True, exist_ok=True)
-        with whole(made) as temporary:
+        with atomic_file(made) as temporary:
             _run(compiler, *FLAGS, "-o", str(temporary), str(SOURCE), "-lm")
             content = temporary.read_bytes()
             temporary.write_bytes(content + hashlib.sha256(content).digest())  # bytes after the end are ignored
