@@ -249,7 +249,7 @@ def _card(run: RunAnalysis) -> str:
         lines.append(f"No backtest: {html.escape(run.untested)}.")
     return (
         f'<article class="card"><h3>{swatch(run.style[0])}{html.escape(run.source.name)}</h3>'
-        f'<p><span class="word">{advice.action.capitalize()}.</span> '
+        f'<p><span class="word">{advice.headline.partition(":")[0]}.</span> '
         f"{html.escape(advice.explanation[0].upper() + advice.explanation[1:])}</p>"
         + "".join(f"<p>{line}</p>" for line in lines)
         + warnings([*run.source.notes, *fitted.warnings], run.source.name)

@@ -94,13 +94,18 @@ class RunView:
         """Step of the last evaluation; -1 before the first."""
         return max((own[-1].step for own in self.points.values()), default=-1)
 
+    @property
+    def terms(self) -> tuple[float | None, float | None]:
+        """Smallest gain that is worth twice the compute, and price of a device-hour; None: not given."""
+        return (self.info.min_gain, self.info.price) if self.info else (None, None)
+
     def outlook(self, task: str) -> Outlook:
         """Return fit, forecast and advice of a task.
 
         Raises:
             CurveError: There are too few evaluations, or they cannot be fitted.
         """
-        ahead = run_outlook(self.points.get(task, ()), self.axis)
+        ahead = run_outlook(self.points.get(task, ()), self.axis, *self.terms)
         return ahead.with_way_back(self.directory, self._all_points(), self.tasks) if self.directory else ahead
 
     def _all_points(self) -> list[EvalPoint]:
@@ -301,11 +306,13 @@ class FollowedRun(RunView):
         return {name: str(value) for name, value in self.info.settings.items()} if self.info else {}
 
 
-def page_fit(points: Sequence[EvalPoint], axis: str, name: str) -> dict[str, Any]:
+def page_fit(
+    points: Sequence[EvalPoint], axis: str, name: str, min_gain: float | None = None, price: float | None = None
+) -> dict[str, Any]:
     """Return fit, forecast and advice of one task as JSON values for the live page, with the traces of its figure."""
     values: dict[str, Any] = {"evaluations": len(points), "problem": "", "traces": []}
     try:
-        ahead = run_outlook(points, axis)
+        ahead = run_outlook(points, axis, min_gain, price)
         curve = ahead.fit.curve  # the page adds the current points
         least = float(curve.compute[curve.compute > 0][0])
         traces = curve_traces(name, curve, ahead.fit, ("@s0", "solid"), least, 1.05)
@@ -321,7 +328,8 @@ def page_fit(points: Sequence[EvalPoint], axis: str, name: str) -> dict[str, Any
         "warnings": list(ahead.fit.warnings),
         "action": ahead.advice.action,
         # of a run that has fallen, the list adds the checkpoint to go back to
-        "advice": replace(ahead.advice, remedy="").sentence,
+        "advice": (replace(ahead.advice, remedy="") if ahead.advice.action == "go back" else ahead.advice).sentence,
+        "decision": ahead.advice.to_dict(),
     }
 
 

@@ -152,7 +152,7 @@ class Watcher:
     def _fit(self, run: FollowedRun, task: str) -> None:
         with self.lock:
             points, axis = list(run.points.get(task, ())), run.axis
-        fitted = page_fit(points, axis, run.name)
+        fitted = page_fit(points, axis, run.name, *run.terms)
         with self.lock:
             run.fits[task] = fitted
             run.version += 1

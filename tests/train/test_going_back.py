@@ -92,7 +92,7 @@ def test_the_advice_to_go_back_gives_the_checkpoint_that_exists_and_the_command(
     assert main(["report", str(path), "-o", str(path.parent / "page.html")]) == 0
     assert best in capsys.readouterr().out and command in (path.parent / "page.html").read_text()
     watched = FollowedRun(path)
-    assert best in watched.outlook("arithmetic").lines()[-1]
+    assert best in watched.outlook("arithmetic").lines()[2]
     watched.fits["arithmetic"] = page_fit(watched.points["arithmetic"], watched.axis, "run")
     assert watched.summary()["tasks"]["arithmetic"]["fit"]["advice"].endswith(best)
     shutil.rmtree(path / "checkpoints/step_000030")

@@ -38,7 +38,7 @@ function forecastCards(task, found, several) {
       el("p", { class: "muted" }, fit.identified
         ? `${level(fit.ceiling[1])} to ${level(fit.ceiling[2])} with 90% probability: the limit of the fitted curve. Forecasts are wider, because a run may leave its curve.`
         : `Only a range: ${level(fit.ceiling[1])} to ${level(fit.ceiling[2])}, because ${fit.reason}`)),
-    el("article", { class: "card" }, el("h3", {}, `Advice${of}`), el("p", { class: "big words" }, fit.action || "none"), el("p", { class: "muted" }, capital(fit.advice.toLowerCase().startsWith(`${fit.action}: `) ? fit.advice.slice(fit.action.length + 2) : fit.advice))),
+    el("article", { class: "card" }, el("h3", {}, `Advice${of}`), el("p", { class: "big words" }, fit.advice.split(": ")[0]), el("p", { class: "muted" }, capital(fit.advice.slice(fit.advice.indexOf(": ") + 2)))),
   ];
 }
 
