@@ -10,8 +10,8 @@ rest is predicted if it has at least 3 points. The error is the root mean square
 mean of its last three shown points is more than 0.1 below its best mean of three neighboring points.
 
 `advise` is called at every evaluation with twice the compute and a gain of 0.01, until its advice is "stop" or "go
-back". The gain of the run with the rest of its compute is the level at the end minus the level at the stop, as means of
-a tenth of the points (raw), and of a fifth of them around the stop (smoothed).
+back" and sure. The gain of the run with the rest of its compute is the level at the end minus the level at the stop, as
+means of a tenth of the points (raw), and of a fifth of them around the stop (smoothed).
 """
 
 from __future__ import annotations
@@ -176,8 +176,9 @@ def first_stop(run: RealRun) -> Stop | None:
     few, many = max(3, points // 10), max(3, points // 5)
     for count in range(5, points - 2):
         shown = curve.first(count)
-        action = advise(fit(shown), "2x", GAIN * float(np.ptp(curve.bounds))).action
-        if action in ("stop", "go back"):
+        advice = advise(fit(shown), "2x", GAIN * float(np.ptp(curve.bounds)))
+        action = advice.action
+        if advice.sure and action in ("stop", "go back"):
             end, around = metric[-many:].mean(), metric[max(0, count - many // 2) : count + (many + 1) // 2].mean()
             return Stop(
                 run.name, run.repo, run.kind, action,

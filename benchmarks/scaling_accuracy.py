@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from scaling_simulation import EFFICIENCIES, NOISES, POINTS, RHOS, SCENARIOS, Run, lawful, observed
 
-from scalerl.scaling import BASELINES, Curve, Fit, advise, compare, fit, paper_fit, sigmoid
+from scalerl.scaling import BASELINES, Curve, Fit, compare, fit, paper_fit, sigmoid
+from scalerl.scaling.advise import probability_of_gain
 from scalerl.scaling.compare import LATER
 
 HORIZONS = np.array([2.0, 4.0, 10.0])
@@ -158,7 +159,7 @@ def decisions(curves: int, seed: int) -> Result:
             rng = stream(seed, "decide", rho, noise)
             for _ in range(curves):
                 run = lawful(rng, rho, float(np.exp(rng.uniform(np.log(0.7), np.log(3.0)))), noise)
-                said.append(advise(fit(run.curve), budget="2x", min_gain=0.01).probability)
+                said.append(probability_of_gain(fit(run.curve), 2.0, 0.01))
                 true.append(float(np.ptp(run.truth(np.array([1.0, 2.0])))) > 0.01)
         p, t = np.array(said), np.array(true)
         right, brier = float(((p > 0.5) == t).mean()), float(((p - t) ** 2).mean())

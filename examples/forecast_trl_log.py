@@ -17,4 +17,4 @@ if __name__ == "__main__":
     fitted = fit(Curve.from_rows(found.rows))
     print(fitted)
     print(forecast(fitted, at=["2x", "4x"]))
-    print(advise(fitted, budget="2x", min_gain=0.01))
+    print(advise(fitted))

@@ -228,13 +228,20 @@ class Run:
         return forecast(self.fit(task, compute), at=list(at))
 
     def advise(
-        self, budget: Any = "2x", min_gain: float = 0.01, *, task: str | None = None, compute: str | None = None
+        self,
+        budget: Any = "2x",
+        min_gain: float | None = None,
+        *,
+        price: float | None = None,
+        task: str | None = None,
+        compute: str | None = None,
     ) -> Advice:
-        """Return advice on whether to continue the run, with a sentence that explains it.
+        """Return the decision on the run: continue, stop or go back, how sure that is, its gain and its price.
 
         Args:
             budget: Total compute to consider, "2x" or a value on the compute axis.
-            min_gain: Smallest gain that is worth the compute, in units of the metric.
+            min_gain: Smallest gain that is worth the compute, in units of the metric; None: `min_gain` of the run.
+            price: Price of a device-hour; None: `price` of the run.
             task: Name of the task; required if there are several.
             compute: Compute axis, as in `curve`.
 
@@ -247,7 +254,12 @@ class Run:
         from scalerl.scaling import advise
         from scalerl.view.outlook import way_back
 
-        advice = advise(self.fit(task, compute), budget=budget, min_gain=min_gain)
+        advice = advise(
+            self.fit(task, compute),
+            budget,
+            self.info.min_gain if min_gain is None else min_gain,
+            price=self.info.price if price is None else price,
+        )
         if advice.action != "go back":
             return advice
         return replace(advice, remedy=way_back(self.path, read_points(self.path), self.info.tasks))

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scalerl.cli.options import Parser, add_curve_options, add_versus
+from scalerl.cli.options import Parser, add_curve_options, add_decision_options, add_versus
 from scalerl.cli.terminal import say
-from scalerl.scaling import Fit, fit, forecast
+from scalerl.scaling import Fit, advise, fit, forecast
 from scalerl.view.outlook import Source, forecast_dict, naming, read_sources, source_outlook
 
 
@@ -33,6 +33,7 @@ def run_fit(words: list[str]) -> int:
     parser.add_argument("--method", choices=("posterior", "paper"), default="posterior", help=about)
     about = "level before training, if it is known; by default it is fitted (paper: the point at compute 0)"
     parser.add_argument("--r0", type=float, metavar="LEVEL", help=about)
+    add_decision_options(parser)
     options = parser.parse_args(words)
     answers = []
     for source in sources_of(options.paths, options):
@@ -43,7 +44,13 @@ def run_fit(words: list[str]) -> int:
                 best = paper_fit(source.curve, r0=options.r0, exclude_below=options.exclude_below)
             answers.append(Answer(str(source.path), best.to_dict(), str(best)))
         else:
-            outlook = source_outlook(source, r0=options.r0, exclude_below=options.exclude_below)
+            outlook = source_outlook(
+                source,
+                r0=options.r0,
+                exclude_below=options.exclude_below,
+                min_gain=options.min_gain,
+                price=options.price,
+            )
             answers.append(Answer(str(source.path), outlook.to_dict(), "\n".join(outlook.lines())))
     return print_answers(answers, as_json=options.json)
 
@@ -55,12 +62,16 @@ def run_forecast(words: list[str]) -> int:
     parser.add_argument("--at", nargs="+", action="extend", metavar="C", help=about)
     about = "level of the metric; also print the compute at which it is reached"
     parser.add_argument("--target", type=float, help=about)
+    add_decision_options(parser)
     options = parser.parse_args(words)
     amounts = [amount(word) for word in options.at or ("2x", "4x")]
     answers = []
     for source in sources_of(options.paths, options):
-        result = forecast(fit_source(source, options), at=amounts, target=options.target)
-        answers.append(Answer(str(source.path), forecast_dict(result), str(result)))
+        with naming(source):
+            result = forecast(fit_source(source, options), at=amounts, target=options.target)
+            advice = advise(result.fit, **source.terms({"min_gain": options.min_gain, "price": options.price}))
+        values = {**forecast_dict(result), "advice": advice.to_dict()}
+        answers.append(Answer(str(source.path), values, "\n".join([*advice.lines, str(result)])))
     return print_answers(answers, as_json=options.json)
 
 

@@ -71,8 +71,7 @@ def cells(run: FollowedRun) -> tuple[str, str, str, str, str]:
     except CurveError:
         return state, step, rate, "-", "-"
     twice = ahead.forecast.at[0]
-    action = ahead.advice.action if ahead.advice else "-"
-    return state, step, rate, f"{twice.low:.3f}-{twice.high:.3f}", action.replace("not known yet", "unknown")
+    return state, step, rate, f"{twice.low:.3f}-{twice.high:.3f}", ahead.advice.action
 
 
 def shortened(name: str) -> str:

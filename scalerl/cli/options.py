@@ -104,6 +104,14 @@ def add_curve(parser: argparse.ArgumentParser, task: str = "name of the task; re
     parser.add_argument("--task", help=task)
 
 
+def add_decision_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the decision: the gain that counts, and the price of compute."""
+    about = "smallest gain that is worth twice the compute, in the metric's unit; default 0.02 of its range"
+    parser.add_argument("--min-gain", type=float, metavar="GAIN", help=about)
+    about = "price of a device-hour; costs are then in money instead of device-hours"
+    parser.add_argument("--price", type=float, metavar="MONEY", help=about)
+
+
 def add_versus(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """Add the option `--versus`: the runs of the other recipe."""
     words = "runs of the other recipe"

@@ -10,7 +10,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from scalerl.config.base import Count, Few, Held, Natural, NoneOrFew, Part, Seconds, Seed, Share, StopWhen, as_list
+from scalerl.config.base import (
+    Count,
+    Few,
+    Held,
+    Natural,
+    NoneOrFew,
+    Part,
+    Positive,
+    Seconds,
+    Seed,
+    Share,
+    StopWhen,
+    as_list,
+)
 from scalerl.config.data import (
     AnyTask,
     ArithmeticTask,
@@ -138,7 +151,11 @@ class RunConfig(Part):
     steps: Count = 1000
     """Number of updates."""
     stop_when: StopWhen = ()
-    """Conditions that end the run early, such as 'gain at 2x below 0.01 with probability 0.9' (docs/scaling.md)."""
+    """Conditions that end the run early, such as 'advice is stop' or 'falling' (docs/scaling.md)."""
+    min_gain: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    """Smallest gain of the held-out pass rate that is worth twice the compute; the advice is to stop below it."""
+    price: Positive | None = None
+    """Price of a device-hour, with which the advice states costs; without it, it states device-hours."""
     recipe: Recipe = SCALERL
     """The RL recipe."""
     model: Annotated[TinyModel | HuggingFaceModel, Field(discriminator="kind")] = TinyModel()

@@ -81,6 +81,8 @@ class RunInfo:
     seed: int = 0
     devices: float = 1.0
     """Devices whose hours count."""
+    min_gain: float = 0.02
+    """Smallest gain of the pass rate that is worth twice the compute."""
     price: float | None = None
     """Price of a device-hour; None: unknown."""
     steps: int = 0

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from scalerl.core.files import write_whole
 from scalerl.importers.sources import evaluation_sets
-from scalerl.scaling import Curve, CurveError, Fit, fit, forecast
+from scalerl.scaling import Curve, CurveError, Fit, advise, fit, forecast
 from scalerl.scaling.fit import MIN_POINTS
 from scalerl.scaling.readers import json_objects
 from scalerl.scaling.stop import StopRule, reason_to_stop, stop_rule
@@ -38,6 +38,8 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         devices: float | None = None,
         bounds: tuple[float, float] = (0.0, 1.0),
         axis: str = "device_hours",
+        min_gain: float | None = None,
+        price: float | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
         """Choose the metric and the compute axis.
@@ -48,6 +50,8 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             devices: Number of accelerators of the run; by default one for each of the trainer's processes.
             bounds: Smallest and largest possible value of the metric.
             axis: Compute axis of the curve: device_hours, tokens (if the trainer counts them) or step.
+            min_gain: Smallest gain that is worth twice the compute, in the metric's unit; None: 0.02 of its range.
+            price: Price of a device-hour; None: costs are in device-hours.
             say: Function that prints a line.
 
         Raises:
@@ -56,7 +60,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         if axis not in ("device_hours", "tokens", "step"):
             raise CurveError(f"axis must be device_hours, tokens or step; got {axis!r}")
         self.path, self.metric, self.devices, self.bounds = Path(path), metric, devices, bounds
-        self.axis, self.say = axis, say
+        self.axis, self.say, self.min_gain, self.price = axis, say, min_gain, price
         self.conditions, self.rules = False, list[StopRule]()
         self.points: list[dict[str, Any]] = []
         self.seconds, self.count, self.began = 0.0, 1.0, 0.0
@@ -68,8 +72,8 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         Conditions that already hold when a run is resumed are dropped for the rest of the run.
 
         Args:
-            conditions: Conditions such as "gain at 2x below 0.01 with probability 0.9", "ceiling identified" or
-                "falling".
+            conditions: Conditions such as "advice is stop", "gain at 2x below 0.01 with probability 0.9", "ceiling
+                identified" or "falling".
 
         Raises:
             CurveError: A condition cannot be parsed.
@@ -103,7 +107,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
 
     def reasons(self, fitted: Fit) -> dict[str, str]:
         """Return the conditions that hold, with the reason for each."""
-        judged = {rule.text: reason_to_stop(rule, [fitted]) for rule in self.rules}
+        judged = {rule.text: reason_to_stop(rule, [fitted], self.min_gain) for rule in self.rules}
         return {text: reason for text, reason in judged.items() if reason is not None}
 
     def fitted(self, task: str) -> Fit | None:
@@ -164,15 +168,17 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         self.write()
 
     def look_ahead(self, task: str) -> dict[str, str]:
-        """Print the forecast of one task from the fifth evaluation on, and return `reasons`; empty without a fit."""
+        """Print decision and forecast of a task from the fifth evaluation on; return `reasons`, empty without a fit."""
         last = self.points[-1]
         try:
             fitted = self.fitted(task)
+            if fitted is None:
+                return {}
+            advice = advise(fitted, min_gain=self.min_gain, price=self.price)
         except CurveError as error:  # training continues
             self.say(f"forecast  none at step {last['step']}: {error}")
             return {}
-        if fitted is None:
-            return {}
+        self.say(advice.headline)
         twice, four = forecast(fitted, at=["2x", "4x"]).at
         where = f"{task} {last['pass_rate']:.3f} at step {last['step']}"
         self.say(f"forecast  {where}; with 2x {twice:.3f}; 4x {four:.3f} the compute")

@@ -1,80 +1,115 @@
-"""Advice on a run from its fit: continue, stop, go back to the best checkpoint, or ask again later.
+"""Advice on a run from its fit: continue, stop or go back, with the probability that this is right, and its price.
+
+The forecast's mean gain decides: on public runs no other rule was better. Its probability has a second opinion, because
+real runs depart from the law: the trend of the last doubling of compute, or before a climb the share of public runs
+that rose later.
 
 Axes in names: D draws, P draws picked from them, N points of a planned curve, K parameters.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
-from scalerl.scaling.counts import NO_RETURN
-from scalerl.scaling.estimate import Estimate, as_json, short, summarize
-from scalerl.scaling.fit import IDENTIFIED_SD, Fit
-from scalerl.scaling.forecast import amount
+from scalerl.scaling.counts import NO_CLIMB, NO_RETURN, SLOW_RISE
+from scalerl.scaling.estimate import Estimate, as_json
+from scalerl.scaling.fit import IDENTIFIED_SD, MIN_POINTS, UNLAWFUL, Fit
+from scalerl.scaling.forecast import amount, gain_at
 from scalerl.scaling.futures import has_fallen
+from scalerl.scaling.health import Symptom, decline
 from scalerl.scaling.law import Array, derivatives, log_compute
+from scalerl.scaling.price import Cost, cost_of
 from scalerl.scaling.readers import CurveError
-from scalerl.scaling.stop import Chance, chance_of_gain, clear_fall, climbed, doubt
+from scalerl.scaling.trend import trend
+from scalerl.scaling.units import compute_text, factor_text
 
-CONTINUE_ABOVE = 0.8
-"""Probability of a gain above which the advice is to continue, even if the ceiling is not identified."""
+Action = Literal["continue", "stop", "go back"]
 
-STOP_BELOW = 0.2
-"""Largest value of both probabilities of a gain for the advice to stop."""
+MIN_GAIN = 0.02
+"""Smallest gain that is worth twice the compute, as a share of the metric's range: the one default of every output."""
+
+SURE = 0.8
+"""Probability from which an advice is called sure; below it, it is a best guess."""
+
+VISIBLE_CLIMB = float(np.log((1.0 - UNLAWFUL) / UNLAWFUL))
+"""Log evidence ratio above which the points show a climb: with even prior odds its probability is above 0.9."""
+
+EQUAL_WEIGHT = 0.5
+"""Weight of the second opinion before a climb, when the points say little about the future."""
 
 PLAN_DRAWS = 64
-"""Number of draws over which `compute_to_identify` averages."""
+"""Number of draws over which plans for further evaluations are averaged."""
+
+LIKELY = 0.7
+"""Smallest probability that further evaluations make an advice sure, for them to be suggested."""
+
+SUGGESTIONS = ((1.25, 1.0), (1.25, 4.0), (1.5, 1.0), (1.5, 4.0))
+"""Further evaluations that may make an advice sure, cheapest first: up to which multiple of the compute, and on how
+many times the prompts. Never beyond twice the compute, which is the decision itself."""
+
+PLANNED_POINTS = 12
+"""Largest number of planned evaluations; more are represented by fewer with larger weights."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Whether to continue a run, and why."""
+    """Whether to continue a run, how sure that is, what it gains and what it costs.
 
-    action: str
-    """"continue", "stop", "go back" or "not known yet"."""
+    The same object is behind `scalerl fit`, the page, `stop_when`, the callback and Python.
+    """
+
+    action: Action
+    """"continue", "stop" or "go back"."""
 
     probability: float
-    """Probability, by the forecast, that training to the budget gains more than `min_gain`, in [0, 1]."""
+    """Probability that this is right, in [0, 1]: that the gain is above `min_gain` ("continue"), that it is not
+    ("stop"), or that the run never exceeds its best again ("go back")."""
 
-    trend_probability: float
-    """This probability if the rise continues as over the last doubling of compute; both must be small to stop."""
+    sure: bool
+    """Whether the probability is at least `SURE`; otherwise the advice is a best guess."""
+
+    gain: Estimate
+    """Level at the budget minus level now, as in the forecast; for "go back" the best level so far minus the last."""
+
+    min_gain: float
+    """Smallest gain that is worth the compute, in the metric's unit."""
 
     budget: float
     """Compute at which the gain is judged, unit of the curve's axis."""
 
-    min_gain: float
-    """Smallest gain that justifies more training, in the metric's unit."""
-
-    gain: Estimate
-    """Level at the budget minus level now."""
-
-    train_to: float
-    """For "not known yet": compute to which to train before the next call; NaN for the other actions.
-
-    Infinite if it is more than 28 times the last compute.
-    """
+    cost: Cost
+    """Price of the compute between now and the budget; for "go back" of the compute since the best level."""
 
     go_back_to: float
     """For "go back": compute of the best level so far; NaN for the other actions."""
 
-    reason: str
-    """Why, as text."""
+    headline: str
+    """The decision as one sentence: action, probability, gain and price."""
 
-    remedy: str = ""
-    """For "go back": what to do, as text."""
+    reason: str
+    """Why, as further sentences; may be empty."""
+
+    remedy: str
+    """What would make a best guess sure, or how to go back; may be empty."""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The advice as lines of text, the decision first."""
+        return tuple(line for line in (self.headline, self.reason, self.remedy) if line)
 
     @property
     def explanation(self) -> str:
         """The advice without its action, as text."""
-        return f"{self.reason} {self.remedy}".rstrip()
+        return " ".join(self.lines).partition(": ")[2]
 
     @property
     def sentence(self) -> str:
-        """The advice as a sentence."""
-        return f"{self.action.capitalize()}: {self.explanation}"
+        """The advice as text."""
+        return " ".join(self.lines)
 
     def __str__(self) -> str:
         return self.sentence
@@ -84,80 +119,214 @@ class Advice:
         return {**as_json(self), "sentence": self.sentence}
 
 
-class Decision(NamedTuple):
-    """The decision on a run, from which an `Advice` is made."""
-
-    action: str
-    reason: str
-    train_to: float = float("nan")
-    go_back_to: float = float("nan")
-    remedy: str = ""
-
-
-def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
-    """Return advice on a run: continue, stop, go back, or "not known yet: train at least to X".
+def advise(
+    fit: Fit, budget: float | str = "2x", min_gain: float | None = None, *, price: float | None = None
+) -> Advice:
+    """Return advice on a run.
 
     - "go back": the run has clearly fallen, at this evaluation and at the one before it.
-    - "continue": the forecast gives a gain above `min_gain` a probability above 0.8, or above 0.5 if the ceiling is
-      identified.
-    - "stop": the run has climbed and has ten points or more, and the probability of the gain is at most 0.2 both by the
-      forecast and by the trend of the last doubling of compute. All of this also held one evaluation earlier.
-    - "not known yet": none of the above; the sentence gives the reason.
+    - "continue": the mean gain of the forecast is above `min_gain`.
+    - "stop": it is not.
 
     Args:
         fit: Fit of the run so far.
         budget: Compute beyond the last point at which the gain is judged, in the curve's unit or as a multiple, "2x".
-        min_gain: Smallest gain that justifies more training, in the metric's unit; > 0.
+        min_gain: Smallest gain that is worth the compute, in the metric's unit; > 0. None: `MIN_GAIN` of its range.
+        price: Price of a device-hour; None: costs are in device-hours.
 
     Raises:
-        CurveError: The budget is already spent, or the gain is not positive.
+        CurveError: The budget is already spent, the gain is not positive, or the price cannot be used.
     """
-    total, last = amount(budget, fit), fit.last_compute
+    curve, last, total = fit.curve, fit.last_compute, amount(budget, fit)
     if total <= last:
         raise CurveError(
-            f"the budget {short(total)} is already spent (last point {short(last)}); give a larger one, such as '2x'"
+            f"the budget {compute_text(total, curve.axis)} is already spent (last point {curve.text(last)}); give a "
+            "larger one, such as '2x'"
         )
-    if not min_gain > 0:
+    least = MIN_GAIN * float(np.ptp(curve.bounds)) if min_gain is None else float(min_gain)
+    if not least > 0:
         raise CurveError(f"min_gain must be positive; got {min_gain!r}")
-    gain, chance = summarize(fit.gain(total)), chance_of_gain(fit, total, min_gain)
-    decision = decision_on(fit, total, float(min_gain), chance, gain)
-    return Advice(
-        **decision._asdict(), probability=chance.forecast, trend_probability=chance.trend, budget=total,
-        min_gain=float(min_gain), gain=gain,
-    )  # fmt: skip
-
-
-def decision_on(fit: Fit, total: float, min_gain: float, chance: Chance, gain: Estimate) -> Decision:
-    """Return the decision on a run from the arguments of `advise` and its results."""
-    last, unit = fit.last_compute, fit.curve.unit
     fall = clear_fall(fit)
     if fall is not None:
-        best_at = fall.numbers["best_at"]
-        reason = (
-            f"the run has fallen by {fall.numbers['fall']:.3f} from its best near {short(best_at)} {unit} (noise "
-            f"{fall.numbers['noise']:.3f}). {NO_RETURN} public runs that fell as clearly were "
-            "never above their best again."
+        return back(fit, fall, total, least, price)
+    gain = gain_at(fit, total)
+    probability = probability_of_gain(fit, total, least)
+    action: Action = "continue" if gain.mean > least else "stop"
+    right = probability if action == "continue" else 1.0 - probability
+    cost = cost_of(curve, total - last, gain.mean, price)
+    compute = f"{factor_text(total / last)} ({curve.text(total)})"
+    words = {"continue": f"should gain {gain:.3f}", "stop": f"should gain only {gain:.3f}, below {least:g}"}
+    sure = right >= SURE
+    return Advice(
+        action=action,
+        probability=right,
+        sure=sure,
+        gain=gain,
+        min_gain=least,
+        budget=total,
+        cost=cost,
+        go_back_to=math.nan,
+        headline=f"{action.capitalize()} ({certainty(right)}): {compute} {words[action]}, for another {cost}.",
+        reason=reason_for(fit, action, right, least),
+        remedy="" if sure else what_makes_sure(fit, total, least),
+    )
+
+
+def certainty(probability: float) -> str:
+    """Return how sure an advice is, as text; no future is certain."""
+    percent = f"{min(probability, 0.99):.0%}"
+    return f"{percent} sure" if probability >= SURE else f"best guess, {percent}"
+
+
+def back(fit: Fit, fall: Symptom, total: float, min_gain: float, price: float | None) -> Advice:
+    """Return the advice to go back to the best level so far."""
+    curve, last, best_at, height = fit.curve, fit.last_compute, fall.numbers["best_at"], fall.numbers["fall"]
+    # of the means of three evaluations
+    error = fall.numbers["noise"] * math.sqrt(2.0 / 3.0)
+    return Advice(
+        action="go back",
+        probability=NO_RETURN.share,
+        sure=NO_RETURN.share >= SURE,
+        gain=Estimate(height, error, height - 1.645 * error, height + 1.645 * error),
+        min_gain=min_gain,
+        budget=total,
+        cost=cost_of(curve, last - best_at, math.nan, price),
+        go_back_to=best_at,
+        headline=(
+            f"Go back ({certainty(NO_RETURN.share)}): the run has fallen by {height:.3f} since its best, near "
+            f"{curve.text(best_at)}; the {cost_of(curve, last - best_at, math.nan, price)} since then are lost."
+        ),
+        reason=(
+            f"{NO_RETURN} public runs that fell as clearly were never above their best again (noise of an evaluation "
+            f"{fall.numbers['noise']:.3f})."
+        ),
+        remedy="Take the checkpoint there and look for the cause before training on.",
+    )
+
+
+def probability_of_gain(fit: Fit, total: float, min_gain: float) -> float:
+    """Return the probability that training to a compute gains more than `min_gain`.
+
+    The forecast's probability rises toward that of a second opinion. After a climb, the weight is the share of public
+    runs for which the forecast alone would have been a wrong reason to stop; before a climb, both count equally.
+
+    Args:
+        fit: Fit of the run so far.
+        total: Compute beyond the last point, in the curve's unit.
+        min_gain: Gain in the metric's unit.
+    """
+    by_forecast = float((fit.gain(total) > min_gain).mean())
+    if has_fallen(fit.curve):
+        return by_forecast
+    if climbed(fit):
+        weight = SLOW_RISE.share
+        other = trend(fit.curve).probability(min_gain, float(np.log2(total / fit.last_compute)))
+    else:
+        weight = EQUAL_WEIGHT
+        low, high = fit.curve.bounds
+        # a rise to any level up to the bound, as in the prior of A
+        other = NO_CLIMB.share * max(0.0, 1.0 - min_gain / max(high - float(fit.curve.metric[-1]), 1e-9 * (high - low)))
+    return by_forecast + weight * max(other - by_forecast, 0.0)
+
+
+def reason_for(fit: Fit, action: Action, right: float, min_gain: float) -> str:
+    """Return what a reader must know about this advice, as sentences; empty if there is nothing."""
+    notes = []
+    if right < 0.5:
+        less = "more" if action == "stop" else "less"
+        notes.append(f"More likely it gains {less} than {min_gain:g}, but the mean counts how much.")
+    if not climbed(fit) and not has_fallen(fit.curve):
+        notes.append(f"The run shows no clear climb so far; {NO_CLIMB} such public runs rose by more than 0.01 later.")
+    elif action == "stop" and not has_fallen(fit.curve):
+        recent = trend(fit.curve)
+        if recent.rise > min_gain:
+            notes.append(
+                f"The level rose by {recent.rise:.2g} ± {recent.error:.2g} over the last doubling of compute, and "
+                f"{SLOW_RISE} public runs with such a forecast kept rising."
+            )
+    if has_fallen(fit.curve):
+        notes.append(
+            "The run has fallen from its best at the last evaluation; the next one shows whether it stays down."
         )
-        remedy = "Take the checkpoint there and look for the cause before training on."
-        return Decision("go back", reason, go_back_to=best_at, remedy=remedy)
-    promised = f"training to {short(total)} {unit} gains more than {min_gain:g}"
-    rise = f"the fitted level rises by {gain}"
-    if not has_fallen(fit.curve) and (chance.forecast > CONTINUE_ABOVE or (fit.identified and chance.forecast > 0.5)):
-        ceiling = "" if fit.identified else f" The ceiling is not identified: {fit.reason}."
-        return Decision("continue", f"{promised} with probability {chance.forecast:.2f}: {rise}.{ceiling}")
-    missing = doubt(fit, total / last, min_gain, STOP_BELOW)
-    if missing is None:
-        reason = (
-            f"{promised} only with probability {chance.forecast:.2f} by the forecast ({rise}), and with "
-            f"{chance.trend:.2f} by the trend: the level changed by {chance.recent.rise:.2g} ± "
-            f"{chance.recent.error:.2g} over the last doubling of compute."
-        )
-        return Decision("stop", reason)
-    by_ceiling = chance.forecast > STOP_BELOW and not fit.identified and climbed(fit) and not has_fallen(fit.curve)
-    # the other reasons may change with the next evaluation
-    train_to = compute_to_identify(fit) if by_ceiling else last + float(np.diff(fit.curve.compute)[-1])
-    where = f"at least to {short(train_to)}" if np.isfinite(train_to) else f"further than to {short(30 * last)}"
-    return Decision("not known yet", f"{missing}. Train {where} {unit} and ask again.", train_to)
+    return " ".join(notes)
+
+
+def climbed(fitted: Fit) -> bool:
+    """Return whether the points show a climb, and the run probably rises; without a climb, it may still begin later.
+
+    The prior odds alone are no evidence of a climb: with little noise they are against a run that stays.
+    """
+    futures = fitted.futures
+    return futures.stays <= UNLAWFUL and futures.climb > VISIBLE_CLIMB
+
+
+def clear_fall(fitted: Fit) -> Symptom | None:
+    """Return the fall of a run that fell by more than noise at two successive evaluations, or None."""
+    curve = fitted.curve
+    if len(curve) <= MIN_POINTS:
+        return None
+    seen = [decline(part) if has_fallen(part) else None for part in (curve.first(len(curve) - 1), curve)]
+    return seen[1] if seen[0] is not None else None
+
+
+# --------------------------------------------------------------------------------------- plans of further evaluations
+
+
+def what_makes_sure(fit: Fit, total: float, min_gain: float) -> str:
+    """Return the cheapest further evaluations that probably make the advice sure, as text."""
+    curve = fit.curve
+    for factor, prompts in SUGGESTIONS:
+        if factor * fit.last_compute >= total or (prompts > 1 and not binomial_share(fit)):
+            continue
+        if chance_to_be_sure(fit, total, min_gain, factor, prompts) >= LIKELY:
+            to = f"training to {factor:g} times the compute ({curve.text(factor * fit.last_compute)})"
+            count = f"{prompts * curve.prompts:,.0f}" if curve.prompts else f"{prompts:g} times the"
+            with_prompts = f", with evaluations on {count} prompts" if prompts > 1 else ""
+            return f"To be sure: {to}{with_prompts} is likely to settle it."
+    return f"This is a close call: evaluations before {curve.text(total)} are not likely to settle it."
+
+
+def binomial_share(fit: Fit) -> float:
+    """Return the share of the noise's variance that more prompts reduce; 0 without standard errors."""
+    if fit.curve.stderr is None:
+        return 0.0
+    error = float(np.nanmedian(fit.curve.stderr))
+    return min(1.0, (error / max(fit.noise_sd, 1e-12)) ** 2) if error > 0 else 0.0
+
+
+def chance_to_be_sure(fit: Fit, total: float, min_gain: float, factor: float, prompts: float) -> float:
+    """Return the share of the possible futures in which further evaluations make the advice sure.
+
+    Each picked draw is the truth in turn; the other draws are weighted by the likelihood of its planned evaluations.
+
+    Args:
+        fit: Fit of the run so far.
+        total: Compute at which the gain is judged.
+        min_gain: Gain in the metric's unit.
+        factor: Multiple of the compute up to which evaluations continue at their present spacing.
+        prompts: Number of prompts of each, in multiples of the present one.
+    """
+    possible, last = fit.futures.for_intervals, fit.last_compute
+    spacing = float(np.median(np.diff(fit.curve.compute[-max(3, len(fit.curve) // 2) :])))
+    count = max(1.0, (factor - 1.0) * last / spacing)
+    compute_N = np.linspace(last, factor * last, min(math.ceil(count), PLANNED_POINTS) + 1)[1:]
+    picked_D = np.linspace(0, len(possible.draws) - 1, 8 * PLAN_DRAWS).astype(int)
+    truth_P = np.arange(4, 8 * PLAN_DRAWS, 8)
+    level_ND = possible.possible_levels(compute_N)[:, picked_D]
+    gains_D = possible.gain(total)[picked_D] > min_gain
+    phi_D, noise_D = possible.draws.autocorrelation[picked_D], possible.draws.noise_sd[picked_D]
+    less = 1.0 - binomial_share(fit) * (1.0 - 1.0 / prompts)
+    # n points with autocorrelated noise have as much information as n (1 - phi) / (1 + phi) independent points
+    inflation_D = (1 + phi_D) / (1 - phi_D) * less * len(compute_N) / count
+    variance_D = np.maximum(noise_D**2 * inflation_D, 1e-12 * float(np.ptp(fit.curve.bounds)) ** 2)
+    noise_NP = np.random.default_rng(0).standard_normal((len(compute_N), len(truth_P))) * np.sqrt(variance_D[truth_P])
+    apart_NPD = (level_ND[:, truth_P] + noise_NP)[:, :, None] - level_ND[:, None, :]
+    log_weight_PD = -0.5 * (apart_NPD**2).sum(axis=0) / variance_D - 0.5 * len(compute_N) * np.log(variance_D)
+    # a truth must not find itself among the draws
+    log_weight_PD[np.arange(len(truth_P)), truth_P] = -np.inf
+    weight_PD = np.exp(log_weight_PD - log_weight_PD.max(axis=1, keepdims=True))
+    probability_P = weight_PD @ gains_D / weight_PD.sum(axis=1)
+    return float((np.maximum(probability_P, 1.0 - probability_P) >= SURE).mean())
 
 
 def compute_to_identify(fit: Fit) -> float:

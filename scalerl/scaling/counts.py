@@ -45,6 +45,12 @@ NO_CLIMB = Count(
     "fifth of the points",
 )
 
+SLOW_RISE = Count(
+    4,
+    14,
+    "runs with little noise that the forecast alone would have stopped, and that gained more than it gave a chance",
+)
+
 LATER_FALL = {
     "noisy": Count(4, 51, "first parts of noisy runs that ended at or near their best and fell later"),
     "smooth": Count(1, 64, "first parts of smooth runs that ended at or near their best and fell later"),

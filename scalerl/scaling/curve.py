@@ -5,6 +5,7 @@ Axes in names: N evaluation points.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +16,11 @@ from numpy.typing import ArrayLike
 
 from scalerl.scaling.law import Array
 from scalerl.scaling.readers import CurveError, Table, read_table, table_of_rows
+from scalerl.scaling.units import UNITS as UNITS
+from scalerl.scaling.units import compute_text
 
 AXES = ("device_hours", "flops", "tokens", "step", "compute")
 """Compute columns, in the order in which they are tried if none is named."""
-
-UNITS = {"device_hours": "device-hours", "flops": "FLOPs", "step": "steps"}
-"""Names of compute axes in text, if they differ from the column's name."""
 
 METRICS = ("pass_rate", "metric")
 """Metric columns, in the order in which they are tried if none is named."""
@@ -68,6 +68,12 @@ class Curve:
     """What a file says about its rows, such as "arithmetic, 512 prompts, FLOPs by rule 1"; "": nothing. Curves are
     compared only if it is the same."""
 
+    hours_per_unit: float = math.nan
+    """Device-hours per unit of compute, for prices; 1 on the axis device_hours, NaN if unknown."""
+
+    prompts: int = 0
+    """Prompts of one evaluation; 0 if unknown."""
+
     def __init__(
         self,
         compute: ArrayLike,
@@ -78,6 +84,8 @@ class Curve:
         label: str = "",
         notes: tuple[str, ...] = (),
         measured: str = "",
+        hours_per_unit: float = math.nan,
+        prompts: int = 0,
     ) -> None:
         low, high = checked_bounds(bounds)
         compute_N, metric_N = as_numbers("compute", compute), as_numbers("metric", metric)
@@ -92,7 +100,10 @@ class Curve:
         for array in columns.values():
             if array is not None:
                 array.flags.writeable = False
-        rest = {"bounds": (low, high), "axis": axis, "label": label, "notes": (*notes, *repairs), "measured": measured}
+        rest = {
+            "bounds": (low, high), "axis": axis, "label": label, "notes": (*notes, *repairs), "measured": measured,
+            "hours_per_unit": 1.0 if axis == "device_hours" else float(hours_per_unit), "prompts": int(prompts),
+        }  # fmt: skip
         for name, value in {**columns, **rest}.items():
             object.__setattr__(self, name, value)
 
@@ -102,7 +113,7 @@ class Curve:
     def __str__(self) -> str:
         name = f"{self.label}: " if self.label else ""
         climb = f"metric {self.metric[0]:.4g} to {self.metric[-1]:.4g}"
-        return f"{name}{len(self)} points to {self.axis} {self.last_compute:.4g}, {climb}"
+        return f"{name}{len(self)} points to {self.text(self.last_compute)}, {climb}"
 
     @property
     def last_compute(self) -> float:
@@ -113,6 +124,10 @@ class Curve:
     def unit(self) -> str:
         """Unit of compute in text."""
         return UNITS.get(self.axis, self.axis)
+
+    def text(self, compute: float) -> str:
+        """Return an amount of compute with its unit, as people say it: 12.4 TFLOP, 310 device-hours."""
+        return compute_text(compute, self.axis)
 
     def between(self, least: float = 0.0, most: float = np.inf) -> Curve:
         """Return the curve of the points with least <= compute <= most, and of the point at compute 0, which is R0.
@@ -178,7 +193,29 @@ class Curve:
         metric_name = column(table, metric, METRICS, "metric", source)
         compute_N, metric_N = (as_numbers(name, table[name]) for name in (axis_name, metric_name))
         stderr_N = as_numbers("stderr", table["stderr"]) if "stderr" in table else None
-        return cls(compute_N, metric_N, bounds, stderr_N, axis_name, label, measured=measured(table, label, axis_name))
+        return cls(
+            compute_N, metric_N, bounds, stderr_N, axis_name, label, measured=measured(table, label, axis_name),
+            hours_per_unit=hours_per_unit(table, compute_N), prompts=prompts_of(table),
+        )  # fmt: skip
+
+
+def hours_per_unit(table: Table, compute_N: Array) -> float:
+    """Return the device-hours per unit of compute at the last row that has both; NaN if no row has."""
+    if "device_hours" not in table:
+        return math.nan
+    hours_N = as_numbers("device_hours", table["device_hours"])
+    both_N = (hours_N > 0) & (compute_N > 0)
+    last = np.flatnonzero(both_N)[np.argmax(compute_N[both_N])] if both_N.any() else None
+    return math.nan if last is None else float(hours_N[last] / compute_N[last])
+
+
+def prompts_of(table: Table) -> int:
+    """Return the number of prompts of the last evaluation; 0 if it is unknown."""
+    last = table.get("prompts", [None])[-1]
+    try:
+        return max(0, int(float(last))) if last is not None else 0
+    except (TypeError, ValueError, OverflowError):
+        return 0
 
 
 def measured(table: Table, task: str, axis: str) -> str:

@@ -144,7 +144,7 @@ class Fit:
         return self.futures.mean(one_axis(compute))
 
     def gain(self, compute: float) -> Array:
-        """Return the gain of each draw from the last point to a compute, shape (D,); falls are left out."""
+        """Return draws of the gain from the last point to a compute, from the draws of `predict`'s band, shape (D,)."""
         return self.futures.gain(compute)
 
     def evaluations(self, compute: ArrayLike) -> Array:
@@ -155,8 +155,8 @@ class Fit:
     def predict(self, compute: ArrayLike, *, noise: bool = False) -> Band:
         """Return the mean and 90% band of the curve, or of single noisy evaluations, at any compute.
 
-        Beyond the last point, the band includes the probability that the run falls later, at the rate of public runs.
-        Mean and standard deviation do not include it.
+        Beyond the last point, the band includes improbable departures from the law and take-offs, which mean and
+        standard deviation do not include. It does not include a later fall (`Futures.fall`).
 
         Args:
             compute: Amounts of compute, shape (M,), >= 0, in the unit of the curve's axis.

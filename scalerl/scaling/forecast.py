@@ -133,6 +133,18 @@ def estimate_at(fit: Fit, compute: float) -> EstimateAt:
     return EstimateAt(float(band.mean[0]), float(band.sd[0]), float(band.low[0]), float(band.high[0]), compute)
 
 
+def gain_at(fit: Fit, compute: float) -> Estimate:
+    """Return the level at a compute minus the level now: the difference of both forecasts, and its interval.
+
+    Mean and interval are those of the forecasts at both, so that the level now plus the gain is the level then.
+    """
+    now, then = fit.mean([fit.last_compute, compute])
+    draws_D = fit.gain(compute)
+    low, high = np.quantile(draws_D, TAILS)
+    mean = float(then - now)
+    return Estimate(mean, float(draws_D.std()), min(float(low), mean), max(float(high), mean))
+
+
 def compute_for(fit: Fit, target: float) -> Array:
     """Return the compute at which each drawn curve reaches a level, shape (D,); infinite if never, 0 at the start."""
     low, high = fit.curve.bounds

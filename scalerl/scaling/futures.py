@@ -1,8 +1,9 @@
 """The possible futures of a run: it rises by the law, or it stays where it is; later it may fall or take off.
 
 The two futures are weighted by their evidence, the marginal likelihood. It measures how well each would have predicted
-every point of this run from the points before it (the prequential score). Rare events that the run cannot show (a fall,
-a take-off) widen the interval at the rate seen in public runs; they do not move the mean.
+every point of this run from the points before it (the prequential score). A take-off, which a run without a climb
+cannot show, widens the interval at the rate seen in public runs; it does not move the mean. A later fall is in neither:
+the best checkpoint remains, and the share of public runs that fell is stated beside the forecast.
 
 Axes in names: N points, M amounts of compute, D draws, R draws that rise, S draws that stay.
 """
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.scaling.counts import LATER_FALL, TAKE_OFF, Count
+from scalerl.scaling.counts import LATER_FALL, NO_CLIMB, TAKE_OFF, Count
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.health import fallen_by, rolling_mean
 from scalerl.scaling.law import Array, Draws, joined, plain_draws
@@ -32,6 +33,9 @@ EVEN_NOISE = 0.07
 The prior odds are the square of the noise divided by this value. A run counts as flat if the noise hides its climb, and
 less noise hides fewer climbs: 9 of 19 public runs with noise above 0.03 were flat. Of the 4 with noise below 0.01 that
 began without a climb, 3 climbed by 0.4 later and one by 0.05."""
+
+EVEN_ODDS = (NO_CLIMB.all - NO_CLIMB.happened) / NO_CLIMB.happened
+"""Smallest prior odds, in intervals, that a run stays: half of the public runs without a clear climb never rose."""
 
 LEAST_NOISE = 0.001
 """Minimum noise for the odds, as a share of the range: equal values do not prove that there is no noise."""
@@ -62,6 +66,12 @@ TAKE_OFF_DOUBLINGS = 2.0
 
 TAKE_OFF_SPEED = 2.0
 """Inverse of the doublings of compute that a take-off takes."""
+
+CREEP_SATURATES = 3.0
+"""Compute after which half of a creep's remaining rise is complete, in multiples of the run's, in intervals.
+
+A creep that grows in proportion to compute would open the band of a finished run to the metric's bound. With this
+value it rises by 0.8 of its rise so far until twice the compute, by 1.7 until four times, and by 4 in all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +109,11 @@ class Futures:
     """Log evidence ratio of a climb to a level, without the prior odds."""
 
     doubtful: Futures | None = None
-    """Futures for intervals, which include departures that are too improbable to move the mean; None if equal."""
+    """Futures for intervals, which include departures that are too improbable to move the mean, and give a run that
+    shows no climb at least even odds to stay; None for such futures themselves."""
+
+    saturates: bool = False
+    """Whether creeps end beyond the last point: those that are only possible, in futures for intervals."""
 
     @property
     def for_intervals(self) -> Futures:
@@ -125,16 +139,19 @@ class Futures:
             where = "has fallen and stays down" if self.fallen else "stays where it is"
             sentences.append(f"with probability {self.stays:.2f} the run {where}, with {1 - self.stays:.2f} it rises")
         if not self.fallen:
-            sentences.append(f"{self.fall} public runs that looked like this fell later")
+            sentences.append(
+                f"{self.fall} public runs that looked like this fell later; the band leaves this out, because the best "
+                "checkpoint remains"
+            )
         return tuple(sentences)
 
     def levels(self, compute_M: Array) -> Array:
-        """Return the level of every draw at each compute without rare events, shape (M, D), within the bounds."""
+        """Return the level of every draw at each compute without take-offs, shape (M, D), within the bounds."""
         return np.asarray(np.clip(self.unbounded(compute_M), *self.curve.bounds))
 
     def possible_levels(self, compute_M: Array) -> Array:
-        """Return the level of every draw at each compute with rare events, shape (M, D), within the bounds."""
-        return self.with_rare_events(self.levels(compute_M), compute_M)
+        """Return the level of every draw at each compute with take-offs, shape (M, D), within the bounds."""
+        return self.with_take_offs(self.levels(compute_M), compute_M)
 
     def mean(self, compute_M: Array) -> Array:
         """Return the mean level at each compute, shape (M,). A walk goes up as often as down, also next to a bound."""
@@ -144,6 +161,8 @@ class Futures:
         """Return the levels before they are clipped to the metric's bounds, shape (M, D)."""
         ahead_M1 = self.steps_ahead(compute_M)[:, None]
         level_MD = self.draws.levels(compute_M) + np.sqrt(ahead_M1) * self.walk_D
+        if self.saturates:
+            level_MD -= self.beyond_creep(compute_M)
         # an excursion dies out as phi^steps; it belongs to the future, not to the fitted curve before the last point
         future_M = compute_M >= self.last
         level_MD[future_M] += self.draws.autocorrelation ** ahead_M1[future_M] * self.excursion_D
@@ -151,44 +170,54 @@ class Futures:
         level_MD[:, num_rising:] += np.interp(compute_M, self.curve.compute, self.path_N)[:, None]
         return np.asarray(level_MD)
 
-    def gain(self, compute: float) -> Array:
-        """Return the gain of each draw's curve from the last point to a compute, without excursions, shape (D,).
+    def beyond_creep(self, compute_M: Array) -> Array:
+        """Return how far a creep that never ends is above one that saturates, shape (M, D); 0 up to the last point."""
+        draws = self.draws
+        creeps_D = (draws.second_midpoint > 10.0 * self.last) & (draws.second_gain > 0)
+        ratio_M1 = np.maximum(compute_M / self.last, 1.0)[:, None]
+        reach_D = draws.second_midpoint / self.last
+        endless_MD = draws.second_gain * (ratio_M1 / (ratio_M1 + reach_D) - 1.0 / (1.0 + reach_D))
+        slope_D = draws.second_gain * reach_D / (1.0 + reach_D) ** 2
+        ending_M1 = (1.0 + CREEP_SATURATES) * (ratio_M1 - 1.0) / (ratio_M1 + CREEP_SATURATES)
+        return np.where(creeps_D, endless_MD - slope_D * ending_M1, 0.0)
 
-        Falls are left out, because the best checkpoint remains. Take-offs count.
+    def gain(self, compute: float) -> Array:
+        """Return draws of the level at a compute minus the level at the last point, with take-offs, shape (D,).
+
+        The interval of the gain and its probabilities are from the same draws as the bands of the forecast.
         """
-        now, then = np.array([self.last]), np.array([compute])
-        level_2D = self.draws.levels(np.concatenate([now, then]))
-        then_1D = level_2D[1:] + np.sqrt(self.steps_ahead(then)) * self.walk_D
-        gain_1D = self.with_rare_events(then_1D, then, falls=False) - np.clip(level_2D[:1], *self.curve.bounds)
-        return np.asarray(gain_1D[0])
+        possible = self.for_intervals
+        now_D, then_D = possible.possible_levels(np.array([self.last, compute]))
+        return np.asarray(then_D - now_D)
 
     def steps_ahead(self, compute_M: Array) -> Array:
         """Return the number of evaluations from the last point to each compute at the present spacing, shape (M,)."""
         spacing = float(np.median(np.diff(self.curve.compute[-max(3, len(self.curve) // 2) :])))
         return np.maximum(compute_M - self.last, 0.0) / spacing
 
-    def with_rare_events(self, levels_MD: Array, compute_M: Array, falls: bool = True) -> Array:
-        """Return the levels with rare events: within a doubling of compute, a share of the draws falls or takes off."""
-        rng = np.random.default_rng(2)
+    def with_take_offs(self, levels_MD: Array, compute_M: Array) -> Array:
+        """Return the levels if a share of the draws takes off within `TAKE_OFF_DOUBLINGS` of compute, shape (M, D).
+
+        The size of a take-off depends on the present level of a draw, so that the band at a compute does not depend on
+        the others that are asked for.
+        """
         low, high = self.curve.bounds
-        num_draws = levels_MD.shape[1]
+        rng, num_draws = np.random.default_rng(2), levels_MD.shape[1]
 
         def even_D() -> Array:
             """Return evenly spaced numbers in (0, 1) in random order, with less random error than independent ones."""
             return np.asarray((rng.permutation(num_draws) + 0.5) / num_draws)
 
+        if self.fallen:
+            return np.asarray(np.clip(levels_MD, low, high))
+        present_D = self.levels(np.array([self.last]))[0]
         doublings_M1 = np.log2(np.maximum(compute_M / self.last, 1.0))[:, None]
-        falling_D, start_D, depth_D = even_D() < self.fall.share, even_D(), even_D()
-        # the fall is at least FALLEN, and at most to the lower bound
-        fall_D = FALLEN * (high - low) + depth_D * np.maximum(levels_MD[0] - low, 0.0)
-        has_begun_MD = (doublings_M1 > start_D) & falling_D
-        changed_MD = levels_MD - has_begun_MD * fall_D if falls else levels_MD.copy()
-        if not self.fallen:
-            rising_D = even_D() < TAKE_OFF_DOUBLINGS * self.take_off_rate()
-            start_D, height_D = TAKE_OFF_DOUBLINGS * even_D(), even_D()
-            progress_MD = np.clip(TAKE_OFF_SPEED * (doublings_M1 - start_D), 0.0, 1.0)
-            # to any level up to the metric's bound, as in the prior of A
-            changed_MD += progress_MD * rising_D * height_D * (high - levels_MD[0])
+        # a run that did not take off in one doubling of compute may do so in the next
+        rising_D = even_D() < 1.0 - (1.0 - self.take_off_rate()) ** TAKE_OFF_DOUBLINGS
+        start_D, height_D = TAKE_OFF_DOUBLINGS * even_D(), even_D()
+        progress_MD = np.clip(TAKE_OFF_SPEED * (doublings_M1 - start_D), 0.0, 1.0)
+        # to any level up to the metric's bound, as in the prior of A
+        changed_MD = levels_MD + progress_MD * rising_D * height_D * (high - present_D)
         return np.asarray(np.clip(changed_MD, low, high))
 
     def take_off_rate(self) -> Array:
@@ -212,7 +241,12 @@ class Futures:
         new_MD = np.sqrt(1.0 - np.where(compute_M[:, None] >= self.last, phi_D ** (2 * ahead_M1 + 2), 0.0))
         here = binomial(np.array(self.curve.metric.mean()), low, high)
         sd_MD = self.draws.noise_sd * new_MD * np.sqrt(binomial(levels_MD, low, high) / here)
-        return evaluations(levels_MD, sd_MD, low, high, np.random.default_rng(1))
+        # each row with the same random numbers, so that the band at a compute does not depend on the others
+        rows = [
+            evaluations(level_D, sd_D, low, high, np.random.default_rng(1))
+            for level_D, sd_D in zip(levels_MD, sd_MD, strict=True)
+        ]
+        return np.stack(rows)
 
 
 def has_fallen(curve: Curve) -> bool:
@@ -284,17 +318,16 @@ def futures(curve: Curve, last: float, rising: Posterior) -> Futures:
     if fell:
         after, share_N, climb = level_after_fall(curve, rising.log_evidence)
     # a climb that followed the law gives no evidence about the time after a fall
-    log_odds = np.log(prior_odds(curve)) - (min(climb, 0.0) if fell else climb)
-    probability = 1.0 / (1.0 + np.exp(-np.clip(log_odds, -50.0, 50.0)))
-    num_draws = len(rising.draws)
-    num_staying = round(probability * num_draws) if probability > NEGLIGIBLE else 0
-    staying, walk_S, path_N = steady.evenly(num_staying), np.zeros(num_staying), np.zeros(len(curve))
-    if fell and num_staying:
-        staying, walk_S = wandering(curve, after, num_staying)
-        path_N = float(np.ptp(curve.bounds)) * (share_N - share_N[-1])
+    evidence, num_draws = min(climb, 0.0) if fell else climb, len(rising.draws)
     noisy = measured_noise(curve) > NOISY
 
-    def with_draws(draws: Draws, doubtful: Futures | None) -> Futures:
+    def with_draws(draws: Draws, odds: float, doubtful: Futures | None, saturates: bool = False) -> Futures:
+        probability = 1.0 / (1.0 + np.exp(-np.clip(np.log(odds) - evidence, -50.0, 50.0)))
+        num_staying = round(probability * num_draws) if probability > NEGLIGIBLE else 0
+        staying, walk_S, path_N = steady.evenly(num_staying), np.zeros(num_staying), np.zeros(len(curve))
+        if fell and num_staying:
+            staying, walk_S = wandering(curve, after, num_staying)
+            path_N = float(np.ptp(curve.bounds)) * (share_N - share_N[-1])
         both = joined([draws.evenly(num_draws - num_staying), staying])
         above_D = curve.metric[-1] - both.levels(curve.compute[-1:])[0]
         return Futures(
@@ -308,6 +341,10 @@ def futures(curve: Curve, last: float, rising: Posterior) -> Futures:
             fall=LATER_FALL["noisy" if noisy else "smooth"],
             climb=climb,
             doubtful=doubtful,
+            saturates=saturates,
         )
 
-    return with_draws(rising.draws, None if rising.doubtful is rising.draws else with_draws(rising.doubtful, None))
+    odds = prior_odds(curve)
+    # a creep that moves the mean has been seen; one that is only possible saturates
+    doubtful = with_draws(rising.doubtful, max(odds, EVEN_ODDS), None, saturates="creep" not in rising.probability)
+    return with_draws(rising.draws, odds, doubtful)

@@ -212,7 +212,7 @@ def first_to_stop(conditions: Sequence[str], points: Sequence[EvalPoint], config
     with suppress(CurveError):  # too few points for a fit
         fits = [fit(curve_of(curves[task], default_axis(config))) for task in config.main_tasks]
     for condition in conditions:
-        reason = reason_to_stop(stop_rule(condition), fits)
+        reason = reason_to_stop(stop_rule(condition), fits, config.min_gain)
         if reason is not None:
             return condition, reason
     return None

@@ -202,7 +202,7 @@ def overrule(progress: Progress, display: RunDisplay) -> Progress:
 
 LEARNING_RATE = "recipe.optimizer.learning_rate"
 
-FREE = ("steps", "stop_when", "checkpoint", "placement", "loggers")
+FREE = ("steps", "stop_when", "min_gain", "price", "checkpoint", "placement", "loggers")
 """Fields of a configuration that a resume may change, because they do not affect completed steps."""
 
 SIZES = (

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,8 +18,6 @@ from scalerl.core.run_files import CHECKPOINTS, RunInfo, is_run, read_run
 from scalerl.scaling import Advice, Curve, CurveError, Fit, Forecast, advise, fit, forecast
 from scalerl.types import EvalPoint
 
-MIN_GAIN = 0.01
-"""Gain that justifies twice the compute."""
 HORIZON = ("2x", "4x")
 
 
@@ -47,9 +46,9 @@ class Outlook:
         return replace(self, advice=replace(self.advice, remedy=way_back(path, points, tasks)))
 
     def lines(self) -> list[str]:
-        """Return the outlook as text for a terminal."""
+        """Return the outlook as text for a terminal, the decision first."""
         at = [f"at {name:<6} {level:.3f}" for name, level in zip(HORIZON, self.forecast.at, strict=True)]
-        return [*str(self.fit).split("\n"), *at, f"advice    {self.advice}"]
+        return [*self.advice.lines, *str(self.fit).split("\n"), *at]
 
 
 def forecast_dict(ahead: Forecast) -> dict[str, Any]:
@@ -58,14 +57,28 @@ def forecast_dict(ahead: Forecast) -> dict[str, Any]:
     return {**values.pop("fit"), "forecast": values}
 
 
-def outlook(curve: Curve, *, r0: float | None = None, exclude_below: float = 0.0) -> Outlook:
-    """Fit a curve, forecast it and give advice; `r0` and `exclude_below` are passed to `fit`.
+def outlook(
+    curve: Curve,
+    *,
+    r0: float | None = None,
+    exclude_below: float = 0.0,
+    min_gain: float | None = None,
+    price: float | None = None,
+) -> Outlook:
+    """Fit a curve, forecast it and give advice.
+
+    Args:
+        curve: The curve.
+        r0: As for `fit`.
+        exclude_below: As for `fit`.
+        min_gain: Smallest gain that is worth twice the compute, in the metric's unit; None: the default of `advise`.
+        price: Price of a device-hour; None: costs are in device-hours.
 
     Raises:
         CurveError: The curve cannot be fitted; the message has the reason.
     """
     fitted = fit(curve, r0=r0, exclude_below=exclude_below)
-    return Outlook(fitted, forecast(fitted, at=HORIZON), advise(fitted, budget="2x", min_gain=MIN_GAIN))
+    return Outlook(fitted, forecast(fitted, at=HORIZON), advise(fitted, min_gain=min_gain, price=price))
 
 
 def way_back(path: Path, points: Sequence[EvalPoint], tasks: Collection[str]) -> str:
@@ -95,24 +108,27 @@ def points_by_task(points: Sequence[EvalPoint]) -> dict[str, list[EvalPoint]]:
     return by_task
 
 
-def run_outlook(points: Sequence[EvalPoint], axis: str) -> Outlook:
+def run_outlook(
+    points: Sequence[EvalPoint], axis: str, min_gain: float | None = None, price: float | None = None
+) -> Outlook:
     """Return the outlook of a run, from its evaluations of one task, on one compute axis.
 
-    Results are cached, because the display and the loggers of a run need the same ones.
+    Results are cached, because the display and the loggers of a run need the same ones. Gain and price are those of
+    `outlook`.
 
     Raises:
         CurveError: There are too few evaluations.
     """
     with _FITTING:  # threads that need the same fit wait for it
-        return _kept_outlook(tuple(points), axis)
+        return _kept_outlook(tuple(points), axis, min_gain, price)
 
 
 _FITTING = threading.Lock()
 
 
 @lru_cache(maxsize=16)
-def _kept_outlook(points: tuple[EvalPoint, ...], axis: str) -> Outlook:
-    return outlook(curve_of(points, axis))
+def _kept_outlook(points: tuple[EvalPoint, ...], axis: str, min_gain: float | None, price: float | None) -> Outlook:
+    return outlook(curve_of(points, axis), min_gain=min_gain, price=price)
 
 
 def curve_of(points: Sequence[EvalPoint], axis: str) -> Curve:
@@ -124,7 +140,15 @@ def curve_of(points: Sequence[EvalPoint], axis: str) -> Curve:
         stderr=[point.stderr for point in points],
         axis=axis,
         label=points[0].task,
+        hours_per_unit=_hours_per_unit(points, axis),
+        prompts=points[-1].prompts if points else 0,
     )
+
+
+def _hours_per_unit(points: Sequence[EvalPoint], axis: str) -> float:
+    """Return the device-hours per unit of compute of a run so far; NaN before any compute."""
+    last = max((getattr(point, axis), point.device_hours) for point in points) if points else (0.0, 0.0)
+    return float(last[1] / last[0]) if last[0] > 0 and last[1] > 0 else math.nan
 
 
 # ------------------------------------------------------------------------------------------- curves that a user names
@@ -151,6 +175,11 @@ class Source:
 
     suites: tuple[Curve, ...] = ()
     """Evaluation suites of the run, each labeled with its name; they have points and no forecast."""
+
+    def terms(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return options of `advise` or `outlook`; None for gain or price stands for that of the run, if it has one."""
+        run = {"min_gain": self.info.min_gain, "price": self.info.price} if self.info else {}
+        return {**run, **{name: value for name, value in options.items() if value is not None}}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -185,14 +214,16 @@ def naming(source: Source) -> Iterator[None]:
         raise CurveError(f"{source.path}: {error}") from error
 
 
-def source_outlook(source: Source, *, r0: float | None = None, exclude_below: float = 0.0) -> Outlook:
+def source_outlook(source: Source, **options: Any) -> Outlook:
     """Fit the curve of a source, forecast it and give advice, for a run with commands; options are those of `outlook`.
+
+    A run of this package has its own smallest gain and price, unless they are given.
 
     Raises:
         CurveError: As for `outlook`, with the path.
     """
     with naming(source):
-        ahead = outlook(source.curve, r0=r0, exclude_below=exclude_below)
+        ahead = outlook(source.curve, **source.terms(options))
     if source.info is None:
         return ahead
     return ahead.with_way_back(source.path, read_points(source.path), source.info.tasks)

@@ -261,7 +261,7 @@ def _forecast_cards(run: RunAnalysis, of_task: str) -> list[Json]:
                 else f"Only a range: {span}, because {fitted.reason}"
             ],
         ),
-        _card(f"Advice{of_task}", advice.action, [_capital(advice.explanation), advice.remedy], words=True),
+        _card(f"Advice{of_task}", advice.headline.partition(":")[0], [_capital(advice.explanation)], words=True),
         _card(f"Backtest{of_task}", lines=[_backtest(run)]),
     ]
 
@@ -369,7 +369,7 @@ def _run_card(run: RunAnalysis) -> Json:
     twice, four, ceiling = (format(estimate, level) for estimate in (*ahead.at, fitted.asymptote))
     last = run.source.curve.metric[-1]
     lines = [
-        _capital(advice.explanation) + (f" {advice.remedy}" if advice.remedy else ""),
+        _capital(advice.explanation),
         f"The level is {ahead.now.mean:{level}} now (last evaluation {last:{level}}). The forecast is {twice} at twice "
         f"the compute and {four} at four times.",
         f"The ceiling A is {ceiling}."
@@ -378,7 +378,7 @@ def _run_card(run: RunAnalysis) -> Json:
         _backtest(run) if run.backtest is None else f"Backtest: {_lower(_backtest(run))}",
     ]
     warned = [*run.source.notes, *fitted.warnings]
-    strong = f"{_capital(advice.action)}."
+    strong = f"{advice.headline.partition(':')[0]}."
     return _card(run.source.name, lines=lines, color=run.style[0], strong=strong, notes=warned)
 
 

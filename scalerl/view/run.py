@@ -91,13 +91,18 @@ class RunView:
         """Step of the last evaluation; -1 before the first."""
         return max((own[-1].step for own in self.points.values()), default=-1)
 
+    @property
+    def terms(self) -> tuple[float | None, float | None]:
+        """Smallest gain that is worth twice the compute, and price of a device-hour; None: not given."""
+        return (self.info.min_gain, self.info.price) if self.info else (None, None)
+
     def outlook(self, task: str) -> Outlook:
         """Return fit, forecast and advice of a task.
 
         Raises:
             CurveError: There are too few evaluations, or they cannot be fitted.
         """
-        ahead = run_outlook(self.points.get(task, ()), self.axis)
+        ahead = run_outlook(self.points.get(task, ()), self.axis, *self.terms)
         return ahead.with_way_back(self.directory, self.every_point(), self.tasks) if self.directory else ahead
 
     def every_point(self) -> list[EvalPoint]:
@@ -302,11 +307,13 @@ class FollowedRun(RunView):
         return {name: str(value) for name, value in self.info.settings.items()} if self.info else {}
 
 
-def list_fit(points: Sequence[EvalPoint], axis: str) -> dict[str, Any]:
+def list_fit(
+    points: Sequence[EvalPoint], axis: str, min_gain: float | None = None, price: float | None = None
+) -> dict[str, Any]:
     """Return forecast and advice of one task as JSON values for the list of runs."""
     values: dict[str, Any] = {"evaluations": len(points), "problem": ""}
     try:
-        ahead = run_outlook(points, axis)
+        ahead = run_outlook(points, axis, min_gain, price)
     except CurveError as error:
         return {**values, "problem": str(error)}
     twice = ahead.forecast.at[0]

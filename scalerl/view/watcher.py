@@ -149,7 +149,7 @@ class Watcher:
     def _fit(self, run: FollowedRun, task: str) -> None:
         with self.lock:
             points, axis = list(run.points.get(task, ())), run.axis
-        fitted = list_fit(points, axis)
+        fitted = list_fit(points, axis, *run.terms)
         with self.lock:
             run.fits[task] = fitted
             run.version += 1

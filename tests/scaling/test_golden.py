@@ -35,12 +35,12 @@ CURVES = {"good": run, "unidentified": lambda: run(last=1800.0), "collapsed": co
 
 def report(curve):
     fitted = fit(curve)
-    return "\n".join([str(fitted), str(forecast(fitted, at=["2x", "4x"])), str(advise(fitted, "2x", 0.01))]) + "\n"
+    return "\n".join([str(fitted), str(forecast(fitted, at=["2x", "4x"])), str(advise(fitted))]) + "\n"
 
 
 def document(curve):
     fitted = fit(curve)
-    return json.loads(json.dumps({"fit": fitted.to_dict(), "advice": advise(fitted, "2x", 0.01).to_dict()}))
+    return json.loads(json.dumps({"fit": fitted.to_dict(), "advice": advise(fitted).to_dict()}))
 
 
 def alike(actual, golden):

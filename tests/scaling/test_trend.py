@@ -3,7 +3,7 @@ import pytest
 from scipy.stats import linregress
 
 from scalerl.scaling import Curve
-from scalerl.scaling.stop import Trend, trend
+from scalerl.scaling.trend import Trend, trend
 
 
 def test_the_slope_and_its_error_are_those_of_scipy_over_the_last_doubling():

@@ -56,7 +56,7 @@ def test_several_runs_print_an_array_in_order(capsys, sides):
     assert [Path(each["source"]).stem for each in answers] == ["theirs-0", "theirs-1", "ours-0", "ours-1"]
     assert answers[0]["efficiency"]["high"] < 2 < answers[2]["efficiency"]["low"]
     _, out, _ = call(capsys, "fit", *sides[0])
-    assert out.count("advice ") == 2 and "ours-1.jsonl\n" in out
+    assert out.count("twice the compute (") == 2 and "ours-1.jsonl\n" in out
 
 
 def test_a_forecast_is_given_at_the_requested_compute(capsys, points):
