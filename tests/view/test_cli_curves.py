@@ -11,6 +11,7 @@ from doc_pages import json_keys
 from json_rows import write_rows
 from simulated_runs import run as curve
 from simulated_runs import write
+from watched import write_run
 
 
 def answer(capsys, *words):
@@ -150,3 +151,31 @@ def test_a_reward_in_minus_one_to_one_needs_bounds(capsys, tmp_path):
     fitted = answer(capsys, "fit", path, "--bounds", -1, 1)
     half = answer(capsys, "fit", write(tmp_path / "rates.jsonl", source))
     assert fitted["asymptote"]["mean"] == pytest.approx(2 * half["asymptote"]["mean"] - 1, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("fit",),
+        ("fit", "--json"),
+        ("forecast",),
+        ("backtest",),
+        ("compare", "OTHER"),
+        ("report", "-o", "PAGE"),
+        ("ls",),
+    ],
+    ids=" ".join,
+)
+def test_a_reading_command_changes_nothing_in_a_run(tmp_path, capsys, words):
+    run = write_run(tmp_path / "run", rows=30, points=31)
+    other = write_run(tmp_path / "other", rows=30, points=12, seed=1)
+
+    def state():
+        return {path: (path.lstat().st_mtime_ns, path.lstat().st_size) for path in [run, *run.rglob("*")]}
+
+    before, places = state(), {"PAGE": tmp_path / "page.html", "OTHER": other}
+    verb, *rest = [places.get(word, word) for word in words]
+    rest = ["--versus", *rest] if verb == "compare" else rest
+    code, out, error = call(capsys, verb, run, *rest)
+    assert code == 0 and out, error
+    assert state() == before

@@ -70,7 +70,6 @@ function lasting(seconds) {
 }
 
 const level = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
-const interval = ([mean, low, high]) => `${level(mean)} (${level(low)} to ${level(high)})`;
 
 const MEANINGS = {
   starting: "Loads the model and starts the generators.",
