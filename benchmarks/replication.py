@@ -34,7 +34,7 @@ from scalerl.config.overrides import to_toml
 from scalerl.core.rows import read_rows
 from scalerl.core.run_files import RunKey
 from scalerl.scaling import Curve, Estimate, fit, paper_fit
-from scalerl.scaling.backtest import rmse, split_at
+from scalerl.scaling.backtesting import rmse, split_at
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import plan_toml
 from scalerl.training.run_info import run_info

@@ -26,7 +26,7 @@ from scaling_simulation import EFFICIENCIES, NOISES, POINTS, RHOS, SCENARIOS, Ru
 
 from scalerl.scaling import BASELINES, Curve, Fit, compare, fit, paper_fit, sigmoid
 from scalerl.scaling.advise import probability_of_gain
-from scalerl.scaling.compare import LATER
+from scalerl.scaling.comparison import LATER
 
 HORIZONS = np.array([2.0, 4.0, 10.0])
 """Multiples of the last compute at which forecasts are scored."""

@@ -14,6 +14,7 @@ from simulated_study import Truth, write_study
 from test_imports import TRAIN
 
 import scalerl
+import scalerl.scaling
 from scalerl.cli.watch import run_watch
 from scalerl.cluster.jobs import RayWorkers
 from scalerl.config import read_config, to_toml
@@ -167,6 +168,27 @@ def test_a_command_for_logs_and_runs_works_in_the_base_install_and_loads_no_part
     )
     code, out, error = base(place, code)
     assert code == 0 and "Traceback" not in error and (out or "import" in words), error
+
+
+def test_a_fit_loads_the_modules_of_a_fit(place):
+    """Of more than 280 in the package; nothing of comparisons, frontiers, importers, pages or the configuration."""
+    code, out, error = base(
+        place,
+        "from scalerl.cli import main; main(['fit', 'points.jsonl', '--json'])\n"
+        "print(*[name for name in sys.modules if name.startswith('scalerl')], file=sys.stderr)",
+    )
+    loaded = set(error.split())
+    assert code == 0 and json.loads(out)["advice"] and len(loaded) <= 42
+    assert {name.split(".")[1] for name in loaded - {"scalerl"}} == {"cli", "core", "scaling", "types", "view"}
+    assert not {f"scalerl.scaling.{name}" for name in ("comparison", "backtesting", "frontiers", "paper")} & loaded
+
+
+def test_every_name_of_scaling_is_what_it_says_whatever_was_imported_before():
+    for name in scalerl.scaling.__all__:
+        module = importlib.import_module(getattr(getattr(scalerl.scaling, name), "__module__", "scalerl.scaling.law"))
+        assert module.__name__.startswith("scalerl.scaling.") and not isinstance(
+            getattr(scalerl.scaling, name), type(module)
+        )
 
 
 def test_python_fits_and_forecasts_in_the_base_install(place):

@@ -12,28 +12,41 @@ From points to advice, each file uses those above it:
     forecast           Fit -> Forecast at more compute, next to the `baselines`
     stop, advise       Fit -> Advice; conditions that end a run
 
-Others use a Fit: compare (two recipes), backtest, pool and frontier (runs with different settings). `paper` is the
-procedure of the paper, next to all this.
+Others use a Fit: comparison (two recipes), backtesting, pool and frontiers (runs with different settings). `paper` is
+the procedure of the paper, next to all this. They are loaded when one of their names is first used.
 
 >>> from scalerl.scaling import Curve, fit, forecast, advise
 >>> curve = Curve.read("runs/mine")  # or Curve(compute, metric)        # doctest: +SKIP
 >>> print(forecast(fit(curve), at=["2x", "4x"]))                        # doctest: +SKIP
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from scalerl.scaling.advise import Advice, advise
-from scalerl.scaling.backtest import Backtest, backtest
 from scalerl.scaling.baselines import BASELINES
-from scalerl.scaling.compare import Comparison, compare
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import Estimate, EstimateAt
 from scalerl.scaling.fit import Band, Fit, fit
 from scalerl.scaling.forecast import Forecast, Reach, forecast
-from scalerl.scaling.frontier import Frontier, Option, frontier
 from scalerl.scaling.health import Symptom, health
 from scalerl.scaling.law import Draws, sigmoid
-from scalerl.scaling.paper import PUBLISHED_GRID, PaperFit, PaperGrid, paper_fit
 from scalerl.scaling.posterior import Prior
 from scalerl.scaling.readers import CurveError
+
+if TYPE_CHECKING:
+    from scalerl.scaling.backtesting import Backtest, backtest
+    from scalerl.scaling.comparison import Comparison, compare
+    from scalerl.scaling.frontiers import Frontier, Option, frontier
+    from scalerl.scaling.paper import PUBLISHED_GRID, PaperFit, PaperGrid, paper_fit
+
+_HOMES = {
+    "backtesting": ("Backtest", "backtest"),
+    "comparison": ("Comparison", "compare"),
+    "frontiers": ("Frontier", "Option", "frontier"),
+    "paper": ("PUBLISHED_GRID", "PaperFit", "PaperGrid", "paper_fit"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "BASELINES",
@@ -66,3 +79,9 @@ __all__ = [
     "paper_fit",
     "sigmoid",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        return getattr(import_module(f"scalerl.scaling.{_HOME_OF[name]}"), name)
+    raise AttributeError(f"module 'scalerl.scaling' has no attribute {name!r}")

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalerl.scaling.compare import as_fits, check_alike
+from scalerl.scaling.comparison import as_fits, check_alike
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import TAILS
 from scalerl.scaling.fit import Fit

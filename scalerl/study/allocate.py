@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.scaling.compare import (
+from scalerl.scaling.comparison import (
     MARGIN,
     Runs,
     ceilings,
@@ -29,7 +29,7 @@ from scalerl.scaling.compare import (
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import Estimate, as_json
 from scalerl.scaling.fit import Fit, fit
-from scalerl.scaling.frontier import ranked
+from scalerl.scaling.frontiers import ranked
 from scalerl.scaling.law import Array
 from scalerl.scaling.readers import CurveError
 

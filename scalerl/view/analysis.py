@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalerl.scaling import Backtest, Comparison, Curve, CurveError, Estimate, Fit, backtest, compare, fit
-from scalerl.scaling.compare import ASSUMED_SEED_SD, common_ceiling, log_efficiency, side_mean, summarize_ratio
+from scalerl.scaling.comparison import ASSUMED_SEED_SD, common_ceiling, log_efficiency, side_mean, summarize_ratio
 from scalerl.scaling.estimate import summarize
 from scalerl.scaling.law import Array
 from scalerl.scaling.posterior import held_at

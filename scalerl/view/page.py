@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Any
 
 from scalerl.scaling import Curve, CurveError, Estimate, Frontier
-from scalerl.scaling.compare import MARGIN
+from scalerl.scaling.comparison import MARGIN
 from scalerl.scaling.curve import UNITS
 from scalerl.scaling.estimate import one_power, short
 from scalerl.scaling.settings import Setting, setting_text

@@ -19,7 +19,7 @@ from scalerl.core.rows import read_points, read_rows
 from scalerl.core.run_files import METRICS as METRICS_FILE
 from scalerl.core.run_files import ArmInfo, RunKey, StudyInfo
 from scalerl.scaling import CurveError, Estimate, Fit, compare, fit
-from scalerl.scaling.compare import (
+from scalerl.scaling.comparison import (
     common_ceiling,
     log_efficiency,
     seed_scatter,

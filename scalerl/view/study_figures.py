@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from scalerl.scaling import Curve, Estimate
-from scalerl.scaling.compare import MARGIN
+from scalerl.scaling.comparison import MARGIN
 from scalerl.scaling.curve import UNITS
 from scalerl.view.analysis import common_unit, slope_at
 from scalerl.view.figures import metric_name

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from scalerl.core.run_files import RunKey
 from scalerl.scaling import Comparison, Curve, Estimate, Fit, Frontier
-from scalerl.scaling.compare import EFFICIENT, HIGHER, LATER, TEST_LEVEL
+from scalerl.scaling.comparison import EFFICIENT, HIGHER, LATER, TEST_LEVEL
 from scalerl.scaling.estimate import as_json
 from scalerl.scaling.settings import Setting
 

@@ -3,7 +3,7 @@ import pytest
 from simulated_runs import run
 
 from scalerl.scaling import Curve, CurveError, backtest
-from scalerl.scaling.backtest import rmse
+from scalerl.scaling.backtesting import rmse
 
 
 def test_the_first_half_of_a_run_on_the_law_predicts_the_rest():

@@ -3,7 +3,7 @@ import pytest
 from simulated_runs import fallen, run
 
 from scalerl.scaling import Curve, CurveError, compare, fit, sigmoid
-from scalerl.scaling.compare import (
+from scalerl.scaling.comparison import (
     OWN_CEILINGS,
     ceilings,
     common_ceiling,

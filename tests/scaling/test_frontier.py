@@ -11,7 +11,7 @@ from doc_pages import json_keys
 
 from scalerl.config import LAB
 from scalerl.scaling import Curve, CurveError, compare, fit, frontier, sigmoid
-from scalerl.scaling.frontier import next_run, of_law
+from scalerl.scaling.frontiers import next_run, of_law
 from scalerl.scaling.pool import (
     SCATTER,
     SCATTER_GRID,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalerl.scaling.compare import ASSUMED_SEED_SD, MARGIN
+from scalerl.scaling.comparison import ASSUMED_SEED_SD, MARGIN
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import TAILS, Estimate, as_json, short, summarize
 from scalerl.scaling.fit import Fit
