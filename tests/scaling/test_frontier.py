@@ -241,7 +241,7 @@ def test_the_command_reads_the_settings_of_runs_and_prints_documented_keys(tmp_p
     pytest.importorskip("plotly")
     page = tmp_path / "page.html"
     code, out, _ = call(capsys, *words, "--budget", 8000, "-o", page)
-    assert code == 0 and f"page      {page}" in out and '"kind": "frontier"' in page.read_text()
+    assert code == 0 and f"page      {page}" in out and '"kind":"frontier"' in page.read_text()
     assert "for 8000 FLOPs: width 64, prompts_per_step" in page.read_text()
     code, _, error = call(capsys, *words, "--budget", 8000, "-o", tmp_path / "r0/run.json")
     assert code == 2 and "is not an HTML page" in error
