@@ -72,6 +72,7 @@ SYMPTOMS: dict[str, Curve] = {
     "too few points": run(points=7),
     "decline": run(law=falls),
     "saturation before the window": run(points=15, midpoint=60.0, efficiency=3.0),
+    "missing start": Curve(run().compute[:16] + 9000.0, run().metric[25:], axis="device_hours"),
     "late take-off": run(law=starts_late),
     "two-phase rise": run(law=rises_twice),
     "slow end": run(law=ends_slowly),

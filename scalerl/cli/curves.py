@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,17 +59,16 @@ def run_fit(words: list[str]) -> int:
 def run_forecast(words: list[str]) -> int:
     """Print the forecast of each curve at more compute."""
     parser = curve_parser("forecast", "Forecast the metric of a run at more compute.")
-    about = "amounts of compute, in the unit of the axis or as multiples of the last point; default 2x 4x"
+    about = "amounts of compute: multiples of the last point (2x), more than it (+100) or totals; default 2x 4x"
     parser.add_argument("--at", nargs="+", action="extend", metavar="C", help=about)
     about = "level of the metric; also print the compute at which it is reached"
     parser.add_argument("--target", type=float, help=about)
     add_decision_options(parser)
     options = parser.parse_args(words)
-    amounts = [amount(word) for word in options.at or ("2x", "4x")]
     answers = []
     for source in sources_of(options.paths, options):
         with naming(source):
-            result = forecast(fit_source(source, options), at=amounts, target=options.target)
+            result = forecast(fit_source(source, options), at=options.at or ("2x", "4x"), target=options.target)
             advice = advise(result.fit, **source.terms({"min_gain": options.min_gain, "price": options.price}))
         values = {**forecast_dict(result), "advice": advice.to_dict()}
         answers.append(Answer(str(source.path), values, "\n".join([*advice.lines, str(result)])))
@@ -121,21 +121,20 @@ def sources_of(paths: Sequence[Path], options: argparse.Namespace) -> list[Sourc
     Raises:
         UserError: A path has no curve, or several.
     """
-    return read_sources(paths, options.compute, options.task, options.bounds)
+    sources = read_sources(paths, options.compute, options.task, options.bounds)
+    if options.answers is None:
+        return sources
+    with_errors = []
+    for source in sources:
+        with naming(source):
+            with_errors.append(replace(source, curve=source.curve.with_answers(options.answers)))
+    return with_errors
 
 
 def fit_source(source: Source, options: argparse.Namespace) -> Fit:
     """Fit the curve of one source, as the options say."""
     with naming(source):
         return fit(source.curve, exclude_below=options.exclude_below)
-
-
-def amount(word: str) -> float | str:
-    """Convert a number to a float; return other text, such as the multiple 2x, unchanged for `forecast`."""
-    try:
-        return float(word)
-    except ValueError:
-        return word
 
 
 def print_answers(answers: Sequence[Answer], *, as_json: bool) -> int:

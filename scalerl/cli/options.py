@@ -95,6 +95,8 @@ def add_curve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exclude-below", type=float, default=0.0, metavar="C", help="leave out points below this compute, except 0"
     )
+    about = "answers behind each point of a file without a column stderr or answers, which give its noise"
+    parser.add_argument("--answers", type=float, metavar="N", help=about)
     add_json(parser)
 
 

@@ -215,7 +215,8 @@ def probability_of_gain(fit: Fit, total: float, min_gain: float) -> float:
         total: Compute beyond the last point, in the curve's unit.
         min_gain: Gain in the metric's unit.
     """
-    by_forecast = float((fit.gain(total) > min_gain).mean())
+    # the curves of the mean and those of the interval, which give departures from the law more weight than is likely
+    by_forecast = float(np.mean([(gain_D > min_gain).mean() for gain_D in (fit.mean_gain(total), fit.gain(total))]))
     if has_fallen(fit.curve):
         return by_forecast
     if climbed(fit):
@@ -233,8 +234,11 @@ def reason_for(fit: Fit, action: Action, right: float, min_gain: float) -> str:
     """Return what a reader must know about this advice, as sentences; empty if there is nothing."""
     notes = []
     if right < 0.5:
-        less = "more" if action == "stop" else "less"
-        notes.append(f"More likely it gains {less} than {min_gain:g}, but the mean counts how much.")
+        above = right if action == "continue" else 1.0 - right
+        notes.append(
+            f"The probability of a gain above {min_gain:g} is {above:.0%}, but the mean gain of the forecast decides: "
+            "on public runs no rule was better."
+        )
     if not climbed(fit) and not has_fallen(fit.curve):
         notes.append(f"The run shows no clear climb so far; {NO_CLIMB} such public runs rose by more than 0.01 later.")
     elif action == "stop" and not has_fallen(fit.curve):

@@ -129,6 +129,18 @@ class Curve:
         """Return an amount of compute with its unit, as people say it: 12.4 TFLOP, 310 device-hours."""
         return compute_text(compute, self.axis)
 
+    def with_answers(self, answers: float) -> Curve:
+        """Return the curve with the standard errors of a share of correct answers, from their number behind each point.
+
+        Raises:
+            CurveError: The number is not positive, or the rows have standard errors already.
+        """
+        if not (np.isfinite(answers) and answers >= 1):
+            raise CurveError(f"the number of answers behind each point must be at least 1; got {answers:g}")
+        if self.stderr is not None:
+            raise CurveError("the rows have standard errors already; leave out the number of answers")
+        return replace(self, stderr=errors_of_share(self.metric, np.full(len(self), float(answers)), self.bounds))
+
     def between(self, least: float = 0.0, most: float = np.inf) -> Curve:
         """Return the curve of the points with least <= compute <= most, and of the point at compute 0, which is R0.
 
@@ -193,6 +205,8 @@ class Curve:
         metric_name = column(table, metric, METRICS, "metric", source)
         compute_N, metric_N = (as_numbers(name, table[name]) for name in (axis_name, metric_name))
         stderr_N = as_numbers("stderr", table["stderr"]) if "stderr" in table else None
+        if stderr_N is None and "answers" in table:
+            stderr_N = errors_of_share(metric_N, as_numbers("answers", table["answers"]), bounds)
         return cls(
             compute_N, metric_N, bounds, stderr_N, axis_name, label, measured=measured(table, label, axis_name),
             hours_per_unit=hours_per_unit(table, compute_N), prompts=prompts_of(table),
@@ -207,6 +221,17 @@ def hours_per_unit(table: Table, compute_N: Array) -> float:
     both_N = (hours_N > 0) & (compute_N > 0)
     last = np.flatnonzero(both_N)[np.argmax(compute_N[both_N])] if both_N.any() else None
     return math.nan if last is None else float(hours_N[last] / compute_N[last])
+
+
+def errors_of_share(metric_N: Array, answers_N: Array, bounds: tuple[float, float]) -> Array:
+    """Return the standard errors of shares of correct answers, with one answer added on each side; NaN without number.
+
+    The added answers keep the error above zero if all answers are right.
+    """
+    low, high = bounds
+    count_N = np.where(answers_N >= 1, answers_N, np.nan)
+    share_N = ((metric_N - low) / (high - low) * count_N + 1.0) / (count_N + 2.0)
+    return np.asarray((high - low) * np.sqrt(share_N * (1.0 - share_N) / count_N))
 
 
 def prompts_of(table: Table) -> int:

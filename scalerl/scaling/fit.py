@@ -23,6 +23,7 @@ from scalerl.scaling.law import Array, Draws
 from scalerl.scaling.noise import local_noise
 from scalerl.scaling.posterior import Prior, least_midpoint, posterior
 from scalerl.scaling.readers import CurveError
+from scalerl.scaling.units import range_text
 
 MIN_POINTS = 5
 """Smallest number of points: one more than the parameters of the law."""
@@ -147,6 +148,15 @@ class Fit:
         """Return draws of the gain from the last point to a compute, from the draws of `predict`'s band, shape (D,)."""
         return self.futures.gain(compute)
 
+    def mean_gain(self, compute: float) -> Array:
+        """Return draws of the gain as `gain`, from the curves of the mean, shape (D,)."""
+        now_D, then_D = self.futures.possible_levels(np.array([self.last_compute, compute]))
+        return np.asarray(then_D - now_D)
+
+    def draws_high(self, compute: float) -> float:
+        """Return the upper end of the band of the curves in the mean, without improbable departures and take-offs."""
+        return float(np.quantile(self.levels(compute), TAILS[1]))
+
     def evaluations(self, compute: ArrayLike) -> Array:
         """Return draws of single noisy evaluations, shape (M, D), within the metric's bounds."""
         compute_M, futures = one_axis(compute), self.futures.for_intervals
@@ -185,12 +195,13 @@ class Fit:
         }
 
     def __str__(self) -> str:
-        unit, last = self.curve.unit, self.curve.metric[-1]
+        curve, middle, last = self.curve, self.midpoint, self.curve.metric[-1]
+        midpoint = range_text(middle.mean, middle.low, middle.high, curve.axis)
         lines = [
-            f"curve     {len(self.curve)} evaluations to {self.last_compute:.3g} {unit}, last value {last:.3f}",
+            f"curve     {len(curve)} evaluations to {curve.text(self.last_compute)}, last value {last:.3f}",
             f"  A       {self.asymptote}   the ceiling" + ("" if self.identified else ", NOT identified yet"),
             f"  B       {self.efficiency}   the steepness",
-            f"  C_mid   {self.midpoint}   the midpoint, {unit} at half of the climb",
+            f"  C_mid   {midpoint}   the midpoint, compute at half of the climb",
         ]
         return "\n".join([*lines, *(f"warning   {warning}" for warning in self.warnings)])
 

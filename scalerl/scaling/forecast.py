@@ -5,6 +5,7 @@ Axes in names: M amounts of compute, D draws.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from scalerl.scaling.estimate import TAILS, Estimate, EstimateAt, as_json, short
 from scalerl.scaling.fit import Fit
 from scalerl.scaling.law import Array
 from scalerl.scaling.readers import CurveError
+from scalerl.scaling.units import compute_text
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,16 @@ class Reach:
     """Probability that the event ever happens, in [0, 1]."""
 
     def __str__(self) -> str:
+        return self.text("")
+
+    def text(self, axis: str) -> str:
+        """Return the interval as text; amounts of compute on an axis have its unit."""
         ever = "" if self.probability == 1 else f", reached with probability {self.probability:.2f}"
-        return f"{short(self.low)} to {short(self.high)}, median {short(self.median)}{ever}"
+        if not axis:
+            return f"{short(self.low)} to {short(self.high)}, median {short(self.median)}{ever}"
+        ends = (self.low, self.median, self.high)
+        low, median, high = (compute_text(value, axis) if math.isfinite(value) else "never" for value in ends)
+        return f"{low} to {high}, median {median}{ever}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +59,9 @@ class Forecast:
 
     at: tuple[EstimateAt, ...]
     """The level of the curve at each requested compute, in the order of the request."""
+
+    evaluations: tuple[EstimateAt, ...]
+    """One evaluation at the same compute: its mean is that of the curve, its interval includes its noise."""
 
     now: EstimateAt
     """The level of the curve at the last point, without its noise."""
@@ -71,39 +84,70 @@ class Forecast:
         return {**numbers, "fit": self.fit.to_dict()}
 
     def __str__(self) -> str:
-        unit = self.fit.curve.unit
-        lines = [f"now, at {short(self.now.compute)} {unit}: {Estimate.__str__(self.now)}"]
-        for i, estimate in enumerate(self.at):
+        curve = self.fit.curve
+        lines = [f"now, at {curve.text(self.now.compute)}: {Estimate.__str__(self.now)}"]
+        one = f"one evaluation of {curve.prompts:,} prompts" if curve.prompts else "one evaluation"
+        for i, (estimate, single) in enumerate(zip(self.at, self.evaluations, strict=True)):
             naive = ", ".join(f"{name} {values[i]:.3f}" for name, values in self.baselines.items())
-            lines.append(f"at {short(estimate.compute)} {unit}: {Estimate.__str__(estimate)}; {naive}")
+            where = f"at {curve.text(estimate.compute)}: {Estimate.__str__(estimate)}"
+            lines.append(f"{where}, {one} {single.low:.3f} to {single.high:.3f}; {naive}")
         lines.append(f"gain still to come: {self.gain_to_come}")
-        lines.append(f"95% of the climb is complete, in {unit}: {self.done}")
+        lines.append(f"95% of the climb is complete at {self.done.text(curve.axis)}")
         if self.target is not None:
-            lines.append(f"the target is reached, in {unit}: {self.target}")
-        lines += self.fit.futures.sentences()
+            lines.append(f"the target is reached at {self.target.text(curve.axis)}")
+        lines += [*self.notes(), *self.fit.futures.sentences()]
         if not self.fit.identified:
             lines.append(f"ceiling NOT identified: {self.fit.reason}")
         return "\n".join(lines)
 
+    def notes(self) -> list[str]:
+        """Return sentences about what a reader may find strange in the forecast."""
+        fit, notes = self.fit, []
+        low, high = fit.curve.bounds
+        if "asymptote" in fit.at_bound or self.now.mean > high - AT_BOUND * (high - low):
+            notes.append(f"the curve runs into the metric's bound of {high:g}, beyond which nothing can be gained")
+        below = [each for each in self.at if each.compute > fit.last_compute and each.mean < self.now.mean - 5e-4]
+        if below and not fit.futures.fallen:
+            notes.append(
+                f"the forecast at {fit.curve.text(below[0].compute)} is below the present level: the last evaluations "
+                "are above the curve, and such noise does not last"
+            )
+        if any(each.high - fit.draws_high(each.compute) > UPPER_PART * (high - low) for each in self.at):
+            notes.append(
+                "the upper part of the band is for a late or slow rise beyond the law, which the points so far neither "
+                "show nor exclude"
+            )
+        return notes
 
-def forecast(fit: Fit, at: Sequence[float | str] = ("2x", "4x"), target: float | None = None) -> Forecast:
+
+AT_BOUND = 0.005
+"""Distance from the metric's bound, as a share of its range, at which a curve is at the bound."""
+
+UPPER_PART = 0.01
+"""Part of the band above that of the curves in the mean, as a share of the range, from which it is explained."""
+
+
+def forecast(fit: Fit, at: float | str | Sequence[float | str] = ("2x", "4x"), target: float | None = None) -> Forecast:
     """Forecast the level of a run at more compute, and the compute at which it reaches a target.
 
     Args:
         fit: Fit of the run so far.
-        at: Amounts of compute in the curve's unit, or "4x" for four times the last point.
+        at: One or more amounts of compute: in the curve's unit, "4x" for four times the last point, or "+100" for 100
+            more than it.
         target: Level of the metric; `Forecast.target` is the compute at which it is reached.
 
     Raises:
         CurveError: An amount that is neither a positive number nor a multiple, or a target outside the metric's bounds.
     """
-    compute_M = np.array([amount(item, fit) for item in at], dtype=np.float64)
+    items = [at] if isinstance(at, str | int | float) else list(at)
+    compute_M = np.array([amount(item, fit) for item in items], dtype=np.float64)
     last = fit.last_compute
     estimates = tuple(estimate_at(fit, float(compute)) for compute in compute_M)
     levels_D = fit.draws.levels(np.array([last]))[0]
     return Forecast(
         fit=fit,
         at=estimates,
+        evaluations=tuple(estimate_at(fit, float(compute), noise=True) for compute in compute_M),
         now=estimate_at(fit, last),
         gain_to_come=summarize(fit.draws.asymptote - levels_D),
         done=reach(fit.draws.compute_done()),
@@ -112,24 +156,43 @@ def forecast(fit: Fit, at: Sequence[float | str] = ("2x", "4x"), target: float |
     )
 
 
+AMOUNT = re.compile(r"(\+?)\s*([0-9]*\.?[0-9]+(?:e[+-]?\d+)?)\s*([x×]?)")
+
+
 def amount(item: float | str, fit: Fit) -> float:
-    """Return an amount of compute in the curve's unit; "4x" is four times the last point of the curve."""
+    """Return an amount of compute in the curve's unit.
+
+    Args:
+        item: A number; or text: "4x" (four times the last point), "+100" or "+1x" (more than it), or a number beyond
+            it, because a small number such as "2" is more likely meant as a multiple.
+        fit: The run.
+
+    Raises:
+        CurveError: It is none of these.
+    """
+    last, value = fit.last_compute, float("nan")
     if isinstance(item, str):
-        match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*[x×]\s*", item.lower())
-        factor = float(match.group(1)) if match and match.group(1).count(".") <= 1 and match.group(1) != "." else 0.0
-        value = factor * fit.last_compute
+        match = AMOUNT.fullmatch(item.strip().lower())
+        if match is not None:
+            value = float(match[2]) * (last if match[3] else 1.0) + (last if match[1] else 0.0)
+            if not match[1] and not match[3] and value < last:
+                raise CurveError(
+                    f"got {item!r}, which is less than the run's {fit.curve.text(last)}; for a multiple write {item}x, "
+                    f"for more than now write +{item}"
+                )
     else:
         value = float(item)
     if not (np.isfinite(value) and value > 0):
         raise CurveError(
-            f"compute must be a positive number, or a multiple of the last point such as '4x'; got {item!r}"
+            f"compute must be a positive number, a multiple of the last point such as '4x', or more than it such as "
+            f"'+100'; got {item!r}"
         )
     return value
 
 
-def estimate_at(fit: Fit, compute: float) -> EstimateAt:
-    """Return the level of the curve at one compute."""
-    band = fit.predict([compute])
+def estimate_at(fit: Fit, compute: float, noise: bool = False) -> EstimateAt:
+    """Return the level of the curve at one compute, or of one evaluation there."""
+    band = fit.predict([compute], noise=noise)
     return EstimateAt(float(band.mean[0]), float(band.sd[0]), float(band.low[0]), float(band.high[0]), compute)
 
 

@@ -28,6 +28,10 @@ EARLY_SHARE = 0.9
 """Share of the climb at the first point above which the climb counts as before the first evaluation."""
 
 
+FIRST_SPACINGS = 3.0
+"""Largest compute of the first point, in multiples of the distance of the points, that counts as the start of a run."""
+
+
 @dataclass(frozen=True)
 class Symptom:
     """One finding about a curve, with the numbers behind it."""
@@ -69,7 +73,7 @@ def late_start(curve: Curve, draws: Draws, probability: float) -> Symptom:
     """Describe a level that was constant for the first part of the run."""
     delay = float(np.median(draws.delay[draws.delay > 0]))
     message = (
-        f"with probability {probability:.2f} the climb starts only at {delay:.4g} {curve.unit} and follows the law "
+        f"with probability {probability:.2f} the climb starts only at {curve.text(delay)} and follows the law "
         f"from there; the forecast includes this"
     )
     return Symptom("late take-off", message, {"probability": probability, "start": delay})
@@ -82,11 +86,11 @@ def second_rise(curve: Curve, draws: Draws, probability: float) -> Symptom:
     if not rises_again(curve, draws.select(rising)):
         message = (
             f"with probability {probability:.2f} the climb ends more slowly than the law predicts, from about "
-            f"{midpoint:.4g} {curve.unit} on; C_mid and B describe its first part, and the ceiling is less certain"
+            f"{curve.text(midpoint)} on; C_mid and B describe its first part, and the ceiling is less certain"
         )
         return Symptom("slow end", message, {"probability": probability, "second_midpoint": midpoint})
     message = (
-        f"with probability {probability:.2f} a second rise has begun (half complete near {midpoint:.4g} {curve.unit}); "
+        f"with probability {probability:.2f} a second rise has begun (half complete near {curve.text(midpoint)}); "
         f"C_mid and B describe the first rise, the ceiling is that of both"
     )
     return Symptom("two-phase rise", message, {"probability": probability, "second_midpoint": midpoint})
@@ -109,7 +113,7 @@ def creep(curve: Curve, draws: Draws, probability: float) -> Symptom:
     rise = slope * curve.last_compute
     message = (
         f"with probability {probability:.2f} the level creeps up, by {rise:.3f} for each further "
-        f"{curve.last_compute:.4g} {curve.unit}; there is no ceiling"
+        f"{curve.text(curve.last_compute)}; there is no ceiling"
     )
     return Symptom("creep", message, {"probability": probability, "rise_per_run": rise})
 
@@ -153,10 +157,17 @@ def decline(curve: Curve) -> Symptom | None:
         return None
     where = float(curve.compute[best + 1])
     message = (
-        f"the metric fell by {fall:.3f} since its best near {where:.4g} {curve.unit} (noise {noise:.4f}); the law only "
+        f"the metric fell by {fall:.3f} since its best near {curve.text(where)} (noise {noise:.4f}); the law only "
         f"rises, so look for the cause, or fit the part before the fall"
+        + (" (of a metric that should fall, such as a loss, fit its negative)" if falls_throughout(curve) else "")
     )
     return Symptom("decline", message, {"fall": fall, "best_at": where, "noise": noise})
+
+
+def falls_throughout(curve: Curve) -> bool:
+    """Return whether the metric falls from its first points to its last, as a loss does."""
+    thirds = [float(part.mean()) for part in np.array_split(curve.metric, 3)]
+    return int(rolling_mean(curve.metric).argmax()) <= len(curve) // 10 and thirds[0] > thirds[1] > thirds[2]
 
 
 def early_saturation(curve: Curve) -> Symptom | None:
@@ -171,15 +182,29 @@ def early_saturation(curve: Curve) -> Symptom | None:
     if share < EARLY_SHARE:
         return None
     message = (
-        f"{share:.0%} of the climb came before the first evaluation, at {curve.compute[1]:.4g} {curve.unit}; "
+        f"{share:.0%} of the climb came before the first evaluation, at {curve.text(curve.compute[1])}; "
         f"the ceiling can be estimated, B and C_mid cannot. Evaluate earlier in the next run"
     )
     return Symptom("saturation before the window", message, {"share": share, "first": float(curve.compute[1])})
+
+
+def missing_start(curve: Curve) -> Symptom | None:
+    """Check for compute that does not begin near 0, such as that of a run that continued another one."""
+    first, last = float(curve.compute[0]), curve.last_compute
+    spacing = float(np.median(np.diff(curve.compute))) if len(curve) > 1 else last
+    if first <= FIRST_SPACINGS * spacing or first < 0.02 * last:
+        return None
+    message = (
+        f"the curve starts at {curve.text(first)}, {first / spacing:.0f} times the distance of its evaluations; the "
+        "law counts compute from the start of training. Add the earlier points, or subtract what was not this run's"
+    )
+    return Symptom("missing start", message, {"first": first, "spacing": spacing})
 
 
 CHECKS: dict[str, Callable[[Curve], Symptom | None]] = {
     "too few points": too_few_points,
     "decline": decline,
     "saturation before the window": early_saturation,
+    "missing start": missing_start,
 }
 """Symptoms that need no fit, by name."""

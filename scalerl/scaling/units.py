@@ -22,6 +22,21 @@ def number_text(value: float) -> str:
     return f"{rounded:,.0f}" if 1000 <= abs(rounded) < 1e9 else f"{rounded:g}"
 
 
+def scale_of(value: float, axis: str) -> tuple[float, str]:
+    """Return the size and the name of the unit in which people give an amount of compute on an axis."""
+    unit = UNITS.get(axis, axis)
+    if not math.isfinite(value) or value <= 0:
+        return 1.0, unit
+    if axis in ("flops", "tokens"):
+        words = FLOP_PREFIXES if axis == "flops" else TOKEN_WORDS
+        # rounded first, so that 999.9e9 is 1 T and not 1000 G
+        power = min(max(math.floor(math.log10(float(f"{value:.3g}")) / 3), 0), len(words) - 1)
+        return 1000.0**power, f"{words[power]}{'FLOP' if axis == 'flops' else 'tokens'}"
+    if axis == "device_hours" and value < 1 / 6:
+        return (1 / 3600, "device-seconds") if value < 1 / 60 else (1 / 60, "device-minutes")
+    return 1.0, unit
+
+
 def compute_text(value: float, axis: str) -> str:
     """Return an amount of compute with its unit.
 
@@ -29,20 +44,16 @@ def compute_text(value: float, axis: str) -> str:
         value: Amount in the unit of the axis.
         axis: Name of the axis, as in `Curve`.
     """
-    if math.isfinite(value) and value and axis in ("flops", "tokens"):
-        words = FLOP_PREFIXES if axis == "flops" else TOKEN_WORDS
-        # rounded first, so that 999.9e9 is 1 T and not 1000 G
-        value = float(f"{value:.3g}")
-        power = min(max(math.floor(math.log10(abs(value)) / 3), 0), len(words) - 1)
-        return f"{number_text(value / 1000.0**power)} {words[power]}{'FLOP' if axis == 'flops' else 'tokens'}"
-    if axis == "device_hours" and 0 < value < 1 / 6:
-        minutes = 60.0 * value
-        return (
-            f"{number_text(minutes)} device-minutes" if minutes >= 1 else f"{number_text(60 * minutes)} device-seconds"
-        )
-    if axis == "step" and math.isfinite(value):
-        return f"{value:,.0f} steps"
-    return f"{number_text(value)} {UNITS.get(axis, axis)}"
+    size, unit = scale_of(value, axis)
+    number = f"{value:,.0f}" if axis == "step" and math.isfinite(value) else number_text(value / size)
+    return f"{number} {unit}"
+
+
+def range_text(value: float, low: float, high: float, axis: str) -> str:
+    """Return an amount of compute with its interval in one unit: 691 GFLOP (659 to 724)."""
+    size, unit = scale_of(value if math.isfinite(value) else low, axis)
+    number, least, most = (number_text(each / size) for each in (value, low, high))
+    return f"{number} {unit} ({least} to {most})"
 
 
 def factor_text(factor: float) -> str:

@@ -132,3 +132,25 @@ def test_any_pairs_of_allowed_numbers_make_an_ascending_curve_or_a_clear_error(p
     assert (np.diff(curve.compute) > 0).all()
     assert len(curve) == len(set(compute))
     assert min(metric) - 1e-9 <= curve.metric.min() <= curve.metric.max() <= max(metric) + 1e-9
+
+
+def test_the_number_of_answers_gives_standard_errors():
+    # (0.25 * 100 + 1) / 102 = 0.2549; sqrt(0.2549 * 0.7451 / 100) = 0.04358
+    curve = Curve([0, 1, 2, 3], [0.25, 0.5, 0.75, 1.0]).with_answers(100)
+    assert curve.stderr[0] == pytest.approx(0.04358, abs=1e-5) and (curve.stderr > 0).all()
+    percent = Curve([0, 1, 2, 3], [25, 50, 75, 100], bounds=(0, 100)).with_answers(100)
+    assert percent.stderr == pytest.approx(100 * curve.stderr)
+    rows = [{"step": i, "pass_rate": p, "answers": 100} for i, p in enumerate([0.25, 0.5, 0.75, 1.0])]
+    assert Curve.from_rows(rows).stderr == pytest.approx(curve.stderr)
+    assert Curve.from_rows([{**row, "stderr": 0.01} for row in rows]).stderr == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("answers", [0, -5, 0.5, float("nan"), float("inf")])
+def test_a_number_of_answers_is_at_least_one(answers):
+    with pytest.raises(CurveError, match="at least 1"):
+        Curve([0, 1], [0.1, 0.2]).with_answers(answers)
+
+
+def test_answers_beside_standard_errors_are_refused():
+    with pytest.raises(CurveError, match="standard errors already"):
+        Curve([0, 1], [0.1, 0.2], stderr=[0.01, 0.01]).with_answers(100)

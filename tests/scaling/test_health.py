@@ -3,6 +3,7 @@ import pytest
 from simulated_runs import run
 
 from scalerl.scaling import Curve, health, sigmoid
+from scalerl.scaling.health import shape_symptoms
 
 
 def names(curve):
@@ -73,3 +74,21 @@ def test_a_creep_is_named_with_its_slope():
 
 def noisy(compute, levels, noise=0.003):
     return Curve(compute, levels + noise * np.random.default_rng(0).standard_normal(len(compute)))
+
+
+def test_a_curve_that_does_not_start_near_zero_gets_a_warning():
+    made = run(points=41, last=16_000.0)
+    late = Curve(np.arange(102.0, 202.0, 5.0), made.metric[:20], axis="step")
+    (symptom,) = [each for each in shape_symptoms(late) if each.name == "missing start"]
+    assert "starts at 102 steps" in symptom.message and symptom.numbers["first"] == 102.0
+    for first in (0.0, 5.0, 15.0):  # before training, one spacing after it, and three
+        fine = Curve(first + 5.0 * np.arange(20), made.metric[:20], axis="step")
+        assert all(each.name != "missing start" for each in shape_symptoms(fine))
+
+
+def test_a_metric_that_falls_from_the_start_is_taken_for_a_loss():
+    falls = Curve(np.arange(20.0), np.exp(-np.arange(20.0) / 8))
+    (symptom,) = [each for each in shape_symptoms(falls) if each.name == "decline"]
+    assert "such as a loss, fit its negative" in symptom.message
+    climbs = np.concatenate([np.linspace(0.1, 0.8, 14), np.linspace(0.6, 0.1, 6)])
+    assert "loss" not in next(each for each in shape_symptoms(Curve(np.arange(20.0), climbs))).message

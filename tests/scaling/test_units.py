@@ -84,3 +84,18 @@ def test_hours_of_a_file_follow_its_parts():
     assert Curve.from_rows(rows, axis="step").hours_per_unit == pytest.approx(0.3)
     assert math.isnan(Curve.from_rows([{"step": i, "pass_rate": 0.1} for i in range(1, 6)]).hours_per_unit)
     assert np.isfinite(Curve.from_rows(rows, axis="device_hours").hours_per_unit)
+
+
+@pytest.mark.parametrize(
+    ("values", "axis", "text"),
+    [
+        ((6.908e11, 6.585e11, 7.235e11), "flops", "691 GFLOP (658 to 724)"),
+        ((2542.0, 2490.0, 2620.0), "device_hours", "2,540 device-hours (2,490 to 2,620)"),
+        ((9.9e11, 8e11, 1.4e12), "flops", "990 GFLOP (800 to 1,400)"),
+        ((120.0, 80.0, math.inf), "step", "120 steps (80 to never)"),
+    ],
+)
+def test_an_interval_has_one_unit(values, axis, text):
+    from scalerl.scaling.units import range_text
+
+    assert range_text(*values, axis) == text

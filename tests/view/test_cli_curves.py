@@ -64,7 +64,7 @@ def test_a_forecast_is_given_at_the_requested_compute(capsys, points):
     answers = answer(capsys, "forecast", points, "--at", "2e4", "--at", "3x")
     assert [at["compute"] for at in answers["forecast"]["at"]] == [20_000, 48_000]
     code, out, _ = call(capsys, "forecast", points, "--target", 0.5)
-    assert code == 0 and "the target is reached, in device-hours" in out and "last value" in out
+    assert code == 0 and "the target is reached at" in out and "last value" in out
 
 
 def test_a_comparison_names_the_side_that_is_better(capsys, sides):

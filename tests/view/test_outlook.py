@@ -35,7 +35,7 @@ def points():
 def test_the_text_contains_the_law_the_forecast_and_the_advice(points):
     ahead = run_outlook(points, "flops")
     text = "\n".join(ahead.lines())
-    assert "30 evaluations to 4e+12 FLOPs" in text and "NOT identified" not in text
+    assert "30 evaluations to 4 TFLOP" in text and "NOT identified" not in text
     twice, four = ahead.forecast.at
     assert f"at 2x     {twice.mean:.3f}" in text and f"at 4x     {four.mean:.3f}" in text
     assert text.startswith("Stop (best guess, ") and "for another 14.4 device-seconds" in text
