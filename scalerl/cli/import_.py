@@ -28,8 +28,8 @@ def import_parser() -> Parser:
     parser.add_argument("--run", dest="run_name", metavar="NAME", help=words)
     parser.add_argument("--devices", type=float, metavar="N", help="number of accelerators, for device-hours")
     parser.add_argument(
-        "--bounds", type=float, nargs=2, metavar=("LOW", "HIGH"), default=(0.0, 1.0),
-        help="minimum and maximum of the metric; default 0 1",
+        "--bounds", type=float, nargs=2, metavar=("LOW", "HIGH"),
+        help="minimum and maximum of the metric; default: by its name, or from its values",
     )  # fmt: skip
     parser.add_argument(
         "--column", action="append", default=[], metavar="ROLE=NAME",
@@ -49,10 +49,10 @@ def run_import(words: list[str]) -> int:
     imported = read(
         arguments.paths, arguments.source, metric=arguments.metric, task=arguments.task,
         run=arguments.run_name, devices=arguments.devices,
-        bounds=tuple(arguments.bounds), columns={role: name for role, _, name in pairs},
+        bounds=tuple(arguments.bounds) if arguments.bounds else None, columns={role: name for role, _, name in pairs},
     )  # fmt: skip
-    for note in imported.notes:
-        print(printable(f"note      {note}"), file=sys.stderr)
+    for line in [*imported.lines(), *(f"note      {note}" for note in imported.notes)]:
+        print(printable(line), file=sys.stderr)
     last = [row[imported.axis] for row in imported.rows if imported.axis in row][-1]
     print(f"{imported.source:<9} {len(imported.rows)} points to {imported.axis} {last:.4g}", file=sys.stderr)
     if arguments.output is None:
