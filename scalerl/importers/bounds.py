@@ -7,9 +7,9 @@ import re
 import numpy as np
 
 from scalerl.importers.dialect import Dialect, match
+from scalerl.importers.errors import LogError
 from scalerl.importers.frame import Array, Frame, key
 from scalerl.scaling.curve import checked_bounds
-from scalerl.scaling.readers import CurveError
 
 Bounds = tuple[float, float]
 
@@ -42,10 +42,11 @@ def bounds_of(frame: Frame, dialect: Dialect, metric: str, given: Bounds | None)
         outside = outside_of(value_E, low, high, 1e-9)
         if len(outside):
             guess = observed(value_E)
-            raise CurveError(
+            raise LogError(
                 f"{metric}: {len(outside)} of {len(value_E)} values are outside [{low:g}, {high:g}]; the values range "
                 f"from {value_E.min():g} to {value_E.max():g}. Leave out --bounds, "
-                f"or give --bounds {guess[0]:g} {guess[1]:g}"
+                f"or give --bounds {guess[0]:g} {guess[1]:g}",
+                without="--bounds",
             )
         return (low, high), "as given", []
     for text, known in dialect.ranges:

@@ -11,6 +11,7 @@ import numpy as np
 
 from scalerl.importers.dialect import Dialect
 from scalerl.importers.dialects import IMPORTERS, TABLE
+from scalerl.importers.errors import LIST, LogError
 from scalerl.importers.frame import Frame, key
 from scalerl.importers.names import COMPONENT, EVALUATION_WORD, MINOR, OTHER, SECOND, TELLING, TRAINING, is_score
 from scalerl.scaling.readers import CurveError
@@ -49,7 +50,9 @@ def find_dialect(source: str | None, frame: Frame, name: str) -> Dialect:
     marks = {known: columns for known, columns in marks.items() if DOMINANT * len(columns) > most}
     if len(marks) > 1:
         matches = "; ".join(f"{known} by {', '.join(columns[:3])}" for known, columns in marks.items())
-        raise CurveError(f"{name} could be from {len(marks)} sources ({matches}); choose one with source= (--from)")
+        best = max(marks, key=lambda known: len(marks[known]))
+        text = f"{name} could be from {len(marks)} sources ({matches}); choose one with source= (--from)"
+        raise LogError(text, add=("--from", best))
     return IMPORTERS[next(iter(marks))] if marks else TABLE
 
 
@@ -143,7 +146,14 @@ def choose(
             rank = dialect.rank(column)
             suitable = [Candidate(column, "", OTHER if rank is None else rank[0], frame.count(column))]
     if not suitable:
-        raise CurveError(f"{source} {absent(frame, dialect, metric, known)}")
+        example = known[0].metric if known else next(iter(values_of(frame)), "")
+        add = ("--metric", example) if example and not declined(frame, dialect, metric) else ()
+        raise LogError(
+            f"{source} {absent(frame, dialect, metric, known)}",
+            add=add,
+            without="--metric" if metric else "",
+            command="" if add else LIST,
+        )
     of_task = [c for c in suitable if task in (None, c.task)]
     if not of_task:
         tasks = ", ".join(sorted({c.task for c in suitable if c.task})) or "one task without a name"
@@ -152,16 +162,17 @@ def choose(
     if metric is None and best.count < ENOUGH:
         best = next((c for c in of_task if c.count >= ENOUGH), best)
     if metric is None and best.training and best.count < FEW_ROWS and (scoreless := scoreless_evaluation(frame)):
-        raise CurveError(
+        raise LogError(
             f"{source} evaluates ({scoreless}) but logs no score of it, and {best.count} rows with the training "
-            f"reward are few; log the score, or use the training reward: --metric {best.metric}"
+            f"reward are few; log the score, or use the training reward",
+            add=("--metric", best.metric),
         )
     same = [c for c in of_task if c.metric == best.metric]
     if len(same) > 1 and not several:
         tasks = listed([c.task or "(no name)" for c in same])
-        raise CurveError(
-            f"{source} has {len(same)} tasks of {best.metric}: {tasks}; choose by task= (--task), for example "
-            f"--task {same[0].task or same[1].task!r}"
+        raise LogError(
+            f"{source} has {len(same)} tasks of {best.metric}: {tasks}; choose by task= (--task)",
+            add=("--task", same[0].task or same[1].task),
         )
     return best
 
@@ -171,14 +182,19 @@ def scoreless_evaluation(frame: Frame) -> str:
     return next((name for name in frame.names if EVALUATION_WORD.match(name) and not is_score(name)), "")
 
 
+def declined(frame: Frame, dialect: Dialect, metric: str | None) -> bool:
+    """Return whether a log without a metric is one of supervised training, DPO or a reward model."""
+    return metric is None and (dialect.supervised or any("loss" in key(name) for name in frame.names))
+
+
 def absent(frame: Frame, dialect: Dialect, metric: str | None, known: list[Candidate]) -> str:
     """Return what is absent from a log and what it has instead, for an error message."""
     names = [c.metric for c in known] or frame.names
     if metric is None:
-        if dialect.supervised or any("loss" in key(name) for name in frame.names):
+        if declined(frame, dialect, metric):
             return (
                 "is a log of supervised training, DPO or a reward model: it has losses and no score of sampled "
-                f"answers, which a forecast needs{column_hint(frame)}"
+                "answers, which a forecast needs"
             )
         title = f" of {dialect.title}" if dialect.title else ""
         return f"has no score or reward{title}{column_hint(frame)}"
@@ -204,6 +220,9 @@ NO_METRIC = re.compile(r"(?:^|_)(?:step|steps|epoch|time|timestamp|runtime|lr|le
 def column_hint(frame: Frame) -> str:
     """Return a list of the log's columns for an error message, with an example of a choice."""
     names = [name for name in frame.names if not name.startswith("@")]
-    values = [name for name in names if not NO_METRIC.search(key(name))]
-    example = f"; choose one by metric= (--metric), for example --metric {values[0]!r}" if values else ""
-    return f"; its columns are {listed(names)}{example}" if names else ""
+    return f"; its columns are {listed(names)}; choose one by metric= (--metric)" if names else ""
+
+
+def values_of(frame: Frame) -> list[str]:
+    """Return the columns that may be metrics."""
+    return [name for name in frame.names if not name.startswith("@") and not NO_METRIC.search(key(name))]

@@ -21,6 +21,7 @@ from scalerl.importers.choose import ENOUGH, TASK, Candidate, choose, find_diale
 from scalerl.importers.compute import compute_of
 from scalerl.importers.dialect import Dialect, match, steps_of
 from scalerl.importers.dialects import GENERAL_STEPS
+from scalerl.importers.errors import LIST, LogError
 from scalerl.importers.formats import Log, read_log
 from scalerl.importers.frame import Array, Frame, Words, joined, key
 from scalerl.importers.join import coalesced, last_of_each, row_steps
@@ -72,6 +73,20 @@ class Imported:
     start: str = ""
     """What is known about the level before training."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return what was read as JSON values, without the points."""
+        return {
+            "trainer": self.trainer or None, "form": self.form, "metric": self.metric, "kind": self.kind,
+            "values": self.values, "axis": self.axis, "axis_origin": self.axis_origin, "bounds": list(self.bounds),
+            "bounds_origin": self.bounds_origin, "start": self.start, "others": list(self.others),
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+    @property
+    def kind(self) -> str:
+        """What the metric is."""
+        return TRAINING_REWARD if self.training else "held-out"
+
     def lines(self) -> list[str]:
         """Return what was read as lines: trainer, metric, compute, bounds."""
         kind = f"{TRAINING_REWARD}, not held out" if self.training else "held-out"
@@ -120,7 +135,12 @@ def read(
         raise CurveError("no log was given; give a file or the directory of a run")
     if devices is not None and not (np.isfinite(devices) and devices > 0):
         raise CurveError(f"devices must be a positive number; got {devices!r}")
-    logs = [read_log(p) for p in paths]
+    try:
+        logs = [read_log(p) for p in paths]
+    except CurveError as error:
+        if "`" in str(error) or "pip install" in str(error):  # it has a command already
+            raise
+        raise LogError(str(error), command=LIST) from error
     return of_logs(
         logs, source, metric=metric, task=task, run=run, devices=devices, bounds=bounds, columns=columns, paths=paths
     )
@@ -363,9 +383,10 @@ def check_parts(sizes: Sequence[int], frame: Frame, chosen: Candidate, step_N: A
     ]
     if any(fresh):
         names = listed([str(path) for path in paths], most=4)
-        raise CurveError(
-            f"{names} are {len(paths)} runs, because each begins at step {first:g}, and not parts of one; read them "
-            f"one at a time: scalerl import {paths[0]}"
+        raise LogError(
+            f"{names} are {len(paths)} runs, because each begins at step {first:g}, not parts of one; read one at a "
+            "time",
+            paths=[str(paths[0])],
         )
 
 

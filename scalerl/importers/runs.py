@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from scalerl.importers.choose import listed
 from scalerl.importers.documents import phase_frame, phase_of
+from scalerl.importers.errors import LogError
 from scalerl.importers.frame import Array, Frame, joined, key
 from scalerl.importers.tables import RUN
 from scalerl.scaling.readers import CurveError
@@ -71,9 +72,9 @@ def of_run(frame: Frame, run: str | None, name: str) -> tuple[Frame, str]:
 def several(name: str, runs: list[str], how: str, example: str = "") -> CurveError:
     """Return the error for a log with several runs."""
     example = example or runs[0]
-    return CurveError(
-        f"{name} has {len(runs)} runs, told apart by {how}: {listed(runs)}; choose by run= (--run), for example "
-        f"--run {example!r}"
+    return LogError(
+        f"{name} has {len(runs)} runs, told apart by {how}: {listed(runs)}; choose by run= (--run)",
+        add=("--run", example),
     )
 
 

@@ -15,18 +15,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalerl.scaling.law import Array
-from scalerl.scaling.readers import CurveError, Table, read_table, table_of_rows
+from scalerl.scaling.readers import AXES, METRICS, CurveError, Table, read_table, table_of_rows
 from scalerl.scaling.units import UNITS as UNITS
 from scalerl.scaling.units import compute_text
-
-AXES = ("device_hours", "flops", "tokens", "step", "compute")
-"""Compute columns, in the order in which they are tried if none is named."""
 
 TRAINING_REWARD = "training reward"
 """What the column `kind` of imported rows says, if the metric is the reward of training."""
 
-METRICS = ("pass_rate", "metric")
-"""Metric columns, in the order in which they are tried if none is named."""
 
 LARGEST = 1e100
 """Largest compute, metric and standard error. Their squares and products are finite."""
@@ -137,6 +132,11 @@ class Curve:
         """Return an amount of compute with its unit, as people say it: 12.4 TFLOP, 310 device-hours."""
         return compute_text(compute, self.axis)
 
+    @property
+    def what(self) -> str:
+        """What the points are, in text."""
+        return f"points of {TRAINING_REWARD}" if self.training else "evaluations"
+
     def between(self, least: float = 0.0, most: float = np.inf) -> Curve:
         """Return the curve of the points with least <= compute <= most, and of the point at compute 0, which is R0.
 
@@ -203,6 +203,8 @@ class Curve:
         stderr_N = as_numbers("stderr", table["stderr"]) if "stderr" in table else None
         limits = bounds or stored_bounds(table, source)
         training = last_cell(table, "kind") == TRAINING_REWARD
+        if training:  # its name in every figure, page and comparison
+            label = f"{label} ({TRAINING_REWARD})".strip()
         return cls(
             compute_N, metric_N, limits, stderr_N, axis_name, label, measured=measured(table, label, axis_name),
             hours_per_unit=hours_per_unit(table, compute_N), prompts=prompts_of(table), training=training,

@@ -187,7 +187,7 @@ class Fit:
     def __str__(self) -> str:
         unit, last = self.curve.unit, self.curve.metric[-1]
         lines = [
-            f"curve     {len(self.curve)} evaluations to {self.last_compute:.3g} {unit}, last value {last:.3f}",
+            f"curve     {len(self.curve)} {self.curve.what} to {self.last_compute:.3g} {unit}, last value {last:.3f}",
             f"  A       {self.asymptote}   the ceiling" + ("" if self.identified else ", NOT identified yet"),
             f"  B       {self.efficiency}   the steepness",
             f"  C_mid   {self.midpoint}   the midpoint, {unit} at half of the climb",

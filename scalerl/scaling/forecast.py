@@ -72,7 +72,8 @@ class Forecast:
 
     def __str__(self) -> str:
         unit = self.fit.curve.unit
-        lines = [f"now, at {short(self.now.compute)} {unit}: {Estimate.__str__(self.now)}"]
+        kind = ["the metric is the training reward, not a held-out score"] if self.fit.curve.training else []
+        lines = [*kind, f"now, at {short(self.now.compute)} {unit}: {Estimate.__str__(self.now)}"]
         for i, estimate in enumerate(self.at):
             naive = ", ".join(f"{name} {values[i]:.3f}" for name, values in self.baselines.items())
             lines.append(f"at {short(estimate.compute)} {unit}: {Estimate.__str__(estimate)}; {naive}")
