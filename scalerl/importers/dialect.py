@@ -103,6 +103,8 @@ class Dialect:
 
         Names without a pattern are ranked as those of an unknown trainer, below the trainer's own.
         """
+        if self.supervised:
+            return None
         if self.no_metrics and re.search(self.no_metrics, key(name)):
             return None
         for text, rank in self.metrics:

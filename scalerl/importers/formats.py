@@ -241,9 +241,8 @@ def read_lines(path: Path, lines: Iterator[str]) -> Log:
         notes.append(f"the last line of {name} is incomplete (was the run killed?) and was left out")
     if not frame.names:
         raise CurveError(
-            f"{path} has no known form: it is neither JSON nor CSV, and no line has a step with its metrics, such as "
-            "`step:5 - critic/score/mean:0.4`, `{'reward': 0.4}` or `Step 5: reward=0.4`; give the trainer's own log "
-            "(docs/importing.md lists them)"
+            f"{path} has no numbers in a known form: no JSON, no CSV, and no line with the metrics of a step, such as "
+            "'Step 5: reward=0.4'; give the trainer's own log"
         )
     form = max(console.kinds, key=lambda kind: console.kinds[kind])
     return Log(frame, form, name, tuple(notes))

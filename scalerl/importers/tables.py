@@ -23,6 +23,8 @@ RUN = "run"
 CHUNK = 50_000
 """Rows of a CSV file that are converted together."""
 SEPARATORS = (",", ";", "\t", "|")
+PAIR = re.compile(r"[:=]\s*[-+]?\.?\d|\d\s*/\s*\d")
+"""A name and its value, or a step of many: a print of a run, not a header."""
 STEP_HEADERS = re.compile(
     r"_?step|relative time.*|wall time|.*global_step|.*/step|epoch|iteration|progress/batch|created at", re.IGNORECASE
 )
@@ -61,7 +63,7 @@ def is_table(rows: Sequence[Sequence[str]], width: int) -> bool:
     names = [name for name in header if name.strip()]
     if not names or sum(number_of(name) is not None for name in names) > 0.2 * len(names):
         return False
-    if any(len(name) > 200 or "{" in name for name in names):
+    if any(len(name) > 200 or "{" in name or PAIR.search(name) for name in names):
         return False
     fitting = [row for row in rest if len(row) == width]
     if len(fitting) < 0.7 * len(rest):
