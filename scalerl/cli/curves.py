@@ -10,12 +10,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from scalerl.cli.options import Parser, add_curve_options, add_decision_options, add_versus
+from scalerl.cli.options import Parser, add_curve_options, add_decision_options, add_versus, log_choices
 from scalerl.cli.terminal import say
 from scalerl.scaling import Fit, advise, fit, forecast
-from scalerl.view.outlook import Source, forecast_dict, naming, read_sources, source_outlook
+from scalerl.view.outlook import LogChoices, Source, forecast_dict, naming, read_sources, source_outlook
 
 
 class Answer(NamedTuple):
@@ -43,7 +43,7 @@ def run_fit(words: list[str]) -> int:
 
             with naming(source):
                 best = paper_fit(source.curve, r0=options.r0, exclude_below=options.exclude_below)
-            answers.append(Answer(str(source.path), best.to_dict(), str(best)))
+            answers.append(answer_of(source, best.to_dict(), str(best)))
         else:
             outlook = source_outlook(
                 source,
@@ -52,7 +52,7 @@ def run_fit(words: list[str]) -> int:
                 min_gain=options.min_gain,
                 price=options.price,
             )
-            answers.append(Answer(str(source.path), outlook.to_dict(), "\n".join(outlook.lines())))
+            answers.append(answer_of(source, outlook.to_dict(), "\n".join(outlook.lines())))
     return print_answers(answers, as_json=options.json)
 
 
@@ -71,7 +71,7 @@ def run_forecast(words: list[str]) -> int:
             result = forecast(fit_source(source, options), at=options.at or ("2x", "4x"), target=options.target)
             advice = advise(result.fit, **source.terms({"min_gain": options.min_gain, "price": options.price}))
         values = {**forecast_dict(result), "advice": advice.to_dict()}
-        answers.append(Answer(str(source.path), values, "\n".join([*advice.lines, str(result)])))
+        answers.append(answer_of(source, values, "\n".join([*advice.lines, str(result)])))
     return print_answers(answers, as_json=options.json)
 
 
@@ -83,12 +83,11 @@ def run_compare(words: list[str]) -> int:
     add_versus(parser, required=True)
     parser.add_argument("--level", type=float, help="level of the metric at which the compute needed is compared")
     options = parser.parse_args(words)
-    first, second = (
-        [fit_source(source, options) for source in sources_of(paths, options)]
-        for paths in (options.paths, options.versus)
-    )
+    sides = [sources_of(paths, options) for paths in (options.paths, options.versus)]
+    first, second = ([fit_source(source, options) for source in side] for side in sides)
     comparison = compare(first, second, options.level)
-    return print_answers([Answer("", comparison.to_dict(), str(comparison))], as_json=options.json)
+    text = "\n".join([*log_lines([*sides[0], *sides[1]]), str(comparison)])
+    return print_answers([Answer("", comparison.to_dict(), text)], as_json=options.json)
 
 
 def run_backtest(words: list[str]) -> int:
@@ -104,8 +103,19 @@ def run_backtest(words: list[str]) -> int:
         full = fit_source(source, options)
         with naming(source):
             scores = backtest(source.curve.between(options.exclude_below), options.fractions)
-        answers.append(Answer(str(source.path), {**full.to_dict(), **scores.to_dict()}, str(scores)))
+        answers.append(answer_of(source, {**full.to_dict(), **scores.to_dict()}, str(scores)))
     return print_answers(answers, as_json=options.json)
+
+
+def answer_of(source: Source, values: dict[str, Any], text: str) -> Answer:
+    """Return the answer for one curve; if it is that of a log, with what was read first."""
+    log = {} if source.log is None else {"log": source.log.to_dict()}
+    return Answer(str(source.path), {**values, **log}, "\n".join([*source.log_lines(), text]))
+
+
+def log_lines(sources: Sequence[Source]) -> list[str]:
+    """Return what was read of the logs among some sources, each with its path."""
+    return [line for source in sources if source.log for line in (str(source.path), *source.log_lines())]
 
 
 def curve_parser(name: str, description: str) -> Parser:
@@ -121,7 +131,9 @@ def sources_of(paths: Sequence[Path], options: argparse.Namespace) -> list[Sourc
     Raises:
         UserError: A path has no curve, or several.
     """
-    sources = read_sources(paths, options.compute, options.task, options.bounds)
+    bounds = tuple(options.bounds) if options.bounds else None
+    choices = cast(LogChoices, log_choices(options))
+    sources = read_sources(paths, options.compute, options.task, bounds, choices)
     if options.answers is None:
         return sources
     with_errors = []

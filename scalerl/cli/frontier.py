@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scalerl.cli.curves import fit_source, sources_of
+from scalerl.cli.curves import fit_source, log_lines, sources_of
 from scalerl.cli.options import Parser, add_curve_options
 from scalerl.cli.terminal import say
 from scalerl.core.outputs import check_output
@@ -67,7 +67,12 @@ def run_frontier(words: list[str]) -> int:
         print(json.dumps({**answer.to_dict(), "other_differences": others}, indent=1, allow_nan=False))
         return 0
     more = f"  note: the runs also differ in {', '.join(others)}, which counts as scatter; add it to --vary"
-    say(*str(answer).split("\n"), *([more] if others else []), *([f"page      {place}"] if place else []))
+    say(
+        *log_lines(sources),
+        *str(answer).split("\n"),
+        *([more] if others else []),
+        *([f"page      {place}"] if place else []),
+    )
     return 0
 
 

@@ -6,53 +6,56 @@ import json
 import sys
 from pathlib import Path
 
-from scalerl.cli.options import Parser
+from scalerl.cli.options import Parser, add_log_options, log_choices
 from scalerl.cli.terminal import say
+from scalerl.core.errors import UserError
 from scalerl.core.outputs import check_output
 from scalerl.core.printable import printable
+from scalerl.importers.dialects import IMPORTERS
 from scalerl.importers.points import holds_part_of, read, write_points
-from scalerl.scaling import CurveError
 
 
 def import_parser() -> Parser:
     """Return the parser of `scalerl import`."""
     words = "Read another framework's log into points: TRL, verl, prime-rl, wandb, TensorBoard, CSV, ..."
     parser = Parser(prog="scalerl import", description=words)
-    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="logs or run directories, in their order")
-    parser.add_argument(
-        "--from", dest="source", metavar="SOURCE", help="framework of the log; default: recognized by its columns"
-    )
-    parser.add_argument("--metric", metavar="NAME", help="name of the metric in the log; required if there are several")
+    parser.add_argument("paths", type=Path, nargs="*", metavar="PATH", help="logs or run directories, in their order")
     parser.add_argument("--task", help="name of the task; required if there are several")
-    words = "name of the run; required if a file has several"
-    parser.add_argument("--run", dest="run_name", metavar="NAME", help=words)
-    parser.add_argument("--devices", type=float, metavar="N", help="number of accelerators, for device-hours")
-    parser.add_argument(
-        "--bounds", type=float, nargs=2, metavar=("LOW", "HIGH"), default=(0.0, 1.0),
-        help="minimum and maximum of the metric; default 0 1",
-    )  # fmt: skip
-    parser.add_argument(
-        "--column", action="append", default=[], metavar="ROLE=NAME",
-        help="column for a role: step, seconds, clock, tokens, step_tokens, device_hours, flops, task or stderr",
-    )  # fmt: skip
+    add_log_options(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="points.jsonl to write; default: print")
+    parser.add_argument("--trainers", action="store_true", help="list the trainers and forms of logs that can be read")
     return parser
+
+
+def trainer_lines() -> list[str]:
+    """Return the trainers that are recognized, with the metric of each, and the forms of logs."""
+    lines = []
+    for dialect in IMPORTERS.values():
+        if dialect.source and not dialect.supervised:
+            metrics = [text for text, _ in dialect.metrics[:2]]
+            lines.append(f"{dialect.name:<14} {dialect.title:<22} {', '.join(metrics)}")
+    return [*lines, "", f"forms: {FORMS}"]
+
+
+FORMS = (
+    "trainer_state.json, TensorBoard, JSON, JSON lines, CSV with any delimiter, consoles, notebooks, Markdown, wandb's "
+    "output.log and history, wandb:entity/project/run, MLflow, Trackio, each also as .gz"
+)
+"""Forms of logs."""
 
 
 def run_import(words: list[str]) -> int:
     """Read the log, write or print the points, print the notes, and return the exit code."""
     arguments = import_parser().parse_args(words)
-    pairs = [pair.partition("=") for pair in arguments.column]
-    for role, equals, name in pairs:
-        if not (role and equals and name):
-            raise CurveError(f"--column: got {role + equals + name!r}; allowed: ROLE=NAME, such as step=iteration")
-    imported = read(
-        arguments.paths, arguments.source, metric=arguments.metric, task=arguments.task,
-        run=arguments.run_name, devices=arguments.devices,
-        bounds=tuple(arguments.bounds), columns={role: name for role, _, name in pairs},
-    )  # fmt: skip
-    for note in imported.notes:
-        print(printable(f"note      {note}"), file=sys.stderr)
+    if arguments.trainers:
+        say(*trainer_lines())
+        return 0
+    if not arguments.paths:
+        raise UserError("no log was given; type `scalerl import PATH`, or `scalerl import --trainers`")
+    bounds = tuple(arguments.bounds) if arguments.bounds else None
+    imported = read(arguments.paths, task=arguments.task, bounds=bounds, **log_choices(arguments))
+    for line in [*imported.lines(), *(f"note      {note}" for note in imported.notes)]:
+        print(printable(line), file=sys.stderr)
     last = [row[imported.axis] for row in imported.rows if imported.axis in row][-1]
     print(f"{imported.source:<9} {len(imported.rows)} points to {imported.axis} {last:.4g}", file=sys.stderr)
     if arguments.output is None:

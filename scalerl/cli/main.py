@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -45,7 +47,7 @@ READING: dict[str, Command] = {
     "compare": Command("curves", "compare two recipes, by one or several runs each", True),
     "backtest": Command("curves", "fit the first part of a run and score its forecast of the rest", True),
     "frontier": Command("frontier", "find the best setting for a budget", True),
-    "import": Command("import_", "read another framework's log into points: TRL, verl, wandb, CSV, ...", True),
+    "import": Command("import_", "write the log of any trainer as points: TRL, verl, NeMo-RL, wandb, CSV, ...", True),
     "report": Command("report", "write an interactive page about runs", True),
     "watch": Command("watch", "serve a live page about runs and studies"),
     "ls": Command("ls", "list runs with state, step, pass rate and forecast", True),
@@ -110,7 +112,39 @@ def _run(words: list[str]) -> int:
     command = COMMANDS[name]
     set_saved_note(command.saved_note)
     with Working(f"scalerl {name}") if command.computes else nullcontext():
-        return guarded(lambda: _load(name)(words[1:]))
+        return guarded(lambda: _run_command(name, words[1:]))
+
+
+def _run_command(name: str, words: list[str]) -> int:
+    """Run a command; to an error that a choice would mend, add the command that makes it."""
+    try:
+        return _load(name)(words)
+    except UserError as error:
+        again = next_words(error, words)
+        command = getattr(error, "command", "") if again is None else shlex.join(["scalerl", name, *again])
+        if not command:
+            raise
+        raise type(error)(f"{error}; type: {command}") from error
+
+
+def next_words(error: UserError, words: list[str]) -> list[str] | None:
+    """Return the words with which a command is typed again after an error with a choice, or None."""
+    add, without, paths = (getattr(error, name, None) for name in ("add", "without", "paths"))
+    if not (add or without or paths):
+        return None
+    kept, values = list[str](), 0
+    for word in words:
+        if word.startswith("--"):
+            values = {"--bounds": 2}.get(word, 1) if word in (without, *(add or ())[:1]) else 0
+            if values:
+                continue
+        elif values:
+            values -= 1
+            continue
+        kept.append(word)
+    if paths:
+        kept = [*paths, *(word for word in kept if not os.path.exists(word))]
+    return [*kept, *(add or ())]
 
 
 def _load(name: str) -> Callable[[list[str]], int]:

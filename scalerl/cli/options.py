@@ -86,12 +86,10 @@ def count(text: str, least: int = 1) -> int:
 
 def add_curve_options(parser: argparse.ArgumentParser) -> None:
     """Add the runs or files whose curves a command reads, and how they are read."""
-    parser.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_FILE", help="run directory, or a file of points")
+    about = "run directory, file of points, or the log of any trainer (docs/importing.md)"
+    parser.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_LOG", help=about)
     add_curve(parser)
-    parser.add_argument(
-        "--bounds", nargs=2, type=float, default=(0.0, 1.0), metavar=("LOW", "HIGH"),
-        help="minimum and maximum of the metric; default 0 1; rewards may need -1 1",
-    )  # fmt: skip
+    add_log_options(parser)
     parser.add_argument(
         "--exclude-below", type=float, default=0.0, metavar="C", help="leave out points below this compute, except 0"
     )
@@ -112,6 +110,43 @@ def add_decision_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-gain", type=float, metavar="GAIN", help=about)
     about = "price of a device-hour; costs are then in money instead of device-hours"
     parser.add_argument("--price", type=float, metavar="MONEY", help=about)
+
+
+def add_log_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how the log of a trainer is read."""
+    parser.add_argument(
+        "--bounds", type=float, nargs=2, metavar=("LOW", "HIGH"),
+        help="minimum and maximum of the metric; default: by its name, or from its values",
+    )  # fmt: skip
+    about = "trainer of the log; default: recognized by its columns"
+    parser.add_argument("--from", dest="source", metavar="TRAINER", help=about)
+    about = "metric of the log; default: a score on held-out prompts, else the reward of training"
+    parser.add_argument("--metric", metavar="NAME", help=about)
+    about = "name of the run; required if a log has several"
+    parser.add_argument("--run", dest="run_name", metavar="NAME", help=about)
+    parser.add_argument("--devices", type=float, metavar="N", help="number of accelerators, for device-hours")
+    parser.add_argument(
+        "--column", action="append", default=[], metavar="ROLE=NAME",
+        help="column for a role: step, seconds, clock, tokens, step_tokens, device_hours, flops, task or stderr",
+    )  # fmt: skip
+
+
+def log_choices(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `add_log_options` as arguments of `importers.read`, without the bounds.
+
+    Raises:
+        UserError: A column has no role or no name.
+    """
+    columns = {}
+    for pair in options.column:
+        role, _, name = pair.partition("=")
+        if not (role and name):
+            raise UserError(f"--column: got {pair!r}; allowed: ROLE=NAME, such as step=iteration")
+        columns[role] = name
+    return {
+        "source": options.source, "metric": options.metric, "run": options.run_name, "devices": options.devices,
+        "columns": columns,
+    }  # fmt: skip
 
 
 def add_versus(parser: argparse.ArgumentParser, *, required: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from scalerl.cli.curves import sources_of
+from scalerl.cli.curves import log_lines, sources_of
 from scalerl.cli.exits import FAILED, complain
 from scalerl.cli.options import Parser, add_curve_options, add_versus
 from scalerl.cli.terminal import say
@@ -55,5 +55,5 @@ def run_report(words: list[str]) -> int:
     if arguments.json:
         print(json.dumps({"page": written, **analysis.to_dict()}, indent=1, allow_nan=False))
     else:
-        say(*analysis.headlines(), *([f"page      {written}"] if written else []))
+        say(*log_lines(sources), *analysis.headlines(), *([f"page      {written}"] if written else []))
     return 0 if written else FAILED

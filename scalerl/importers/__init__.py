@@ -1,4 +1,4 @@
-"""Reads other frameworks' logs into points that `scalerl.scaling` fits. Does not import torch.
+"""Reads the logs of any trainer into points that `scalerl.scaling` fits. Does not import torch.
 
 >>> from scalerl.importers import read
 >>> from scalerl.scaling import Curve, fit
@@ -6,7 +6,7 @@
 >>> print(fit(Curve.from_rows(imported.rows)))                            # doctest: +SKIP
 """
 
+from scalerl.importers.dialects import IMPORTERS
 from scalerl.importers.points import Imported, read, write_points
-from scalerl.importers.sources import IMPORTERS
 
 __all__ = ["IMPORTERS", "Imported", "read", "write_points"]

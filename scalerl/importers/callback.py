@@ -15,7 +15,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from scalerl.core.files import write_whole
-from scalerl.importers.sources import evaluation_sets
+from scalerl.importers.points import evaluation_sets
 from scalerl.scaling import Curve, CurveError, Fit, advise, fit, forecast
 from scalerl.scaling.fit import MIN_POINTS
 from scalerl.scaling.readers import json_objects
@@ -156,7 +156,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
 
     def add_point(self, figures: Mapping[str, Any], state: Any) -> None:
         """Write one evaluation; it replaces an earlier one of the same step."""
-        task = next(iter(evaluation_sets(figures)), self.metric)
+        task = next(iter(evaluation_sets([*figures])), self.metric)
         point = {
             "step": state.global_step,
             "device_hours": self.seconds * self.count / 3600,

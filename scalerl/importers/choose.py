@@ -1,21 +1,59 @@
-"""Chooses the metric of a log that becomes the curve; if several are equally plausible, an error lists them."""
+"""Recognizes the trainer of a log and chooses the metric that becomes the curve; the others are named with it."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scalerl.importers.containers import names_of
-from scalerl.importers.dialect import OTHER, TRAINING, Dialect, Row, number
-from scalerl.scaling import CurveError
+import numpy as np
+
+from scalerl.importers.dialect import Dialect
+from scalerl.importers.dialects import IMPORTERS, TABLE
+from scalerl.importers.errors import LIST, LogError
+from scalerl.importers.frame import Frame, key
+from scalerl.importers.names import COMPONENT, EVALUATION_WORD, MINOR, OTHER, SECOND, TELLING, TRAINING, is_score
+from scalerl.scaling.readers import CurveError
 
 LISTED = 12
 """Number of candidates that an error lists."""
-TELLING = re.compile(r"acc|correct|solve|math|pass|success|verif", re.IGNORECASE)
-"""Names of metrics that are listed first within a rank, for example before a format reward."""
+
+ENOUGH = 5
+"""Evaluations of a held-out curve that can be fitted; with fewer, the reward of training is used, if it has them."""
+
+FEW_ROWS = 20
+"""Rows with a training reward below which it is not used unasked, if the run evaluates without logging its score."""
+
+DOMINANT = 3
+"""A dialect is the log's if it has this multiple of the marks of any other."""
+
+TASK = "task"
+"""Column of words with the task of a row."""
+
+
+def find_dialect(source: str | None, frame: Frame, name: str) -> Dialect:
+    """Return the given dialect, or the one that the columns identify.
+
+    Raises:
+        CurveError: There is no dialect of this name, or two fit the columns.
+    """
+    if source is not None:
+        if source not in IMPORTERS:
+            raise CurveError(f"unknown source {source!r}; allowed: {', '.join(IMPORTERS)}")
+        return IMPORTERS[source]
+    marks = {dialect.name: dialect.recognizes(frame.names) for dialect in IMPORTERS.values()}
+    marks = {known: columns for known, columns in marks.items() if columns}
+    extended = {other for known in marks for other in IMPORTERS[known].extends}
+    marks = {known: columns for known, columns in marks.items() if known not in extended}
+    most = max(map(len, marks.values()), default=0)
+    marks = {known: columns for known, columns in marks.items() if DOMINANT * len(columns) > most}
+    if len(marks) > 1:
+        matches = "; ".join(f"{known} by {', '.join(columns[:3])}" for known, columns in marks.items())
+        best = max(marks, key=lambda known: len(marks[known]))
+        text = f"{name} could be from {len(marks)} sources ({matches}); choose one with source= (--from)"
+        raise LogError(text, add=("--from", best))
+    return IMPORTERS[next(iter(marks))] if marks else TABLE
 
 
 @dataclass(frozen=True)
@@ -31,70 +69,143 @@ class Candidate:
     rank: int
     count: int
 
+    @property
+    def training(self) -> bool:
+        """Whether this is a reward of training, not a score on held-out prompts."""
+        return self.rank >= TRAINING
+
     def __str__(self) -> str:
         # the task is left out if it is part of the metric's name
         aside = f", task {self.task}" if self.task and f"/{self.task}/" not in f"{self.metric}/" else ""
-        return f"{self.metric} ({self.count} points{aside})"
+        kind = "training reward, " if self.training else ""
+        return f"{self.metric} ({kind}{self.count} points{aside})"
 
 
-def candidates(rows: list[Row], dialect: Dialect) -> list[Candidate]:
+def candidates(frame: Frame, dialect: Dialect) -> list[Candidate]:
     """Return all metrics of a log that could become the curve, the most plausible first."""
-    patterns = [(re.compile(pattern), rank) for pattern, rank in dialect.evaluations]
-    matched: dict[str, tuple[int, str]] = {}
-    for name in names_of(rows):
-        for pattern, rank in patterns:
-            if match := pattern.fullmatch(name):
-                matched[name] = (rank, match.groupdict().get("task") or "")
-                break
-    counts: Counter[tuple[str, str]] = Counter()
-    for row in rows:
-        for name in matched.keys() & row.keys():
-            if number(row, name) is not None:
-                counts[name, matched[name][1] or str(row.get("task", ""))] += 1
-    ranked = [Candidate(name, task, matched[name][0], count) for (name, task), count in counts.items()]
-    return sorted(ranked, key=lambda c: (c.rank, not TELLING.search(c.metric + c.task), -c.count, c.metric, c.task))
+    ranks = {name: found for name in frame.names if (found := dialect.rank(name)) is not None}
+    parts = [name for name, (rank, _) in ranks.items() if rank < TRAINING and key(name).startswith("eval_rewards_")]
+    if len(parts) == 1 and any(key(name) == "eval_reward" for name in ranks):
+        del ranks[parts[0]]  # the only reward function of TRL equals eval_reward
+    some = []
+    by_task = frame.labels(TASK) if TASK in frame.words else None
+    for name, (rank, task) in ranks.items():
+        if task or by_task is None:
+            some.append(Candidate(name, task, rank, frame.count(name)))
+        else:
+            there_N = frame.present(name)
+            names = dict.fromkeys("" if word is None else str(word) for word in by_task[there_N])
+            for word in names:
+                count = int(np.sum((by_task == (word or None)) & there_N))
+                some.append(Candidate(name, word, rank, count))
+    return sorted(some, key=lambda candidate: preference(frame, candidate))
 
 
-def choose(rows: list[Row], dialect: Dialect, metric: str | None, task: str | None, source: str) -> Candidate:
-    """Return the requested candidate, or the only one.
+def preference(frame: Frame, candidate: Candidate) -> tuple[object, ...]:
+    """Return the key by which candidates are sorted: a telling, general, often and well measured metric first."""
+    name = key(candidate.metric)
+    rank = TRAINING if telling_part(frame, candidate) else candidate.rank
+    general = "all" in (candidate.task, *candidate.metric.split("/")) or not candidate.task
+    samples = re.search(r"_at_(\d+)(?:_|$)", name)
+    telling = bool(TELLING.search(candidate.metric + candidate.task))
+    return (rank, not telling, not general, -candidate.count, -int(samples[1]) if samples else 0, candidate.metric)
+
+
+def telling_part(frame: Frame, candidate: Candidate) -> bool:
+    """Return whether a part of the training reward says whether answers are right, and varies."""
+    plain = key(candidate.metric)
+    if not candidate.training or not TELLING.search(candidate.metric) or not COMPONENT.search(plain):
+        return False
+    value_N = frame.column(candidate.metric)
+    return bool(np.nanmax(value_N) > np.nanmin(value_N))
+
+
+def choose(
+    frame: Frame, dialect: Dialect, metric: str | None, task: str | None, source: str, *, several: bool = False
+) -> Candidate:
+    """Return the requested candidate, or the most plausible one.
+
+    Args:
+        frame: The log.
+        dialect: Its dialect.
+        metric: Name of the metric, or None.
+        task: Name of the task, or None.
+        source: Name of the log, for messages.
+        several: Whether another metric may be chosen later, so that several tasks in rows are no error.
 
     Raises:
-        CurveError: There is none, or there are several; the message lists them.
+        CurveError: There is none, or the rows have several tasks; the message lists them.
     """
-    known = candidates(rows, dialect)
+    known = candidates(frame, dialect)
     if metric is None:
-        suitable = [c for c in known if c.rank < TRAINING]
+        suitable = known
     else:
-        counts = Counter(str(row.get("task", "")) for row in rows if number(row, metric) is not None)
-        suitable = [c for c in known if c.metric == metric]
-        suitable = suitable or [Candidate(metric, name, OTHER, count) for name, count in counts.items()]
+        column = frame.find(metric)
+        suitable = [c for c in known if c.metric == column]
+        if not suitable and column is not None:
+            rank = dialect.rank(column)
+            suitable = [Candidate(column, "", OTHER if rank is None else rank[0], frame.count(column))]
     if not suitable:
-        raise CurveError(f"{source} has no {absent(rows, dialect, metric, known)}")
+        example = known[0].metric if known else next(iter(values_of(frame)), "")
+        add = ("--metric", example) if example and not declined(frame, dialect, metric) else ()
+        raise LogError(
+            f"{source} {absent(frame, dialect, metric, known)}",
+            add=add,
+            without="--metric" if metric else "",
+            command="" if add else LIST,
+        )
     of_task = [c for c in suitable if task in (None, c.task)]
     if not of_task:
         tasks = ", ".join(sorted({c.task for c in suitable if c.task})) or "one task without a name"
         raise CurveError(f"{source} has no task {task!r}; it has {tasks}")
-    best = [c for c in of_task if c.rank == of_task[0].rank]
-    if len(best) > 1:
-        how = "task= (--task)" if len({c.metric for c in best}) == 1 else "metric= (--metric) or task= (--task)"
-        raise CurveError(f"{source} has {len(best)} evaluations; choose by {how}, most plausible first: {listed(best)}")
-    return best[0]
+    best = of_task[0]
+    if metric is None and best.count < ENOUGH:
+        best = next((c for c in of_task if c.count >= ENOUGH), best)
+    if metric is None and best.training and best.count < FEW_ROWS and (scoreless := scoreless_evaluation(frame)):
+        raise LogError(
+            f"{source} evaluates ({scoreless}) but logs no score of it, and {best.count} rows with the training "
+            f"reward are few; log the score, or use the training reward",
+            add=("--metric", best.metric),
+        )
+    same = [c for c in of_task if c.metric == best.metric]
+    if len(same) > 1 and not several:
+        tasks = listed([c.task or "(no name)" for c in same])
+        raise LogError(
+            f"{source} has {len(same)} tasks of {best.metric}: {tasks}; choose by task= (--task)",
+            add=("--task", same[0].task or same[1].task),
+        )
+    return best
 
 
-def absent(rows: list[Row], dialect: Dialect, metric: str | None, known: list[Candidate]) -> str:
+def scoreless_evaluation(frame: Frame) -> str:
+    """Return a column of an evaluation, if the log has one but no score of it."""
+    return next((name for name in frame.names if EVALUATION_WORD.match(name) and not is_score(name)), "")
+
+
+def declined(frame: Frame, dialect: Dialect, metric: str | None) -> bool:
+    """Return whether a log without a metric is one of supervised training, DPO or a reward model."""
+    return metric is None and (dialect.supervised or any("loss" in key(name) for name in frame.names))
+
+
+def absent(frame: Frame, dialect: Dialect, metric: str | None, known: list[Candidate]) -> str:
     """Return what is absent from a log and what it has instead, for an error message."""
-    names = [c.metric for c in known]
+    names = [c.metric for c in known] or frame.names
     if metric is None:
-        training = f"; it has the training reward {names[0]}: name it with metric= (--metric)" if names else ""
-        hint = training or column_hint(rows)
-        return f"evaluation metric of {dialect.name}{hint}. A curve needs scores on held-out prompts"
-    near = difflib.get_close_matches(metric, names or names_of(rows), n=LISTED, cutoff=0.3) or names[:LISTED]
-    return f"metric {metric!r}" + (f"; it has {', '.join(near)}" if near else column_hint(rows))
+        if declined(frame, dialect, metric):
+            return (
+                "is a log of supervised training, DPO or a reward model: it has losses and no score of sampled "
+                "answers, which a forecast needs"
+            )
+        title = f" of {dialect.title}" if dialect.title else ""
+        return f"has no score or reward{title}{column_hint(frame)}"
+    near = difflib.get_close_matches(metric[:200], names[:2000], n=LISTED, cutoff=0.3) or names[:LISTED]
+    return f"has no metric {metric!r}" + (f"; it has {listed(near)}" if near else column_hint(frame))
 
 
-def others(rows: list[Row], dialect: Dialect, chosen: Candidate) -> list[str]:
-    """Return the names of the held-out metrics that were not chosen."""
-    return [c.metric for c in candidates(rows, dialect) if c.rank <= OTHER and c != chosen]
+def others(frame: Frame, dialect: Dialect, chosen: Candidate) -> list[Candidate]:
+    """Return the metrics that could have been chosen instead."""
+    best = max(chosen.rank, SECOND if chosen.rank < TRAINING else MINOR)
+    return [c for c in candidates(frame, dialect) if c.rank <= max(best, TRAINING) and c != chosen]
 
 
 def listed(some: Sequence[object], most: int = LISTED) -> str:
@@ -102,6 +213,16 @@ def listed(some: Sequence[object], most: int = LISTED) -> str:
     return ", ".join(map(str, some[:most])) + (f" and {len(some) - most} more" if len(some) > most else "")
 
 
-def column_hint(rows: list[Row]) -> str:
-    """Return a list of the log's columns for an error message."""
-    return f"; its columns are {listed(names_of(rows))}: name one with metric= (--metric)"
+NO_METRIC = re.compile(r"(?:^|_)(?:step|steps|epoch|time|timestamp|runtime|lr|learning_rate|iteration|seed)(?:_|$)")
+"""Names of steps, times and settings."""
+
+
+def column_hint(frame: Frame) -> str:
+    """Return a list of the log's columns for an error message, with an example of a choice."""
+    names = [name for name in frame.names if not name.startswith("@")]
+    return f"; its columns are {listed(names)}; choose one by metric= (--metric)" if names else ""
+
+
+def values_of(frame: Frame) -> list[str]:
+    """Return the columns that may be metrics."""
+    return [name for name in frame.names if not name.startswith("@") and not NO_METRIC.search(key(name))]

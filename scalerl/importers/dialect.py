@@ -1,131 +1,123 @@
-"""Rows of a log, and the column names of a framework as a record with one instance per source."""
+"""The record of a trainer's column names, and patterns of names that allow for the spelling of any logger."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
 
-Row = dict[str, Any]
-"""Column -> number (or text, in `TEXT_COLUMNS`); a cell that is empty or not a number is absent."""
+from scalerl.importers.frame import Frame, key
+from scalerl.importers.names import HELD_OUT, MINOR, NO_SCORE, OTHER, TRAINING, rank_of
 
-RUN_COLUMNS = ("run", "run_name", "run_id")
-"""Columns that distinguish several runs in one file."""
-
-TEXT_COLUMNS = frozenset({"task", *RUN_COLUMNS})
+TOKEN = re.compile(r"<(\w+)>")
+ANY_SEPARATOR = r"(?:\s*/\s*|[._\-\s:])"
 
 
-def flat(row: Mapping[str, Any], prefix: str = "") -> Row:
-    """Return a flat row: nested objects become `outer/inner`; the content of `data` (verl) moves to the top level."""
-    cells: Row = {}
-    for name, value in row.items():
-        if isinstance(value, Mapping):
-            cells.update(flat(value, prefix if name == "data" else f"{prefix}{name}/"))
-        elif (cell := as_cell(name, value)) is not None:
-            cells[prefix + name] = cell
-    return cells
+@lru_cache(maxsize=4096)
+def pattern(text: str, loose: bool) -> re.Pattern[str]:
+    """Return the expression of a name in which `<task>` is any text, `<n>` a number and any other `<x>` one part.
+
+    Args:
+        text: A name such as `eval/<task>/avg@<n>`; parentheses, bars and question marks are those of expressions.
+        loose: Whether separators may be those of another logger: `eval_aime_avg_at_8`, `eval / aime / avg@8`.
+    """
+    parts = []
+    for number, part in enumerate(TOKEN.split(text)):
+        if number % 2:
+            one = ".+?" if part == "task" or loose else "[^/]+?"
+            parts.append(rf"(?P<{part}>{one})" if part == "task" else r"\d+" if part == "n" else one)
+        elif loose:
+            parts.append(re.sub(r"[/_.\-]|@", lambda m: r"(?:@|_at_)" if m[0] == "@" else ANY_SEPARATOR, part))
+        else:
+            parts.append(re.sub(r"[.\-]", r"\\\g<0>", part))
+    return re.compile("".join(parts), re.IGNORECASE if loose else 0)
 
 
-def as_cell(name: str, value: Any) -> float | str | None:
-    """Return a number (NaN included), a text of `TEXT_COLUMNS`, or None."""
-    if isinstance(value, bool) or value is None:
-        return None
-    if isinstance(value, int | float):
-        return float(value) if abs(value) < 1e300 or value != value else None
-    if not isinstance(value, str):
-        return None
-    if name in TEXT_COLUMNS:
-        return value.strip() or None
-    try:
-        return float(value) if len(value) < 40 else None
-    except ValueError:
-        return None
-
-
-AXES = ("device_hours", "flops", "tokens", "compute")
-"""Columns with the compute used so far; their values are not converted."""
-
-HELD_OUT, SECOND, OTHER, TRAINING = 0, 1, 2, 3
-"""Ranks of a metric: mean score on held-out prompts, a substitute for it, another held-out metric, and reward on
-training prompts."""
-
-Prepare = Callable[[list[Row]], tuple[list[Row], tuple[str, ...]]]
-"""A function from rows to prepared rows and notes."""
-
-SECONDS = "@seconds"
-"""Column that `prepare` adds if training time must be computed from several columns of the log."""
-
-
-def number(row: Row, name: str) -> float | None:
-    """Return a cell as a number, or None if it is absent or not a number."""
-    value: Any = row.get(name)
-    return value if isinstance(value, float) and value == value else None
-
-
-def total(row: Row, names: Iterable[str]) -> float:
-    """Return the sum of some columns; absent ones count as 0."""
-    return sum(number(row, name) or 0.0 for name in names)
-
-
-def without(whole: str, aside: Sequence[str]) -> Prepare:
-    """Return a `prepare` that computes `SECONDS`: a timer minus other timers that it includes."""
-
-    def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
-        for row in rows:
-            seconds = number(row, whole)
-            if seconds is not None:
-                row[SECONDS] = seconds - total(row, aside)
-        return rows, ()
-
-    return prepare
+def match(text: str, name: str) -> re.Match[str] | None:
+    """Return the match of a name with a pattern, in its own spelling or in that of another logger."""
+    return pattern(text, False).fullmatch(name) or pattern(text, True).fullmatch(name)
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """The columns of one source.
+    """The columns of one trainer.
 
     Example:
-        Dialect(name="skyrl", marks=(r"timing/sync_weights",), steps=("trainer/global_step",),
-                evaluations=((r"eval/(?P<task>.+)/avg_score", HELD_OUT),), seconds=("@seconds",),
-                about="timing/step without timing/save_checkpoints")
+        Dialect(name="skyrl", title="SkyRL", source="NovaSky-AI/SkyRL skyrl/train/trainer.py",
+                marks=("timing/sync_weights",), steps=(("trainer/global_step",),),
+                metrics=(("eval/<task>/avg_score", HELD_OUT),), seconds=("timing/step",),
+                aside=("timing/save_checkpoints",), about="timing/step")
     """
 
     name: str
+    """Name for `--from`."""
+    title: str
+    """Name of the trainer in text."""
+    source: str
+    """Repository and file from which the names come."""
     marks: tuple[str, ...]
-    """Patterns of column names that identify the source; empty if only the file format identifies it."""
-    steps: tuple[str, ...]
-    """Step columns, best first; if a row lacks the best one, the step is inferred from the next."""
-    evaluations: tuple[tuple[str, int], ...]
-    """Patterns of metric names, with the task as a named group, and their ranks."""
-    about: str
-    """Definition of training time in a few words, printed with every import."""
+    """Patterns of column names that identify the trainer; empty: it is found by another one's marks, or by none."""
+    metrics: tuple[tuple[str, int], ...]
+    """Patterns of metric names, with the task as `<task>`, and their ranks."""
+    steps: tuple[tuple[str, ...], ...] = ()
+    """Step columns. Those in one group count the same and never share a row; a row that lacks the first group gets its
+    step from the next."""
     seconds: tuple[str, ...] = ()
     """Training seconds per step (mean since the last row), best first."""
+    parts: tuple[str, ...] = ()
+    """Timers whose sum is the time of a step, if there is no column in `seconds`."""
+    aside: tuple[str, ...] = ()
+    """Timers of evaluation and checkpoints, which `seconds` may include; if so, they are subtracted."""
     clocks: tuple[str, ...] = ()
-    """Seconds since an arbitrary start, including evaluation; used if there is no `seconds`."""
+    """Seconds since an arbitrary start, including evaluation; used if there is no time per step."""
     tokens: tuple[str, ...] = ()
     """Total number of tokens."""
     step_tokens: tuple[str, ...] = ()
-    """Tokens per step."""
-    rename: Callable[[str], str] = str
-    """Function that maps a column's name in any logger to the name that the other fields use."""
-    prepare: Prepare = lambda rows: (rows, ())
-    devices: Callable[[list[Row]], int | None] = lambda rows: None
-    """Function that returns the device count; None if the log has too little information."""
+    """Tokens per step; several columns of one group are added, as `a + b`."""
+    no_metrics: str = ""
+    """Expression of names that are no metrics, although a pattern of `metrics` fits."""
+    from_zero: bool = False
+    """Whether the row of step s ends after s + 1 updates, if the first step is 0."""
+    evaluates_after: bool = False
+    """Whether the evaluation of step s then takes place after s + 1 updates, too."""
+    evaluation_steps: tuple[str, ...] = ()
+    """Patterns of columns with the number of updates of an evaluated model, if its row may have another step."""
+    extends: tuple[str, ...] = ()
+    """Dialects whose marks this one has too."""
+    about: str = ""
+    """What counts as training time, printed with every import."""
+    ranges: tuple[tuple[str, tuple[float, float]], ...] = ()
+    """Known ranges of metrics other than [0, 1]."""
+    extremes: tuple[tuple[str, str, str], ...] = ()
+    """Metrics whose smallest and largest single values are logged: pattern, column of the minimum and maximum."""
+    supervised: bool = False
+    """Whether these are logs of supervised training, DPO or a reward model, which have no curve of a reward."""
 
     def recognizes(self, names: Iterable[str]) -> list[str]:
-        """Return the columns that identify this source."""
-        pattern = re.compile("|".join(f"(?:{mark})" for mark in self.marks) or r"(?!)")
-        return [name for name in names if pattern.fullmatch(name)]
+        """Return the columns that identify this trainer."""
+        return [name for name in names if any(match(mark, name) for mark in self.marks)]
+
+    def rank(self, name: str) -> tuple[int, str] | None:
+        """Return the rank and the task of a column, or None if it is no metric.
+
+        Names without a pattern are ranked as those of an unknown trainer, below the trainer's own.
+        """
+        if self.supervised:
+            return None
+        if self.no_metrics and re.search(self.no_metrics, key(name)):
+            return None
+        for text, rank in self.metrics:
+            if found := match(text, name):
+                task = found.groupdict().get("task") or ""
+                return None if task and text.endswith("<task>") and NO_SCORE.search(key(task)) else (rank, task)
+        rank_or_none = rank_of(name)
+        if rank_or_none is None or not self.metrics:
+            return None if rank_or_none is None else (rank_or_none, "")
+        return {HELD_OUT: OTHER, TRAINING: MINOR}.get(rank_or_none, rank_or_none), ""
 
 
-GENERIC_EVALUATIONS = (
-    (r"pass_rate|accuracy|success_rate", HELD_OUT),
-    (r"(?:.*/)?(?:eval|val|test|valid|validation|heldout|held_out)[/_](?:(?P<task>[^/]+)/)?"
-     r"(?:pass_rate|pass@1|accuracy|acc|reward|score|scores|success_rate|success|mean_reward)(?:[/_]mean)?", HELD_OUT),
-    (r"(?:.*/)?(?:eval|val|test|valid|validation|heldout|held_out)[/_].+", OTHER),
-    (r"metric|score|reward", OTHER),
-    (r"(?:train/)?(?:reward|rewards/mean|reward/mean)", TRAINING),
-)  # fmt: skip
-"""Metric names for an unknown framework."""
+def steps_of(frame: Frame, groups: Iterable[Iterable[str]]) -> list[list[str]]:
+    """Return the step columns that a log has, by group."""
+    columns = [list(dict.fromkeys(c for name in group if (c := frame.find(name)) is not None)) for group in groups]
+    return [group for group in columns if group]

@@ -5,46 +5,76 @@ Axes in names: N rows of a log, S distinct steps with time or tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from scalerl.importers.dialect import Row, number
+from scalerl.importers.frame import Array, Frame
 
-Array = NDArray[np.float64]
+MOST_RESTARTS = 1_000
+"""Restarts of a counter that are followed; a file with more is not in the order in which it was written."""
 
 INTERRUPTED = 10.0
 """Ratio of a clock's advance per step to the usual one above which the run was interrupted or evaluated for long."""
 
 
-def column(rows: list[Row], name: str) -> Array:
-    """Return one column, shape (N,); NaN if a row has no such cell."""
-    return np.array([row.get(name, np.nan) for row in rows], dtype=np.float64)
+def row_steps(frame: Frame, groups: Sequence[Sequence[str]]) -> Array:
+    """Return the step of each row, shape (N,), from the best group of columns, or interpolated from another one.
 
-
-def present(rows: list[Row], names: tuple[str, ...]) -> str | None:
-    """Return the first of some columns that occurs in any row."""
-    return next((name for name in names if any(number(row, name) is not None for row in rows)), None)
-
-
-def row_steps(rows: list[Row], names: tuple[str, ...]) -> Array:
-    """Return the step of each row, shape (N,), from the best column, or interpolated from another column.
-
-    NaN for a row without any such column.
+    Columns of a group count the same and never share a row. NaN for a row without any such column.
     """
-    there = [name for name in names if present(rows, (name,))]
-    if not there:
-        return np.full(len(rows), np.nan)
-    step_N = column(rows, there[0])
-    for name in there[1:]:
-        other_N = column(rows, name)
+    step_N = np.full(frame.size, np.nan)
+    for number, group in enumerate(groups):
+        other_N = coalesced(frame, group)
+        if not number:
+            step_N = other_N
+            continue
         both_N = np.isfinite(step_N) & np.isfinite(other_N)
         want_N = ~np.isfinite(step_N) & np.isfinite(other_N)
         if both_N.any() and want_N.any():
             other, first = np.unique(other_N[both_N], return_index=True)
             step_N[want_N] = straight(other_N[want_N], other, step_N[both_N][first])
     return step_N
+
+
+def coalesced(frame: Frame, names: Iterable[str]) -> Array:
+    """Return the first cell of each row in some columns, shape (N,)."""
+    value_N = np.full(frame.size, np.nan)
+    for name in names:
+        value_N = np.where(np.isfinite(value_N), value_N, frame.column(name))
+    return value_N
+
+
+def summed(frame: Frame, names: Iterable[str]) -> Array:
+    """Return the sum of the columns that a row has, shape (N,); NaN for a row with none of them."""
+    some = [frame.column(name) for name in names]
+    if not some:
+        return np.full(frame.size, np.nan)
+    any_N = np.isfinite(some).any(axis=0)
+    return np.where(any_N, np.nansum(some, axis=0), np.nan)
+
+
+LEAST_SHARE = 0.5
+"""Part of the timers of evaluation that must reappear in the time of a step for them to be inside it."""
+
+
+def includes(step_N: Array, seconds_N: Array, aside_N: Array) -> bool | None:
+    """Return whether the time of a step includes the timers of evaluation and checkpoints in its row.
+
+    Rows with these timers are compared with the steps around them; None: there are no such steps to compare with.
+    """
+    timed_N = np.isfinite(step_N) & np.isfinite(seconds_N)
+    slow_N = timed_N & (aside_N > 0)
+    plain_N = timed_N & ~(aside_N > 0)
+    if not slow_N.any() or not plain_N.any():
+        return None
+    order = np.argsort(step_N[plain_N], kind="stable")
+    steps, seconds = step_N[plain_N][order], seconds_N[plain_N][order]
+    around = 4
+    place = np.searchsorted(steps, step_N[slow_N])
+    usual = np.array([np.median(seconds[max(0, p - around) : p + around]) for p in place])
+    return bool(np.median((seconds_N[slow_N] - usual) / aside_N[slow_N]) > LEAST_SHARE)
 
 
 def straight(x: Array, known_x: Array, known_y: Array) -> Array:
@@ -154,6 +184,9 @@ def growth(steps: Array, counter: Array, from_zero: bool) -> tuple[Array, Array,
     restarts = 0
     for i in np.flatnonzero((gap <= 0) | (grown < 0)):
         restarts += 1
+        if restarts > MOST_RESTARTS:
+            gap[i], grown[i] = max(gap[i], 1.0), np.nan
+            continue
         earlier = np.flatnonzero(steps[:i] < steps[i])
         base = earlier[steps[earlier] == steps[earlier].max()][-1] if len(earlier) else None
         gap[i] = steps[i] - (steps[base] if base is not None else 0.0)

@@ -1,10 +1,14 @@
-"""Reads a log into points: recognizes the source, chooses the metric, joins it to compute, and collects notes."""
+"""Reads a log into points: recognizes the trainer, chooses the metric, joins it to compute, and says what it did.
+
+Axes in names: N rows of the log, E points.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,45 +16,91 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalerl.core.files import parse_json, read_bytes, write_whole
-from scalerl.importers.choose import Candidate, choose, listed, others
-from scalerl.importers.containers import Log, names_of, read_log
-from scalerl.importers.dialect import AXES, RUN_COLUMNS, TRAINING, Dialect, Row
-from scalerl.importers.join import (
-    Array,
-    Spent,
-    column,
-    last_of_each,
-    present,
-    row_steps,
-    spent_by_counter,
-    spent_by_step,
-)
-from scalerl.importers.sources import IMPORTERS
-from scalerl.scaling import CurveError
-from scalerl.scaling.curve import checked_bounds
+from scalerl.importers.bounds import bounds_of
+from scalerl.importers.choose import ENOUGH, TASK, Candidate, choose, find_dialect, listed, others
+from scalerl.importers.compute import compute_of
+from scalerl.importers.dialect import Dialect, match, steps_of
+from scalerl.importers.dialects import GENERAL_STEPS
+from scalerl.importers.errors import LIST, LogError
+from scalerl.importers.formats import Log, read_log
+from scalerl.importers.frame import Array, Frame, Words, joined, key
+from scalerl.importers.join import coalesced, last_of_each, row_steps
+from scalerl.importers.names import EVALUATION_WORD
+from scalerl.importers.runs import TASKS, apart, of_run, with_phases
+from scalerl.importers.windows import marks, windows
+from scalerl.scaling.curve import TRAINING_REWARD
+from scalerl.scaling.readers import CurveError
 
 ROLES = ("step", "seconds", "clock", "tokens", "step_tokens", "device_hours", "flops", "task", "stderr")
 """Roles that `columns` can assign."""
 
+AXES = ("device_hours", "flops", "tokens", "compute")
+"""Columns with the compute used so far; their values are not converted."""
+
 
 @dataclass(frozen=True)
 class Imported:
-    """Points of one run, with notes about all assumptions.
+    """Points of one run, with all assumptions.
 
     Example:
-        Imported(rows=[{"step": 20, "device_hours": 2.7, "tokens": 9400000.0, "task": "gsm8k", "pass_rate": 0.41}],
+        Imported(rows=[{"step": 20, "device_hours": 2.7, "tokens": 9400000.0, "pass_rate": 0.41, "task": "gsm8k"}],
                  notes=("devices: 8, by perf/throughput",), source="verl", metric="val-core/gsm8k/acc/mean@8",
-                 axis="device_hours", bounds=(0.0, 1.0))
+                 axis="device_hours", bounds=(0.0, 1.0), form="CSV", training=False, ...)
     """
 
     rows: list[dict[str, Any]]
-    """Rows of a points.jsonl, for `Curve.from_rows`. If bounds are not [0, 1], the metric's column is `metric`."""
+    """Rows of a points.jsonl, for `Curve.from_rows`. If bounds are not [0, 1], the metric's column is `metric`, and
+    `bounds` has them; `kind` is "training reward" if the metric is that."""
     notes: tuple[str, ...]
     source: str
+    """Name of the dialect."""
     metric: str
     axis: str
     """The best compute column: device_hours, flops, tokens, compute or step."""
     bounds: tuple[float, float] = (0.0, 1.0)
+    trainer: str = ""
+    """Name of the trainer in text; "" if it is unknown."""
+    form: str = ""
+    """What the log is: CSV, trainer_state.json, notebook, TensorBoard, ..."""
+    training: bool = False
+    """Whether the metric is the reward of training, not a score on held-out prompts."""
+    values: int = 0
+    """Number of values of the metric in the log, of which `rows` may be means."""
+    axis_origin: str = ""
+    bounds_origin: str = ""
+    others: tuple[str, ...] = ()
+    """Metrics that could be chosen instead."""
+    start: str = ""
+    """What is known about the level before training."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what was read as JSON values, without the points."""
+        return {
+            "trainer": self.trainer or None, "form": self.form, "metric": self.metric, "kind": self.kind,
+            "values": self.values, "axis": self.axis, "axis_origin": self.axis_origin, "bounds": list(self.bounds),
+            "bounds_origin": self.bounds_origin, "start": self.start, "others": list(self.others),
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+    @property
+    def kind(self) -> str:
+        """What the metric is."""
+        return TRAINING_REWARD if self.training else "held-out"
+
+    def lines(self) -> list[str]:
+        """Return what was read as lines: trainer, metric, compute, bounds."""
+        kind = f"{TRAINING_REWARD}, not held out" if self.training else "held-out"
+        means = f" in {len(self.rows)} windows" if len(self.rows) < self.values else ""
+        instead = f"; instead: --metric {', '.join(self.others[:4])}" if self.others else ""
+        low, high = self.bounds
+        axis = {"device_hours": "device-hours"}.get(self.axis, self.axis)
+        return [
+            f"log       {self.trainer or 'unknown trainer'}, {self.form}",
+            f"metric    {self.metric}: {kind}, {self.values} points{means}{instead}",
+            f"compute   {axis}: {self.axis_origin}",
+            f"bounds    {low:g} to {high:g}: {self.bounds_origin}",
+            f"start     {self.start}",
+        ]
 
 
 def read(
@@ -61,19 +111,20 @@ def read(
     task: str | None = None,
     run: str | None = None,
     devices: float | None = None,
-    bounds: tuple[float, float] = (0.0, 1.0),
+    bounds: tuple[float, float] | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> Imported:
-    """Read another framework's log into points.
+    """Read the log of any trainer into points.
 
     Args:
-        path: A file, a run's directory, or several in the order they were written.
+        path: A file, a run's directory, `wandb:entity/project/run`, or the parts of one run in the order they were
+            written.
         source: One of `IMPORTERS`; None recognizes it by the columns.
-        metric: Full name of the metric in the log; required if there are several.
-        task: Name of the task; required if the log has several.
-        run: Name of the run; required if the file has several, such as a chart of wandb or a table with a column `run`.
+        metric: Name of the metric in the log; None: the mean score on held-out prompts, else the reward of training.
+        task: Name of the task; required if the rows have several.
+        run: Name of the run; required if the log has several.
         devices: Number of accelerators of the run, for device-hours; required if the log does not contain it.
-        bounds: Smallest and largest possible value of the metric.
+        bounds: Smallest and largest possible value of the metric; None: by its name, or from its values.
         columns: Column names by role (`ROLES`), for logs with other names.
 
     Raises:
@@ -84,144 +135,352 @@ def read(
         raise CurveError("no log was given; give a file or the directory of a run")
     if devices is not None and not (np.isfinite(devices) and devices > 0):
         raise CurveError(f"devices must be a positive number; got {devices!r}")
-    logs = [read_log(p) for p in paths]
-    name = ", ".join(p.name or str(p) for p in paths)
-    rows, notes = [row for log in logs for row in log.rows], [note for log in logs for note in log.notes]
-    rows = of_run(rows, run, name)
-    dialect, columns = find_dialect(source, logs, rows, name), dict(columns or {})
-    names = {column_name: dialect.rename(column_name) for column_name in names_of(rows)}
-    rows = [{names[column_name]: value for column_name, value in row.items()} for row in rows]
-    columns = {role: dialect.rename(column_name) for role, column_name in columns.items()}
-    metric = None if metric is None else dialect.rename(metric)
-    rows, extra = dialect.prepare(rows)
-    notes += extra
-    dialect = with_columns(dialect, columns, rows, name)
-    if (of_task := columns.get("task")) is not None:
-        rows = [{**row, "task": str(row[of_task])} if of_task in row else row for row in rows]
-    chosen = choose(rows, dialect, metric, task, name)
-    notes.append(metric_note(chosen, others(rows, dialect, chosen), given_by_user=metric is not None))
-    points, axis, more = points_of(rows, dialect, chosen, devices, columns)
-    check_bounds(points, bounds, chosen.metric)
-    if tuple(bounds) != (0.0, 1.0):
-        points = [{("metric" if k == "pass_rate" else k): v for k, v in point.items()} for point in points]
-        more = [*more, f"the metric lies in [{bounds[0]:g}, {bounds[1]:g}]: pass the same bounds to Curve"]
-    return Imported(
-        points, tuple(notes + more), dialect.name, chosen.metric, axis, (float(bounds[0]), float(bounds[1]))
+    try:
+        logs = [read_log(p) for p in paths]
+    except CurveError as error:
+        if "`" in str(error) or "pip install" in str(error):  # it has a command already
+            raise
+        raise LogError(str(error), command=LIST) from error
+    return of_logs(
+        logs, source, metric=metric, task=task, run=run, devices=devices, bounds=bounds, columns=columns, paths=paths
     )
 
 
-def of_run(rows: list[Row], run: str | None, name: str) -> list[Row]:
-    """Return the rows of the given run, or all rows if there is only one run.
+def of_logs(
+    logs: Sequence[Log],
+    source: str | None = None,
+    *,
+    metric: str | None = None,
+    task: str | None = None,
+    run: str | None = None,
+    devices: float | None = None,
+    bounds: tuple[float, float] | None = None,
+    columns: Mapping[str, str] | None = None,
+    paths: Sequence[Path] = (),
+) -> Imported:
+    """Return the points of logs that were read; arguments and errors are those of `read`."""
+    name = ", ".join(log.name for log in logs)
+    notes = [note for log in logs for note in log.notes]
+    frames = [without_summary(with_phases(log.frame)) for log in logs]
+    frame, chosen_run = of_run(joined(frames), run, name)
+    dialect = find_dialect(source, frame, name)
+    columns = found_columns(frame, dict(columns or {}), name)
+    frame = with_tasks(frame, columns.get("task"))
+    dialect = with_columns(dialect, columns)
+    chosen = choose(frame, dialect, metric, task, name)
+    step_N, note = steps(frame, dialect, chosen)
+    if len(logs) > 1 and not chosen_run:
+        check_parts([part.size for part in frames], frame, chosen, step_N, paths)
+    left = None if chosen_run else run
+    if len(logs) == 1 or left is not None:
+        keep_N = apart(frame, chosen.metric, metric_rows(frame, chosen), step_N, left, name)
+        if keep_N is not None:
+            frame, step_N, chosen_run = frame.select(keep_N), step_N[keep_N], f"run {left}"
+    notes += [f"{chosen_run} of {name}"] if chosen_run else []
+    notes += [note] if note else []
+    forms = ", ".join(dict.fromkeys(log.form for log in logs))
+    return points_of(frame, step_N, dialect, chosen, forms, devices, bounds, columns, notes)
+
+
+# ------------------------------------------------------------------------------------------------- rows and columns
+
+SUMMARY = ("train_runtime", "train_samples_per_second", "train_steps_per_second", "total_flos", "train/train_runtime",
+           "train/total_flos")  # fmt: skip
+"""Columns of the row that a Hugging Face Trainer writes after training, with means over the whole run."""
+
+
+def without_summary(frame: Frame) -> Frame:
+    """Return a frame without the rows that summarize a run."""
+    there = [column for name in SUMMARY if (column := frame.find(name)) is not None]
+    if not there:
+        return frame
+    summary_N = np.any([frame.present(column) for column in there], axis=0)
+    return frame if summary_N.mean() > 0.1 else frame.select(~summary_N)
+
+
+def found_columns(frame: Frame, columns: dict[str, str], name: str) -> dict[str, str]:
+    """Return the user's columns by role in the spelling of the log.
 
     Raises:
-        CurveError: There are several runs and none was chosen, or there is no run of that name.
+        CurveError: A role or a column does not exist.
     """
-    names = {key: dict.fromkeys(str(row[key]) for row in rows if key in row) for key in RUN_COLUMNS}
-    by, runs = max(names.items(), key=lambda item: len(item[1]))
-    if run is None and len(runs) <= 1:
-        return rows
-    some = listed([*runs])
-    if run is None:
-        raise CurveError(f"{name} has {len(runs)} runs; choose by run= (--run): {some}")
-    if run not in runs:
-        has = f"it has {some}" if runs else f"it has no column that names runs ({', '.join(RUN_COLUMNS)})"
-        raise CurveError(f"{name} has no run {run!r}; {has}")
-    return [row for row in rows if str(row.get(by)) == run]
-
-
-def find_dialect(source: str | None, logs: list[Log], rows: list[Row], name: str) -> Dialect:
-    """Return the given source, or the one that the columns identify."""
-    if source is not None:
-        if source not in IMPORTERS:
-            raise CurveError(f"unknown source {source!r}; allowed: {', '.join(IMPORTERS)}")
-        return IMPORTERS[source]
-    names = names_of(rows)
-    sources = {d.name: d.recognizes(names) for d in IMPORTERS.values()}
-    sources = {known: marks for known, marks in sources.items() if marks}
-    if len(sources) > 1:
-        matches = "; ".join(f"{known} by {', '.join(marks[:3])}" for known, marks in sources.items())
-        raise CurveError(f"{name} could be from {len(sources)} sources ({matches}); choose one with source= (--from)")
-    if sources:
-        return IMPORTERS[next(iter(sources))]
-    formats = {log.source for log in logs}
-    return IMPORTERS[formats.pop() if len(formats) == 1 else "table"]
-
-
-def with_columns(dialect: Dialect, columns: Mapping[str, str], rows: list[Row], name: str) -> Dialect:
-    """Return the dialect with the user's column names first."""
     unknown = set(columns) - set(ROLES)
     if unknown:
         raise CurveError(f"unknown role {', '.join(sorted(unknown))} in columns; allowed: {', '.join(ROLES)}")
-    there = set(names_of(rows))
-    for role, column_name in columns.items():
-        if column_name not in there and role != "task":
-            raise CurveError(
-                f"{name} has no column {column_name!r} (for {role}); it has {', '.join(sorted(there)[:20])}"
-            )
-    fields = dict(step="steps", seconds="seconds", clock="clocks", tokens="tokens", step_tokens="step_tokens")
-    given: dict[str, Any] = {fields[role]: (name,) for role, name in columns.items() if role in fields}
-    if "clock" in columns and "seconds" not in columns:
-        given["seconds"] = ()
+    there = {}
+    for role, column in columns.items():
+        actual = column if column in frame.words and role == "task" else frame.find(column)
+        if actual is None:
+            some = listed(sorted([*frame.names, *frame.words]), most=20)
+            raise CurveError(f"{name} has no column {column!r} (for {role}); it has {some}")
+        there[role] = actual
+    return there
+
+
+def with_tasks(frame: Frame, column: str | None) -> Frame:
+    """Return a frame with a column `task`: the given one, TRL's evaluation sets, or one of the usual names."""
+    if column is None and TASK not in frame.words:
+        sets = evaluation_sets(frame.names)
+        if len(sets) > 1:
+            label_N = np.full(frame.size, None, dtype=object)
+            for word, name in sets.items():
+                label_N[frame.present(name)] = word
+            return with_words(frame, TASK, label_N)
+        column = next((c for c in frame.words if key(c) in TASKS and len(frame.words[c].words) > 1), None)
+    if column is None or column == TASK:
+        return frame
+    return with_words(frame, TASK, frame.labels(column))
+
+
+def evaluation_sets(names: Sequence[str]) -> dict[str, str]:
+    """Return the evaluation sets of a Hugging Face Trainer with the column of each; only their runtimes tell them."""
+    import re
+
+    sets = {}
+    for name in names:
+        if (match := re.fullmatch(r"eval_(?:(.+)_)?runtime", key(name))) and match[1]:
+            sets[match[1]] = name
+    return sets
+
+
+def with_words(frame: Frame, name: str, label_N: NDArray[np.object_]) -> Frame:
+    """Return a frame with another column of words."""
+    index = np.flatnonzero([label is not None for label in label_N])
+    code = {word: number for number, word in enumerate(dict.fromkeys(map(str, label_N[index])))}
+    codes = np.array([code[str(word)] for word in label_N[index]], dtype=np.intp)
+    return Frame(frame.size, frame.cells, {**frame.words, name: Words(index, codes, tuple(code))})
+
+
+def with_columns(dialect: Dialect, columns: Mapping[str, str]) -> Dialect:
+    """Return the dialect with the user's column names first."""
+    fields: dict[str, Any] = {}
+    if "step" in columns:
+        fields["steps"] = ((columns["step"],),)
+    if "seconds" in columns:
+        fields |= {"seconds": (columns["seconds"],), "parts": (), "about": f"{columns['seconds']}, summed"}
+    if "clock" in columns:
+        fields["clocks"] = (columns["clock"],)
+        if "seconds" not in columns:
+            fields |= {"seconds": (), "parts": ()}
     if "tokens" in columns:
-        given["step_tokens"] = ()
-    return replace(dialect, **given)
+        fields |= {"tokens": (columns["tokens"],), "step_tokens": ()}
+    if "step_tokens" in columns:
+        fields["step_tokens"] = (columns["step_tokens"],)
+    return replace(dialect, **fields)
 
 
-def metric_note(chosen: Candidate, rest: list[str], given_by_user: bool) -> str:
-    """Return the note about the metric."""
-    note = f"metric: {chosen.metric}" + (f" of task {chosen.task}" if chosen.task not in ("", chosen.metric) else "")
-    if chosen.rank == TRAINING:
-        note += ", which is measured on training prompts and is not a held-out score"
-    if rest and not given_by_user:
-        note += f"; other metrics: {listed(rest, most=4)}"
-    return note
+def metric_rows(frame: Frame, chosen: Candidate) -> NDArray[np.intp]:
+    """Return the rows with a number of the metric."""
+    keep_N = frame.present(chosen.metric)
+    if TASK in frame.words and chosen.task:
+        label_N = frame.labels(TASK)
+        keep_N &= np.array([label in (None, chosen.task) for label in label_N])
+    return np.flatnonzero(keep_N)
+
+
+# -------------------------------------------------------------------------------------------------------------- steps
+
+STEPLESS = "steps are counted from the rows with {}, because {}"
+
+
+def steps(frame: Frame, dialect: Dialect, chosen: Candidate) -> tuple[Array, str]:
+    """Return the step of each row, and a note if they were counted.
+
+    wandb's own step counts calls of log, not updates: if rows of one update are spread over several calls, steps are
+    counted from the rows with the metric of training.
+    """
+    groups = steps_of(frame, dialect.steps)
+    if not groups:
+        groups = steps_of(frame, GENERAL_STEPS)
+    if groups and groups[0][0].startswith("@bar"):
+        groups = [groups[0]] if bar_counts(frame, chosen) else []
+    pulse = pulse_of(frame, dialect, chosen)
+    if dialect.evaluation_steps and not chosen.training and groups:
+        return evaluated_steps(frame, dialect, row_steps(frame, groups), chosen), ""
+    if groups and key(groups[0][0]) == "_step" and counts_calls(frame, groups[0][0], pulse):
+        step_N = counted(frame, pulse)
+        if chosen.training or pulse == chosen.metric or np.isfinite(step_N).any():
+            return step_N, STEPLESS.format(pulse, "_step of wandb counts calls of log, not updates")
+    step_N = row_steps(frame, groups)
+    if groups and np.isfinite(step_N[metric_rows(frame, chosen)]).any():
+        whole = key(groups[0][0]) != "epoch"
+        if not whole and (step_N[np.isfinite(step_N)] % 1).any():  # shares of an epoch: TRL's console has no step
+            return counted(frame, pulse), STEPLESS.format(pulse, "the log has no step")
+        return step_N, "" if whole else "steps are epochs, because the log has no other step"
+    return counted(frame, pulse), STEPLESS.format(pulse, "the log has no step")
+
+
+def evaluated_steps(frame: Frame, dialect: Dialect, step_N: Array, chosen: Candidate) -> Array:
+    """Return the step of each row; for rows of the metric, the number of updates of the model that was evaluated."""
+    version_N = np.full(frame.size, np.nan)
+    for text in dialect.evaluation_steps:
+        columns = [name for name in frame.names if match(text, name)]
+        version_N = np.where(np.isfinite(version_N), version_N, coalesced(frame, columns))
+    rows_N = frame.present(chosen.metric) & np.isfinite(version_N)
+    return np.where(rows_N, version_N, step_N)
+
+
+def bar_counts(frame: Frame, chosen: Candidate) -> bool:
+    """Return whether the progress bar before each row counts the steps of training."""
+    bars = frame.column("@bar")[metric_rows(frame, chosen)]
+    return bool(np.isfinite(bars).all() and len(bars) > 1 and (np.diff(bars) > 0).all())
+
+
+def pulse_of(frame: Frame, dialect: Dialect, chosen: Candidate) -> str:
+    """Return the column that occurs once per update: the reward of training, if it is more frequent than the metric."""
+    from scalerl.importers.choose import candidates
+
+    training = [c for c in candidates(frame, dialect) if c.training]
+    best = max(training, key=lambda c: c.count, default=chosen)
+    if chosen.training and chosen.count >= 0.9 * best.count:
+        return chosen.metric
+    if best.count > chosen.count:
+        return best.metric
+    # without a reward of training: a loss, or whatever is logged most often
+    losses = [name for name in frame.names if "loss" in key(name) and frame.count(name) > chosen.count]
+    return losses[0] if losses else chosen.metric
+
+
+def counts_calls(frame: Frame, name: str, pulse: str) -> bool:
+    """Return whether a counter of wandb counts calls of log, not updates.
+
+    It then advances by more than one from update to update, and between two updates lie calls with other columns.
+    """
+    index_K, _ = frame.cells[pulse]
+    step_N, pulse_N = frame.column(name), np.zeros(frame.size, dtype=bool)
+    pulse_N[index_K] = True
+    pulses = step_N[pulse_N & np.isfinite(step_N)]
+    if len(pulses) < 3 or np.median(np.diff(pulses)) < 1.5:
+        return False
+    enough = 0.5 * len(pulses)
+    return any(
+        len(rows_K) >= enough and pulse_N[rows_K].mean() < 0.1
+        for other, (rows_K, _) in frame.cells.items()
+        if not other.startswith(("_", "@")) and not EVALUATION_WORD.search(other)
+    )
+
+
+def counted(frame: Frame, pulse: str) -> Array:
+    """Return the number of updates up to each row, shape (N,), from the rows of an update."""
+    return np.cumsum(frame.present(pulse)).astype(np.float64)
+
+
+def check_parts(sizes: Sequence[int], frame: Frame, chosen: Candidate, step_N: Array, paths: Sequence[Path]) -> None:
+    """Refuse several logs that are not the parts of one run: each begins at the first step, and they overlap.
+
+    Raises:
+        CurveError: The logs are those of several runs.
+    """
+    edges = np.cumsum([0, *sizes])
+    rows = metric_rows(frame, chosen)
+    spans = [step_N[rows[(rows >= start) & (rows < end)]] for start, end in pairwise(edges)]
+    spans = [span for span in spans if len(span)]
+    if len(spans) < 2:
+        return
+    first = min(float(span.min()) for span in spans)
+    fresh = [
+        float(span.min()) == first and len(span) > 2 and np.isin(span, spans[0]).mean() > 0.5 for span in spans[1:]
+    ]
+    if any(fresh):
+        names = listed([str(path) for path in paths], most=4)
+        raise LogError(
+            f"{names} are {len(paths)} runs, because each begins at step {first:g}, not parts of one; read one at a "
+            "time",
+            paths=[str(paths[0])],
+        )
+
+
+# -------------------------------------------------------------------------------------------------------------- points
 
 
 def points_of(
-    rows: list[Row], dialect: Dialect, chosen: Candidate, devices: float | None, columns: Mapping[str, str]
-) -> tuple[list[dict[str, Any]], str, list[str]]:
-    """Return the points, the name of their best compute column, and the notes."""
-    step_N = row_steps(rows, dialect.steps)
-    picked_E, notes = evaluations(rows, step_N, chosen)
-    cells: dict[str, Array] = {}
-    seconds = None
-    if np.isfinite(step_N[picked_E]).all():
-        cells["step"] = step_N[picked_E]
-        seconds, tokens, more = spending(rows, step_N, dialect)
-        notes += more
-        late = [int((cells["step"] > s.steps[-1]).sum()) for s in (seconds, tokens) if s is not None]
-        if any(late):
-            notes.append(f"evaluations after the last training row, extrapolated at its pace: {max(late)}")
-        if tokens is not None:
-            cells["tokens"] = tokens.by(cells["step"])
-    count = devices if devices is not None else dialect.devices(rows)
-    if seconds is not None and count is not None:
-        cells["device_hours"] = seconds.by(cells["step"]) * count / 3600
-    for role, name in as_it_stands(dialect, columns).items():
-        cell_E = column([rows[i] for i in picked_E], name)
-        if np.isfinite(cell_E).any():
-            cells[role] = cell_E
-    axis = next((name for name in (*AXES, "step") if name in cells), None)
-    if axis is None:
-        raise CurveError(
-            f"no compute for {chosen.metric}: the log has neither {', '.join((*AXES, 'step'))} nor a step column "
-            f"of {dialect.name}; name one with columns= (--column step=NAME)"
-        )
-    notes += compute_notes(axis, dialect, seconds, count, devices is not None)
-    cells["pass_rate"] = column([rows[i] for i in picked_E], chosen.metric)
-    return as_rows(cells, chosen.task or chosen.metric), axis, notes
+    frame: Frame,
+    step_N: Array,
+    dialect: Dialect,
+    chosen: Candidate,
+    form: str,
+    devices: float | None,
+    bounds: tuple[float, float] | None,
+    columns: Mapping[str, str],
+    notes: list[str],
+) -> Imported:
+    """Return the points of the chosen metric.
+
+    Raises:
+        CurveError: The metric has no number, or lies outside given bounds.
+    """
+    picked_E, more = evaluations(frame, step_N, chosen)
+    notes = [*notes, *more]
+    pulse = pulse_of(frame, dialect, chosen)
+    compute = compute_of(frame, step_N, picked_E, dialect, chosen, pulse, devices, columns)
+    limits, bounds_origin, more = bounds_of(frame.select(rows_mask(frame, picked_E)), dialect, chosen.metric, bounds)
+    notes += [*compute.notes, *more]
+    value_E = np.clip(frame.column(chosen.metric)[picked_E], *limits)
+    cells = {"step": step_N[picked_E], **compute.cells}
+    stderr_E = frame.column(columns["stderr"])[picked_E] if "stderr" in columns else None
+    if stderr_E is None and not dialect.marks and (own := frame.find("stderr")) is not None:
+        stderr_E = frame.column(own)[picked_E]
+    count = len(picked_E)
+    if chosen.training:
+        order_E = np.argsort(cells[compute.axis], kind="stable")
+        last_W, value_W, stderr_W = windows(cells[compute.axis][order_E], value_E[order_E])
+        cells = {name: cell[order_E][last_W] for name, cell in cells.items()}
+        value_E, stderr_E = value_W, stderr_W
+        notes += marks(frame, chosen.metric, frame.names)
+    name = "pass_rate" if limits == (0.0, 1.0) else "metric"
+    cells[name] = value_E
+    if stderr_E is not None:
+        cells["stderr"] = stderr_E
+    rows = as_rows(cells, chosen.task or chosen.metric)
+    extra: dict[str, Any] = {"bounds": list(limits)} if limits != (0.0, 1.0) else {}
+    extra |= {"kind": TRAINING_REWARD} if chosen.training else {}
+    known = [c for c in others(frame, dialect, chosen) if c.count >= min(ENOUGH, count)]
+    return Imported(
+        rows=[{**row, **extra} for row in rows],
+        notes=tuple(dict.fromkeys(notes)),
+        source=dialect.name,
+        metric=chosen.metric,
+        axis=compute.axis,
+        bounds=limits,
+        trainer=dialect.title,
+        form=form,
+        training=chosen.training,
+        values=count,
+        axis_origin=compute.origin,
+        bounds_origin=bounds_origin,
+        others=tuple(dict.fromkeys(c.metric for c in known if c.metric != chosen.metric)),
+        start=start_of(rows, compute.axis, chosen.training),
+    )
 
 
-def evaluations(rows: list[Row], step_N: Array, chosen: Candidate) -> tuple[NDArray[np.intp], list[str]]:
-    """Return the indices of the rows that become points, by step if there are steps, and notes about those left out."""
-    value_N = column(rows, chosen.metric)
+def rows_mask(frame: Frame, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Return a mask of some rows, shape (N,)."""
+    keep_N = np.zeros(frame.size, dtype=bool)
+    keep_N[rows] = True
+    return keep_N
+
+
+def start_of(rows: Sequence[Mapping[str, Any]], axis: str, training: bool) -> str:
+    """Return what is known about the level before training."""
+    first = rows[0]
+    if first.get(axis) == 0:
+        return "the first point is before training"
+    what = "the rewards of training begin" if training else "no evaluation before training, the first is"
+    where = f" at step {first['step']:g}" if "step" in first else f" at {axis} {first.get(axis, float('nan')):g}"
+    return f"{what}{where}: the level before training (R0) is unknown and is fitted"
+
+
+def evaluations(frame: Frame, step_N: Array, chosen: Candidate) -> tuple[NDArray[np.intp], list[str]]:
+    """Return the rows that become points, by step if there are steps, and notes about those left out.
+
+    Raises:
+        CurveError: No row has a number.
+    """
     notes = []
-    if chosen.task and any("task" in row for row in rows):
-        value_N[[row.get("task", chosen.task) != chosen.task for row in rows]] = np.nan
-    else:
-        bad = sum(chosen.metric in row for row in rows) - int(np.isfinite(value_N).sum())
-        notes += [f"evaluations without a number (NaN) were left out: {bad}"] if bad else []
-    picked_E = np.flatnonzero(np.isfinite(value_N))
+    _, value_K = frame.cells[chosen.metric]
+    bad = int((~np.isfinite(value_K)).sum())
+    notes += [f"evaluations without a number (NaN) were left out: {bad}"] if bad else []
+    picked_E = metric_rows(frame, chosen)
     if not len(picked_E):
         raise CurveError(f"{chosen.metric} has no finite value in this log; choose another by metric= (--metric)")
     stepped_E = np.isfinite(step_N[picked_E])
@@ -230,23 +489,19 @@ def evaluations(rows: list[Row], step_N: Array, chosen: Candidate) -> tuple[NDAr
     if not stepped_E.all():
         notes.append(f"evaluations without a step were left out: {int((~stepped_E).sum())}")
         picked_E = picked_E[stepped_E]
+    early_E = step_N[picked_E] < 0
+    if early_E.any() and not early_E.all():
+        notes.append(f"evaluations at a negative step were left out: {int(early_E.sum())}")
+        picked_E = picked_E[~early_E]
     _, last_E = last_of_each(step_N[picked_E], picked_E.astype(np.float64))
     repeated = len(picked_E) - len(last_E)
     notes += [f"repeated evaluations of a step, of which the last counts: {repeated}"] if repeated else []
     return last_E.astype(np.intp), notes
 
 
-def as_it_stands(dialect: Dialect, columns: Mapping[str, str]) -> dict[str, str]:
-    """Return columns by role that already contain totals."""
-    roles = (*AXES, "stderr")
-    if dialect.name == "table":
-        return {role: columns.get(role, role) for role in roles}
-    return {role: columns[role] for role in roles if role in columns and role != "tokens"}
-
-
-def as_rows(cells: dict[str, Array], task: str) -> list[dict[str, Any]]:
+def as_rows(cells: Mapping[str, Array], task: str) -> list[dict[str, Any]]:
     """Return rows of a points.jsonl; missing numbers are left out, and whole steps are integers."""
-    order = [name for name in ("step", *AXES, "pass_rate", "stderr") if name in cells]
+    order = [name for name in ("step", *AXES, "pass_rate", "metric", "stderr") if name in cells]
     points = []
     for values in zip(*(cells[name].tolist() for name in order), strict=True):
         point = {name: value for name, value in zip(order, values, strict=True) if value == value}
@@ -256,50 +511,7 @@ def as_rows(cells: dict[str, Array], task: str) -> list[dict[str, Any]]:
     return points
 
 
-def spending(rows: list[Row], step_N: Array, dialect: Dialect) -> tuple[Spent | None, Spent | None, list[str]]:
-    """Return seconds and tokens by step, from the best existing columns, and notes about missing parts."""
-    notes: list[str] = []
-    seconds = tokens = None
-    if name := present(rows, dialect.seconds):
-        seconds = spent_by_step(step_N, column(rows, name), "time")
-    elif name := present(rows, dialect.clocks):
-        seconds = spent_by_counter(step_N, column(rows, name), False, f"the clock {name}")
-        notes.append(f"{name} is the run's clock: it includes evaluation and checkpoints, which cannot be separated")
-    if name := present(rows, dialect.step_tokens):
-        tokens = spent_by_step(step_N, column(rows, name), "tokens")
-    elif name := present(rows, dialect.tokens):
-        tokens = spent_by_counter(step_N, column(rows, name), True, f"the counter {name}")
-    more = [spent.notes for spent in (seconds, tokens) if spent is not None]
-    return seconds, tokens, [*notes, *dict.fromkeys(note for some in more for note in some)]
-
-
-def compute_notes(axis: str, dialect: Dialect, seconds: Spent | None, count: float | None, given: bool) -> list[str]:
-    """Return notes about the compute axis, and about why a better one is not available."""
-    if axis == "device_hours" and seconds is not None:
-        origin = "as given" if given else "by perf/throughput"
-        return [f"device-hours: {dialect.about}; times {count:g} devices, {origin}"]
-    if axis in ("device_hours", "flops", "compute"):
-        return []
-    if dialect.name == "table" and seconds is None:
-        return [f"compute falls back to {axis}: the table has no device_hours"]
-    uncounted = "the log does not contain the number of devices; give devices= (--devices)"
-    why = "the log has no times" if seconds is None else uncounted
-    return [f"compute falls back from device-hours to {axis}: {why}"]
-
-
-def check_bounds(points: list[dict[str, Any]], bounds: tuple[float, float], metric: str) -> None:
-    """Refuse a metric outside its bounds, by default [0, 1]; clip rounding errors."""
-    low, high = checked_bounds(bounds)
-    values = np.array([point["pass_rate"] for point in points])
-    outside = values[(values < low - 1e-9) | (values > high + 1e-9)]
-    if len(outside):
-        least, most = ("0", "100") if values.min() >= 0 and values.max() <= 100 else ("-1", "1")
-        raise CurveError(
-            f"{metric}: {len(outside)} of {len(values)} values are outside [{low:g}, {high:g}]; the values range from "
-            f"{values.min():g} to {values.max():g}. Give bounds=({least}, {most}) or --bounds {least} {most}"
-        )
-    for point in points:  # rounding in the log
-        point["pass_rate"] = min(max(point["pass_rate"], low), high)
+# --------------------------------------------------------------------------------------------------------------- files
 
 
 def write_points(imported: Imported, path: str | Path) -> None:
@@ -323,4 +535,6 @@ def holds_part_of(imported: Imported, path: Path) -> bool:
 
 def _identity(row: Mapping[str, Any]) -> str:
     """Return a key for an evaluation. It excludes seconds and tokens, which may change when the log grows."""
+    if row.get("kind") == TRAINING_REWARD:  # windows of a log that has grown are other windows
+        return json.dumps([row["kind"], row.get("task")])
     return json.dumps([row.get(name) for name in ("task", "step", "pass_rate", "metric")])

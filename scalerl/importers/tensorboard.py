@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scalerl.importers.dialect import Row
-from scalerl.scaling import CurveError
+from scalerl.importers.documents import phase_frame, phase_of
+from scalerl.importers.frame import Frame, frame_of, joined
+from scalerl.importers.tables import labeled
+from scalerl.scaling.readers import CurveError
+
+Row = dict[str, Any]
 
 
-def tensorboard_rows(files: list[Path]) -> list[Row]:
-    """Return the scalars of event files: one row per file and step. A resumed run writes another file.
+def tensorboard_frame(files: Sequence[Path], directory: Path | None = None) -> Frame:
+    """Return the scalars of event files: one row per file and step.
+
+    The files of one directory belong to one run, because a resumed run writes another file. Several directories below
+    `directory` are several runs, unless their names say that they are phases of one (`train`, `validation`).
 
     Raises:
         CurveError: tensorboard is not installed, or there are no scalars.
@@ -20,14 +28,28 @@ def tensorboard_rows(files: list[Path]) -> list[Row]:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
         raise CurveError(f"{files[0]}: reading event files needs TensorBoard: pip install tensorboard") from error
-    rows: list[Row] = []
+    places: dict[Path, list[Row]] = {}
     for file in files:
         events = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
         events.Reload()
-        rows += file_rows(events)
-    if not rows:
+        places.setdefault(file.parent, []).extend(file_rows(events))
+    # a directory with one row holds the settings of a run (hparams)
+    frames = {place: frame_of(rows) for place, rows in places.items() if len(rows) > 1} or {
+        place: frame_of(rows) for place, rows in places.items() if rows
+    }
+    if not frames:
         raise CurveError(f"{', '.join(map(str, files[:3]))}: no scalars; give the event files of the run")
-    return rows
+    if len(frames) == 1:
+        return next(iter(frames.values()))
+    phases = {place: phase_of(place.name) for place in frames}
+    if all(phases.values()):
+        return joined([phase_frame(frame, phases[place]) for place, frame in frames.items()])
+    return joined([labeled(frame, run_name(place, directory)) for place, frame in frames.items()])
+
+
+def run_name(place: Path, directory: Path | None) -> str:
+    """Return the name of a run: its directory, below the one that was given."""
+    return str(place.relative_to(directory)) if directory is not None and place != directory else place.name or "."
 
 
 MOST_ENTRIES = 20_000

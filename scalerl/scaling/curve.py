@@ -15,15 +15,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalerl.scaling.law import Array
-from scalerl.scaling.readers import CurveError, Table, read_table, table_of_rows
+from scalerl.scaling.readers import AXES, METRICS, CurveError, Table, read_table, table_of_rows
 from scalerl.scaling.units import UNITS as UNITS
 from scalerl.scaling.units import compute_text
 
-AXES = ("device_hours", "flops", "tokens", "step", "compute")
-"""Compute columns, in the order in which they are tried if none is named."""
+TRAINING_REWARD = "training reward"
+"""What the column `kind` of imported rows says, if the metric is the reward of training."""
 
-METRICS = ("pass_rate", "metric")
-"""Metric columns, in the order in which they are tried if none is named."""
 
 LARGEST = 1e100
 """Largest compute, metric and standard error. Their squares and products are finite."""
@@ -74,6 +72,9 @@ class Curve:
     prompts: int = 0
     """Prompts of one evaluation; 0 if unknown."""
 
+    training: bool = False
+    """Whether the metric is the reward of training prompts, and not a score on held-out ones."""
+
     def __init__(
         self,
         compute: ArrayLike,
@@ -86,6 +87,7 @@ class Curve:
         measured: str = "",
         hours_per_unit: float = math.nan,
         prompts: int = 0,
+        training: bool = False,
     ) -> None:
         low, high = checked_bounds(bounds)
         compute_N, metric_N = as_numbers("compute", compute), as_numbers("metric", metric)
@@ -103,6 +105,7 @@ class Curve:
         rest = {
             "bounds": (low, high), "axis": axis, "label": label, "notes": (*notes, *repairs), "measured": measured,
             "hours_per_unit": 1.0 if axis == "device_hours" else float(hours_per_unit), "prompts": int(prompts),
+            "training": training,
         }  # fmt: skip
         for name, value in {**columns, **rest}.items():
             object.__setattr__(self, name, value)
@@ -141,6 +144,11 @@ class Curve:
             raise CurveError("the rows have standard errors already; leave out the number of answers")
         return replace(self, stderr=errors_of_share(self.metric, np.full(len(self), float(answers)), self.bounds))
 
+    @property
+    def what(self) -> str:
+        """What the points are, in text."""
+        return f"points of {TRAINING_REWARD}" if self.training else "evaluations"
+
     def between(self, least: float = 0.0, most: float = np.inf) -> Curve:
         """Return the curve of the points with least <= compute <= most, and of the point at compute 0, which is R0.
 
@@ -172,7 +180,7 @@ class Curve:
         axis: str | None = None,
         task: str | None = None,
         metric: str | None = None,
-        bounds: tuple[float, float] = (0.0, 1.0),
+        bounds: tuple[float, float] | None = None,
     ) -> Curve:
         """Read the curve of a points.jsonl, a CSV file or a run directory.
 
@@ -181,7 +189,7 @@ class Curve:
             axis: Compute column; None: the first of `AXES` that exists.
             task: Name of the task; required if the file has several.
             metric: Metric column; None: the first of `METRICS` that exists.
-            bounds: Smallest and largest possible value of the metric.
+            bounds: Smallest and largest possible value of the metric; None: as the rows say, or 0 and 1.
 
         Raises:
             CurveError: The file or its columns cannot be used; the message states what to do.
@@ -198,18 +206,22 @@ class Curve:
     @classmethod
     def _of_table(
         cls, table: Table, source: str, axis: str | None = None, task: str | None = None, metric: str | None = None,
-        bounds: tuple[float, float] = (0.0, 1.0),
+        bounds: tuple[float, float] | None = None,
     ) -> Curve:  # fmt: skip
         table, label = one_task(table, task, source)
         axis_name = column(table, axis, AXES, "compute", source)
         metric_name = column(table, metric, METRICS, "metric", source)
         compute_N, metric_N = (as_numbers(name, table[name]) for name in (axis_name, metric_name))
         stderr_N = as_numbers("stderr", table["stderr"]) if "stderr" in table else None
+        limits = bounds or stored_bounds(table, source)
         if stderr_N is None and "answers" in table:
-            stderr_N = errors_of_share(metric_N, as_numbers("answers", table["answers"]), bounds)
+            stderr_N = errors_of_share(metric_N, as_numbers("answers", table["answers"]), limits)
+        training = last_cell(table, "kind") == TRAINING_REWARD
+        if training:  # its name in every figure, page and comparison
+            label = f"{label} ({TRAINING_REWARD})".strip()
         return cls(
-            compute_N, metric_N, bounds, stderr_N, axis_name, label, measured=measured(table, label, axis_name),
-            hours_per_unit=hours_per_unit(table, compute_N), prompts=prompts_of(table),
+            compute_N, metric_N, limits, stderr_N, axis_name, label, measured=measured(table, label, axis_name),
+            hours_per_unit=hours_per_unit(table, compute_N), prompts=prompts_of(table), training=training,
         )  # fmt: skip
 
 
@@ -241,6 +253,22 @@ def prompts_of(table: Table) -> int:
         return max(0, int(float(last))) if last is not None else 0
     except (TypeError, ValueError, OverflowError):
         return 0
+
+
+def last_cell(table: Table, name: str) -> Any:
+    """Return the last cell of a column, or None."""
+    cells = table.get(name) or [None]
+    return cells[-1]
+
+
+def stored_bounds(table: Table, source: str) -> tuple[float, float]:
+    """Return the bounds that the rows of an import have, or 0 and 1."""
+    cell = last_cell(table, "bounds")
+    if cell is None:
+        return (0.0, 1.0)
+    if not (isinstance(cell, list) and len(cell) == 2 and all(type(bound) in (int, float) for bound in cell)):
+        raise CurveError(f"{source}: bounds must be two numbers, such as [0, 2]; got {cell!r:.60}")
+    return (cell[0], cell[1])
 
 
 def measured(table: Table, task: str, axis: str) -> str:

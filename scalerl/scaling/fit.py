@@ -198,7 +198,7 @@ class Fit:
         curve, middle, last = self.curve, self.midpoint, self.curve.metric[-1]
         midpoint = range_text(middle.mean, middle.low, middle.high, curve.axis)
         lines = [
-            f"curve     {len(curve)} evaluations to {curve.text(self.last_compute)}, last value {last:.3f}",
+            f"curve     {len(curve)} {curve.what} to {curve.text(self.last_compute)}, last value {last:.3f}",
             f"  A       {self.asymptote}   the ceiling" + ("" if self.identified else ", NOT identified yet"),
             f"  B       {self.efficiency}   the steepness",
             f"  C_mid   {midpoint}   the midpoint, compute at half of the climb",

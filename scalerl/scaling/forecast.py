@@ -85,7 +85,8 @@ class Forecast:
 
     def __str__(self) -> str:
         curve = self.fit.curve
-        lines = [f"now, at {curve.text(self.now.compute)}: {Estimate.__str__(self.now)}"]
+        kind = ["the metric is the training reward, not a held-out score"] if curve.training else []
+        lines = [*kind, f"now, at {curve.text(self.now.compute)}: {Estimate.__str__(self.now)}"]
         one = f"one evaluation of {curve.prompts:,} prompts" if curve.prompts else "one evaluation"
         for i, (estimate, single) in enumerate(zip(self.at, self.evaluations, strict=True)):
             naive = ", ".join(f"{name} {values[i]:.3f}" for name, values in self.baselines.items())

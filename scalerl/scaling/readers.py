@@ -13,9 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.core.errors import UserError
-from scalerl.core.files import parse_json, read_bytes, trouble
+from scalerl.core.files import check_file, parse_json, read_bytes, trouble
 
 Table = dict[str, list[Any]]
+
+AXES = ("device_hours", "flops", "tokens", "step", "compute")
+"""Compute columns, in the order in which they are tried if none is named."""
+
+METRICS = ("pass_rate", "metric")
+"""Metric columns, in the order in which they are tried if none is named."""
 
 
 class CurveError(UserError):
@@ -50,6 +56,30 @@ def read_table(path: str | Path) -> tuple[Table, tuple[str, ...]]:
     if not text.strip():
         raise CurveError(f"{path} is empty; a curve needs a row for each evaluation")
     return reader(path, text)
+
+
+def is_points(path: str | Path) -> bool:
+    """Return whether a file has rows of points, by its first line; also for a path that does not exist.
+
+    A directory has them if it has a points.jsonl. Any other log is read by `importers`.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return (path / "points.jsonl").is_file()
+    if path.suffix.lower() not in READERS:
+        return False
+    try:
+        check_file(path)
+        with path.open("rb") as file:
+            first = next((line for line in file if line.strip()), b"").decode("utf-8-sig", errors="replace")
+    except OSError:
+        return True  # the reader of points says what is wrong
+    try:
+        row = parse_json(first) if path.suffix.lower() == ".jsonl" else dict.fromkeys(next(csv.reader([first]), []))
+    except (ValueError, csv.Error):
+        return False
+    names = {name.strip() for name in row} if isinstance(row, dict) else set()
+    return not names.isdisjoint(METRICS) and not names.isdisjoint(AXES)
 
 
 def json_objects(path: Path, text: str, most_bad: float = 0.0) -> tuple[list[dict[str, Any]], tuple[str, ...]]:

@@ -38,7 +38,7 @@ def plot_curve(axes: Any, fitted: Fit, *, note: str = "", scale: str = "log") ->
     axes.errorbar(
         curve.compute[drawn_N], curve.metric[drawn_N], yerr=None if curve.stderr is None else curve.stderr[drawn_N],
         fmt="o", ms=4, color=INK, ecolor=GRAY, elinewidth=0.8, capsize=0, zorder=3,
-        label="held-out evaluation" + ("" if curve.stderr is None else " (s.e. over prompts)"),
+        label=points_name(curve),
     )  # fmt: skip
     _draw_ceiling(axes, fitted)
     _draw_multiples(axes, fitted)
@@ -63,7 +63,16 @@ def plot_curve(axes: Any, fitted: Fit, *, note: str = "", scale: str = "log") ->
 
 def metric_name(curve: Curve) -> str:
     """Return the name of the metric: with bounds [0, 1] it is taken to be a pass rate."""
+    if curve.training:
+        return "training reward"
     return "held-out pass rate" if curve.bounds == (0.0, 1.0) else "held-out metric"
+
+
+def points_name(curve: Curve) -> str:
+    """Return what the points of a curve are, with their error bars."""
+    if curve.training:
+        return "training reward" + ("" if curve.stderr is None else " (s.e. by scatter)")
+    return "held-out evaluation" + ("" if curve.stderr is None else " (s.e. over prompts)")
 
 
 def picture(fits: Sequence[Fit], note: str = "") -> bytes:

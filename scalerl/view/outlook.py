@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from scalerl.core.checkpoints import best_step, held_out_rates, saved_steps
 from scalerl.core.rows import read_points
 from scalerl.core.run_files import CHECKPOINTS, RunInfo, is_run, read_run
+from scalerl.importers import Imported, read
 from scalerl.scaling import Advice, Curve, CurveError, Fit, Forecast, advise, fit, forecast
+from scalerl.scaling.readers import is_points
 from scalerl.types import EvalPoint
 
 HORIZON = ("2x", "4x")
@@ -173,6 +175,9 @@ class Source:
     info: RunInfo | None
     """What run.json says, if the path is a run directory of this package."""
 
+    log: Imported | None = None
+    """How the log of another trainer was read; None for a run directory and a file of points."""
+
     suites: tuple[Curve, ...] = ()
     """Evaluation suites of the run, each labeled with its name; they have points and no forecast."""
 
@@ -184,25 +189,48 @@ class Source:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the curve must know about its data."""
-        return self.info.notes if self.info else ()
+        return self.info.notes if self.info else self.log.notes if self.log else ()
+
+    def log_lines(self) -> list[str]:
+        """Return what was read of a log: trainer, metric, compute, bounds, notes; empty for points."""
+        return [] if self.log is None else [*self.log.lines(), *(f"note      {note}" for note in self.log.notes)]
+
+
+class LogChoices(TypedDict, total=False):
+    """How the log of another trainer is read; the arguments of `importers.read`.
+
+    Example: `{"metric": "eval/accuracy", "devices": 8.0}`
+    """
+
+    source: str | None
+    metric: str | None
+    run: str | None
+    devices: float | None
+    columns: dict[str, str]
 
 
 def read_sources(
-    paths: Sequence[Path], axis: str | None = None, task: str | None = None, bounds: Sequence[float] = (0.0, 1.0)
+    paths: Sequence[Path],
+    axis: str | None = None,
+    task: str | None = None,
+    bounds: tuple[float, float] | None = None,
+    choices: LogChoices | None = None,
 ) -> list[Source]:
-    """Read run directories and files of points.
+    """Read run directories, files of points and logs of any trainer.
 
     Args:
-        paths: As in `Curve.read`.
+        paths: Run directories, files of points, and what `importers.read` takes.
         axis: Compute axis; None: the default for the device of a run directory, or the first axis in a file.
         task: Name of the task; required if there are several.
-        bounds: Minimum and maximum of the metric.
+        bounds: Minimum and maximum of the metric; None: as a file says, by the metric's name or from its values.
+        choices: How logs are read.
 
     Raises:
         CurveError: A path has no curve.
         ConfigError: The run.json of a run directory cannot be used.
     """
-    return [_read(path, name, axis, task, bounds) for path, name in zip(paths, names_of(paths), strict=True)]
+    names = zip(paths, names_of(paths), strict=True)
+    return [_read(path, name, axis, task, bounds, choices or {}) for path, name in names]
 
 
 @contextmanager
@@ -229,17 +257,28 @@ def source_outlook(source: Source, **options: Any) -> Outlook:
     return ahead.with_way_back(source.path, read_points(source.path), source.info.tasks)
 
 
-def _read(path: Path, name: str, axis: str | None, task: str | None, bounds: Sequence[float]) -> Source:
+def _read(
+    path: Path, name: str, axis: str | None, task: str | None, bounds: tuple[float, float] | None, choices: LogChoices
+) -> Source:
     info = read_run(path) if is_run(path) else None
     if info is not None:
         axis = axis or info.axis
         if task is None and len(info.tasks) == 1:
             (task,) = info.tasks  # the others are evaluation suites
-    curve = Curve.read(path, axis=axis, task=task, bounds=(bounds[0], bounds[1]))
+    elif choices_made(choices) or not is_points(path):
+        log = read(path, task=task, bounds=bounds, **choices)
+        curve = Curve.from_rows(log.rows, axis=axis)
+        return Source(path, name, replace(curve, label=curve.label or path.stem), None, log)
+    curve = Curve.read(path, axis=axis, task=task, bounds=bounds)
     suites = (
         [replace(Curve.read(path, axis=curve.axis, task=suite), label=suite) for suite in info.suites] if info else []
     )
-    return Source(path, name, curve, info, tuple(suites))
+    return Source(path, name, curve, info, suites=tuple(suites))
+
+
+def choices_made(choices: LogChoices) -> bool:
+    """Return whether anything was chosen that only a log has."""
+    return any(value not in (None, {}) for value in choices.values())
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:

@@ -237,7 +237,7 @@ def frontier_figure(found: Frontier, runs: Sequence[tuple[Curve, Setting]]) -> F
         stretch = line(compute_M, np.where(here_M, level_M, np.nan), colors[names[s]], 4)
         data.append({**stretch, "name": html.escape(names[s]), "showlegend": True, "hoverinfo": "skip"})
     caption = (
-        "Dots are held-out evaluations, dotted lines the predicted curves of settings. The thick line is the frontier, "
+        f"Dots are {dots_of(curves)}, dotted lines the predicted curves of settings. The thick line is the frontier, "
         "the best level at each compute, in the color of the setting that is best there, with its 90% band."
     )
     axes = compute_axes(min(float(curve.compute[curve.compute > 0][0]) for curve in curves), last)
@@ -323,6 +323,11 @@ def metric_figure(runs: Sequence[tuple[str, Sequence[Json]]]) -> Figure | None:
     return Figure("One metric of all runs", caption, [], {}, True, {"Metric": options})
 
 
+def dots_of(curves: Sequence[Curve]) -> str:
+    """Return what the points of some curves are."""
+    return "rewards of training, not held out" if any(curve.training for curve in curves) else "held-out evaluations"
+
+
 # -------------------------------------------------------------------------------------------------------------- curves
 
 
@@ -337,8 +342,9 @@ def curves(analysis: Analysis) -> Figure:
     ]
     layout = titled(f"training compute ({analysis.axis})", metric_name(analysis.runs[0].source.curve))
     caption = (
-        "Dots are held-out evaluations. Lines are the fitted law with its 90% band, dashed where it is a forecast. The "
-        "mark at the right end of each line is its ceiling A with a 90% interval. Click a name to hide its run."
+        f"Dots are {dots_of([run.source.curve for run in analysis.runs])}. Lines are the fitted law with its 90% band, "
+        "dashed where it is a forecast. The mark at the right end of each line is its ceiling A with a 90% interval. "
+        "Click a name to hide its run."
     )
     furthest = max(run.outlook.fit.last_compute for run in analysis.runs)
     axes = compute_axes(0.6 * least, AHEAD * furthest * aside[-1])

@@ -250,7 +250,7 @@ class FollowedRun(RunView):
         for suite in suites:
             with suppress(CurveError):  # too few evaluations
                 curves.append(curve_of(self.points.get(suite, ()), axis))
-        return Source(self.path, self.name, curve_of(self.points[task], axis), self.info, tuple(curves))
+        return Source(self.path, self.name, curve_of(self.points[task], axis), self.info, suites=tuple(curves))
 
     # --------------------------------------------------------------------------------------------------------- metrics
 

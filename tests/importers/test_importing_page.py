@@ -53,7 +53,7 @@ def test_a_command_of_the_page_imports_points(place, capsys, command):
     assert cli.main(words) == 0
     out, error = capsys.readouterr()
     points = Path("points.jsonl").read_text() if "-o" in words else out
-    assert len(points.splitlines()) >= 3 and "note      metric: " in error
+    assert len(points.splitlines()) >= 3 and "metric    " in error
     if "--devices" in words:
         assert '"device_hours"' in points
 
@@ -66,7 +66,7 @@ def test_imported_points_can_be_fitted_with_the_command_of_the_page(place, capsy
 
 def test_the_first_snippet_of_the_page_works(place, capsys):
     exec(IMPORT, {})
-    assert "metric: val-core/gsm8k" in capsys.readouterr().out
+    assert "metric    val-core/gsm8k" in capsys.readouterr().out
 
 
 def test_the_output_of_the_page_is_that_of_its_commands(tmp_path, monkeypatch, capsys):

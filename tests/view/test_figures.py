@@ -15,7 +15,7 @@ from scalerl.view.page_figures import FIGURES, straight, without_level
 
 
 def analysis(*curves):
-    return analyze([Source(Path(f"run {i}"), f"run {i}", made, None, "") for i, made in enumerate(curves)])
+    return analyze([Source(Path(f"run {i}"), f"run {i}", made, None) for i, made in enumerate(curves)])
 
 
 @pytest.fixture

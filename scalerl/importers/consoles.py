@@ -1,0 +1,319 @@
+"""Reads lines of text into rows: JSON lines, dictionaries between progress bars, verl's lines, blocks and own prints.
+
+A line is one of these:
+
+    {"step": 10, "eval/accuracy": 0.4}                                 a JSON object, or a Python dictionary in any text
+    step:5 - critic/score/mean:0.4 - timing_s/step:61.2                verl's console
+    ===== Step 5/50 =====                                              a header; the pairs that follow belong to it
+      • Avg Reward: 0.32
+    Step 10 | Reward: 0.43 | Time: 45.1s                               pairs with their step
+    │ ppo_actor/task_reward/avg │ 4.1e-01 │ timeperf/rollout │ ...     a grid
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+from scalerl.importers.frame import LONGEST_WORD, Builder, Frame, number_of
+from scalerl.importers.names import EVALUATION_WORD, is_score
+
+BAR, BAR_TOTAL, LINE_TIME = "@bar", "@bar_total", "@line_time"
+"""Columns that this reader adds: the step of the progress bar before a dictionary, its end, the time of the line."""
+
+MOST_JOINED = 400
+"""Most lines of one dictionary that was printed over several lines."""
+LONGEST_LINE = 4_000
+"""Characters of the longest line in which pairs of names and values are searched."""
+
+COLOR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+RAY = re.compile(r"^\s*\([^()]*\bpid=[^)]*\)\s?")
+VERL = re.compile(r"(?:^|[\s)\]])step:(\d+) - (.+:.+)$")
+BAR_PATTERN = re.compile(r"\|\s*(\d+)/(\d+) \[")
+TIME = re.compile(r"\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d")
+WORDS_OF_STEP = "global[ _]?step|train(?:ing)?[ _]step|step|iteration|iter|rollout|update|perf|eval|episode|epoch|batch"
+LABEL = re.compile(rf"\b({WORDS_OF_STEP})s?\b[ _]*[:=#]?[ \t]*\[?(\d+)\b", re.IGNORECASE)
+"""The step of a line, `Step 10` or `iteration=10`."""
+HEADER = re.compile(
+    r"^[^\w]*(?:\w+ ){0,2}?(global step|train step|step|iteration|iter|update|rollout|episode|epoch)s?\s*[:#]?\s*(\d+)"
+    r"\s*(?:(?:/|of)\s*\d+)?[^\w]*$",
+    re.IGNORECASE,
+)
+"""A line with only a step, `===== Step 5/50 =====`, which begins a block."""
+PROGRESS = re.compile(r"\b(?:train |global )?step (\d+)\s*/\s*\d+", re.IGNORECASE)
+"""`Epoch 1/1 Step 5/100 Train step 5/100 done.` (AReaL), which begins a block too."""
+
+NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf"
+UNIT = r"%|ms|seconds|secs|sec|s|min|h"
+EQUALS = re.compile(rf"([A-Za-z_][\w/@.\-]*)\s?=\s?({NUMBER})({UNIT})?(?=$|[\s,;|)\]}}])")
+COLON = re.compile(
+    rf"([A-Za-z_][\w/@.\-]*(?: [\w/@.\-()]+){{0,5}}?(?: ?\([^()]*\))?)\s*:\s*({NUMBER})({UNIT})?(?=$|[\s,;|)\]}}])"
+)
+SPACE = re.compile(rf"([A-Za-z_][\w/@.\- ]*?)\s+({NUMBER})\s?({UNIT})?")
+"""`Reward 0.43` between bars."""
+DURATION = re.compile(r"\d+(?:\.\d+)?(?:s|m|h)")
+LOG_PREFIX = re.compile(r"^.*?\b(?:INFO|WARNING|DEBUG|SUCCESS)\b[\]: \-|]*")
+LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'\s*:\s*(?:'((?:[^'\\]|\\.)*)'|((?:(?:np|torch)\.)?\w*\([^()]*\)|[-+.\w]+))")
+"""A key and a number, a text or a call of a flat dictionary, as Python prints it."""
+
+
+class Console:
+    """Collects rows from lines in their order."""
+
+    def __init__(self) -> None:
+        self.builder = Builder()
+        self.objects = 0
+        """Number of lines that are JSON objects."""
+        self.bad: dict[int, str] = {}
+        """Numbers of the lines that begin an object and cannot be read."""
+        self.kinds: dict[str, int] = {}
+        """Number of rows by the kind of their line."""
+        self.lines = 0
+        """Number of lines so far."""
+        self.cut = False
+        """Whether the last line has no line end, and so perhaps an incomplete last value, which is left out."""
+        self._bar: tuple[int, int] | None = None
+        self._open: str = ""
+        self._open_lines = 0
+        self._block: dict[str, Any] = {}
+        self._label: tuple[str, int] | None = None
+        self._section = ""
+        self._epoch, self._offset, self._last_step = 0, 0, 0
+
+    def read(self, lines: Iterable[str]) -> Frame:
+        """Return the rows of all lines."""
+        for line in lines:
+            self.line(line)
+        self._close_block()
+        return self.builder.frame()
+
+    def line(self, line: str) -> None:
+        """Read one line; a carriage return separates the states of a progress bar."""
+        self.lines += 1
+        self.cut = not line.endswith(("\n", "\r"))  # the last value may be incomplete
+        for part in line.split("\r") if "\r" in line else (line,):
+            self._part(part)
+
+    def _part(self, text: str) -> None:
+        if self._open:
+            self._open += " " + text.strip().strip("'\"") if text.lstrip()[:1] in "'\"" else " " + text.strip()
+            self._open_lines += 1
+            opened = self._open
+            if opened.count("{") <= opened.count("}") or self._open_lines > MOST_JOINED:
+                self._open = ""
+                self._dictionary(opened)
+            return
+        stripped = text.strip()
+        if not stripped:
+            return
+        if stripped[0] == "{" and stripped[1:2] != "'":
+            if (row := json_row(stripped)) is not None:
+                self.objects += 1
+                self._emit("JSON lines", row)
+                return
+            if stripped[1:2] == '"':
+                self.bad[self.lines] = f"{stripped:.60}"
+                return
+        if "\x1b" in stripped:
+            stripped = COLOR.sub("", stripped)
+        if "pid=" in stripped:
+            stripped = RAY.sub("", stripped)
+        if "step:" in stripped and (match := VERL.search(stripped)):
+            self._verl(match)
+            return
+        if "|" in stripped and (bars := BAR_PATTERN.findall(stripped)):
+            self._bar = (int(bars[-1][0]), int(bars[-1][1]))
+        if "{'" in stripped or '{"' in stripped:
+            if stripped.count("{") > stripped.count("}"):
+                self._open, self._open_lines = stripped, 1
+            else:
+                self._dictionary(stripped)
+            return
+        if len(stripped) <= LONGEST_LINE:
+            self._plain(stripped)
+
+    # ------------------------------------------------------------------------------------------------ kinds of lines
+
+    def _verl(self, match: re.Match[str]) -> None:
+        row: dict[str, Any] = {"step": int(match[1])}
+        pairs = match[2].split(" - ")
+        for pair in pairs[:-1] if self.cut else pairs:
+            name, _, value = pair.rpartition(":")
+            if name:
+                row[name] = value
+        if time := TIME.search(match.string[: match.start(1)]):
+            row[LINE_TIME] = time[0].replace("/", "-")
+        self._emit("verl's console", row)
+
+    def _dictionary(self, text: str) -> None:
+        start = min(place for place in (text.find("{'"), text.find('{"')) if place >= 0)
+        before, row = text[:start], literal_row(text[start:])
+        if not row:
+            return
+        labels = list(LABEL.finditer(before[-300:])) if before else []
+        if labels and not any(name.rsplit("/", 1)[-1] in ("step", "global_step") for name in row):
+            word, number = labels[-1][1].lower(), int(labels[-1][2])
+            row[label_column(word, list(row))] = number
+        elif "nitial validation" in before:  # verl prints it without a step
+            row.setdefault("step", 0)
+        if self._bar is not None:
+            row[BAR], row[BAR_TOTAL] = self._bar
+        if before and (time := TIME.search(before)):
+            row[LINE_TIME] = time[0].replace("/", "-")
+        self._emit("printed dictionaries", row)
+
+    def _plain(self, text: str) -> None:
+        if "│" in text or "┃" in text:
+            self._grid(text)
+            return
+        if match := HEADER.match(text):
+            self._header(match[1].lower(), int(match[2]))
+            return
+        if ":" not in text and "=" not in text and "|" not in text:
+            if (found := list(PROGRESS.finditer(text))) and len(text) < 200:
+                self._header("step", int(found[-1][1]))
+            return
+        pairs = pairs_of(text)
+        if self.cut and pairs and text.endswith(pairs[-1][1]):
+            pairs = pairs[:-1]
+        labels = [] if not pairs else list(LABEL.finditer(text))
+        if not pairs:
+            if (found := list(PROGRESS.finditer(text))) and len(text) < 200:
+                self._header("step", int(found[-1][1]))
+            elif text.endswith(":") or text.endswith("..."):
+                self._section = "validation/" if EVALUATION_WORD.search(text) else ""
+            return
+        if labels:
+            # of `Epoch 3, Step 20`, the finest; of `Step 20/100`, the first number
+            best = min(labels, key=lambda match: (match[1].lower() in ("epoch", "episode", "batch"), match.start()))
+            self._header(best[1].lower(), int(best[2]))
+        elif self._label is None and not any(is_score(name) for name, _ in pairs):
+            return
+        prefix = "validation/" if labels and EVALUATION_WORD.search(text.split(":")[0]) else self._section
+        for name, value in pairs:
+            if LABEL.fullmatch(f"{name} {value}"):
+                continue
+            column = name if EVALUATION_WORD.match(name) or not prefix else prefix + name
+            if column in self._block and self._label is None:
+                self._close_block()
+            self._block.setdefault(column, value)
+        if time := TIME.search(text[:60]):
+            self._block.setdefault(LINE_TIME, time[0].replace("/", "-"))
+        if self._label is None:
+            self._close_block()
+
+    def _grid(self, text: str) -> None:
+        cells = [cell.strip() for cell in re.split("[│┃]", text)]
+        for name, value in pairwise(cells):
+            if name and not name[0].isdigit() and value and (number := number_of(value)) is not None:
+                self._block.setdefault(name, number)
+
+    # ----------------------------------------------------------------------------------------------- blocks and rows
+
+    def _header(self, word: str, number: int) -> None:
+        if word == "epoch":
+            if number != self._epoch and self._label is not None and self._label[0] != "epoch":
+                self._close_block()
+                # steps of a new epoch may be counted from 1 again
+                self._epoch, self._offset = number, self._last_step if number > self._epoch else 0
+                return
+            self._epoch = number
+        step = number
+        if word != "epoch" and self._offset and number <= self._last_step:
+            step = self._offset + number
+        elif word != "epoch":
+            self._offset = 0
+        if self._label != (word, step):
+            self._close_block()
+            self._label = (word, step)
+        self._section = ""
+
+    def _close_block(self) -> None:
+        block, self._block = self._block, {}
+        label, self._label = self._label, None
+        if not block:
+            return
+        if label is not None:
+            block = {label_column(label[0], list(block)): label[1], **block}
+            if label[0] != "epoch":
+                self._last_step = max(self._last_step, label[1])
+        self._emit("printed names and values", block)
+
+    def _emit(self, kind: str, row: dict[str, Any]) -> None:
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+        self.builder.add(row)
+
+
+def json_row(text: str) -> dict[str, Any] | None:
+    """Return a JSON object, or None if a text is none."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def literal_row(text: str) -> dict[str, Any]:
+    """Return the dictionary at the start of a text, as Python or JSON prints it; {} if there is none."""
+    if text[1:2] == '"':
+        try:
+            row, _ = json.JSONDecoder().raw_decode(text)
+        except (ValueError, RecursionError):
+            return {}
+        return row if isinstance(row, dict) else {}
+    end = text.rfind("}")
+    if '"' not in text and "\\" not in text:
+        try:  # as JSON, which is three times as fast
+            row = json.loads(text[: end + 1].replace("'", '"'))
+            return row if isinstance(row, dict) else {}
+        except (ValueError, RecursionError):
+            pass
+    if text.count("{") > 1:
+        try:
+            row = ast.literal_eval(text[: text.rindex("}") + 1])
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            pass
+        else:
+            return {str(name): value for name, value in row.items()} if isinstance(row, dict) else {}
+    return {
+        name: word if len(word) <= LONGEST_WORD else ""
+        for name, quoted, plain in LITERAL.findall(text[: end + 1])
+        if (word := quoted or plain) not in ("True", "False", "None", "")
+    }
+
+
+def pairs_of(text: str) -> list[tuple[str, str]]:
+    """Return the names and values of a line, `reward=0.4, loss: 0.1` or `| Reward 0.4 | Loss 0.1`."""
+    text = LOG_PREFIX.sub("", text, count=1)
+    pairs = [(name, value + unit) for name, value, unit in EQUALS.findall(text)]
+    if ":" in text:
+        rest = EQUALS.sub(" ", text) if pairs else text
+        for part in re.split(r"[|,;\t]| - ", rest):
+            for name, value, unit in COLON.findall(part):
+                label = LABEL.match(name)
+                name = name[label.end() :].strip(" ])/") if label else name.strip()
+                if name and name[0].isalpha():
+                    pairs.append((name, value + unit))
+    if not pairs and "|" in text:
+        for cell in text.split("|"):
+            if match := SPACE.fullmatch(cell.strip()):
+                pairs.append((match[1], match[2] + (match[3] or "")))
+            elif DURATION.fullmatch(cell.strip()):  # `Step 12 | 45.2s | Reward 0.43`
+                pairs.append(("step_time", cell.strip()))
+    return pairs
+
+
+def label_column(word: str, names: list[str]) -> str:
+    """Return the column of a step that was printed before a row: `perf 5: {...}` counts rollouts (slime)."""
+    word = word.replace(" ", "_")
+    if word in ("perf", "rollout"):
+        return "rollout/step"
+    if word == "eval":
+        return "eval/step"
+    if word in ("step", "update") and names and all(name.startswith("train/") for name in names):
+        return "train/step"
+    return word

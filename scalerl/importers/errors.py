@@ -1,0 +1,29 @@
+"""The error of a log that needs a choice, with the options that make it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scalerl.scaling.readers import CurveError
+
+LIST = "scalerl import --trainers"
+"""Command that lists what can be read."""
+
+
+class LogError(CurveError):
+    """An error in a log; the command line adds the command to type next."""
+
+    def __init__(
+        self, text: str, *, add: Sequence[str] = (), without: str = "", paths: Sequence[str] = (), command: str = ""
+    ) -> None:
+        """Say what was found.
+
+        Args:
+            text: One line.
+            add: Options to add to the command, such as ("--run", "base").
+            without: An option to leave out of it.
+            paths: Paths instead of those of the command.
+            command: Another command to type, if no choice helps.
+        """
+        super().__init__(text)
+        self.add, self.without, self.paths, self.command = tuple(add), without, tuple(paths), command

@@ -1,0 +1,266 @@
+"""Recognizes the form of a log from its content and reads it: one place for files, directories and trackers."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import dropwhile
+from pathlib import Path
+
+from scalerl.core.files import check_file, trouble
+from scalerl.importers.consoles import Console, json_row
+from scalerl.importers.documents import document_frame, read_document
+from scalerl.importers.frame import Frame, joined
+from scalerl.importers.names import is_score
+from scalerl.importers.tables import html_tables, labeled, markdown_tables, peeked, read_csv, separator_of
+from scalerl.importers.tensorboard import event_files, tensorboard_frame
+from scalerl.importers.trackers import mlflow_frame, mlflow_runs, sqlite_frame, wandb_frame, wandb_path
+from scalerl.scaling.readers import CurveError
+
+BAD_LINES = 0.1
+"""Largest share of unreadable lines; a file with more is an error."""
+
+HEAD = 1 << 16
+"""Bytes from which the form is recognized."""
+
+LARGEST_DOCUMENT = 1 << 30
+"""Bytes of the largest file that must be read as a whole: a JSON document, a notebook, Markdown, HTML."""
+
+
+@dataclass(frozen=True, eq=False)
+class Log:
+    """The content of a log.
+
+    Example:
+        Log(frame=Frame(...), form="trainer_state.json", name="trainer_state.json", notes=())
+    """
+
+    frame: Frame
+    form: str
+    """What the log is, in words: "JSON lines", "CSV", "notebook", "TensorBoard"."""
+    name: str
+    """Name of the file or run, for messages."""
+    notes: tuple[str, ...] = ()
+
+
+def read_log(path: Path) -> Log:
+    """Read one file, the log in a directory, or a run on wandb.
+
+    Raises:
+        CurveError: The log does not exist, is empty, or has no known form.
+    """
+    if (run := wandb_path(str(path))) is not None:
+        return Log(wandb_frame(run), "wandb", f"wandb:{run}")
+    if path.is_dir():
+        return read_directory(path)
+    try:
+        check_file(path)
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+        if "tfevents" in path.name:
+            return Log(tensorboard_frame([path]), "TensorBoard", path.name)
+        if (known := BINARY.get(head[:4]) or BINARY.get(head[:2])) is not None:
+            raise CurveError(f"{path} {known}")
+        if head.startswith(b"SQLite format 3\0"):
+            frame, tracker = sqlite_frame(path)
+            return Log(frame, tracker, path.name)
+        if zipped := head[:2] == b"\x1f\x8b":
+            with gzip.open(path) as unzipped:
+                head = unzipped.read(HEAD)
+        return read_text(path, head, zipped)
+    except (OSError, EOFError, zlib.error) as error:
+        if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+            raise CurveError(trouble(error)) from error
+        raise CurveError(f"{path} is a damaged gz file ({error}); copy it again, or give the unpacked log") from error
+
+
+BINARY = {
+    b":W&B": "is in wandb's own format; run `wandb sync` on its directory, export the history (docs/importing.md), "
+    "and give that file",
+    b"PK\x03\x04": "is a zip archive; unpack it and give the log inside",
+    b"PAR1": "is a Parquet file; export its rows as CSV or JSON lines",
+    b"BZh9": "is compressed with bzip2; unpack it with `bunzip2` and give the log",
+    b"\xfd7zX": "is compressed with xz; unpack it with `unxz` and give the log",
+    b"\x28\xb5\x2f\xfd": "is compressed with zstd; unpack it with `unzstd` and give the log",
+    b"\x80\x04": "is a Python pickle; write its rows as JSON lines and give that file",
+    b"%PDF": "is a PDF; give the log from which it was made",
+    b"\x89PNG": "is a picture; give the log from which it was made",
+}
+"""Beginnings of files that are no text, with what to give instead."""
+
+
+# ---------------------------------------------------------------------------------------------------------- directories
+
+INSIDE = (
+    "trainer_state.json",
+    "checkpoint-*/trainer_state.json",
+    "points.jsonl",  # a run of scalerl, which also has a metrics.jsonl
+    "metrics.jsonl",
+    "trainer_log.jsonl",  # LLaMA-Factory
+    "logging.jsonl",  # ms-swift
+    "files/output.log",  # wandb's directory of a run
+    "latest-run/files/output.log",
+    "wandb/latest-run/files/output.log",
+    "run-*.wandb",
+    "latest-run/run-*.wandb",
+)
+"""Logs in a run's directory, in the order in which they are tried."""
+TEXTS = ("*.jsonl", "*.log", "*.csv", "*.txt", "*.json")
+"""Other logs in a directory, if it has one of them."""
+
+
+def read_directory(path: Path) -> Log:
+    """Read the log in a directory: the first of `INSIDE` that exists, event files, MLflow's runs, or the only log."""
+    for pattern in INSIDE:
+        if paths := [found for found in path.glob(pattern) if found.is_file()]:
+            return read_log(max(paths, key=checkpoint_number))
+    if files := event_files(path):
+        return Log(tensorboard_frame(files, path), "TensorBoard", path.name)
+    if runs := mlflow_runs(path):
+        return Log(mlflow_frame(runs), "MLflow", path.name)
+    logs = sorted(found for pattern in TEXTS for found in path.glob(pattern) if found.is_file())
+    if len(logs) == 1:
+        return read_log(logs[0])
+    if logs:
+        some = ", ".join(found.name for found in logs[:8]) + (" ..." if len(logs) > 8 else "")
+        raise CurveError(f"{path} has {len(logs)} files that may be the log ({some}); give one of them")
+    looked = ", ".join([*INSIDE, "**/*tfevents*", "mlruns", *TEXTS])
+    raise CurveError(f"{path} is a directory without a known log; looked for {looked}; give the file")
+
+
+def checkpoint_number(path: Path) -> list[int]:
+    """Return the numbers in the name of a file's directory: `checkpoint-1000` comes after `checkpoint-200`."""
+    return [int(number) for number in re.findall(r"\d+", path.parent.name)]
+
+
+# ----------------------------------------------------------------------------------------------------------------- text
+
+
+def lines_of(path: Path, zipped: bool, encoding: str) -> Iterator[str]:
+    """Yield the lines of a file, with their ends; zero bytes at the end of a log (a power failure) are left out."""
+    with gzip.open(path, "rb") if zipped else path.open("rb") as file:
+        if encoding.startswith("utf-16"):
+            yield from file.read().decode(encoding, errors="replace").splitlines(keepends=True)
+            return
+        # only \n ends a line: a carriage return separates the states of a progress bar
+        text = io.TextIOWrapper(file, "utf-8-sig", "replace", newline="\n")
+        for line in text:
+            if "\0" in line:
+                line = line.rstrip("\0\n")
+                if "\0" in line:
+                    raise CurveError(
+                        f"{path} is binary and of no known format; give a JSON, JSONL, CSV or console log, or a "
+                        "TensorBoard event file"
+                    )
+                if not line:
+                    continue
+            yield line
+
+
+def read_text(path: Path, head: bytes, zipped: bool) -> Log:
+    """Read text; its first lines determine the form."""
+    encoding = "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
+    content = dropwhile(lambda line: not line.strip(), lines_of(path, zipped, encoding))
+    sample, lines = peeked(content, 60)
+    if not sample:
+        raise CurveError(f"{path} is empty; give the log of a run")
+    text = "".join(sample).lstrip()
+    name, first = path.name, next(line for line in sample if line.strip()).strip()
+    start = re.sub(r"\s", "", text[:200])[:2]
+    document = start[:1] == "{" and start != "{'" and json_row(first) is None
+    if document or start in ("[{", "[[", "[]"):
+        whole = whole_text(path, lines)
+        if (found := read_document(whole, name)) is not None:
+            return Log(found[0], found[1], name)
+        return read_lines(path, iter(whole.splitlines(keepends=True)))
+    if start[:1] == "{" and len(sample) == 1 and (found := document_frame(json_row(first), name)) is not None:
+        return Log(found[0], found[1], name)  # a document in one line
+    if start[:1] != "{":
+        if (separator := separator_of([line for line in sample if not line.startswith("#")])) is not None \
+                and not text.startswith("|"):  # fmt: skip
+            frame, notes = read_csv(lines, separator, name, BAD_LINES)
+            return Log(chart_of_tensorboard(frame, path), "CSV", name, tuple(notes))
+        if path.suffix.lower() in (".md", ".markdown", ".html", ".htm", ".rst") or text[:1] in "|<":
+            whole = whole_text(path, lines)
+            tables = markdown_tables(whole) + html_tables(whole)
+            if tables:
+                form = "HTML" if "<table" in whole.lower() else "Markdown"
+                return Log(largest(tables), f"{form} table", name)
+            lines = iter(whole.splitlines(keepends=True))
+    return read_lines(path, lines)
+
+
+def whole_text(path: Path, lines: Iterator[str]) -> str:
+    """Return all lines as one text.
+
+    Raises:
+        CurveError: The text is too long to be read as a whole.
+    """
+    parts, size = [], 0
+    for line in lines:
+        parts.append(line)
+        size += len(line)
+        if size > LARGEST_DOCUMENT:
+            raise CurveError(f"{path} is larger than 1 GiB; give a log with one row per line (JSON lines or CSV)")
+    return "".join(parts)
+
+
+def read_lines(path: Path, lines: Iterator[str]) -> Log:
+    """Read JSON lines, a console, or prints.
+
+    Raises:
+        CurveError: More than `BAD_LINES` of the objects cannot be read, or no line has numbers.
+    """
+    console, name = Console(), path.name
+    last = ""
+
+    def checked() -> Iterator[str]:
+        nonlocal last
+        for line in lines:
+            last = line
+            yield line
+
+    frame = console.read(checked())
+    notes = []
+    incomplete = bool(last.strip()) and not last.endswith("\n")
+    bad = console.bad
+    if incomplete and [*bad] == [console.lines]:
+        notes.append(f"the last line of {name} is incomplete (was the run killed?) and was left out")
+    elif bad and len(bad) > BAD_LINES * (console.objects + len(bad)):
+        raise CurveError(
+            f"{path}: {len(bad)} of {console.objects + len(bad)} lines are not JSON objects, the first is line "
+            f"{min(bad)} ({bad[min(bad)]}); correct or remove them"
+        )
+    elif bad:
+        notes.append(f"{len(bad)} unreadable lines of {name} were left out, the first is line {min(bad)}")
+    elif incomplete and console.cut:
+        notes.append(f"the last line of {name} is incomplete (was the run killed?) and was left out")
+    if not frame.names:
+        raise CurveError(
+            f"{path} has no numbers in a known form: no JSON, no CSV, and no line with the metrics of a step, such as "
+            "'Step 5: reward=0.4'; give the trainer's own log"
+        )
+    form = max(console.kinds, key=lambda kind: console.kinds[kind])
+    return Log(frame, form, name, tuple(notes))
+
+
+def largest(tables: list[Frame]) -> Frame:
+    """Return the tables with scores; several become the runs of one frame."""
+    tables = [table for table in tables if any(is_score(name) for name in table.names)] or tables
+    if len(tables) == 1:
+        return tables[0]
+    return joined([labeled(table, f"table {number}") for number, table in enumerate(tables, 1)])
+
+
+def chart_of_tensorboard(frame: Frame, path: Path) -> Frame:
+    """Return a download of TensorBoard, `Wall time, Step, Value`, whose metric has the tag in its file name."""
+    if {name.lower() for name in frame.names} != {"wall time", "step", "value"}:
+        return frame
+    value = next(name for name in frame.names if name.lower() == "value")
+    tag = path.stem.rpartition("-tag-")[2] or "value"
+    cells = {(tag if name == value else name): cell for name, cell in frame.cells.items()}
+    return Frame(frame.size, cells, frame.words)

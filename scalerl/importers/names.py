@@ -1,0 +1,64 @@
+"""What the name of a column says: whether it is a score, and of which prompts. For trainers without a dialect."""
+
+from __future__ import annotations
+
+import re
+
+from scalerl.importers.frame import key
+
+HELD_OUT, SECOND, OTHER, TRAINING, MINOR = 0, 1, 2, 3, 4
+"""Ranks of a metric: mean score on held-out prompts, a substitute for it, another held-out metric, the reward of
+training, and a part of that reward."""
+
+EVALUATION_WORD = re.compile(
+    r"(?:^|(?<=[^A-Za-z]))(?:eval|evals|evaluation|evaluated|evaluating|val|valid|validation|test|heldout|held_out|held-out|dev|bench|benchmark)"
+    r"(?=$|[^A-Za-z])",
+    re.IGNORECASE,
+)
+TRAINING_WORD = re.compile(r"(?:^|_)(?:train|training|rollout|rollouts|actor|critic|episode|batch|env)(?:_|$)")
+
+SCORE = re.compile(
+    r"pass_?rate|pass_ratio|pass_at_\d+|pass\d+|(?:mean|avg|maj|acc|best)_at_\d+|accuracy|(?:^|_)acc(?:_|$)|success|solved?"
+    r"(?:_|$)|solve_rate|correct|reward|(?:^|_)scores?(?:_|$)|(?:^|_)returns?(?:_|$)|win_?rate|exact_match|(?:^|_)em(?:_|$)"
+    r"|(?:^|_)f1(?:_|$)|(?:^|_)metric$"
+)
+"""Words of a mean score, in a name as `frame.key` writes it."""
+NO_SCORE = re.compile(
+    r"loss|kl(?:_|$)|entropy|perplexity|ppl|runtime|time|second|length|(?:^|_)len(?:_|$)|token|learning|(?:^|_)lr(?:_|$)"
+    r"|grad|norm|(?:^|_)std|stderr|(?:^|_)var(?:_|$)|(?:^|_)min(?:_|$)|(?:^|_)max(?:_|$)|median|count|(?:^|_)num|(?:^|_)n_"
+    r"|memory|clip|chosen|rejected|margin|penalty|violation|refuse|error|advantage|baseline|value|zero|positive|threshold"
+    r"|hist|coef|weight|scale|total_sum|truncat|version|epoch|(?:^|_)step|hit|frac|filter|unsolved|percentile|p\d\d$|running|calculation|(?:^|_)sum(?:_|$)|_per_"
+)
+"""Words of what is no mean score: losses, times, lengths, spreads, extremes, counts."""
+SUBSTITUTE = re.compile(r"(?:pass|best|maj)_at_(?!1(?:_|$))\d+|(?:^|_)format|any_")
+"""Scores of several samples together, and of the form of an answer."""
+COMPONENT = re.compile(r"(?:^|_)rewards_.|format|reward_func|_reward_fn")
+TELLING = re.compile(r"acc|correct|solve|pass|success|verif|exact|math|win", re.IGNORECASE)
+"""Names of metrics that are preferred within a rank, for example before a format reward."""
+BARE_TRAINING = re.compile(r"(?:mean_|avg_|average_|total_|episode_|train_|training_|batch_)*(?:reward|return|score)s?"
+                           r"(?:_mean|_avg)?")  # fmt: skip
+
+
+def is_score(name: str) -> bool:
+    """Return whether a name is that of a mean score."""
+    plain = key(name)
+    return bool(SCORE.search(plain)) and not NO_SCORE.search(plain)
+
+
+def rank_of(name: str) -> int | None:
+    """Return the rank of a column of an unknown trainer, or None if it is no score.
+
+    Examples: `eval/accuracy` is 0, `val/pass@8` 2, `train/reward` 3, `reward` 3, `accuracy` 0, `eval/loss` None.
+    """
+    plain = key(name)
+    if not is_score(name):
+        return None
+    if EVALUATION_WORD.search(plain.replace("_", " ")) or plain.startswith(("heldout_", "held_out_")):
+        return OTHER if SUBSTITUTE.search(plain) else HELD_OUT
+    if TRAINING_WORD.search(plain):
+        return MINOR if COMPONENT.search(plain) else TRAINING
+    if BARE_TRAINING.fullmatch(plain):
+        return TRAINING
+    if COMPONENT.search(plain) or "reward" in plain:
+        return MINOR
+    return OTHER if SUBSTITUTE.search(plain) else HELD_OUT

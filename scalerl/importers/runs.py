@@ -1,0 +1,168 @@
+"""Separates the runs in one log: by a column with their names, by phases of rows, or by restarts from the beginning.
+
+Axes in names: N rows.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalerl.importers.choose import listed
+from scalerl.importers.documents import phase_frame, phase_of
+from scalerl.importers.errors import LogError
+from scalerl.importers.frame import Array, Frame, joined, key
+from scalerl.importers.tables import RUN
+from scalerl.scaling.readers import CurveError
+
+RUN_COLUMNS = (RUN, "run_name", "run_id", "name", "runname", "run name", "experiment", "exp_name", "experiment_name")
+"""Columns with the names of runs."""
+CONDITIONS = ("condition", "arm", "variant", "method", "algorithm", "algo", "config", "setting", "group", "seed",
+              "model",
+              "model_name", "recipe", "trial", "label", "exp", "job", "fold", "lr", "agent")  # fmt: skip
+"""Columns that often tell runs apart; any other column of words does, if it makes steps unique."""
+PHASES = ("split", "phase", "mode", "stage", "type", "event", "kind", "set", "subset", "tag", "prefix")
+"""Columns that say whether a row is of training or of evaluation."""
+TASKS = ("task", "dataset", "data_source", "benchmark", "eval_set", "env", "environment", "domain", "eval_dataset")
+"""Columns with the task of a row."""
+
+LEAST_ROWS = 3
+"""Rows of the shortest part that is another run; a shorter one is a failed start, whose rows the next one replaces."""
+MOST_RUNS = 500
+
+
+def with_phases(frame: Frame) -> Frame:
+    """Return a frame in which metrics of evaluation rows have other names than those of training rows."""
+    for name in frame.words:
+        if key(name) not in PHASES:
+            continue
+        column = frame.words[name]
+        phases = {word: phase_of(word) for word in column.words}
+        if "eval" not in phases.values() or len(set(phases.values())) < 2:
+            continue
+        word_N = frame.labels(name)
+        phase_N = np.array([phases.get(word, "") for word in word_N], dtype=object)
+        parts = [(phase, frame.select(phase_N == phase)) for phase in dict.fromkeys(phase_N)]
+        return joined([phase_frame(part, phase) if phase else part for phase, part in parts])
+    return frame
+
+
+def of_run(frame: Frame, run: str | None, name: str) -> tuple[Frame, str]:
+    """Return the rows of the given run, or all rows if there is only one, and a note about the choice.
+
+    Columns with names of runs are used here; other ways to tell runs apart need the metric (`apart`).
+
+    Raises:
+        CurveError: There are several runs and none was chosen, or there is no run of that name.
+    """
+    columns = {c: frame.labels(c) for c in frame.words if key(c) in {key(known) for known in RUN_COLUMNS}}
+    distinct = {c: [str(w) for w in dict.fromkeys(label_N) if w is not None] for c, label_N in columns.items()}
+    by = max(distinct, key=lambda c: len(distinct[c]), default=None)
+    if by is None or (len(distinct[by]) <= 1 and run not in distinct[by]):
+        return frame, ""
+    if run is None:
+        raise several(name, distinct[by], f"the column {by}")
+    if run not in distinct[by]:
+        return frame, ""
+    return frame.select(columns[by] == run), f"run {run}"
+
+
+def several(name: str, runs: list[str], how: str, example: str = "") -> CurveError:
+    """Return the error for a log with several runs."""
+    example = example or runs[0]
+    return LogError(
+        f"{name} has {len(runs)} runs, told apart by {how}: {listed(runs)}; choose by run= (--run)",
+        add=("--run", example),
+    )
+
+
+def apart(
+    frame: Frame, metric: str, picked: NDArray[np.intp], step_N: Array, run: str | None, name: str
+) -> NDArray[np.bool_] | None:
+    """Return the rows of the chosen run, if the metric's rows are those of several runs; None if they are of one.
+
+    Args:
+        frame: The log.
+        metric: The metric.
+        picked: The rows with the metric.
+        step_N: The step of each row, NaN without one.
+        run: Name of the run, or None.
+        name: Name of the log, for messages.
+
+    Raises:
+        CurveError: There are several runs and none was chosen, or there is no run of that name.
+    """
+    steps = step_N[picked]
+    if np.isfinite(steps).all() and len(np.unique(steps)) < len(steps):
+        column = dividing_column(frame, picked, steps)
+        if column is not None:
+            label_N = frame.labels(column)
+            names = [str(word) for word in dict.fromkeys(label_N[picked]) if word is not None]
+            if run is None:
+                raise several(name, names, f"the column {column}")
+            if run in names:
+                return np.asarray(label_N == run)
+            raise CurveError(f"{name} has no run {run!r}; it has {listed(names)}")
+        if (part_N := parts_of(frame, metric, picked, step_N)) is not None:
+            spans = [step_N[picked[part_N[picked] == number]] for number in range(1, int(part_N.max()) + 1)]
+            names = [f"{n} (steps {span.min():g} to {span.max():g})" for n, span in enumerate(spans, 1)]
+            if run is None:
+                raise several(name, names, "restarts from the first step", "1")
+            if run.isdigit() and 1 <= int(run) <= len(names):
+                return np.asarray(part_N == int(run))
+            raise CurveError(f"{name} has no run {run!r}; it has {listed(names)}")
+    if run is not None:
+        raise CurveError(f"{name} has no run {run!r}; it has one run; leave out --run")
+    return None
+
+
+def dividing_column(frame: Frame, picked: NDArray[np.intp], steps: Array) -> str | None:
+    """Return the column of words (or a seed) whose values make the steps of the metric unique, or nearly so."""
+    known = [key(c) for c in (*RUN_COLUMNS, *CONDITIONS)]
+    numbers = [c for c in frame.names if key(c) in CONDITIONS and c not in frame.words]
+    best: tuple[tuple[int, int], str] | None = None
+    for column in (*frame.words, *numbers):
+        if key(column) in TASKS:
+            continue
+        label_K = frame.labels(column)[picked]
+        if any(word is None for word in label_K):
+            continue
+        codes = np.unique(label_K.astype(str), return_inverse=True)[1]
+        count = int(codes.max()) + 1
+        if not 1 < count <= min(MOST_RUNS, len(picked) // 2):
+            continue
+        pairs = len(np.unique(np.stack([codes, steps]), axis=1).T)
+        if pairs < 0.9 * len(steps):
+            continue
+        order = (known.index(key(column)) if key(column) in known else len(known), count)
+        if best is None or order < best[0]:
+            best = order, column
+    return best[1] if best else None
+
+
+def parts_of(frame: Frame, metric: str, picked: NDArray[np.intp], step_N: Array) -> NDArray[np.intp] | None:
+    """Return the number of the part, from 1, of each row, if a file has runs one after the other; None if one run."""
+    pairs = np.stack([step_N[picked], frame.column(metric)[picked]])
+    picked = picked[np.sort(np.unique(pairs, axis=1, return_index=True)[1])]  # without copies of rows
+    steps = step_N[picked]
+    if len(np.unique(steps)) == len(steps):
+        return None
+    first = steps.min()
+    usual = float(np.median(np.abs(np.diff(steps)))) if len(steps) > 1 else 0.0
+    drops = np.flatnonzero((np.diff(steps) < 0) & (steps[1:] <= first + 0.5 * usual)) + 1
+    if not len(drops) or len(drops) > MOST_RUNS:
+        return None
+    edges = [0, *drops.tolist(), len(steps)]
+    kept = [0]
+    for start, end in pairwise(edges[1:]):
+        if end - start >= LEAST_ROWS and start - kept[-1] >= LEAST_ROWS:
+            kept.append(start)
+    if len(kept) < 2:
+        return None
+    part_N = np.zeros(frame.size, dtype=np.intp)
+    rows = [int(picked[start]) for start in kept]
+    for number, row in enumerate(rows, 1):
+        part_N[row if number > 1 else 0 :] = number
+    return part_N

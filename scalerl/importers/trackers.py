@@ -1,0 +1,159 @@
+"""Reads runs from trackers: MLflow's stores, Trackio's databases, and runs on wandb."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from scalerl.importers.frame import Frame, frame_of, joined
+from scalerl.importers.tables import labeled
+from scalerl.scaling.readers import CurveError
+
+WANDB = re.compile(r"(?:wandb:/{0,2}|https?:/{1,2}(?:www\.)?wandb\.ai/)(?P<path>.+)")
+"""`wandb:entity/project/run`, or the address of its page."""
+
+EXPORT = "export its history as CSV or JSON (docs/importing.md) and give that file"
+
+
+def wandb_path(text: str) -> str | None:
+    """Return entity/project/run of a run on wandb, or None for any other path."""
+    match = WANDB.fullmatch(text)
+    return None if match is None else re.sub(r"/runs/", "/", match["path"].split("?")[0].strip("/"))
+
+
+def wandb_frame(path: str) -> Frame:
+    """Return the complete history of a run on wandb, read with wandb's own client and credentials.
+
+    Raises:
+        CurveError: wandb is not installed or does not answer, or there is no such run.
+    """
+    if path.count("/") != 2:
+        raise CurveError(f"wandb:{path} is not a run; give wandb:entity/project/run, as in the address of its page")
+    try:
+        import wandb
+    except ImportError as error:
+        raise CurveError(f"wandb:{path}: reading from wandb needs its package: pip install wandb") from error
+    try:
+        rows = [dict(row) for row in wandb.Api(timeout=30).run(path).scan_history()]
+    except Exception as error:  # the client raises its own errors, those of requests, and others
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CurveError(
+            f"wandb:{path} cannot be read ({reason}); check the name and `wandb login`, or {EXPORT}"
+        ) from error
+    if not rows:
+        raise CurveError(f"wandb:{path} has no history yet; check the run's page, or try again after its first rows")
+    return frame_of(rows)
+
+
+# ------------------------------------------------------------------------------------------------------------ SQLite
+
+
+def sqlite_frame(path: Path) -> tuple[Frame, str]:
+    """Return the runs in the SQLite database of MLflow or Trackio, and the name of the tracker.
+
+    Raises:
+        CurveError: The database is that of neither, or cannot be read.
+    """
+    try:
+        with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10) as base:
+            tables = {
+                name for (name,) in base.execute("select name from sqlite_master where type in ('table', 'view')")
+            }
+            columns = (
+                {name for _, name, *_ in base.execute("pragma table_info(metrics)")} if "metrics" in tables else set()
+            )
+            if {"run_uuid", "key", "value", "step"} <= columns:
+                return runs_frame(mlflow_rows(base, "runs" in tables)), "MLflow"
+            if {"run_name", "step", "metrics"} <= columns:
+                return runs_frame(trackio_rows(base)), "Trackio"
+    except sqlite3.Error as error:
+        raise CurveError(f"{path} is a database that cannot be read ({error}); export the run as CSV") from error
+    raise CurveError(
+        f"{path} is a SQLite database of neither MLflow nor Trackio (it has "
+        f"{', '.join(sorted(tables)) or 'no tables'}); export the run as CSV or JSON lines"
+    )
+
+
+def mlflow_rows(base: sqlite3.Connection, named: bool) -> Iterator[tuple[str, float, dict[str, Any]]]:
+    """Yield run, step and metrics of each step in MLflow's database."""
+    name = "coalesce(runs.name, metrics.run_uuid)" if named else "metrics.run_uuid"
+    runs = "left join runs on runs.run_uuid = metrics.run_uuid " if named else ""
+    query = f"select {name}, step, timestamp, key, value from metrics {runs}order by timestamp"
+    for run, step, timestamp, metric, value in base.execute(query):
+        yield str(run), float(step), {metric: value, "_timestamp": timestamp / 1000}
+
+
+def trackio_rows(base: sqlite3.Connection) -> Iterator[tuple[str, float, dict[str, Any]]]:
+    """Yield run, step and metrics of each row in Trackio's database."""
+    for run, step, timestamp, metrics in base.execute(
+        "select run_name, step, timestamp, metrics from metrics order by id"
+    ):
+        try:
+            row = json.loads(metrics)
+        except (TypeError, ValueError):
+            continue
+        if isinstance(row, dict):
+            yield str(run), float(step or 0), {**row, "timestamp": str(timestamp)}
+
+
+def runs_frame(rows: Iterable[tuple[str, float, dict[str, Any]]]) -> Frame:
+    """Return the frame of rows of several runs; cells of one step are one row."""
+    runs: dict[str, dict[float, dict[str, Any]]] = {}
+    for run, step, cells in rows:
+        row = runs.setdefault(run, {}).setdefault(step, {"step": step})
+        for name, value in cells.items():
+            if not (name == "_timestamp" and name in row):
+                row[name] = value
+    if not runs:
+        raise CurveError("the tracker has no metrics of any run; give the store of a run that has logged something")
+    frames = {run: frame_of(steps.values()) for run, steps in runs.items()}
+    return (
+        joined([labeled(frame, run) for run, frame in frames.items()])
+        if len(frames) > 1
+        else next(iter(frames.values()))
+    )
+
+
+# ------------------------------------------------------------------------------------------------ MLflow's directories
+
+
+def mlflow_runs(directory: Path) -> list[Path]:
+    """Return the directories with metrics of MLflow's runs at or below a directory (`mlruns`, an experiment, a run)."""
+    for depth in ("metrics", "*/metrics", "*/*/metrics"):
+        runs = [
+            place.parent for place in directory.glob(depth) if place.is_dir() and (place.parent / "params").is_dir()
+        ]
+        if runs:
+            return sorted(runs)
+    return []
+
+
+def mlflow_frame(runs: list[Path]) -> Frame:
+    """Return the metrics of MLflow's runs, each a file `metrics/NAME` with lines `timestamp value step`."""
+
+    def rows() -> Iterator[tuple[str, float, dict[str, Any]]]:
+        for run in runs:
+            name = mlflow_name(run)
+            for file in sorted(path for path in (run / "metrics").rglob("*") if path.is_file()):
+                metric = file.relative_to(run / "metrics").as_posix()
+                for line in file.read_text(errors="replace").splitlines():
+                    parts = line.split()
+                    try:
+                        timestamp, value, step = float(parts[0]), float(parts[1]), float(parts[2])
+                    except (IndexError, ValueError):  # a line that is being written
+                        continue
+                    yield name, step, {metric: value, "_timestamp": timestamp / 1000}
+
+    return runs_frame(rows())
+
+
+def mlflow_name(run: Path) -> str:
+    """Return the name of a run in MLflow's directories."""
+    for file in (run / "tags" / "mlflow.runName",):
+        if file.is_file() and (name := file.read_text(errors="replace").strip()):
+            return name
+    return run.name
