@@ -41,7 +41,7 @@ FITS = [
     fit("CSV: a header twice", TABLE.replace("flops,", "flops,flops,", 1), "more than once", "p.csv"),
     fit("CSV: a row too short", TABLE + "1\n", "line 14", "p.csv"),
     fit("CSV: a quote that never ends", TABLE + '"1,2\n', "p.csv", "p.csv"),
-    fit("a Parquet file", b"PAR1", "allowed: .jsonl, .csv", "p.parquet"),
+    fit("a Parquet file", b"PAR1", "Parquet", "p.parquet"),
     *(fit(f"cut off at {k}", POINTS[:k], (), allowed=(0, 1, 2)) for k in range(1, len(POINTS), 37)),
     *(fit(f"CSV: cut off at {k}", TABLE[:k], (), "p.csv", (0, 1, 2)) for k in range(1, len(TABLE), 17)),
 ]  # fmt: skip
