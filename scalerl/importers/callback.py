@@ -8,18 +8,27 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
 from scalerl.core.files import write_whole
-from scalerl.importers.points import evaluation_sets
+from scalerl.importers.formats import Log
+from scalerl.importers.frame import frame_of
+from scalerl.importers.points import evaluation_sets, of_logs
 from scalerl.scaling import Curve, CurveError, Fit, advise, fit, forecast
+from scalerl.scaling.curve import TRAINING_REWARD
 from scalerl.scaling.fit import MIN_POINTS
 from scalerl.scaling.readers import json_objects
 from scalerl.scaling.stop import StopRule, reason_to_stop, stop_rule
+
+ROWS_TO_SPEAK = 10
+"""Logged rows of training without an evaluation after which the callback says what it uses, or what is missing."""
+
+LOOKS_APART = 1.25
+"""Ratio of the numbers of rows at which a forecast of the training reward is made again."""
 
 
 class ForecastCallback(TrainerCallback):  # type: ignore[misc]
@@ -34,9 +43,9 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         self,
         path: str | Path,
         *,
-        metric: str = "eval_reward",
+        metric: str | None = None,
         devices: float | None = None,
-        bounds: tuple[float, float] = (0.0, 1.0),
+        bounds: tuple[float, float] | None = None,
         axis: str = "device_hours",
         min_gain: float | None = None,
         price: float | None = None,
@@ -46,9 +55,9 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
 
         Args:
             path: The points.jsonl to write; a resumed run continues it, a new run replaces it.
-            metric: The evaluation's metric, as TRL logs it.
+            metric: The metric, as TRL logs it; None: `eval_reward`, or without evaluations the reward of training.
             devices: Number of accelerators of the run; by default one for each of the trainer's processes.
-            bounds: Smallest and largest possible value of the metric.
+            bounds: Smallest and largest possible value of the metric; None: 0 and 1, or those of the training reward.
             axis: Compute axis of the curve: device_hours, tokens (if the trainer counts them) or step.
             min_gain: Smallest gain that is worth twice the compute, in the metric's unit; None: 0.02 of its range.
             price: Price of a device-hour; None: costs are in device-hours.
@@ -59,7 +68,10 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         """
         if axis not in ("device_hours", "tokens", "step"):
             raise CurveError(f"axis must be device_hours, tokens or step; got {axis!r}")
-        self.path, self.metric, self.devices, self.bounds = Path(path), metric, devices, bounds
+        self.path, self.devices, self.bounds = Path(path), devices, bounds
+        self.asked, self.metric = metric, metric or "eval_reward"
+        self.logged: list[dict[str, Any]] = []
+        self.evaluated, self.next_look = False, ROWS_TO_SPEAK
         self.axis, self.say, self.min_gain, self.price = axis, say, min_gain, price
         self.conditions, self.rules = False, list[StopRule]()
         self.points: list[dict[str, Any]] = []
@@ -83,7 +95,8 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start a curve, or read the curve of a resumed run."""
-        self.points, self.seconds = [], 0.0
+        self.points, self.seconds, self.logged = [], 0.0, []
+        self.evaluated, self.next_look = False, ROWS_TO_SPEAK
         self.count = args.world_size if self.devices is None else self.devices
         if state.global_step and self.path.exists():
             self.points = [row for row in earlier_points(self.path) if row["step"] <= state.global_step]
@@ -91,6 +104,9 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             if last and last["step"]:
                 # if the checkpoint is later than the last evaluation, assume the same time per step in between
                 self.seconds = last["device_hours"] * 3600 / self.count * state.global_step / last["step"]
+            per_step = self.seconds * self.count / 3600 / state.global_step
+            self.logged = [{**row, "device_hours": row["step"] * per_step} for row in training_rows(state.log_history)]
+            self.next_look = max(ROWS_TO_SPEAK, len(self.logged) + 1)
             self.overrule()
         if state.is_world_process_zero:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,9 +144,40 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         self.seconds += time.perf_counter() - self.began
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """Keep the metrics of the evaluation, which TRL passes only to its logs."""
+        """Keep the metrics of the evaluation, which TRL passes only to its logs; without evaluations use training's."""
         if logs and any(name.startswith("eval_") for name in logs):
-            self.latest = dict(logs)
+            self.latest, self.evaluated = dict(logs), True
+        elif logs and "train_runtime" not in logs:
+            self.logged.append({**logs, "step": state.global_step, "device_hours": self.seconds * self.count / 3600})
+            of_training = self.asked is not None and not self.asked.startswith("eval_")
+            if len(self.logged) >= self.next_look and (of_training or not self.evaluated):
+                self.next_look = math.ceil(len(self.logged) * LOOKS_APART)
+                self.look_at_training(state, control)
+
+    def look_at_training(self, state: Any, control: Any) -> None:
+        """Use the reward of training: write its points, print the forecast, stop the run if a condition holds."""
+        stop = False
+        if state.is_world_process_zero:
+            log = Log(frame_of(self.logged), "the trainer's logs", "the run")
+            columns = {"device_hours": "device_hours"} if self.axis == "device_hours" else {}
+            try:
+                imported = of_logs([log], "trl", metric=self.asked, bounds=self.bounds, columns=columns)
+            except CurveError as error:  # training continues
+                self.say(f"forecast  none after {len(self.logged)} rows without an evaluation: {error}")
+            else:
+                first = not self.points
+                self.points = imported.rows
+                self.write()
+                if first:
+                    self.say(
+                        f"forecast  of {imported.metric}, the training reward, because there are no evaluations; set "
+                        "eval_strategy for a curve of held-out prompts"
+                    )
+                for reason in self.look_ahead(str(self.points[-1]["task"])).values():
+                    stop = True
+                    self.say(f"stopping, because {reason}; resume from the last checkpoint to continue anyway")
+        if self.conditions and agreed(stop):
+            control.should_training_stop = True
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Mapping[str, Any] | None = None, **kwargs: Any
@@ -138,6 +185,10 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         """Add a point, print the forecast, and stop the run if a condition holds."""
         figures = {**self.latest, **(metrics or {})}
         self.latest = {}
+        if self.asked is not None and not self.asked.startswith("eval_"):
+            return  # the user chose a reward of training
+        if any(point.get("kind") == TRAINING_REWARD for point in self.points):
+            self.points = []  # the run has evaluations after all
         value = figures.get(self.metric)
         if not isinstance(value, int | float) or not math.isfinite(value):
             # printed, not raised: a missing metric must not end a long run
@@ -180,9 +231,20 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             return {}
         self.say(advice.headline)
         twice, four = forecast(fitted, at=["2x", "4x"]).at
-        where = f"{task} {last['pass_rate']:.3f} at step {last['step']}"
+        value = last["pass_rate"] if "pass_rate" in last else last["metric"]
+        kind = f" ({TRAINING_REWARD})" if last.get("kind") == TRAINING_REWARD else ""
+        where = f"{task}{kind} {value:.3f} at step {last['step']}"
         self.say(f"forecast  {where}; with 2x {twice:.3f}; 4x {four:.3f} the compute")
         return self.reasons(fitted)
+
+
+def training_rows(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of training in the logs of a run that is resumed."""
+    return [
+        dict(row)
+        for row in history
+        if "step" in row and "train_runtime" not in row and not any(name.startswith("eval_") for name in row)
+    ]
 
 
 def earlier_points(path: Path) -> list[dict[str, Any]]:

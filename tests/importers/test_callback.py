@@ -36,6 +36,33 @@ def test_a_run_writes_points_and_forecasts_from_the_fifth_evaluation_on(tmp_path
     assert len(output) == 3 and output[0].startswith("forecast  eval_reward") and "at step 8; with 2x" in output[0]
 
 
+def test_without_evaluations_the_reward_of_training_is_used_and_is_called_that(tmp_path):
+    output = []
+    callback = ForecastCallback(tmp_path / "points.jsonl", devices=2, say=output.append)
+    trainer = grpo(tmp_path, steps=14, callbacks=[callback], eval_strategy="no", logging_steps=1)
+    trainer.train()
+    rows = points(tmp_path / "points.jsonl")
+    rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
+    assert [row["pass_rate"] for row in rows] == rewards[: len(rows)] and len(rows) >= 10
+    assert {row["kind"] for row in rows} == {"training reward"} and rows[0]["device_hours"] < rows[-1]["device_hours"]
+    assert "the training reward, because there are no evaluations" in output[0]
+    assert any("(training reward)" in line and "with 2x" in line for line in output)
+    assert Curve.read(tmp_path / "points.jsonl").training
+
+
+def test_after_ten_rows_without_a_reward_it_says_what_is_missing(tmp_path):
+    output = []
+    callback = ForecastCallback(tmp_path / "points.jsonl", say=output.append)
+    state = SimpleNamespace(global_step=0, is_world_process_zero=True, num_input_tokens_seen=0, log_history=[])
+    control = SimpleNamespace(should_training_stop=False)
+    callback.on_train_begin(SimpleNamespace(world_size=1), state, control)
+    for step in range(1, 11):
+        state.global_step = step
+        callback.on_log(None, state, control, logs={"loss": 0.1, "learning_rate": 1e-6})
+        assert bool(output) == (step == 10)
+    assert "forecast  none after 10 rows without an evaluation" in output[0]
+
+
 def test_device_hours_exclude_evaluation(tmp_path):
     def slow(completions, **columns):
         time.sleep(0.2)  # once per training step and per evaluation step
@@ -82,7 +109,7 @@ def test_a_missing_metric_is_reported_and_the_run_continues(tmp_path):
 def evaluate(callback, scores, seconds=36.0):
     """Pass the events of a run to a callback, without a trainer; return the step at which the callback stopped it."""
     args, control = SimpleNamespace(world_size=1), SimpleNamespace(should_training_stop=False)
-    state = SimpleNamespace(global_step=0, is_world_process_zero=True, num_input_tokens_seen=0)
+    state = SimpleNamespace(global_step=0, is_world_process_zero=True, num_input_tokens_seen=0, log_history=[])
     callback.on_train_begin(args, state, control)
     for score in scores:
         state.global_step += 10
@@ -103,7 +130,7 @@ def test_a_condition_stops_the_run_and_is_dropped_after_a_resume(tmp_path):
     stopped = evaluate(callback, FALLING)
     # the mean of the last three is 0.05 below the best, and four times the noise, two evaluations after the fall began
     assert stopped in (170, 180) and output[-1].startswith("stopping, because 'falling' holds: the metric fell by")
-    state = SimpleNamespace(global_step=stopped, is_world_process_zero=True, num_input_tokens_seen=0)
+    state = SimpleNamespace(global_step=stopped, is_world_process_zero=True, num_input_tokens_seen=0, log_history=[])
     again = ForecastCallback(tmp_path / "p.jsonl", say=output.append).stop_when("falling", "ceiling identified")
     again.on_train_begin(SimpleNamespace(world_size=1), state, None)
     assert [rule.text for rule in again.rules] == ["ceiling identified"]
