@@ -414,7 +414,7 @@ def test_clocks_in_the_usual_forms_give_device_hours(tmp_path, name):
     [
         ([], [{"run": run, "step": s, "accuracy": s / 99} for run in "ab" for s in STEPS]),
         ([], [{"step": s, "accuracy": s / 99, "task": t} for s in STEPS for t in ("easy", "hard")]),
-        (["--metric", "acuracy"], [{"step": s, "accuracy": s / 99} for s in STEPS]),
+        (["--metric", "accurate"], [{"step": s, "accuracy": s / 99} for s in STEPS]),
         (["--bounds", "0", "0.1"], [{"step": s, "accuracy": s / 99} for s in STEPS]),
         ([], [{"step": s, "quality": s / 99} for s in STEPS]),
         ([], [{"step": s, "eval/loss": 0.1, "train/reward": s / 99} for s in STEPS[:10]]),
