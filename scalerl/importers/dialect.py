@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from scalerl.importers.frame import Frame, key
+from scalerl.importers.frame import WRAPPERS, Frame, key
 from scalerl.importers.names import HELD_OUT, MINOR, NO_SCORE, OTHER, TRAINING, rank_of
 
 TOKEN = re.compile(r"<(\w+)>")
+WRAPPER = re.compile(rf"(?:{'|'.join(WRAPPERS)})(?:\s*/\s*|[._])", re.IGNORECASE)
+"""A prefix that a wrapper puts before the names of a trainer, `metrics/` or `train_`."""
 ANY_SEPARATOR = r"(?:\s*/\s*|[._\-\s:])"
 
 
@@ -35,8 +37,11 @@ def pattern(text: str, loose: bool) -> re.Pattern[str]:
 
 
 def match(text: str, name: str) -> re.Match[str] | None:
-    """Return the match of a name with a pattern, in its own spelling or in that of another logger."""
-    return pattern(text, False).fullmatch(name) or pattern(text, True).fullmatch(name)
+    """Return the match of a name with a pattern: in its own spelling, in that of another logger, within a wrapper's."""
+    found = pattern(text, False).fullmatch(name) or pattern(text, True).fullmatch(name)
+    if found is None and (wrapper := WRAPPER.match(name)) is not None:
+        return pattern(text, True).fullmatch(name[wrapper.end() :])
+    return found
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,12 @@ import gzip
 import json
 import shlex
 import sqlite3
+import sys
+import types
 
 import builders
 import pytest
+from robustness.campaign import within
 
 from scalerl import cli
 from scalerl.importers import IMPORTERS, read
@@ -154,6 +157,72 @@ def test_names_of_another_logger_are_recognized(tmp_path, trainer, separator):
     imported = read(write(tmp_path / "log.jsonl", rows), devices=8)
     assert imported.source == trainer and imported.rows[-1]["device_hours"] == pytest.approx(4.0)
     assert imported.rows[-1]["pass_rate"] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("prefix", ["metrics/", "train_", "log."])
+@pytest.mark.parametrize("trainer", ["verl", "slime", "skyrl", "areal"])
+def test_names_within_the_prefix_of_a_wrapper_are_recognized(tmp_path, trainer, prefix):
+    rows, _, _ = RUNS[trainer]
+    rows = [{prefix + name: value for name, value in row.items()} for row in rows]
+    imported = read(write(tmp_path / "log.jsonl", rows), devices=8)
+    assert imported.source == trainer and imported.rows[-1]["device_hours"] == pytest.approx(4.0)
+    assert imported.rows[-1]["pass_rate"] == pytest.approx(0.3)
+
+
+class FakeRun:
+    def scan_history(self):
+        return iter({"_step": s, "_runtime": 60.0 * s, "eval/accuracy": score(s), "_wandb": {"x": 1}} for s in STEPS)
+
+
+def fake_wandb(run):
+    return types.SimpleNamespace(Api=lambda **options: types.SimpleNamespace(run=run))
+
+
+def test_a_run_on_wandb_is_read_by_its_name_or_its_address(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", fake_wandb(lambda path: {"team/project/abc": FakeRun()}[path]))
+    for name in ("wandb:team/project/abc", "https://wandb.ai/team/project/runs/abc?nw=1"):
+        imported = read(name, devices=8)
+        assert imported.metric == "eval/accuracy" and imported.rows[-1]["device_hours"] == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("error", [ConnectionError("no route to host"), ValueError("Could not find run <Run abc>")])
+def test_a_tracker_that_does_not_answer_and_a_deleted_run_are_one_line_with_a_way_on(monkeypatch, error):
+    def fail(path):
+        raise error
+
+    monkeypatch.setitem(sys.modules, "wandb", fake_wandb(fail))
+    with pytest.raises(CurveError, match="cannot be read") as caught:
+        read("wandb:team/project/abc")
+    assert (
+        str(error)[:10] in str(caught.value) and "`wandb login`" in str(caught.value) and "\n" not in str(caught.value)
+    )
+
+
+def test_logs_of_several_runs_are_not_parts_of_one(tmp_path):
+    paths = [
+        write(tmp_path / f"run{n}.jsonl", [{"step": s, "accuracy": s / (40 * n)} for s in STEPS]) for n in (1, 2, 3)
+    ]
+    with pytest.raises(CurveError, match="3 runs, because each begins at step 1") as caught:
+        read(paths)
+    assert caught.value.paths == (str(paths[0]),)
+
+
+def test_a_clock_that_jumps_counts_the_jump_as_one_step(tmp_path):
+    rows = [{"step": s, "_runtime": 60.0 * s + 9e4 * (s > 12), "eval/accuracy": score(s)} for s in STEPS]
+    imported = read(write(tmp_path / "log.jsonl", rows), devices=8)
+    assert imported.rows[-1]["device_hours"] == pytest.approx(4.0)
+    assert any("interrupted or reset in 1 places" in note for note in imported.notes)
+
+
+def test_a_log_of_many_rows_is_read_by_column(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with path.open("w") as file:
+        for step in range(1, 100_001):
+            file.write(json.dumps({"step": step, "reward": step % 7 / 10, "step_time": 6.0, "loss": 0.1}) + "\n")
+    with within(20.0, "a log of 100,000 rows"):
+        imported = read(path, devices=1)
+    assert imported.values == 100_000 and len(imported.rows) == 100
+    assert imported.rows[-1]["device_hours"] == pytest.approx(6 * 100_000 / 3600)
 
 
 def as_text(row):
