@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import socket
 import webbrowser
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from scalerl.cli.options import Parser, add_directories
 from scalerl.core.errors import ConfigError
 from scalerl.core.packages import check_installed
+from scalerl.importers.errors import LogError
 from scalerl.view.frozen import plotly_script
 from scalerl.view.state import find
 
@@ -40,6 +42,12 @@ def run_watch(words: list[str]) -> int:
     from scalerl.view.watcher import Watcher
 
     plotly_script()  # fails now if plotly is missing, instead of showing empty figures
+    for path in arguments.paths:
+        if path.is_file():
+            raise LogError(
+                f"{path} is a file, and a live page follows run directories; `scalerl report` writes one about a log",
+                command=shlex.join(["scalerl", "report", str(path)]),
+            )
     find(arguments.paths)  # given paths must exist; the default ones may be created later
     paths = arguments.paths or [Path("runs"), Path("studies")]
     listening = _listen(arguments.host, arguments.port)

@@ -82,7 +82,7 @@ class Console:
         self._block: dict[str, Any] = {}
         self._label: tuple[str, int] | None = None
         self._section = ""
-        self._epoch, self._offset, self._last_step = 0, 0, 0
+        self._epoch, self._offset, self._last_step, self._from_zero = 0, 0, 0, False
 
     def read(self, lines: Iterable[str]) -> Frame:
         """Return the rows of all lines."""
@@ -189,6 +189,9 @@ class Console:
             return
         if labels:
             # of `Epoch 3, Step 20`, the finest; of `Step 20/100`, the first number
+            epochs = [int(match[2]) for match in labels if match[1].lower() == "epoch"]
+            if epochs and len(labels) > 1:
+                self._begin_epoch(epochs[0])
             best = min(labels, key=lambda match: (match[1].lower() in ("epoch", "episode", "batch"), match.start()))
             self._header(best[1].lower(), int(best[2]))
         elif self._label is None and not any(is_score(name) for name, _ in pairs):
@@ -213,6 +216,12 @@ class Console:
                 self._block.setdefault(name, number)
 
     # ----------------------------------------------------------------------------------------------- blocks and rows
+
+    def _begin_epoch(self, number: int) -> None:
+        """Note the epoch of a line; in a new one, steps may be counted from the beginning again."""
+        if number != self._epoch:
+            self._close_block()
+            self._epoch, self._offset = number, self._last_step + self._from_zero if self._last_step else 0
 
     def _header(self, word: str, number: int) -> None:
         if word == "epoch":
@@ -240,6 +249,7 @@ class Console:
         if label is not None:
             block = {label_column(label[0], list(block)): label[1], **block}
             if label[0] != "epoch":
+                self._from_zero = self._from_zero or label[1] == 0
                 self._last_step = max(self._last_step, label[1])
         self._emit("printed names and values", block)
 
@@ -298,6 +308,8 @@ def pairs_of(text: str) -> list[tuple[str, str]]:
                 name = name[label.end() :].strip(" ])/") if label else name.strip()
                 if name and name[0].isalpha():
                     pairs.append((name, value + unit))
+    if not pairs and (label := LABEL.search(text)) and re.match(r"[\s/\d\])]*[:\-|]", text[label.end() :]):
+        text = "|".join([text[: label.end()], *re.split(r"[,;|]", text[label.end() :].lstrip(" /0123456789]):-"))])
     if not pairs and "|" in text:
         for cell in text.split("|"):
             if match := SPACE.fullmatch(cell.strip()):

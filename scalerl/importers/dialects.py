@@ -344,9 +344,9 @@ GENERAL_STEPS = (
     ("train/global_step", "trainer/global_step", "training/global_step", "global_step", "train/step", "step",
      "training_step",
      "iteration", "iter", "rollout", "rollout/step", "update", "updates", "num_updates", "current_steps", "train_step",
-     "optimizer_step", "trainer_step", "batch", "eval/step", "eval/global_step", "steps", "step_num", "global step",
+     "optimizer_step", "trainer_step", "batch", "eval/step", "eval/global_step", "step_num", "global step",
      "train step", "it"),
-    ("episode", "episodes"), ("epoch",), ("_step",), ("@bar",),
+    ("episode", "episodes"), ("epoch",), ("_step",), ("@bar",), ("steps",),
 )  # fmt: skip
 """Names of steps, best first; columns of the first group count updates."""
 

@@ -41,6 +41,8 @@ def separator_of(lines: Sequence[str]) -> str | None:
         return None  # progress bars
     if len(lines) < 2:
         return "," if lines and lines[0].count(",") and not lines[0].lstrip().startswith("{") else None
+    if PAIR.search(lines[0]):
+        return None
     best, most = None, 1
     if max(map(len, lines)) > csv.field_size_limit():
         return "," if "," in lines[0] else None  # the reader then says which cell is too long
@@ -52,7 +54,11 @@ def separator_of(lines: Sequence[str]) -> str | None:
             best, most = separator, width
     if best is None:
         rows = [line.split() for line in lines]
-        if len(rows[0]) > 1 and all(len(row) == len(rows[0]) for row in rows) and is_table(rows, len(rows[0])):
+        cells = [cell for row in rows[1:] for cell in row]
+        numbers = sum(number_of(cell) is not None for cell in cells) > 0.6 * len(cells)
+        words = not any(number_of(cell) is not None for cell in rows[0])
+        same = len(rows[0]) > 1 and all(len(row) == len(rows[0]) for row in rows)
+        if numbers and words and same and is_table(rows, len(rows[0])):
             return ""
     return best
 
@@ -63,7 +69,7 @@ def is_table(rows: Sequence[Sequence[str]], width: int) -> bool:
     names = [name for name in header if name.strip()]
     if not names or sum(number_of(name) is not None for name in names) > 0.2 * len(names):
         return False
-    if any(len(name) > 200 or "{" in name or PAIR.search(name) for name in names):
+    if any(len(name) > 200 or "{" in name for name in names):
         return False
     fitting = [row for row in rest if len(row) == width]
     if len(fitting) < 0.7 * len(rest):

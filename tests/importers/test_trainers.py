@@ -278,6 +278,13 @@ CONSOLES = {
     "equals": (printed("INFO:root:step={s} reward={r} loss=0.1 step_time=60.0"), "table", 30, 4.0),
     "colons": (printed("Iteration {s}/30, reward: {r}, loss: 0.1, time: {t}"), "table", 30, 4.0),
     "lines below a step": (printed("Step {s}:\n  reward: {r}\n  step time: 60.0s"), "table", 30, 4.0),
+    "words": (printed("step {s}: mean reward {r}, kl 0.01, step time 60.0s"), "table", 30, 4.0),
+    "a percentage": (printed("Step: {s}, Average Reward: {r}, Step time: 60.0s, Done: 20.00%"), "table", 30, 4.0),
+    "steps of epochs": (
+        "".join(f"Epoch {e} | Step {s} | Reward: {reward(s):.3f} | step_time: 60.0\n" for e in (0, 1)
+                for s in range(15)),
+        "table", 30, 4.0,
+    ),
     "dates": (printed("2026-01-01 00:{s:02}:00 INFO step {s} mean_reward: {r}"), "table", 30, 4.0),
 }  # fmt: skip
 
@@ -476,6 +483,16 @@ def test_clocks_in_the_usual_forms_give_device_hours(tmp_path, name):
     rows = [{"iteration": s, "eval/accuracy": score(s), name: CLOCKS[name](s)} for s in STEPS]
     imported = read(write(tmp_path / "log.jsonl", rows), devices=8)
     assert imported.rows[-1]["device_hours"] == pytest.approx(4.0) and imported.rows[-1]["step"] == 30
+
+
+def test_watching_a_log_names_the_command_that_writes_a_page_about_it(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("plotly", reason="pages have figures")
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "log.jsonl", [{"step": s, "reward": reward(s)} for s in STEPS])
+    assert cli.main(["watch", "log.jsonl"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert cli.main(shlex.split(error.rpartition("; type: scalerl ")[2])) == 0
+    assert "training reward" in capsys.readouterr().out and "training reward" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
