@@ -5,8 +5,8 @@
     python benchmarks/scaling_accuracy.py --json results.json    # also write JSON
 
 Sections: cells (coverage, width and error for curves that follow the law), departures (runs that do not),
-identification (accuracy of the ceilings that count as identified), decisions (continue or stop), plans ("train at least
-to X"), comparisons (two recipes), speed.
+identification (accuracy of the ceilings that count as identified), decisions (continue or stop), comparisons (two
+recipes), speed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scaling_simulation import EFFICIENCIES, NOISES, POINTS, RHOS, SCENARIOS, Run, lawful, observed
+from scaling_simulation import EFFICIENCIES, NOISES, RHOS, SCENARIOS, Run, lawful, observed
 
 from scalerl.scaling import BASELINES, Curve, Fit, compare, fit, paper_fit, sigmoid
 from scalerl.scaling.advise import probability_of_gain
-from scalerl.scaling.comparison import LATER
+from scalerl.scaling.comparison import AHEAD, LATER, UNDECIDED
 
 HORIZONS = np.array([2.0, 4.0, 10.0])
 """Multiples of the last compute at which forecasts are scored."""
@@ -170,40 +170,6 @@ def decisions(curves: int, seed: int) -> Result:
     return result
 
 
-def plans(curves: int, seed: int) -> Result:
-    """Measure the share of runs without an identified ceiling that are identified after training to the advised X."""
-    from scalerl.scaling.advise import compute_to_identify
-
-    result: Result = {}
-    for rho in (1, 2):
-        kept, factors, open_ended = 0, [], 0
-        rng = stream(seed, "plan", rho)
-        for _ in range(curves):
-            noise = NOISES[int(rng.integers(2))]
-            run = lawful(rng, rho, float(np.exp(rng.uniform(np.log(0.7), np.log(3.0)))), noise)
-            fitted = fit(run.curve)
-            if fitted.identified:
-                continue
-            factor = compute_to_identify(fitted)
-            if not np.isfinite(factor):
-                open_ended += 1
-                continue
-            points = min(round((POINTS - 1) * factor) + 1, 400)
-            longer = observed(rng, lambda c, r=run, f=factor: r.truth(c * f), noise, run.asymptote, points)
-            kept += fit(longer.curve).identified
-            factors.append(factor)
-        result[str(rho)] = {
-            "asked": len(factors), "identified_at_X": kept / max(len(factors), 1),
-            "median_X": float(np.median(factors or [np.nan])), "beyond_sight": open_ended,
-        }  # fmt: skip
-    lines = []
-    for rho, r in result.items():
-        done = f"median X {r['median_X']:.1f} times the run, identified there {r['identified_at_X']:.2f}"
-        lines.append(f"rho {rho}: {r['asked']} plans, {done}; {r['beyond_sight']} plans beyond 28 times")
-    table("train at least to X", lines)
-    return result
-
-
 def pair_rates(
     pairs: int, rng: np.random.Generator, seeds: int, rho: float, noise: str, gap: float, ratio: float
 ) -> Result:
@@ -228,7 +194,7 @@ def pair_rates(
         a_differs.append(min(found.probability_higher, 1 - found.probability_higher) < 0.025)
         b_differs.append(min(found.probability_more_efficient, 1 - found.probability_more_efficient) < 0.025)
         compute_differs.append(min(found.probability_less_compute, 1 - found.probability_less_compute) < 0.025)
-    names = ("higher ceiling", "same ceiling and more efficient", LATER, "not distinguishable yet")
+    names = ("higher ceiling", "same ceiling and more efficient", LATER, AHEAD, UNDECIDED)
     return {
         "A": float(np.mean(a_differs)), "B": float(np.mean(b_differs)), "compute": float(np.mean(compute_differs)),
         "pairs": pairs,
@@ -303,7 +269,6 @@ SECTIONS: dict[str, Callable[[int, int], Result]] = {
     "departures": departures,
     "identification": identification,
     "decisions": decisions,
-    "plans": plans,
     "comparisons": comparisons,
     "speed": speed,
 }

@@ -15,7 +15,15 @@ from typing import Any, NamedTuple, cast
 from scalerl.cli.options import Parser, add_curve_options, add_decision_options, add_versus, log_choices
 from scalerl.cli.terminal import say
 from scalerl.scaling import Fit, advise, fit, forecast
-from scalerl.view.outlook import LogChoices, Source, forecast_dict, naming, read_sources, source_outlook
+from scalerl.view.outlook import (
+    LogChoices,
+    Source,
+    forecast_dict,
+    naming,
+    read_sources,
+    side_names,
+    source_outlook,
+)
 
 
 class Answer(NamedTuple):
@@ -83,10 +91,12 @@ def run_compare(words: list[str]) -> int:
     add_versus(parser, required=True)
     parser.add_argument("--level", type=float, help="level of the metric at which the compute needed is compared")
     options = parser.parse_args(words)
-    sides = [sources_of(paths, options) for paths in (options.paths, options.versus)]
+    sources = sources_of([*options.paths, *options.versus], options)
+    sides = sources[: len(options.paths)], sources[len(options.paths) :]
     first, second = ([fit_source(source, options) for source in side] for side in sides)
-    comparison = compare(first, second, options.level)
-    text = "\n".join([*log_lines([*sides[0], *sides[1]]), str(comparison)])
+    names = side_names([[source.name for source in side] for side in sides])
+    comparison = compare(first, second, options.level, names=names)
+    text = "\n".join([str(comparison), *log_lines(sources)])
     return print_answers([Answer("", comparison.to_dict(), text)], as_json=options.json)
 
 

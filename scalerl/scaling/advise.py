@@ -4,7 +4,7 @@ The forecast's mean gain decides: on public runs no other rule was better. Its p
 real runs depart from the law: the trend of the last doubling of compute, or before a climb the share of public runs
 that rose later.
 
-Axes in names: D draws, P draws picked from them, N points of a planned curve, K parameters.
+Axes in names: D draws, P draws picked from them as the truth, N planned evaluations.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import numpy as np
 
 from scalerl.scaling.counts import NO_CLIMB, NO_RETURN, SLOW_RISE
 from scalerl.scaling.estimate import Estimate, as_json
-from scalerl.scaling.fit import IDENTIFIED_SD, MIN_POINTS, UNLAWFUL, Fit
+from scalerl.scaling.fit import MIN_POINTS, UNLAWFUL, Fit
 from scalerl.scaling.forecast import amount, gain_at
 from scalerl.scaling.futures import has_fallen
 from scalerl.scaling.health import Symptom, decline
-from scalerl.scaling.law import Array, derivatives, log_compute
 from scalerl.scaling.price import Cost, cost_of
 from scalerl.scaling.readers import CurveError
 from scalerl.scaling.trend import trend
@@ -331,41 +330,3 @@ def chance_to_be_sure(fit: Fit, total: float, min_gain: float, factor: float, pr
     weight_PD = np.exp(log_weight_PD - log_weight_PD.max(axis=1, keepdims=True))
     probability_P = weight_PD @ gains_D / weight_PD.sum(axis=1)
     return float((np.maximum(probability_P, 1.0 - probability_P) >= SURE).mean())
-
-
-def compute_to_identify(fit: Fit) -> float:
-    """Return the least compute at which the ceiling should be identified, or infinity.
-
-    The standard deviation of the ceiling follows from the Fisher information of the curve with further evaluations at
-    the present spacing, averaged over the draws. In simulation, nine of ten runs are identified at this compute.
-    """
-    curve = fit.curve
-    limit = IDENTIFIED_SD * (curve.bounds[1] - curve.bounds[0])
-    last, spacing = curve.last_compute, curve.last_compute / max(len(curve) - 1, 1)
-    picked_P = np.linspace(0, len(fit.draws) - 1, PLAN_DRAWS).astype(int)
-    for factor in 1.25 ** np.arange(1, 16):
-        planned = last * factor
-        count = int(np.ceil((planned - last) / spacing))
-        extra = np.linspace(last, planned, min(count, 400) + 1)[1:]
-        # many future points are represented by fewer points with larger weights
-        weight_N = np.concatenate([np.ones(len(curve)), np.full(len(extra), count / len(extra))])
-        compute_N = np.concatenate([curve.compute, extra])
-        sd = planned_sd(fit, picked_P, compute_N, weight_N).mean()
-        if sd < limit:
-            return float(planned)
-    return float("inf")
-
-
-def planned_sd(fit: Fit, picked_P: Array, compute_N: Array, weight_N: Array) -> Array:
-    """Return the standard deviation of A for a curve with these points, if each picked draw were true, shape (P,)."""
-    asymptote, efficiency, midpoint, initial, phi, noise_sd = (
-        getattr(fit.draws, name)[picked_P, None]
-        for name in ("asymptote", "efficiency", "midpoint", "initial", "autocorrelation", "noise_sd")
-    )
-    slopes_PNK = derivatives(log_compute(compute_N), asymptote, np.log(midpoint), efficiency, initial)
-    information_PKK = np.swapaxes(slopes_PNK, 1, 2) @ (weight_N[:, None] * slopes_PNK)
-    # n points with autocorrelated noise have as much information as n (1 - phi) / (1 + phi) independent points
-    inflation_P = ((1 + phi) / (1 - phi) * noise_sd**2)[:, 0]
-    variance_P = np.linalg.pinv(information_PKK, hermitian=True)[:, 0, 0] * inflation_P
-    # never wider than the whole range
-    return np.asarray(np.minimum(np.sqrt(np.maximum(variance_P, 0.0)), np.ptp(fit.curve.bounds)))

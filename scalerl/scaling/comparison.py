@@ -1,8 +1,9 @@
-"""Compares two recipes by one or several runs each: which has the higher ceiling, and which is more efficient.
+"""Compares two recipes by one or several runs each: which is ahead, which is cheaper, which has the higher ceiling.
 
-As in the paper (arXiv 2510.13786), the ceilings A are compared first. If they are the same within the scatter between
-seeds, the steepness B at one common A and the compute for one level are compared. A run that has fallen or is flat
-counts with the level at which it stays, in proportion to the probability that it stays there (`futures`).
+The answer is first what was measured at the compute that both have reached, then the cost of a level that both have
+reached, then the forecast at twice that compute, then the ceilings. As in the paper (arXiv 2510.13786), if the ceilings
+A are the same within the scatter between seeds, the steepness B at one common A is compared. A run that has fallen or
+is flat counts with the level at which it stays, in proportion to the probability that it stays there (`futures`).
 
 Axes in names: D draws, S runs (seeds) of a side.
 """
@@ -10,14 +11,13 @@ Axes in names: D draws, S runs (seeds) of a side.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from scalerl.scaling.advise import compute_to_identify
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.estimate import Estimate, as_json, short, summarize
+from scalerl.scaling.estimate import Estimate, as_json, summarize
 from scalerl.scaling.fit import Fit, fit
 from scalerl.scaling.law import Array
 from scalerl.scaling.posterior import held_at
@@ -36,8 +36,19 @@ PRIOR_SEEDS = 3.0
 """Weight of the assumed scatter in the estimate, in degrees of freedom."""
 
 HIGHER, EFFICIENT = "higher ceiling", "same ceiling and more efficient"
-LATER, UNDECIDED = "same ceiling, steeper but later", "not distinguishable yet"
+LATER, AHEAD, UNDECIDED = "same ceiling, steeper but later", "ahead where measured", "too close to call"
 """The verdicts."""
+
+LEAD = 0.9
+"""Probability from which a side is called ahead; from `PROBABLE`, probably ahead."""
+
+PROBABLE = 0.75
+
+GRID = 8
+"""Number of amounts of compute at which the levels measured so far are compared."""
+
+MOST_SEEDS = 10
+"""Largest number of seeds per side that is suggested."""
 
 TEST_LEVEL = 0.05
 """Two sides differ if zero lies outside the central 1 - TEST_LEVEL of the posterior of their difference."""
@@ -63,18 +74,55 @@ Sides = tuple[tuple[Fit, ...], tuple[Fit, ...]]
 """Both sides as fits."""
 
 
+@dataclass(frozen=True)
+class Lead:
+    """How far the first side is ahead at one amount of compute.
+
+    Example: `Lead(compute=310.0, difference=Estimate(0.051, 0.012, 0.031, 0.071), probability=0.99)`
+    """
+
+    compute: float
+    """Amount of compute, unit of the axis."""
+
+    difference: Estimate
+    """Level of the first side minus level of the second, including the scatter between seeds."""
+
+    probability: float
+    """Probability that the first side is ahead there."""
+
+
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """Differences between the first and the second side, with probabilities, a verdict and advice."""
 
     verdict: str
-    """"higher ceiling", "same ceiling and more efficient", `LATER` or "not distinguishable yet".
+    """"higher ceiling", "same ceiling and more efficient", `LATER`, `AHEAD` or "too close to call".
 
-    `LATER` means that the side with the larger B needs more compute for `level`.
+    `LATER` means that the side with the larger B needs more compute for `level`; `AHEAD` that the ceilings are open,
+    and one side is ahead at the compute that both have reached, or needs less compute for `level`.
     """
 
     winner: str | None
     """"first" or "second"; None if neither is better."""
+
+    names: tuple[str, str]
+    """Names of both sides, as in the sentence."""
+
+    cost: Estimate
+    """Compute of the first side for `level` divided by that of the second. Of a run that has reached the
+    level, it is that of a crossing that happened. `mean` is the median."""
+
+    probability_cheaper: float
+    """Probability that the first side needs less compute, by `cost`."""
+
+    measured: Lead
+    """The lead at the compute that both sides have reached."""
+
+    ahead_everywhere: bool
+    """Whether the side that is ahead there was never behind at less compute."""
+
+    at_twice: Lead
+    """The forecast of the lead at twice that compute."""
 
     asymptote_difference: Estimate
     """A of the first side minus A of the second, including the scatter between seeds."""
@@ -92,7 +140,8 @@ class Comparison:
     """Mean of all ceilings, weighted by their precision; B is compared at this ceiling."""
 
     compute_ratio: Estimate
-    """Compute of the first side for `level` divided by that of the second; below 1, the first needs less."""
+    """Compute of the first side for `level` divided by that of the second, in the long run: a
+    draw of the law that stays below the level never reaches it. Below 1, the first needs less."""
 
     probability_less_compute: float
     """Probability that the first side needs less compute for `level`."""
@@ -116,17 +165,25 @@ class Comparison:
     """Advice on how to distinguish the sides; empty if they are distinguished."""
 
     def __str__(self) -> str:
-        higher = f"{self.probability_higher:.2f}"
+        first, _ = self.names
+        curve = self.sides[0][0].curve
         lines = [
             self.sentence,
-            f"  difference of ceilings   {self.asymptote_difference}, first higher with probability {higher}",
+            *([self.advice] if self.advice else []),
+            *(
+                f"  lead of {first} {what:<9} {lead.difference} at {curve.text(lead.compute)}, ahead with probability "
+                f"{lead.probability:.2f}"
+                for what, lead in (("measured", self.measured), ("forecast", self.at_twice))
+            ),
+            f"  ratio of compute needed  {self.cost} for level {self.level:.3f}",
+            f"  difference of ceilings   {self.asymptote_difference}, {first} higher with probability "
+            f"{self.probability_higher:.2f}",
             f"  ratio of steepness B     {self.efficiency_ratio} at common ceiling {self.common_asymptote:.3f}",
-            f"  ratio of compute needed  {self.compute_ratio} for level {self.level:.3f}",
             f"  scatter between seeds    {self.seed_sd:.4f} ({self.seed_source})",
         ]
-        for name, side in zip(("first", "second"), self.sides, strict=True):
-            lines += [f"  a run of the {name}: {f.futures.sentences()[0]}" for f in side if f.futures.stays]
-        return "\n".join(lines + ([self.advice] if self.advice else []))
+        for name, side in zip(self.names, self.sides, strict=True):
+            lines += [f"  a run of {name}: {f.futures.sentences()[0]}" for f in side if f.futures.stays]
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of JSON values, with the fits of each side."""
@@ -135,7 +192,13 @@ class Comparison:
         return {**numbers, "first": first, "second": second}
 
 
-def compare(first: Runs, second: Runs, level: float | None = None, siblings: Sequence[Runs] = ()) -> Comparison:
+def compare(
+    first: Runs,
+    second: Runs,
+    level: float | None = None,
+    siblings: Sequence[Runs] = (),
+    names: tuple[str, str] = ("the first", "the second"),
+) -> Comparison:
     """Compare two recipes by their runs.
 
     Args:
@@ -145,6 +208,7 @@ def compare(first: Runs, second: Runs, level: float | None = None, siblings: Seq
             have reached.
         siblings: Runs of other recipes with the same scatter between seeds, such as the other arms of a study; used
             only to estimate this scatter.
+        names: Names of both sides in the sentence.
 
     Raises:
         CurveError: A side is empty, the curves have different metrics or compute axes, or the level is outside the
@@ -166,11 +230,22 @@ def compare(first: Runs, second: Runs, level: float | None = None, siblings: Seq
     at = shared_level(sides) if level is None else float(level)
     log_c_D = [np.mean([log_compute_needed(f, at, seed_D, rng) for f in side], axis=0) for side in sides]
     cost_D = log_c_D[0] - log_c_D[1]
+    crossed_D = crossing(sides[0], at, seed_D, rng) - crossing(sides[1], at, seed_D, rng)
+    common_compute = min(max(f.last_compute for f in side) for side in sides)
+    measured = lead_at(sides, common_compute, seed_D, rng)
+    at_twice = lead_at(sides, 2 * common_compute, seed_D, rng)
     verdict, winner = verdict_of(difference_D, ratio_D, cost_D, MARGIN * width)
-    sentence = verdict_sentence(verdict, difference_D, ratio_D, cost_D, at, MARGIN * width)
-    return Comparison(
+    if verdict == UNDECIDED:
+        verdict, winner = measured_verdict(measured, crossed_D)
+    result = Comparison(
         verdict=verdict,
         winner=winner,
+        names=names,
+        cost=median_ratio(crossed_D),
+        probability_cheaper=float((crossed_D < 0).mean()),
+        measured=measured,
+        ahead_everywhere=never_behind(sides, common_compute, measured.difference.mean, MARGIN * width),
+        at_twice=at_twice,
         asymptote_difference=summarize(difference_D),
         probability_higher=float((difference_D > 0).mean()),
         efficiency_ratio=summarize_ratio(ratio_D),
@@ -182,9 +257,40 @@ def compare(first: Runs, second: Runs, level: float | None = None, siblings: Seq
         seed_sd=seed_sd,
         seed_source=source,
         sides=sides,
-        sentence=sentence,
-        advice="" if winner or verdict == LATER else what_would_help(sides, difference_D, seed_sd, MARGIN * width),
+        sentence="",
+        advice="" if verdict not in (UNDECIDED, AHEAD) else what_would_decide(sides, at_twice, seed_sd, MARGIN * width),
     )
+    same = float((np.abs(difference_D) < MARGIN * width).mean())
+    return replace(result, sentence=sentence_of(result, same, MARGIN * width))
+
+
+def side_levels(side: Sequence[Fit], compute: float, rng: np.random.Generator) -> Array:
+    """Return draws of the mean level of the runs of a side at one amount of compute, shape (D,)."""
+    return np.asarray(np.mean([rng.permutation(f.levels(compute)[0]) for f in side], axis=0))
+
+
+def lead_at(sides: Sides, compute: float, seed_D: Array, rng: np.random.Generator) -> Lead:
+    """Return the lead of the first side at one amount of compute, with the scatter between seeds."""
+    difference_D = side_levels(sides[0], compute, rng) - side_levels(sides[1], compute, rng)
+    per_side = sum(1.0 / len(side) for side in sides)
+    difference_D = difference_D + seed_D * np.sqrt(per_side) * rng.standard_normal(len(seed_D))
+    return Lead(compute, summarize(difference_D), float((difference_D > 0).mean()))
+
+
+def never_behind(sides: Sides, compute: float, lead: float, margin: float) -> bool:
+    """Return whether the side that leads at a compute was never behind before, by more than a quarter of the margin."""
+    least = max(f.curve.compute[f.curve.compute > 0][0] for side in sides for f in side)
+    grid_M = np.geomspace(min(least, compute), compute, GRID)
+    first_M, second_M = (np.mean([f.mean(grid_M) for f in side], axis=0) for side in sides)
+    return bool((np.sign(lead) * (first_M - second_M) > -margin / 4).all())
+
+
+def measured_verdict(measured: Lead, crossed_D: Array) -> tuple[str, str | None]:
+    """Return the verdict and the winner by what was measured, if the ceilings are open."""
+    for above in (measured.probability, float((crossed_D < 0).mean())):
+        if max(above, 1.0 - above) >= LEAD:
+            return AHEAD, "first" if above > 0.5 else "second"
+    return UNDECIDED, None
 
 
 def listed(runs: Runs) -> list[Curve | Fit]:
@@ -289,11 +395,31 @@ def level_now(f: Fit) -> float:
     return float(f.draws.levels(np.array([f.last_compute])).mean())
 
 
+def highest_level(f: Fit) -> float:
+    """Return the highest level of the fitted curve so far."""
+    return max(level_now(f), float(f.mean(f.curve.compute).max()))
+
+
 def summarize_ratio(log_D: Array) -> Estimate:
     """Return the estimate of a ratio from draws of its logarithm: geometric mean and quantiles."""
     log = summarize(log_D)
     mean = float(np.exp(log.mean))
     return Estimate(mean, mean * log.sd, float(np.exp(log.low)), float(np.exp(log.high)))
+
+
+def median_ratio(log_D: Array) -> Estimate:
+    """Return the median and the interval of a ratio from draws of its logarithm; "never" weighs little in them."""
+    estimate = summarize_ratio(log_D)
+    return replace(estimate, mean=float(np.exp(np.median(log_D))))
+
+
+def crossing(side: Sequence[Fit], level: float, seed_D: Array, rng: np.random.Generator) -> Array:
+    """Return draws of the mean ln compute of a side for a level, shape (D,); a level that a run reached was crossed."""
+    needed = []
+    for f in side:
+        needed_D = log_compute_needed(f, level, seed_D, rng)
+        needed.append(np.minimum(needed_D, np.log(f.last_compute)) if level <= highest_level(f) else needed_D)
+    return np.asarray(np.mean(needed, axis=0))
 
 
 def log_compute_needed(f: Fit, level: float, seed_D: Array, rng: np.random.Generator) -> Array:
@@ -335,49 +461,74 @@ def surely_not_zero(values_D: Array) -> bool:
     return min(above, 1 - above) < TEST_LEVEL / 2
 
 
-def verdict_sentence(
-    verdict: str, difference_D: Array, ratio_D: Array, cost_D: Array, level: float, margin: float
-) -> str:
-    """Return the verdict as one sentence."""
-    same = float((np.abs(difference_D) < margin).mean())
-    if verdict == UNDECIDED:
-        return (
-            f"Not distinguishable yet: the ceilings are within ±{margin:g} of each other with probability {same:.2f}, "
-            f"and neither is significantly higher or more efficient."
-        )
-    if verdict == HIGHER:
-        first = difference_D.mean() > 0
-        higher = summarize(difference_D if first else -difference_D)
-        return f"The {'first' if first else 'second'} has the higher ceiling, by {higher}."
-    first = ratio_D.mean() > 0
-    side, other = ("first", "second") if first else ("second", "first")
-    sign = 1.0 if first else -1.0
-    factor = f"its B is larger by a factor of {summarize_ratio(sign * ratio_D)}"
-    if verdict == LATER:
-        return (
-            f"The ceilings are the same within ±{margin:g}. The {side} is steeper but later: {factor}, but for the "
-            f"level {level:.3f} it needs {summarize_ratio(sign * cost_D)} times the compute of the {other}."
-        )
-    return f"The ceilings are the same within ±{margin:g}, and the {side} is more efficient: {factor}."
+def sentence_of(result: Comparison, same: float, margin: float) -> str:
+    """Return the comparison as one sentence: measured lead, cost, ceiling.
+
+    Args:
+        result: The comparison.
+        same: Probability that the ceilings are within the margin of each other.
+        margin: The margin, in the metric's unit.
+    """
+    curve, cost = result.sides[0][0].curve, cost_clause(result)
+    lead, p = result.measured, max(result.measured.probability, 1.0 - result.measured.probability)
+    leader, other = result.names if lead.probability > 0.5 else result.names[::-1]
+    by, at = abs(lead.difference.mean), curve.text(lead.compute)
+    if p >= LEAD:
+        where = f"at every compute measured, at {at} by" if result.ahead_everywhere else f"at {at}, by"
+        head = f"{leader} is ahead of {other} {where} {by:.3f} ({p:.2f})"
+    elif p >= PROBABLE:
+        head = f"{leader} is probably ahead of {other} at {at}, by {by:.3f} ({p:.2f})"
+    else:
+        both = f"{result.names[0]} and {result.names[1]}"
+        head = f"{both} are too close to call at {at} ({p:.2f} for {leader} to be ahead)"
+    clauses = [head, *([cost] if cost else []), ceiling_clause(result, same, margin)]
+    text = "; ".join(clauses)
+    # the name of a run is written as it is
+    return (text[0].upper() + text[1:] if text.startswith("the ") else text) + "."
 
 
-def what_would_help(sides: Sides, difference_D: Array, seed_sd: float, margin: float) -> str:
-    """Return advice on how to distinguish the sides: train until the ceilings are identified, then run more seeds."""
+def cost_clause(result: Comparison) -> str:
+    """Return what the cheaper side needs for the level that both have reached; empty if that is open."""
+    p, ratio = result.probability_cheaper, result.cost
+    if max(p, 1.0 - p) < LEAD:
+        return ""
+    cheaper = result.names[0] if p > 0.5 else result.names[1]
+    values = (ratio.mean, ratio.low, ratio.high) if p > 0.5 else (1 / ratio.mean, 1 / ratio.high, 1 / ratio.low)
+    middle, low, high = (f"{value:.2f}" for value in values)
+    unit = result.sides[0][0].curve.unit
+    return f"{cheaper} needs {middle} ({low} to {high}) of the {unit} to {result.level:.3f}"
+
+
+def ceiling_clause(result: Comparison, same: float, margin: float) -> str:
+    """Return which ceiling is higher, or that they are the same, or that it is open."""
+    p = result.probability_higher
+    higher = result.names[0] if p > 0.5 else result.names[1]
+    if result.verdict == HIGHER:
+        return f"{higher} has the higher ceiling, by {abs(result.asymptote_difference.mean):.3f}"
+    if result.verdict in (EFFICIENT, LATER):
+        ratio = result.efficiency_ratio.mean
+        steeper, factor = (result.names[0], ratio) if ratio > 1 else (result.names[1], 1 / ratio)
+        but = ", but later" if result.verdict == LATER else ""
+        steep = f"{steeper} is steeper (B {factor:.2f} times as large){but}"
+        return f"the ceilings are the same within ±{margin:g} ({same:.2f}), and {steep}"
+    if same >= PROBABLE:
+        return f"the ceilings are the same within ±{margin:g} ({same:.2f})"
+    return f"which has the higher ceiling is open ({max(p, 1.0 - p):.2f} for {higher})"
+
+
+def what_would_decide(sides: Sides, at_twice: Lead, seed_sd: float, margin: float) -> str:
+    """Return what would decide what is open: at most twice the compute, or more seeds."""
     fallen = [f for side in sides for f in side if f.futures.fallen]
     if fallen:
-        return f"To distinguish them: {len(fallen)} of the runs have fallen; find the cause and repeat those runs."
+        return f"To decide it: {len(fallen)} of the runs have fallen; find the cause and repeat those runs."
+    p = max(at_twice.probability, 1.0 - at_twice.probability)
     unknown = [f for side in sides for f in side if not f.identified]
-    if unknown:
-        furthest = max(compute_to_identify(f) for f in unknown)
-        where = f"at least to {short(furthest)} {unknown[0].curve.unit}" if np.isfinite(furthest) else "much further"
-        return f"To distinguish them: {len(unknown)} of the ceilings are not identified yet; train those runs {where}."
-    fewest = min(len(side) for side in sides)
-    goal = max(abs(float(difference_D.mean())), margin)
-    fit_variance = float(np.mean([f.asymptote.sd**2 for side in sides for f in side]))
+    if unknown and p >= PROBABLE:
+        return "Twice the compute would probably decide it."
+    goal = max(abs(at_twice.difference.mean), margin)
+    fit_variance = float(np.mean([f.asymptote.sd**2 for side in sides for f in side if f.identified] or [0.0]))
     needed = int(np.ceil(2 * (seed_sd**2 + fit_variance) * (1.96 / goal) ** 2))
-    if needed > fewest:
-        return (
-            f"To distinguish them: at this scatter a difference of {goal:.3f} needs about {needed} seeds per side; "
-            f"there are {fewest}."
-        )
-    return f"More seeds would hardly help: if the ceilings differ, it is by less than {goal:.3f}. Choose by cost."
+    if min(len(side) for side in sides) < needed <= MOST_SEEDS:
+        compute = "twice the compute, or " if unknown else ""
+        return f"To decide it: {compute}about {needed} seeds per side, for a difference of {goal:.3f}."
+    return f"If they differ, it is by less than {goal:.3f} at twice the compute. Choose by cost."

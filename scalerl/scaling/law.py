@@ -51,17 +51,6 @@ def sigmoid(
     return np.asarray(start + (np.asarray(asymptote, dtype=np.float64) - start) * u, dtype=np.float64)
 
 
-def derivatives(
-    log_c: ArrayLike, asymptote: ArrayLike, log_midpoint: ArrayLike, efficiency: ArrayLike, initial: ArrayLike
-) -> Array:
-    """Return the derivatives of equation 1 by (A, ln C_mid, ln B, R0), along a new last axis; arguments broadcast."""
-    u = climb(log_c, log_midpoint, efficiency)
-    steep = np.subtract(asymptote, initial) * efficiency * u * (1 - u)
-    # at compute 0 the distance is infinite and the slope zero; their product is zero
-    distance = np.where(np.isfinite(log_c), np.subtract(log_c, log_midpoint), 0.0)
-    return np.stack([u, -steep, steep * distance, 1 - u], axis=-1)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Draws:
     """Draws of a rising curve and its noise, each of shape (D,) unless stated.

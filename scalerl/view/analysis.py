@@ -16,7 +16,7 @@ from scalerl.scaling.comparison import ASSUMED_SEED_SD, common_ceiling, log_effi
 from scalerl.scaling.estimate import summarize
 from scalerl.scaling.law import Array
 from scalerl.scaling.posterior import held_at
-from scalerl.view.outlook import Outlook, Source, source_outlook
+from scalerl.view.outlook import Outlook, Source, side_names, source_outlook
 
 FRACTIONS = (0.3, 0.5, 0.7)
 """Shares of a run's compute at which a backtest splits it."""
@@ -105,6 +105,12 @@ def height_range(slopes: Sequence[Slope], unit: float) -> tuple[float, float]:
     """
     heights = [slope.line(slope.span, unit) for slope in slopes]
     return float(np.min(heights)) / 4, float(np.max(heights)) * 6
+
+
+def compared(sources: Sequence[Source], fits: Sequence[Fit], count: int) -> Comparison:
+    """Return the comparison of the first runs with the others, with their names."""
+    names = [source.name for source in sources]
+    return compare(fits[:count], fits[count:], names=side_names([names[:count], names[count:]]))
 
 
 class Side(NamedTuple):
@@ -225,7 +231,7 @@ def analyze(
         raise CurveError(f"the runs are on different compute axes ({', '.join(axes)}); name one with --compute")
     outlooks = outlooks or [source_outlook(source, exclude_below=exclude_below) for source in sources]
     fits = [ahead.fit for ahead in outlooks]
-    comparison = compare(fits[: len(first)], fits[len(first) :]) if second else None
+    comparison = compared(sources, fits, len(first)) if second else None
     low, high = fits[0].curve.bounds
     ceiling = comparison.common_asymptote if comparison else common_ceiling(fits, ASSUMED_SEED_SD * (high - low))
     runs = []

@@ -289,6 +289,19 @@ def names_of(paths: Sequence[Path]) -> list[str]:
     return ["/".join(part[-depth:]) for part in parts]
 
 
+def side_names(sides: Sequence[Sequence[str]]) -> tuple[str, str]:
+    """Return a name for each of two sides of a comparison: that of its run, or what the names of its runs share."""
+    shared = [side[0] if len(set(side)) == 1 else _shared_start(side).rstrip("0123456789-_./ ") for side in sides]
+    first, second = (name or ", ".join(side[:3]) for name, side in zip(shared, sides, strict=True))
+    return (first, second) if first != second else (f"{first} (first)", f"{second} (second)")
+
+
+def _shared_start(names: Sequence[str]) -> str:
+    """Return the characters with which all names start."""
+    alike = [len(set(letters)) == 1 for letters in zip(*names, strict=False)]
+    return names[0][: [*alike, False].index(False)]
+
+
 def _telling_parts(path: Path) -> tuple[str, ...]:
     """Return the parts of a path that can identify a run: without the extension, and without the name points.jsonl."""
     full = Path(os.path.realpath(path))  # Path.resolve raises for circular links

@@ -158,13 +158,6 @@ def test_a_metric_with_other_bounds_has_the_same_decision():
     assert theirs.cost.per_point == pytest.approx(ours.cost.per_point, rel=0.05)
 
 
-def test_less_noise_needs_less_training_to_identify_the_ceiling():
-    from scalerl.scaling.advise import compute_to_identify
-
-    noisy, clean = (compute_to_identify(fit(run(last=4000.0, noise=noise))) for noise in (0.02, 0.004))
-    assert clean < noisy
-
-
 @pytest.mark.parametrize("made", [run(last=8000.0, noise=0.01), flat(), level_after_climb(0.01)])
 def test_a_larger_gain_is_never_more_probable(made):
     fitted = fit(made)

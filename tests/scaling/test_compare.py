@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 from simulated_runs import fallen, run
@@ -28,7 +30,8 @@ def test_a_clearly_higher_ceiling_is_detected():
     assert (comparison.verdict, comparison.winner) == ("higher ceiling", "first")
     assert comparison.asymptote_difference.low < 0.09 < comparison.asymptote_difference.high
     assert comparison.probability_higher > 0.99
-    assert comparison.sentence.startswith("The first has the higher ceiling, by 0.")
+    assert comparison.sentence.startswith("The first is ahead of the second at every compute measured, at 16,000 dev")
+    assert "the first has the higher ceiling, by 0.1" in comparison.sentence
 
 
 def test_the_order_of_the_sides_only_changes_the_sign():
@@ -50,7 +53,9 @@ def test_a_steeper_run_that_is_behind_everywhere_is_not_the_winner():
     comparison = compare(seeds(3, efficiency=2.1, midpoint=4500.0), seeds(3, 10, efficiency=1.6, midpoint=1500.0))
     assert (comparison.verdict, comparison.winner, comparison.advice) == ("same ceiling, steeper but later", None, "")
     assert comparison.compute_ratio.low > 1.5 and comparison.efficiency_ratio.low > 1
-    assert "The first is steeper" in comparison.sentence and "times the compute of the second" in comparison.sentence
+    assert "the first is steeper (B " in comparison.sentence and "but later" in comparison.sentence
+    assert "the second needs 0." in comparison.sentence
+    assert comparison.sentence.startswith("The second is probably ahead of the first")
 
 
 def test_a_recipe_that_needs_half_the_compute_has_ratio_one_half():
@@ -62,16 +67,74 @@ def test_a_recipe_that_needs_half_the_compute_has_ratio_one_half():
 
 def test_the_same_run_twice_is_not_distinguishable_and_the_advice_is_more_seeds():
     comparison = compare(run(noise=0.003), run(noise=0.003, seed=1))
-    assert (comparison.verdict, comparison.winner) == ("not distinguishable yet", None)
+    assert (comparison.verdict, comparison.winner) == ("too close to call", None)
+    assert comparison.sentence.startswith("The first and the second are too close to call at 16,000 device-hours")
     # a difference of 0.02 between means of seeds of sd 0.012 is significant from S = 2 (0.012 * 1.96 / 0.02)^2 = 2.8 on
-    assert comparison.advice.startswith(
-        "To distinguish them: at this scatter a difference of 0.020 needs about 3 seeds per side"
+    assert comparison.advice == "To decide it: about 3 seeds per side, for a difference of 0.020."
+
+
+def test_no_advice_asks_for_more_than_twice_the_compute():
+    for second in (run(last=2000.0, seed=1), run(last=2000.0, seed=1, midpoint=3500.0), run(last=1200.0, noise=0.02)):
+        advice = compare(run(last=2000.0), second).advice
+        assert advice == "" or any(words in advice for words in ("wice the compute", "seeds per side"))
+        assert "train" not in advice
+
+
+def stretched(made, factor):
+    """Return a run that needs `factor` times the compute for everything."""
+    return Curve(factor * made.compute, made.metric, axis=made.axis)
+
+
+def test_a_copy_at_twice_the_compute_is_behind_and_needs_twice_as_much():
+    comparison = compare(run(seed=1), stretched(run(seed=1), 2.0), names=("dapo", "grpo"))
+    assert (comparison.verdict, comparison.winner) == ("ahead where measured", "first")
+    assert comparison.sentence.startswith(
+        "dapo is ahead of grpo at every compute measured, at 16,000 device-hours by 0.0"
     )
+    assert "dapo needs 0.50 (" in comparison.sentence and "which has the higher ceiling is open" in comparison.sentence
+    assert comparison.cost.low < 0.5 < comparison.cost.high < 1
+    # the same from the other side
+    other = compare(stretched(run(seed=1), 2.0), run(seed=1), names=("grpo", "dapo"))
+    assert other.winner == "second" and "dapo needs 0.50 (" in other.sentence
 
 
-def test_the_advice_for_unidentified_ceilings_is_more_training():
-    comparison = compare(run(last=2000.0), run(last=2000.0, seed=1))
-    assert "2 of the ceilings are not identified yet; train those runs at least to " in comparison.advice
+def test_levels_far_apart_are_called_at_once_however_young_the_runs():
+    high = Curve(np.arange(12.0), sigmoid(np.arange(12.0), 0.875, 1.5, 3.0, 0.1) + 0.028 * RNG(0).standard_normal(12))
+    low = Curve(np.arange(12.0), 0.108 + 0.027 * RNG(1).standard_normal(12))
+    comparison = compare(high, low, names=("a", "b"))
+    assert comparison.winner == "first" and comparison.sentence.startswith("a is ahead of b")
+    assert comparison.measured.probability > 0.99
+
+
+def test_what_was_measured_is_at_the_compute_that_both_have_reached():
+    comparison = compare(run(last=16_000.0), run(last=4000.0, seed=1))
+    assert comparison.measured.compute == 4000.0 and comparison.at_twice.compute == 8000.0
+    # the same truth: R(4000) of both
+    assert comparison.measured.difference.low < 0 < comparison.measured.difference.high
+
+
+def test_the_cost_of_a_level_that_both_have_passed_has_no_part_that_is_never_reached():
+    rng = RNG(3)
+    compute = np.arange(21.0)
+    levels = [sigmoid(compute, 0.6, 2.0, middle, 0.1) + 0.04 * rng.standard_normal(21) for middle in (4.0, 5.6)]
+    comparison = compare(*(Curve(compute, np.clip(level, 0, 1)) for level in levels), level=0.45)
+    # truth: 4 / 5.6 = 0.71
+    assert comparison.cost.low < 0.71 < comparison.cost.high < 5
+
+
+def test_a_ratio_of_cost_is_the_median_of_its_draws():
+    from scalerl.scaling.comparison import median_ratio
+
+    ratio = median_ratio(np.log([0.5] * 60 + [1e6] * 40))
+    assert ratio.mean == pytest.approx(0.5) and ratio.high == pytest.approx(1e6)
+
+
+def test_a_side_that_was_behind_before_is_not_ahead_everywhere():
+    early = Curve(np.arange(31.0), sigmoid(np.arange(31.0), 0.5, 3.0, 3.0, 0.1) + 0.003 * RNG(0).standard_normal(31))
+    late = Curve(np.arange(31.0), sigmoid(np.arange(31.0), 0.7, 3.0, 12.0, 0.1) + 0.003 * RNG(1).standard_normal(31))
+    comparison = compare(late, early)
+    assert comparison.measured.probability > 0.9 and not comparison.ahead_everywhere
+    assert "at every compute measured" not in comparison.sentence
 
 
 def test_with_one_seed_the_scatter_is_assumed_and_reported_as_assumed():
@@ -112,9 +175,9 @@ def test_the_five_deviates_have_the_moments_of_a_normal():
         (RNG(0).normal(0.05, 0.01, 4000), RNG(1).normal(1, 0.1, 4000), ("higher ceiling", "first")),
         (RNG(0).normal(-0.05, 0.01, 4000), RNG(1).normal(1, 0.1, 4000), ("higher ceiling", "second")),
         (RNG(0).normal(0.0, 0.01, 4000), RNG(1).normal(-1, 0.1, 4000), ("same ceiling and more efficient", "second")),
-        (RNG(0).normal(0.0, 0.01, 4000), RNG(1).normal(0, 0.1, 4000), ("not distinguishable yet", None)),
+        (RNG(0).normal(0.0, 0.01, 4000), RNG(1).normal(0, 0.1, 4000), ("too close to call", None)),
         # B is compared only if the ceilings are probably the same
-        (RNG(0).normal(0.0, 0.20, 4000), RNG(1).normal(1, 0.1, 4000), ("not distinguishable yet", None)),
+        (RNG(0).normal(0.0, 0.20, 4000), RNG(1).normal(1, 0.1, 4000), ("too close to call", None)),
     ],
 )
 def test_ceilings_are_compared_first_and_b_only_if_they_are_equal(difference, ratio, verdict):
@@ -164,3 +227,8 @@ def test_a_run_that_stays_below_a_level_never_needs_finite_compute_for_it():
 def test_the_ceilings_of_a_run_that_rises_are_those_of_the_law():
     rising = fit(run())
     assert ceilings(rising) is rising.draws.asymptote
+
+
+def test_the_example_of_the_page_is_as_printed():
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert compare(run(seed=1), stretched(run(seed=1), 2.0), names=("dapo", "grpo")).sentence in page

@@ -69,7 +69,8 @@ def test_a_forecast_is_given_at_the_requested_compute(capsys, points):
 
 def test_a_comparison_names_the_side_that_is_better(capsys, sides):
     code, out, _ = call(capsys, "compare", *sides[0], "--versus", *sides[1])
-    assert code == 0 and out.startswith("The ceilings are the same within ±0.02, and the first is more efficient")
+    assert code == 0 and out.startswith("ours is ahead of theirs at 16,000 device-hours, by 0.0")
+    assert "ours needs 0." in out
     answers = answer(capsys, "compare", *sides[1], "--versus", *sides[0], "--level", 0.4)
     assert answers["winner"] == "second" and answers["level"] == 0.4 and len(answers["second"]) == 2
 

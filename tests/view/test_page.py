@@ -50,7 +50,7 @@ def block(made, kind):
 
 def test_the_page_has_every_run_recipe_and_number(page_file, studied):
     made = page(studied)
-    assert "The first has the higher ceiling, by 0.0" in block(made, "verdict")["sentence"]
+    assert "ours has the higher ceiling, by 0.0" in block(made, "verdict")["sentence"]
     assert {"A, the ceiling", "B, the steepness", "C_mid, the midpoint"} < set(block(made, "terms")["terms"])
     cards = block(made, "cards")["cards"]
     assert [card["title"] for card in cards] == [run.source.name for run in studied.runs]

@@ -57,7 +57,7 @@ def test_every_example_runs_and_writes_its_files(printed):
 def test_the_examples_print_what_the_page_describes(printed):
     assert "NOT identified" in printed["scalerl forecast young.jsonl --at 2x 16000 --target 0.5"]
     compared = next(text for example, text in printed.items() if example.startswith("scalerl compare"))
-    assert compared.startswith("The ceilings are the same within ±0.02, and the first is more efficient")
+    assert compared.startswith("quick is ahead of slow at ") and "quick needs 0." in compared
     assert "gives no uncertainty" in printed["scalerl fit quick-0.jsonl --method paper"]
 
 
