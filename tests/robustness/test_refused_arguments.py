@@ -77,7 +77,8 @@ WORDS = [
     options("an unknown option of the program", "--versoin", expect="--versoin"),
     *(options(f"{verb} --bogus", verb, "--bogus") for verb in VERBS),
     *(options(f"{verb} without arguments", verb, expect="required") for verb in VERBS
-      if verb not in ("train", "plan", "recipes")),
+      if verb not in ("train", "plan", "recipes", "import")),
+    options("import without arguments", "import", expect="type `scalerl import PATH`"),
     *(options(f"{verb} --help", verb, "--help", expect="usage", allowed=(0,)) for verb in VERBS),
     *(options(f"{verb} of no such path", verb, "no-such-place", *more, expect="no-such-place") for verb, *more in (
         ("train", "--dry-run"), ("plan",), ("study", "--dry-run"), ("resume",), ("fit",), ("forecast",),
@@ -150,7 +151,9 @@ PATHS = [
     *(place(verb, f"{name}.toml", f"{name}.toml") for verb in (("train",), ("plan",), ("study",))
       for name in ("folder", "pipe", "zero")),
     *(place(verb, path) for verb in (*READERS, ("resume",), ("eval", "--suite", "aime-24"), ("study", "show"))
-      for path in (LONG, "p.jsonl/x.jsonl", "", ".", "\n.jsonl")),
+      for path in (LONG, "p.jsonl/x.jsonl", "\n.jsonl")),
+    *(place(verb, path) for verb in (("score", "--task", "math"), ("resume",), ("eval", "--suite", "aime-24"),
+      ("study", "show")) for path in ("", ".")),  # fit and import read the only log of a directory
     *(place(("report", "p.jsonl", "-o"), path) for path in ("p.jsonl/x.html", ".", LONG + ".html", "/proc/x.html")),
     *(place(("import", "p.jsonl", "-o"), path) for path in ("p.jsonl/x", ".", LONG, "/proc/x")),
     *(place(("resume",), path, path) for path in ("run", "p.jsonl", "pipe.jsonl")),
