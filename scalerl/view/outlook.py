@@ -10,15 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from scalerl.core.checkpoints import best_step, held_out_rates, saved_steps
 from scalerl.core.rows import read_points
 from scalerl.core.run_files import CHECKPOINTS, RunInfo, is_run, read_run
-from scalerl.importers import Imported, read
 from scalerl.scaling import Advice, Curve, CurveError, Fit, Forecast, advise, fit, forecast
 from scalerl.scaling.readers import is_points
 from scalerl.types import EvalPoint
+
+if TYPE_CHECKING:
+    from scalerl.importers import Imported
 
 HORIZON = ("2x", "4x")
 
@@ -266,6 +268,8 @@ def _read(
         if task is None and len(info.tasks) == 1:
             (task,) = info.tasks  # the others are evaluation suites
     elif choices_made(choices) or not is_points(path):
+        from scalerl.importers import read  # a fit of points does not load the readers of logs
+
         log = read(path, task=task, bounds=bounds, **choices)
         curve = Curve.from_rows(log.rows, axis=axis)
         return Source(path, name, replace(curve, label=curve.label or path.stem), None, log)
