@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scalerl.api import Run, load, resume, train
     from scalerl.core.errors import ConfigError, ProcessFailure, RunError, RunFailed, ScalerlError, UserError
-    from scalerl.scaling import Curve, CurveError, advise, compare, fit, forecast
+    from scalerl.scaling import Curve, CurveError, advise, backtest, compare, fit, forecast, frontier
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "scalerl.api": ("Run", "load", "resume", "train"),
     "scalerl.core.errors": ("ConfigError", "ProcessFailure", "RunError", "RunFailed", "ScalerlError", "UserError"),
-    "scalerl.scaling": ("Curve", "CurveError", "advise", "compare", "fit", "forecast"),
+    "scalerl.scaling": ("Curve", "CurveError", "advise", "backtest", "compare", "fit", "forecast", "frontier"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -38,9 +38,11 @@ __all__ = [
     "UserError",
     "__version__",
     "advise",
+    "backtest",
     "compare",
     "fit",
     "forecast",
+    "frontier",
     "load",
     "resume",
     "train",

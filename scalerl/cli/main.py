@@ -51,6 +51,7 @@ READING: dict[str, Command] = {
     "report": Command("report", "write an interactive page about runs", True),
     "watch": Command("watch", "serve a live page about runs and studies"),
     "ls": Command("ls", "list runs with state, step, pass rate and forecast", True),
+    "skill": Command("skill", "print the skill for agents that watch training"),
 }
 """Commands that read logs, curves and runs: they need nothing but the base install."""
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from scalerl.scaling.curve import Curve
+from scalerl.scaling.curve import Curve, as_curve
 from scalerl.scaling.estimate import Estimate, as_json, summarize
 from scalerl.scaling.fit import Fit, fit
 from scalerl.scaling.law import Array
@@ -67,7 +68,10 @@ ALIKE = {
 }
 """Fields of curves that must be equal, and what to do if they are not."""
 
-Runs = Curve | Fit | Sequence[Curve | Fit]
+Run = Curve | Fit | str | Path
+"""One run as given by the caller: its curve, its fit, or the path of its file or directory."""
+
+Runs = Run | Sequence[Run]
 """One side as given by the caller."""
 
 Sides = tuple[tuple[Fit, ...], tuple[Fit, ...]]
@@ -202,7 +206,7 @@ def compare(
     """Compare two recipes by their runs.
 
     Args:
-        first: One or several seeds of one recipe, as curves or fits.
+        first: One or several seeds of one recipe, as curves, fits or paths.
         second: One or several seeds of the other recipe.
         level: Metric level at which compute is compared; None: four fifths of the climb to the level that both sides
             have reached.
@@ -294,8 +298,9 @@ def measured_verdict(measured: Lead, crossed_D: Array) -> tuple[str, str | None]
 
 
 def listed(runs: Runs) -> list[Curve | Fit]:
-    """Return one side as a list."""
-    return [runs] if isinstance(runs, Curve | Fit) else list(runs)
+    """Return one side as a list of curves and fits; paths are read."""
+    several = [runs] if isinstance(runs, Curve | Fit | str | Path) else list(runs)
+    return [run if isinstance(run, Fit) else as_curve(run) for run in several]
 
 
 def as_fits(runs: Runs) -> tuple[Fit, ...]:
@@ -303,7 +308,7 @@ def as_fits(runs: Runs) -> tuple[Fit, ...]:
     given = listed(runs)
     if not given:
         raise CurveError("each side of a comparison needs at least one run; got none")
-    return tuple(fit(run) if isinstance(run, Curve) else run for run in given)
+    return tuple(run if isinstance(run, Fit) else fit(run) for run in given)
 
 
 def check_alike(curves: Sequence[Curve]) -> None:

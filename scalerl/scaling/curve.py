@@ -225,6 +225,40 @@ class Curve:
         )  # fmt: skip
 
 
+def as_curve(data: Any, metric: ArrayLike | None = None) -> Curve:
+    """Return a curve from whatever has its points.
+
+    Args:
+        data: A curve; the path of a file or run directory; rows or a data frame with named columns; or, with `metric`,
+            the compute of each point.
+        metric: The metric of each point, if `data` is their compute.
+
+    Raises:
+        CurveError: It is none of these, or cannot be used as a curve.
+    """
+    if metric is not None:
+        if isinstance(data, Curve | str | Path):
+            raise CurveError(f"with a metric, the first argument is the compute of each point; got {data!r:.60}")
+        return Curve(data, metric)
+    if isinstance(data, Curve):
+        return data
+    if isinstance(data, str | Path):
+        return Curve.read(data)
+    # pandas and polars: named columns that give lists
+    if hasattr(data, "columns") and hasattr(data, "__getitem__"):
+        names = [str(name) for name in data.columns]
+        columns = [list(data[name]) for name in data.columns]
+        return Curve.from_rows(dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
+    if isinstance(data, Mapping):
+        return Curve._of_table({str(name): list(values) for name, values in data.items()}, "the columns")
+    if isinstance(data, list | tuple) and data and all(isinstance(row, Mapping) for row in data):
+        return Curve.from_rows(data)
+    raise CurveError(
+        f"got a {type(data).__name__}; allowed: a Curve, the path of a file or run, rows or a data frame with a "
+        "compute and a metric column, or compute and metric as two arguments"
+    )
+
+
 def hours_per_unit(table: Table, compute_N: Array) -> float:
     """Return the device-hours per unit of compute at the last row that has both; NaN if no row has."""
     if "device_hours" not in table:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scalerl.scaling.curve import Curve, thinned
+from scalerl.scaling.curve import Curve, as_curve, thinned
 from scalerl.scaling.estimate import TAILS, Estimate, as_json, summarize
 from scalerl.scaling.futures import Futures, futures
 from scalerl.scaling.health import decline, departure_symptoms, shape_symptoms
@@ -211,11 +211,19 @@ def one_axis(compute: ArrayLike) -> Array:
     return np.atleast_1d(np.asarray(compute, dtype=np.float64))
 
 
-def fit(curve: Curve, *, r0: float | None = None, exclude_below: float = 0.0, prior: Prior | None = None) -> Fit:
+def fit(
+    curve: Any,
+    metric: ArrayLike | None = None,
+    *,
+    r0: float | None = None,
+    exclude_below: float = 0.0,
+    prior: Prior | None = None,
+) -> Fit:
     """Fit R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B) to a curve.
 
     Args:
-        curve: Curve with at least five points.
+        curve: Curve with at least five points, or whatever `as_curve` makes one of: a path, rows, a data frame.
+        metric: Metric of each point, if the first argument is their compute: `fit(hours, pass_rates)`.
         r0: Value at which R0 is fixed; None fits it.
         exclude_below: Compute below which points are left out (the paper drops the first epoch), except the point at
             compute 0, which is R0.
@@ -224,8 +232,7 @@ def fit(curve: Curve, *, r0: float | None = None, exclude_below: float = 0.0, pr
     Raises:
         CurveError: The curve or an argument cannot be used.
     """
-    if not isinstance(curve, Curve):
-        raise CurveError(f"fit needs a Curve; got a {type(curve).__name__}. Make one with Curve() or Curve.read(PATH)")
+    curve = as_curve(curve, metric)
     if r0 is not None and not curve.bounds[0] <= r0 < curve.bounds[1]:
         raise CurveError(f"r0 must lie in [{curve.bounds[0]:g}, {curve.bounds[1]:g}); got {r0!r}")
     prior = prior or Prior()
