@@ -110,7 +110,7 @@ class Scoring(Part):
     """Time limit of your reward function per prompt, seconds; the prompt's completions then count as failed."""
     closed_forms: bool = False
     """The verifier math accepts an expression, such as 2^10, for a reference that is a number, unless it stands in the
-    prompt. Without this option, the answer must be a number."""
+    prompt. Without this option, no number of the expression may stand in the prompt."""
     failing_references: Share = 0.05
     """Largest share of a task's reference answers that may fail the verifier; above it the run does not start."""
     sandbox: Sandbox = Sandbox()

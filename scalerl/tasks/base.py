@@ -75,6 +75,10 @@ class Verdict(NamedTuple):
     """Explanation in one line, for readers of rollouts."""
     answer: str | None = None
     """The answer that was read in the completion; None: the text after the thinking."""
+    form: str = ""
+    """Form in which the answer was found, of `FORMS` in answers.py; empty: the verifier looks for none."""
+    text_only: bool = False
+    """Whether nothing but a comparison as text could judge the answer."""
 
 
 class Verifier(NamedTuple):
