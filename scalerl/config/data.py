@@ -140,6 +140,9 @@ class PromptFile(TextTask):
     """Layout of prompt and answer in the rows, by the name of a trainer. auto: detected from a row's columns."""
     task: Literal["math", "arithmetic", "code"] = "math"
     """The verifier: math (Math-Verify on the text after the thinking), code (runs programs on tests) or arithmetic."""
+    float_tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """code: largest difference of two numbers in outputs and values, absolute, or relative above 1. A column
+    `float_tolerance` sets that of a row. 0: the same value."""
     reward: Annotated[RewardFunction | None, BeforeValidator(_as_reward)] = None
     """Your reward function, in place of the verifier: `package.module:function`, or a table with `function` and
     `params`."""

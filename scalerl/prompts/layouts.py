@@ -23,7 +23,7 @@ from scalerl.core.errors import ConfigError, short
 from scalerl.core.files import parse_json
 from scalerl.prompts.files import read_objects
 from scalerl.tasks.base import in_braces
-from scalerl.tasks.code_tests import BadTests, from_text, livecodebench_cases
+from scalerl.tasks.code_tests import TOLERANCE, BadTests, from_text, livecodebench_cases
 from scalerl.tasks.turns import is_chat
 
 
@@ -134,6 +134,9 @@ def _row(data: PromptFile, values: dict[str, Any], where: str) -> Row:
             f"{where}: data.columns names {', '.join(absent)}, which the row does not have; allowed: "
             f"the columns of the row ({', '.join(values)})"
         )
+    if data.float_tolerance:
+        extra = {TOLERANCE: data.float_tolerance, **extra}
+        extra |= {TOLERANCE: values[TOLERANCE]} if values.get(TOLERANCE) is not None else {}
     return Row(prompt, answer, {**values, **extra}, where)
 
 
