@@ -97,6 +97,8 @@ class TextTask(TaskData):
     template_date: Annotated[str, BeforeValidator(_day)] = "auto"
     """Date that a chat template gets when it asks for today's, such as 2025-01-31; some put it before every prompt.
     auto: the date on which the run starts, recorded in config.toml."""
+    template_arguments: dict[str, Any] = Field(default={})
+    """Arguments of the chat template of every prompt, such as {enable_thinking = false}."""
     max_prompt_tokens: Count = 2048
     """Limit in tokens; longer prompts are an error that names their lines, or are left out (`long_prompts`)."""
     long_prompts: Literal["error", "drop"] = "error"

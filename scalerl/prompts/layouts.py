@@ -152,6 +152,10 @@ def prompt_of(prompt: Any, at: str, columns: Iterable[str], where: str) -> str |
     Raises:
         ConfigError: It is neither, or has no text.
     """
+    if isinstance(prompt, str) and prompt.lstrip().startswith("[") and '"role"' in prompt:  # pandas wrote it as text
+        with suppress(ValueError):
+            read = parse_json(prompt)
+            prompt = read if is_chat(read) else prompt
     if isinstance(prompt, str) and prompt.strip():
         return prompt
     if is_chat(prompt):

@@ -81,9 +81,9 @@ def program_of(completion: str, names: Collection[str] = (), reads: bool = False
             return candidates[-1]
     if every:
         return None
-    for body in (inside, text, indented(text)):
-        if body and body.strip() and parsed(body) is not None:
-            return body
+    for whole in (inside, text, indented(text)):
+        if whole and whole.strip() and parsed(whole) is not None:
+            return whole
     return None
 
 

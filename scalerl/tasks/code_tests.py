@@ -268,7 +268,7 @@ def _pairs(inputs: Any, outputs: Any, name: Any, field: str) -> Tests:
             f"{field!r}: got {sizes[0]} inputs and {sizes[1]} outputs; allowed: two lists of one length, at least 1"
         )
     if not name:
-        return InputOutput(*(tuple(_text(value, field) for value in values) for values in (inputs, outputs)))
+        return InputOutput(tuple(_text(one, field) for one in inputs), tuple(_text(one, field) for one in outputs))
     if not isinstance(name, str):
         raise BadTests(f"{field!r}: 'fn_name' is {short(name)}; allowed: the name of a function")
     as_lines = isinstance(inputs[0], str)
