@@ -140,8 +140,11 @@ class PromptFile(TextTask):
     """Branch, tag or commit, for a data set on the hub."""
     layout: Literal["auto", "plain", "verl", "open-instruct", "trl"] = "auto"
     """Layout of prompt and answer in the rows, by the name of a trainer. auto: detected from a row's columns."""
-    task: Literal["math", "arithmetic", "code"] = "math"
-    """The verifier: math (Math-Verify on the text after the thinking), code (runs programs on tests) or arithmetic."""
+    task: Literal["math", "arithmetic", "code", "judge"] = "math"
+    """The verifier: math (the answer after the thinking), code (runs programs on tests), judge (a model over HTTP,
+    `scoring.judge`) or arithmetic."""
+    answer_form: Literal["any", "box", "tag", "hashes", "phrase"] = "any"
+    """math: form of an answer that counts (docs/rewards.md). any: each in order, then the last expression."""
     float_tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """code: largest difference of two numbers in outputs and values, absolute, or relative above 1. A column
     `float_tolerance` sets that of a row. 0: the same value."""

@@ -15,6 +15,10 @@ FORMS = ("box", "tag", "hashes", "phrase", "none")
 """The forms of an answer, in the order in which they are tried."""
 
 
+ANSWER_FORM = "answer_form"
+"""Column of a prompt with the only form that counts (`data.answer_form`)."""
+
+
 class Found(NamedTuple):
     """The answer of a completion.
 
@@ -27,14 +31,18 @@ class Found(NamedTuple):
     """One of `FORMS`."""
 
 
-def find_answer(completion: str) -> Found:
+def find_answer(completion: str, only: str = "") -> Found:
     r"""Return the answer of a completion, from the text after the thinking.
+
+    Args:
+        completion: A completion.
+        only: The only form that is tried; empty: all of them.
 
     Examples: `First \boxed{7}, no: \boxed{8}` -> 8; `<answer>5</answer>` -> 5; `#### 72` -> 72.
     """
     text = _MARK.sub("\n", judged_text(completion))
     for form, find in FINDERS.items():
-        if (span := find(text)) is not None:
+        if only in ("", form) and (span := find(text)) is not None:
             return Found(span, form)
     return Found(text, "none")
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from scalerl.config.run import Scoring
 from scalerl.tasks import equality
-from scalerl.tasks.answers import Found, box, find_answer
+from scalerl.tasks.answers import ANSWER_FORM, FORMS, Found, box, find_answer
 from scalerl.tasks.base import Verdict, verdict
 from scalerl.tasks.equality import EQUALS, judge, sides
 from scalerl.tasks.notation import KEPT_WORDS, LONGEST, UNITS, normal, prose
@@ -38,7 +38,10 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     wanted = reference(prompt.answer)
     if not normal(wanted):
         return verdict(False, f"the reference {prompt.answer!r} is not a mathematical expression")
-    found = find_answer(completion)
+    only = str(prompt.columns.get(ANSWER_FORM) or "")
+    found = find_answer(completion, only if only in FORMS else "")
+    if only in FORMS and found.form != only:
+        return verdict(False, f"found no answer in the form {only} (data.answer_form)")._replace(form="none")
     form, answer = found.form, _answer(found)
     if answer is None:
         return verdict(False, "found no mathematical expression in the answer")._replace(form=form)

@@ -4,6 +4,7 @@ import pytest
 
 from scalerl.tasks import math
 from scalerl.tasks.answers import find_answer
+from scalerl.tasks.checks import WRITTEN
 from scalerl.types import Prompt
 
 
@@ -140,3 +141,14 @@ def test_digits_of_any_script_are_read(digits, form):
 def test_the_reference_pasted_in_front_is_not_the_answer():
     assert not passes("42", r"42 42 The answer is 42. \boxed{42} Hence \boxed{41}")
     assert not passes("42", "<answer>42</answer> Reconsider. <answer>41</answer>")
+
+
+@pytest.mark.parametrize("form", ["box", "tag", "hashes", "phrase"])
+def test_only_the_form_that_the_task_asks_for_counts(form):
+    completions = {"box": r"\boxed{4}", "tag": "<answer>4</answer>", "hashes": "#### 4", "phrase": "The answer is 4."}
+    for name, completion in completions.items():
+        prompt = Prompt("0" * 16, "q", (1,), "4", "math", {"prompt": "q", "answer_form": form})
+        verdict = math.verify(prompt, completion)
+        assert verdict.passed is (name == form) and verdict.form == (form if name == form else "none")
+        reference = WRITTEN.get(form, r"\boxed{{{}}}").format("4")
+        assert math.verify(prompt, reference).passed
