@@ -166,6 +166,10 @@ class Score:
     """Reason in one line, for display only."""
     in_prompt: bool = field(default=False, compare=False)
     """Whether the completion passed with an answer that stands in its prompt, for a metric only."""
+    form: str = field(default="", compare=False)
+    """Form in which the answer was found (tasks/answers.py), for a metric only; empty: the task has none."""
+    text_only: bool = field(default=False, compare=False)
+    """Whether the answer could only be compared as text, for a metric only."""
     counted: bool = True
     """False if the reward function, verifier or environment failed. Such a completion has no reward, and enters neither
     loss, baseline, normalization nor pass rates."""

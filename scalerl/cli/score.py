@@ -17,12 +17,13 @@ from scalerl.core.errors import ConfigError, short
 from scalerl.core.files import check_file, trouble
 from scalerl.core.packages import prepare_environment
 from scalerl.prompts.files import read_objects
+from scalerl.tasks.audit import Audit
 from scalerl.tasks.checks import check_tests
 from scalerl.tasks.sandbox.detect import offer
 from scalerl.tasks.scoring import judge_all, verifier_scorer
 from scalerl.tasks.user_rewards import Failures
 from scalerl.tasks.verifiers import VERIFIERS
-from scalerl.types import Prompt
+from scalerl.types import Prompt, Score
 
 
 def score_parser() -> Parser:
@@ -34,6 +35,8 @@ def score_parser() -> Parser:
     parser.add_argument("--workers", type=int, default=0, help="completions scored in parallel; default: one per core")
     parser.add_argument("--timeout", type=float, help="seconds per completion; default: scoring.timeout_s")
     parser.add_argument("--sandbox", default="bubblewrap", help="bubblewrap (default) or unsafe (scoring.sandbox.mode)")
+    parser.add_argument("--audit", action="store_true", help="compare with `expected` in the rows, or with --versus")
+    parser.add_argument("--versus", metavar="TASK", help="audit: another verifier, whose verdicts are expected")
     parser.add_argument("--closed-forms", action="store_true", help="math: accept 2^10 for 1024 (scoring.closed_forms)")
     add_json(parser, "print one JSON object per row, in order")
     return parser
@@ -52,14 +55,15 @@ def run_score(words: list[str]) -> int:
     if arguments.task not in allowed:
         raise ConfigError(f"--task: got {arguments.task!r}; allowed: {', '.join(allowed)}")
     rows = list(_rows(arguments.file, arguments.task))
+    expected = _expected(rows, arguments, scoring) if arguments.audit or arguments.versus else None
     if arguments.task == "code":
         line = offer(scoring.sandbox).line  # raises an error without a sandbox
         if not arguments.json:
             say(line)
+    if expected is not None:
+        return _audit(rows, expected, arguments, scoring)
     passed, total, judged, count = 0, 0.0, 0, 0
-    scorer = verifier_scorer(arguments.task, scoring)
-    scorer.failures = Failures(arguments.task, limit=1.0)  # never stop: failures are printed with the rows
-    for number, (prompt, score) in enumerate(judge_all(scorer, rows), start=1):
+    for number, (prompt, score) in enumerate(_judged(rows, arguments.task, scoring), start=1):
         value, count = (score.reward + 1) / 2, number
         if score.counted:
             passed, total, judged = passed + score.passed, total + value, judged + 1
@@ -74,6 +78,53 @@ def run_score(words: list[str]) -> int:
         rates = f" ({passed / judged:.1%}), mean score {total / judged:.3f}" if judged else ""
         rest = f"; {count - judged} have no verdict and are not counted" if judged < count else ""
         say(f"{passed} of {judged} passed{rates}{rest}")
+    return 0
+
+
+def _judged(rows: list[tuple[Prompt, str]], task: str, scoring: Scoring) -> Iterator[tuple[Prompt, Score]]:
+    scorer = verifier_scorer(task, scoring)
+    scorer.failures = Failures(task, limit=1.0)  # never stop: failures are printed with the rows
+    return judge_all(scorer, rows)
+
+
+def _expected(rows: list[tuple[Prompt, str]], arguments: argparse.Namespace, scoring: Scoring) -> list[bool | None]:
+    """Return the verdict that each row should have: its column `expected`, or that of the verifier `--versus`.
+
+    Raises:
+        ConfigError: The verifier is unknown, or a row has no expected verdict.
+    """
+    if arguments.versus:
+        allowed = sorted({*VERIFIERS} - {"custom", "code"})
+        if arguments.versus not in allowed:
+            raise ConfigError(f"--versus: got {arguments.versus!r}; allowed: {', '.join(allowed)}")
+        scores = (score for _, score in _judged(rows, arguments.versus, scoring))
+        return [score.passed if score.counted else None for score in scores]
+    for prompt, _ in rows:
+        if not isinstance(prompt.columns.get("expected"), bool):
+            raise ConfigError(
+                f"{prompt.where}: 'expected' is {short(prompt.columns.get('expected'))}; allowed: true or false in "
+                "each row, or --versus TASK for the verdicts of another verifier"
+            )
+    return [prompt.columns["expected"] for prompt, _ in rows]
+
+
+def _audit(
+    rows: list[tuple[Prompt, str]], expected: list[bool | None], arguments: argparse.Namespace, scoring: Scoring
+) -> int:
+    """Print the confusion table of a verifier, and its errors by `kind` (or `fault`) of the rows."""
+    audit, formless = Audit(), 0
+    for (prompt, text), wanted, (_, score) in zip(rows, expected, _judged(rows, arguments.task, scoring), strict=True):
+        kind = str(prompt.columns.get("kind") or prompt.columns.get("fault") or "all")
+        formless += score.form == "none"
+        passed = score.passed if score.counted and wanted is not None else None
+        audit.add(bool(wanted), passed, kind, f"{prompt.where}: {short(text)} for {short(prompt.answer)}")
+    if arguments.json:
+        print(json.dumps({**audit.to_dict(), "no form": formless}))
+        return 0
+    for line in audit.lines():
+        say(line)
+    if formless:
+        say(f"{formless} of {len(rows)} completions have no answer in a form of docs/rewards.md")
     return 0
 
 

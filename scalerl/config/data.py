@@ -97,6 +97,8 @@ class TextTask(TaskData):
     template_date: Annotated[str, BeforeValidator(_day)] = "auto"
     """Date that a chat template gets when it asks for today's, such as 2025-01-31; some put it before every prompt.
     auto: the date on which the run starts, recorded in config.toml."""
+    template_arguments: dict[str, Any] = Field(default={})
+    """Arguments of the chat template of every prompt, such as {enable_thinking = false}."""
     max_prompt_tokens: Count = 2048
     """Limit in tokens; longer prompts are an error that names their lines, or are left out (`long_prompts`)."""
     long_prompts: Literal["error", "drop"] = "error"
@@ -138,8 +140,14 @@ class PromptFile(TextTask):
     """Branch, tag or commit, for a data set on the hub."""
     layout: Literal["auto", "plain", "verl", "open-instruct", "trl"] = "auto"
     """Layout of prompt and answer in the rows, by the name of a trainer. auto: detected from a row's columns."""
-    task: Literal["math", "arithmetic", "code"] = "math"
-    """The verifier: math (Math-Verify on the text after the thinking), code (runs programs on tests) or arithmetic."""
+    task: Literal["math", "arithmetic", "code", "judge"] = "math"
+    """The verifier: math (the answer after the thinking), code (runs programs on tests), judge (a model over HTTP,
+    `scoring.judge`) or arithmetic."""
+    answer_form: Literal["any", "box", "tag", "hashes", "phrase"] = "any"
+    """math: form of an answer that counts (docs/rewards.md). any: each in order, then the last expression."""
+    float_tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """code: largest difference of two numbers in outputs and values, absolute, or relative above 1. A column
+    `float_tolerance` sets that of a row. 0: the same value."""
     reward: Annotated[RewardFunction | None, BeforeValidator(_as_reward)] = None
     """Your reward function, in place of the verifier: `package.module:function`, or a table with `function` and
     `params`."""

@@ -6,6 +6,7 @@ The resolved configuration is saved as config.toml in the run directory; trainin
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -13,6 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from scalerl.config.base import (
     Count,
     Few,
+    Fraction,
     Held,
     Natural,
     NoneOrFew,
@@ -97,6 +99,56 @@ class Rollouts(Part):
     is possible, else the first that fits the placement."""
 
 
+class Judge(Part):
+    """A model that scores completions over HTTP, for the task `judge`: an OpenAI-compatible endpoint."""
+
+    url: str = "http://localhost:8000/v1"
+    """Address of the endpoint, without /chat/completions."""
+    model: str = "judge"
+    """Name of the model at the endpoint."""
+    template: str = (
+        "Question:\n{question}\n\nReference answer:\n{answer}\n\nAnswer to judge:\n{completion}\n\n"
+        "Is the answer right? Reply with one line: Score: 1 if it is right, Score: 0 if it is wrong."
+    )
+    """Text for the judge, with {question}, {answer} (the reference) and {completion} (the text after the thinking)."""
+    pattern: str = r"(?i)score:\s*\**\s*(-?\d+(?:\.\d+)?)"
+    """Regular expression of the score; its first group, or all of it, is the number. The last match counts."""
+    words: dict[str, float] = Field(default={})
+    """Numbers of words that the pattern finds, in lower case, such as {yes = 1, no = 0}."""
+    bounds: tuple[float, float] = (0.0, 1.0)
+    """Scores that mean 0 and 1; a score outside of them is no score."""
+    pass_score: Fraction = 1.0
+    """Smallest score, from 0 to 1, that counts as passed."""
+    temperature: Annotated[float, Field(ge=0, le=1e7)] = 0.0
+    """Temperature of the judge."""
+    max_tokens: Count = 1024
+    """Longest reply of the judge, tokens."""
+    concurrency: Few = 16
+    """Requests at the same time."""
+    per_minute: Annotated[float, Field(ge=0, le=1e7)] = 0.0
+    """Most requests per minute; 0: no limit."""
+    retries: Annotated[int, Field(ge=0, le=100)] = 3
+    """Further requests after a failure, a late reply, or a reply without a score."""
+    wait_s: Annotated[float, Field(ge=0, le=1e7)] = 1.0
+    """Wait before the first repetition, seconds; it doubles each time."""
+    timeout_s: Seconds = 60.0
+    """Time limit of a request, seconds."""
+    key_variable: str = "OPENAI_API_KEY"
+    """Environment variable with the key; empty or unset: none is sent. The key is never stored."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Judge:
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ValueError(f"pattern: got {self.pattern!r} ({error}); allowed: a regular expression") from None
+        if not self.bounds[0] < self.bounds[1]:
+            raise ValueError(f"bounds: got {list(self.bounds)}; allowed: the lower one first")
+        if "{completion}" not in self.template:
+            raise ValueError("template: got a text without {completion}; allowed: a text with it")
+        return self
+
+
 class Scoring(Part):
     """Settings of the verifiers and reward functions, which run in parallel with training."""
 
@@ -110,11 +162,13 @@ class Scoring(Part):
     """Time limit of your reward function per prompt, seconds; the prompt's completions then count as failed."""
     closed_forms: bool = False
     """The verifier math accepts an expression, such as 2^10, for a reference that is a number, unless it stands in the
-    prompt. Without this option, the answer must be a number."""
+    prompt. Without this option, no number of the expression may stand in the prompt."""
     failing_references: Share = 0.05
     """Largest share of a task's reference answers that may fail the verifier; above it the run does not start."""
     sandbox: Sandbox = Sandbox()
     """Isolation of the programs that the policy writes."""
+    judge: Judge = Judge()
+    """The model that scores completions of the task `judge`."""
 
 
 class Learner(Part):

@@ -15,7 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from scalerl.core.errors import ConfigError, raising
+from scalerl.core.errors import ConfigError, raising, short
 
 LIMIT_S = 10.0
 """Time limit in seconds for rendering one prompt. jinja2's sandbox limits neither time nor memory."""
@@ -69,6 +69,37 @@ def check_template(tokenizer: Any) -> None:
         )
 
 
+def template_notes(tokenizer: Any, arguments: Mapping[str, Any], system: str = "") -> list[str]:
+    """Return a note on a template that does not begin the answer, or that ignores an argument.
+
+    Args:
+        tokenizer: A transformers tokenizer with a chat template.
+        arguments: `data.template_arguments`.
+        system: `data.system_prompt`.
+
+    Raises:
+        ConfigError: The template leaves out the system message that the configuration asks for.
+    """
+    asked, notes = [{"role": "user", "content": "What is 2+2?"}], []
+    text = render(tokenizer, asked, arguments=arguments)
+    if text == render(tokenizer, asked, arguments=arguments, prompted=False):
+        notes.append(
+            "data.chat_template: the chat template of the model's tokenizer has no generation prompt: nothing in "
+            "the prompt begins the answer, so the policy may go on as the user; repair chat_template in the "
+            "tokenizer's files"
+        )
+    if system and "Mark0Mark" not in render(tokenizer, [{"role": "system", "content": "Mark0Mark"}, *asked]):
+        raise ConfigError(
+            "data.system_prompt: the chat template of the model's tokenizer leaves out system messages, so that "
+            f"{short(system)} would have no effect; put the text into the prompts, or {TEMPLATE_ADVICE}"
+        )
+    template = str(tokenizer.get_chat_template())
+    unknown = [name for name in arguments if name not in template]
+    if unknown:
+        notes.append(f"data.template_arguments: the chat template of the model's tokenizer has no {', '.join(unknown)}")
+    return notes
+
+
 def check_tools(tokenizer: Any, tools: Sequence[Mapping[str, Any]], chat: bool) -> None:
     """Refuse a chat template that does not show tools.
 
@@ -116,14 +147,18 @@ def render(
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     day: str = "auto",
+    arguments: Mapping[str, Any] | None = None,
+    prompted: bool = True,
 ) -> str:
-    """Render messages with the tokenizer's chat template.
+    """Render messages with the tokenizer's chat template; a last message of the assistant stays open.
 
     Args:
         tokenizer: A transformers tokenizer with a chat template.
         messages: Messages with role and content.
         tools: Schemas of tools.
         day: Date for a template that asks for it, as 2025-01-31; auto: today's.
+        arguments: Arguments of the template, such as enable_thinking.
+        prompted: Whether the beginning of the assistant's next message follows.
 
     Raises:
         ConfigError: The template, a program by the model's authors that runs in jinja2's sandbox, fails, does not end
@@ -143,8 +178,15 @@ def render(
             template = None
             if day != "auto" and prints_date(tokenizer):
                 template = _with_date(tokenizer.get_chat_template(None, tools or None), day)
+            opened = prompted and messages[-1]["role"] == "assistant"
             rendered = tokenizer.apply_chat_template(
-                messages, tools=tools or None, chat_template=template, tokenize=False, add_generation_prompt=True
+                messages,
+                tools=tools or None,
+                chat_template=template,
+                tokenize=False,
+                add_generation_prompt=prompted and not opened,
+                continue_final_message=opened,
+                **(arguments or {}),
             )
         text = str(rendered)
         if len(text) > LONGEST + 10 * sum(len(message["content"]) for message in messages):

@@ -13,6 +13,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,7 +23,8 @@ from scalerl.config.data import GeneratedTask, PromptFile, RepliedTask, TaskData
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.exact import is_plain
-from scalerl.models.template import check_template, check_tools, render
+from scalerl.core.files import parse_json
+from scalerl.models.template import check_template, check_tools, render, template_notes
 from scalerl.models.text import prompt_tokens
 from scalerl.prompts.layouts import Row, identity, read_rows
 from scalerl.prompts.sources import custom_rows, environment_rows, gym_rows
@@ -124,18 +126,23 @@ def task_prompts(task: TaskData, tokenizer: Any, held_out: int, scoring: Scoring
         rows = [Row(r["prompt"], r["answer"], {}, "") for r in made]
         return _tokenize(rows, task.curve, lambda row: _encode_plain(tokenizer, str(row.prompt))), []
     assert isinstance(task, TextTask), task
+    about: list[str] = []
     if tokenizer.chat_template and task.chat_template != "never":
         check_template(tokenizer)
+        about = template_notes(tokenizer, task.template_arguments, task.system_prompt)
     if isinstance(task, RepliedTask):
         with Trial(scoring, task.start_s) as trial:
             rows, notes = SOURCES[task.kind](task, held_out, trial.step)
     else:
         rows, notes = SOURCES[task.kind](task, held_out, in_this_process)
     rows, left_out = _sendable(rows, isinstance(task, PromptFile))
-    notes = [*notes, *left_out]
+    notes = [*about, *notes, *left_out, *_message_notes(rows, tokenizer, task)]
     if tools := rows[0].columns.get("tools") if isinstance(task, RepliedTask) else None:
         check_tools(tokenizer, tools, task.chat_template != "never")
-    prompts = _tokenize(rows, task.curve, lambda row: _encode_prompt(tokenizer, row.prompt, task, tools))
+    shown = {} if tools else {id(row): tools_of(row) for row in rows if isinstance(task, PromptFile)}
+    prompts = _tokenize(
+        rows, task.curve, lambda row: _encode_prompt(tokenizer, row.prompt, task, tools or shown.get(id(row)))
+    )
     kept = _within_limit(prompts, task)
     if len(kept) < len(prompts):
         notes = [*notes, f"left out {len(prompts) - len(kept)} prompts over {task.max_prompt_tokens} tokens"]
@@ -293,12 +300,71 @@ def _encode_prompt(
             "data.chat_template: got 'always', and the model's tokenizer has no chat template; allowed: 'auto' or "
             "'never' for plain text, or a tokenizer saved with a chat_template"
         )
-    system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
     if tokenizer.chat_template and data.chat_template != "never":
-        text = render(tokenizer, system + opening(prompt), tools=tools, day=data.template_date)
+        messages = with_system(opening(prompt), data.system_prompt)
+        text = render(tokenizer, messages, tools=tools, day=data.template_date, arguments=data.template_arguments)
         return text, list(tokenizer(text, add_special_tokens=False)["input_ids"])
     spoken = prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
     return _encode_plain(tokenizer, f"{data.system_prompt}\n\n{spoken}" if data.system_prompt else spoken)
+
+
+def with_system(messages: list[dict[str, str]], system: str) -> list[dict[str, str]]:
+    """Return messages with a text at the start of their system message, or in one of its own: templates know one."""
+    if not system:
+        return messages
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": system}, *messages]
+    return [{**messages[0], "content": f"{system}\n\n{messages[0]['content']}"}, *messages[1:]]
+
+
+def tools_of(row: Row) -> list[Any] | None:
+    """Return the schemas of tools in the column `tools` of a row of a file, as TRL has them."""
+    tools = row.columns.get("tools")
+    if isinstance(tools, str) and tools.lstrip().startswith("["):
+        with suppress(ValueError):
+            tools = parse_json(tools)
+    schemas = (
+        isinstance(tools, list) and tools and all(isinstance(tool, Mapping) and _tool_name(tool) for tool in tools)
+    )
+    return list(tools) if schemas and isinstance(tools, list) else None
+
+
+def _tool_name(tool: Mapping[str, Any]) -> str:
+    function = tool.get("function", tool)
+    return str(function.get("name") or "") if isinstance(function, Mapping) else ""
+
+
+def _message_notes(rows: Sequence[Row], tokenizer: Any, task: TextTask) -> list[str]:
+    """Return notes on messages and tools of a file that the prompts do not show as the rows have them."""
+    chat, notes = bool(tokenizer.chat_template) and task.chat_template != "never", []
+    if not isinstance(task, PromptFile):
+        return []
+    systems = [row for row in rows if _system(row.prompt)]
+    if chat and systems and task.system_prompt:
+        notes.append(
+            f"data.system_prompt stands in front of the system messages that {len(systems)} of {len(rows)} rows have"
+        )
+    if chat and systems and not task.system_prompt:
+        asked = [{"role": "system", "content": "Mark0Mark"}, {"role": "user", "content": "What is 2+2?"}]
+        if "Mark0Mark" not in render(tokenizer, asked):
+            notes.append(
+                f"the chat template of the model's tokenizer leaves out the system messages of {len(systems)} rows, "
+                f"such as {systems[0].where}; put their text into the user's message"
+            )
+    with_tools = [(row, tools) for row in rows if (tools := tools_of(row))]
+    if with_tools:
+        row, tools = with_tools[0]
+        text = render(tokenizer, opening(row.prompt), tools=tools) if chat else ""
+        if hidden := [name for name in map(_tool_name, tools) if name not in text]:
+            notes.append(
+                f"the column 'tools' of {len(with_tools)} rows has no effect: the prompt of {row.where} does not show "
+                f"{hidden[0]}, because the tokenizer has no chat template with tools or data.chat_template is 'never'"
+            )
+        else:
+            notes.append(
+                f"the prompts of {len(with_tools)} rows show the tools of their column 'tools'; nothing runs them"
+            )
+    return notes
 
 
 def _within_limit(prompts: Sequence[Prompt], task: TextTask) -> list[Prompt]:

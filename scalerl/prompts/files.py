@@ -45,10 +45,12 @@ def read_objects(data: PromptFile) -> Iterator[FileRow]:
     """Yield the rows of a file or of a data set on the hub, in their order.
 
     Raises:
-        ConfigError: The file or data set does not exist, is a directory, has an unknown format, or has a row that
+        ConfigError: The file or data set does not exist, has an unknown format, or has a row that
             cannot be read. The message has file and line.
     """
     path = Path(data.path)
+    if path.is_dir():
+        return _directory(path, data)
     if not on_hub(data):
         return _on_disk(path, _form(path) or _jsonl, data.max_line_mb)
     if data.set and NAMED[data.set].files and data.path == NAMED[data.set].path:
@@ -63,8 +65,50 @@ def check_prompt_files(config: RunConfig) -> None:
         ConfigError: One does not exist, is empty, or is no regular file; the message has its path.
     """
     for task in config.data:
-        if isinstance(task, PromptFile) and not (on_hub(task) and HUB_NAME.fullmatch(task.path)):
+        hub = isinstance(task, PromptFile) and on_hub(task) and HUB_NAME.fullmatch(task.path)
+        if isinstance(task, PromptFile) and not hub and not Path(task.path).is_dir():
             _check(Path(task.path))
+
+
+def _directory(path: Path, data: PromptFile) -> Iterator[FileRow]:
+    """Yield the rows of a data set that `datasets.save_to_disk` wrote, or of the shards in a directory."""
+    if (path / "dataset_dict.json").is_file():
+        if not (path / data.split).is_dir():
+            splits = ", ".join(sorted(one.name for one in path.iterdir() if one.is_dir()))
+            raise ConfigError(f"data.split: got {data.split!r}; allowed for {path}: {splits}")
+        path = path / data.split
+    if (path / "state.json").is_file():
+        listed = _parse((path / "state.json").read_bytes(), str(path / "state.json")).get("_data_files") or []
+        for name in (str(one.get("filename")) for one in listed):
+            yield from _on_disk(path / name, _arrow, data.max_line_mb)
+        return
+    shards = sorted(
+        one for one in path.rglob("*") if one.is_file() and _form(one) and not one.name.startswith((".", "_"))
+    )
+    if not shards:
+        raise ConfigError(
+            f"data.path: {path} is a directory without rows; allowed: a file, a directory with JSONL, JSON or Parquet "
+            "shards, or one that save_to_disk wrote"
+        )
+    for shard in shards:
+        yield from _on_disk(shard, _form(shard) or _jsonl, data.max_line_mb)
+
+
+def _arrow(path: Path, limit_mb: int) -> Iterator[FileRow]:
+    try:
+        import pyarrow as arrow
+    except ImportError:
+        raise ConfigError(f"data.path: reading {path} needs pyarrow: pip install 'scalerl[data]'") from None
+    number = 0
+    try:
+        with arrow.memory_map(str(path)) as source, arrow.ipc.open_stream(source) as stream:
+            for batch in stream:
+                for values in _python_rows(batch):
+                    number += 1
+                    yield FileRow(f"{path} row {number}", values)
+    except arrow.ArrowInvalid as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ConfigError(f"{path}: not a whole Arrow file, after row {number} ({reason}); copy it again") from None
 
 
 def _check(path: Path) -> None:

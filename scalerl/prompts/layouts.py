@@ -22,8 +22,9 @@ from scalerl.config.named import NAMED
 from scalerl.core.errors import ConfigError, short
 from scalerl.core.files import parse_json
 from scalerl.prompts.files import read_objects
+from scalerl.tasks.answers import ANSWER_FORM
 from scalerl.tasks.base import in_braces
-from scalerl.tasks.code_tests import BadTests, from_text, livecodebench_cases
+from scalerl.tasks.code_tests import TOLERANCE, BadTests, from_text, livecodebench_cases
 from scalerl.tasks.turns import is_chat
 
 
@@ -58,7 +59,7 @@ LAYOUTS: dict[str, Layout] = {
 }
 """The layouts by name. TRL's trainers require only `prompt`; in its data sets the reference is `solution`."""
 
-ANSWERLESS = frozenset({"code"})
+ANSWERLESS = frozenset({"code", "judge"})
 """Verifiers that use other columns, so that a row needs no answer."""
 
 
@@ -134,6 +135,11 @@ def _row(data: PromptFile, values: dict[str, Any], where: str) -> Row:
             f"{where}: data.columns names {', '.join(absent)}, which the row does not have; allowed: "
             f"the columns of the row ({', '.join(values)})"
         )
+    if data.float_tolerance:
+        extra = {TOLERANCE: data.float_tolerance, **extra}
+        extra |= {TOLERANCE: values[TOLERANCE]} if values.get(TOLERANCE) is not None else {}
+    if data.answer_form != "any":
+        extra[ANSWER_FORM] = data.answer_form
     return Row(prompt, answer, {**values, **extra}, where)
 
 
@@ -149,6 +155,10 @@ def prompt_of(prompt: Any, at: str, columns: Iterable[str], where: str) -> str |
     Raises:
         ConfigError: It is neither, or has no text.
     """
+    if isinstance(prompt, str) and prompt.lstrip().startswith("[") and '"role"' in prompt:  # pandas wrote it as text
+        with suppress(ValueError):
+            read = parse_json(prompt)
+            prompt = read if is_chat(read) else prompt
     if isinstance(prompt, str) and prompt.strip():
         return prompt
     if is_chat(prompt):

@@ -75,6 +75,10 @@ class Verdict(NamedTuple):
     """Explanation in one line, for readers of rollouts."""
     answer: str | None = None
     """The answer that was read in the completion; None: the text after the thinking."""
+    form: str = ""
+    """Form in which the answer was found, of `FORMS` in answers.py; empty: the verifier looks for none."""
+    text_only: bool = False
+    """Whether nothing but a comparison as text could judge the answer."""
 
 
 class Verifier(NamedTuple):
@@ -85,11 +89,13 @@ class Verifier(NamedTuple):
     killable: bool = False
     """Whether it may hang or crash. It then runs in processes that can be killed, otherwise in trainer threads."""
     prepare: Callable[[Scoring], None] | None = None
-    """Function called once in each such process before the first completion."""
+    """Function called once before the first completion, in each process."""
     limit_s: Callable[[Scoring], float] = lambda settings: settings.timeout_s
     """Time limit in seconds for one completion in such a process."""
     spared_cores: int = 1
     """Cores left to the trainer by default; 0 if the verifier's processes mostly wait for others."""
+    threads: Callable[[Scoring], int] | None = None
+    """Completions that it judges at the same time in threads, if it waits for others; None: one thread per prompt."""
     modules: tuple[str, ...] = ()
     """Modules that it imports and the base install lacks."""
 
@@ -101,4 +107,5 @@ def verdict(passed: bool, reason: str) -> Verdict:
 
 def reward(verdict: Verdict) -> Score:
     """Return the score of a completion: its reward grows linearly from -1 (score 0) to +1 (score 1)."""
-    return Score(INCORRECT + (CORRECT - INCORRECT) * verdict.score, verdict.passed, verdict.reason)
+    value = INCORRECT + (CORRECT - INCORRECT) * verdict.score
+    return Score(value, verdict.passed, verdict.reason, form=verdict.form, text_only=verdict.text_only)

@@ -13,6 +13,7 @@ from scalerl.config.data import PromptFile, RewardFunction, TaskData
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import load_function
+from scalerl.tasks.answers import ANSWER_FORM
 from scalerl.tasks.code_tests import BadTests, read_tests
 from scalerl.tasks.repetition import question
 from scalerl.tasks.sandbox.detect import offer
@@ -94,7 +95,13 @@ def _math(prompt: Prompt) -> str | None:
     answer = prompt.answer
     if re.fullmatch(r"\s*-?[0-9]{1,18}\s*", answer):
         return None
-    return answer if "\\boxed" in answer else f"\\boxed{{{DOLLAR.sub('', answer)}}}"
+    bare = DOLLAR.sub("", answer)
+    form = WRITTEN.get(str(prompt.columns.get(ANSWER_FORM)))
+    return form.format(bare) if form else answer if "\\boxed" in answer else f"\\boxed{{{bare}}}"
+
+
+WRITTEN = {"tag": "<answer>{}</answer>", "hashes": "#### {}", "phrase": "The answer is {}"}
+"""A reference in the forms other than a box."""
 
 
 def _code(prompt: Prompt) -> str | None:

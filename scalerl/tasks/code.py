@@ -87,7 +87,7 @@ class Judge:
         with closing(self._pool.take()) as box:
             box.begin("stdin", self._soon(ends), program=program)
             for number, (given, wanted) in enumerate(zip(tests.inputs, tests.outputs, strict=True), start=1):
-                if problem := _of_program(self._report(box, given, ends), self._problem, wanted):
+                if problem := _of_program(self._report(box, given, ends), self._problem, wanted, tests.tolerance):
                     raise Failed(f"test {number} of {len(tests.inputs)}: {problem}")
         return f"{len(tests.inputs)} tests"
 
@@ -101,7 +101,7 @@ class Judge:
     def _printed(self, report: dict[str, Any]) -> str:
         return str(report["output"].decode("utf-8", "replace")) + (self._problem(report, None) or "")
 
-    def _problem(self, report: dict[str, Any], wanted: str | None) -> str | None:
+    def _problem(self, report: dict[str, Any], wanted: str | None, tolerance: float = 0.0) -> str | None:
         """Return a description of what is wrong with one output; None if it is correct. Without `wanted`, any is."""
         if report["why"] == "late":
             return f"took longer than {self._settings.test_s:g} s"
@@ -110,7 +110,7 @@ class Judge:
         if report["status"] != 0:
             detail = str(report["complaint"])[-200:].strip()
             return f"ended with exit status {report['status']}" + (f" ({detail})" if detail else "")
-        return None if wanted is None else difference(report["output"].decode("utf-8", "replace"), wanted)
+        return None if wanted is None else difference(report["output"].decode("utf-8", "replace"), wanted, tolerance)
 
     def _calls(self, program: str, tests: Calls, ends: float) -> str:
         with closing(self._pool.take()) as box:
@@ -119,7 +119,7 @@ class Judge:
                 box.send(b"J", dumps(["call", tests.name, "", arguments, {}]), self._soon(ends))
                 kind, payload = box.receive(self._soon(ends))
                 if kind == b"V":
-                    problem = _of_program(payload, value_difference, wanted, tests.wrapped)
+                    problem = _of_program(payload, value_difference, wanted, tests.wrapped, tests.tolerance)
                 else:
                     problem = _of_program(payload, lambda error: f"{error[0]}: {error[1]}"[:300])
                 if problem:
@@ -220,7 +220,9 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     if isinstance(tests, Checks) and tests.entry:  # the prompt is the beginning of the function (HumanEval)
         program = with_prompt(completion, prompt.columns.get("prompt"), tests.entry)
     else:
-        program = program_of(completion)
+        names = (tests.name,) if isinstance(tests, Calls) else tests.names if isinstance(tests, Checks) else ()
+        reads = isinstance(tests, InputOutput) and any(text.strip() for text in tests.inputs)
+        program = program_of(completion, names, reads)
     if program is None:
         return verdict(False, "found no program in the answer")
     return judge().verdict(program, tests)

@@ -7,7 +7,7 @@ import base64
 import builtins
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -40,6 +40,8 @@ class InputOutput:
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    tolerance: float = 0.0
+    """Largest difference of two numbers, absolute or relative; 0: the same value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class Calls:
     results: tuple[Any, ...]
     wrapped: bool = False
     """Whether an expected [x] also matches x, as in APPS and TACO."""
+    tolerance: float = 0.0
+    """Largest difference of two floats, absolute or relative; 0: the same value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +84,24 @@ def read_tests(columns: Mapping[str, Any]) -> Tests:
     They are in the column "tests" or in the columns of a known data set: HumanEval (test, entry_point), MBPP
     (test_list), LiveCodeBench (public_test_cases, private_test_cases), APPS and TACO (input_output).
 
+    The column `float_tolerance` is the largest difference of two numbers (`data.float_tolerance` for a whole task).
+
     Raises:
         BadTests: There are no tests, or their form is unknown.
     """
+    tests, tolerance = _tests(columns), columns.get(TOLERANCE)
+    if tolerance is None or isinstance(tests, Checks):
+        return tests
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
+        raise BadTests(f"{TOLERANCE!r}: got {short(tolerance)}; allowed: a number from 0 to below 1, such as 1e-6")
+    return replace(tests, tolerance=float(tolerance))
+
+
+TOLERANCE = "float_tolerance"
+"""Column with the tolerance of a row."""
+
+
+def _tests(columns: Mapping[str, Any]) -> Tests:
     if columns.get("tests") is not None:
         return _parse(columns["tests"], "tests", columns)
     if columns.get("test") and columns.get("entry_point"):
@@ -249,7 +268,7 @@ def _pairs(inputs: Any, outputs: Any, name: Any, field: str) -> Tests:
             f"{field!r}: got {sizes[0]} inputs and {sizes[1]} outputs; allowed: two lists of one length, at least 1"
         )
     if not name:
-        return InputOutput(*(tuple(_text(value, field) for value in values) for values in (inputs, outputs)))
+        return InputOutput(tuple(_text(one, field) for one in inputs), tuple(_text(one, field) for one in outputs))
     if not isinstance(name, str):
         raise BadTests(f"{field!r}: 'fn_name' is {short(name)}; allowed: the name of a function")
     as_lines = isinstance(inputs[0], str)

@@ -14,6 +14,7 @@ SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\[,;:!> ()\[\]]|\\q?quad\b|\\left\b|\\right\b|\\displaystyle\b|[$\u00a0\u2009\u202f]"), " "),
     (re.compile(r"\{,\}|(?<=\d),(?=\d{3}(?!\d))"), ""),
     (re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))"), r" \1\2/\3\4 "),
+    (re.compile(r"\\[dt]?binom\s*(?:(\d)\s*(?=\d))?"), r" binom \1 "),
     (re.compile(r"\\div\b|\\over\b|[\u00f7\u2044\u2215:]"), "/"),
     (re.compile(r"\*\*"), "^"),
     (re.compile(r"\\(?:times|cdot|ast)\b|[\u00d7\u00b7\u2219\u22c5]|(?<=\d)\s*[xX]\s*(?=\d)"), "*"),
@@ -46,6 +47,13 @@ def repeats_expression(answer: str, prompt: Prompt) -> bool:
     return _holds(text, answer) or any(_holds(spelled(answer), found) for found in EXPRESSION.findall(text))
 
 
+def numbers_in_prompt(answer: str, prompt: Prompt) -> bool:
+    """Return whether a number of an answer stands in its prompt, or the prompt asks for an operation on numbers."""
+    text = _spelled(question(prompt))
+    return EXPRESSION.search(text) is not None or any(_holds(text, one) for one in _NUMBER.findall(spelled(answer)))
+
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _spelled = lru_cache(256)(spelled)
 """Cached, because the completions of a group share their prompt."""
 

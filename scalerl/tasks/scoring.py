@@ -197,12 +197,25 @@ class ThreadScorer(Scorer):
 
     def __init__(self, name: str, verifier: Verifier, settings: Scoring) -> None:
         self._verify, self.failures = verifier.verify, Failures(f"the verifier {name}")
-        self._threads = ThreadPoolExecutor(settings.workers or 1, thread_name_prefix=f"verify-{name}")
+        self._each = verifier.threads is not None
+        if verifier.prepare:
+            verifier.prepare(settings)
+        threads = verifier.threads(settings) if verifier.threads else settings.workers or 1
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=f"verify-{name}")
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
         """Start scoring completions of one prompt: +1 for a pass, -1 for a wrong one."""
-        done = self._threads.submit(lambda: [_safely(self._verify, prompt, text) for text in completions])
-        return Pending([done], lambda futures: _judged(prompt, completions, futures[0].result(), self.failures))
+        parts = [[text] for text in completions] if self._each else [completions]
+        done = [self._threads.submit(self._verdicts, prompt, part) for part in parts]
+
+        def finish(futures: Sequence[Future[Any]]) -> list[Score]:
+            verdicts = [verdict for future in futures for verdict in future.result()]
+            return _judged(prompt, completions, verdicts, self.failures)
+
+        return Pending(done, finish)
+
+    def _verdicts(self, prompt: Prompt, completions: Sequence[str]) -> list[Verdict | str]:
+        return [_safely(self._verify, prompt, text) for text in completions]
 
     def close(self) -> None:
         """Stop the threads after their current call."""

@@ -6,6 +6,7 @@ Legend: P prompts, G rollouts per prompt, B = P x G rollouts, T tokens of the lo
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 from scalerl.config.recipe import OffPolicy
 from scalerl.models.routing import UNKNOWN
 from scalerl.rollouts.replay import flat_nuclei
+from scalerl.tasks.answers import FORMS
 from scalerl.types import Rollout, ScoredGroup
 
 
@@ -173,9 +175,15 @@ def environment_row(groups: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def answer_row(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Return the share of the batch's passes whose answer stands in its prompt; NaN without a pass."""
+    """Return shares of the batch's answers: in the prompt (of the passes; NaN without one), by form, and unread."""
     passes = [score.in_prompt for group in groups for score in group.scores if score.passed]
-    return {"answer_in_prompt": sum(passes) / len(passes) if passes else math.nan}
+    row = {"answer_in_prompt": sum(passes) / len(passes) if passes else math.nan}
+    scores = [score for group in groups for score in group.scores if score.form]
+    if scores:
+        forms = Counter(score.form for score in scores)
+        row |= {f"answer_{form}": forms[form] / len(scores) for form in FORMS}
+        row["answer_unread"] = sum(score.text_only for score in scores) / len(scores)
+    return row
 
 
 def rollout_row(rollouts: RolloutTensors, rewards_PG: Tensor, keep_P: Tensor) -> dict[str, Any]:

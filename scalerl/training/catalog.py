@@ -22,6 +22,12 @@ METRICS = {
     "answer_in_prompt": Metric(
         "learning", "Answer in the prompt", "share of the batch's passes whose answer stands in its prompt", share=True
     ),
+    "answer_box": Metric("learning", "Answers in a box", "share of the batch's answers found in a box", share=True),
+    "answer_tag": Metric("learning", "Answers in a tag", "share found in a tag such as <answer>", share=True),
+    "answer_hashes": Metric("learning", "Answers after ####", "share found after ####", share=True),
+    "answer_phrase": Metric("learning", "Answers in a phrase", "share found after 'the answer is'", share=True),
+    "answer_none": Metric("learning", "Answers without a form", "share whose last expression counts", share=True),
+    "answer_unread": Metric("learning", "Unread answers", "share that could only be compared as text", share=True),
     "reward": Metric("learning", "Reward", "mean reward of the batch, including the length penalty"),
     "kept_prompts": Metric("learning", "Kept prompts", "prompts whose rewards differ; only these are trained on"),
     "prompts": Metric("learning", "Prompts", "prompts in the batch"),

@@ -54,6 +54,93 @@ def test_the_program_is_the_last_python_block_after_the_thinking(completion, pro
     assert program_of(completion) == program
 
 
+SUM = "a, b = map(int, input().split())\nprint(a + b)\n"
+DEFINED = "def inc(x):\n    return x + 1\n"
+METHOD = "class Solution:\n    def inc(self, x: int) -> int:\n        return x + 1\n"
+
+
+@pytest.mark.parametrize(
+    ("completion", "program"),
+    [
+        (f"~~~python\n{SUM}~~~", SUM),
+        (f"````python\n{SUM}````", SUM),
+        (f"```python\r\n{SUM}```\r\n".replace("\n", "\r\n").replace("\r\r", "\r"), SUM),
+        (f"```python\n{SUM}``` This prints the sum.", SUM),
+        (f"```python\n{SUM}```\nExample:\n```python\nprint(3 + 4)\n```", SUM),
+        (f"```\n{SUM}```\nOutput:\n```\n7\n```", SUM),
+        (f"```\n{SUM}```\nInput:\n```\n3 4\n```\nOutput:\n```text\n7\n```", SUM),
+        (f"<answer>\n{SUM}</answer>", "\n" + SUM),
+        (f"The code: <answer>\n```python\n{SUM}```\n</answer> It works.", SUM),
+        (f"The code: <solution>\n{SUM}</solution>\nIt works.", "\n" + SUM),
+        ("1. Code:\n\n   ```python\n" + "".join(f"   {line}\n" for line in SUM.splitlines()) + "   ```\n", SUM),
+        ("The code:\n\n" + "".join(f"    {line}\n" for line in SUM.splitlines()) + "\nIt adds.", SUM),
+        (f"```python\n{SUM}\nNo end. Again:\n```python\n{SUM}```", SUM),
+        (f"```python title=a.py\n{SUM}```", SUM),
+        ("```python\nimport sys\nprint(sys.stdin.read())\n```\n```python\nprint('demo')\n```",
+         "import sys\nprint(sys.stdin.read())\n"),
+    ],
+)  # fmt: skip
+def test_a_program_that_reads_its_input_is_found_in_every_usual_block(completion, program):
+    assert program_of(completion, reads=True).strip() == program.strip()
+
+
+@pytest.mark.parametrize("program", [DEFINED, METHOD])
+@pytest.mark.parametrize(
+    "demo", ["print(inc(4))", "assert inc(4) == 5\nprint('ok')", "sol = Solution()\nprint(sol.inc(4))"]
+)
+@pytest.mark.parametrize("mark", ["python", ""])
+def test_the_block_that_defines_the_function_counts_not_its_demonstration(program, demo, mark):
+    text = f"```{mark}\n{program}```\nUsage:\n```{mark}\n{demo}\n```\nOutput:\n```\n5\n```"
+    assert program_of(text, ["inc"]) == program
+    later = f"{text}\nBetter:\n```{mark}\n# better\n{program}```\n"
+    assert program_of(later, ["inc"]) == f"# better\n{program}"
+
+
+@pytest.mark.parametrize(
+    ("got", "wanted", "tolerance", "same"),
+    [
+        ("0.30000000000000004", "0.3", 0.0, True),
+        ("0.30000000000000104", "0.3", 0.0, False),
+        ("0.3000001", "0.3", 0.0, False),
+        ("0.3000001", "0.3", 1e-6, True),
+        ("0.30001", "0.3", 1e-6, False),
+        ("1000000.5", "1000000", 1e-6, True),
+        ("1000002", "1000000", 1e-6, False),
+        ("30000000000000004", "30000000000000000", 0.0, False),
+        ("yes", "no", 0.5, False),
+    ],
+)
+def test_floats_are_compared_with_the_tolerance_of_their_row(got, wanted, tolerance, same):
+    assert (difference(got, wanted, tolerance) is None) is same
+
+
+def test_a_tolerance_holds_for_values_at_any_depth_and_must_be_a_number():
+    assert value_difference([0.1 + 0.2, {"a": 1}], [0.3, {"a": 1}], tolerance=1e-9) is None
+    assert value_difference([0.1 + 0.2], [0.3]) and value_difference([2], [1], tolerance=0.9)
+    tests = {"inputs": ["1"], "outputs": ["0.3"]}
+    assert read_tests({"tests": tests, "float_tolerance": 1e-6}).tolerance == 1e-6
+    assert read_tests({"tests": tests}).tolerance == 0
+    with pytest.raises(BadTests, match=r"float_tolerance.*got 'x'"):
+        read_tests({"tests": tests, "float_tolerance": "x"})
+
+
+def test_programs_use_the_classes_of_contest_sites_and_long_integers(judge):
+    tree = "class Solution:\n    def f(self, root: Optional[TreeNode]) -> int:\n        return TreeNode(3).val\n"
+    assert judge.verdict(tree, Calls("f", ([1],), (3,))).passed
+    linked = "def f(x):\n    return ListNode(1, ListNode(2)).next.val\n"
+    assert judge.verdict(linked, Calls("f", ([1],), (2,))).passed
+    assert judge.verdict("print(2**20000)", InputOutput(("",), (_power(20000),))).passed
+    assert judge.verdict("print(int(input()) + 1)", InputOutput(("9" * 5000,), ("1" + "0" * 5000,))).passed
+
+
+def _power(exponent):
+    from decimal import localcontext
+
+    with localcontext() as context:
+        context.prec = 7000
+        return f"{Decimal(2) ** exponent:f}"
+
+
 PROMPT = 'from typing import List\n\ndef helper(x): return 2 * x\n\ndef f(x: List[int]):\n    """Doubles."""\n'
 
 

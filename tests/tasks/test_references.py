@@ -24,15 +24,15 @@ def config_of(file, *words):
 
 
 def test_references_that_fail_are_reported_with_file_and_line(tmp_path):
-    answers = ["12", "$\\frac{1}{2}$", "No solution", "\\$6", "2: 15$ PM"]
+    answers = ["12", "$\\frac{1}{2}$", "No solution", "\\$6", "$ $"]
     file = write_rows(tmp_path / "p.jsonl", ({"prompt": f"q{i}", "answer": a} for i, a in enumerate(answers)))
     config = config_of(file, "--scoring.failing_references", "0.2")
     (note,) = reference_notes(config, loaded(config))
-    assert note.startswith("math: 1 of 5 references fail their own verifier") and f"{file} line 5 (got " in note
+    assert note.startswith("math: 1 of 5 references fail their own verifier") and f"{file} line 5 (" in note
 
 
 def test_a_run_with_too_many_failing_references_is_refused(tmp_path):
-    answers = ["2: 15$ PM", *map(str, range(18))]  # 1 of 19 is 5.3%
+    answers = ["$ $", *map(str, range(18))]  # 1 of 19 is 5.3%
     file = write_rows(tmp_path / "p.jsonl", ({"prompt": f"q{i}", "answer": a} for i, a in enumerate(answers)))
     config = config_of(file)
     with pytest.raises(ConfigError, match="1 of 19"):
@@ -63,6 +63,6 @@ def test_a_solution_that_fails_its_tests_is_reported(tmp_path):
 
 
 def test_a_task_with_a_reward_function_has_no_references(tmp_path):
-    file = write_rows(tmp_path / "p.jsonl", ({"prompt": f"q{i}", "answer": "2: 15$ PM"} for i in range(3)))
+    file = write_rows(tmp_path / "p.jsonl", ({"prompt": f"q{i}", "answer": "$ $"} for i in range(3)))
     config = config_of(file, "--reward", "my:f")
     assert reference_notes(config, loaded(config)) == []

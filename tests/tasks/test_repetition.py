@@ -289,7 +289,9 @@ def test_passes_whose_answer_stands_in_the_prompt_are_counted(user_code, scored_
     assert [(score.passed, score.in_prompt) for score in more] == [(True, False), (False, False), (False, False)]
     group = Group(Visit(asked, 0, 0), (), 0)
     row = answer_row([ScoredGroup(group, tuple(scores)), ScoredGroup(group, tuple(more))])
-    assert row == {"answer_in_prompt": pytest.approx(2 / 3)}
+    assert row.pop("answer_in_prompt") == pytest.approx(2 / 3)
+    forms = {"box": 1 / 6, "tag": 0, "hashes": 0, "phrase": 1 / 6, "none": 2 / 3}
+    assert row == {**{f"answer_{form}": share for form, share in forms.items()}, "answer_unread": 0}
     assert isnan(answer_row([ScoredGroup(group, tuple(more[1:]))])["answer_in_prompt"])
 
 

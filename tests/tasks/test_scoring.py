@@ -291,7 +291,7 @@ def test_a_failing_verifier_affects_only_its_completion_and_is_counted():
 def test_a_comparison_that_hangs_does_not_affect_other_completions():
     scorer = ProcessScorer("math", scoring.VERIFIERS["math"], Scoring(workers=1, timeout_s=2.0))
     try:
-        scores = score(scorer, prompt("2"), ["\\boxed{2}", "\\boxed{9^{9^{9^{9}}}}", "\\boxed{2}"])
+        scores = score(scorer, prompt("2"), ["\\boxed{2}", "\\boxed{x^{9^{9^{9}}} + 9^{9^{9^{9}}} x}", "\\boxed{2}"])
         assert [s.passed for s in scores] == [True, False, True]
         assert scores[1].reason == "the verifier took longer than 2 s" and scorer.timeouts == 1
     finally:

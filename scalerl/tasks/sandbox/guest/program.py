@@ -44,11 +44,33 @@ MODULES = frozenset(MODULE_NAMES.split())
 FROM = {name: module for module, names in NAMES.items() for name in names.split() if name != module}
 
 
+CLASSES = {
+    "TreeNode": ("val", "left", "right"),
+    "ListNode": ("val", "next"),
+    "Node": ("val", "children", "next", "random", "left", "right"),
+}
+"""Classes of LeetCode's problems, and their attributes."""
+
+
+def node_class(name: str) -> type:
+    """Return a class of LeetCode's prelude."""
+    attributes = CLASSES[name]
+
+    def create(self: object, *values: object, **named: object) -> None:
+        for attribute, value in zip(attributes, values):  # noqa: B905  a missing value is the default
+            setattr(self, attribute, value)
+        self.__dict__.update(named)
+
+    return type(name, (), {"val": 0, **dict.fromkeys(attributes[1:]), "__init__": create})
+
+
 def provide(code: CodeType) -> None:
     """Add the names of this module that the code mentions to the builtins; the code's definitions take precedence."""
     for name in _mentioned(code):
         if name in FROM:
             builtins.__dict__.setdefault(name, getattr(importlib.import_module(FROM[name]), name))
+        elif name in CLASSES:
+            builtins.__dict__.setdefault(name, node_class(name))
         elif name in MODULES:
             builtins.__dict__.setdefault(name, importlib.import_module(name))
 
@@ -95,6 +117,7 @@ def fresh_module(name: str, *codes: CodeType) -> ModuleType:
     sys.modules[name] = module
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # their module `site` is not loaded
     sys.setrecursionlimit(RECURSION)
+    sys.set_int_max_str_digits(0)  # the time limit is enough
     for code in codes:
         provide(code)
     return module

@@ -1,0 +1,212 @@
+r"""The answer of a completion: which span of its text is judged, for all tasks.
+
+The forms are tried in a fixed order, the last complete occurrence of each: a box, a tag, a line after `####`, a
+phrase such as "the answer is". Only where none occurs does the task look for the last expression of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from scalerl.tasks.base import MARK, in_braces, judged_text
+
+FORMS = ("box", "tag", "hashes", "phrase", "none")
+"""The forms of an answer, in the order in which they are tried."""
+
+
+ANSWER_FORM = "answer_form"
+"""Column of a prompt with the only form that counts (`data.answer_form`)."""
+
+
+class Found(NamedTuple):
+    """The answer of a completion.
+
+    Example: Found(text="42", form="box")
+    """
+
+    text: str
+    """The span that is the answer; the whole text after the thinking if there is no form."""
+    form: str
+    """One of `FORMS`."""
+
+
+def find_answer(completion: str, only: str = "") -> Found:
+    r"""Return the answer of a completion, from the text after the thinking.
+
+    Args:
+        completion: A completion.
+        only: The only form that is tried; empty: all of them.
+
+    Examples: `First \boxed{7}, no: \boxed{8}` -> 8; `<answer>5</answer>` -> 5; `#### 72` -> 72.
+    """
+    text = _MARK.sub("\n", judged_text(completion))
+    for form, find in FINDERS.items():
+        if only in ("", form) and (span := find(text)) is not None:
+            return Found(span, form)
+    return Found(text, "none")
+
+
+_MARK = re.compile(MARK)
+"""Tokens of a chat template, also in the middle: a model may go on after its own turn."""
+
+# ------------------------------------------------------------------------------------------------------------ boxes
+
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])\s*")
+_UNBRACED = re.compile(
+    r"(?:\$|\\\()?\s*([-+]?(?:\d[\d,]*(?:\.\d+)?(?:/\d+)?|\\[A-Za-z]+\{[^{}]*\}(?:\{[^{}]*\})?|[A-Za-z](?![A-Za-z])))"
+)
+_EMPTY = re.compile(r"(?:[\s.…_?$]|\\(?:[cl]?dots[bc]?|quad|,|;|ldots)|\\text\s*\{\s*\}|\{\s*\})*")
+_PLACEHOLDER = re.compile(
+    r"(?:\\text\w*\s*\{)?\s*(?:your |the |final )*(?:answer|result)(?: here)?\s*\}?", re.IGNORECASE
+)
+_BETWEEN = re.compile(
+    r"[\s$]*(?:[,;]|\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b|和|或|,\s*(?:and|or)\b)[\s$]*(?:\(?[A-Za-z]_?\{?\d?\}?\s*=\s*)?[\s$]*"
+)
+MOST_BOXES = 200
+"""Number of boxes at the end of a text that are read."""
+
+
+def box(text: str) -> str | None:
+    """Return the content of the last complete box, or of boxes that a comma, "and" or "or" joins."""
+    contents: list[tuple[int, int, str]] = []
+    for match in list(_BOX.finditer(text))[-MOST_BOXES:]:
+        rest = text[match.end() : match.end() + LONGEST_BOX]
+        inside = in_braces(rest) if rest.startswith("{") else None
+        if inside is not None:
+            content, end = inside, match.end() + len(inside) + 2
+        elif not rest.startswith("{") and (bare := _UNBRACED.match(rest)):
+            content, end = bare[1], match.end() + bare.end()
+        else:
+            continue
+        if contents and match.start() < contents[-1][1]:  # a box in a box
+            continue
+        if not _EMPTY.fullmatch(content[:1000]) and not _PLACEHOLDER.fullmatch(content[:60]):
+            contents.append((match.start(), end, content))
+    if not contents:
+        return None
+    chosen = [contents[-1]]
+    for one in reversed(contents[:-1]):
+        gap = text[one[1] : chosen[0][0]]
+        if len(gap) > 40 or not _BETWEEN.fullmatch(gap):
+            break
+        chosen.insert(0, one)
+    texts = list(dict.fromkeys(content.strip() for _, _, content in chosen))
+    return ", ".join(texts) if len(texts) > 1 else chosen[-1][2]
+
+
+LONGEST_BOX = 1 << 17
+"""Characters of the longest box."""
+
+# ------------------------------------------------------------------------------------------------------------- tags
+
+_TAG = re.compile(
+    r"(?:<\s*(answer|final[_ ]?answer|solution|ans|final)\s*>|\[\s*(answer|final[_ ]?answer|solution)\s*\])",
+    re.IGNORECASE,
+)
+
+
+def tag(text: str) -> str | None:
+    """Return the content of the last tag that is not empty; one without an end extends to the end of the text."""
+    content = tagged(text)
+    if content is None:
+        return None
+    for find in (hashes, phrase):
+        if (inside := find(content)) is not None:
+            return inside
+    return content
+
+
+def tagged(text: str) -> str | None:
+    """Return the content of the last `<answer>`, `<solution>` or `[ANSWER]` as it stands; the case is free."""
+    for match in reversed(list(_TAG.finditer(text))[-MOST_BOXES:]):
+        name = re.escape(match[1] or match[2])
+        ending = re.compile(rf"<\s*/\s*{name}\s*>" if match[1] else rf"\[\s*/\s*{name}\s*\]", re.IGNORECASE)
+        end = ending.search(text, match.end())
+        content = text[match.end() : end.start() if end else len(text)]
+        if (
+            content.strip()
+            and not _EMPTY.fullmatch(content.strip()[:1000])
+            and not _PLACEHOLDER.fullmatch(content.strip()[:60])
+        ):
+            return content
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------------- hashes
+
+_HASHES = re.compile(r"(?<!#)####(?!#)[ \t]*([^\n]*)")
+_HEADING = re.compile(
+    r"\**\s*(?:\d+[.):]\s+[A-Za-z*]|(?:step|part|case|solution|problem|question|method|answer|final)\b)", re.IGNORECASE
+)
+_VALUE = re.compile(r"[*\s]*(?:\\?\$|[€£¥]|\\[A-Za-z(\[]|[-+−(\[{.\d]|[A-Za-z](?![A-Za-z]))")
+
+
+def hashes(text: str) -> str | None:
+    """Return the line after the last `####`, unless it is a heading."""
+    for match in reversed(list(_HASHES.finditer(text))[-MOST_BOXES:]):
+        line = match[1].strip()
+        if not line or _HEADING.match(line):
+            continue
+        if (_VALUE.match(line) and len(line) < 200) or not text[match.end() :].strip():
+            return line
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------- phrases
+
+_PHRASE = re.compile(
+    r"(?:\b(?:(?:final|correct|right|best)\s+)?(?:answer|option|choice)s?\b"
+    r"(?:\s+(?:to\s+(?:the|this)\s+(?:question|problem)|of\s+the\s+(?:question|problem)|here|choice|option))?\s*(?:\}|\*\*)?\s*"
+    r"(?:(?:is|are|=|should\s+be|must\s+be|will\s+be|would\s+be)(?!\s+(?:not|in|to|the\s+same)\b)\s*(?:therefore|thus|then|simply|given\s+by)?\s*:?|:)"
+    r"|(?:答案|最终答案|结果|答)\s*(?:是|为|應為|应为|:|：)+\s*[:：]?|(?:故|所以|因此|应)?选(?:择|项)?\s*[:：]?\s*(?=[（(]?[A-J])"
+    r"|答え(?:は|:|：)|정답(?:은|:)"
+    r"|\b(?:respuesta|réponse|antwort|risposta|resposta)\b\s*(?:final\w*)?\s*(?:es|est|ist|è|é|:)|ответ\s*[:—-])",
+    re.IGNORECASE,
+)
+_OPTION = re.compile(
+    r"(?:\boption|\bchoice|\bchoose|\bselect)\s+(\(?[A-J]\)?)(?=\s+is\s+(?:the\s+)?(?:correct|right|answer)|[.\s]*$)",
+    re.IGNORECASE,
+)
+_OPENERS = {"$$": "$$", "\\[": "\\]", "\\(": "\\)"}
+_DOLLARS = re.compile(r"\$(?=[^\s$])([^$\n]*[^\s$\\])\$(?!\d)")
+_SENTENCE_END = re.compile(r"\n|。|；|(?<!\d)\.(?=\s|$)|(?<=\d)\.(?=\s|$)|;\s|[!?](?=\s)(?!\s*=)")
+_CLAUSE = re.compile(r"\s*(?:,?\s+(?:because|since|which|as\s|so\s|after|when|where|with)\b|\s+\(|，)")
+
+
+def phrase(text: str) -> str | None:
+    """Return what follows the last "the answer is", "答案是" or a phrase like it, to the end of its sentence."""
+    matches = [match for match in _PHRASE.finditer(text)][-MOST_BOXES:]
+    for match in reversed(matches):
+        rest = text[match.end() : match.end() + LONGEST_PHRASE].lstrip(" \t\n*:：}_")
+        span = _span(rest)
+        if span.strip(" .*_`") and not _EMPTY.fullmatch(span.strip()):
+            return span
+    options = list(_OPTION.finditer(text))
+    return options[-1][1] if options else None
+
+
+LONGEST_PHRASE = 2000
+"""Characters of the longest answer after a phrase."""
+
+
+def _span(rest: str) -> str:
+    for opener, closer in _OPENERS.items():
+        if rest.startswith(opener) and (end := rest.find(closer, len(opener))) > 0:
+            return rest[len(opener) : end]
+    ending = _SENTENCE_END.search(rest)
+    sentence = rest[: ending.start()] if ending else rest
+    formulas: list[str] = _DOLLARS.findall(sentence)
+    if formulas:
+        outside = _DOLLARS.sub(" ", sentence)
+        if re.fullmatch(r"[\s,.;*]*(?:(?:and|or)[\s,]*)*[\s.*]*", outside) or sentence.startswith("$") is False:
+            return ", ".join(formulas) if len(formulas) > 1 and sentence.startswith("$") else formulas[-1]
+        if re.match(r"\$[^$]*\$\s*(?:[A-Za-z]+\s*)?$", sentence.strip(" .*")):
+            return sentence.replace("$", " ")
+        return formulas[0]
+    clause = _CLAUSE.search(sentence)
+    return sentence[: clause.start()] if clause and clause.start() else sentence
+
+
+FINDERS = {"box": box, "tag": tag, "hashes": hashes, "phrase": phrase}
+"""Functions by form: text after the thinking -> the answer, or None."""

@@ -1,0 +1,145 @@
+r"""Verifier that asks a model over HTTP: an OpenAI-compatible endpoint whose reply has a score (`scoring.judge`).
+
+A reply without a score, an error of the server and a reply that takes too long are asked for again. What still fails is
+a failure of the reward, which is left out and counted (scoring.py), never a score of 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import OrderedDict
+from typing import Any
+
+from scalerl.config.run import Judge, Scoring
+from scalerl.core.errors import short
+from scalerl.tasks.base import Verdict, judged_text
+from scalerl.tasks.repetition import question
+from scalerl.types import Prompt
+
+REMEMBERED = 100_000
+"""Number of scores that are kept by the content of their requests."""
+MOST_BYTES = 4 << 20
+"""Size of the largest reply that is read."""
+AGAIN = frozenset({408, 409, 425, 429, *range(500, 600)})
+"""Status of a server that may succeed later."""
+
+
+class NoScore(Exception):
+    """The judge gave no score."""
+
+
+class Client:
+    """Asks one judge, from any number of threads."""
+
+    def __init__(self, settings: Judge) -> None:
+        self.settings = settings
+        self._scores: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        self._lock, self._next = threading.Lock(), 0.0
+
+    def score(self, text: str) -> tuple[float, str]:
+        """Return the score in [0, 1] and the judge's reply to a text.
+
+        Raises:
+            NoScore: No reply within `retries` had a score, or the server refused the request.
+        """
+        key = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
+        with self._lock:
+            if key in self._scores:
+                self._scores.move_to_end(key)
+                return self._scores[key]
+        problem = ""
+        for attempt in range(self.settings.retries + 1):
+            self._wait(attempt)
+            try:
+                reply = self._ask(text, attempt)
+                scored = self._read(reply), reply
+            except urllib.error.HTTPError as error:
+                problem = f"status {error.code}"
+                if error.code not in AGAIN:
+                    break
+            except (OSError, ValueError, LookupError, TypeError) as error:
+                problem = str(error) or type(error).__name__
+            else:
+                with self._lock:
+                    self._scores[key] = scored
+                    if len(self._scores) > REMEMBERED:
+                        self._scores.popitem(last=False)
+                return scored
+        raise NoScore(f"the judge {self.settings.url} gave no score ({problem[:300]})")
+
+    def _wait(self, attempt: int) -> None:
+        """Wait for the rate limit, and before a repetition."""
+        if attempt:
+            time.sleep(min(self.settings.wait_s * 2 ** (attempt - 1), 60.0))
+        if not self.settings.per_minute:
+            return
+        with self._lock:
+            start = max(self._next, time.monotonic())
+            self._next = start + 60 / self.settings.per_minute
+        time.sleep(max(0.0, start - time.monotonic()))
+
+    def _ask(self, text: str, attempt: int) -> str:
+        own, ends = self.settings, time.monotonic() + self.settings.timeout_s
+        body: dict[str, Any] = {
+            "model": own.model,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": own.max_tokens,
+            "temperature": own.temperature,
+            "seed": attempt,  # so that a repetition may differ
+        }
+        headers = {"Content-Type": "application/json"}
+        if own.key_variable and (key := os.environ.get(own.key_variable)):
+            headers["Authorization"] = f"Bearer {key}"
+        url = f"{own.url.rstrip('/')}/chat/completions"
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        received = bytearray()
+        with urllib.request.urlopen(request, timeout=own.timeout_s) as response:
+            while part := response.read1(1 << 16):  # the timeout of a socket is that of each part
+                received += part
+                if time.monotonic() > ends:
+                    raise TimeoutError(f"took longer than {own.timeout_s:g} s")
+                if len(received) > MOST_BYTES:
+                    raise ValueError(f"a reply of more than {MOST_BYTES >> 20} MiB")
+        content = json.loads(received)["choices"][0]["message"]["content"]
+        if not isinstance(content, str):
+            raise ValueError("a reply without text")
+        return judged_text(content)
+
+    def _read(self, reply: str) -> float:
+        found = list(re.finditer(self.settings.pattern, reply))
+        if not found:
+            raise ValueError(f"no score in {short(reply)}")
+        words, (low, high) = found[-1][found[-1].re.groups and 1], self.settings.bounds
+        value = float(self.settings.words.get(words.strip().casefold(), words))
+        if not low <= value <= high:
+            raise ValueError(f"the score {value:g} is not between {low:g} and {high:g}")
+        return (value - low) / (high - low)
+
+
+_client = Client(Judge())
+"""The client of this process (`prepare`)."""
+
+
+def prepare(scoring: Scoring) -> None:
+    """Set the judge of this process."""
+    global _client
+    _client = Client(scoring.judge)
+
+
+def verify(prompt: Prompt, completion: str) -> Verdict:
+    """Return the judge's verdict on the text after the thinking.
+
+    Raises:
+        NoScore: The judge gave no score.
+    """
+    values = {"question": question(prompt), "answer": prompt.answer, "completion": judged_text(completion).strip()}
+    text = re.sub(r"\{(question|answer|completion)\}", lambda match: values[match[1]], _client.settings.template)
+    score, reply = _client.score(text)
+    return Verdict(score >= _client.settings.pass_score, score, f"the judge: {' '.join(reply.split())[-200:]}")

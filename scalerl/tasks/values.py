@@ -1,0 +1,385 @@
+r"""The exact value of a text of numbers and operations, in LaTeX or plain: 1/2 of `\frac{1}{2}`, 0.5 and `2^{-1}`.
+
+Math-Verify compares numbers with an absolute tolerance, in which 1/2031! is 1/2029!. Here rational numbers are
+fractions, and others have 60 digits. A text with a variable, or with a sign that is not known here, has no value.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+LONGEST = 2000
+"""Characters of the longest text that is evaluated."""
+DEEPEST = 40
+"""Deepest nesting of a text that is evaluated."""
+MOST_BITS = 200_000
+"""Bits of the largest whole number that is computed."""
+MOST_FACTORIAL = 10_000
+DIGITS = 60
+"""Digits of a number that is no fraction."""
+TOLERANCE, RELATIVE = Fraction(5, 10**7), Fraction(2, 10**5)
+"""Distance within which a decimal stands for another number: that of six decimals, and for small numbers this share of
+the reference."""
+TOKEN = re.compile(r"\d+(?:\.\d*)?|\.\d+|\\[A-Za-z]+|\*\*|\S")
+CLOSED = {"(": ")", "{": "}", "[": "]", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil", "|": "|"}
+
+
+class NoValue(Exception):
+    """The text has no value that is known here."""
+
+
+class TooLarge(NoValue):
+    """The value is a number that takes too long to compute."""
+
+
+class Number(NamedTuple):
+    """The value of a text."""
+
+    value: Any
+    """A Fraction, or a complex number of mpmath."""
+    decimal: bool
+    """Whether the text has a decimal, which may be rounded."""
+
+
+@cache
+def _digits() -> Any:
+    """Return mpmath's functions with `DIGITS` digits; the precision that SymPy uses stays as it is."""
+    import mpmath  # type: ignore[import-untyped]
+
+    context = mpmath.mp.clone()
+    context.dps = DIGITS
+    return context
+
+
+@lru_cache(8192)
+def number(text: str) -> Number | None:
+    r"""Return the value of a text: `\frac{1}{2}` and `2\sqrt{3}` have one, `x + 1` has none."""
+    if len(text) > LONGEST:
+        return None
+    tokens = TOKEN.findall(text)
+    if not tokens:
+        return None
+    try:
+        reader = _Reader(tokens)
+        value = reader.sum()
+    except (NoValue, ValueError, ArithmeticError, RecursionError, TypeError, AttributeError):
+        return None
+    if reader.at < len(tokens) or (not isinstance(value, Fraction) and not _digits().isfinite(value)):
+        return None
+    return Number(value, reader.decimal)
+
+
+def is_too_large(text: str) -> bool:
+    """Return whether a text has a value that takes too long to compute, as 9^{9^{9^9}}."""
+    try:
+        _Reader(TOKEN.findall(text[:LONGEST])).sum()
+    except TooLarge:
+        return True
+    except (NoValue, ValueError, ArithmeticError, RecursionError, TypeError, AttributeError):
+        pass
+    return False
+
+
+def equal(one: Number, reference: Number) -> bool:
+    """Return whether two values are equal; a decimal may be rounded, by at most `TOLERANCE` of the reference."""
+    rounded = one.decimal or reference.decimal
+    if isinstance(one.value, Fraction) and isinstance(reference.value, Fraction):
+        distance, size = abs(one.value - reference.value), abs(reference.value)
+        return distance == 0 or (rounded and distance <= min(TOLERANCE, RELATIVE * size))
+    context = _digits()
+    a, b = _real(one.value), _real(reference.value)
+    size = abs(b)
+    tolerance = min(_real(TOLERANCE), _real(RELATIVE) * size) if rounded else context.mpf(10) ** -45 * (size or 1)
+    return bool(abs(a - b) <= tolerance)
+
+
+def _real(value: Any) -> Any:
+    context = _digits()
+    return context.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
+
+
+class _Reader:
+    """Reads tokens from left to right; each method returns the value of what it read."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self.tokens, self.at, self.depth, self.decimal = tokens, 0, 0, False
+        self.bars = 0
+
+    def peek(self) -> str:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+
+    def next(self) -> str:
+        token = self.peek()
+        self.at += 1
+        return token
+
+    def expect(self, token: str) -> None:
+        if self.next() != token:
+            raise NoValue
+
+    def sum(self) -> Any:
+        value = self.product()
+        while self.peek() in ("+", "-") and self.peek():
+            value = value + self.product() if self.next() == "+" else value - self.product()
+        return value
+
+    def product(self) -> Any:
+        if self.peek() in ("+", "-") and self.peek():
+            return self.product() if self.next() == "+" else -self.product()
+        value, divided = self.power(), False
+        while token := self.peek():
+            if token in ("*", "\\cdot", "\\times", "\\ast"):
+                self.next()
+                value, divided = value * self.signed(), False
+            elif token in ("/", "\\div"):
+                self.next()
+                value, divided = _quotient(value, self.signed()), token == "/"
+            elif token in ("\\bmod", "\\mod"):
+                self.next()
+                value = _remainder(value, self.signed())
+            elif self.starts_factor(token):
+                if divided:  # 1/2\pi has two readings
+                    raise NoValue
+                value = value * self.power()
+            else:
+                break
+        return value
+
+    def starts_factor(self, token: str) -> bool:
+        if token == "|":
+            return not self.bars
+        return token in ("(", "{", "[", "e", "i", "\\pi", "\\lfloor", "\\lceil") or token in COMMANDS
+
+    def signed(self) -> Any:
+        if self.peek() in ("+", "-") and self.peek():
+            return self.signed() if self.next() == "+" else -self.signed()
+        return self.power()
+
+    def power(self) -> Any:
+        value = self.atom()
+        while token := self.peek():
+            if token == "!":
+                self.next()
+                value = _factorial(value)
+            elif token in ("^", "**"):
+                self.next()
+                if self.peek() == "\\circ":
+                    raise NoValue
+                value = _power(value, self.group() if self.peek() == "{" else self.signed())
+            else:
+                break
+        return value
+
+    def group(self) -> Any:
+        opened = self.next()
+        if opened not in CLOSED:
+            raise NoValue
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise NoValue
+        self.bars += opened == "|"
+        value = self.sum()
+        self.expect(CLOSED[opened])
+        self.bars -= opened == "|"
+        self.depth -= 1
+        if opened == "|":
+            return abs(value)
+        if opened in ("\\lfloor", "\\lceil"):
+            if not isinstance(value, Fraction):
+                value = Fraction(
+                    int(_digits().floor(value.real)) if opened == "\\lfloor" else int(_digits().ceil(value.real))
+                )
+            return Fraction(math.floor(value) if opened == "\\lfloor" else math.ceil(value))
+        return value
+
+    def argument(self) -> Any:
+        """Read the argument of a command: a group, or one digit or letter."""
+        if self.peek() == "{":
+            return self.group()
+        token = self.next()
+        if token.isdigit() and len(token) == 1:
+            return Fraction(int(token))
+        raise NoValue
+
+    def atom(self) -> Any:
+        token = self.peek()
+        if token in CLOSED:
+            return self.group()
+        self.next()
+        if token[:1].isdigit() or (token[:1] == "." and len(token) > 1):
+            if "." in token:
+                self.decimal = True
+                return Fraction(token.rstrip(".") if len(token) < 1000 else token[:1000])
+            if self.peek() == "\\frac":
+                return self.mixed(int(token))
+            if self.peek()[:1].isdigit():
+                raise NoValue
+            return Fraction(int(token))
+        if token == "e":
+            return _digits().mpc(_digits().e)
+        if token == "i":
+            return _digits().mpc(0, 1)
+        if token == "\\pi":
+            return _digits().mpc(_digits().pi)
+        if token in COMMANDS:
+            return COMMANDS[token](self, token)
+        raise NoValue
+
+    def mixed(self, whole: int) -> Any:
+        r"""Read a mixed number such as `2\\frac{1}{3}`; a product such as `2\\frac{\\pi}{3}` has letters."""
+        start = self.at
+        self.next()
+        above, below = self.argument(), self.argument()
+        digits = all(token.isdigit() or token in "{}" for token in self.tokens[start + 1 : self.at])
+        if digits and 0 < above < below:
+            return whole + above / below
+        if digits:
+            raise NoValue
+        return whole * _quotient(above, below)
+
+    def fraction(self, _: str) -> Any:
+        above = self.argument()
+        return _quotient(above, self.argument())
+
+    def root(self, _: str) -> Any:
+        degree = Fraction(2)
+        if self.peek() == "[":
+            degree = self.group()
+        return _root(self.argument(), degree)
+
+    def choose(self, _: str) -> Any:
+        above, below = self.argument(), self.argument()
+        if above.denominator == below.denominator == 1 and 0 <= below <= above <= MOST_FACTORIAL:
+            return Fraction(math.comb(int(above), int(below)))
+        raise NoValue
+
+    def several(self, token: str) -> Any:
+        """Read the arguments of gcd, lcm, max and min."""
+        self.expect("(")
+        values = [self.sum()]
+        while self.peek() == ",":
+            self.next()
+            values.append(self.sum())
+        self.expect(")")
+        if token in ("\\gcd", "\\lcm"):
+            if any(value.denominator != 1 for value in values):
+                raise NoValue
+            return Fraction((math.gcd if token == "\\gcd" else math.lcm)(*(int(value) for value in values)))
+        if not all(isinstance(value, Fraction) for value in values):
+            raise NoValue
+        return max(values) if token == "\\max" else min(values)
+
+    def function(self, token: str) -> Any:
+        name, base, exponent = token[1:], None, None
+        if name == "log" and self.peek() == "_":
+            self.next()
+            base = self.argument()
+        if self.peek() == "^":
+            self.next()
+            exponent = self.argument()
+        value = self.operand(name)
+        context = _digits()
+        if name == "log" and base is not None:
+            result = context.log(_complex(value)) / context.log(_complex(base))
+            nearest = Fraction(int(context.nint(result.real))) if abs(result.real) < 10**6 else None
+            if nearest is not None and abs(result - int(nearest)) < context.mpf(10) ** -50:
+                result = nearest  # log_2 8 is 3
+        elif name in ("log", "lg"):  # natural or common: the text does not say
+            raise NoValue
+        else:
+            result = getattr(context, FUNCTIONS[name])(_complex(value))
+        return result if exponent is None else _power(result, exponent)
+
+    def operand(self, name: str) -> Any:
+        """Read the argument of a function: a group, or factors up to the next sign; degrees become radians."""
+        grouped = self.peek() in ("(", "{")
+        value = self.degrees(self.atom(), name)
+        while not grouped and (token := self.peek()) and (token == "\\pi" or token == "^"):
+            if token == "^":
+                self.next()
+                value = _power(value, self.argument())
+            else:
+                value = self.degrees(value * self.atom(), name)
+        if self.peek() in ("/", "^", "!"):
+            raise NoValue
+        return value
+
+    def degrees(self, value: Any, name: str) -> Any:
+        if self.tokens[self.at : self.at + 2] == ["^", "\\circ"]:
+            self.at += 2
+            if FUNCTIONS.get(name) not in ("sin", "cos", "tan", "cot", "sec", "csc"):
+                raise NoValue
+            return _real(value) * _digits().pi / 180
+        return value
+
+
+FUNCTIONS = {"exp": "exp", "ln": "log"} | {
+    name: name.replace("arc", "a") for name in ("sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan")
+}
+COMMANDS: dict[str, Callable[[_Reader, str], Any]] = {
+    "\\frac": _Reader.fraction,
+    "\\sqrt": _Reader.root,
+    "\\binom": _Reader.choose,
+    **dict.fromkeys(("\\gcd", "\\lcm", "\\max", "\\min"), _Reader.several),
+    **{f"\\{name}": _Reader.function for name in (*FUNCTIONS, "log", "lg")},
+}
+
+
+def _complex(value: Any) -> Any:
+    return _digits().mpc(_real(value))
+
+
+def _quotient(above: Any, below: Any) -> Any:
+    if isinstance(above, Fraction) and isinstance(below, Fraction):
+        return above / below
+    return _real(above) / _real(below)
+
+
+def _remainder(value: Any, modulus: Any) -> Fraction:
+    if isinstance(value, Fraction) and isinstance(modulus, Fraction):
+        return value % modulus
+    raise NoValue
+
+
+def _factorial(value: Any) -> Fraction:
+    if not isinstance(value, Fraction) or value.denominator != 1 or value < 0:
+        raise NoValue
+    if value > MOST_FACTORIAL:
+        raise TooLarge
+    return Fraction(math.factorial(int(value)))
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    if isinstance(exponent, Fraction) and isinstance(base, Fraction):
+        if exponent.denominator == 1:
+            bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+            if bits * abs(exponent) > MOST_BITS:
+                raise TooLarge
+            return base ** int(exponent)
+        return _root(_power(base, Fraction(exponent.numerator)), Fraction(exponent.denominator))
+    return _digits().power(_complex(base), _complex(exponent))
+
+
+def _root(value: Any, degree: Any) -> Any:
+    """Return the principal root; that of a perfect power is exact, and an odd root of a negative number is real."""
+    if not isinstance(degree, Fraction) or degree.denominator != 1 or not 1 <= degree <= 100:
+        raise NoValue
+    order = int(degree)
+    if not isinstance(value, Fraction):
+        return _digits().root(_complex(value), order)
+    sign = -1 if value < 0 and order % 2 else 1
+    if value * sign >= 0:
+        exact = [_whole_root(abs(part), order) for part in (value.numerator, value.denominator)]
+        if None not in exact:
+            return sign * Fraction(exact[0] or 0, exact[1] or 1)
+    return sign * _digits().root(_complex(value * sign), order)
+
+
+def _whole_root(value: int, order: int) -> int | None:
+    root = math.isqrt(value) if order == 2 else int(_digits().nint(_digits().root(value, order)))
+    return root if root**order == value else None

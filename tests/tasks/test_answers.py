@@ -1,0 +1,154 @@
+"""Which span of a completion is its answer, and in which form it was found."""
+
+import pytest
+
+from scalerl.tasks import math
+from scalerl.tasks.answers import find_answer
+from scalerl.tasks.checks import WRITTEN
+from scalerl.types import Prompt
+
+
+def passes(answer, completion, question="q"):
+    return math.verify(Prompt("0" * 16, question, (1,), answer, "math", {"prompt": question}), completion).passed
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "passed"),
+    [
+        ("<ANSWER> 42 </ANSWER>", "42", True),
+        ("[answer]42[/answer]", "42", True),
+        ("<answer>x = 5</answer>", "5", True),
+        (r"<answer>\boxed{5}</answer>", "5", True),
+        ("<answer>The answer is 42.</answer>", "42", True),
+        ("<answer>42", "42", True),
+        ("<solution>3/4</solution>", "0.75", True),
+        ("<answer>41</answer> 42", "42", False),
+        ("<answer>1</answer> no, <answer>2</answer>", "2", True),
+        ("<answer>\n42\n</answer>", "42", True),
+        ("<answer> $42$ </answer>", "42", True),
+        ("<answer>{1,2}</answer>", r"\{1,2\}", True),
+        ("<answer>42%</answer>", r"42\%", True),
+        ("<answer>C</answer>", "C", True),
+        ("<answer>(C) 12</answer>", "C", True),
+        ("<answer>There are 5 apples.</answer>", "5", True),
+        (r"<answer>$\frac{1}{2}$</answer>", "1/2", True),
+        ("I count 7, then 9.\n<answer>12 apples</answer>", "12", True),
+        ("I count 7, then 12.\n<answer>9 apples</answer>", "12", False),
+        (r"\boxed{5} or \boxed{6}", "5, 6", True),
+        (r"$x=\boxed{1}$ and $x=\boxed{-1}$", r"\pm 1", True),
+        (r"\boxed{7} or rather \boxed{8}", "7", False),
+        (r"\boxed{7} hmm wait. Actually it is \boxed{8}", "8", True),
+        (r"\boxed{\text{your answer}} is \boxed{9}? yes", "9", True),
+        ("\\boxed{9}\n\nPut the final answer in \\boxed{}.", "9", True),
+        (r"\boxed{9} ... \boxed{", "9", True),
+        (r"\boxed 5", "5", True),
+        (r"\boxed5", "5", True),
+        (r"\fbox{3/4}", "0.75", True),
+        (r"\boxed{\boxed{5}}", "5", True),
+        (r"\boxed{5}.", "5", True),
+        (r"$\boxed{x=5}$", "5", True),
+        ("\\boxed{\n42\n}", "42", True),
+        ("#### 72", "72", True),
+        ("blah 3\n#### 1,072", "1072", True),
+        ("#### $72.00", "72", True),
+        ("####  -5", "-5", True),
+        ("#### 72 dollars", "72", True),
+        ("#### 5/6", "5/6", True),
+        ("#### 72\nso 71", "71", False),
+        ("### Step 1\nx\n#### Step 2\nThe answer is 5.", "5", True),
+        (r"The final answer is $\frac{3}{4}$. I hope it is correct.", "3/4", True),
+        ("Final Answer: The final answer is $5$. I hope it is correct.", "5", True),
+        ("**Answer:** 42", "42", True),
+        ("Answer: $42", "42", True),
+        (r"The answer is: \[ 42 \]", "42", True),
+        ("The answer is\n$$\n42\n$$", "42", True),
+        ("The answer is 42 because 6*7=42 and 10 more.", "42", True),
+        ("Therefore, the answer is $x = 3$.", "3", True),
+        ("the answer is 3.14", "3.14", True),
+        ("The answer is 1,250 dollars.", "1250", True),
+        ("答案：42", "42", True),
+        ("答案为 $42$", "42", True),
+        ("所以答案是 3/4。", "3/4", True),
+        (r"最终答案是：\boxed{7}", "7", True),
+        ("故选：C", "C", True),
+        ("答：一共有12个。", "12", True),
+        ("答案是 42 个苹果", "42", True),
+        ("所以，小明有15元。", "15", True),
+        ("因此选C。", "C", True),
+        ("选项B", "B", True),
+        ("总共花了 1,250 元", "1250", True),
+        ("The correct answer is (B).", "B", True),
+        ("Answer: B", "B", True),
+        ("The correct choice is B) 12", "B", True),
+        ("B", "B", True),
+        ("(B)", "B", True),
+        ("The answer is (B) 12.", "B", True),
+        (r"So we get \boxed{\text{B}}.", "B", True),
+        (r"So we get \boxed{\mathrm{(B)}}.", "B", True),
+        (r"So we get \boxed{\textbf{(B)}}.", "B", True),
+        (r"So we get \boxed{B) 12}.", "B", True),
+        (r"So we get \boxed{B. 12}.", "B", True),
+        (r"So we get \boxed{\textbf{(B)}\ 12}.", "C", False),
+        (r"So we get \boxed{\textbf{(C)}\ 12}.", "12", True),
+        ("The answer is B.", "C", False),
+        ("The correct option is (D).", "C", False),
+        ("I choose option C.", "C", True),
+        ("Option C is correct.", "C", True),
+    ],
+)
+def test_the_answer_is_the_last_complete_form(completion, answer, passed):
+    assert passes(answer, completion) is passed
+
+
+@pytest.mark.parametrize(
+    ("completion", "text", "form"),
+    [
+        (r"\boxed{7}, no, <answer>8</answer>", "7", "box"),
+        ("<answer>8</answer>\n#### 9", "8", "tag"),
+        ("The answer is 8.\n#### 9", "9", "hashes"),
+        ("#### Step 1\nThe answer is 8. So 9", "8", "phrase"),
+        ("So 9", "So 9", "none"),
+        (r"<think>\boxed{7}</think> So 9", " So 9", "none"),
+        (r"<think>\boxed{7}", "", "none"),
+        (r"\boxed{7} and then \boxed{8", "7", "box"),
+    ],
+)
+def test_forms_are_tried_in_a_fixed_order(completion, text, form):
+    assert find_answer(completion) == (text, form)
+
+
+@pytest.mark.parametrize("size", [10**4, 10**6])
+@pytest.mark.parametrize(
+    "part", ["a", "1", r"\boxed{", r"\boxed{1}", "<answer>", "####\n", "the answer is ", "$", "\n", "("]
+)
+def test_the_answer_of_a_long_text_is_found_in_time_proportional_to_its_length(part, size):
+    """1 MB takes about half a second; the limit is for a busy machine."""
+    import time
+
+    start = time.perf_counter()
+    find_answer(part * (size // len(part)))
+    assert time.perf_counter() - start < 8
+
+
+@pytest.mark.parametrize("digits", ["42", "٤٢", "४२", "４２", "๔๒", "৪২", "𝟒𝟐", "௪௨", "၄၂", "៤២"])
+@pytest.mark.parametrize(
+    "form", [r"\boxed{%s}", "<answer>%s</answer>", "#### %s", "The answer is %s.", "答案是%s。", "%s"]
+)
+def test_digits_of_any_script_are_read(digits, form):
+    assert passes("42", form % digits) and not passes("43", form % digits)
+
+
+def test_the_reference_pasted_in_front_is_not_the_answer():
+    assert not passes("42", r"42 42 The answer is 42. \boxed{42} Hence \boxed{41}")
+    assert not passes("42", "<answer>42</answer> Reconsider. <answer>41</answer>")
+
+
+@pytest.mark.parametrize("form", ["box", "tag", "hashes", "phrase"])
+def test_only_the_form_that_the_task_asks_for_counts(form):
+    completions = {"box": r"\boxed{4}", "tag": "<answer>4</answer>", "hashes": "#### 4", "phrase": "The answer is 4."}
+    for name, completion in completions.items():
+        prompt = Prompt("0" * 16, "q", (1,), "4", "math", {"prompt": "q", "answer_form": form})
+        verdict = math.verify(prompt, completion)
+        assert verdict.passed is (name == form) and verdict.form == (form if name == form else "none")
+        reference = WRITTEN.get(form, r"\boxed{{{}}}").format("4")
+        assert math.verify(prompt, reference).passed

@@ -1,0 +1,147 @@
+"""A judge over HTTP: a local fake that is slow, fails, and returns nonsense."""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from scalerl.config import Scoring, read_config
+from scalerl.config.run import Judge
+from scalerl.core.errors import ConfigError
+from scalerl.tasks import judge
+from scalerl.tasks.scoring import make_scorer
+from scalerl.types import Prompt
+
+ASKED = Prompt("0" * 16, "What is 1+1?", (1,), "2", "judge", {"prompt": "What is 1+1?"})
+
+
+@pytest.fixture
+def fake():
+    """Start a fake judge; `fake.replies` has what it does in turn: a text, a status, seconds, or bytes."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            server.asked.append((body, self.headers.get("Authorization"), time.monotonic()))
+            with server.lock:
+                reply = server.replies.pop(0) if len(server.replies) > 1 else server.replies[0]
+                server.now += 1
+                server.most = max(server.most, server.now)
+            if isinstance(reply, float):
+                time.sleep(reply)
+                reply = "Score: 1"
+            elif server.pause:
+                time.sleep(server.pause)
+            with server.lock:
+                server.now -= 1
+            if isinstance(reply, int):
+                self.send_error(reply)
+                return
+            content = {"choices": [{"message": {"content": reply}}]}
+            data = reply if isinstance(reply, bytes) else json.dumps(content).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.replies, server.asked, server.lock, server.now, server.most, server.pause = [], [], threading.Lock(), 0, 0, 0
+    server.url = f"http://127.0.0.1:{server.server_port}/v1"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def scores(fake, replies, completions=("2",), **settings):
+    fake.replies = list(replies)
+    own = Judge(url=fake.url, wait_s=0.0, **{"timeout_s": 5.0, "retries": 2, **settings})
+    config = read_config(None, ["--model", "m", "--data", "p.jsonl", "--task", "judge"])
+    scorer = make_scorer(config.data[0], Scoring(judge=own))
+    try:
+        pending = scorer.submit(ASKED, completions)
+        return pending.finish(pending.futures), scorer
+    finally:
+        scorer.close()
+
+
+@pytest.mark.parametrize(
+    ("replies", "passed", "requests"),
+    [
+        (["Score: 1"], True, 1),
+        (["Score: 0"], False, 1),
+        (["<think>Score: 0</think> **Score:** 1"], True, 1),
+        (["Score: 0. No, Score: 1"], True, 1),
+        (["我不知道", "Score: 1"], True, 2),
+        ([500, 429, "Score: 1"], True, 3),
+        (["Score: 7", "Score: 0"], False, 2),
+        ([b"not json", "Score: 1"], True, 2),
+        ([b"[]", b"{}", "Score: 1"], True, 3),
+    ],
+)
+def test_a_failure_or_nonsense_is_asked_again(fake, replies, passed, requests):
+    (score,), _ = scores(fake, replies)
+    assert (score.passed, score.counted, len(fake.asked)) == (passed, True, requests)
+
+
+@pytest.mark.parametrize("reply", [500, "no idea", b"\xff\xfe", 401, "Score: NaN"])
+def test_what_fails_to_the_end_is_left_out_and_counted_never_wrong(fake, reply):
+    (score,), scorer = scores(fake, [reply])
+    assert not score.counted and "gave no score" in score.reason and scorer.failures.failed == 1
+    assert len(fake.asked) == (1 if reply == 401 else 3)
+
+
+def test_a_reply_after_the_time_limit_does_not_count(fake):
+    (score,), _ = scores(fake, [2.0], timeout_s=0.2, retries=0)
+    assert not score.counted
+    (score,), _ = scores(fake, [2.0, "Score: 1"], timeout_s=0.5)
+    assert score.passed
+
+
+def test_the_judge_gets_question_reference_and_the_text_after_the_thinking(fake, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "k")
+    template = "{question} | {answer} | {completion} | {other}"
+    scores(fake, ["Score: 1"], ["<think>x</think> {answer}!"], template=template, key_variable="JUDGE_KEY")
+    body, key, _ = fake.asked[0]
+    assert (
+        body["messages"] == [{"role": "user", "content": "What is 1+1? | 2 | {answer}! | {other}"}]
+        and key == "Bearer k"
+    )
+
+
+def test_equal_requests_are_sent_once_and_others_at_the_same_time(fake):
+    fake.pause = 0.3
+    start = time.monotonic()
+    found, _ = scores(fake, ["Score: 1"], [str(n) for n in range(8)], concurrency=4)
+    assert all(score.passed for score in found) and fake.most == 4 and time.monotonic() - start < 8 * 0.3
+    again = judge.verify(ASKED, "3")
+    assert again.passed and len(fake.asked) == 8
+
+
+def test_requests_keep_the_rate_limit(fake):
+    scores(fake, ["Score: 1"], ["1", "2", "3"], per_minute=300.0)
+    times = sorted(at for _, _, at in fake.asked)
+    assert times[-1] - times[0] >= 0.35  # two pauses of 0.2 s
+
+
+def test_scores_of_another_scale_and_words_are_read(fake):
+    (score,), _ = scores(fake, ["8/10"], pattern=r"(\d+)/10", bounds=(0.0, 10.0), pass_score=0.7)
+    assert score.passed and score.reward == pytest.approx(0.6)
+    (score,), _ = scores(fake, ["Verdict: YES"], pattern="yes|YES|no", words={"yes": 1.0, "no": 0.0})
+    assert score.passed
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--scoring.judge.pattern", "("], ["--scoring.judge.bounds", "[1, 0]"], ["--scoring.judge.template", "x"]],
+)
+def test_settings_that_cannot_work_are_errors(words):
+    with pytest.raises(ConfigError, match="judge"):
+        read_config(None, ["--model", "m", "--data", "p.jsonl", "--task", "judge", *words])
