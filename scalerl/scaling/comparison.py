@@ -41,9 +41,10 @@ LATER, AHEAD, UNDECIDED = "same ceiling, steeper but later", "ahead where measur
 """The verdicts."""
 
 LEAD = 0.9
-"""Probability from which a side is called ahead; from `PROBABLE`, probably ahead."""
+"""Probability from which a side is called ahead."""
 
 PROBABLE = 0.75
+"""Probability from which a side is called probably ahead."""
 
 GRID = 8
 """Number of amounts of compute at which the levels measured so far are compared."""
