@@ -174,6 +174,8 @@ def advise(
 def certainty(probability: float) -> str:
     """Return how sure an advice is, as text; no future is certain."""
     percent = f"{min(probability, 0.99):.0%}"
+    if probability < 0.5:  # gains are skewed: most may lie on one side of the limit and their mean on the other
+        return f"close call, {percent}"
     return f"{percent} sure" if probability >= SURE else f"best guess, {percent}"
 
 
