@@ -35,8 +35,8 @@ def score_parser() -> Parser:
     parser.add_argument("--workers", type=int, default=0, help="completions scored in parallel; default: one per core")
     parser.add_argument("--timeout", type=float, help="seconds per completion; default: scoring.timeout_s")
     parser.add_argument("--sandbox", default="bubblewrap", help="bubblewrap (default) or unsafe (scoring.sandbox.mode)")
-    parser.add_argument("--audit", action="store_true", help="compare with `expected` in the rows, or with --versus")
-    parser.add_argument("--versus", metavar="TASK", help="audit: another verifier, whose verdicts are expected")
+    parser.add_argument("--audit", action="store_true", help="compare with `expected` in the rows, or with --against")
+    parser.add_argument("--against", metavar="TASK", help="audit: another verifier, whose verdicts are expected")
     parser.add_argument("--closed-forms", action="store_true", help="math: accept 2^10 for 1024 (scoring.closed_forms)")
     add_json(parser, "print one JSON object per row, in order")
     return parser
@@ -55,7 +55,7 @@ def run_score(words: list[str]) -> int:
     if arguments.task not in allowed:
         raise ConfigError(f"--task: got {arguments.task!r}; allowed: {', '.join(allowed)}")
     rows = list(_rows(arguments.file, arguments.task))
-    expected = _expected(rows, arguments, scoring) if arguments.audit or arguments.versus else None
+    expected = _expected(rows, arguments, scoring) if arguments.audit or arguments.against else None
     if arguments.task == "code":
         line = offer(scoring.sandbox).line  # raises an error without a sandbox
         if not arguments.json:
@@ -88,22 +88,22 @@ def _judged(rows: list[tuple[Prompt, str]], task: str, scoring: Scoring) -> Iter
 
 
 def _expected(rows: list[tuple[Prompt, str]], arguments: argparse.Namespace, scoring: Scoring) -> list[bool | None]:
-    """Return the verdict that each row should have: its column `expected`, or that of the verifier `--versus`.
+    """Return the verdict that each row should have: its column `expected`, or that of the verifier `--against`.
 
     Raises:
         ConfigError: The verifier is unknown, or a row has no expected verdict.
     """
-    if arguments.versus:
+    if arguments.against:
         allowed = sorted({*VERIFIERS} - {"custom", "code"})
-        if arguments.versus not in allowed:
-            raise ConfigError(f"--versus: got {arguments.versus!r}; allowed: {', '.join(allowed)}")
-        scores = (score for _, score in _judged(rows, arguments.versus, scoring))
+        if arguments.against not in allowed:
+            raise ConfigError(f"--against: got {arguments.against!r}; allowed: {', '.join(allowed)}")
+        scores = (score for _, score in _judged(rows, arguments.against, scoring))
         return [score.passed if score.counted else None for score in scores]
     for prompt, _ in rows:
         if not isinstance(prompt.columns.get("expected"), bool):
             raise ConfigError(
                 f"{prompt.where}: 'expected' is {short(prompt.columns.get('expected'))}; allowed: true or false in "
-                "each row, or --versus TASK for the verdicts of another verifier"
+                "each row, or --against TASK for the verdicts of another verifier"
             )
     return [prompt.columns["expected"] for prompt, _ in rows]
 

@@ -66,8 +66,13 @@ def check_prompt_files(config: RunConfig) -> None:
     """
     for task in config.data:
         hub = isinstance(task, PromptFile) and on_hub(task) and HUB_NAME.fullmatch(task.path)
-        if isinstance(task, PromptFile) and not hub and not Path(task.path).is_dir():
-            _check(Path(task.path))
+        if not isinstance(task, PromptFile) or hub:
+            continue
+        path = Path(task.path)
+        if not path.is_dir():
+            _check(path)
+        elif not any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
+            _shards(path)
 
 
 def _directory(path: Path, data: PromptFile) -> Iterator[FileRow]:
@@ -82,6 +87,12 @@ def _directory(path: Path, data: PromptFile) -> Iterator[FileRow]:
         for name in (str(one.get("filename")) for one in listed):
             yield from _on_disk(path / name, _arrow, data.max_line_mb)
         return
+    for shard in _shards(path):
+        yield from _on_disk(shard, _form(shard) or _jsonl, data.max_line_mb)
+
+
+def _shards(path: Path) -> list[Path]:
+    """Return the files with rows in a directory, in the order of their paths; none is an error."""
     shards = sorted(
         one for one in path.rglob("*") if one.is_file() and _form(one) and not one.name.startswith((".", "_"))
     )
@@ -90,8 +101,7 @@ def _directory(path: Path, data: PromptFile) -> Iterator[FileRow]:
             f"data.path: {path} is a directory without rows; allowed: a file, a directory with JSONL, JSON or Parquet "
             "shards, or one that save_to_disk wrote"
         )
-    for shard in shards:
-        yield from _on_disk(shard, _form(shard) or _jsonl, data.max_line_mb)
+    return shards
 
 
 def _arrow(path: Path, limit_mb: int) -> Iterator[FileRow]:

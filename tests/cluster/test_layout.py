@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -259,9 +260,10 @@ MODEL = ["--model", "Qwen/Qwen3-0.6B", "--device", "cuda", "--placement.engine",
 @pytest.mark.usefixtures("prompt_file")
 @pytest.mark.parametrize("verb", [["train", "--dry-run"], ["plan"], ["plan", "--gpus", "8"], ["plan", "--rehearse"]])
 @pytest.mark.parametrize(
-    "path", ["no.jsonl", "no.json", "no/no.parquet", "no.jsonl.gz", "no.csv", "./no", "a/b/c", "."]
+    "path", ["no.jsonl", "no.json", "no/no.parquet", "no.jsonl.gz", "no.csv", "./no", "a/b/c", "empty"]
 )
 def test_a_plan_of_prompts_that_do_not_exist_is_an_error(capsys, verb, path):
+    Path("empty").mkdir()
     code, _, error = call(capsys, *verb, *MODEL, "--data", path)
     assert code == 2 and "data.path: " in error and path.removeprefix("./") in error and error.count("\n") == 1
 

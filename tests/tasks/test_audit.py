@@ -48,14 +48,14 @@ def test_a_file_is_audited_with_examples_by_kind_and_the_effect_on_the_ceiling(t
 
 def test_two_verifiers_are_compared(tmp_path, capsys):
     file = str(write_rows(tmp_path / "r.jsonl", ROWS[:3]))
-    assert main(["score", file, "--task", "math", "--versus", "math", "--workers", "1", "--json"]) == 0
+    assert main(["score", file, "--task", "math", "--against", "math", "--workers", "1", "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
     assert (row["right passed"], row["wrong refused"], row["errors"]) == (1, 2, {})
 
 
 @pytest.mark.parametrize(
     ("words", "error"),
-    [(["--audit"], "'expected' is None; allowed: true or false"), (["--versus", "x"], "--versus: got 'x'; allowed")],
+    [(["--audit"], "'expected' is None; allowed: true or false"), (["--against", "x"], "--against: got 'x'; allowed")],
 )
 def test_an_audit_without_expected_verdicts_is_an_error(tmp_path, capsys, words, error):
     file = str(write_rows(tmp_path / "r.jsonl", [{"completion": "4", "answer": "4"}]))

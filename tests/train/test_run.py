@@ -14,6 +14,7 @@ import pytest
 import runs
 
 from scalerl.core.status import read_status
+from scalerl.tasks.answers import FORMS
 from scalerl.training.catalog import METRICS
 from scalerl.view.run import FollowedRun
 
@@ -33,7 +34,8 @@ def test_a_run_writes_all_documented_files(undisturbed):
     points, metrics = runs.rows(path, "points.jsonl"), runs.rows(path, "metrics.jsonl")
     assert [p["step"] for p in points] == [0, 6, 12, 18, 24] and [m["step"] for m in metrics] == list(range(1, 25))
     environments = {"turns", "tool_calls", "observed_tokens", "reply_wait_s", "parked"}
-    assert {"step", *METRICS} - environments - {"router_disagreement"} == set().union(*metrics)
+    forms = {f"answer_{form}" for form in (*FORMS, "unread")}  # of mathematical answers
+    assert {"step", *METRICS} - environments - forms - {"router_disagreement"} == set().union(*metrics)
     documented = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
     assert all(f"`{name}`" in documented for name in points[0])
     assert points[0]["flops"] == points[0]["tokens"] == points[0]["device_hours"] == 0
@@ -41,7 +43,11 @@ def test_a_run_writes_all_documented_files(undisturbed):
         assert later["flops"] > earlier["flops"] and later["tokens"] > earlier["tokens"]
         assert later["device_hours"] > earlier["device_hours"]
     assert "24 steps of 4 prompts x 4 generations = 16 completions" in printed
-    assert f"run       {path}" in printed and "curve.png" in printed and "advice" in printed
+    assert (
+        f"run       {path}" in printed
+        and "curve.png" in printed
+        and re.search(r"^(Continue|Stop|Go back) \(", printed, re.M)
+    )
     assert FollowedRun(path).state == "finished" and read_status(path).message.startswith("trained 24 updates")
 
 

@@ -21,6 +21,8 @@ METRICS = {
     "trainer_tokens_per_s": 8000.0, "trainer_idle": 0.12, "scoring_wait_s": 0.0, "swap_ms": 3.0, "step_s": 1.5,
     "epoch": 1, "retired_prompts": 0, "dropped_groups": 0, "verifier_timeouts": 0, "reward_failures": 0,
     "replay_difference": 1e-6, "engine_restarts": 0, "resampled": 0,
+    "answer_box": None, "answer_tag": None, "answer_hashes": None, "answer_phrase": None, "answer_none": None,
+    "answer_unread": None,
     "turns": None, "tool_calls": None, "observed_tokens": None, "reply_wait_s": None, "parked": None,
 }  # fmt: skip
 """A step of a healthy run."""
