@@ -66,8 +66,10 @@ def site(tmp_path_factory):
 
 def build(place):
     """Run `make docs-build`; return its exit code and output."""
-    words = ["make", "docs-build", "VENV=venv"]
-    done = subprocess.run(words, cwd=place, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."})
+    words = ["make", "docs-build", "VENV=venv", "ARGS="]
+    outer = {"MAKEFLAGS", "MAKEOVERRIDES"}  # of `make test-all ARGS=...`, whose variables an inner make takes over
+    env = {name: value for name, value in os.environ.items() if name not in outer}
+    done = subprocess.run(words, cwd=place, capture_output=True, text=True, env={**env, "PYTHONPATH": "."})
     return done.returncode, done.stdout + done.stderr
 
 
