@@ -17,7 +17,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from scalerl.tasks import values
-from scalerl.tasks.base import in_braces
 from scalerl.tasks.notation import normal, squeezed
 from scalerl.tasks.values import Number, number
 
@@ -49,7 +48,7 @@ def judge(reference: str, given: str) -> Judged:
             return Judged(verdict, rule.__name__)
     if not (is_readable(wanted) and is_readable(got)):
         return Judged(False, "text")
-    if words(reference) != words(given) and (words(reference) or words(given)):
+    if words(reference) != words(given):
         return Judged(False, "text")
     parsed = _read(wanted), _read(got)
     if not all(parsed):
@@ -93,7 +92,7 @@ def same_text(reference: str, given: str) -> bool | None:
         if (
             len(parts[0]) > 1
             and parts[0] == parts[1]
-            and not re.search(r"[()]", reference.replace("(-", "").replace("(", "", 0) if sign == "\\cap" else "")
+            and not (sign == "\\cap" and re.search(r"[()]", reference.replace("(-", "")))
         ):
             return True
     return None
@@ -263,22 +262,19 @@ def dots(reference: str, given: str) -> bool | None:
         return None
     if all(dotted):
         spelled = [squeezed(_DOTS.sub("...", text)).strip(".,+") for text in (reference, given)]
-        return spelled[0] == spelled[1] or (_same_sums(reference, given) or False)
-    return _same_sums(reference, given) or False
+        if spelled[0] == spelled[1]:
+            return True
+    return _same_sums(reference, given)
 
 
-def _same_sums(reference: str, given: str) -> bool | None:
+def _same_sums(reference: str, given: str) -> bool:
     """Return whether two expressions in n, of which one or both are sums with dots, agree at n = 3, ..., 8."""
-    functions = [_sum_with_dots(text) if _DOTS.search(text) else _in_n(text) for text in (reference, given)]
-    if None in functions:
-        return None
-    one, other = functions
-    assert one is not None and other is not None
+    wanted, got = (_sum_with_dots(text) if _DOTS.search(text) else _in_n(text) for text in (reference, given))
+    if wanted is None or got is None:
+        return False
     for n in range(3, 9):
-        pair = one(n), other(n)
-        if pair[0] is None or pair[1] is None:
-            return None
-        if not values.equal(pair[1], pair[0]):
+        one, other = wanted(n), got(n)
+        if one is None or other is None or not values.equal(other, one):
             return False
     return True
 
@@ -286,7 +282,7 @@ def _same_sums(reference: str, given: str) -> bool | None:
 def _in_n(text: str) -> Callable[[int], Number | None] | None:
     """Return an expression with one letter as a function of it; None for other texts."""
     bare = re.sub(r"\\[A-Za-z]+", " ", text)
-    letters = {letter for letter in re.findall(r"[A-Za-z]", bare)}
+    letters = set(re.findall(r"[A-Za-z]", bare))
     if len(letters) != 1:
         return None
     (name,) = letters
@@ -363,14 +359,11 @@ def intervals(reference: str, given: str) -> bool | None:
 
 def _set_of(text: str) -> frozenset[tuple[End, End]] | None:
     """Return a set of real numbers as disjoint intervals; None if the text is no such set."""
-    text = (
-        re.sub(r"^\s*\\?\{?\s*([a-z])\s*(?:\||:|\\in\s*\\mathbb\{R\}\s*(?:\||:))", "", text).rstrip("} \\")
-        if "|" in text[:6] and "\\{" in text[:4]
-        else text
-    )
+    if "|" in text[:6] and "\\{" in text[:4]:
+        text = re.sub(r"^\s*\\?\{?\s*([a-z])\s*(?:\||:|\\in\s*\\mathbb\{R\}\s*(?:\||:))", "", text).rstrip("} \\")
     member = re.match(r"\s*[a-z]\s*\\in(?![a-z])\s*", text)
     text = text[member.end() :] if member else text
-    if text.strip() in ("\\mathbb{R}", "(-\\infty,\\infty)"):
+    if text.strip() == "\\mathbb{R}":
         text = "(-\\infty,\\infty)"
     pieces: list[tuple[End, End]] = []
     for part in re.split(r"\\cup(?![a-z])|\bor\b|\\lor(?![a-z])", text):
@@ -439,16 +432,12 @@ def _end(text: str) -> Fraction | float | None:
     text = text.strip()
     if re.fullmatch(r"[-+]?\s*\\infty", text):
         return -_INFINITE if text.startswith("-") else _INFINITE
-    value = number(text)
-    if value is None:
+    read = number(text)
+    if read is None:
         return None
-    return (
-        value.value
-        if isinstance(value.value, Fraction)
-        else None
-        if value.value.imag
-        else round(float(value.value.real), 12)
-    )
+    if isinstance(read.value, Fraction):
+        return read.value
+    return None if read.value.imag else round(float(read.value.real), 12)
 
 
 def _joined(pieces: Sequence[tuple[End, End]]) -> frozenset[tuple[End, End]]:
@@ -489,12 +478,12 @@ def lists(reference: str, given: str) -> bool | None:
     wanted, got = [_value(item) for item in wanted], [_value(item) for item in got]
     if any(number(item.removesuffix("%")) is None for item in (*wanted, *got)):
         return None
-    if len(wanted) != len(got) and not (set(wanted) - set(got) == set() == set(got) - set(wanted)):
+    if len(wanted) != len(got) and set(wanted) != set(got):
         return False
     in_order = len(wanted) == len(got) and all(bool(numbers(a, b)) for a, b in zip(wanted, got, strict=True))
     if {opened, bracket} == {"(", "["} and len(wanted) == 2:
         return None
-    if opened == bracket == "(" or opened == bracket == "[":
+    if opened == bracket and opened in ("(", "["):
         return in_order
     if in_order:
         return True
@@ -606,6 +595,3 @@ def _same(gold: tuple[Any, ...], given: tuple[Any, ...]) -> bool:
     from math_verify import verify
 
     return bool(verify(list(gold), list(given), timeout_seconds=None))
-
-
-__all__ = ["EQUALS", "Judged", "in_braces", "judge", "prepare", "read", "sides", "words"]

@@ -369,7 +369,6 @@ UNITS = (  # noqa: SIM905
     "euros euro rupees rupee yuan units unit square cubic sq cu per percent people students apples cups cup ways "
     "times points point items pieces "
 ).split()
-_NUMERAL = r"(?:\d[\d,]*\.?\d*|\.\d+|\})"
 _WORD_UNIT = re.compile(
     rf"(?<=[\d}}.!)])(?:\s+|(?<=[\d}}]))(?:(?:{'|'.join(sorted(UNITS, key=len, reverse=True))})(?![A-Za-z]))"
     r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\d)|[²³])?(?:\s*/\s*[A-Za-z]+(?:\^\{?\d\}?)?)?\.?"

@@ -37,6 +37,10 @@ class TooLarge(NoValue):
     """The value is a number that takes too long to compute."""
 
 
+UNREADABLE = (NoValue, ValueError, ArithmeticError, RecursionError, TypeError, AttributeError)
+"""What reading a text without a value raises."""
+
+
 class Number(NamedTuple):
     """The value of a text."""
 
@@ -67,7 +71,7 @@ def number(text: str) -> Number | None:
     try:
         reader = _Reader(tokens)
         value = reader.sum()
-    except (NoValue, ValueError, ArithmeticError, RecursionError, TypeError, AttributeError):
+    except UNREADABLE:
         return None
     if reader.at < len(tokens) or (not isinstance(value, Fraction) and not _digits().isfinite(value)):
         return None
@@ -80,7 +84,7 @@ def is_too_large(text: str) -> bool:
         _Reader(TOKEN.findall(text[:LONGEST])).sum()
     except TooLarge:
         return True
-    except (NoValue, ValueError, ArithmeticError, RecursionError, TypeError, AttributeError):
+    except UNREADABLE:
         pass
     return False
 
@@ -124,12 +128,12 @@ class _Reader:
 
     def sum(self) -> Any:
         value = self.product()
-        while self.peek() in ("+", "-") and self.peek():
+        while self.peek() in ("+", "-"):
             value = value + self.product() if self.next() == "+" else value - self.product()
         return value
 
     def product(self) -> Any:
-        if self.peek() in ("+", "-") and self.peek():
+        if self.peek() in ("+", "-"):
             return self.product() if self.next() == "+" else -self.product()
         value, divided = self.power(), False
         while token := self.peek():
@@ -156,7 +160,7 @@ class _Reader:
         return token in ("(", "{", "[", "e", "i", "\\pi", "\\lfloor", "\\lceil") or token in COMMANDS
 
     def signed(self) -> Any:
-        if self.peek() in ("+", "-") and self.peek():
+        if self.peek() in ("+", "-"):
             return self.signed() if self.next() == "+" else -self.signed()
         return self.power()
 
