@@ -10,13 +10,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from scalerl.cli.options import Parser, add_curve_options, add_decision_options, add_versus, log_choices
 from scalerl.cli.terminal import say
 from scalerl.scaling import Fit, advise, fit, forecast
 from scalerl.view.outlook import (
-    LogChoices,
     Source,
     forecast_dict,
     naming,
@@ -142,8 +141,7 @@ def sources_of(paths: Sequence[Path], options: argparse.Namespace) -> list[Sourc
         UserError: A path has no curve, or several.
     """
     bounds = tuple(options.bounds) if options.bounds else None
-    choices = cast(LogChoices, log_choices(options))
-    sources = read_sources(paths, options.compute, options.task, bounds, choices)
+    sources = read_sources(paths, options.compute, options.task, bounds, log_choices(options))
     if options.answers is None:
         return sources
     with_errors = []

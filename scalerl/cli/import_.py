@@ -54,7 +54,7 @@ def run_import(words: list[str]) -> int:
         raise UserError("no log was given; type `scalerl import PATH`, or `scalerl import --trainers`")
     bounds = tuple(arguments.bounds) if arguments.bounds else None
     imported = read(arguments.paths, task=arguments.task, bounds=bounds, **log_choices(arguments))
-    for line in [*imported.lines(), *(f"note      {note}" for note in imported.notes)]:
+    for line in imported.lines():
         print(printable(line), file=sys.stderr)
     last = [row[imported.axis] for row in imported.rows if imported.axis in row][-1]
     print(f"{imported.source:<9} {len(imported.rows)} points to {imported.axis} {last:.4g}", file=sys.stderr)

@@ -9,10 +9,13 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from scalerl.cli.exits import complain
 from scalerl.core.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from scalerl.view.outlook import LogChoices
 
 
 class Parser(argparse.ArgumentParser):
@@ -22,7 +25,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def error(self, message: str) -> NoReturn:
-        """Exit with one line that names the error and where the options are listed."""
+        """Exit with one line: the error, and where the options are listed."""
         complain(f"{message}; see `{self.prog} --help`")
         raise SystemExit(UserError.exit_code)
 
@@ -131,7 +134,7 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def log_choices(options: argparse.Namespace) -> dict[str, Any]:
+def log_choices(options: argparse.Namespace) -> LogChoices:
     """Return the options of `add_log_options` as arguments of `importers.read`, without the bounds.
 
     Raises:

@@ -27,6 +27,7 @@ from scalerl.importers.frame import Array, Frame
 from scalerl.importers.join import Spent, includes, spent_by_counter, spent_by_step, summed
 
 AXES = ("device_hours", "flops", "tokens", "compute")
+"""Columns of points with the compute used so far, the best first."""
 GIVEN = {"device_hours": ("device_hours", "gpu_hours", "gpu_h", "accelerator_hours"), "flops": ("flops",),
          "compute": ("compute",)}  # fmt: skip
 """Columns of a table with the compute used so far, by axis."""

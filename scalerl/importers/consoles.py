@@ -174,19 +174,16 @@ class Console:
             self._header(match[1].lower(), int(match[2]))
             return
         if ":" not in text and "=" not in text and "|" not in text:
-            if (found := list(PROGRESS.finditer(text))) and len(text) < 200:
-                self._header("step", int(found[-1][1]))
+            self._progress(text)
             return
         pairs = pairs_of(text)
         if self.cut and pairs and text.endswith(pairs[-1][1]):
             pairs = pairs[:-1]
-        labels = [] if not pairs else list(LABEL.finditer(text))
         if not pairs:
-            if (found := list(PROGRESS.finditer(text))) and len(text) < 200:
-                self._header("step", int(found[-1][1]))
-            elif text.endswith(":") or text.endswith("..."):
+            if not self._progress(text) and text.endswith((":", "...")):
                 self._section = "validation/" if EVALUATION_WORD.search(text) else ""
             return
+        labels = list(LABEL.finditer(text))
         if labels:
             # of `Epoch 3, Step 20`, the finest; of `Step 20/100`, the first number
             epochs = [int(match[2]) for match in labels if match[1].lower() == "epoch"]
@@ -208,6 +205,13 @@ class Console:
             self._block.setdefault(LINE_TIME, time[0].replace("/", "-"))
         if self._label is None:
             self._close_block()
+
+    def _progress(self, text: str) -> bool:
+        """Begin a block at a line such as `Train step 5/100 done.`; return whether it is one."""
+        found = list(PROGRESS.finditer(text)) if len(text) < 200 else []
+        if found:
+            self._header("step", int(found[-1][1]))
+        return bool(found)
 
     def _grid(self, text: str) -> None:
         cells = [cell.strip() for cell in re.split("[│┃]", text)]

@@ -127,11 +127,6 @@ class Frame:
                 words[name] = Words(place_N[column.index[keep_K]], column.codes[keep_K], column.words)
         return Frame(int(keep_N.sum()), cells, words)
 
-    def with_column(self, name: str, value_N: Array) -> Frame:
-        """Return the frame with another column, or with another one of this name; NaN is no cell."""
-        index_K = np.flatnonzero(~np.isnan(value_N))
-        return Frame(self.size, {**self.cells, name: (index_K, value_N[index_K])}, self.words)
-
     def without(self, names: Iterable[str]) -> Frame:
         """Return the frame without some columns."""
         gone = set(names)

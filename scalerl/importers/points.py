@@ -6,6 +6,7 @@ Axes in names: N rows of the log, E points.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 
 from scalerl.core.files import parse_json, read_bytes, write_whole
 from scalerl.importers.bounds import bounds_of
-from scalerl.importers.choose import ENOUGH, TASK, Candidate, choose, find_dialect, listed, others
-from scalerl.importers.compute import compute_of
+from scalerl.importers.choose import ENOUGH, TASK, Candidate, candidates, choose, find_dialect, listed, others
+from scalerl.importers.compute import AXES, compute_of
 from scalerl.importers.dialect import Dialect, match, steps_of
 from scalerl.importers.dialects import GENERAL_STEPS
 from scalerl.importers.errors import LIST, LogError
@@ -33,9 +34,6 @@ from scalerl.scaling.readers import CurveError
 
 ROLES = ("step", "seconds", "clock", "tokens", "step_tokens", "device_hours", "flops", "task", "stderr")
 """Roles that `columns` can assign."""
-
-AXES = ("device_hours", "flops", "tokens", "compute")
-"""Columns with the compute used so far; their values are not converted."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class Imported:
         return TRAINING_REWARD if self.training else "held-out"
 
     def lines(self) -> list[str]:
-        """Return what was read as lines: trainer, metric, compute, bounds."""
+        """Return what was read as lines: trainer, metric, compute, bounds, notes."""
         kind = f"{TRAINING_REWARD}, not held out" if self.training else "held-out"
         means = f" in {len(self.rows)} windows" if len(self.rows) < self.values else ""
         instead = f"; instead: --metric {', '.join(self.others[:4])}" if self.others else ""
@@ -100,6 +98,7 @@ class Imported:
             f"compute   {axis}: {self.axis_origin}",
             f"bounds    {low:g} to {high:g}: {self.bounds_origin}",
             f"start     {self.start}",
+            *(f"note      {note}" for note in self.notes),
         ]
 
 
@@ -234,8 +233,6 @@ def with_tasks(frame: Frame, column: str | None) -> Frame:
 
 def evaluation_sets(names: Sequence[str]) -> dict[str, str]:
     """Return the evaluation sets of a Hugging Face Trainer with the column of each; only their runtimes tell them."""
-    import re
-
     sets = {}
     for name in names:
         if (match := re.fullmatch(r"eval_(?:(.+)_)?runtime", key(name))) and match[1]:
@@ -328,8 +325,6 @@ def bar_counts(frame: Frame, chosen: Candidate) -> bool:
 
 def pulse_of(frame: Frame, dialect: Dialect, chosen: Candidate) -> str:
     """Return the column that occurs once per update: the reward of training, if it is more frequent than the metric."""
-    from scalerl.importers.choose import candidates
-
     training = [c for c in candidates(frame, dialect) if c.training]
     best = max(training, key=lambda c: c.count, default=chosen)
     if chosen.training and chosen.count >= 0.9 * best.count:

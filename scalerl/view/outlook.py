@@ -194,8 +194,8 @@ class Source:
         return self.info.notes if self.info else self.log.notes if self.log else ()
 
     def log_lines(self) -> list[str]:
-        """Return what was read of a log: trainer, metric, compute, bounds, notes; empty for points."""
-        return [] if self.log is None else [*self.log.lines(), *(f"note      {note}" for note in self.log.notes)]
+        """Return what was read of a log, as `Imported.lines`; empty for points."""
+        return [] if self.log is None else self.log.lines()
 
 
 class LogChoices(TypedDict, total=False):
