@@ -38,7 +38,7 @@ class RunError(ScalerlError, RuntimeError):
 
 
 class ProcessFailure(ScalerlError, RuntimeError):
-    """A process ended, failed or did not answer; the message names it."""
+    """A process ended, failed or did not answer; the message says which."""
 
 
 class ConfigError(UserError):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class LearnerDied(ProcessDied):
-    """A trainer rank ended, failed or did not answer in time; the message names it. The others were ended too."""
+    """A trainer rank ended, failed or did not answer in time; the message says which. The others were ended too."""
 
 
 BuildLearner = Callable[[], Learner]
@@ -204,6 +204,16 @@ def load_learner(spec: RankSpec, mesh: DeviceMesh) -> ShardedLearner:
     return sharded_learner(spec.config, load_sharded(spec.config, spec.model_path, mesh))
 
 
+def learner_options(config: RunConfig) -> dict[str, Any]:
+    """Return the options of `PolicyLearner` that a run's configuration has."""
+    return {
+        "micro_batch_tokens": config.micro_batch_tokens,
+        "gradient_checkpointing": config.checkpointing,
+        "packing": config.learner.packing,
+        "checkpoint_names": config.placement.engine == "vllm",
+    }
+
+
 def sharded_learner(config: RunConfig, policy: Policy) -> ShardedLearner:
     """Create a rank's learner, which takes over a sharded policy."""
     import torch
@@ -213,10 +223,7 @@ def sharded_learner(config: RunConfig, policy: Policy) -> ShardedLearner:
     return ShardedLearner(
         policy,
         config.recipe,
-        micro_batch_tokens=config.micro_batch_tokens,
-        gradient_checkpointing=config.checkpointing,
-        packing=config.learner.packing,
-        checkpoint_names=config.placement.engine == "vllm",
+        **learner_options(config),
         dtype=getattr(torch, config.hardware.dtype),
     )
 
@@ -242,9 +249,6 @@ def single_learner(config: RunConfig, policy: Policy) -> SingleLearner:
     return SingleLearner(
         policy,
         config.recipe,
-        micro_batch_tokens=config.micro_batch_tokens,
-        gradient_checkpointing=config.checkpointing,
-        packing=config.learner.packing,
-        checkpoint_names=config.placement.engine == "vllm",
+        **learner_options(config),
         helpers=helpers_of(config.hardware),
     )

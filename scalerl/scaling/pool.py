@@ -318,8 +318,9 @@ def update_runs(
     every_K = np.arange(4)
     single_CK, weight_CKB = before.single_KT[every_K, tau_CK], before.weight_KTB[every_K, tau_CK]
     mean_CUK = before.means(rest_CNK)
-    weighted_CKB = weight_CKB * (np.swapaxes(mean_CUK, 1, 2) @ before.basis_UB)
-    tied_CKP = np.einsum("ckbp,ckb->ckp", before.tie_KTBP[every_K, tau_CK], weighted_CKB / weight_CKB)
+    seen_CKB = np.swapaxes(mean_CUK, 1, 2) @ before.basis_UB
+    weighted_CKB = weight_CKB * seen_CKB
+    tied_CKP = np.einsum("ckbp,ckb->ckp", before.tie_KTBP[every_K, tau_CK], seen_CKB)
     diagonal_CKU = before.diagonal_KTU[every_K, tau_CK]
     scale_CKU = 1 / ((1 - 1 / before.count_U) / single_CK[..., None] + diagonal_CKU / before.count_U**2)
     for start in range(0, len(clouds), AT_ONCE):
