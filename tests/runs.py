@@ -225,8 +225,10 @@ def command_of(pid: int) -> str:
         return ""
 
 
-def wait_for(condition: Any, seconds: float = 60.0, what: str = "") -> None:
+def wait_for(condition: Any, seconds: float = 60.0, what: str = "") -> Any:
+    """Wait until a function returns something true, and return that."""
     until = time.monotonic() + seconds
-    while not condition():
+    while not (value := condition()):
         assert time.monotonic() < until, f"waited {seconds} s for {what}"
         time.sleep(0.01)
+    return value

@@ -69,19 +69,23 @@ def frames(data):
             parts = b""
 
 
-def read_wandb(path):
+def wandb_records(file):
+    """Return the records of a file of wandb, whose own process writes the end after `finish` has returned."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    def records(file):
-        return [Record.FromString(data) for data in frames(file.read_bytes())]
+    def ended():
+        records = [Record.FromString(data) for data in frames(file.read_bytes())]
+        return records if any(record.HasField("exit") for record in records) else None
 
+    return runs.wait_for(ended, what="the exit")
+
+
+def read_wandb(path):
     numbers, pictures, kind = [], 0, ""
     files = sorted(path.glob("wandb/offline-run-*/run-*.wandb"))
     assert len({file.name for file in files}) == 1  # both processes use the id of the run
     for file in files:
-        # wandb's own process writes the end after `finish` has returned
-        runs.wait_for(lambda file=file: any(record.HasField("exit") for record in records(file)), what="the exit")
-        for record in records(file):
+        for record in wandb_records(file):
             for update in [*record.run.config.update, *record.config.update]:
                 if update.key == "recipe":
                     kind = json.loads(update.value_json)["loss"]["kind"]
@@ -286,11 +290,9 @@ def parts_of(name, path):
         places = (first, path / "tensorboard/part-2")
         return [[one.step for one in EventAccumulator(str(place)).Reload().Scalars("pass_rate")] for place in places]
     if name == "wandb":
-        from wandb.proto.wandb_internal_pb2 import Record
-
         steps = []
         for file in path.glob("wandb/offline-run-*/run-*.wandb"):
-            found = [Record.FromString(data) for data in frames(file.read_bytes())]
+            found = wandb_records(file)
             rows = [{(i.key or ".".join(i.nested_key)): i.value_json for i in one.history.item} for one in found]
             steps.append([int(values["_step"]) for values in rows if "pass_rate" in values])
         return sorted(steps, key=len)
