@@ -2,9 +2,11 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,44 @@ def test_the_strict_build_fails_for_a_page_that_the_site_renders_wrongly(site, k
         assert code != 0 and "scaling.md" in out, out
     finally:
         page.write_text(whole)
+
+
+# ---- addresses
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_on_pypi_the_readme_has_no_link_or_picture_that_is_relative():
+    text = (ROOT / "README.md").read_text()
+    for rule in PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(rule["pattern"], rule["replacement"], text)
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(targets) > 30 and all(target.startswith(("https://", "#")) for target in targets)
+    repository = PROJECT["project"]["urls"]["Repository"]
+    assert f"({repository}/blob/main/docs/importing.md)" in text
+    raw = repository.replace("https://github.com", "https://raw.githubusercontent.com")
+    assert f"({raw}/main/docs/images/first-light.png)" in text
+
+
+@pytest.mark.parametrize(
+    ("source", "page", "text", "moved"),
+    [
+        ("README.md", "index.md", "[a](docs/scaling.md#x)", "[a](scaling.md#x)"),
+        ("README.md", "index.md", "![a](docs/images/logo.svg)", "![a](images/logo.svg)"),
+        ("README.md", "index.md", "[a](CONTRIBUTING.md)", "[a](contributing.md)"),
+        ("docs/reference/python.md", "reference/python.md", "[`a`](../scaling.md)", "[`a`](../scaling.md)"),
+        ("docs/reference/python.md", "reference/python.md", "[a](../../SECURITY.md)", "[a](../security.md)"),
+        ("docs/data.md", "data.md", "[a](../examples)", "[a](https://host/me/blob/main/examples)"),
+        ("docs/data.md", "data.md", "[a](../examples/slurm.sh)", "[a](https://host/me/blob/main/examples/slurm.sh)"),
+        ("docs/data.md", "data.md", "```\n[a](no.md)\n```\n[b](#c) [d](https://e)", None),
+    ],
+)
+def test_links_between_files_lead_to_pages_or_into_the_repository(source, page, text, moved):
+    got = links.moved_links(text, ROOT / source, page, "https://host/me")
+    assert got.replace("/tree/", "/blob/") == (moved or text)
+
+
+def test_a_link_to_a_file_that_does_not_exist_is_an_error():
+    with pytest.raises(FileNotFoundError, match="links to docs/no"):
+        links.moved_links("[a](docs/no.md)", ROOT / "README.md", "index.md", "")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib import import_module
+from importlib.metadata import metadata
 from typing import NamedTuple
 
 from scalerl import __version__
@@ -52,6 +53,7 @@ READING: dict[str, Command] = {
     "watch": Command("watch", "serve a live page about runs and studies"),
     "ls": Command("ls", "list runs with state, step, pass rate and forecast", True),
     "skill": Command("skill", "print the skill for agents that watch training"),
+    "completion": Command("completion", "print a script with which bash, zsh or fish completes commands and options"),
 }
 """Commands that read logs, curves and runs: they need nothing but the base install."""
 
@@ -162,12 +164,18 @@ def _parser() -> Parser:
         epilog="\n\n".join([
             "for whoever has a log or a run:\n" + _listed(READING),
             "to train, with pip install 'scalerl[train]':\n" + _listed(TRAINING),
-            "`scalerl COMMAND --help` lists the options of a command.",
+            f"`scalerl COMMAND --help` lists the options of a command. Documentation: {_documentation()}",
         ]),
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"scalerl {__version__}")
     return parser
 
 
+def _documentation() -> str:
+    """Return the address of the documentation, which pyproject.toml has."""
+    addresses = metadata("scalerl").get_all("Project-URL") or ()
+    return next((line.partition(", ")[2] for line in addresses if line.startswith("Documentation")), "docs/")
+
+
 def _listed(commands: dict[str, Command]) -> str:
-    return "\n".join(f"  {name:<9} {command.about}" for name, command in commands.items())
+    return "\n".join(f"  {name:<10} {command.about}" for name, command in commands.items())

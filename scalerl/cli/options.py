@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from scalerl.view.outlook import LogChoices
 
 
+class ParserRequest(Exception):
+    """Raised with the parser of a command if `WORD` is among its arguments; `scalerl completion` reads its options."""
+
+    WORD = "--print-parser"
+
+    def __init__(self, parser: Parser) -> None:
+        """Carry the parser."""
+        super().__init__(parser.prog)
+        self.parser = parser
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that reports an error in one line, without the usage, and exits with code 2.
 
@@ -37,6 +48,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
         """Parse arguments; report an unknown option together with the nearest known one, unless it may be a field."""
+        if args is not None and ParserRequest.WORD in args:
+            raise ParserRequest(self)
         known, rest = super().parse_known_args(args, namespace)
         unknown = next((word for word in rest if word.startswith("-")), None)
         if unknown is not None and self.allow_abbrev:

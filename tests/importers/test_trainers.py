@@ -11,11 +11,12 @@ import sys
 import types
 
 import builders
+import doc_pages
 import pytest
 from robustness.campaign import within
 
 from scalerl import cli
-from scalerl.importers import IMPORTERS, read
+from scalerl.importers import IMPORTERS, dialects, read
 from scalerl.scaling import Curve, CurveError
 
 STEPS = range(1, 31)
@@ -147,6 +148,17 @@ def test_without_an_evaluation_the_reward_of_training_is_the_curve_and_is_called
     assert {row["kind"] for row in imported.rows} == {"training reward"} and imported.rows[-1]["stderr"] >= 0
     curve = Curve.from_rows(imported.rows)
     assert curve.training and "training reward" in curve.label and imported.rows[-1]["device_hours"] > 3.9
+
+
+def test_the_trainer_of_the_contributing_page_passes_the_tests_of_all_trainers(tmp_path, monkeypatch):
+    dialect, entry = doc_pages.blocks("CONTRIBUTING.md", "python")[3:5]
+    names = {**vars(dialects), **globals()}
+    exec(dialect, names)
+    monkeypatch.setitem(IMPORTERS, "fastrl", names["FASTRL"])
+    monkeypatch.setitem(RUNS, "fastrl", ())  # removed at the end
+    exec(entry, names)
+    test_a_trainers_log_gives_the_held_out_curve_in_device_hours(tmp_path, "fastrl")
+    test_without_an_evaluation_the_reward_of_training_is_the_curve_and_is_called_that(tmp_path, "fastrl")
 
 
 @pytest.mark.parametrize("separator", ["_", ".", " / "])

@@ -157,9 +157,19 @@ def test_gspo_has_no_gradient_for_any_token_of_a_rollout_beyond_the_limit():
     assert not logp.grad.any() and capped.all()
 
 
-def test_the_loss_of_the_contributing_page_passes_its_test(monkeypatch):
-    record, function, test = blocks("CONTRIBUTING.md", "python")
+def test_the_loss_of_the_contributing_page_passes_its_test_and_those_of_all_losses(monkeypatch):
+    record, function, test = blocks("CONTRIBUTING.md", "python")[:3]
     names = {**vars(recipe), **vars(losses), **globals()}
     exec(record + function + test, names)
     monkeypatch.setitem(LOSSES, "bounded", names["bounded"])
     names["test_bounded_cuts_the_ratio_on_both_sides"]()
+    for shared in SHARED:
+        shared(names["Bounded"]())
+
+
+SHARED = [
+    test_all_losses_have_the_gradient_of_reinforce_on_policy,
+    test_autograd_and_finite_differences_agree,
+    test_a_ratio_beyond_float_range_gives_a_finite_loss_and_gradient,
+]
+"""The tests that have a case for each entry of `ALL`."""

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from doc_pages import blocks
 from watched import METRICS as ROW
 from watched import add_event, add_points, add_rollouts, add_steps, rollout, write_run
 
 from scalerl.core.rows import RowFile
+from scalerl.core.run_files import Metric
 from scalerl.training.catalog import METRICS
 from scalerl.view.rollouts import RolloutIndex
 from scalerl.view.run import FollowedRun
@@ -87,6 +90,21 @@ def test_every_documented_metric_has_a_meaning():
     documented = [name for cell in cells for name in cell.replace("`", "").replace(",", " ").split()]
     assert len(documented) > 30 and set(documented) == {"step", *METRICS}
     assert set(METRICS) == {*ROW, "device_hours", "flops", "tokens"}
+
+
+def test_the_metric_of_the_contributing_page_is_shown_with_its_label_and_meaning(tmp_path, monkeypatch):
+    value, entry = blocks("CONTRIBUTING.md", "python")[5:7]
+    lengths_PG = torch.arange(1.0, 11.0).reshape(2, 5)
+    row = eval(f"{{{value}}}", {"tokens_PG": lengths_PG})
+    assert row == {"completion_tokens_p90": pytest.approx(9.1)}  # 90% of the way from the first of 1 to 10 to the last
+    for name, metric in eval(f"{{{entry}}}", {"Metric": Metric}).items():
+        monkeypatch.setitem(METRICS, name, metric)
+    path = write_run(tmp_path / "run")
+    add_steps(path, range(1, 6), **row)
+    run = FollowedRun(path, "run")
+    run.poll(0.0)
+    (shown,) = [metric for metric in run.metrics(10) if metric["name"] == "completion_tokens_p90"]
+    assert (shown["group"], shown["label"]) == ("lengths", "Length, 90%") and "90% of completions" in shown["meaning"]
 
 
 def test_values_beyond_the_thresholds_have_a_level():
