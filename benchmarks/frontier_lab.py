@@ -1,4 +1,4 @@
-"""The lab's grid for docs/frontier.md: predicts settings that were not run, and compares after they were run.
+"""The lab's grid for docs/frontier-evidence.md: predicts settings that were not run, and compares after they were run.
 
     python benchmarks/frontier_lab.py predict studies/grid    # writes results/frontier_lab.json, before the rest runs
     python benchmarks/frontier_lab.py compare studies/grid    # after the rest has run
