@@ -9,6 +9,8 @@ for claims that are not about a difference in A.
 from __future__ import annotations
 
 import re
+import textwrap
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +21,9 @@ TABLES = Path(__file__).parent / "results" / "replication" / "tables.txt"
 MARGIN = 0.02
 """The paper's margin for a difference in A."""
 
+UNTESTABLE = "not testable here"
+"""Verdict on a claim about something that hardly varies in the lab."""
+
 COLUMNS = {
     "difference in A": "A",
     "ratio of B": "B",
@@ -26,6 +31,9 @@ COLUMNS = {
     "ratio of device-hours": "hours",
 }
 """Short names of columns in `CLAIMS`."""
+
+COUNTED = "The page judges"
+"""Beginning of the paragraph after the table."""
 
 Rows = dict[str, dict[str, str]]
 """Cells of a table: {first cell of the row: {column: cell}}."""
@@ -58,8 +66,8 @@ CLAIMS = (
     ),
     Claim(
         "leave-one-out: no component moves A by more than 0.02 (4)",
-        "all 8 within {loo.shift}; differences beyond {loo.excluded} are excluded",
-        {f"loo/{arm}": 0 for arm in ("plan", "lp", "batch", "8op", "fp32", "savg", "dapo", "uniform-sampling")},
+        "all 8 within {loo.shift}, but only differences beyond {loo.excluded} are excluded, not those beyond 0.02",
+        "undecided",
     ),
     Claim(
         "leave-one-out: the whole recipe has the highest B (4)",
@@ -71,7 +79,7 @@ CLAIMS = (
         "A {loo[dapo][A]} at {loo[dapo][compute]} times the compute",
         {"loo/dapo": -0.075},
     ),
-    Claim("GSPO and CISPO perform alike (3.2)", "at 480 updates A {beyond[gspo][A]}", {"beyond/gspo": 0}),
+    Claim("GSPO and CISPO perform alike (3.2)", "at 480 updates, two seeds: A {beyond[gspo][A]}", "undecided"),
     Claim("CISPO's cap does not matter (A.17)", "cap 8: A {losses[cispo-8][A]}", {"losses/cispo-8": 0}),
     Claim(
         "DAPO's upper clip moves A (3.2, A.17)",
@@ -81,8 +89,9 @@ CLAIMS = (
     Claim("PipelineRL has the same A as PPO-off-policy (3.1)", "PPO-off-policy-8: A {loo[8op][A]}", {"loo/8op": 0}),
     Claim(
         "PipelineRL needs fewer device-hours (3.1)",
-        "PPO-off-policy-8 needs {hours[loo, 8op][hours]} and {hours[staleness, ppo-8][hours]} times as many",
-        "agrees",
+        "PPO-off-policy-8 needs {hours[loo, 8op][hours]} and {hours[staleness, ppo-8][hours]} times as many; an arm "
+        "that changes nothing needs {hours[loo, fp32][hours]}",
+        "undecided",
     ),
     Claim(
         "k = 4 and k = 8 perform alike (3.1)",
@@ -91,13 +100,13 @@ CLAIMS = (
     ),
     Claim(
         "the prompt average is better than the sample average (3.2)",
-        "sample average: A {loo[savg][A]}",
-        {"loo/savg": -MARGIN},
+        "answers of similar length, 28 tokens on average; sample average: A {loo[savg][A]}",
+        UNTESTABLE,
     ),
     Claim(
         "the prompt average is better than the token average (3.2)",
-        "token average: A {choices[token-average][A]}",
-        {"choices/token-average": -MARGIN},
+        "the same; token average: A {choices[token-average][A]}",
+        UNTESTABLE,
     ),
     Claim(
         "the three normalizations perform alike (3.2)",
@@ -123,27 +132,27 @@ CLAIMS = (
     ),
     Claim(
         "larger batches are slower at first (5)",
-        "twice the batch: {scale[prompts-32][compute]} times the compute for a level",
+        "twice the batch: {scale[prompts-32][compute]} times the compute for a level †",
         "agrees",
     ),
     Claim(
         "larger batches end higher (5)",
-        "twice the batch: A {scale[prompts-32][A]}",
+        "twice the batch: A {scale[prompts-32][A]} †",
         {"scale/prompts-32": MARGIN},
     ),
     Claim(
         "generations per prompt make no difference (5)",
-        "32 instead of 16: A {scale[generations-32][A]}",
+        "32 instead of 16: A {scale[generations-32][A]} †",
         {"scale/generations-32": 0},
     ),
     Claim(
         "longer generations end higher (5)",
-        "54 instead of 69 tokens: A {scale[length-54][A]}",
-        {"scale/length-54": -MARGIN},
+        "a limit of 54 instead of 69 tokens, with answers of 28: A {scale[length-54][A]}",
+        UNTESTABLE,
     ),
     Claim(
         "larger models end higher (5)",
-        "1.5 times the width: A {scale[width-96][A]}",
+        "1.5 times the width: A {scale[width-96][A]} †",
         {"scale/width-96": MARGIN},
     ),
     Claim(
@@ -244,13 +253,29 @@ def summary(page: str) -> str:
         f"| {claim.claim} | {claim.here.format_map({**cells, 'levels': levels.groups()})} | {verdict(claim, cells)} |"
         for claim in CLAIMS
     ]
-    return "\n".join(["| claim of the paper | here | verdict |", "| -- | -- | -- |", *rows]) + "\n"
+    return "\n".join(["| claim of the paper | here | verdict |", "| -- | -- | -- |", *rows]) + "\n\n" + counts(cells)
+
+
+def counts(cells: dict[str, Table]) -> str:
+    """Return a paragraph on the number of verdicts, and of differences that chance alone is expected to show."""
+    verdicts = Counter(verdict(claim, cells) for claim in CLAIMS)
+    arms = sum(row.get("verdict", "reference") != "reference" for table in cells.values() for row in table.values())
+    words = ", ".join(f"{verdicts[name]} {text}" for name, text in (
+        ("agrees", "agree"), ("disagrees", "disagree"), ("undecided", "are undecided"),
+        (UNTESTABLE, "cannot be tested here"),
+    ))  # fmt: skip
+    text = (
+        f"{COUNTED} {len(CLAIMS)} claims: {words}. The studies compare {arms} arms with a reference, each at the 5% "
+        f"level, so about {0.05 * arms:.0f} of them are expected to show a difference that is not there."
+    )
+    return textwrap.fill(text, 100) + "\n\n"
 
 
 def with_summary(page: str) -> str:
-    """Return a page with its summary replaced."""
+    """Return a page with its summary, the table and the paragraph after it, replaced."""
     made = summary(page)
-    return re.sub(r"^\| claim of the paper \|.*\n(?:\|.*\n)*", lambda _: made, page, count=1, flags=re.MULTILINE)
+    pattern = rf"^\| claim of the paper \|.*\n(?:\|.*\n)*\n*(?:{COUNTED}(?:.+\n)*\n*)?"
+    return re.sub(pattern, lambda _: made, page, count=1, flags=re.MULTILINE)
 
 
 if __name__ == "__main__":
