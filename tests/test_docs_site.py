@@ -12,10 +12,17 @@ from pathlib import Path
 import pytest
 from doc_pages import ROOT
 
-spec = importlib.util.spec_from_file_location("links", ROOT / "docs/links.py")
-assert spec is not None and spec.loader is not None
-links = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(links)
+
+def loaded(name):
+    """Return a hook or extension of the site."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+links = loaded("links")
 
 BROKEN = {
     "anchor": "[away](importing.md#no-such-heading)\n",
@@ -133,3 +140,14 @@ def test_links_between_files_lead_to_pages_or_into_the_repository(source, page, 
 def test_a_link_to_a_file_that_does_not_exist_is_an_error():
     with pytest.raises(FileNotFoundError, match="links to docs/no"):
         links.moved_links("[a](docs/no.md)", ROOT / "README.md", "index.md", "")
+
+
+# ---- examples in docstrings
+
+
+def test_an_example_of_a_docstring_is_fenced_without_flags_of_doctest():
+    pytest.importorskip("griffe", reason="needs the packages of the extra `docs`, as after `make docs-build`")
+    text = "Square.\n\nExample:\n    >>> a = 3  # doctest: +SKIP\n    >>> a * a\n    9\n\nReturns:\n    The square.\n"
+    assert loaded("doctests").fenced(text) == (
+        "Square.\n\nExample:\n    ```pycon\n    >>> a = 3\n    >>> a * a\n    9\n    ```\n\nReturns:\n    The square.\n"
+    )

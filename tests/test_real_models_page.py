@@ -22,7 +22,8 @@ ROWS = {
 """For the lab's model, which knows digits only: other sums, and fewer of them."""
 OPTIONS = [
     "--steps", "14", "--evaluation.every", "1", "--evaluation.prompts", "8", "--recipe.prompts_per_step", "4",
-    "--recipe.length.kind", "none", "--recipe.length.max_tokens", "40", "--rollouts.expected_tokens", "20", "--recipe.optimizer.learning_rate", "1e-2",
+    "--recipe.length.kind", "none", "--recipe.length.max_tokens", "40", "--rollouts.expected_tokens", "20",
+    "--recipe.optimizer.learning_rate", "1e-2",
 ]  # fmt: skip
 """Few steps, enough evaluations for a fit, and a rate that changes the curve in few steps."""
 
