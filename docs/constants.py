@@ -1,4 +1,4 @@
-"""A hook of the documentation site: the table of the constants of the statistics, from the code."""
+"""A hook of the documentation site: tables from the code, of the constants of the statistics and of terms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any, NamedTuple
 
 SCALING = Path(__file__).parents[1] / "scalerl" / "scaling"
 PLACE = "<!-- table of constants -->"
-"""The line of a page that the table replaces."""
+"""The line of a page that the table of constants replaces."""
+
+TERMS_PLACE = "<!-- table of terms -->"
+"""The line of a page that the table of terms replaces."""
 
 
 class Constant(NamedTuple):
@@ -43,13 +46,23 @@ def constants() -> Iterator[Constant]:
                 yield Constant(file.stem, name, ast.unparse(node.value), text)
 
 
+def terms() -> dict[str, str]:
+    """Return the terms of the live page, of runs and of studies, with their meanings."""
+    from scalerl.view import page
+
+    return {**page.TERMS, **page.RUN_TERMS, **page.STUDY_TERMS}
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace the line `PLACE` by a table of all constants."""
-    if PLACE not in markdown:
-        return markdown
-    rows = [f"| `{c.module}` | `{c.name}` | `{c.value}` | {c.meaning} |" for c in constants()]
-    head = ["| file | name | value | meaning and source |", "| -- | -- | -- | -- |"]
-    return markdown.replace(PLACE, "\n".join([*head, *rows]))
+    """Replace the lines `PLACE` and `TERMS_PLACE` by tables of all constants and terms."""
+    if PLACE in markdown:
+        rows = [f"| `{c.module}` | `{c.name}` | `{c.value}` | {c.meaning} |" for c in constants()]
+        head = ["| file | name | value | meaning and source |", "| -- | -- | -- | -- |"]
+        markdown = markdown.replace(PLACE, "\n".join([*head, *rows]))
+    if TERMS_PLACE in markdown:
+        rows = [f"| {name} | {meaning} |" for name, meaning in terms().items()]
+        markdown = markdown.replace(TERMS_PLACE, "\n".join(["| term | meaning |", "| -- | -- |", *rows]))
+    return markdown
 
 
 def _docstring(node: ast.stmt | None) -> str:
