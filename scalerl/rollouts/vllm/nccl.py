@@ -2,8 +2,9 @@
 
 The process of trainer rank 0 drives each server's update over HTTP, broadcasts the tensors, and names the version. An
 engine only waits until its server reports the version (updates.py). vLLM must also be installed in the trainer's
-environment. Written from the source of vLLM 0.32 (`vllm/distributed/weight_transfer/`). Not tested on two GPUs; tested
-up to the broadcast, and between two networks with gloo in the place of NCCL.
+environment. Written from the source of vLLM 0.32 and 0.33 (`vllm/distributed/weight_transfer/`), against which
+tests/rollouts/vllm_contract.py checks it. Not tested on two GPUs; tested up to the broadcast, and between two networks
+with gloo in the place of NCCL.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -379,17 +380,33 @@ def address_towards(servers: Sequence[str]) -> str:
 
 
 def weight_source(layout: WeightLayout) -> Any:
-    """Return a vLLM `WeightSource` over its attribute `weights`: (name, tensor) pairs in the layout's order."""
+    """Return a vLLM `WeightSource` over its attribute `weights`: (name, tensor) pairs in the layout's order.
+
+    Until 0.32, vLLM calls `metadata()` and iterates over the source. From 0.33 on, it reads the property `metadata`,
+    which must be cached, and calls `iter_full`.
+    """
     import torch
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+
+    places = [ParamMeta(place.name, getattr(torch, place.dtype), place.shape) for place in layout.places]
 
     class Source(WeightSource):  # type: ignore[misc]
         weights: Iterable[tuple[str, Any]] = ()
 
-        def metadata(self) -> list[Any]:
-            return [ParamMeta(place.name, getattr(torch, place.dtype), place.shape) for place in layout.places]
+        if hasattr(WeightSource, "iter_full"):
 
-        def __iter__(self) -> Iterator[tuple[str, Any]]:
+            @cached_property
+            def metadata(self) -> list[Any]:
+                return places
+
+        else:
+
+            def metadata(self) -> list[Any]:
+                return places
+
+        def iter_full(self) -> Iterator[tuple[str, Any]]:
             return iter(self.weights)
+
+        __iter__ = iter_full
 
     return Source()
