@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import math
 import os
 import socket
 import time
@@ -59,9 +60,11 @@ GRACE_S = 30.0
 """Seconds in which vLLM's thread must end after a server has failed; aborting NCCL takes up to 5."""
 FAILURES = 3
 """Transfers in a row in which a server failed, after which the run ends."""
-UNABLE, PROBLEM = "unable", "problem"
+UNABLE, PROBLEM, SENDING = "unable", "problem", "sending"
 """Files next to the servers' addresses: servers that cannot join a group until they are restarted; why a transfer
-failed. The loop's process reads both."""
+failed; a transfer is under way. The loop's process reads the first two, the engines the third."""
+LOOK_S = 1.0
+"""Seconds between two looks for SENDING: the directory may be on a network."""
 
 
 class ServerFailed(ProcessFailure):
@@ -95,8 +98,9 @@ class NcclChannel:
         self._master_address, self._timeout_s = master_address, timeout_s
         self._sender: Any = None
         self._asked_at, self._failures = 0.0, 0
+        self._looked_at, self._sending = -math.inf, False
         directory.mkdir(parents=True, exist_ok=True)
-        for left in (*directory.glob("server_*"), directory / UNABLE, directory / PROBLEM):
+        for left in (*directory.glob("server_*"), directory / UNABLE, directory / PROBLEM, directory / SENDING):
             left.unlink(missing_ok=True)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -122,6 +126,24 @@ class NcclChannel:
             ConfigError: vLLM is not installed in this environment, no server answers, or one cannot join.
             RuntimeError: A server hangs, or servers failed in `FAILURES` transfers in a row.
         """
+        write_whole(self._directory / SENDING, str(version))
+        try:
+            self._send(version, weights)
+        finally:
+            (self._directory / SENDING).unlink(missing_ok=True)
+
+    def sending(self) -> bool:
+        """Return whether a transfer is under way (engine's side).
+
+        Between transfers, a server without weights waits for the trainer, whose update may take longer than any time
+        limit of a transfer.
+        """
+        now = time.monotonic()
+        if now - self._looked_at > LOOK_S:
+            self._looked_at, self._sending = now, (self._directory / SENDING).exists()
+        return self._sending
+
+    def _send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
         limit_s = SPARE * self._timeout_s
         until = time.monotonic() + limit_s
         while not (labels := self._labels()):
