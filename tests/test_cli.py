@@ -158,7 +158,8 @@ def test_recipes_prints_how_each_recipe_differs_from_the_first_in_80_columns(cap
     assert ["minimax", "prompts_per_step", "48", "80"] in rows and ["off_policy.max_lag", "8", "-"] in rows
     assert ["fp32", "fp32_head", "True", "False"] in [line.split() for line in variants.splitlines()]
     assert "temperature" not in out  # equal in all recipes
-    names = {line.split()[0] for line in out.splitlines() if line[:1].isalnum()} - {"recipe", "leave", "train", "every"}
+    others = {"recipe", "leave", "train", "every", "settings"}
+    names = {line.split()[0] for line in out.splitlines() if line[:1].isalnum()} - others
     assert {"grpo", "savg", "scalerl-dapo", "uniform-sampling"} <= names and len(names) == 13
     for name in names:
         config = read_config(None, ["--recipe", name])

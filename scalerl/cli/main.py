@@ -72,7 +72,7 @@ TRAINING: dict[str, Command] = {
     ),
     "eval": Command("eval", "evaluate a model on suites: mean@k, pass@k", saves=True, saved_note="nothing was saved"),
     "score": Command("score", "score the completions of a file with a verifier", True),
-    "recipes": Command("recipes", "print the fields in which the recipes differ", True),
+    "recipes": Command("recipes", "print the recipes, and what other trainers have of them", True),
     "upgrade": Command("upgrade", "write the run.json of runs that another version of scalerl made", True),
 }  # fmt: skip
 """Commands that need the extra `train`."""

@@ -1,13 +1,168 @@
-"""`scalerl recipes`: prints the recipes, field by field."""
+"""`scalerl recipes`: prints the recipes field by field, and what other trainers have of them."""
 
 from __future__ import annotations
 
-from scalerl.cli.options import Parser
-from scalerl.config.recipe import RECIPES, SCALERL, Recipe, leave_one_out
-from scalerl.core.serialization import leaves
+import json
+import shutil
+import sys
+import textwrap
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalerl.cli.options import Parser, add_json
+from scalerl.cli.terminal import say
+from scalerl.core.errors import ConfigError, nearest
+from scalerl.trainers import TRAINERS, Row, Trainer, check, configuration, read_settings, recognized
+
+if TYPE_CHECKING:  # needs pydantic, which other trainers' users may not have
+    from scalerl.config.recipe import Recipe
 
 CELL_CHARACTERS = 16
 """Longest text that a table shows, in characters."""
+
+DESCRIPTION = """Print the fields in which the recipes differ. With --for: the settings of another trainer that come
+nearest to ScaleRL, as its configuration. With --check: what a configuration of another trainer has of ScaleRL, and what
+the paper measured for each difference."""
+
+
+def run_recipes(words: list[str]) -> int:
+    """Print the recipes, the settings of a trainer, or a comparison; return the exit code.
+
+    Raises:
+        ConfigError: There is no such trainer, or the file is none of its configurations.
+    """
+    parser = Parser(prog="scalerl recipes", description=DESCRIPTION)
+    trainers = ", ".join(TRAINERS)
+    parser.add_argument("--for", dest="trainer", metavar="TRAINER", help=f"print the settings of a trainer: {trainers}")
+    about = "compare a configuration: JSON, YAML, TOML, or a script with the arguments; the trainer is recognized"
+    parser.add_argument("--check", type=Path, metavar="FILE", help=about)
+    add_json(parser, "print JSON, with --for or --check")
+    arguments = parser.parse_args(words)
+    trainer = None if arguments.trainer is None else _trainer(arguments.trainer)
+    if arguments.check is not None:
+        print_check(arguments.check, trainer, as_json=arguments.json)
+    elif trainer is not None:
+        print_settings(trainer, as_json=arguments.json)
+    elif arguments.json:
+        raise ConfigError("got --json without --for or --check; allowed: --json with one of them")
+    else:
+        print_recipes()
+    return 0
+
+
+# --------------------------------------------------------------------------------------------------- other trainers
+
+
+def print_settings(trainer: Trainer, *, as_json: bool = False) -> None:
+    """Print the settings of a trainer that come nearest to ScaleRL."""
+    if not as_json:
+        print(configuration(trainer), end="")
+        return
+    settings = {setting.name: setting.value for setting in trainer.settings}
+    comments = {setting.name: setting.comment for setting in trainer.settings}
+    record = {"trainer": trainer.name, "checked_version": trainer.checked, "installed_version": _installed(trainer)}
+    print(json.dumps({**record, "settings": settings, "comments": comments, "lacks": dict(trainer.lacks)}, indent=2))
+
+
+def print_check(path: Path, trainer: Trainer | None, *, as_json: bool = False) -> None:
+    """Print what a configuration has of each component of ScaleRL, and what the paper measured for it.
+
+    Args:
+        path: The configuration.
+        trainer: Whose it is; None: recognize it by its settings.
+        as_json: Print JSON.
+
+    Raises:
+        ConfigError: The file cannot be read, or is not a configuration of the trainer.
+    """
+    settings = read_settings(path)
+    found = recognized(TRAINERS.values(), settings)
+    if not found or (trainer is not None and trainer not in found):
+        names = ", ".join(TRAINERS) if trainer is None else trainer.name
+        other = f", but of {found[0].name}: leave out --for" if found else f"; it begins with {_first(settings)}"
+        raise ConfigError(f"{path}: got a file without settings of {names}{other}")
+    trainer = trainer or found[0]
+    rows = check(trainer, settings)
+    if as_json:
+        record = {"trainer": trainer.name, "checked_version": trainer.checked, "installed_version": _installed(trainer)}
+        print(json.dumps({**record, "components": [row._asdict() for row in rows]}, indent=2))
+        return
+    say(f"{path}: {trainer.title}; {_versions(trainer)}")
+    print()
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 120
+    print("\n".join(table(rows, max(80, min(width, 160)))))
+    print()
+    equal, open_ = sum(row.same is True for row in rows), sum(row.same is None for row in rows)
+    say(
+        f"{equal} of {len(rows)} as in ScaleRL{f', {open_} not in the file' if open_ else ''}. Ceilings and B: "
+        "arXiv 2510.13786, 8B model; ceilings within 0.02 are equal. The nearest settings: "
+        f"scalerl recipes --for {trainer.name}"
+    )
+
+
+def table(rows: list[Row], width: int) -> list[str]:
+    """Return the lines of the table.
+
+    Args:
+        rows: Its rows.
+        width: Width of a line in columns, at least 80.
+    """
+    marks = {True: "=", None: "?", False: " "}
+    rest = width - NAME_WIDTH - MOVED_WIDTH
+    widths = (NAME_WIDTH, 2 * rest // 7, 2 * rest // 9, rest - 2 * rest // 7 - 2 * rest // 9, MOVED_WIDTH)
+    heads = ("component", "theirs", "ScaleRL's", "measured in the paper", "it moved")
+    lines = _cells(heads, widths)
+    for row in rows:
+        lines += _cells((f"{marks[row.same]} {row.component}", *row[1:3], row.measured, row.moved), widths)
+    return lines
+
+
+NAME_WIDTH, MOVED_WIDTH = 17, 15
+"""Widths of the first and the last column of the table, in characters."""
+
+
+def _cells(cells: tuple[str, ...], widths: tuple[int, ...]) -> list[str]:
+    wrapped = [textwrap.wrap(cell, width - 1) for cell, width in zip(cells, widths, strict=True)]
+    height = max(map(len, wrapped))
+    columns = [[*lines, *[""] * (height - len(lines))] for lines in wrapped]
+    return [
+        "".join(part.ljust(width) for part, width in zip(parts, widths, strict=True)).rstrip()
+        for parts in zip(*columns, strict=True)
+    ]
+
+
+def _trainer(name: str) -> Trainer:
+    key = name.lower().replace("_", "-")
+    trainer = next((t for t in TRAINERS.values() if key in (t.name, t.title.lower(), t.name.replace("-", ""))), None)
+    if trainer is None:
+        raise ConfigError(f"--for: got {name[:80]!r}{nearest(key, TRAINERS)}; allowed: {', '.join(TRAINERS)}")
+    return trainer
+
+
+def _first(settings: dict[str, Any]) -> str:
+    return ", ".join(name[:40] for name in list(settings)[:3])
+
+
+def _installed(trainer: Trainer) -> str | None:
+    """Return the version of a trainer in this environment, or None."""
+    try:
+        return version(trainer.package)
+    except PackageNotFoundError:
+        return None
+
+
+def _versions(trainer: Trainer) -> str:
+    """Return which version the names were checked against, and whether it is the user's."""
+    installed = _installed(trainer)
+    checked = f"names checked against {trainer.checked}"
+    if installed is None:
+        return f"{checked}; the file's version is unknown"
+    same = trainer.checked.split()[0] == installed
+    return checked + (", as installed here" if same else f"; {installed} is installed here and was not checked")
+
+
+# ------------------------------------------------------------------------------------------------ the recipes here
 
 
 def fields(recipe: Recipe) -> dict[str, str]:
@@ -15,6 +170,8 @@ def fields(recipe: Recipe) -> dict[str, str]:
 
     Example: {"loss": "cispo", "loss.max_ratio": "5.0", "aggregation": "prompt", ...}
     """
+    from scalerl.core.serialization import leaves
+
     values = recipe.model_dump(exclude={"name"})
     return {name.removesuffix(".kind"): _words(value) for name, value in leaves(values)}
 
@@ -29,15 +186,10 @@ def differing(first: Recipe, second: Recipe) -> dict[str, tuple[str, str]]:
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def run_recipes(words: list[str]) -> int:
-    """Print the recipes; return the exit code."""
-    Parser(prog="scalerl recipes", description="Print the fields in which the recipes differ.").parse_args(words)
-    print_recipes()
-    return 0
-
-
 def print_recipes() -> None:
     """Print the fields in which the other recipes, and the leave-one-out variants, differ from ScaleRL."""
+    from scalerl.config.recipe import RECIPES, SCALERL, leave_one_out
+
     variants = {recipe.name if name in RECIPES else name: recipe for name, recipe in leave_one_out().items()}
     for title, recipes in (("recipe", RECIPES), ("leave one out", variants)):
         print(f"{title:16}  {'field':22}  {SCALERL.name:16}  here")
@@ -47,6 +199,7 @@ def print_recipes() -> None:
         print()
     print("train with one of them: scalerl train --recipe NAME")
     print("every field of the recipe: scalerl train --help all")
+    print("settings of another trainer: scalerl recipes --for TRAINER")
 
 
 def _words(value: object) -> str:

@@ -87,7 +87,8 @@ class Placement(Part):
     """ray: how often a run restarts from its last checkpoint after a trainer rank has died; each checkpoint resets the
     count. Engines that die are replaced without a restart."""
     gpus: Natural = 0
-    """Largest number of GPUs of the run, without those of servers given by address; 0: not checked."""
+    """Largest number of GPUs of the run, without those of servers given by address; 0: not checked. With 1, the engines
+    of this machine share the trainer's GPU, however many it has."""
     gpu_gb: Positive = 80.0
     """Memory per GPU in GB (10^9 bytes), for `--dry-run` and `scalerl plan`."""
     start_timeout_s: Seconds = 1200.0

@@ -47,7 +47,7 @@ class Host:
     gpus: tuple[str, ...] = ()
     """Ids, as in CUDA_VISIBLE_DEVICES."""
     gpu_gb: float = 0.0
-    """Memory per GPU, 10^9 bytes; 0: `placement.gpu_gb`."""
+    """Memory of the first GPU, 10^9 bytes; 0: `placement.gpu_gb`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def devices(
     """Assign GPUs and cores to all processes of a run.
 
     Trainer ranks come first, then engines, each on the first host with enough free GPUs. Local torch engines share the
-    GPUs of the trainer ranks unless `gpus_per_generator` is set, and so do all engines of a machine with one GPU.
+    GPUs of the trainer ranks unless `gpus_per_generator` is set, and so do all engines of a run with one GPU.
 
     Args:
         config: Configuration; without GPUs unless `hardware.device` is cuda.
@@ -160,11 +160,16 @@ def gpus_needed(config: RunConfig) -> int:
 
 
 def shares_gpus(config: RunConfig, gpus: int) -> bool:
-    """Return whether engines use the GPUs of trainer ranks, if the machine has `gpus` GPUs."""
+    """Return whether engines use the GPUs of trainer ranks.
+
+    Args:
+        config: Configuration; the run uses at most `placement.gpus` GPUs.
+        gpus: GPUs that are visible on this machine.
+    """
     place = config.placement
     if place.backend != "local" or place.servers:
         return False
-    return gpus == 1 or (place.engine != "vllm" and not place.gpus_per_generator)
+    return min(gpus, place.gpus or gpus) == 1 or (place.engine != "vllm" and not place.gpus_per_generator)
 
 
 def _assumed(config: RunConfig) -> list[Host]:
@@ -197,7 +202,7 @@ def this_machine() -> Host:
     count = torch.cuda.device_count()
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     gpus = named.split(",")[:count] if named else map(str, range(count))
-    memory = torch.cuda.get_device_properties(0).total_memory / GB if count == 1 else 0.0
+    memory = torch.cuda.get_device_properties(0).total_memory / GB if count and torch.cuda.is_available() else 0.0
     return Host("this machine", tuple(gpus), memory)
 
 

@@ -164,7 +164,14 @@ def restarted_engines(
         note: Function that gets a message about every death.
     """
     restarters = [
-        Restarter(partial(begin, spec), spec.name, (spec.slots, spec.slots), spec.generator.config.placement, note)
+        Restarter(
+            partial(begin, spec),
+            spec.name,
+            (spec.slots, spec.slots),
+            spec.generator.config.placement,
+            note,
+            getattr(spec.channel, "sending", lambda: True),
+        )
         for spec in specs
     ]
     for one in restarters:

@@ -60,6 +60,7 @@ class Restarter:
         slots: Sequence[int],
         placement: Placement,
         note: Callable[[str], None],
+        sending: Callable[[], bool] = lambda: True,
     ) -> None:
         """Start the engines.
 
@@ -69,8 +70,10 @@ class Restarter:
             slots: Sequences that each engine decodes together.
             placement: Configuration with the seconds of silence, and of a swap, after which the engines count as dead.
             note: Function that gets a message about every death.
+            sending: Function that returns whether weights that were requested are on their way; only then does the time
+                limit of a transfer run.
         """
-        self.name, self._make, self._note = name, make, note
+        self.name, self._make, self._note, self._sending = name, make, note, sending
         self._silence_s, self._transfer_s = placement.silence_timeout_s, placement.transfer_timeout_s
         self.engines = tuple(RestartedEngine(self, number, count) for number, count in enumerate(slots))
         self.version = -1
@@ -175,6 +178,8 @@ class Restarter:
 
     def _check_time(self) -> None:
         now, swapping = time.monotonic(), self.version != self._wanted
+        if swapping and not self._sending():
+            self._asked_at = now
         if swapping and self._wanted >= 0 and now - self._asked_at > self._transfer_s:
             raise EngineDied(
                 f"{self.name}: the transfer of version {self._wanted} of the weights took more than "

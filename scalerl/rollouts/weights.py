@@ -4,7 +4,8 @@ To add a channel, write a class with the methods of `WeightChannel` and add it t
 reach engine processes. Every channel is tested by replay: the log-probabilities after a swap must match the weights
 that were sent. If engines can lose the weights, the channel also has a method `lost() -> str`. When it returns a
 reason, the trainer tells it to the user and sends the latest version again. A channel that sends into running engines
-has `into_engines = True`. torch is imported only when weights are sent or received.
+has `into_engines = True`, and may have a method `sending() -> bool`: whether a transfer is under way, outside which an
+engine that waits for weights does not count as dead. torch is imported only when weights are sent or received.
 """
 
 from __future__ import annotations

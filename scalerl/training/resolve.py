@@ -42,9 +42,10 @@ def resolve(config: RunConfig) -> RunConfig:
     if config.placement.engine == "vllm" and config.rollouts.weights == "auto":
         config = replace(config, rollouts=replace(config.rollouts, weights=_channel_here(config)[0]))
     if config.weights == "nccl" and hardware.device == "cuda" and shares_gpus(config, torch.cuda.device_count()):
+        only = "the only GPU of the run (placement.gpus = 1)" if config.placement.gpus == 1 else "the only GPU here"
         raise ConfigError(
-            "rollouts.weights: got 'nccl', but trainer and engine share the only GPU here, and NCCL needs one for each "
-            "process; allowed: auto, directory"
+            f"rollouts.weights: got 'nccl', but trainer and engine share {only}, and NCCL needs one for each process; "
+            "allowed: auto, directory"
         )
     return config
 

@@ -20,7 +20,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.learner.rank_processes import RankProcesses
 from scalerl.models.sizes import Attention, ModelSizes
 from scalerl.models.weights import WeightLayout
-from scalerl.placement.devices import Host, described, devices, needs, this_machine
+from scalerl.placement.devices import Host, described, devices, needs, shares_gpus, this_machine
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts, local_engines
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.vllm.nccl import NcclChannel
@@ -87,6 +87,23 @@ def test_vllm_shares_the_only_gpu_and_gets_what_the_trainer_leaves():
     assert table["generator", 0].share == table["generator", 1].share == 0.32
     with pytest.raises(ConfigError, match=r"leaves 2% for each server; allowed: at least 5%.*Use more GPUs"):
         table_of([Host("here", ("0",), 80.0)], lambda: 70e9, engine="vllm")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "torch"])
+@pytest.mark.parametrize("visible", [1, 2, 8])
+def test_a_run_with_one_gpu_shares_it_however_many_the_machine_has(engine, visible):
+    """`scalerl new --gpus 1` writes placement.gpus = 1; its file runs on every machine."""
+    host = Host("here", tuple(map(str, range(visible))), 80.0)
+    table = table_of([host], lambda: 20e9, engine=engine, gpus=1)
+    assert gpus(table) == {"trainer 0": ("here", "0"), "generator 0": ("here", "0")}
+    assert table["generator", 0].share == (0.65 if engine == "vllm" else 0.0)
+    config = replace(BASE, placement=Placement(engine=engine, gpus=1))
+    assert shares_gpus(config, visible) and devices(config) == devices(config, [Host("this machine", ("0",))])
+
+
+def test_a_run_with_more_gpus_shares_none_with_its_servers():
+    table = table_of([HERE], engine="vllm", gpus=2)
+    assert gpus(table) == {"trainer 0": ("here", "4"), "generator 0": ("here", "5")}
 
 
 @pytest.mark.parametrize(

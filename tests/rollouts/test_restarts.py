@@ -65,7 +65,7 @@ class Mortal:
 class World:
     """A restarter and all its lives."""
 
-    def __init__(self, placement=None, **delays):
+    def __init__(self, placement=None, sending=lambda: True, **delays):
         self.lives, self.notes = [], []
 
         def make():
@@ -73,7 +73,7 @@ class World:
             return self.lives[-1]
 
         placement = placement or Placement()
-        self.restarter = Restarter(make, "generator 1 of 1", (SLOTS, SLOTS), placement, self.notes.append)
+        self.restarter = Restarter(make, "generator 1 of 1", (SLOTS, SLOTS), placement, self.notes.append, sending)
         self.restarter.wait_ready()
         self.engine, self.evaluator = self.restarter.engines
 
@@ -235,6 +235,26 @@ def test_an_evaluation_pauses_training_sequences():
     finished += wait_for(lambda more: len(finished) + len(more) == 300, world.evaluator)
     assert {f.id for f in finished} == {(i, 0) for i in range(300)}
     assert len(wait_for(lambda more: len(more) > 50, world.engine)) > 50  # and training continues
+
+
+def test_a_restarted_engine_waits_for_weights_without_limit_until_a_transfer_is_under_way():
+    """An update of the trainer takes longer than a transfer may; then it sends, and the engine does not load."""
+    under_way = []
+    world = World(Placement(transfer_timeout_s=0.2), sending=lambda: bool(under_way))
+    world.engine.swap(1)
+    wait_for(lambda _: world.engine.version == 1, world.engine)
+    world.lives[0].dead = True
+    wait_for(lambda _: len(world.lives) == 2, world.engine)
+    for engine in world.lives[1].engines:
+        engine._receive = lambda version: time.sleep(1e3)  # pushed weights do not come
+    world.lives[1].runner.post = lambda *call: None
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        world.engine.poll(0.01)
+    assert len(world.lives) == 2 and len(world.notes) == 1
+    under_way.append(True)
+    wait_for(lambda _: len(world.lives) == 3, world.engine, seconds=3.0)
+    assert "transfer of version 1 of the weights took more than 0.2 s" in world.notes[1]
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,28 @@ def test_the_channel_needs_vllm_in_the_trainers_environment(pair):
         channel.send(0, [])
 
 
+def test_the_engines_see_whether_a_transfer_is_under_way(monkeypatch):
+    """Also in a copy of the channel in another process, and after a transfer that failed."""
+    monkeypatch.setattr(nccl, "LOOK_S", 0.0)
+    channel = gloo_vllm.channel_to()
+    engines = pickle.loads(pickle.dumps(channel))
+    seen = []
+
+    def transfer(version, weights):
+        seen.append(engines.sending())
+        raise RuntimeError("stopped")
+
+    channel._send = transfer
+    assert not engines.sending()
+    with pytest.raises(RuntimeError, match="stopped"):
+        channel.send(1, [])
+    assert seen == [True] and not engines.sending()
+    (channel._directory / nccl.SENDING).write_text("1")  # of a trainer that was killed
+    assert engines.sending()
+    NcclChannel(channel._layout, channel._directory)
+    assert not engines.sending()
+
+
 def test_an_engine_waits_for_pushed_weights(make, server):
     engine, _ = make()
     engine._connection._updates = UPDATES["nccl"](None, 0)

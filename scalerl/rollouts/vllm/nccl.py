@@ -2,20 +2,22 @@
 
 The process of trainer rank 0 drives each server's update over HTTP, broadcasts the tensors, and names the version. An
 engine only waits until its server reports the version (updates.py). vLLM must also be installed in the trainer's
-environment. Written from the source of vLLM 0.32 (`vllm/distributed/weight_transfer/`). Not tested on two GPUs; tested
-up to the broadcast, and between two networks with gloo in the place of NCCL.
+environment. Written from the source of vLLM 0.32 and 0.33 (`vllm/distributed/weight_transfer/`), against which
+tests/rollouts/vllm_contract.py checks it. Not tested on two GPUs; tested up to the broadcast, and between two networks
+with gloo in the place of NCCL.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import math
 import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -58,9 +60,11 @@ GRACE_S = 30.0
 """Seconds in which vLLM's thread must end after a server has failed; aborting NCCL takes up to 5."""
 FAILURES = 3
 """Transfers in a row in which a server failed, after which the run ends."""
-UNABLE, PROBLEM = "unable", "problem"
+UNABLE, PROBLEM, SENDING = "unable", "problem", "sending"
 """Files next to the servers' addresses: servers that cannot join a group until they are restarted; why a transfer
-failed. The loop's process reads both."""
+failed; a transfer is under way. The loop's process reads the first two, the engines the third."""
+LOOK_S = 1.0
+"""Seconds between two looks for SENDING: the directory may be on a network."""
 
 
 class ServerFailed(ProcessFailure):
@@ -94,8 +98,9 @@ class NcclChannel:
         self._master_address, self._timeout_s = master_address, timeout_s
         self._sender: Any = None
         self._asked_at, self._failures = 0.0, 0
+        self._looked_at, self._sending = -math.inf, False
         directory.mkdir(parents=True, exist_ok=True)
-        for left in (*directory.glob("server_*"), directory / UNABLE, directory / PROBLEM):
+        for left in (*directory.glob("server_*"), directory / UNABLE, directory / PROBLEM, directory / SENDING):
             left.unlink(missing_ok=True)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -121,6 +126,24 @@ class NcclChannel:
             ConfigError: vLLM is not installed in this environment, no server answers, or one cannot join.
             RuntimeError: A server hangs, or servers failed in `FAILURES` transfers in a row.
         """
+        write_whole(self._directory / SENDING, str(version))
+        try:
+            self._send(version, weights)
+        finally:
+            (self._directory / SENDING).unlink(missing_ok=True)
+
+    def sending(self) -> bool:
+        """Return whether a transfer is under way (engine's side).
+
+        Between transfers, a server without weights waits for the trainer, whose update may take longer than any time
+        limit of a transfer.
+        """
+        now = time.monotonic()
+        if now - self._looked_at > LOOK_S:
+            self._looked_at, self._sending = now, (self._directory / SENDING).exists()
+        return self._sending
+
+    def _send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
         limit_s = SPARE * self._timeout_s
         until = time.monotonic() + limit_s
         while not (labels := self._labels()):
@@ -379,17 +402,33 @@ def address_towards(servers: Sequence[str]) -> str:
 
 
 def weight_source(layout: WeightLayout) -> Any:
-    """Return a vLLM `WeightSource` over its attribute `weights`: (name, tensor) pairs in the layout's order."""
+    """Return a vLLM `WeightSource` over its attribute `weights`: (name, tensor) pairs in the layout's order.
+
+    Until 0.32, vLLM calls `metadata()` and iterates over the source. From 0.33 on, it reads the property `metadata`,
+    which must be cached, and calls `iter_full`.
+    """
     import torch
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+
+    places = [ParamMeta(place.name, getattr(torch, place.dtype), place.shape) for place in layout.places]
 
     class Source(WeightSource):  # type: ignore[misc]
         weights: Iterable[tuple[str, Any]] = ()
 
-        def metadata(self) -> list[Any]:
-            return [ParamMeta(place.name, getattr(torch, place.dtype), place.shape) for place in layout.places]
+        if hasattr(WeightSource, "iter_full"):
 
-        def __iter__(self) -> Iterator[tuple[str, Any]]:
+            @cached_property
+            def metadata(self) -> list[Any]:
+                return places
+
+        else:
+
+            def metadata(self) -> list[Any]:
+                return places
+
+        def iter_full(self) -> Iterator[tuple[str, Any]]:
             return iter(self.weights)
+
+        __iter__ = iter_full
 
     return Source()

@@ -1,0 +1,161 @@
+"""Reads a configuration of another trainer as settings by dotted names: JSON, YAML, TOML, or a shell script."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from scalerl.core.errors import ConfigError
+from scalerl.core.files import parse_json, read_bytes, trouble
+from scalerl.trainers.check import UNRESOLVED
+
+EXPORT = """python -c "import torch; print(torch.load('training_args.bin', weights_only=False).to_json_string())" """
+"""Command that writes TRL's arguments as JSON."""
+
+PICKLES = (b"PK\x03\x04", b"\x80")
+"""First bytes of torch's files and of pickles, which run code when they are read."""
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read the settings of a file; the levels of a nested file are joined with dots.
+
+    A setting that a script computes has the value `UNRESOLVED`.
+
+    Raises:
+        ConfigError: The file cannot be read, has none of the forms, or has no settings.
+    """
+    try:
+        content = read_bytes(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {trouble(error)}") from None
+    if content.startswith(PICKLES):
+        raise ConfigError(
+            f"{path}: got a pickle of torch, which can run code when it is read; export the arguments as JSON where "
+            f"you trust the file, and check that: {EXPORT.strip()} > training_args.json"
+        )
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: got a file that is not UTF-8 text; allowed: JSON, YAML, TOML or a script") from None
+    settings = _parse(path, text)
+    if not settings:
+        raise ConfigError(f"{path}: got a file without settings; give the configuration that the trainer starts with")
+    return settings
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    suffix = path.suffix.lower()
+    if suffix in YAML and find_spec("yaml") is None:
+        raise ConfigError(f"{path}: reading YAML needs the package PyYAML: pip install pyyaml")
+    if suffix in (".sh", ".bash", ".slurm", ".sbatch", ".txt") or text.startswith("#!"):
+        return dict(_arguments(text))
+    try:
+        if suffix == ".toml":
+            return dict(_leaves(tomllib.loads(text)))
+        if suffix in (".json", ".jsonl") or text.lstrip().startswith("{"):
+            return dict(_leaves(parse_json(text)))
+        if suffix in YAML:
+            return dict(_leaves(_yaml(text)))
+    except (ValueError, RecursionError) as error:
+        at = " ".join(str(error).split())
+        raise ConfigError(f"{path}: cannot be read as {suffix[1:] or 'json'} ({at[:200]})") from None
+    raise ConfigError(
+        f"{path}: got the ending {suffix!r}; allowed: .json, .yaml, .toml, or a script (.sh) with the arguments"
+    )
+
+
+YAML = (".yaml", ".yml")
+
+
+def _yaml(text: str) -> Any:
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted names and values. Names that are written with dots are joined as they are."""
+    if not isinstance(value, Mapping):
+        if prefix:
+            yield prefix, value
+        return
+    for name, inner in value.items():
+        yield from _leaves(inner, f"{prefix}.{name}" if prefix else str(name))
+
+
+ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
+OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*\.[\w.]+)=(.*)", re.DOTALL)
+"""An override of Hydra or OmegaConf, such as `trainer.algorithm.eps_clip_low=0.2`."""
+VARIABLE = re.compile(r"\$\{?(\w+)(?::-([^}]*))?\}?")
+
+
+def _arguments(text: str) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments of a script: `--name value`, `--name=value`, flags, and overrides with dots.
+
+    Plain variables are replaced. The script is not run, so arguments with other expansions are `UNRESOLVED`.
+    """
+    variables = dict[str, str]()
+    option = ""
+    for word in _words(text):
+        if option:
+            yield option, _value(word, variables) if word and not word.startswith("--") else True
+            taken, option = word and not word.startswith("--"), ""
+            if taken:
+                continue
+        override, assignment = OVERRIDE.fullmatch(word), ASSIGNMENT.fullmatch(word)
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word.partition("=")
+            if equals:
+                yield name, _value(value, variables)
+            else:
+                option = name
+        elif override:
+            yield override[1], _value(override[2], variables)
+        elif assignment:
+            variables[assignment[1]] = _expanded(assignment[2], variables)
+    if option:
+        yield option, True
+
+
+def _words(text: str) -> Iterator[str]:
+    """Yield the words of a script without comments; a line with an open quote ends at its end."""
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line.replace("=(", "= ("), posix=True, punctuation_chars="();")
+        lexer.whitespace_split = True
+        try:
+            words = list(lexer)
+        except ValueError:
+            words = line.split()
+        yield from (word for word in words if not set(word) <= set("();"))
+        yield ""  # a flag at the end of a line has no value
+
+
+def _expanded(text: str, variables: Mapping[str, str]) -> str:
+    def replaced(match: re.Match[str]) -> str:
+        return variables.get(match[1], match[2] if match[2] is not None else match[0])
+
+    return VARIABLE.sub(replaced, text)
+
+
+def _value(text: str, variables: Mapping[str, str]) -> Any:
+    text = _expanded(text, variables)
+    if "$" in text or "`" in text or UNRESOLVED in text:
+        return UNRESOLVED
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if text.lower() in ("none", "null"):
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,142 @@
+"""vLLM has what scalerl uses of it, and the supported versions stand in one place."""
+
+import re
+import shutil
+import sys
+import tomllib
+import types
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+import torch
+import vllm_contract as contract
+
+from scalerl.models.weights import WeightLayout
+from scalerl.rollouts.vllm import protocol
+from scalerl.rollouts.vllm.checks import NEWEST, OLDEST
+from scalerl.rollouts.vllm.nccl import weight_source
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def versions():
+    try:
+        return contract.newest(2)
+    except (OSError, TimeoutError):
+        pytest.skip("PyPI does not answer")
+
+
+@pytest.mark.slow
+@pytest.mark.contract
+@pytest.mark.parametrize("at", [0, 1], ids=["newest", "the one before"])
+def test_the_newest_versions_of_vllm_have_what_scalerl_uses(versions, at, tmp_path):
+    """Supported versions pass; a newer one that does not pass is to be looked at before the range is widened."""
+    place = contract.unpacked(versions[at], tmp_path)
+    numbers = tuple(map(int, versions[at].split(".")[:2]))
+    found = contract.problems(place)
+    shutil.rmtree(place / "vllm")
+    if OLDEST <= numbers < NEWEST:
+        assert found == []
+    assert numbers < NEWEST, f"vLLM {versions[at]} is out: {found or 'it passes, so NEWEST can be raised'}"
+
+
+def test_the_supported_versions_are_the_same_in_the_package_its_extras_and_its_documentation():
+    allowed = f">={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, NEWEST))}"
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert [word.partition(";")[0] for word in extras["cluster"] if word.startswith("vllm")] == [f"vllm{allowed}"]
+    page = (ROOT / "docs/vllm.md").read_text().replace("\\", "")
+    assert f"| versions of vLLM | {allowed}" in page
+
+
+def test_every_path_of_the_protocol_is_in_the_contract():
+    paths = {value for name, value in vars(protocol).items() if name.isupper() and str(value).startswith("/")}
+    assert len(paths) == 15
+    assert {path.partition("?")[0] for path in paths} == {route.path for route in contract.used_routes()}
+    arguments = {word.partition("=")[0] for path in paths for word in path.partition("?")[2].split("&") if word}
+    assert arguments <= {name for route in contract.used_routes() for name in route.arguments}
+
+
+class OldSource:
+    """Stands for vLLM 0.32's WeightSource: metadata() and iteration."""
+
+
+class NewSource:
+    """Stands for vLLM 0.33's WeightSource."""
+
+    def __init_subclass__(cls, **words):
+        if not isinstance(cls.__dict__.get("metadata"), cached_property):
+            raise TypeError(f"{cls.__name__}.metadata must be a functools.cached_property")
+
+    def iter_full(self):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("kind", [OldSource, NewSource], ids=["0.32", "0.33"])
+def test_the_source_of_weights_has_the_form_of_each_version(kind, monkeypatch):
+    base = types.ModuleType("vllm.distributed.weight_transfer.base")
+    base.WeightSource, base.ParamMeta = kind, lambda *values: values
+    for name in ("vllm", "vllm.distributed", "vllm.distributed.weight_transfer"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, base.__name__, base)
+    pairs = [("a", torch.ones(2, 3)), ("b", torch.zeros(4, dtype=torch.bfloat16))]
+    source = weight_source(WeightLayout.of(pairs))
+    metadata = source.metadata() if kind is OldSource else source.metadata
+    assert metadata == [("a", torch.float32, (2, 3)), ("b", torch.bfloat16, (4,))]
+    for version in (1, 2):
+        source.weights = iter([(name, tensor + version) for name, tensor in pairs])
+        passed = list(source if kind is OldSource else source.iter_full())
+        assert [name for name, _ in passed] == ["a", "b"] and float(passed[0][1][0, 0]) == 1 + version
+    assert kind is OldSource or source.metadata is source.metadata
+
+
+def write(place, files):
+    for name, text in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text)
+    return contract.Source(place)
+
+
+def test_a_missing_route_argument_class_or_field_is_a_problem(tmp_path):
+    """The checks see what they are for: a source without anything lacks all, one change lacks that."""
+    source = write(tmp_path, {
+        "vllm/entrypoints/rl/online/api_router.py":
+            '@router.post("/pause")\nasync def pause(raw_request, mode="abort"): ...\n'
+            '@router.post("/resume")\nasync def resume(raw_request): ...\n',
+        "vllm/distributed/weight_transfer/base.py":
+            "class WeightTransferEngine:\n"
+            "    @abstractmethod\n    def shutdown(self): ...\n"
+            "    @abstractmethod\n    def another(self): ...\n"
+            "class VLLMWeightSyncClient(Protocol):\n"
+            "    def start_weight_update(self): ...\n"
+            "    def finish_weight_update(self, label): ...\n",
+    })  # fmt: skip
+    routes = list(contract.check_routes(source))
+    assert "POST /pause has no argument 'clear_cache'" in routes and "no route GET /weight_info" in routes
+    assert not any("/resume" in text for text in routes) and "POST /pause has no argument 'mode'" not in routes
+    worker = list(contract.check_worker(source))
+    assert any("abstract method another" in text for text in worker) and not any("shutdown" in t for t in worker)
+    client = list(contract.check_client(source))
+    assert len(client) == 1 and "finish_weight_update takes ['self', 'label']" in client[0]
+    imports = list(contract.check_imports(source))
+    assert any("no module vllm.distributed.weight_transfer.factory" in text for text in imports)
+    assert any("base has no WeightSource" in text for text in imports)
+    assert any("SamplingParams" in text for text in contract.check_answers(source))
+    assert any("--enable-scale-out" in text for text in contract.check_command_line(source))
+
+
+def test_the_newest_two_minor_versions_are_chosen_without_candidates(monkeypatch):
+    words = "vllm (0.34.0rc1)\nAvailable versions: 0.34.0rc1, 0.33.1, 0.33.0, 0.32.0, 0.31.0\n"
+    monkeypatch.setattr(contract, "pip", lambda *args: words)
+    assert contract.newest() == ["0.33.1", "0.32.0"]
+    monkeypatch.setattr(contract, "pip", lambda *args: "nothing")
+    with pytest.raises(OSError, match="nothing"):
+        contract.newest()
+
+
+def test_the_required_torch_is_read_from_the_wheel(tmp_path):
+    write(
+        tmp_path, {"vllm-0.33.0.dist-info/METADATA": "Requires-Dist: torch==2.14.0\nRequires-Dist: torchaudio==2.1\n"}
+    )
+    assert contract.torch_of(tmp_path) == "2.14.0" and re.fullmatch(r"[\d.]+", contract.torch_of(tmp_path))

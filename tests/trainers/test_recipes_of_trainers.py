@@ -1,0 +1,373 @@
+"""What other trainers have of ScaleRL: their configurations, written and read."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import trl
+import yaml
+from commands import call
+
+from scalerl.config.recipe import SCALERL, Cispo, Interruption, PipelineRL
+from scalerl.core.errors import ConfigError
+from scalerl.trainers import TRAINERS, check, configuration, read_settings, recognized
+from scalerl.trainers.check import UNRESOLVED, adapted
+from scalerl.trainers.paper import COMPONENTS, FACTS
+from scalerl.trainers.write import SUFFIXES
+
+NAMES = tuple(TRAINERS)
+OLD_NAME = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # TRL passes it on to transformers
+
+
+def rows_of(name, settings):
+    """Return the rows of a table by the key of their component."""
+    return dict(zip([c.key for c in COMPONENTS], check(TRAINERS[name], settings), strict=True))
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Return a function that writes the nearest configuration of a trainer to a file."""
+
+    def write(name):
+        path = tmp_path / f"scalerl.{SUFFIXES[TRAINERS[name].form]}"
+        path.write_text(configuration(TRAINERS[name]))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_printed_file_is_read_back_as_the_settings_of_its_trainer(name, written):
+    trainer = TRAINERS[name]
+    settings = read_settings(written(name))
+    assert {s.name: s.value for s in trainer.settings}.items() <= settings.items()
+    assert recognized(TRAINERS.values(), settings)[0] is trainer
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_printed_file_equals_scalerl_in_all_components_but_those_that_the_trainer_lacks(name, written):
+    trainer, keys = TRAINERS[name], [component.key for component in COMPONENTS]
+    rows = rows_of(name, read_settings(written(name)))
+    differing = {key for key, row in rows.items() if row.same is False}
+    open_ = {key for key, row in rows.items() if row.same is None}
+    assert differing - {"optimizer"} == set(trainer.lacks) - {"optimizer"} and set(trainer.lacks) <= set(keys)
+    assert open_ <= {"batch"}  # TRL's depends on the number of GPUs
+    if "optimizer" in differing - set(trainer.lacks):
+        assert rows["optimizer"].theirs.startswith("lr 5e-7")  # the warm-up has another form there
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_line_of_a_printed_file_has_a_comment(name):
+    body = configuration(TRAINERS[name]).split("\n\n", 1)[1]
+    lines = [line for line in body.splitlines() if re.search(r"[:=] \S|^  (--|[a-z])\S", line)]
+    lines = [line for line in lines if line not in TRAINERS[name].preamble and not line.rstrip().endswith(":")]
+    assert len(lines) == len(TRAINERS[name].settings) and all("  # " in line for line in lines)
+
+
+def test_the_printed_yaml_and_toml_are_those_of_other_readers():
+    for name, trainer in TRAINERS.items():
+        text = configuration(trainer)
+        if trainer.form == "shell":
+            shown = f'{text}\nprintf "%s\\n" "${{SCALERL_ARGS[@]}}"'
+            words = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True).stdout.split()
+            assert len(words) >= len(trainer.settings) and "#" not in words, name
+            continue
+        tree = tomllib.loads(text) if trainer.form == "toml" else yaml.safe_load(text)
+        for setting in trainer.settings:
+            value = tree
+            for part in setting.name.split("."):
+                value = value[part]
+            assert value == setting.value and type(value) is type(setting.value), (name, setting.name)
+
+
+@OLD_NAME
+def test_trl_takes_the_printed_settings_and_keeps_each(written, tmp_path):
+    path = written("trl")
+    (config,) = trl.TrlParser((trl.GRPOConfig,)).parse_args_and_config(
+        ["--config", str(path), "--output_dir", str(tmp_path / "out"), "--use_cpu", "True"]
+    )
+    assert TRAINERS["trl"].checked == trl.__version__
+    for setting in TRAINERS["trl"].settings:
+        assert getattr(config, setting.name) == setting.value, setting.name
+    assert config.generation_batch_size == 768 and config.steps_per_generation == 48
+
+
+@OLD_NAME
+def test_the_defaults_of_trl_are_those_of_its_class(tmp_path):
+    config = trl.GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
+    given = {"generation_batch_size", "steps_per_generation"}  # None in the class, computed in an object
+    for name, value in TRAINERS["trl"].defaults.items():
+        assert name in given or getattr(config, name) == value, name
+
+
+@OLD_NAME
+def test_the_json_of_a_grpo_config_is_read(tmp_path, capsys):
+    config = trl.GRPOConfig(
+        output_dir=str(tmp_path), use_cpu=True, bf16=False, loss_type="cispo", epsilon_high=8.0, scale_rewards="batch",
+        num_generations=32, per_device_train_batch_size=32, gradient_accumulation_steps=2, steps_per_generation=16,
+    )  # fmt: skip
+    path = tmp_path / "training_args.json"
+    path.write_text(config.to_json_string())
+    code, out, _ = call(capsys, "recipes", "--check", path, "--json")
+    record = json.loads(out)
+    rows = {row["component"]: row for row in record["components"]}
+    assert code == 0 and record["trainer"] == "trl" and record["installed_version"] == trl.__version__
+    assert rows["loss"]["theirs"] == "CISPO, ratio capped at 8" and rows["loss"]["same"] is True
+    assert rows["advantage"]["same"] is True and rows["off-policy"]["theirs"] == "8 updates per generation"
+    assert rows["off-policy"]["moved"] == "speed" and rows["generations"]["measured"].startswith("ceiling 0.595")
+
+
+VERL = """
+actor_rollout_ref:
+  actor:
+    clip_ratio_low: 0.2
+    clip_ratio_high: 0.28
+    loss_agg_mode: token-mean
+    use_kl_loss: true
+    kl_loss_coef: 0.001
+    ppo_mini_batch_size: 64
+    policy_loss: {loss_mode: vanilla}
+    optim: {lr: 1e-6, lr_warmup_steps: 10}
+  rollout: {n: 16}
+algorithm: {adv_estimator: grpo, filter_groups: {enable: true}}
+data: {train_batch_size: 512, max_response_length: 14336}
+"""
+
+PRIME = """
+[orchestrator]
+batch_size = 2048
+max_off_policy_steps = 4
+[orchestrator.algo]
+type = "grpo"
+[[orchestrator.train.source]]
+name = "math"
+group_size = 8
+[trainer.loss]
+kl_tau = 0.0
+[inference]
+enable_fp32_lm_head = false
+"""
+
+SLIME = """#!/bin/bash
+# --advantage-estimator gspo
+BATCH=128
+GRPO_ARGS=(
+   --advantage-estimator grpo   # a comment
+   #--eps-clip 0.1
+   --eps-clip 0.2
+   --eps-clip-high 0.28
+   --use-kl-loss
+   --kl-loss-coef 0.01
+)
+python train.py --rollout-batch-size ${BATCH} --n-samples-per-prompt 16 --global-batch-size $((BATCH * 4)) \\
+   --rollout-max-response-len 14336 "${GRPO_ARGS[@]}"
+"""
+
+SKYRL = """set -x
+: "${N:=5}"
+export LR=5e-7
+uv run -m skyrl.train.entrypoints.main_base \\
+  trainer.algorithm.policy_loss_type="cispo" \\
+  trainer.algorithm.cispo.cispo_eps_clip_high=4.0 trainer.algorithm.cispo.cispo_eps_clip_low=1.0 \\
+  trainer.algorithm.loss_reduction='sequence_mean' \\
+  trainer.policy.optimizer_config.lr=$LR \\
+  trainer.train_batch_size=48 trainer.policy_mini_batch_size=48 generator.n_samples_per_prompt=24
+"""
+
+OPEN_INSTRUCT = """python mason.py -- python open_instruct/grpo_fast.py \\
+    --beta 0.0 --num_unique_prompts_rollout 48 --num_samples_per_prompt_rollout 16 \\
+    --no_resampling_pass_rate 0.875 --async_steps 4 --inflight_updates True --active_sampling \\
+    --advantage_normalization_type standard --response_length 32768 --loss_fn=cispo --clip_higher 4.0
+"""
+
+NEMO = """
+grpo: {num_prompts_per_step: 32, num_generations_per_prompt: 16, overlong_filtering: true}
+loss_fn: {ratio_clip_min: 0.2, ratio_clip_max: 0.2, token_level_loss: false, reference_policy_kl_penalty: 0.01}
+policy: {train_global_batch_size: 512}
+"""
+
+FILES = [
+    ("verl", "a.yaml", VERL, {
+        "loss": ("DAPO's clip, 0.2 and 0.28", "ceiling, speed"), "aggregation": ("equal weight per token", "ceiling"),
+        "zero_variance": ("replaced: dynamic sampling", "-"), "off_policy": ("8 updates per generation", "speed"),
+        "kl": ("coefficient 0.001", "-"), "batch": ("1,024", "-"), "tokens": ("14,336", "-"),
+        "advantage": ("divided by the group's deviation", "neither"),
+        "optimizer": ("lr 1e-6, eps 1e-8, 10 steps of warm-up", "-"),
+    }),
+    ("prime-rl", "a.toml", PRIME, {
+        "off_policy": ("asynchronous, at most 4 updates old", "neither"), "fp32_head": ("off", "ceiling"),
+        "generations": ("8", "ceiling"), "batch": ("2,048", "ceiling, speed"), "kl": ("none", "-"),
+        "loss": ("DPPO, mask at 0.2 and 0.2 (default)", "-"), "zero_variance": ("dropped, not replaced (default)", "-"),
+    }),
+    ("slime", "a.sh", SLIME, {
+        "loss": ("DAPO's clip, 0.2 and 0.28", "ceiling, speed"), "kl": ("coefficient 0.01", "-"),
+        "generations": ("16", "-"), "batch": ("--global-batch-size is computed by the script", "-"),
+        "aggregation": ("equal weight per completion (default)", "ceiling"),
+    }),
+    ("skyrl", "a.sh", SKYRL, {
+        "loss": ("CISPO, ratio capped at 5", "-"), "aggregation": ("equal weight per completion", "ceiling"),
+        "generations": ("24", "neither"), "optimizer": ("lr 5e-7, eps 1e-8, 0 steps of warm-up", "-"),
+        "kl": ("coefficient 0.001 (default)", "-"), "off_policy": ("on-policy", "-"),
+    }),
+    ("open-instruct", "a.sh", OPEN_INSTRUCT, {
+        "resampling": ("not drawn again from 0.875", "-"), "off_policy": ("asynchronous, 4 batches ahead", "neither"),
+        "zero_variance": ("replaced: active sampling", "-"), "tokens": ("32,768", "ceiling, speed"),
+        "loss": ("CISPO, ratio capped at 5", "-"), "advantage": ("divided by the group's deviation", "neither"),
+    }),
+    ("nemo-rl", "a.yml", NEMO, {
+        "loss": ("GRPO's clip, 0.2 and 0.2", "ceiling, speed"), "batch": ("512", "neither"),
+        "aggregation": ("equal weight per completion", "ceiling"), "truncated": ("left out of the loss", "-"),
+    }),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "file", "text", "expected"), FILES, ids=[name for name, *_ in FILES])
+def test_a_configuration_in_its_own_form_gives_the_table(name, file, text, expected, tmp_path, capsys):
+    path = tmp_path / file
+    path.write_text(text)
+    settings = read_settings(path)
+    assert recognized(TRAINERS.values(), settings)[0].name == name
+    rows = rows_of(name, settings)
+    assert {key: (rows[key].theirs, rows[key].moved) for key in expected} == expected
+    code, out, _ = call(capsys, "recipes", "--check", path)
+    assert code == 0 and TRAINERS[name].title in out and TRAINERS[name].checked in out
+    assert max(map(len, out.splitlines()[1:-2])) <= 120 and out.count("\n") > 20
+
+
+def test_verls_bypass_mode_replaces_the_loss_that_the_file_has():
+    """With it, verl 0.9.1 sets loss_mode to the clipped surrogate, whatever the file says."""
+    settings = {"actor_rollout_ref.actor.policy_loss.loss_mode": "cispo"}
+    assert rows_of("verl", settings)["loss"].theirs.startswith("CISPO")
+    settings["algorithm.rollout_correction.bypass_mode"] = True
+    assert rows_of("verl", settings)["loss"].theirs == "GRPO's clip, 0.2 and 0.2"
+
+
+def test_the_cap_of_cispo_is_absolute_in_trl_and_an_offset_from_one_elsewhere():
+    caps = [
+        ("trl", {"loss_type": "cispo", "epsilon_high": 4}, "4"),
+        ("open-instruct", {"loss_fn": "cispo", "clip_higher": 4}, "5"),
+        ("skyrl", {"trainer.algorithm.policy_loss_type": "cispo"}, "6 and not below 1"),
+        ("slime", {"--advantage-estimator": "cispo", "--eps-clip": 0.2}, "1.2 and not below 0.8"),
+        ("nemo-rl", {"loss_fn.use_cispo": True, "loss_fn.ratio_clip_max": 7.0}, "8 and not below 0.8"),
+    ]
+    for name, settings, cap in caps:
+        assert rows_of(name, settings)["loss"].theirs == f"CISPO, ratio capped at {cap}", name
+
+
+def test_scalerls_column_is_the_recipe_that_is_trained_here():
+    ours = {component.key: component.ours for component in COMPONENTS}
+    assert isinstance(SCALERL.loss, Cispo) and ours["loss"] == f"CISPO, ratio capped at {SCALERL.loss.max_ratio:.0f}"
+    assert SCALERL.aggregation == "prompt" and ours["aggregation"] == "equal weight per prompt"
+    assert ours["resampling"] == f"not drawn again from {SCALERL.retire_pass_rate}"
+    assert isinstance(SCALERL.off_policy, PipelineRL) and f"most {SCALERL.off_policy.max_lag} " in ours["off_policy"]
+    assert ours["batch"].startswith(str(SCALERL.completions_per_step)) and SCALERL.fp32_head
+    assert ours["generations"] == f"{SCALERL.generations_per_prompt} per prompt"
+    length = SCALERL.length
+    assert isinstance(length, Interruption) and length.thinking_tokens == (10_000, 12_000)
+    assert SCALERL.optimizer.learning_rate == 5e-7 and SCALERL.optimizer.eps == 1e-15
+
+
+def test_every_fact_belongs_to_a_component_and_is_reachable_by_some_setting():
+    assert {component for component, _ in FACTS} <= {component.key for component in COMPONENTS}
+    assert all(fact.measured and fact.moved for fact in FACTS.values())
+    for trainer in TRAINERS.values():
+        assert set(trainer.parts) == {component.key for component in COMPONENTS}
+
+
+def test_what_the_paper_did_not_measure_is_said_so():
+    rows = rows_of("trl", {"loss_type": "sapo", "beta": 0.04, "num_generations": 5})
+    assert {rows[key].measured for key in ("loss", "kl", "generations")} == {"not measured"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words", "match"),
+    [
+        ("a.json", "", [], "empty"),
+        ("a.json", "{}", [], "without settings"),
+        ("a.json", "{", [], "cannot be read as json"),
+        ("a.json", "[1]", [], "without settings"),
+        ("a.toml", "[a", [], "cannot be read as toml"),
+        ("a.yaml", "a: [", [], "cannot be read as yaml"),
+        ("a.yaml", "a: !!python/object/apply:os.system [ls]", [], "cannot be read as yaml"),
+        ("a.ini", "a = 1", [], "ending '.ini'; allowed: .json"),
+        ("training_args.bin", b"PK\x03\x04rest", [], "export the arguments as JSON"),
+        ("training_args.bin", b"\x80\x04rest", [], "to_json_string"),
+        ("a.yaml", b"\xff\xfe\x00", [], "not UTF-8"),
+        ("a.json", '{"learning_rate": 1e-5, "seed": 1}', [], "without settings of trl, verl"),
+        ("a.yaml", VERL, ["--for", "trl"], "without settings of trl, but of verl"),
+        ("a.toml", PRIME, ["--for", "slime"], "but of prime-rl: leave out --for"),
+        ("a.sh", "echo hello", [], "without settings"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_one_line(name, content, words, match, tmp_path, capsys):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    code, out, text = call(capsys, "recipes", "--check", path, *words)
+    assert code == 2 and out == "" and text.count("\n") == 1 and match in text and str(path) in text
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["--for", "nemorl"], ""),
+        (["--for", "TRL"], ""),
+        (["--for", "prime_rl"], ""),
+        (["--for", "verrl"], "did you mean 'verl'?"),
+        (["--for", "ray"], "allowed: trl, verl, prime-rl, skyrl, open-instruct, nemo-rl, slime"),
+        (["--for", ""], "allowed: trl"),
+        (["--check", "nowhere.yaml"], "nowhere.yaml"),
+        (["--check", "."], "."),
+        (["--json"], "--for or --check"),
+    ],
+)
+def test_trainers_are_found_by_any_spelling_and_unknown_ones_get_a_suggestion(words, match, capsys):
+    code, out, text = call(capsys, "recipes", *words)
+    assert (code == 0 and out) if not match else (code == 2 and match in text and text.count("\n") == 1)
+
+
+def test_an_installed_version_that_was_not_checked_is_said(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "a.json"
+    path.write_text('{"loss_type": "dapo", "num_generations": 8}')
+    monkeypatch.setattr("scalerl.cli.recipes.version", lambda package: "2.0.0")
+    assert "2.0.0 is installed here and was not checked" in call(capsys, "recipes", "--check", path)[1]
+    assert json.loads(call(capsys, "recipes", "--for", "trl", "--json")[1])["installed_version"] == "2.0.0"
+
+
+def test_a_script_is_read_and_not_run(tmp_path):
+    path = tmp_path / "a.sh"
+    mark = tmp_path / "ran"
+    path.write_text(
+        f'touch {mark}\nX=$(touch {mark})\npython t.py --eps-clip $X --lr "$(touch {mark})" --n-samples-per-prompt 4'
+    )
+    assert read_settings(path) == {"--eps-clip": UNRESOLVED, "--lr": UNRESOLVED, "--n-samples-per-prompt": 4}
+    assert not mark.exists()
+
+
+def test_arguments_of_a_script_are_fields_of_a_trainer_with_named_fields():
+    assert adapted(TRAINERS["trl"], {"--loss-type": "grpo", "--beta": 0}) == {"loss_type": "grpo", "beta": 0}
+    assert adapted(TRAINERS["slime"], {"--lr": 1}) == {"--lr": 1}
+
+
+def test_the_base_install_prints_and_checks_but_yaml_says_what_it_needs(tmp_path):
+    (tmp_path / "a.toml").write_text(PRIME)
+    (tmp_path / "a.yaml").write_text(VERL)
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'pydantic', 'yaml'): sys.modules[name] = None\n"
+        "import importlib.util as u; real = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: None if name == 'yaml' else real(name, *rest)\n"
+        "from scalerl.cli import main\n"
+        "assert main(['recipes', '--for', 'verl']) == 0 and main(['recipes', '--check', 'a.toml']) == 0\n"
+        "assert main(['recipes', '--check', 'a.yaml']) == 2"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip().endswith("pip install pyyaml")
+
+
+def test_unreadable_files_are_config_errors(tmp_path):
+    with pytest.raises(ConfigError, match="directory"):
+        read_settings(tmp_path)
