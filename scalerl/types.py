@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -135,6 +136,16 @@ class Rollout:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def without_tokens(self) -> Rollout:
+        """Return the rollout with its length and its end only: every token is -1, and takes no memory."""
+        return replace(self, **_blank(len(self)), experts=None, nucleus=None)
+
+
+@lru_cache(4096)
+def _blank(length: int) -> dict[str, Any]:
+    values = {"tokens": np.int32(-1), "logps": np.float32(0.0), "versions": np.int32(-1), "sampled": np.False_}
+    return {name: np.broadcast_to(value, length) for name, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True)

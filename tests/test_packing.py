@@ -1,5 +1,6 @@
 """Packed micro-batches: gradients equal those of padded ones, and no tensor has tokens x tokens entries."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.learner import checks
 from scalerl.learner.checks import use_packing
 from scalerl.learner.single import SingleLearner
-from scalerl.models.packing import Segments, can_pack, install
+from scalerl.models.packing import Segments, can_pack, install, neighbors
 from scalerl.models.policy import Policy
 from scalerl.models.rows import Rows
 from scalerl.rollouts.local.torch_engine import check_engine
@@ -48,6 +49,20 @@ def test_each_token_attends_only_to_its_sequence_and_window(window):
             expected = attention_by_hand(query[head, own], key[head // 2, own], value[head // 2, own], 0.3, window)
             torch.testing.assert_close(found[0, own, head], expected, atol=1e-5, rtol=1e-5)
             start += length
+
+
+@pytest.mark.parametrize("lengths", [[7] * 200_000, [100 + i % 20 for i in range(200_000)]])
+def test_buckets_are_chosen_in_one_pass_over_the_sequences(lengths):
+    """A pass over the whole bucket for each sequence would take minutes."""
+    began = time.process_time()
+    buckets = list(neighbors(lengths))
+    assert time.process_time() - began < 2.0
+    assert buckets == [lengths]
+
+
+def test_the_sizes_of_buckets_are_the_tokens_between_their_starts():
+    segments = Segments([10, 8, 7, 6, 2, 2], torch.device("cpu"), start=5)
+    assert segments.sizes == [18, 13, 4]
 
 
 def test_adjacent_sequences_of_similar_length_share_a_bucket():

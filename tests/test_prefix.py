@@ -10,6 +10,7 @@ from tiny_models import tiny_model
 
 from scalerl.config.recipe import Recipe, Reinforce
 from scalerl.learner.single import SingleLearner
+from scalerl.models import prefix
 from scalerl.models.policy import Policy
 from scalerl.models.prefix import SharedPrompts
 
@@ -55,6 +56,39 @@ def test_a_completion_attends_to_its_prompt_and_itself(window):
         for head in range(4):
             expected = attention_by_hand(query[head, own], key[head // 2, own], value[head // 2, own], 0.3, window)
             torch.testing.assert_close(found[0, own, head], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 3, 50])
+@pytest.mark.parametrize("block", [1, 2, 4])
+def test_a_completion_of_several_blocks_attends_as_one_of_one(window, block, monkeypatch):
+    torch.manual_seed(0)
+    layout = (
+        torch.tensor([9, 8, 4, 6, 5]),
+        torch.tensor([3, 3, 3, 5, 1]),
+        torch.tensor([True, False, False, True, True]),
+    )
+    inputs = [torch.randn(1, heads, 26, 8, requires_grad=True) for heads in (4, 2, 2)]
+    weight, results = torch.randn(1, 26, 4, 8), []
+    for width in (64, block):
+        monkeypatch.setattr(prefix, "BLOCK", width)
+        out = SharedPrompts.of(*layout, CPU).attention(*inputs, 0.3, window)
+        results.append([out, *torch.autograd.grad((out * weight).sum(), inputs)])
+    for whole, in_blocks in zip(*results, strict=True):
+        torch.testing.assert_close(whole, in_blocks, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_masks_grow_with_the_tokens_not_with_their_square(window, monkeypatch):
+    """Two prompts with completions of 512 and 1,024 tokens, blocks of 64: twice the tokens, twice the entries."""
+    monkeypatch.setattr(prefix, "BLOCK", 64)
+    entries = []
+    for length in (512, 1024):
+        lengths, prompts = torch.tensor([length + 30, length + 20]), torch.tensor([30, 20])
+        layout = SharedPrompts.of(lengths, prompts, torch.tensor([True, True]), CPU)
+        tokens = int(lengths.sum())
+        layout.attention(*(torch.randn(1, 2, tokens, 8) for _ in range(3)), window=window)
+        entries.append(sum(mask.numel() for mask in layout.masks.values()))
+    assert entries[1] < 2.1 * entries[0]
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral-sliding", "gemma3-two-ropes", "gemma4", "diffllama", "youtu"])

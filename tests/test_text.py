@@ -157,18 +157,18 @@ def test_no_token_that_the_tokenizer_appends_ends_a_prompt(kind, after, before):
     tokenizer = KINDS[kind](after)
     for prompt in ("what is 1+1? ", "aaaa", "a", "ends <end>", "<end><end>"):
         wanted = [*tokenizer.convert_tokens_to_ids(before), *ids(tokenizer, prompt)]
-        assert prompt_tokens(tokenizer, prompt) == wanted
-    assert prompt_tokens(tokenizer, "")[-1:] in ([], tokenizer.convert_tokens_to_ids(before[-1:]))
+        assert list(prompt_tokens(tokenizer, [prompt])) == [wanted]
+    assert next(prompt_tokens(tokenizer, [""]))[-1:] in ([], tokenizer.convert_tokens_to_ids(before[-1:]))
 
 
 def test_a_tokenizer_whose_own_tokens_change_those_of_the_text_gives_no_end_token_either():
     class Odd:
         eos_token_id, sep_token_id = 1, 2
 
-        def __call__(self, text, add_special_tokens=True):
-            return {"input_ids": [7, 8, 2, 1] if add_special_tokens else [7, 9]}
+        def __call__(self, texts, add_special_tokens=True):
+            return {"input_ids": [[7, 8, 2, 1] if add_special_tokens else [7, 9] for _ in texts]}
 
-    assert prompt_tokens(Odd(), "x") == [7, 8]
+    assert list(prompt_tokens(Odd(), ["x", "y"])) == [[7, 8], [7, 8]]
 
 
 def test_a_prompt_of_a_run_has_no_end_token(tmp_path):

@@ -92,14 +92,16 @@ def test_a_kernel_that_fails_on_this_gpu_is_an_error_at_the_start(on_cpu, monkey
         SingleLearner(Policy(tiny_model("qwen3")), Recipe(loss=Reinforce()), packing="auto")
 
 
-def test_long_rollouts_share_their_prompts_if_attention_needs_no_mask(on_cpu, monkeypatch):
+def test_long_rollouts_share_their_prompts_unless_a_gpu_needs_masks(on_cpu, monkeypatch):
     monkeypatch.setattr("scalerl.learner.policy_learner.LONGEST_SHARED", 13)  # the longest rollout has 14
     learner = SingleLearner(Policy(tiny_model("qwen3")), Recipe(loss=Reinforce()), packing="auto")
     assert learner.policy.varlen and learner.shares(grouped_batch())
     assert learner.packs(replace(training_batch(), length_B=torch.full((5,), 14)))  # without any padding to save
     monkeypatch.setattr(packing, "takes_varlen", lambda query, value: False)
     learner = SingleLearner(Policy(tiny_model("qwen3")), Recipe(loss=Reinforce()), packing="auto")
-    assert not learner.policy.varlen and not learner.shares(grouped_batch())
+    assert not learner.policy.varlen and learner.shares(grouped_batch())
+    monkeypatch.setattr(Policy, "device", SimpleNamespace(type="cuda"))
+    assert not learner.shares(grouped_batch())
 
 
 def test_the_kernel_takes_half_precision_on_gpus_with_one_head_size(monkeypatch):

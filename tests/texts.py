@@ -13,7 +13,7 @@ class Tokenizer:
     chat_template = None
 
     def __call__(self, text, **options):
-        return {"input_ids": list(text.encode())}
+        return {"input_ids": list(text.encode()) if isinstance(text, str) else [list(one.encode()) for one in text]}
 
 
 def decode(prompt, tokens):

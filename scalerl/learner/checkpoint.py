@@ -25,7 +25,7 @@ from scalerl.core.files import as_umask, next_directory, read_json, sync, write_
 from scalerl.core.manifest import seal, stamp
 from scalerl.types import Prompt
 
-FORMAT = 4
+FORMAT = 5
 """Format of the trainer's part; increase it when older checkpoints can no longer be resumed."""
 
 WRITTEN = ".written"

@@ -39,7 +39,8 @@ SHARED_BELOW = 0.9
 """With `learner.packing = "auto"` each prompt is computed once if this leaves less than this share of the tokens."""
 
 LONGEST_SHARED = 4096
-"""Longest rollout for which "auto" shares prompts if attention needs masks of completion x (prompt + completion)."""
+"""Longest rollout for which "auto" shares prompts on a GPU without the variable-length kernel: others need a copy of
+the mask of every completion. On CPU, all masks are parts of one."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """State of AdamW for a parameter: both moments and the number of updates."""
@@ -147,7 +148,8 @@ class PolicyLearner:
         if self._packing == "shared":
             return True
         length_B = batch.length_B[batch.trained_B]
-        if len(length_B) == 0 or (int(length_B.max()) > LONGEST_SHARED and not self.policy.varlen):
+        masks = self.policy.device.type == "cuda" and not self.policy.varlen
+        if len(length_B) == 0 or (masks and int(length_B.max()) > LONGEST_SHARED):
             return False
         return tokens < SHARED_BELOW * int(length_B.sum())
 

@@ -144,9 +144,11 @@ class Segments:
         """The sequences for torch's variable-length attention."""
         return Varlen.of(self.lengths, (), self.device)
 
+    @cached_property
     def sizes(self) -> list[int]:
-        """Return the tokens of each bucket for `torch.split`, whose gradient needs less memory traffic than slices."""
-        return [sum(part) for part in neighbors(self.lengths)]
+        """Tokens of each bucket for `torch.split`, whose gradient needs less memory traffic than slices."""
+        ends = [*(bucket.start for bucket in self.buckets[1:]), self.start + sum(self.lengths)]
+        return [end - bucket.start for bucket, end in zip(self.buckets, ends, strict=True)]
 
     def attention(
         self,
@@ -169,7 +171,7 @@ class Segments:
             [1, N, H, D], as transformers expects.
         """
         assert query_1HND.shape[0] == 1 and key_1HND.shape == value_1HND.shape[:3] + key_1HND.shape[3:]
-        pieces = [torch.split(x[0].transpose(0, 1), self.sizes()) for x in (query_1HND, key_1HND, value_1HND)]
+        pieces = [torch.split(x[0].transpose(0, 1), self.sizes) for x in (query_1HND, key_1HND, value_1HND)]
         parts = []
         for bucket, *own in zip(self.buckets, *pieces, strict=True):
             query, key, value = (bucket.padded(x) for x in own)
@@ -180,10 +182,12 @@ class Segments:
 def neighbors(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Yield the sequence lengths of each bucket."""
     part: list[int] = []
+    shortest = longest = 0
     for length in lengths:
-        if part and min(*part, length) < FULLEST * max(*part, length):
+        shortest, longest = (min(shortest, length), max(longest, length)) if part else (length, length)
+        if shortest < FULLEST * longest:
             yield part
-            part = []
+            part, shortest, longest = [], length, length
         part.append(length)
     if part:
         yield part

@@ -4,7 +4,8 @@ The row holds every prompt of a micro-batch once, then all completions. The posi
 of its prompt, and the completion attends to its prompt and to itself. Autograd sums the gradients of all completions of
 a prompt. All operations except attention run over the packed tokens.
 
-Legend: N tokens of the row; b completions of a part, t tokens of its longest; P prompt tokens; H heads, D head size.
+Legend: N tokens of the row; b completions of a part, t tokens of its longest, w adjacent ones of these; P prompt
+tokens; H heads, D head size.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from scalerl.models.packing import Segments, Varlen
+
+BLOCK = 1024
+"""Tokens of a completion that attend together, so that their mask grows with their keys, not with the square."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,8 +47,8 @@ class SharedPrompts:
 
     prompts: Segments
     groups: tuple[Completions, ...]
-    masks: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict)
-    """Masks computed by earlier layers, by prompt, width and window."""
+    masks: dict[tuple[int | None, ...], Tensor] = field(default_factory=dict)
+    """Masks computed by earlier layers, by window; on a GPU also by keys and width."""
 
     @classmethod
     def of(cls, length_B: Tensor, prompt_length_B: Tensor, first_B: Tensor, device: torch.device) -> SharedPrompts:
@@ -75,14 +79,32 @@ class SharedPrompts:
             ahead += [(group.prompt_start, group.prompt) for _ in group.segments.lengths]
         return Varlen.of(lengths, ahead, self.prompts.device)
 
-    def mask(self, prompt: int, width: int, window: int | None, like: Tensor) -> Tensor:
-        """Return the additive mask [t, P + t] of a completion's tokens: 0 for visible keys, -inf for others."""
-        key = (prompt, width, window)
-        if key not in self.masks:  # computed once per micro-batch, not once per layer
-            position_t = torch.arange(prompt, prompt + width, device=like.device)
-            age_tk = position_t[:, None] - torch.arange(prompt + width, device=like.device)
-            seen_tk = (age_tk >= 0) & (age_tk < (window or prompt + width))
-            self.masks[key] = torch.zeros_like(seen_tk, dtype=like.dtype).masked_fill_(~seen_tk, -torch.inf)
+    @cached_property
+    def _most_keys(self) -> int:
+        return max(group.prompt + max(group.segments.lengths) for group in self.groups)
+
+    def mask(self, before: int, width: int, window: int | None, like: Tensor) -> Tensor:
+        """Return the additive mask [w, before + w] of adjacent tokens: 0 for visible keys, -inf for others.
+
+        Whether a key is visible depends on its distance only, so the masks of all completions are parts of one.
+
+        Args:
+            before: Keys before the first of these tokens: the prompt's, and those of the completion.
+            width: Number of these tokens, at most `BLOCK`.
+            window: Number of tokens that each token may see, including itself; None for all up to itself.
+            like: Tensor with the device and type of the mask.
+        """
+        if (window,) not in self.masks:  # computed once per micro-batch, not once per layer
+            rows = min(BLOCK, self._most_keys)
+            position_w = torch.arange(self._most_keys, self._most_keys + rows, device=like.device)
+            age_wk = position_w[:, None] - torch.arange(self._most_keys + rows, device=like.device)
+            seen_wk = (age_wk >= 0) & (age_wk < (window or self._most_keys + rows))
+            self.masks[window,] = torch.zeros_like(seen_wk, dtype=like.dtype).masked_fill_(~seen_wk, -torch.inf)
+        part = self.masks[window,][:width, self._most_keys - before : self._most_keys + width]
+        if not like.is_cuda:
+            return part
+        key = (window, before, width)  # kernels of a GPU need aligned rows
+        self.masks[key] = self.masks[key] if key in self.masks else part.contiguous()
         return self.masks[key]
 
     def attention(
@@ -97,7 +119,7 @@ class SharedPrompts:
 
         Args and result are those of `Segments.attention`.
         """
-        bucket_sizes = [size for group in self.groups for size in group.segments.sizes()]
+        bucket_sizes = [size for group in self.groups for size in group.segments.sizes]
         sizes = [sum(self.prompts.lengths), sum(bucket_sizes)]
         query, key, value = (torch.split(x, sizes, dim=2) for x in (query_1HND, key_1HND, value_1HND))
         parts = [self.prompts.attention(query[0], key[0], value[0], scaling, window)[0]]
@@ -111,13 +133,30 @@ class SharedPrompts:
                     torch.cat([ahead.expand(bucket.rows, -1, -1, -1), behind], dim=2)
                     for ahead, behind in zip(prompt, own, strict=True)
                 )
-                out_bHtD = nn.functional.scaled_dot_product_attention(
-                    query_bHtD,
-                    key_bHkD,
-                    value_bHkD,
-                    attn_mask=self.mask(group.prompt, bucket.width, window, query_bHtD),
-                    scale=scaling,
-                    enable_gqa=query_bHtD.shape[1] != key_bHkD.shape[1],
-                )
+                blocks = [
+                    self._block(part, key_bHkD, value_bHkD, group.prompt + first, scaling, window)
+                    for first, part in zip(range(0, bucket.width, BLOCK), query_bHtD.split(BLOCK, 2), strict=True)
+                ]
+                out_bHtD = torch.cat(blocks, dim=2) if blocks[1:] else blocks[0]
                 parts.append(bucket.without_padding(out_bHtD))
         return torch.cat(parts)[None]
+
+    def _block(
+        self,
+        query_bHwD: Tensor,
+        key_bHkD: Tensor,
+        value_bHkD: Tensor,
+        before: int,
+        scaling: float | None,
+        window: int | None,
+    ) -> Tensor:
+        """Return attention of adjacent tokens of completions to the `before` keys before them, and among them."""
+        width = query_bHwD.shape[2]
+        return nn.functional.scaled_dot_product_attention(
+            query_bHwD,
+            key_bHkD[:, :, : before + width],
+            value_bHkD[:, :, : before + width],
+            attn_mask=self.mask(before, width, window, query_bHwD),
+            scale=scaling,
+            enable_gqa=query_bHwD.shape[1] != key_bHkD.shape[1],
+        )

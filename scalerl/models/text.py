@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 TAIL = 8
@@ -54,24 +54,36 @@ class TokenText:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False, **exact)) if tokens else ""
 
 
-def prompt_tokens(tokenizer: Any, text: str) -> list[int]:
-    """Return the tokens of a plain prompt, with those that the tokenizer puts before a text, but none after it.
+TEXTS = 1024
+"""Texts that are encoded in one call."""
+
+
+def encoded(tokenizer: Any, texts: Sequence[str]) -> Iterator[list[int]]:
+    """Yield the tokens of each text, without any that the tokenizer puts around a text."""
+    for start in range(0, len(texts), TEXTS):
+        yield from _encoded(tokenizer, list(texts[start : start + TEXTS]), False)
+
+
+def prompt_tokens(tokenizer: Any, texts: Sequence[str]) -> Iterator[list[int]]:
+    """Yield the tokens of plain prompts, with those that the tokenizer puts before a text, but none after it.
 
     Some tokenizers end every text with an end or separator token, so the policy would see a prompt that has ended.
 
     Args:
         tokenizer: A transformers tokenizer.
-        text: The prompt, without a chat template.
+        texts: The prompts, without a chat template.
     """
-    probe, around = _encoded(tokenizer, "a", False), _encoded(tokenizer, "a", True)
+    (probe,), (around,) = _encoded(tokenizer, ["a"], False), _encoded(tokenizer, ["a"], True)
     for start in range(len(around)):
         if around[start : start + len(probe)] == probe:
-            return [*around[:start], *_encoded(tokenizer, text, False)]
-    whole = _encoded(tokenizer, text, True)  # the tokens around a text change those of the text
-    while whole and whole[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
-        whole.pop()
-    return whole
+            yield from ([*around[:start], *tokens] for tokens in encoded(tokenizer, texts))
+            return
+    for text in texts:
+        (whole,) = _encoded(tokenizer, [text], True)  # the tokens around a text change those of the text
+        while whole and whole[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
+            whole.pop()
+        yield whole
 
 
-def _encoded(tokenizer: Any, text: str, special: bool) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+def _encoded(tokenizer: Any, texts: list[str], special: bool) -> list[list[int]]:
+    return [list(tokens) for tokens in tokenizer(texts, add_special_tokens=special)["input_ids"]]

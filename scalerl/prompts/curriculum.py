@@ -8,6 +8,8 @@ Each draw goes to the task that is furthest behind its share. With two tasks, th
 differs from its share by more than half a prompt. With any number of tasks, P consecutive draws have exactly the shares
 if P times each share is an integer: no task is ever a whole prompt ahead, so none is behind after P draws either, and
 the order repeats. This needs whole numbers, because rounding would break ties in one way or the other.
+
+Axes in names: P prompts of a pool.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from dataclasses import replace
 from fractions import Fraction
 from math import lcm
 from typing import Any
+
+import numpy as np
 
 from scalerl.config import RunConfig
 from scalerl.core.rng import stream_key
@@ -35,28 +39,36 @@ class Curriculum:
             seed: Seed of the shuffles.
             retire_at: Smallest pass rate at which a prompt is retired; None: prompts are never retired.
         """
-        self._prompts = {prompt.id: prompt for prompt in prompts}
+        self._prompts = sorted(prompts, key=lambda prompt: prompt.id)
+        """A prompt's number is its index in this list, which does not depend on the order of the pool."""
+        self._numbers = {prompt.id: number for number, prompt in enumerate(self._prompts)}
         self._seed, self._retire_at = seed, retire_at
         self.epoch = 0
         """Number of epochs begun."""
-        self.retired: set[str] = set()
-        """Ids of the retired prompts."""
-        self.pass_rates: dict[str, float] = {}
-        """Latest pass rate of each prompt visited."""
-        self._order: deque[str] = deque()
-        self._visits: Counter[str] = Counter()
-        self._awaited: Counter[str] = Counter()
+        self.num_retired = 0
+        """Number of retired prompts."""
+        self._retired_P = np.zeros(len(self._prompts), np.bool_)
+        self._pass_rates_P = np.full(len(self._prompts), np.nan)
+        self._visits_P = np.zeros(len(self._prompts), np.int32)
+        self._order: deque[int] = deque()
+        self._awaited: Counter[int] = Counter()
         self._drawn = 0
 
     @property
-    def num_retired(self) -> int:
-        """Number of retired prompts."""
-        return len(self.retired)
+    def retired(self) -> set[str]:
+        """Ids of the retired prompts."""
+        return {self._prompts[number].id for number in np.flatnonzero(self._retired_P)}
+
+    @property
+    def pass_rates(self) -> dict[str, float]:
+        """Latest pass rate of each prompt visited."""
+        known = np.flatnonzero(~np.isnan(self._pass_rates_P))
+        return {self._prompts[number].id: float(self._pass_rates_P[number]) for number in known}
 
     @property
     def live(self) -> int:
         """Number of prompts that are not retired."""
-        return len(self._prompts) - len(self.retired)
+        return len(self._prompts) - self.num_retired
 
     def draw(self, n: int) -> list[Visit]:
         """Return the next n visits; fewer only if all prompts are retired."""
@@ -64,65 +76,71 @@ class Curriculum:
         while len(visits) < n and self.live:
             if not self._order:
                 self._begin_epoch()
-            identity = self._next()
-            if identity is not None:
-                visits.append(Visit(self._prompts[identity], self._visits[identity], self._drawn))
-                self._visits[identity] += 1
-                self._awaited[identity] += 1
+            number = self._next()
+            if number is not None:
+                visits.append(Visit(self._prompts[number], int(self._visits_P[number]), self._drawn))
+                self._visits_P[number] += 1
+                self._awaited[number] += 1
                 self._drawn += 1
         return visits
 
     def forget(self, visit: Visit) -> None:
         """Record that a visit has no result: its group was dropped or got no reward. A later epoch draws the prompt."""
-        identity = visit.prompt.id
-        self._awaited[identity] -= 1
-        if not self._awaited[identity]:
-            del self._awaited[identity]
+        number = self._numbers[visit.prompt.id]
+        self._awaited[number] -= 1
+        if not self._awaited[number]:
+            del self._awaited[number]
 
     def record(self, visit: Visit, pass_rate: float) -> None:
         """Record a visit's pass rate, in [0, 1]."""
-        identity = visit.prompt.id
+        number = self._numbers[visit.prompt.id]
         self.forget(visit)
-        self.pass_rates[identity] = pass_rate
+        self._pass_rates_P[number] = pass_rate
         if self._retire_at is not None and pass_rate >= self._retire_at:
-            self.retired.add(identity)
+            self.num_retired += not self._retired_P[number]
+            self._retired_P[number] = True
 
     def _begin_epoch(self) -> None:
         self.epoch += 1
-        live = [identity for identity in self._prompts if identity not in self.retired]
-        self._order = deque(sorted(live, key=lambda i: stream_key(self._seed, "epoch", self.epoch, i)))
+        live = np.flatnonzero(~self._retired_P)
+        keys = (stream_key(self._seed, "epoch", self.epoch, self._prompts[number].id) for number in live)
+        self._order = deque(live[np.argsort(np.fromiter(keys, np.uint64, len(live)), kind="stable")].tolist())
 
-    def _next(self) -> str | None:
+    def _next(self) -> int | None:
         """Return the next prompt of the epoch, or None at its end; prompts that await a result go to the end."""
         for _ in range(len(self._order)):
-            identity = self._order.popleft()
-            if identity in self.retired:
+            number = self._order.popleft()
+            if self._retired_P[number]:
                 continue
-            if self._retire_at is None or not self._awaited[identity]:
-                return identity
-            self._order.append(identity)
+            if self._retire_at is None or not self._awaited[number]:
+                return number
+            self._order.append(number)
         # all remaining prompts await results, because the pool is smaller than the number of prompts drawn ahead;
         # waiting would starve the generator
         return self._order.popleft() if self._order else None
 
     def state(self) -> dict[str, Any]:
-        """Return the state as plain values."""
+        """Return the state as arrays and plain values: 17 bytes per prompt."""
         return {
             "epoch": self.epoch,
-            "order": list(self._order),
-            "retired": sorted(self.retired),
-            "pass_rates": dict(self.pass_rates),
-            "visits": dict(self._visits),
-            "awaited": dict(self._awaited),
+            "order": np.fromiter(self._order, np.int32, len(self._order)),
+            "retired": self._retired_P.copy(),
+            "pass_rates": self._pass_rates_P.copy(),
+            "visits": self._visits_P.copy(),
+            "awaited": [list(pair) for pair in self._awaited.items()],
             "drawn": self._drawn,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore a result of `state`."""
+        assert len(state["retired"]) == len(self._prompts), (len(state["retired"]), len(self._prompts))
         self.epoch, self._drawn = state["epoch"], state["drawn"]
-        self._order, self.retired = deque(state["order"]), set(state["retired"])
-        self.pass_rates = dict(state["pass_rates"])
-        self._visits, self._awaited = Counter(state["visits"]), Counter(state["awaited"])
+        self._order = deque(state["order"].tolist())
+        self._retired_P, self._pass_rates_P, self._visits_P = (
+            state[name].copy() for name in ("retired", "pass_rates", "visits")
+        )
+        self.num_retired = int(self._retired_P.sum())
+        self._awaited = Counter({number: count for number, count in state["awaited"]})
 
 
 def make_curriculum(config: RunConfig, prompts: Sequence[Prompt]) -> Curriculum | Mixture:

@@ -12,7 +12,7 @@ import pickle
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,8 +25,8 @@ from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.exact import is_plain
 from scalerl.core.files import parse_json
 from scalerl.models.template import check_template, check_tools, render, template_notes
-from scalerl.models.text import prompt_tokens
-from scalerl.prompts.layouts import Row, identity, read_rows
+from scalerl.models.text import encoded, prompt_tokens
+from scalerl.prompts.layouts import Row, read_rows
 from scalerl.prompts.sources import custom_rows, environment_rows, gym_rows
 from scalerl.tasks.checks import check_tests
 from scalerl.tasks.generated import GENERATED
@@ -124,7 +124,7 @@ def task_prompts(task: TaskData, tokenizer: Any, held_out: int, scoring: Scoring
     if isinstance(task, GeneratedTask):
         made = GENERATED[task.kind].rows(task, task.prompts + held_out)
         rows = [Row(r["prompt"], r["answer"], {}, "") for r in made]
-        return _tokenize(rows, task.curve, lambda row: _encode_plain(tokenizer, str(row.prompt))), []
+        return _tokenize(rows, task.curve, [str(row.prompt) for row in rows], partial(prompt_tokens, tokenizer)), []
     assert isinstance(task, TextTask), task
     about: list[str] = []
     if tokenizer.chat_template and task.chat_template != "never":
@@ -139,10 +139,13 @@ def task_prompts(task: TaskData, tokenizer: Any, held_out: int, scoring: Scoring
     notes = [*about, *notes, *left_out, *_message_notes(rows, tokenizer, task)]
     if tools := rows[0].columns.get("tools") if isinstance(task, RepliedTask) else None:
         check_tools(tokenizer, tools, task.chat_template != "never")
-    shown = {} if tools else {id(row): tools_of(row) for row in rows if isinstance(task, PromptFile)}
-    prompts = _tokenize(
-        rows, task.curve, lambda row: _encode_prompt(tokenizer, row.prompt, task, tools or shown.get(id(row)))
-    )
+    chat = _uses_template(tokenizer, task)
+    of_rows = isinstance(task, PromptFile) and not tools
+    texts = [
+        _chat_text(tokenizer, row.prompt, task, tools_of(row) if of_rows else tools) if chat else _plain_text(row, task)
+        for row in rows
+    ]
+    prompts = _tokenize(rows, task.curve, texts, partial(encoded if chat else prompt_tokens, tokenizer))
     kept = _within_limit(prompts, task)
     if len(kept) < len(prompts):
         notes = [*notes, f"left out {len(prompts) - len(kept)} prompts over {task.max_prompt_tokens} tokens"]
@@ -176,7 +179,7 @@ def _file_rows(data: PromptFile, held_out: int, step: Step) -> tuple[list[Row], 
     unique, count = dict[str, Row](), 0
     for row in read_rows(data):
         count += 1
-        unique[identity(row)] = row
+        unique[row.id] = row
     notes = [f"dropped {count - len(unique)} duplicate rows of {data.path}"] if len(unique) < count else []
     return list(unique.values()), notes
 
@@ -221,22 +224,25 @@ def _split(prompts: list[Prompt], held_out: int, needed: int, of_task: str) -> t
     return training, [prompt for prompt in ordered if prompt.content in held]
 
 
-def _tokenize(rows: Sequence[Row], task: str, encode: Callable[[Row], tuple[str, list[int]]]) -> list[Prompt]:
+def _tokenize(
+    rows: Sequence[Row], task: str, texts: Sequence[str], encode: Callable[[Sequence[str]], Iterator[list[int]]]
+) -> list[Prompt]:
+    """Return the prompts of rows, whose texts `encode` turns into tokens in batches."""
     prompts, systems = [], Counter(_system(row.prompt) for row in rows)
-    for row in rows:
-        name = identity(row)
-        text, tokens = encode(row)
+    shared: dict[int, int] = {}  # one object for each token of the vocabulary, not one for each token of a prompt
+    for row, text, tokens in zip(rows, texts, encode(texts), strict=True):
         if not tokens:
             raise ConfigError(
                 f"{row.where}: the model's tokenizer returns no tokens for the prompt {text!r}; change or drop the row"
             )
         columns = {**row.columns, "prompt": row.prompt} if row.columns else {}
         if "environment" in columns and TURNS in columns:
-            content = name  # the prompts of an environment may be equal: what it asks is in the row
+            content = row.id  # the prompts of an environment may be equal: what it asks is in the row
         else:  # a system message of several rows is an instruction; that of one row is what it asks
             content = content_of(row.prompt, systems[_system(row.prompt)] == 1)
+        own = tuple(shared.setdefault(token, token) for token in tokens)
         prompts.append(
-            Prompt(name, text, tuple(tokens), row.answer, task, columns, row.where, content, question_of(row.prompt))
+            Prompt(row.id, text, own, row.answer, task, columns, row.where, content, question_of(row.prompt))
         )
     return prompts
 
@@ -277,35 +283,40 @@ def content_of(prompt: str | Sequence[Mapping[str, str]], system: bool = False) 
     return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
 
 
-def _encode_plain(tokenizer: Any, text: str) -> tuple[str, list[int]]:
-    return text, prompt_tokens(tokenizer, text)
-
-
-def _encode_prompt(
-    tokenizer: Any, prompt: str | list[dict[str, str]], data: TextTask, tools: Sequence[Any] | None = None
-) -> tuple[str, list[int]]:
-    """Return a prompt's text and tokens as the policy gets them.
-
-    Args:
-        tokenizer: A transformers tokenizer.
-        prompt: Text or chat messages.
-        data: Task with system prompt and use of the chat template.
-        tools: Schemas of tools, for the template.
+def _uses_template(tokenizer: Any, data: TextTask) -> bool:
+    """Return whether the prompts of a task are rendered with the tokenizer's chat template.
 
     Raises:
-        ConfigError: The tokenizer has no chat template although one is required, or the template fails.
+        ConfigError: The tokenizer has no chat template although one is required.
     """
     if data.chat_template == "always" and not tokenizer.chat_template:
         raise ConfigError(
             "data.chat_template: got 'always', and the model's tokenizer has no chat template; allowed: 'auto' or "
             "'never' for plain text, or a tokenizer saved with a chat_template"
         )
-    if tokenizer.chat_template and data.chat_template != "never":
-        messages = with_system(opening(prompt), data.system_prompt)
-        text = render(tokenizer, messages, tools=tools, day=data.template_date, arguments=data.template_arguments)
-        return text, list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return bool(tokenizer.chat_template) and data.chat_template != "never"
+
+
+def _chat_text(
+    tokenizer: Any, prompt: str | list[dict[str, str]], data: TextTask, tools: Sequence[Any] | None = None
+) -> str:
+    """Return a prompt's text in the tokenizer's chat template; raises as `render`.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        prompt: Text or chat messages.
+        data: Task with system prompt.
+        tools: Schemas of tools, for the template.
+    """
+    messages = with_system(opening(prompt), data.system_prompt)
+    return render(tokenizer, messages, tools=tools, day=data.template_date, arguments=data.template_arguments)
+
+
+def _plain_text(row: Row, data: TextTask) -> str:
+    """Return a prompt's text without a chat template."""
+    prompt = row.prompt
     spoken = prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
-    return _encode_plain(tokenizer, f"{data.system_prompt}\n\n{spoken}" if data.system_prompt else spoken)
+    return f"{data.system_prompt}\n\n{spoken}" if data.system_prompt else spoken
 
 
 def with_system(messages: list[dict[str, str]], system: str) -> list[dict[str, str]]:

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from scalerl.config.base import is_utf8
@@ -27,6 +27,9 @@ from scalerl.tasks.base import in_braces
 from scalerl.tasks.code_tests import TOLERANCE, BadTests, from_text, livecodebench_cases
 from scalerl.tasks.turns import is_chat
 
+_ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
+"""Text of a row for its id. A change would give every prompt another random stream."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -39,6 +42,19 @@ class Row:
     answer: str
     columns: dict[str, Any]
     where: str
+    id: str = field(init=False)
+    """The first 16 hex digits of a hash of prompt and answer."""
+
+    def __post_init__(self) -> None:
+        """Compute the id.
+
+        Raises:
+            ConfigError: A text has half of a surrogate pair, which no tokenizer takes.
+        """
+        content = _ENCODER.encode([self.prompt, self.answer])
+        if not is_utf8(content):
+            raise ConfigError(f"{self.where}: got a lone surrogate in the prompt or answer; write the whole character")
+        object.__setattr__(self, "id", hashlib.blake2b(content.encode(), digest_size=8).hexdigest())
 
 
 class Layout(NamedTuple):
@@ -82,18 +98,6 @@ def read_rows(data: PromptFile) -> Iterator[Row]:
     if empty:
         wanted = f" of the set {data.set!r}; give the edition that contains it" if rewrite else ""
         raise ConfigError(f"{data.path}: the file has no rows{wanted}; allowed: one JSON object per line")
-
-
-def identity(row: Row) -> str:
-    """Return the first 16 hex digits of a hash of the row's prompt and answer.
-
-    Raises:
-        ConfigError: A text has half of a surrogate pair, which no tokenizer takes.
-    """
-    content = json.dumps([row.prompt, row.answer], sort_keys=True, ensure_ascii=False)
-    if not is_utf8(content):
-        raise ConfigError(f"{row.where}: got a lone surrogate in the prompt or answer; write the whole character")
-    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
 def layout_of(values: Mapping[str, Any]) -> Layout:

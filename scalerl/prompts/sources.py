@@ -10,7 +10,7 @@ from typing import Any
 
 from scalerl.config.data import CustomTask, EnvironmentTask, ReasoningGymTask
 from scalerl.core.errors import ConfigError
-from scalerl.prompts.layouts import Row, identity, prompt_of
+from scalerl.prompts.layouts import Row, prompt_of
 from scalerl.tasks import custom, environments, tools
 from scalerl.tasks.environments import load
 from scalerl.tasks.gym import make_entries
@@ -80,7 +80,7 @@ def _environment_rows(task: EnvironmentTask) -> tuple[list[Row], list[str]]:
     unique: dict[str, Row] = {}
     for number, values in enumerate(dataset):
         row = _environment_row(task, dict(values), several, f"{task.environment} row {number}")
-        unique.setdefault(identity(row), row)
+        unique.setdefault(row.id, row)
     if not unique:
         raise ConfigError(
             f"data.environment: the data set of {task.environment!r} has no rows; choose another, or other arguments"

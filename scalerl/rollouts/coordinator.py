@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
 from typing import Any
 
 from scalerl.core.rng import stream_key
@@ -214,8 +215,8 @@ class Coordinator:
         visits: Sequence[Visit],
         samples: int | Sequence[int],
         stop: Callable[[], bool] = lambda: False,
-    ) -> list[Group]:
-        """Sample held-out prompts while training sequences pause; return one group per visit, in order.
+    ) -> Iterator[tuple[int, Group]]:
+        """Sample held-out prompts while training sequences pause; yield index and group of each visit, once complete.
 
         Args:
             version: Version of the weights to evaluate. Within a frozen round it differs from the version in use, which
@@ -231,13 +232,12 @@ class Coordinator:
         if held != version:
             self._swap(version, stop)
         began, before = time.perf_counter(), self._tokens()
-        groups = generate(self.evaluators, visits, samples, self.seed, "evaluate", stop)
+        yield from generate(self.evaluators, visits, samples, self.seed, "evaluate", stop)
         training, evaluating = (now - then for now, then in zip(self._tokens(), before, strict=True))
         # a vLLM server does not pause training sequences: their share of the tokens counts as generation
         self.seconds.busy += (time.perf_counter() - began) * training / max(1, training + evaluating)
         if held != version:
             self._swap(held)
-        return groups
 
     def stats(self) -> GeneratorStats:
         """Return the counters so far."""
@@ -303,16 +303,17 @@ class Coordinator:
     def _fill(self) -> None:
         if not self._queue:
             return
-        rooms = [engine.occupancy().room for engine in self.engines]
+        taken = [(-engine.occupancy().room, number) for number, engine in enumerate(self.engines)]
+        heapify(taken)
         while self._queue and self.schedule.may_start():
-            number = max(range(len(rooms)), key=rooms.__getitem__)  # the first engine with the most room
-            if rooms[number] <= 0:
+            full, number = taken[0]  # the first engine with the most room
+            if full >= 0:
                 return
             visit = self._queue.popleft()
             index = self.schedule.start()
             self._open[index] = _Open(visit, [None] * self.group_size, number)
             self._submit(index, range(self.group_size))
-            rooms[number] -= self.group_size
+            heapreplace(taken, (full + self.group_size, number))
 
     def _submit(self, index: int, samples: Sequence[int]) -> None:
         group = self._open[index]

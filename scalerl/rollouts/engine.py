@@ -8,8 +8,9 @@ tested by replay: each token's log-probability must match the weights of its ver
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import islice
 from operator import add, attrgetter
 from typing import Any, Protocol
 
@@ -268,8 +269,11 @@ def generate(
     purpose: str,
     stop: Callable[[], bool] = lambda: False,
     finished: Callable[[int], None] = lambda count: None,
-) -> list[Group]:
+) -> Iterator[tuple[int, Group]]:
     """Run idle engines over a fixed list of prompts until all are done, with their current weights.
+
+    Engines get the next requests as they need them, and groups leave as they are complete, so that only sequences
+    under way take memory.
 
     Args:
         engines: Idle engines; prompts are assigned to them in turn.
@@ -280,32 +284,48 @@ def generate(
         stop: Function called while waiting; if it returns true, the sequences are dropped.
         finished: Function called while waiting with the number of finished rollouts.
 
-    Returns:
-        One group per visit, in order.
+    Yields:
+        Index and group of each visit, as they are complete.
 
     Raises:
         Stopped: `stop` ended the wait.
     """
     counts = [samples] * len(visits) if isinstance(samples, int) else list(samples)
-    for number, engine in enumerate(engines):
-        engine.submit(
-            [
-                Request.of((i, s), visit.prompt, stream_key(seed, purpose, visit.prompt.id, visit.number, s))
-                for i, visit in enumerate(visits)
-                if i % len(engines) == number
-                for s in range(counts[i])
-            ]
-        )
-    rollouts: dict[tuple[int, int], Rollout] = {}
-    while any(engine.occupancy().busy for engine in engines):
+
+    def requests(number: int) -> Iterator[Request]:
+        for i in range(number, len(visits), len(engines)):
+            visit = visits[i]
+            for s in range(counts[i]):
+                key = stream_key(seed, purpose, visit.prompt.id, visit.number, s)
+                yield Request.of((i, s), visit.prompt, key)
+
+    rest = [requests(number) for number in range(len(engines))]
+    under_way = [set[tuple[int, int]]() for _ in engines]
+    groups, missing, done = dict[int, list[Rollout | None]](), dict[int, int](), 0
+    while True:
+        for engine, own, ids in zip(engines, rest, under_way, strict=True):
+            full = engine.occupancy()
+            # more wait than can start in a step, as if all had been submitted at once
+            if full.waiting <= full.slots and (some := list(islice(own, 2 * full.slots))):
+                engine.submit(some)
+                ids.update(request.id for request in some)
+        if not any(engine.occupancy().busy for engine in engines):
+            break
         if stop():
-            for engine in engines:
-                engine.cancel([(i, s) for i in range(len(visits)) for s in range(counts[i])])
+            for engine, ids in zip(engines, under_way, strict=True):
+                engine.cancel(ids)
             raise Stopped
         for engine in engines:
             engine.advance()
-        for engine in engines:
-            rollouts |= {done.id: done.rollout for done in engine.poll(POLL_S)}
-        finished(len(rollouts))
-    groups = [tuple(rollouts[i, s] for s in range(counts[i])) for i in range(len(visits))]
-    return [Group(visit, g, engines[0].version) for visit, g in zip(visits, groups, strict=True)]
+        for engine, ids in zip(engines, under_way, strict=True):
+            for end in engine.poll(POLL_S):
+                ids.discard(end.id)
+                i, s = end.id
+                groups.setdefault(i, [None] * counts[i])[s] = end.rollout
+                missing[i] = missing.get(i, counts[i]) - 1
+                done += 1
+                if not missing[i]:
+                    del missing[i]
+                    yield i, Group(visits[i], tuple(groups.pop(i)), engines[0].version)  # type: ignore[arg-type]
+        finished(done)
+    assert not any(under_way) and not missing, "an engine has lost sequences"

@@ -10,9 +10,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,6 +48,8 @@ PATIENCE_S = 10.0
 """Seconds that a requested stop waits for engines that may hang, such as servers, before the run ends without them."""
 ANSWER_S = 30.0
 """Seconds after that in which a process must answer, to save its part of a checkpoint."""
+MOST_PENDING = 512
+"""Groups of an evaluation whose scores are computed together; with more, the next ones wait."""
 STOPPED_S = 3.0
 """Seconds that a requested stop waits for a process that SIGSTOP has stopped."""
 
@@ -91,6 +94,17 @@ class RolloutBatch:
     """Seconds that the trainer waited for the batch and its scores."""
     scoring_s: float = 0.0
     """Part of `waited_s` that was spent waiting for the scores of the complete batch."""
+
+
+def _reduced(scored: ScoredGroup, index: int, kept: Collection[tuple[int, int]] | None) -> ScoredGroup:
+    """Return a scored group without the tokens of rollouts that are not kept."""
+    if kept is None:
+        return scored
+    rollouts = tuple(
+        rollout if (index, sample) in kept else rollout.without_tokens()
+        for sample, rollout in enumerate(scored.group.rollouts)
+    )
+    return ScoredGroup(replace(scored.group, rollouts=rollouts), scored.scores)
 
 
 class _Clock:
@@ -139,7 +153,7 @@ class Pipeline:
         self._pending: dict[int, PendingScores] = {}
         self._inbox: dict[str, queue.SimpleQueue[Any]] = {
             name: queue.SimpleQueue()
-            for name in ("ready", "batch", "evaluated", "snapshot", "released", "note", "mark")
+            for name in ("ready", "batch", "held_out", "evaluated", "snapshot", "released", "note", "mark")
         }
         self._threads: list[threading.Thread] = []
         self._outbox: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
@@ -196,7 +210,12 @@ class Pipeline:
         return RolloutBatch(number, groups, stats, dropped, waited_s=scored - began, scoring_s=scored - formed)
 
     def evaluate(
-        self, version: int, send: SendWeights, visits: Sequence[Visit], samples: int | Sequence[int]
+        self,
+        version: int,
+        send: SendWeights,
+        visits: Sequence[Visit],
+        samples: int | Sequence[int],
+        kept: Collection[tuple[int, int]] | None = None,
     ) -> tuple[list[ScoredGroup], float]:
         """Sample held-out prompts on all engines with the weights of one version.
 
@@ -205,6 +224,8 @@ class Pipeline:
             send: Function that sends its weights; called only if they have not been published.
             visits: Held-out prompts.
             samples: Rollouts per prompt: one number, or one per visit.
+            kept: (index of the visit, sample) of the rollouts whose tokens are wanted; others are dropped once they are
+                scored. None: all.
 
         Returns:
             One scored group per visit, in order, and the seconds spent on sampling and scoring. The generators' mark is
@@ -218,14 +239,33 @@ class Pipeline:
         if self._settled:
             raise Interrupted
         self._send("evaluate", version, tuple(visits), samples)
-        answer = self._get("evaluated", interruptible=False)
+        scored: list[ScoredGroup | None] = [None] * len(visits)
+        pending: deque[tuple[int, PendingScores]] = deque()
+
+        def take() -> None:
+            index, scores = pending.popleft()
+            scored[index] = _reduced(self._result(scores, interruptible=False), index, kept)
+
+        def start() -> None:
+            """Score the groups that have arrived; wait for scores only if many groups do."""
+            for of_version, index, rollouts, oldest in self._rest("held_out"):
+                if of_version != version:  # of an evaluation that was interrupted
+                    continue
+                pending.append((index, self._score(Group(visits[index], rollouts, oldest))))
+                while pending and (len(pending) > MOST_PENDING or pending[0][1].wait(0.0)):
+                    take()
+
+        answer = self._get("evaluated", interruptible=False, meanwhile=start)
         if answer is None:
             raise Interrupted
-        groups, seconds, self._busy_at = answer
+        seconds, self._busy_at = answer
         began = time.perf_counter()
-        pending = [self._score(group) for group in groups]
-        scored = [self._result(one, interruptible=False) for one in pending]
-        return scored, seconds + time.perf_counter() - began
+        start()
+        while pending:
+            take()
+        complete = [one for one in scored if one is not None]
+        assert len(complete) == len(visits), (len(complete), len(visits))
+        return complete, seconds + time.perf_counter() - began
 
     # ------------------------------------------------------------------------------------------------------- compute
 
@@ -348,8 +388,10 @@ class Pipeline:
         source = self._inbox[name]
         return [source.get() for _ in range(source.qsize())]
 
-    def _get(self, name: str, interruptible: bool = True) -> Any:
+    def _get(self, name: str, interruptible: bool = True, meanwhile: Callable[[], None] = lambda: None) -> Any:
         """Return the next message of a kind; send the latest weights again if engines have lost them.
+
+        `meanwhile` is called several times a second while it waits.
 
         If a stop is requested and engines may hang, the generator gets `PATIENCE_S` before it is told to do without
         them. It then releases no version, and None is returned.
@@ -363,6 +405,7 @@ class Pipeline:
             try:
                 return source.get(timeout=0.2)
             except queue.Empty:
+                meanwhile()
                 if self._death is not None and source.empty():
                     raise self._death from None
                 self._watch()  # engines may wait for weights of a rank that has ended

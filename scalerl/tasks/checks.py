@@ -22,6 +22,8 @@ from scalerl.tasks.user_rewards import Failures
 from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.types import PROGRAMS, TURNS, Prompt
 
+CHECKED = 2_000
+"""Largest number of references of a task that are checked; of more, those with the smallest ids, which are hashes."""
 NAMED = 20
 """Maximum number of rows named in a message."""
 DOLLAR = re.compile(r"(?<!\\)\$")
@@ -45,7 +47,7 @@ def check_tests(prompts: Sequence[Prompt]) -> None:
 
 
 def reference_notes(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
-    """Return a note for each task whose references fail their verifier, with file and line of each.
+    """Return a note for each task whose references fail their verifier, with file and line of each; see `CHECKED`.
 
     A mathematical reference must be equal to itself; otherwise no answer to the prompt can pass. A row of the verifier
     `code` may have a column `solution` with a program that must pass the tests.
@@ -61,16 +63,21 @@ def reference_notes(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
     for task in config.data:
         if getattr(task, "reward", None) is not None or task.verifier not in REFERENCES:
             continue
-        answers = [(p, REFERENCES[task.verifier](p)) for p in prompts if p.task == task.curve and p.where]
-        failed = _failing(config, task, [(p, text) for p, text in answers if text is not None])
+        own = [prompt for prompt in prompts if prompt.task == task.curve and prompt.where]
+        answers = [(p, text) for p in own if (text := REFERENCES[task.verifier](p)) is not None]
+        checked = answers
+        if len(answers) > CHECKED:
+            last = sorted(prompt.id for prompt, _ in answers)[CHECKED - 1]
+            checked = [(prompt, text) for prompt, text in answers if prompt.id <= last]
+        failed = _failing(config, task, checked)
         if not failed:
             continue
         named = "; ".join([*failed[:NAMED], *_more(len(failed))])
-        problem = (
-            f"{task.curve}: {len(failed)} of {len(answers)} references fail their own verifier, so no completion of "
-            "these rows can pass"
-        )
-        if len(failed) > allowed * len(answers):
+        counts = f"{len(failed)} of {len(own)} references fail"
+        if checked is not answers:
+            counts = f"{len(failed)} of {len(checked)} references, a sample of {len(answers)}, fail"
+        problem = f"{task.curve}: {counts} their own verifier, so no completion of these rows can pass"
+        if len(failed) * (len(answers) / len(checked)) > allowed * len(own):
             raise ConfigError(
                 f"{problem}; allowed: at most {allowed:.0%} of them. Correct or remove these rows, choose another "
                 f"data.task or a data.reward, or raise scoring.failing_references: {named}"

@@ -25,7 +25,15 @@ from scalerl.scaling.stop import reason_to_stop, stop_rule
 from scalerl.training.batch import environment_row
 from scalerl.training.progress import Compute, Progress, TrainingFailed
 from scalerl.training.records import Records
-from scalerl.training.rollout_rows import DETAILED, LogRatios, evaluation_rows, packed, sample_rows, telling_group
+from scalerl.training.rollout_rows import (
+    DETAILED,
+    LogRatios,
+    evaluation_rows,
+    kept_samples,
+    packed,
+    sample_rows,
+    telling_group,
+)
 from scalerl.training.run_info import default_axis
 from scalerl.training.saved import Checkpoints
 from scalerl.types import BoolArray, EvalPoint, FloatArray, Prompt, ScoredGroup, Visit
@@ -58,10 +66,11 @@ class Evaluations:
         """
         step, visits, records = self.progress.step, held_out_visits(self.held_out), self.records
         samples = {task.curve: self.config.samples(task) for task in self.config.data}
-        wanted = [samples[visit.prompt.task] for visit in visits]
+        wanted, saved = [samples[visit.prompt.task] for visit in visits], self.config.evaluation.saved
+        kept = kept_samples(visits, wanted, self._replayed(len(visits)), saved)
         began = time.perf_counter()
         try:
-            groups, eval_s = self.pipeline.evaluate(step, self.learner.send, visits, wanted)
+            groups, eval_s = self.pipeline.evaluate(step, self.learner.send, visits, wanted, kept)
         except Interrupted:
             self.compute.clock.leave_out(time.perf_counter() - began)
             raise
@@ -72,7 +81,6 @@ class Evaluations:
         clock.leave_out(eval_s + time.perf_counter() - began)
         hours = self.compute.device_hours  # read once, so that the points of all tasks have the same compute
         clock.add(generated_s)  # after `hours`, because it is compute for later updates
-        saved = self.config.evaluation.saved
         records.directory.append("rollouts.jsonl", evaluation_rows(self.text, step, groups, log_ratios, saved))
         if sample:
             rows = sample_rows(self.text, step, sample, of_sample)
@@ -86,6 +94,11 @@ class Evaluations:
             ]
         )
 
+    def _replayed(self, groups: int) -> Sequence[int]:
+        """Return the indices of the groups whose first rollout is replayed."""
+        wanted = self.config.evaluation.replayed
+        return range(groups)[:: max(1, groups // wanted)][:wanted] if wanted else ()
+
     def _replay(
         self, step: int, groups: Sequence[ScoredGroup], sample: ScoredGroup | None
     ) -> tuple[LogRatios, Sequence[FloatArray | None]]:
@@ -94,10 +107,9 @@ class Evaluations:
         Returns:
             The log ratios by index of the group, and those of the first rollouts of `sample`.
         """
-        wanted = self.config.evaluation.replayed
-        if not wanted:
+        if not self.config.evaluation.replayed:
             return {}, ()
-        numbers = range(len(groups))[:: max(1, len(groups) // wanted)][:wanted]
+        numbers = self._replayed(len(groups))
         chosen = [(groups[number].group, groups[number].group.rollouts[0]) for number in numbers]
         chosen += [(sample.group, one) for one in sample.group.rollouts[:DETAILED]] if sample else []
         try:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
 
 from scalerl.core.errors import raising
 from scalerl.models.text import TAIL, TokenText
-from scalerl.types import FloatArray, Outcome, Rollout, Score, ScoredGroup
+from scalerl.types import FloatArray, Outcome, Rollout, Score, ScoredGroup, Visit
 
 Row = dict[str, Any]
+Pair = tuple[int, int]
 
 INJECTED = "⟦{}⟧"
 """Format of text that was injected into a rollout, such as the phrase of an interruption."""
@@ -183,6 +184,23 @@ def telling_group(groups: Sequence[ScoredGroup]) -> ScoredGroup:
     return next((scored for scored, own in zip(groups, rewards, strict=True) if len(own) > 1), groups[0])
 
 
+def kept_samples(visits: Sequence[Visit], samples: Sequence[int], replayed: Collection[int], count: int) -> set[Pair]:
+    """Return (index of the group, sample) of every rollout of which `evaluation_rows` may make a row, or is replayed.
+
+    Args:
+        visits: Visits of the evaluation.
+        samples: Rollouts of each visit.
+        replayed: Indices of the groups whose first rollout is replayed; a replay may have no log ratios.
+        count: Rows per task.
+    """
+    kept = {(number, 0) for number in replayed}
+    for own in _by_task([visit.prompt.task for visit in visits]):
+        width = min(samples[number] for number in own)
+        kept.update((number, 0) for number in _spread(own, count)[:count])
+        kept.update(_further(own, width, count - len(_spread(own, count)[:count])))
+    return kept
+
+
 def evaluation_rows(
     text: TokenText, step: int, groups: Sequence[ScoredGroup], log_ratios: LogRatios, count: int
 ) -> list[Row]:
@@ -192,16 +210,10 @@ def evaluation_rows(
     samples of each prompt are added.
     """
     rows = []
-    numbers: dict[str, list[int]] = {}
-    for number, scored in enumerate(groups):
-        numbers.setdefault(scored.group.visit.prompt.task, []).append(number)
-    for own in (numbers[task] for task in sorted(numbers)):
-        spread = own[:: max(1, len(own) // count)] if count else []
-        first = list(dict.fromkeys([*(n for n in own if n in log_ratios), *spread]))[:count]
+    for own in _by_task([scored.group.visit.prompt.task for scored in groups]):
+        first = list(dict.fromkeys([*(n for n in own if n in log_ratios), *_spread(own, count)]))[:count]
         chosen = [(n, 0) for n in sorted(first)]
-        width = min(len(groups[n].scores) for n in own)
-        more = ((n, sample) for sample in range(1, width) for n in own)
-        chosen += [pair for pair, _ in zip(more, range(count - len(chosen)), strict=False)]
+        chosen += _further(own, min(len(groups[n].scores) for n in own), count - len(chosen))
         rows += [
             rollout_row(
                 text,
@@ -214,3 +226,20 @@ def evaluation_rows(
             for n, sample in chosen
         ]
     return rows
+
+
+def _by_task(tasks: Sequence[str]) -> list[list[int]]:
+    """Return the indices of each task's groups, sorted by the name of the task."""
+    numbers: dict[str, list[int]] = {}
+    for number, task in enumerate(tasks):
+        numbers.setdefault(task, []).append(number)
+    return [numbers[task] for task in sorted(numbers)]
+
+
+def _spread(own: Sequence[int], count: int) -> Sequence[int]:
+    return own[:: max(1, len(own) // count)] if count else []
+
+
+def _further(own: Sequence[int], width: int, count: int) -> list[Pair]:
+    """Return the first `count` samples of groups after their first one."""
+    return list(islice(((n, sample) for sample in range(1, width) for n in own), max(0, count)))

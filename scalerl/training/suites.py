@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import comb
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -182,10 +183,11 @@ class Evaluator:
             engines = [one for (one,) in with_turns([[one] for one in engines], self._text, self.config.scoring)]
         began = time.perf_counter()
         total = samples * len(prompts)
-        groups = generate(
+        complete = generate(
             engines, held_out_visits(prompts), samples, self.config.seed, "evaluate",
             finished=lambda count: self._on(f"{task.curve}: sampling", count, total),
         )  # fmt: skip
+        groups = [group for _, group in sorted(complete, key=itemgetter(0))]
         sampled_s = time.perf_counter() - began
         scoring = ScoringService(make_scorers(self.config), self._text.judged)
         try:
@@ -274,8 +276,10 @@ def pass_at_k(passed_PN: BoolArray, counted_PN: BoolArray, k: int) -> float:
         counted_PN: Whether each sample has a reward; n counts these. Prompts with n < k do not enter the average.
         k: Number of samples; at least one prompt has as many.
     """
-    pairs = zip(passed_PN.sum(axis=1).tolist(), counted_PN.sum(axis=1).tolist(), strict=True)
-    return float(np.mean([1.0 - comb(n - c, k) / comb(n, k) for c, n in pairs if n >= k]))
+    pairs = list(zip(passed_PN.sum(axis=1).tolist(), counted_PN.sum(axis=1).tolist(), strict=True))
+    # once for each pair of counts, because there are many prompts and few counts
+    values = {(c, n): 1.0 - comb(n - c, k) / comb(n, k) for c, n in set(pairs) if n >= k}
+    return float(np.mean([values[pair] for pair in pairs if pair in values]))
 
 
 def pass_at_powers(passed_PN: BoolArray, counted_PN: BoolArray) -> dict[int, float]:

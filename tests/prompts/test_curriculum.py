@@ -1,9 +1,14 @@
+import copy
 import json
+import time
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl.prompts.curriculum import Curriculum
+from scalerl.learner.checkpoint import load_state, save_state
+from scalerl.prompts.curriculum import Curriculum, Mixture
 from scalerl.types import Prompt
 
 
@@ -77,7 +82,7 @@ def test_a_restored_curriculum_neither_skips_nor_repeats_prompts(data):
     waiting, retired, per_epoch = [], set(), {}
     for _ in range(12):
         if data.draw(st.booleans()):
-            state = json.loads(json.dumps(curriculum.state()))
+            state = copy.deepcopy(curriculum.state())
             curriculum = Curriculum(pool(size), 1, retire_at=0.9)
             curriculum.load_state(state)
         drawn = curriculum.draw(data.draw(st.integers(1, 3)))
@@ -92,3 +97,29 @@ def test_a_restored_curriculum_neither_skips_nor_repeats_prompts(data):
             if rate >= 0.9:
                 retired.add(visit.prompt.id)
     assert curriculum.retired == retired
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_a_checkpoint_holds_few_bytes_for_each_prompt(tmp_path, tasks):
+    """Of 100,000 prompts, a fifth has been visited and a tenth is retired."""
+
+    def make():
+        parts = {}
+        for task in range(tasks):
+            prompts = [Prompt(f"{i:016x}", "q", (1,), "a", str(task)) for i in range(100_000 // tasks)]
+            parts[str(task)] = Curriculum(prompts, 0, retire_at=0.9)
+        return Mixture(parts, dict.fromkeys(parts, 1.0)) if tasks > 1 else parts["0"]
+
+    curriculum = make()
+    for number, visit in enumerate(curriculum.draw(20_000)[:-10]):
+        curriculum.record(visit, number % 2)
+    began = time.process_time()
+    save_state(tmp_path, "trainer", {"curriculum": curriculum.state()})
+    assert time.process_time() - began < 0.25
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 20 * 100_000
+    restored = make()
+    restored.load_state(load_state(tmp_path, "trainer")["curriculum"])
+    assert restored.num_retired == curriculum.num_retired == 9995
+    assert restored.draw(100) == curriculum.draw(100)
+    states = [json.dumps(one.state(), default=np.ndarray.tolist) for one in (restored, curriculum)]
+    assert states[0] == states[1]

@@ -7,8 +7,10 @@ from texts import Tokenizer
 
 from scalerl.config import PRESETS, read_config
 from scalerl.config.base import replace
+from scalerl.config.data import PromptFile
+from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
-from scalerl.prompts.dataset import load_prompts, question_of
+from scalerl.prompts.dataset import load_prompts, question_of, task_prompts
 from scalerl.prompts.layouts import Row
 from scalerl.training.warm_start import make_tokenizer
 
@@ -37,6 +39,25 @@ def test_rows_become_prompts_with_their_columns(tmp_path, tokenizer):
     prompt = by_text["3+4="]
     assert prompt.answer == "7" and prompt.columns["level"] == 3 and prompt.columns["prompt"] == "3+4="
     assert tokenizer.decode(list(prompt.tokens)) == "3+4="
+
+
+@pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ m.content }}={% endfor %}"])
+@pytest.mark.parametrize("rows", [1, 36, 100])
+def test_prompts_are_encoded_in_batches_as_one_by_one(tmp_path, tokenizer, monkeypatch, template, rows):
+    monkeypatch.setattr("scalerl.models.text.TEXTS", 16)
+    lines = [{"prompt": f"{i % 10}+{i // 10}", "answer": str(i)} for i in range(rows)]
+    calls, encode = [], type(tokenizer).__call__
+
+    def counted(self, text, *args, **options):
+        calls.append(text)
+        return encode(self, text, *args, **options)
+
+    tokenizer.chat_template = template
+    monkeypatch.setattr(type(tokenizer), "__call__", counted)
+    prompts, _ = task_prompts(PromptFile(path=str(write(tmp_path / "p.jsonl", lines))), tokenizer, 0, Scoring())
+    assert len(calls) <= -(-rows // 16) + 2 and len(prompts) == rows  # and two for the tokens around a text
+    for prompt in prompts:
+        assert list(prompt.tokens) == encode(tokenizer, prompt.text, add_special_tokens=False)["input_ids"]
 
 
 @pytest.mark.parametrize(("rows", "held_out"), [(300, 60), (2000, 200)])

@@ -1,7 +1,5 @@
 """Shares of tasks: every batch has them, a resume keeps them, and other tasks take over those of retired tasks."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +8,7 @@ from scalerl.config import PRESETS
 from scalerl.config.base import replace
 from scalerl.config.data import ArithmeticTask, ProgramsTask
 from scalerl.core.errors import ConfigError
+from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.prompts.curriculum import Curriculum, Mixture, make_curriculum
 from scalerl.prompts.dataset import load_prompts
 from scalerl.training.warm_start import make_tokenizer
@@ -63,11 +62,12 @@ def test_draws_never_deviate_from_the_shares_by_more_than_half_a_prompt(share, n
     assert abs(drawn.count("b") - share * n) <= 0.5 + 1e-9
 
 
-def test_a_restored_mixture_draws_the_same_prompts():
+def test_a_restored_mixture_draws_the_same_prompts(tmp_path):
     mixed, copy = mixture(0.3), mixture(0.3)
     for visit in mixed.draw(37)[:20]:
         mixed.record(visit, 1.0 if visit.prompt.text.endswith("7") else 0.5)
-    copy.load_state(json.loads(json.dumps(mixed.state())))  # through the format of a checkpoint
+    save_state(tmp_path, "trainer", mixed.state())
+    copy.load_state(load_state(tmp_path, "trainer"))
     assert copy.draw(60) == mixed.draw(60)
     assert copy.epoch == mixed.epoch and copy.num_retired == mixed.num_retired > 0
 

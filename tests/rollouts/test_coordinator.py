@@ -28,7 +28,7 @@ from scalerl.cluster.simulation import Stuck, visit_of
 from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.rollouts.activation import AtTick, OnArrival
 from scalerl.rollouts.coordinator import Coordinator, Update, sample_key
-from scalerl.rollouts.engine import Finished, Request, Work
+from scalerl.rollouts.engine import Finished, Occupancy, Request, Stopped, Work, generate
 from scalerl.rollouts.schedule import PipelineSchedule
 
 schedules = pytest.mark.parametrize("schedule", PIPELINES + ROUNDS, ids=lambda s: "-".join(map(str, s)))
@@ -340,10 +340,10 @@ class Server:
         self.work, self.version, self._left = Work(tokens=100), 7, []
 
     def occupancy(self):
-        return SimpleNamespace(busy=bool(self._left))
+        return Occupancy(5, len(self._left), 0, 0)
 
     def submit(self, requests):
-        self._left = [request.id for request in requests]
+        self._left += [request.id for request in requests]
 
     def advance(self):
         pass
@@ -358,6 +358,35 @@ def test_training_tokens_sampled_during_an_evaluation_count_as_generation():
     server = Server()
     coordinator = Coordinator([server.training], PipelineSchedule(2, OnArrival(), 1), 2, SEED, [server])
     began = time.perf_counter()
-    coordinator.evaluate(7, [visit_of(i) for i in range(5)], 1)
+    assert len(list(coordinator.evaluate(7, [visit_of(i) for i in range(5)], 1))) == 5
     # 15 of 20 tokens were for training
     assert 0.75 * 0.1 <= coordinator.seconds.busy <= 0.75 * (time.perf_counter() - began)
+
+
+@pytest.mark.parametrize("engines", [1, 3])
+@pytest.mark.parametrize("samples", [1, 4])
+def test_an_evaluation_holds_only_the_sequences_under_way(engines, samples):
+    """Groups leave as they are complete, and engines of 4 slots never hold more requests than they need soon."""
+    fleet = [ExactEngine(4, lambda request: 1 + request.id[0] % 3) for _ in range(engines)]
+    complete, held, submitted = [], [], 0
+    for engine in fleet:
+
+        def submit(requests, inner=engine.submit):
+            nonlocal submitted
+            submitted += len(requests)
+            inner(requests)
+
+        engine.submit = submit
+    for index, group in generate(fleet, [visit_of(i) for i in range(200)], samples, SEED, "evaluate"):
+        complete.append(index)
+        assert len(group.rollouts) == samples and group.visit == visit_of(index)
+        held.append(submitted - samples * len(complete))
+    assert sorted(complete) == list(range(200)) and submitted == 200 * samples
+    assert max(held) <= engines * (3 * 4 + 4 + 4) + 4 * samples * engines
+
+
+def test_an_evaluation_that_is_stopped_drops_what_it_has_submitted():
+    engine, stops = ExactEngine(4, lambda request: 5), iter([False, False, True])
+    with pytest.raises(Stopped):
+        list(generate([engine], [visit_of(i) for i in range(50)], 2, SEED, "evaluate", stop=lambda: next(stops)))
+    assert not engine.occupancy().busy

@@ -241,6 +241,25 @@ def test_an_evaluation_does_not_change_training_rollouts():
     assert with_evaluation(True) == with_evaluation(False)
 
 
+def test_an_evaluation_keeps_the_tokens_of_the_wanted_rollouts_only():
+    pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=2)), NumberChannel(), Scored)
+    try:
+        pipeline.start(weights, 0, visits(0, 9))
+        whole, _ = pipeline.evaluate(0, weights, visits(1000, 40), samples=3)
+        kept = {(0, 0), (7, 2), (39, 1)}
+        reduced, _ = pipeline.evaluate(0, weights, visits(1000, 40), samples=3, kept=kept)
+    finally:
+        pipeline.close()
+    for number, (one, other) in enumerate(zip(whole, reduced, strict=True)):
+        assert one.group.visit == other.group.visit and one.scores == other.scores
+        for sample, (full, own) in enumerate(zip(one.group.rollouts, other.group.rollouts, strict=True)):
+            assert len(full) == len(own) and full.truncated == own.truncated
+            if (number, sample) in kept:
+                assert own.tokens.tolist() == full.tokens.tolist() and own.logps.tolist() == full.logps.tolist()
+            else:
+                assert set(own.tokens.tolist()) == {-1} and own.tokens.strides == (0,)
+
+
 def test_only_generation_after_a_mark_is_counted_without_waiting_or_evaluation():
     """Without a lag the generators sample batch 0 and then wait for its update; a step takes 0.02 s."""
     pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=2), lag_ticks=0, delay_s=0.02), NumberChannel(), Scored)

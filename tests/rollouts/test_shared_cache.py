@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from sampled import run_out
+from test_packing import LargestTensor
 from tiny_models import tiny_model
 
 from scalerl.core.machine import resident_bytes
@@ -119,6 +120,44 @@ def test_the_state_holds_the_cached_tokens_only():
     # prompts of 1, 2 and 3 tokens, and the first of two sampled tokens; the second is fed by the next step
     assert cache["lengths"].tolist() == [2, 3, 4, 0]
     assert {tensor.shape[0] for tensor in cache["tensors"].values()} == {9}
+    arrays = engine.state()["table"]["arrays"]
+    assert {name: len(arrays[name]) for name in ("tokens", "logps", "versions", "sampled")} == dict.fromkeys(
+        ("tokens", "logps", "versions", "sampled"), 6
+    )
+
+
+@pytest.mark.parametrize("moved", [0, 7])
+def test_a_restored_engine_goes_on_as_the_one_that_was_saved(moved):
+    """Also one that sampled something else before, whose slots hold tokens of finished sequences."""
+    saved, restored = make(slots=4), make(slots=4)
+    for engine, count in ((saved, 9), (restored, moved)):
+        engine.submit(requests("restored", count))
+        for _ in range(5):
+            engine.poll()
+    restored.load_state(saved.state())
+    assert results(run_out(restored)) == results(run_out(saved))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral-sliding"])
+def test_memory_of_a_prefill_grows_with_its_tokens_not_with_their_square(name):
+    """A mask of 8,192 x 8,192 has 67 million entries; the largest tensor of the layers has 8,192 x 48."""
+    policy = Policy(tiny_model(name, max_position_embeddings=16_384, sliding_window=None))
+    decoder = module.TorchDecoder(policy, 1, 8200, Sampling())
+    with LargestTensor() as seen:
+        decoder.prefill(np.array([0]), [tuple(i % 48 for i in range(8192))])
+    assert seen.entries <= 8200 * 2 * 48
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral-sliding", "gemma3-two-ropes", "gpt-oss", "gemma2-softcap", "llama"])
+@pytest.mark.parametrize("length", [65, 200])
+def test_long_prompts_of_unlike_lengths_get_the_hidden_states_of_a_forward_without_cache(name, length):
+    policy = Policy(tiny_model(name, max_position_embeddings=512))
+    prompts = [tuple((7 * i + j) % 48 for j in range(length - 20 * i)) for i in range(3)]
+    decoder = module.TorchDecoder(policy, 3, 256, Sampling())
+    with torch.no_grad():
+        decoder.prefill(np.arange(3), prompts)
+        expected = [policy.hidden(torch.tensor([prompt]))[0, -1] for prompt in prompts]
+    torch.testing.assert_close(decoder._hidden_SD, torch.stack(expected), atol=2e-5, rtol=2e-5)
 
 
 def test_prompts_of_like_length_share_a_pass_within_the_memory_of_one():

@@ -53,6 +53,8 @@ class Numbers:
     chat_template = pad_token_id = bos_token_id = None
 
     def __call__(self, text, **options):
+        if not isinstance(text, str):
+            return {"input_ids": [self(one)["input_ids"] for one in text]}
         return {"input_ids": [int(word) if word.isdigit() else 3 for word in text.split()]}
 
     def decode(self, tokens, **options):

@@ -89,8 +89,8 @@ def test_training_and_evaluation_share_a_server_with_separate_sequences(make, se
     wait_for(lambda: server.running == 8)
     evaluating._rule = PLAIN
     visit = Visit(Prompt("a", "", (5, 9), "", "t"), 0, 0)
-    groups = generate([evaluating], [visit], samples=3, seed=0, purpose="evaluate")
-    assert [len(rollout) for rollout in groups[0].rollouts] == [40, 40, 40]
+    ((_, group),) = generate([evaluating], [visit], samples=3, seed=0, purpose="evaluate")
+    assert [len(rollout) for rollout in group.rollouts] == [40, 40, 40]
     assert training.occupancy().running == 8  # the training sequences still run
     server.delay_s = 0.0
     assert len(drain(training)) == 8
@@ -275,7 +275,7 @@ def test_a_coordinator_forms_batches_evaluates_and_keeps_the_bound_on_staleness(
     def evaluate():
         version = coordinator.schedule.active
         groups = coordinator.evaluate(version, visits_from(900, 2), samples=2)
-        assert {v for group in groups for r in group.rollouts for v in r.versions.tolist()} == {version}
+        assert {v for _, group in groups for r in group.rollouts for v in r.versions.tolist()} == {version}
         assert coordinator.sampling_version == version and version in coordinator.needed_versions()
         evaluated.append(version)
 

@@ -192,7 +192,8 @@ def test_an_evaluation_does_not_wait_for_training_sequences_and_uses_its_version
     training.submit(requests(64))
     training.swap(1)
     visits = [Visit(Prompt(str(i), "", (5, 9, 3 + i), "", "t"), 0, i) for i in range(3)]
-    groups = generate([evaluating], visits, samples=2, seed=0, purpose="evaluate")
+    complete = generate([evaluating], visits, samples=2, seed=0, purpose="evaluate")
+    groups = [group for _, group in sorted(complete, key=lambda pair: pair[0])]
     assert training.occupancy().busy
     pairs = [(visit.prompt.tokens, rollout) for visit, group in zip(visits, groups, strict=True)
              for rollout in group.rollouts]  # fmt: skip

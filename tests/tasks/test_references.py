@@ -42,6 +42,22 @@ def test_a_run_with_too_many_failing_references_is_refused(tmp_path):
     assert note.startswith("math: 1 of 20 references fail their own verifier")
 
 
+def test_of_many_references_a_random_sample_is_checked(tmp_path, monkeypatch):
+    """Every tenth of 200 fails; the sample of 50 has between 1 and 10 of them, and does not depend on the order."""
+    monkeypatch.setattr("scalerl.tasks.checks.CHECKED", 50)
+    rows = [{"prompt": f"q{i}", "answer": "$ $" if i % 10 == 0 else f"x^{i}"} for i in range(200)]
+    file = write_rows(tmp_path / "p.jsonl", rows)
+    config = config_of(file, "--scoring.failing_references", "0.2")
+    (note,) = reference_notes(config, loaded(config))
+    count = int(note.removeprefix("math: ").split()[0])
+    assert note.startswith(f"math: {count} of 50 references, a sample of 200, fail") and 1 <= count <= 10
+    write_rows(file, rows[::-1])
+    (backward,) = reference_notes(config, loaded(config))
+    assert backward.partition(":")[0:2] == note.partition(":")[0:2] and f" {count} of 50 " in backward
+    with pytest.raises(ConfigError, match=f"{count} of 50 references, a sample of 200"):
+        reference_notes(config_of(file, "--scoring.failing_references", "0.01"), loaded(config))
+
+
 def test_a_solution_that_fails_its_tests_is_reported(tmp_path):
     tests = {"inputs": ["3 4"], "outputs": ["7"]}
     solutions = ["print(sum(map(int, input().split())))", "print(8)", None]

@@ -12,7 +12,14 @@ from texts import rollout
 
 from scalerl.models.text import TokenText
 from scalerl.training import rollout_rows
-from scalerl.training.rollout_rows import evaluation_rows, marked_text, telling_group, token_detail, token_texts
+from scalerl.training.rollout_rows import (
+    evaluation_rows,
+    kept_samples,
+    marked_text,
+    telling_group,
+    token_detail,
+    token_texts,
+)
 from scalerl.training.suites import SuiteResult
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 from scalerl.view.outlook import read_sources
@@ -110,6 +117,20 @@ def test_saved_samples_include_replayed_groups_and_further_samples_of_few_prompt
     with_ratio = [(row["prompt_id"], row["log_ratio_min"]) for row in rows if row["log_ratio_min"] is not None]
     assert with_ratio == [("7", -0.5)] and many[0]["versions"] == [3, 5] and many[0]["staleness"] == 6
     assert evaluation_rows(TokenText(Letters()), 9, groups, {7: np.array([-0.5, 0.25, 0.0])}, 0) == []
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 7, 50])
+@pytest.mark.parametrize("replayed", [range(0, 22, 5), range(22), ()])
+def test_rows_are_made_of_kept_samples_only_whatever_a_replay_returns(count, replayed):
+    groups = [scored(f"{i}", "many" if i < 20 else "few", 2 + (i == 21)) for i in range(22)]
+    visits = [one.group.visit for one in groups]
+    kept = kept_samples(visits, [len(one.scores) for one in groups], replayed, count)
+    assert len(kept) <= len(replayed) + 2 * count and {(n, 0) for n in replayed} <= kept
+    for with_ratios in ([], list(replayed), list(replayed)[::2], list(replayed)[1::3]):
+        rows = evaluation_rows(
+            TokenText(Letters()), 9, groups, {n: np.array([-0.5, 0.25, 0.0]) for n in with_ratios}, count
+        )
+        assert {(int(row["prompt_id"]), row["sample"]) for row in rows} <= kept
 
 
 class Bytes:

@@ -149,15 +149,24 @@ class SlotTable:
         self["busy"][slot] = False
         return Finished(request.id, rollout)
 
+    def _sampled(self, counts_S: Ints) -> tuple[Any, Any]:
+        """Return slot and place of every token of the running sequences, one sequence after the other."""
+        slot_N = np.repeat(np.arange(len(counts_S)), counts_S)
+        return slot_N, np.arange(len(slot_N)) - np.repeat(np.cumsum(counts_S) - counts_S, counts_S)
+
     def state(self) -> dict[str, Any]:
-        """Return a copy of the arrays, and the requests."""
+        """Return a copy of the arrays, of those per token only the tokens of running sequences, and the requests."""
+        places = self._sampled(np.where(self["busy"], self["count"], 0))
         requests = [None if r is None else [list(r.id), list(r.prompt), r.key] for r in self.requests]
-        return {"arrays": {name: array.copy() for name, array in self.arrays.items()}, "requests": requests,
+        arrays = {name: array[places] if array.ndim > 1 else array.copy() for name, array in self.arrays.items()}
+        return {"arrays": arrays, "requests": requests,
                 "nuclei": [joined(sets) for sets in self.nuclei]}  # fmt: skip
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
+        arrays = {name: np.asarray(array) for name, array in state["arrays"].items()}
+        places = self._sampled(np.where(arrays["busy"], arrays["count"], 0))
         for name, array in self.arrays.items():
-            array[...] = np.asarray(state["arrays"][name])
+            array[places if array.ndim > 1 else ...] = arrays[name]
         self.requests = [None if r is None else Request(tuple(r[0]), tuple(r[1]), r[2]) for r in state["requests"]]
         self.nuclei = [np.split(ids, np.cumsum(sizes))[:-1] for sizes, ids in state["nuclei"]]

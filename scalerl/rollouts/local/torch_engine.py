@@ -336,8 +336,11 @@ class _MaskMaker:
         return self._by_kind(full, sliding)
 
     def prefill(self, length: int, device: torch.device) -> Any:
-        """Return masks [1, 1, T, T] for whole prompts, padded at the end; the causal mask hides the padding."""
-        if self.own:
+        """Return masks [1, 1, T, T] for whole prompts, padded at the end; the causal mask hides the padding.
+
+        None for long ones that the causal kernel computes without a mask, whose memory would grow with T squared.
+        """
+        if self.own or (length > SHORT and not self.additive and length <= (self.window or length)):
             return None
         causal_TT = torch.ones(length, length, dtype=torch.bool, device=device).tril()
         recent_TT = causal_TT & ~causal_TT.tril(-(self.window or length))
