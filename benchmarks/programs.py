@@ -146,14 +146,16 @@ def constants(node: ast.AST) -> list[Change]:
 def arguments_of(judge: Judge, program: str, tests: Checks) -> list[list[Any]]:
     """Return the arguments with which `check` calls a correct program, from the messages between the two sandboxes."""
     seen: list[list[Any]] = []
-    checker, box = judge._pool.take(), judge._serving(program, time.monotonic() + 60)
+    checker, box = judge._pool.take(), judge._pool.take()
     try:
         ends = time.monotonic() + 60
+        judge._serve(box, program, ends)
         words = {"setup": tests.setup, "tests": tests.tests, "names": list(tests.names), "entry": tests.entry}
-        checker.begin("check", ends, **words)
+        checker.begin("check", ends, **words, runner=tests.runner)
         kind, payload = checker.receive(ends)
-        while kind == b"A":
-            seen.append(list(loads(payload, str)[3]))
+        while kind in (b"A", b"K"):
+            if kind == b"A":
+                seen.append(list(loads(payload, str)[3]))
             box.send(b"A", payload, ends)
             answer, data = box.receive(ends)
             checker.send(answer, data, ends)
@@ -167,9 +169,11 @@ def arguments_of(judge: Judge, program: str, tests: Checks) -> list[list[Any]]:
 def results(judge: Judge, program: str, name: str, calls: list[list[Any]]) -> list[bytes]:
     """Return the results of calls of a program as bytes, until the program ends."""
     found: list[bytes] = []
+    box = judge._pool.take()
     try:
-        box = judge._serving(program, time.monotonic() + 10)
+        judge._serve(box, program, time.monotonic() + 10)
     except Exception:  # a copy that does not start also differs
+        box.close()
         return found
     try:
         for arguments in calls:

@@ -48,6 +48,8 @@ def eval_parser() -> Parser:
     parser.add_argument("--task", help="verifier of a file: math (default), arithmetic or code")
     parser.add_argument("--reward", help="reward function package.module:function, instead of a verifier")
     parser.add_argument("--system-prompt", help="text before every prompt; default: the run's, else none")
+    parser.add_argument("--template-arguments", type=_table, metavar="JSON", help="arguments of the chat template, "
+                        'such as {"enable_thinking": false}; default: the run\'s, else none')  # fmt: skip
     parser.add_argument("--max-tokens", type=count, help=f"longest completion, tokens; default: the run's, else "
                         f"{MAX_TOKENS}")  # fmt: skip
     parser.add_argument("--temperature", type=float, help="sampling temperature; default: the run's, else 1")
@@ -63,6 +65,17 @@ def eval_parser() -> Parser:
     add_trust(parser, "a run directory's code")
     add_json(parser, "print one JSON object instead of text")
     return parser
+
+
+def _table(text: str) -> dict[str, Any]:
+    """Return an object of JSON; argparse reports the error."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'got {text!r}; allowed: a JSON object such as {{"enable_thinking": false}}')
+    return value
 
 
 def run_eval(words: list[str]) -> int:
@@ -157,7 +170,9 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     own = next((task.system_prompt for task in base.data if isinstance(task, TextTask)), "") if base else ""
     system = own if arguments.system_prompt is None else arguments.system_prompt
     day = next((task.template_date for task in base.data if isinstance(task, TextTask)), "auto") if base else "auto"
-    shown = {"system_prompt": system, "template_date": day}
+    before = next((task.template_arguments for task in base.data if isinstance(task, TextTask)), {}) if base else {}
+    arguments_of_template = before if arguments.template_arguments is None else arguments.template_arguments
+    shown = {"system_prompt": system, "template_date": day, "template_arguments": arguments_of_template}
     tasks = [_suite(name, arguments.task, arguments.reward, shown) for name in arguments.suite]
     scoring = base.scoring if base else Scoring()
     return build(RunConfig, {"data": tuple(tasks), "scoring": scoring, **shared}, "options"), tasks
@@ -177,7 +192,7 @@ def _placement(arguments: argparse.Namespace, base: RunConfig | None) -> Placeme
     return replace(place, generators=max(1, torch.cuda.device_count() // place.tensor_parallel))
 
 
-def _suite(name: str, task: str | None, reward: str | None, shown: dict[str, str]) -> PromptFile:
+def _suite(name: str, task: str | None, reward: str | None, shown: dict[str, Any]) -> PromptFile:
     """Return the task of a suite or of a file of prompts.
 
     Raises:

@@ -18,8 +18,7 @@ from scalerl.core.files import check_file, trouble
 from scalerl.core.packages import prepare_environment
 from scalerl.prompts.files import read_objects
 from scalerl.tasks.audit import Audit
-from scalerl.tasks.checks import check_tests
-from scalerl.tasks.sandbox.detect import offer
+from scalerl.tasks.checks import check_tests, sandbox_line
 from scalerl.tasks.scoring import judge_all, verifier_scorer
 from scalerl.tasks.user_rewards import Failures
 from scalerl.tasks.verifiers import VERIFIERS
@@ -35,6 +34,7 @@ def score_parser() -> Parser:
     parser.add_argument("--workers", type=int, default=0, help="completions scored in parallel; default: one per core")
     parser.add_argument("--timeout", type=float, help="seconds per completion; default: scoring.timeout_s")
     parser.add_argument("--sandbox", default="bubblewrap", help="bubblewrap (default) or unsafe (scoring.sandbox.mode)")
+    parser.add_argument("--packages", default="", metavar="A,B", help="modules for programs (scoring.sandbox.packages)")
     parser.add_argument("--audit", action="store_true", help="compare with `expected` in the rows, or with --against")
     parser.add_argument("--against", metavar="TASK", help="audit: another verifier, whose verdicts are expected")
     parser.add_argument("--closed-forms", action="store_true", help="math: accept 2^10 for 1024 (scoring.closed_forms)")
@@ -57,7 +57,7 @@ def run_score(words: list[str]) -> int:
     rows = list(_rows(arguments.file, arguments.task))
     expected = _expected(rows, arguments, scoring) if arguments.audit or arguments.against else None
     if arguments.task == "code":
-        line = offer(scoring.sandbox).line  # raises an error without a sandbox
+        line = sandbox_line(scoring.sandbox, [prompt for prompt, _ in rows])  # raises an error without a sandbox
         if not arguments.json:
             say(line)
     if expected is not None:
@@ -131,7 +131,7 @@ def _audit(
 def _settings(arguments: argparse.Namespace) -> Scoring:
     values = {
         "workers": arguments.workers or os.cpu_count() or 1,
-        "sandbox": {"mode": arguments.sandbox},
+        "sandbox": {"mode": arguments.sandbox, "packages": [name for name in arguments.packages.split(",") if name]},
         "closed_forms": arguments.closed_forms,
         **({"timeout_s": arguments.timeout} if arguments.timeout is not None else {}),
     }

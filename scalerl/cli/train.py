@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.options import Parser, add_trust, bare_first, parse_with_config
 from scalerl.cli.terminal import say
@@ -17,7 +17,7 @@ from scalerl.config import HuggingFaceModel, RunConfig, read_config, to_toml
 from scalerl.config.base import given, replace
 from scalerl.config.data import PromptFile
 from scalerl.config.trust import check_trust
-from scalerl.core.errors import ConfigError, outcome
+from scalerl.core.errors import ConfigError
 from scalerl.core.files import output_directory
 from scalerl.core.packages import TRAINING, prepare_environment
 from scalerl.core.stops import StopFlag
@@ -26,7 +26,9 @@ from scalerl.models.files import check_model_files
 from scalerl.models.sizes import sizes_of
 from scalerl.prompts.files import check_prompt_files
 from scalerl.training.run_dir import saved_config
-from scalerl.types import Prompt
+
+if TYPE_CHECKING:
+    from scalerl.prompts.dataset import PromptSplit
 
 TRAIN_USAGE = """usage: scalerl train [CONFIG.toml] [options] [--any.field VALUE ...]
 
@@ -109,7 +111,8 @@ def _dry_run(config: RunConfig) -> list[str]:
 
     here = resolve(config) if config.placement.backend == "local" and config.hardware.device != "cuda" else config
     found, machine = sizes_of(here), this_machine(here)
-    prompts = prompts_here(here)
+    split = prompts_here(here)
+    prompts = split.everything if split else ()
     longest = max((len(prompt.tokens) for prompt in prompts), default=0)
     mean = sum(len(prompt.tokens) for prompt in prompts) / len(prompts) if prompts else 0.0
     row_tokens = longest_row(here, longest)
@@ -119,6 +122,7 @@ def _dry_run(config: RunConfig) -> list[str]:
     about = [*here.derived_sizes(), *lines(here, layout)]
     if here.placement.backend == "local":
         about += run_lines(here, found.sizes, row_tokens, machine, mean)
+    about += split.notes if split else ()
     return [*to_toml(config).split("\n"), *(f"# {line}" for line in about)]
 
 
@@ -126,19 +130,22 @@ MOST_READ = 20_000_000
 """Bytes of prompt files up to which a dry run reads them."""
 
 
-def prompts_here(config: RunConfig) -> Sequence[Prompt]:
-    """Return the prompts, if model and prompts are files on this machine and not large; else none."""
+def prompts_here(config: RunConfig) -> PromptSplit | None:
+    """Return the prompts, with the notes of their checks, if model and prompts are files here and not large.
+
+    Raises:
+        ConfigError: As `load_prompts`: the run would not start either.
+    """
     model, paths = Path(getattr(config.model, "path", "")), [getattr(task, "path", "") for task in config.data]
     if not all(isinstance(task, PromptFile) for task in config.data) or not (model / "tokenizer.json").is_file():
-        return ()
+        return None
     if not all(Path(path).is_file() and Path(path).stat().st_size <= MOST_READ for path in paths):
-        return ()
-    from scalerl.models.loading import load_tokenizer
+        return None
+    from scalerl.models.loading import end_tokens, load_tokenizer
     from scalerl.prompts.dataset import load_prompts
 
-    # what is wrong with them is for the run to report; its memory is then that of the longest prompt that is allowed
-    read = outcome(lambda: load_prompts(config, load_tokenizer(str(model), "main")).everything)
-    return read.result() if read.exception() is None else ()
+    tokenizer = load_tokenizer(str(model), "main")
+    return load_prompts(config, tokenizer, end_tokens(str(model), "main", tokenizer))
 
 
 def run_resume(words: list[str]) -> int:

@@ -98,7 +98,8 @@ class TextTask(TaskData):
     """Date that a chat template gets when it asks for today's, such as 2025-01-31; some put it before every prompt.
     auto: the date on which the run starts, recorded in config.toml."""
     template_arguments: dict[str, Any] = Field(default={})
-    """Arguments of the chat template of every prompt, such as {enable_thinking = false}."""
+    """Arguments of the chat template, such as {enable_thinking = false}: of every prompt, and of the later turns of an
+    environment."""
     max_prompt_tokens: Count = 2048
     """Limit in tokens; longer prompts are an error that names their lines, or are left out (`long_prompts`)."""
     long_prompts: Literal["error", "drop"] = "error"
@@ -237,7 +238,8 @@ class RepliedTask(TextTask):
     def limits(self) -> dict[str, Any]:
         """The limits, for the columns of a prompt."""
         dated = {} if self.template_date == "auto" else {"template_date": self.template_date}
-        return {name: getattr(self, name) for name in TURN_LIMITS} | dated
+        given = {"template_arguments": self.template_arguments} if self.template_arguments else {}
+        return {name: getattr(self, name) for name in TURN_LIMITS} | dated | given
 
 
 class EnvironmentTask(RepliedTask):

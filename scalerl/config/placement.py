@@ -45,7 +45,11 @@ class Sandbox(Part):
     output_kb: Count = 4096
     """Limit of standard output, or of one returned value, KiB."""
     python: str = ""
-    """Python that runs the programs, with its packages; empty: the current one, with the standard library only."""
+    """Python 3.11 or newer that runs the programs, with its packages; empty: the current one, with the standard library
+    only, unless `packages` has names."""
+    packages: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")], ...] = ()
+    """Modules that programs and tests may import, such as ["numpy", "pytest"], from `python` or the current
+    environment, whose directory programs then see, read-only. A run does not start if one cannot be imported."""
 
 
 class Placement(Part):

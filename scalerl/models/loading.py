@@ -100,6 +100,24 @@ def load_config(path: str, revision: str, **options: Any) -> tuple[Any, dict[str
     return config, quantization
 
 
+def end_tokens(path: str, revision: str, tokenizer: Any) -> tuple[int, ...]:
+    """Return the ids that end a sequence, from the model's files and its tokenizer; the weights are not read.
+
+    Args:
+        path: Directory or name on the hub.
+        revision: Branch, tag or commit.
+        tokenizer: The model's tokenizer.
+    """
+    from transformers import GenerationConfig
+
+    try:
+        eos = GenerationConfig.from_pretrained(path, revision=revision).eos_token_id
+    except OSError:  # the model has no such file
+        eos = getattr(load_config(path, revision)[0], "eos_token_id", None)
+    ids = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id}
+    return tuple(sorted(i for i in ids if isinstance(i, int)))
+
+
 def _dequantized(
     path: str, revision: str, config: Any, quantization: dict[str, Any], how: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:

@@ -69,17 +69,26 @@ def check_template(tokenizer: Any) -> None:
         )
 
 
-def template_notes(tokenizer: Any, arguments: Mapping[str, Any], system: str = "") -> list[str]:
-    """Return a note on a template that does not begin the answer, or that ignores an argument.
+def template_notes(
+    tokenizer: Any, arguments: Mapping[str, Any], system: str = "", day: str = "", stop: Sequence[int] = ()
+) -> list[str]:
+    """Return notes on what a template does that a user may not expect.
+
+    It does not begin the answer, ends turns with a token that does not end a completion, prints today's date, or
+    ignores an argument.
 
     Args:
         tokenizer: A transformers tokenizer with a chat template.
         arguments: `data.template_arguments`.
         system: `data.system_prompt`.
+        day: `data.template_date`.
+        stop: Ids of the tokens that end a completion; empty: not known.
 
     Raises:
-        ConfigError: The template leaves out the system message that the configuration asks for.
+        ConfigError: The template fails on a question, omits it, does not end, or leaves out the system message that
+            the configuration asks for.
     """
+    check_template(tokenizer)
     asked, notes = [{"role": "user", "content": "What is 2+2?"}], []
     text = render(tokenizer, asked, arguments=arguments)
     if text == render(tokenizer, asked, arguments=arguments, prompted=False):
@@ -93,11 +102,34 @@ def template_notes(tokenizer: Any, arguments: Mapping[str, Any], system: str = "
             "data.system_prompt: the chat template of the model's tokenizer leaves out system messages, so that "
             f"{short(system)} would have no effect; put the text into the prompts, or {TEMPLATE_ADVICE}"
         )
+    notes += _end_notes(tokenizer, arguments, stop)
+    if day == "auto" and prints_date(tokenizer):
+        notes.append("data.template_date: the chat template of the model's tokenizer prints the date, which is today's")
     template = str(tokenizer.get_chat_template())
     unknown = [name for name in arguments if name not in template]
     if unknown:
         notes.append(f"data.template_arguments: the chat template of the model's tokenizer has no {', '.join(unknown)}")
     return notes
+
+
+def _end_notes(tokenizer: Any, arguments: Mapping[str, Any], stop: Sequence[int]) -> list[str]:
+    """Return a note on a template whose end of a turn is no end token: what follows the answer in a conversation."""
+    try:
+        after = _between(tokenizer, ("user",), arguments=arguments)[0]
+    except ConfigError:  # a template may be for one question only, or its answers have another form
+        return []
+    tokens = list(tokenizer(after, add_special_tokens=False)["input_ids"])
+    texts = [str(tokenizer.decode([token], skip_special_tokens=False)) for token in tokens]
+    first = next((at for at, text in enumerate(texts) if text.strip()), None)
+    if not stop or first is None or any(token in stop for token in tokens[: first + 1]):
+        return []
+    ends = ", ".join(repr(tokenizer.convert_ids_to_tokens(token)) for token in stop)
+    return [
+        "data.chat_template: the chat template of the model's tokenizer ends an answer with "
+        f"{after.strip()[:40]!r}, which does not begin with an end token of the model ({ends}), so an answer that ends "
+        "so goes on to the length limit; add its id to eos_token_id in generation_config.json, or use the tokenizer "
+        "that belongs to the model"
+    ]
 
 
 def check_tools(tokenizer: Any, tools: Sequence[Mapping[str, Any]], chat: bool) -> None:
@@ -195,7 +227,13 @@ def render(
 
 
 def continuation(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]], last: int, chat: bool, limit: int, day: str = "auto"
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, str]],
+    last: int,
+    chat: bool,
+    limit: int,
+    day: str = "auto",
+    arguments: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Return the tokens between a completion and the next one: the template's, and those of messages in between.
 
@@ -209,17 +247,18 @@ def continuation(
         chat: Whether to use the chat template, if the tokenizer has one.
         limit: Most tokens to return; messages are cut at the end, and the last ones left out if there is no room.
         day: Date for the template, as in `render`.
+        arguments: Arguments of the template, as in `render`.
 
     Raises:
         ConfigError: The template fails on the messages, changes them, or leaves no room for the first of them.
     """
     roles = [message["role"] for message in messages[:limit]]
-    encoded = _around(tokenizer, roles, chat, day)
+    encoded = _around(tokenizer, roles, chat, day, arguments)
     while (room := limit - sum(map(len, encoded))) < 1 and len(roles) > 1:
         costs = accumulate(len(part) for part in (encoded[0], encoded[-1], *encoded[1:-1]))  # of 0, 1, 2, ... messages
         fit = sum(cost < limit for cost in costs) - 1
         roles = roles[: max(1, min(fit, len(roles) - 1))]  # a template may write the first or last one differently
-        encoded = _around(tokenizer, roles, chat, day)
+        encoded = _around(tokenizer, roles, chat, day, arguments)
     if room < 1:
         raise ConfigError(
             f"data.reply_tokens: got {limit}, and the chat template alone takes {limit - room} tokens around a reply "
@@ -234,18 +273,23 @@ def continuation(
     return tokens
 
 
-def _around(tokenizer: Any, roles: Sequence[str], chat: bool, day: str) -> list[list[int]]:
+def _around(
+    tokenizer: Any, roles: Sequence[str], chat: bool, day: str, arguments: Mapping[str, Any] | None
+) -> list[list[int]]:
     """Return the template's tokens after a completion, and after each of the messages that follow it."""
-    parts = _between(tokenizer, roles, day) if chat and tokenizer.chat_template else [""] * (len(roles) + 1)
+    shown = chat and tokenizer.chat_template
+    parts = _between(tokenizer, roles, day, arguments) if shown else [""] * (len(roles) + 1)
     return [list(tokenizer(part, add_special_tokens=False)["input_ids"]) if part else [] for part in parts]
 
 
-def _between(tokenizer: Any, roles: Sequence[str], day: str) -> list[str]:
+def _between(
+    tokenizer: Any, roles: Sequence[str], day: str = "auto", arguments: Mapping[str, Any] | None = None
+) -> list[str]:
     """Return the template's text after a completion, and after each of the messages that follow it."""
     marks = [f"Mark{number}Mark" for number in range(len(roles) + 1)]
     messages = [{"role": "user", "content": "Question"}, {"role": "assistant", "content": marks[0]}]
     messages += [{"role": role, "content": mark} for role, mark in zip(roles, marks[1:], strict=True)]
-    parts, rest = [], render(tokenizer, messages, day=day)
+    parts, rest = [], render(tokenizer, messages, day=day, arguments=arguments)
     for mark in marks:
         before, found, rest = rest.partition(mark)
         if not found or mark in rest:

@@ -24,7 +24,7 @@ from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.exact import is_plain
 from scalerl.core.files import parse_json
-from scalerl.models.template import check_template, check_tools, render, template_notes
+from scalerl.models.template import check_tools, render, template_notes
 from scalerl.models.text import encoded, prompt_tokens
 from scalerl.prompts.layouts import Row, read_rows
 from scalerl.prompts.sources import custom_rows, environment_rows, gym_rows
@@ -54,12 +54,13 @@ class PromptSplit:
     """Notes for the user about rows that were left out."""
 
 
-def load_prompts(config: RunConfig, tokenizer: Any) -> PromptSplit:
+def load_prompts(config: RunConfig, tokenizer: Any, stop: Sequence[int] = ()) -> PromptSplit:
     """Read, tokenize and split the prompts of a run.
 
     Args:
         config: Configuration of the run.
         tokenizer: A transformers tokenizer.
+        stop: Ids of the tokens that end a completion, for the check of the chat template.
 
     Raises:
         ConfigError: A file is missing, empty or not valid JSON, a row has no prompt or answer, a prompt exceeds the
@@ -71,8 +72,8 @@ def load_prompts(config: RunConfig, tokenizer: Any) -> PromptSplit:
         share, of_task = shares(config.data)[task.curve], f"{task.curve}: " if len(config.data) > 1 else ""
         needed[task.curve] = math.ceil(share * config.recipe.prompts_per_step)
         # a task with share 0 is never trained, so all its prompts are held out
-        pool, new_notes = task_prompts(task, tokenizer, config.held_out(task), config.scoring)
-        notes += new_notes
+        pool, new_notes = task_prompts(task, tokenizer, config.held_out(task), config.scoring, stop)
+        notes += [note for note in new_notes if note not in notes]
         everything += pool
         if is_suite(task):
             held_out += pool
@@ -112,7 +113,9 @@ def _check_left(clean: Sequence[Prompt], training: Sequence[Prompt], needed: Map
             )
 
 
-def task_prompts(task: TaskData, tokenizer: Any, held_out: int, scoring: Scoring) -> tuple[list[Prompt], list[str]]:
+def task_prompts(
+    task: TaskData, tokenizer: Any, held_out: int, scoring: Scoring, stop: Sequence[int] = ()
+) -> tuple[list[Prompt], list[str]]:
     """Return all prompts of one task, tokenized, and notes on rows that were left out.
 
     Args:
@@ -120,6 +123,7 @@ def task_prompts(task: TaskData, tokenizer: Any, held_out: int, scoring: Scoring
         tokenizer: A transformers tokenizer.
         held_out: Number of prompts that a task with generated prompts adds to its training pool.
         scoring: Settings of the processes in which user code starts.
+        stop: Ids of the tokens that end a completion; empty: not known.
     """
     if isinstance(task, GeneratedTask):
         made = GENERATED[task.kind].rows(task, task.prompts + held_out)
@@ -128,8 +132,7 @@ def task_prompts(task: TaskData, tokenizer: Any, held_out: int, scoring: Scoring
     assert isinstance(task, TextTask), task
     about: list[str] = []
     if tokenizer.chat_template and task.chat_template != "never":
-        check_template(tokenizer)
-        about = template_notes(tokenizer, task.template_arguments, task.system_prompt)
+        about = template_notes(tokenizer, task.template_arguments, task.system_prompt, task.template_date, stop)
     if isinstance(task, RepliedTask):
         with Trial(scoring, task.start_s) as trial:
             rows, notes = SOURCES[task.kind](task, held_out, trial.step)

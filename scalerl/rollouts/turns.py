@@ -337,4 +337,5 @@ def continued(tokenizer: Any, prompt: Prompt, reply: Reply, last: int) -> list[i
     if not reply.messages:
         return []
     chat, day = settings["chat_template"] != "never", settings.get("template_date", "auto")
-    return continuation(tokenizer, reply.messages, last, chat, settings["reply_tokens"], day)
+    arguments = settings.get("template_arguments", {})
+    return continuation(tokenizer, reply.messages, last, chat, settings["reply_tokens"], day, arguments)

@@ -10,11 +10,12 @@ from typing import Any
 from scalerl.config import RunConfig
 from scalerl.config.base import replace as config_replace
 from scalerl.config.data import PromptFile, RewardFunction, TaskData
+from scalerl.config.placement import Sandbox
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import load_function
 from scalerl.tasks.answers import ANSWER_FORM
-from scalerl.tasks.code_tests import BadTests, read_tests
+from scalerl.tasks.code_tests import BadTests, imports_of, read_tests
 from scalerl.tasks.repetition import question
 from scalerl.tasks.sandbox.detect import offer
 from scalerl.tasks.scoring import FunctionScorer, Scorer, judge_all, verifier_scorer
@@ -130,11 +131,30 @@ def sandbox_notes(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
         prompts: Prompts of all tasks.
 
     Raises:
-        ConfigError: The run needs a sandbox, and this machine has none.
+        ConfigError: The run needs a sandbox, and this machine has none, or tests import what it lacks.
     """
-    verified = any(task.verifier == "code" and getattr(task, "reward", None) is None for task in config.data)
-    needed = verified or any(prompt.columns.get(PROGRAMS) for prompt in prompts if TURNS in prompt.columns)
-    return [offer(config.scoring.sandbox).line] if needed else []
+    verified = [task.curve for task in config.data if task.verifier == "code" and getattr(task, "reward", None) is None]
+    if not verified and not any(prompt.columns.get(PROGRAMS) for prompt in prompts if TURNS in prompt.columns):
+        return []
+    return [sandbox_line(config.scoring.sandbox, [prompt for prompt in prompts if prompt.task in verified])]
+
+
+def sandbox_line(settings: Sandbox, prompts: Sequence[Prompt]) -> str:
+    """Return the line about the sandbox in which programs run, after a check of what the tests of prompts import.
+
+    Args:
+        settings: Settings of the sandbox.
+        prompts: Prompts whose tests can be read.
+
+    Raises:
+        ConfigError: This machine has no sandbox, or tests import a module that it lacks.
+    """
+    users: dict[str, list[str]] = {}
+    for prompt in prompts:
+        for name in imports_of(read_tests(prompt.columns)):
+            users.setdefault(name, []).append(prompt.where)
+    rows = {name: f"{where[0]}: {name} is imported in the tests of {len(where)} rows" for name, where in users.items()}
+    return offer(settings, rows).line
 
 
 REPEATED = 64

@@ -22,6 +22,7 @@ from scalerl.tasks.code_tests import Calls, Checks, InputOutput, Tests, read_tes
 from scalerl.tasks.sandbox.box import Box, BoxEnded, BoxFlood, BoxLate, BoxPool
 from scalerl.tasks.sandbox.detect import offer
 from scalerl.tasks.sandbox.guest.plain import dumps, loads
+from scalerl.tasks.sandbox.guest.program import FROM
 from scalerl.types import Prompt
 
 START_S = 4.0
@@ -130,7 +131,7 @@ class Judge:
         with closing(self._pool.take()) as checker, closing(self._pool.take()) as box:
             self._serve(box, program, ends)
             words = {"setup": tests.setup, "tests": tests.tests, "names": list(tests.names), "entry": tests.entry}
-            checker.begin("check", self._soon(ends), **words)
+            checker.begin("check", self._soon(ends), **words, runner=tests.runner)
             return self._relay(checker, box, ends)
 
     def _relay(self, checker: Box, box: Box, ends: float) -> str:
@@ -139,12 +140,15 @@ class Judge:
         Consumes: the checker's calls. Produces: the program's results. Waits for: either. Unblocked by: a frame, the
         end of a process, or a deadline.
         """
-        for questions in range(MOST_QUESTIONS):
-            kind, payload = checker.receive(self._soon(ends, SPARE_S if questions else START_S))
+        questions, began = 0, False
+        while questions < MOST_QUESTIONS:
+            kind, payload = checker.receive(self._soon(ends, SPARE_S if began else START_S))
+            began = True
             if kind == b"P" and questions:
                 return f"the checks, with {questions} calls"
-            if kind != b"A":
+            if kind not in (b"A", b"K"):
                 raise Failed("the tests never called the program" if kind == b"P" else _of_program(payload, str)[:600])
+            questions += kind == b"A"  # K: what a name is
             box.send(b"A", payload, self._soon(ends))
             answer, payload = box.receive(self._soon(ends))
             checker.send(answer if answer == b"V" else b"E", payload, self._soon(ends))
@@ -221,6 +225,7 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
         program = with_prompt(completion, prompt.columns.get("prompt"), tests.entry)
     else:
         names = (tests.name,) if isinstance(tests, Calls) else tests.names if isinstance(tests, Checks) else ()
+        names = tuple(name for name in names if name not in FROM) or names
         reads = isinstance(tests, InputOutput) and any(text.strip() for text in tests.inputs)
         program = program_of(completion, names, reads)
     if program is None:

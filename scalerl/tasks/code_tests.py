@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import base64
 import builtins
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 from scalerl.core.errors import UserError, short
 from scalerl.core.files import parse_json
@@ -19,7 +20,8 @@ from scalerl.tasks.sandbox.guest.program import FROM, MODULES
 
 ALLOWED = (
     '{"inputs": [...], "outputs": [...]} with or without "fn_name", a list of {"input": ..., "output": ...}, a list of '
-    'assertions, or {"test": "def check(candidate): ...", "entry_point": "name"}; each also as JSON text'
+    'assertions, or {"test": "def check(candidate): ...", "entry_point": "name"}; each also as JSON text; or a test '
+    "file, with 'from solution import NAME'"
 )
 MOST_UNPACKED = 256 << 20
 """Largest size of the hidden tests of a row after decompression, bytes."""
@@ -73,6 +75,8 @@ class Checks:
     """Names that the tests use from the program."""
     entry: str = ""
     """If set, `check(entry)` is called at the end, and the prompt is the beginning of this function (HumanEval)."""
+    runner: Literal["", "functions", "pytest"] = ""
+    """What runs the test functions and classes of a test file: this package, or pytest if the file needs it."""
 
 
 Tests = InputOutput | Calls | Checks
@@ -82,7 +86,7 @@ def read_tests(columns: Mapping[str, Any]) -> Tests:
     """Return the tests of a row.
 
     They are in the column "tests" or in the columns of a known data set: HumanEval (test, entry_point), MBPP
-    (test_list), LiveCodeBench (public_test_cases, private_test_cases), APPS and TACO (input_output).
+    (test_list), LiveCodeBench (public_test_cases, private_test_cases), APPS and TACO (input_output), KodCode (test).
 
     The column `float_tolerance` is the largest difference of two numbers (`data.float_tolerance` for a whole task).
 
@@ -106,7 +110,7 @@ def _tests(columns: Mapping[str, Any]) -> Tests:
         return _parse(columns["tests"], "tests", columns)
     if columns.get("test") and columns.get("entry_point"):
         return _humaneval(columns, columns)
-    for name in ("test_list", "input_output"):
+    for name in ("test_list", "input_output", "test"):
         if columns.get(name) is not None:
             return _parse(columns[name], name, columns)
     if columns.get("public_test_cases") is not None:
@@ -139,7 +143,7 @@ def from_text(given: Any, field: str) -> Any:
         return parse_json(given, long_integers=True)
     except ValueError as error:
         tree = parsed(given)
-        if tree is not None and any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
+        if tree is not None and (cases_of(tree) or any(isinstance(node, ast.Assert) for node in ast.walk(tree))):
             return [given]
         raise BadTests(f"{field!r}: neither JSON ({error}) nor assertions; allowed: {ALLOWED}") from None
 
@@ -166,10 +170,84 @@ def _assertions(lines: Sequence[str], columns: Mapping[str, Any], field: str) ->
         if parsed(line) is None:
             raise BadTests(f"{field!r}: assertion {number} is not valid Python: {short(line)}")
     tests = "\n".join(lines)
-    names = free_names(_source(f"{setup}\n{tests}", field))
+    whole = _source(f"{setup}\n{tests}", field)
+    tree = ast.parse(whole)
+    names = imported_names(tree) or free_names(whole)
     if not names:
         raise BadTests(f"{field!r}: the assertions call no function of the program")
-    return Checks(setup, tests, names)
+    cases = cases_of(tree)
+    return Checks(
+        setup, tests, names, runner="" if not cases else "pytest" if needs_pytest(tree, cases) else "functions"
+    )
+
+
+MODULE = "solution"
+"""Module of a test file that stands for the program, as in KodCode."""
+
+
+def imported_names(tree: ast.Module) -> tuple[str, ...]:
+    """Return the names that a test file imports from the program, or uses as attributes of its module."""
+    names, modules = dict[str, None](), set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == MODULE:
+            names |= dict.fromkeys(alias.name for alias in node.names)
+        elif isinstance(node, ast.Import):
+            modules |= {alias.asname or alias.name for alias in node.names if alias.name == MODULE}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            names[node.attr] = None
+    if "*" in names:
+        names |= dict.fromkeys(_candidates(tree)[0])
+    return tuple(name for name in names if name != "*")
+
+
+def cases_of(tree: ast.Module) -> list[ast.FunctionDef]:
+    """Return the test functions of a test file, and the test methods of its classes, as pytest finds them."""
+    cases, methods = list[ast.FunctionDef](), list[ast.stmt]()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and (node.name.startswith("Test") or any(map(_is_case, node.bases))):
+            methods += node.body
+        elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            cases.append(node)
+    return cases + [node for node in methods if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
+
+
+def _is_case(base: ast.expr) -> bool:
+    """Return whether a base of a class is unittest.TestCase."""
+    return (base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")) == "TestCase"
+
+
+def needs_pytest(tree: ast.Module, cases: Sequence[ast.FunctionDef]) -> bool:
+    """Return whether a test file uses pytest, other than to start it, or has a test with arguments (fixtures)."""
+    used = any(
+        (isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "pytest")
+        or (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        and node.value.id == "pytest" and node.attr != "main")
+        for node in ast.walk(tree)
+    )  # fmt: skip
+    arguments = (
+        argument.arg for case in cases if not case.decorator_list
+        for argument in case.args.args[: len(case.args.args) - len(case.args.defaults)]
+    )  # fmt: skip
+    return used or any(name != "self" for name in arguments)
+
+
+def imports_of(tests: Tests) -> tuple[str, ...]:
+    """Return the modules outside the standard library that tests import before they run."""
+    if not isinstance(tests, Checks):
+        return ()
+    names = dict[str, None]()
+    for node in ast.parse(f"{tests.setup}\n{tests.tests}").body:
+        if isinstance(node, ast.Import):
+            names |= dict.fromkeys(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names[node.module] = None
+    if tests.runner == "functions":
+        names.pop("pytest", None)  # imported and not used
+    elif tests.runner == "pytest":
+        names["pytest"] = None
+    standard = {*sys.stdlib_module_names, MODULE}
+    return tuple(name for name in names if name.partition(".")[0] not in standard)
 
 
 def free_names(source: str) -> tuple[str, ...]:
@@ -178,7 +256,15 @@ def free_names(source: str) -> tuple[str, ...]:
     Builtins and the names of guest/program.py are excluded, unless nothing else is called. In that case, the first
     function that an assertion calls is the program's (MBPP has `assert sum(10, 15) == 6`).
     """
-    tree = ast.parse(source)
+    candidates, called = _candidates(ast.parse(source))
+    others = [name for name in candidates if name not in FROM and name not in MODULES]
+    if any(name in called for name in others):
+        return tuple(others)
+    return tuple(others) + tuple(called[:1])
+
+
+def _candidates(tree: ast.Module) -> tuple[list[str], list[str]]:
+    """Return the names that code uses without making them: those that are no builtins, and those that it calls."""
     used, made, called = list[str](), set[str](), list[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
@@ -192,11 +278,9 @@ def free_names(source: str) -> tuple[str, ...]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             called.append(node.func.id)
     known = made | set(dir(builtins))
-    candidates = dict.fromkeys(name for name in used if name not in known)
-    others = [name for name in candidates if name not in FROM and name not in MODULES]
-    if any(name in called for name in others):
-        return tuple(others)
-    return tuple(others) + tuple(dict.fromkeys(name for name in called if name not in made))[:1]
+    return list(dict.fromkeys(name for name in used if name not in known)), [
+        name for name in called if name not in made
+    ]
 
 
 def _cases(cases: Sequence[Mapping[str, Any]], columns: Mapping[str, Any], field: str) -> Tests:

@@ -14,7 +14,7 @@ from scalerl.cluster.doctor import host_notes
 from scalerl.cluster.layout import check, lay_out
 from scalerl.cluster.plan import run_lines
 from scalerl.cluster.sizing import cure, room_note, sized, this_machine
-from scalerl.config import RunConfig
+from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
 from scalerl.core.rows import read_rows
 from scalerl.core.run_files import EVENTS, METRICS
@@ -26,7 +26,7 @@ from scalerl.learner.ranks import LearnerDied, LearnerGroup, single_learner
 from scalerl.loggers.base import Logger, makers_of
 from scalerl.loggers.follow import Followers
 from scalerl.models.build import load_of, revision_of, with_adapters
-from scalerl.models.loading import load_tokenizer
+from scalerl.models.loading import end_tokens, load_tokenizer
 from scalerl.models.policy import Policy, check_vocabulary, stop_tokens
 from scalerl.models.sizes import Found, ModelSizes
 from scalerl.models.text import TokenText
@@ -145,7 +145,8 @@ def _assemble(
     tokenizer = load_tokenizer(model_path, revision_of(config))
     if checkpoint is None:
         config = directory.config = dated(config, tokenizer, display.note)
-    prompts = load_prompts(config, tokenizer)
+    named = isinstance(config.model, HuggingFaceModel)
+    prompts = load_prompts(config, tokenizer, end_tokens(model_path, revision_of(config), tokenizer) if named else ())
     inputs: dict[str, Any] = {"prompts": prompt_inputs(prompts)}
     if state:
         check_prompts(state["inputs"]["prompts"], inputs["prompts"], prompts, path)

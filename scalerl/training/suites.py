@@ -142,12 +142,12 @@ class Evaluator:
 
     def prompts_of(self, task: TaskData, most: int | None) -> list[Prompt]:
         """Return all prompts of a suite, or the first `most` by the hash of their content."""
-        prompts, notes = task_prompts(task, self.tokenizer, 0, self.config.scoring)
+        prompts, notes = task_prompts(task, self.tokenizer, 0, self.config.scoring, self._stop)
         return self._first(prompts, notes, most)
 
     def held_out_of_run(self, most: int | None) -> list[list[Prompt]]:
         """Return the held-out prompts of each task of the configured run."""
-        split = load_prompts(self.config, self.tokenizer)
+        split = load_prompts(self.config, self.tokenizer, self._stop)
         return [
             self._first([p for p in split.held_out if p.task == task], split.notes, most) for task in self.config.tasks
         ]

@@ -3,12 +3,21 @@
 import json
 
 import pytest
+import tiny_tokenizers
 from json_rows import write_rows
 
-from scalerl.config import read_config
+from scalerl.cli import main
+from scalerl.cli.eval import eval_config, eval_parser
+from scalerl.config import parse_config, read_config, to_toml
+from scalerl.config.base import replace
+from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
+from scalerl.models.loading import end_tokens
 from scalerl.prompts.dataset import load_prompts, task_prompts, with_system
+from scalerl.rollouts.turns import continued
+from scalerl.tasks.turns import Reply
 from scalerl.training.warm_start import make_tokenizer
+from scalerl.types import TURNS, Prompt
 
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
@@ -113,3 +122,103 @@ def test_a_saved_data_set_and_shards_are_read(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="is a directory without rows"):
         load_prompts(read_config(None, ["--model", "m", "--data", str(tmp_path / "empty")]), make_tokenizer())
+
+
+ENDED = "{% for m in messages %}<{{ m.role }}>{{ m.content }}END\n{% endfor %}" + (
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (ENDED.replace("END", "<end>"), None),
+        (ENDED.replace("END", "\n <end>"), None),
+        (ENDED.replace("END\n", "<end>"), None),
+        (ENDED.replace("END", "<s>"), "'<s>"),
+        (ENDED.replace("END", "</answer>"), "'</answer>"),
+        (ENDED.replace("END", ""), "'<user>"),
+        ("{% if messages|length > 1 %}{{ raise_exception('one question') }}{% endif %}" + ENDED, None),
+    ],
+)
+def test_a_template_that_ends_answers_with_another_token_is_said(tmp_path, template, said):
+    tokenizer = tiny_tokenizers.letters()
+    tokenizer.chat_template = template
+    file = write_rows(tmp_path / "p.jsonl", [{"prompt": "1+1", "answer": "2"}])
+    task = read_config(None, ["--model", "m", "--data", str(file), "--task", "math"]).data[0]
+    _, notes = task_prompts(task, tokenizer, 0, Scoring(), stop=[1])
+    ends = [note for note in notes if "which does not begin with an end token of the model ('<end>')" in note]
+    assert (f"ends an answer with {said}" in ends[0] and len(ends) == 1) if said else not ends
+    assert not any("end token" in note for note in task_prompts(task, tokenizer, 0, Scoring())[1])  # not known
+
+
+@pytest.mark.parametrize(
+    "files", [{"generation_config.json": {"eos_token_id": [1, 3]}}, {"config.json": {"eos_token_id": 3}}]
+)
+def test_the_end_tokens_of_a_model_are_read_from_its_files(tmp_path, files):
+    for name, content in {"config.json": {"eos_token_id": 2}, **files}.items():
+        (tmp_path / name).write_text(json.dumps({"model_type": "qwen3", **content}))
+    assert end_tokens(str(tmp_path), "main", tiny_tokenizers.letters()) == (1, 3)
+
+
+def test_the_arguments_of_a_template_hold_in_later_turns(tmp_path):
+    tokenizer = tiny_tokenizers.letters()
+    tokenizer.chat_template = THINKING
+    config = parse_config('[model]\nkind = "hf"\npath = "m"\n[data]\nkind = "custom"\nfunction = "m:C"\n'
+                          "template_arguments = {enable_thinking = true}\n", "a test")  # fmt: skip
+    reply = Reply(({"role": "user", "content": "7"},))
+    shown = {}
+    for thinks in (True, False):
+        limits = replace(config.data[0], template_arguments={"enable_thinking": thinks}).limits
+        prompt = Prompt("0" * 16, "q", (1,), "", "t", {TURNS: {**limits, "chat_template": "auto"}})
+        shown[thinks] = tokenizer.decode(continued(tokenizer, prompt, reply, -1))
+    assert shown[True].endswith("<user>7</user><assistant><think>") and shown[False].endswith("<assistant>")
+    assert "template_arguments" not in replace(config.data[0], template_arguments={}).limits
+
+
+def test_an_evaluation_has_the_template_arguments_of_its_run_or_its_own(tmp_path):
+    tokenizer = tiny_tokenizers.letters()
+    tokenizer.chat_template = THINKING
+    file = write_rows(tmp_path / "p.jsonl", [{"prompt": "1+1", "answer": "2"}])
+    words = ["--data.template_arguments", "{enable_thinking = true}"]
+    config = read_config(None, ["--model", "m", "--data", str(file), "--task", "math", *words])
+    (tmp_path / "run/model").mkdir(parents=True)
+    (tmp_path / "run/config.toml").write_text(to_toml(config))
+    suite = ["--suite", str(file), "--task", "math"]
+    for given, wanted in (
+        ([str(tmp_path / "run")], {"enable_thinking": True}),
+        ([str(tmp_path / "run"), "--template-arguments", "{}"], {}),
+        ([str(tmp_path), "--template-arguments", '{"enable_thinking": false}'], {"enable_thinking": False}),
+        ([str(tmp_path)], {}),
+    ):
+        _, tasks = eval_config(eval_parser().parse_args([*given, *suite]))
+        assert tasks[0].template_arguments == wanted
+    text = task_prompts(config.data[0], tokenizer, 0, Scoring())[0][0].text
+    assert text.endswith("<think>")
+
+
+def test_the_arguments_of_a_template_are_a_table(capsys):
+    with pytest.raises(SystemExit):
+        eval_parser().parse_args(["m", "--template-arguments", "[1]"])
+    assert "allowed: a JSON object" in capsys.readouterr().err
+
+
+def test_a_dry_run_says_what_the_template_does_and_refuses_what_the_run_would(tmp_path, capsys):
+    tokenizer = tiny_tokenizers.letters()
+    rows = [{"prompt": f"{a}+1", "answer": str(a + 1)} for a in range(8)]
+    file = write_rows(tmp_path / "p.jsonl", rows)
+    words = ["--recipe.prompts_per_step", "2", "--evaluation.prompts", "2"]
+    tiny_tokenizers.writer(tokenizer, [5, 6]).save_pretrained(tmp_path / "m")
+    for template, code, said in (
+        (
+            ENDED.replace("END", "</answer>"),
+            0,
+            "# data.chat_template: the chat template of the model's tokenizer ends an answer",
+        ),
+        ("{% for m in messages %}Question{% endfor %}", 2, "renders every question as 'Question'"),
+    ):
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(tmp_path / "m")
+        call = ["train", "--dry-run", "--model", str(tmp_path / "m"), "--data", str(file), "--task", "math", *words]
+        assert main(call) == code
+        assert said in "".join(capsys.readouterr())

@@ -169,6 +169,7 @@ def _limits(settings: Sandbox, rules: bytes) -> dict[str, Any]:
         "output": settings.output_kb << 10,
         "threads": THREADS if _counts_by_namespace() else 0,
         "filter": rules,
+        "environment": dict.fromkeys(THREADS_OF_LIBRARIES, "1") if _environment(settings) else {},
     }
 
 
@@ -185,9 +186,22 @@ def _system_directory(name: str) -> list[str]:
     return ["--ro-bind", str(place), str(place)] if place.exists() else []
 
 
+THREADS_OF_LIBRARIES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Without a limit, such a library starts one thread per core, and its stacks exceed the limits of a program."""
+ANSWER_S = 60.0
+"""Time limit of the question for the directories of a Python, seconds; the machine may be busy."""
+OLDEST = (3, 11)
+"""Oldest Python that runs the harness."""
+
+
+def _environment(settings: Sandbox) -> str:
+    """Return the Python whose packages programs see; empty: none, only the standard library."""
+    return settings.python or (sys.executable if settings.packages else "")
+
+
 def _python(settings: Sandbox) -> list[str]:
-    if settings.python:
-        return [settings.python, "-I", "-X", "utf8", "-W", "ignore"]
+    if python := _environment(settings):
+        return [shutil.which(python) or python, "-I", "-X", "utf8", "-W", "ignore"]
     # not the link in a virtual environment, which a sandbox does not see
     executable = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     return [executable, "-I", "-S", "-X", "utf8", "-W", "ignore"]
@@ -195,11 +209,29 @@ def _python(settings: Sandbox) -> list[str]:
 
 def _places(settings: Sandbox) -> list[str]:
     """Return the directories outside /usr that Python needs."""
-    prefixes = _asked(settings.python) if settings.python else (sys.base_prefix,)
+    if settings.python:
+        prefixes = _prefixes(settings.python)
+    else:
+        prefixes = (sys.prefix, sys.base_prefix) if settings.packages else (sys.base_prefix,)
     directories = dict.fromkeys([*map(os.path.realpath, prefixes), *prefixes])
     return [p for p in directories if p != "/usr" and not p.startswith("/usr/")]
 
 
-def _asked(python: str) -> tuple[str, ...]:
-    words = [python, "-I", "-c", "import sys; print(sys.prefix, sys.base_prefix, sep='\\n')"]
-    return tuple(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split("\n")[:2])
+def _prefixes(python: str) -> tuple[str, ...]:
+    """Return the directories of another Python: its environment, and its installation.
+
+    Raises:
+        ConfigError: It does not run, or is too old.
+    """
+    words = [python, "-I", "-c", "import sys; print(*sys.version_info[:2], sys.prefix, sys.base_prefix, sep='\\n')"]
+    allowed = f"allowed: the path of a Python {OLDEST[0]}.{OLDEST[1]} or newer"
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=ANSWER_S)
+        major, minor, *prefixes = done.stdout.splitlines()
+        version = (int(major), int(minor))
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it gave no version"
+        raise ConfigError(f"scoring.sandbox.python: {python!r} does not run as Python ({reason}); {allowed}") from None
+    if version < OLDEST:
+        raise ConfigError(f"scoring.sandbox.python: got {python!r}, a Python {version[0]}.{version[1]}; {allowed}")
+    return tuple(prefixes)

@@ -6,10 +6,13 @@ import compileall
 import shutil
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 from scalerl.config.placement import Sandbox
+from scalerl.core.errors import ConfigError
 from scalerl.tasks.sandbox.box import Box, BoxEnded, BoxFlood, BoxLate, Command
 from scalerl.tasks.sandbox.commands import GUEST, bubblewrap, no_sandbox, unsafe
 from scalerl.tasks.sandbox.guest.plain import loads
@@ -19,12 +22,51 @@ PROBE_S = 60.0
 """Time limit of the test program in seconds."""
 
 
-def offer(settings: Sandbox) -> Command:
+def offer(settings: Sandbox, needed: Mapping[str, str] | None = None) -> Command:
     """Return the command of a sandbox with these settings, with its `line`, after a test program has run in it.
 
+    Args:
+        settings: Settings of the sandbox. Their packages must be importable.
+        needed: Further modules that must be, each with the reason.
+
     Raises:
-        ConfigError: This machine has no sandbox, and `mode` is not "unsafe".
+        ConfigError: This machine has no sandbox and `mode` is not "unsafe", or a module cannot be imported.
     """
+    command = _offer(settings)
+    reasons = {**(needed or {}), **dict.fromkeys(settings.packages, "scoring.sandbox.packages")}
+    for name, problem in missing(command, list(reasons)).items():
+        where = f"install it for {settings.python}" if settings.python else "install it here"
+        declared = "" if name in settings.packages else f", and add {name!r} to scoring.sandbox.packages"
+        raise ConfigError(
+            f"{reasons[name]}: programs cannot import {name} in the sandbox ({problem}); {where}{declared}"
+        )
+    return command
+
+
+def missing(command: Command, names: Sequence[str]) -> dict[str, str]:
+    """Return the modules that cannot be imported in a sandbox within its limits, each with the error."""
+    if not names:
+        return {}
+    problems = {}
+    for name in names:  # each in a sandbox of its own, because an import may end its process
+        report = run_program(command, IMPORTS.format(name=name))
+        if isinstance(report, str):
+            problems[name] = report
+        elif report["output"] != b"ok":
+            problems[name] = report["complaint"].strip() or str(report["output"].decode("utf-8", "replace")).strip()
+    return problems
+
+
+IMPORTS = """
+try:
+    import {name}
+    print("ok", end="")
+except BaseException as error:
+    print(type(error).__name__ + ":", " ".join(str(error).split())[:200])
+"""
+
+
+def _offer(settings: Sandbox) -> Command:
     if settings.mode == "unsafe":
         return unsafe(settings)
     # saves time in every sandbox; if the directory is not writable, they compile
@@ -46,17 +88,24 @@ def offer(settings: Sandbox) -> Command:
     return replace(command, line=line)
 
 
-def _probe(command: Command) -> str:
-    """Run the test program; return a description of the problem, or an empty text."""
+def run_program(command: Command, program: str) -> dict[str, Any] | str:
+    """Return the report on a trusted program without input, or why there is none."""
     command = replace(command, limits={**command.limits, "test_s": PROBE_S})  # the machine may be busy
     deadline = time.monotonic() + PROBE_S
     try:
         with closing(Box(command)) as box:
-            box.begin("stdin", deadline, program=PROBE)
+            box.begin("stdin", deadline, program=program)
             box.send(b"I", b"", deadline)
-            report = loads(box.receive(deadline)[1])
+            return dict(loads(box.receive(deadline)[1]))
     except (BoxEnded, BoxLate, BoxFlood) as error:
-        return f"a first program did not run: {_complaint(command) or error}"
+        return str(error)
+
+
+def _probe(command: Command) -> str:
+    """Run the test program; return a description of the problem, or an empty text."""
+    report = run_program(command, PROBE)
+    if isinstance(report, str):
+        return f"a first program did not run: {_complaint(command) or report}"
     right = report["output"] == b"42\n"
     return "" if right else f"a first program wrote {report['output'][:80]!r} ({report['complaint']})"
 

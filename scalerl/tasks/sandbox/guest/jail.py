@@ -57,6 +57,7 @@ class Limits:
         self.output: int = given["output"]  # bytes of standard output
         self.threads: int = given["threads"]  # threads and processes; 0: not limited here
         self.filter: bytes = given["filter"]  # system-call filter, BPF; empty: none
+        self.environment: dict[str, str] = given["environment"]  # variables of the environment; there are no others
 
 
 def limit(limits: Limits, cpu_s: float) -> None:

@@ -2,20 +2,20 @@
 
 - `stdin` runs a program on one input after another, each in a separate process.
 - `serve` runs a program once and then answers calls of its functions.
-- `check` runs the tests of a data set. They call the program's functions through the process outside.
+- `check` (check.py) runs the tests of a data set. They call the program's functions through the process outside.
 
 No sandbox contains both a program and its expected results. The results are compared outside.
 """
 
 from __future__ import annotations
 
-import builtins
 import os
 import select
 import sys
 import time
 
 from scalerl.tasks.sandbox.guest import jail, plain
+from scalerl.tasks.sandbox.guest.operations import OPERATIONS
 from scalerl.tasks.sandbox.guest.program import caught, compiled, error_line, fresh_module
 
 TYPE_CHECKING = False
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 SIGKILL = 9  # importing the module signal would cost 8 ms
+PROGRAM = "candidate"
+"""Module of a program whose functions are called."""
 COMPLAINT = 4096
 """Largest number of bytes read from standard error."""
-
-NOT_RAISED = (UnicodeError, StopIteration, StopAsyncIteration)
-"""UnicodeError needs more than a text. The others would end a loop of the tests over `map(f, ...)` too early."""
 
 
 def main() -> None:
@@ -38,8 +37,13 @@ def main() -> None:
     jail.silence()
     request = plain.loads(channel.receive()[1])
     limits = jail.Limits(request.pop("limits"))
+    os.environ.update(limits.environment)
     role = request.pop("role")
-    roles: dict[str, Callable[..., None]] = {"stdin": stdin, "serve": serve, "check": check}
+    roles: dict[str, Callable[..., None]] = {"stdin": stdin, "serve": serve}
+    if role == "check":  # loaded here, because the other roles do not need it
+        from scalerl.tasks.sandbox.guest.check import check
+
+        roles[role] = check
     roles[role](channel, limits, **request)
     os._exit(0)
 
@@ -180,36 +184,70 @@ def serve(channel: jail.Channel, limits: jail.Limits, program: str) -> None:
     jail.limit(limits, limits.program_s)
     jail.load_filter(limits)
     code = compiled(channel, program)
-    module = fresh_module("candidate", code)
+    module = fresh_module(PROGRAM, code)
     if (error := caught(exec, code, module.__dict__)) is not None:
         channel.send(b"X", plain.dumps(error_line(error)))
         os._exit(0)
     channel.send(b"R", plain.dumps([name for name in module.__dict__ if isinstance(name, str)]))
     kept: list[Any] = []
+    numbers: dict[int, int] = {}
 
     def keep(value: Any) -> int:
-        kept.append(value)
-        return len(kept) - 1
+        if id(value) not in numbers:  # kept objects live on, so that no other one gets their id
+            numbers[id(value)] = len(kept)
+            kept.append(value)
+        return numbers[id(value)]
 
     def answer(kind: bytes, payload: bytes) -> None:
-        value = _answer(module, kept, plain.loads(payload, kept.__getitem__))
-        channel.send(b"V", plain.dumps(plain.as_json(value) if kind == b"J" else value, keep))
+        request = plain.loads(payload, kept.__getitem__)
+        if kind == b"J":
+            channel.send(b"V", plain.dumps(plain.as_json(_answer(module, kept, request)), keep))
+            return
+        value = _answer(module, kept, request)
+        # A function that returns nothing changes its arguments. Of others the tests see no change, because one that
+        # empties x and returns it would pass `assert f(x) == sorted(x)`.
+        after = request[3:] if value is None and (request[3] or request[4]) else None
+        channel.send(b"V", plain.dumps([value, after], keep))
 
     while True:
         kind, payload = channel.receive()
         if (error := caught(answer, kind, payload)) is not None:  # the other side raises it or fails the test
-            channel.send(b"E", plain.dumps([type(error).__name__, str(error)[:300]]))
+            channel.send(b"E", plain.dumps(_error(error)))
 
 
-def _answer(module: ModuleType, kept: list[Any], asked: list[Any]) -> Any:
+def _error(error: BaseException) -> list[Any]:
+    """Return what the other side needs of an error: its type, its text, and the names of its types' ancestors."""
+    only = error.args[0] if len(error.args) == 1 else None
+    text = only if isinstance(only, str) else str(error)  # the text of a KeyError is quoted
+    return [type(error).__name__, text[:300], _ancestors(type(error))]
+
+
+def _ancestors(kind: type) -> list[list[str]]:
+    """Return the module and the name of a class and of its ancestors."""
+    return [[str(one.__module__), one.__name__] for one in kind.__mro__]
+
+
+def _answer(module: ModuleType, kept: list[Any], request: list[Any]) -> Any:
     """Run a request: [what, target, name, positional, keywords]."""
-    what, target, name, positional, keywords = asked
+    what, target, name, positional, keywords = request
     owner = _find(module, target) if isinstance(target, str) else kept[target]
     if what == "call":
         return owner(*positional, **keywords)
     if what == "get":
         return getattr(owner, name)
+    if what == "operate":
+        return OPERATIONS[name](owner, *positional)
+    if what == "describe":
+        return _description(owner)
     return setattr(owner, name, positional[0])
+
+
+def _description(value: Any) -> list[Any]:
+    """Return what tests need to know of an object: its kind, its data or a class's ancestors, and if it is its own."""
+    own = getattr(value, "__module__", PROGRAM) == PROGRAM
+    if isinstance(value, type):
+        return ["class", _ancestors(value), own]
+    return ["object", None, own] if callable(value) else ["value", value, own]
 
 
 def _find(module: ModuleType, name: str) -> Any:
@@ -220,97 +258,3 @@ def _find(module: ModuleType, name: str) -> Any:
     if name not in module.__dict__:
         raise NameError(f"the program defines no {name!r}")
     return module.__dict__[name]
-
-
-# ---------------------------------------------------------------------------------------------------------- check
-
-
-class ProgramError(Exception):
-    """An error of the program without a matching built-in exception, or a value that cannot be sent to it."""
-
-
-class Remote:
-    """A proxy of an object in the program's process. It compares by identity, so a program's `__eq__` has no effect."""
-
-    def __init__(self, ask: Callable[..., Any], target: str | int) -> None:
-        object.__setattr__(self, "_ask", ask)
-        object.__setattr__(self, "_target", target)
-
-    def __call__(self, *positional: Any, **keywords: Any) -> Any:
-        """Call the object in the program's process."""
-        return self._ask("call", self._target, "", positional, keywords)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self._ask("get", self._target, name, (), {})
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._ask("set", self._target, name, (value,), {})
-
-
-def check(channel: jail.Channel, limits: jail.Limits, setup: str, tests: str, names: list[str], entry: str) -> None:
-    """Run the tests; the last frame is `P`, or `F` with the failure.
-
-    Args:
-        channel: Channel to the process outside, which passes calls to the program's process and results back.
-        limits: Limits, as for a program.
-        setup: Code that runs before the tests; its definitions of `names` are replaced.
-        tests: Code whose errors are failures.
-        names: Names that the tests use from the program.
-        entry: Name of a function; if not empty, `check(entry)` is called at the end.
-    """
-    jail.limit(limits, limits.program_s)
-    jail.load_filter(limits)
-    ask = _asking(channel)
-
-    def run() -> None:
-        before = compile(setup, "setup.py", "exec", dont_inherit=True)
-        code = compile(tests, "tests.py", "exec", dont_inherit=True)
-        namespace = fresh_module("tests", before, code).__dict__
-        exec(before, namespace)
-        namespace.update({name: Remote(ask, name) for name in names})
-        exec(code, namespace)
-        if entry:
-            namespace["check"](namespace[entry])
-
-    if (error := caught(run)) is not None:
-        channel.send(b"F", plain.dumps(_where(error, tests)))
-        os._exit(0)
-    channel.send(b"P", b"")
-
-
-def _asking(channel: jail.Channel) -> Callable[..., Any]:
-    """Return the function that sends a request to the program's process and waits for the result."""
-
-    def ask(what: str, target: str | int, name: str, positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        channel.send(b"A", plain.dumps([what, target, name, positional, keywords], _number))
-        kind, payload = channel.receive()
-        if kind == b"V":
-            return plain.loads(payload, lambda number: Remote(ask, number))
-        raised, text = plain.loads(payload)
-        known = getattr(builtins, str(raised), None)
-        if isinstance(known, type) and issubclass(known, Exception) and not issubclass(known, NOT_RAISED):
-            raise known(text)
-        raise ProgramError(f"{raised}: {text}")
-
-    return ask
-
-
-def _number(value: Any) -> int:
-    """Return the number of an object that is kept in the program's process."""
-    if type(value) is Remote and isinstance(value._target, int):
-        return value._target
-    raise ProgramError(f"the tests pass a {type(value).__name__} to the program; allowed: plain data")
-
-
-def _where(error: BaseException, tests: str) -> str:
-    """Return the error and the line of the tests that raised it."""
-    step, line = error.__traceback__, 0
-    while step is not None:
-        if step.tb_frame.f_code.co_filename == "tests.py":
-            line = step.tb_lineno
-        step = step.tb_next
-    lines = tests.split("\n")
-    text = lines[line - 1].strip()[:200] if 0 < line <= len(lines) else ""
-    return f"{error_line(error)} at {text!r}" if text else error_line(error)
