@@ -205,7 +205,7 @@ def test_several_tasks_have_a_table_each(tmp_path):
     assert config.tasks == ["arithmetic", "lines"] and shares(config.data) == {"arithmetic": 0.75, "lines": 0.25}
     assert config.data[0].operations == (1, 3) and config.data[1].points == 4
     output = "512 held-out prompts of arithmetic and 100 held-out prompts of lines x 4 samples"
-    assert output in config.derived_sizes()[-1]
+    assert any(output in line for line in config.derived_sizes())
     assert read_config(None, ["--data.kind", "programs"]).tasks == ["programs"]
     changed = written(tmp_path, TWO_TASKS, "--data.lines.points", "3", "--data.arithmetic.share", "1")
     assert changed.data[1].points == 3 and shares(changed.data) == {"arithmetic": 0.5, "lines": 0.5}

@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scalerl.cli.options import Parser, add_curve_options, add_decision_options, add_versus, log_choices
+from scalerl.cli.options import Parser, add_curve_options, add_decision_options, add_price, add_versus, log_choices
 from scalerl.cli.terminal import say
 from scalerl.scaling import Fit, advise, fit, forecast
+from scalerl.scaling.price import shared_price
 from scalerl.view.outlook import (
     Source,
     forecast_dict,
@@ -89,12 +90,13 @@ def run_compare(words: list[str]) -> int:
     parser = curve_parser("compare", "Compare two recipes, by one or several runs each.")
     add_versus(parser, required=True)
     parser.add_argument("--level", type=float, help="level of the metric at which the compute needed is compared")
+    add_price(parser)
     options = parser.parse_args(words)
     sources = sources_of([*options.paths, *options.versus], options)
     sides = sources[: len(options.paths)], sources[len(options.paths) :]
     first, second = ([fit_source(source, options) for source in side] for side in sides)
     names = side_names([[source.name for source in side] for side in sides])
-    comparison = compare(first, second, options.level, names=names)
+    comparison = compare(first, second, options.level, names=names, price=price_of(sources, options.price))
     text = "\n".join([str(comparison), *log_lines(sources)])
     return print_answers([Answer("", comparison.to_dict(), text)], as_json=options.json)
 
@@ -114,6 +116,11 @@ def run_backtest(words: list[str]) -> int:
             scores = backtest(source.curve.between(options.exclude_below), options.fractions)
         answers.append(answer_of(source, {**full.to_dict(), **scores.to_dict()}, str(scores)))
     return print_answers(answers, as_json=options.json)
+
+
+def price_of(sources: Sequence[Source], price: float | None) -> float | None:
+    """Return the price of a device-hour for several runs: that of the option, else the one that all runs have."""
+    return shared_price(price, [source.terms({}).get("price") for source in sources])
 
 
 def answer_of(source: Source, values: dict[str, Any], text: str) -> Answer:

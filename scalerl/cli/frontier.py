@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scalerl.cli.curves import fit_source, log_lines, sources_of
-from scalerl.cli.options import Parser, add_curve_options
+from scalerl.cli.curves import fit_source, log_lines, price_of, sources_of
+from scalerl.cli.options import Parser, add_curve_options, add_price
 from scalerl.cli.terminal import say
 from scalerl.core.outputs import check_output
 from scalerl.scaling import CurveError, frontier
@@ -41,6 +41,7 @@ def frontier_parser() -> Parser:
     parser.add_argument("--also", action="append", default=[], metavar="VALUE,...", help=words)
     words = "do not use exponents of ScaleRL's Table 1 as prior means"
     parser.add_argument("--no-published", action="store_true", help=words)
+    add_price(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="PAGE.html", help="also write a page with the curves")
     return parser
 
@@ -59,7 +60,8 @@ def run_frontier(words: list[str]) -> int:
     settings = [source_setting(source, names, table) for source in sources]
     fits = [fit_source(source, arguments) for source in sources]
     also = [added_setting(text, names) for text in arguments.also]
-    answer = frontier(fits, settings, arguments.budget, not arguments.no_published, also)
+    price = price_of(sources, arguments.price)
+    answer = frontier(fits, settings, arguments.budget, not arguments.no_published, also, price)
     others = other_differences(sources, names)
     if place:
         write_page(place, frontier_page(answer, [(f.curve, s) for f, s in zip(fits, settings, strict=True)]))

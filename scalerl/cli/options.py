@@ -124,6 +124,11 @@ def add_decision_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the decision: the gain that counts, and the price of compute."""
     about = "smallest gain that is worth twice the compute, in the metric's unit; default 0.02 of its range"
     parser.add_argument("--min-gain", type=float, metavar="GAIN", help=about)
+    add_price(parser)
+
+
+def add_price(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--price`."""
     about = "price of a device-hour; costs are then in money instead of device-hours"
     parser.add_argument("--price", type=float, metavar="MONEY", help=about)
 

@@ -13,7 +13,7 @@ from scalerl.cli.options import Parser, add_json, parse_with_config
 from scalerl.cli.terminal import say
 from scalerl.cluster.layout import check, check_divides, lay_out, lines, size_line
 from scalerl.cluster.measured import measure
-from scalerl.cluster.plan import Given, best_split, lengths_of, outcome_table, simulate, speeds_of
+from scalerl.cluster.plan import Given, Outcome, best_split, in_units, lengths_of, outcome_table, simulate, speeds_of
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config import RunConfig, read_config
 from scalerl.config.model import TinyModel
@@ -22,6 +22,11 @@ from scalerl.core.packages import TRAINING, check_installed
 from scalerl.core.working import Working
 from scalerl.models.sizes import sizes_of
 from scalerl.prompts.files import check_prompt_files
+from scalerl.scaling import CurveError, fit
+from scalerl.scaling.estimate import as_json
+from scalerl.scaling.price import NextGain, next_gain
+from scalerl.scaling.units import compute_text, number_text
+from scalerl.view.outlook import read_sources
 
 DESCRIPTION = """simulate a run before it starts, with the schedule that the run will use: throughput, slot occupancy,
 idle shares, staleness, and with --gpus the best split into trainers and generators. Speeds that are neither given nor
@@ -87,12 +92,40 @@ def run_plan(words: list[str]) -> int:
     _, notes = speeds_of(config, given)
     assumed = any("roofline" in note or "assumed" in note for note in notes)
     notes += [f"assumed: {given.assumed.line}"] if assumed else []
+    gains = next_gains(options.runs, config.price)
     if options.json:
-        print(json.dumps(_as_json(config, given, lengths, outcomes, notes), indent=1, allow_nan=False))
+        values = {**_as_json(config, given, lengths, outcomes, notes), "next_gains": gains}
+        print(json.dumps(as_json(values), indent=1, allow_nan=False))
         return 0
     about = [size_line(given.found)] if options.gpus else lines(config, layout)
-    say(*about, *plan_lines(lengths, outcomes, notes, config.evaluation.every, options.gpus))
+    say(
+        *about,
+        *plan_lines(lengths, outcomes, notes, config.evaluation.every, options.gpus),
+        cost_line(outcomes[0], config.steps),
+        *(f"next gain of {name}: {gain}" for name, gain in gains.items()),
+    )
     return 0
+
+
+def next_gains(runs: list[Path], price: float | None) -> dict[str, NextGain | str]:
+    """Return what twice the compute should gain for each measured run by its path, or why that is not known yet."""
+    gains: dict[str, NextGain | str] = {}
+    for path in runs:
+        try:
+            source = read_sources([path])[0]
+            gains[str(path)] = next_gain(fit(source.curve), source.terms({"price": price}).get("price"))
+        except CurveError as error:  # too young, or with several tasks; its speeds are still used
+            gains[str(path)] = f"not known ({error})"
+    return gains
+
+
+def cost_line(outcome: Outcome, steps: int) -> str:
+    """Return the cost of the whole run, with its evaluations."""
+    money = "" if outcome.money is None else f" (${number_text(outcome.money)})"
+    return (
+        f"cost: {steps:,} updates and their evaluations take {in_units(3600.0 * outcome.hours)} and "
+        f"{compute_text(outcome.device_hours, 'device_hours')}{money}"
+    )
 
 
 def _rehearse(config: RunConfig, as_json: bool) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scalerl.cli.exits import FAILED, complain
-from scalerl.cli.options import Parser, add_curve, add_json
+from scalerl.cli.options import Parser, add_curve, add_json, add_price
 from scalerl.cli.terminal import say
 from scalerl.core.errors import UserError
 from scalerl.core.outputs import check_output
@@ -25,11 +25,12 @@ def show(words: Sequence[str]) -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("-o", "--output", type=Path, metavar="PAGE.html", help="also write the page there")
     add_curve(parser, "name of the task, if there are several; default: the first")
+    add_price(parser)
     add_json(parser)
     options = parser.parse_args(words)
     study = read_files(options.directory)
     place = check_output(options.output, []) if options.output else None
-    results = study_results(study, options.compute, options.task)
+    results = study_results(study, options.compute, options.task, options.price)
     if options.json:
         print(json.dumps(results.to_dict(), indent=1, allow_nan=False))
     elif place is None:

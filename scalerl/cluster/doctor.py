@@ -246,14 +246,16 @@ def room(site: Site) -> Outcome:
     sizes = outcome(lambda: sizes_of(config).sizes)
     params = 0.0 if sizes.exception() else sizes.result().params
     weights = 4 * params * (FP32 if config.hardware.dtype == "float32" else BF16)  # versions in a channel
-    checkpoints = config.checkpoint.keep + 1  # the last ones, and the one that is being written
+    every = config.checkpoint.keep_every
+    # the last ones, those kept for good, and the one that is being written
+    checkpoints = config.checkpoint.keep + 1 + (config.steps // every if every else 0)
     saved = 3 * FP32 * params * (checkpoints + 1) + weights * (config.weights == "directory")
     free = shutil.disk_usage(place).free
     if free < saved:
         return FAILS, (
             f"{_HOST}:{place.resolve()}: {free / GB:.1f} GB are free; {checkpoints} checkpoints, the best one and "
-            f"the weights that are sent need {saved / GB:.1f} GB. Free space, lower checkpoint.keep, or give another "
-            "--run-dir"
+            f"the weights that are sent need {saved / GB:.1f} GB. Free space, lower checkpoint.keep, raise "
+            "checkpoint.keep_every, or give another --run-dir"
         )
     memory, what = host_memory().free, f"memory of {_HOST}"
     if memory < weights and config.weights == "shared-memory":

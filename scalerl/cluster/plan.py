@@ -157,6 +157,12 @@ class Outcome:
     """Seconds of one evaluation, estimated."""
     evaluated_updates_per_h: float
     """Updates per hour including evaluations."""
+    hours: float
+    """Hours of the whole run, with its evaluations."""
+    device_hours: float
+    """The same times the devices that it holds: GPUs, or 1 on CPU."""
+    money: float | None
+    """The same times `price` of the configuration; None without a price."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the outcome as plain values, documented in docs/json.md."""
@@ -174,15 +180,20 @@ def simulate(config: RunConfig, given: Given, lengths: Lengths, *, coarse: bool 
     eval_s = evaluation_seconds(config, speeds, lengths)
     every = config.evaluation.every
     update_s = 3600.0 / figures.updates_per_h
-    place = config.placement
+    place, gpus = config.placement, 0 if config.hardware.device == "cpu" else lay_out(config, given.found).gpus
+    hours = (config.steps * update_s + (1 + config.steps // every) * eval_s) / 3600.0
+    device_hours = hours * max(1, gpus)
     return Outcome(
         trainer_ranks=place.trainer_ranks,
         generators=place.engines,
-        gpus=0 if config.hardware.device == "cpu" else lay_out(config, given.found).gpus,
+        gpus=gpus,
         slots=config.slots,
         figures=figures,
         eval_s=eval_s,
         evaluated_updates_per_h=3600.0 / (update_s + eval_s / every),
+        hours=hours,
+        device_hours=device_hours,
+        money=None if config.price is None else device_hours * config.price,
     )
 
 

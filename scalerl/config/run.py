@@ -189,12 +189,42 @@ class Learner(Part):
 
 
 class Checkpointing(Part):
-    """Settings of the checkpoints, which contain the whole state of a run."""
+    """Settings of the checkpoints, which contain the whole state of a run.
+
+    A run keeps its newest checkpoints, the one with the best held-out pass rate, and every N-th for good. It can go
+    back to each of them.
+    """
 
     every: Count = 50
     """Training steps between checkpoints."""
     keep: Count = 2
     """Newest checkpoints kept. The one with the best held-out pass rate is kept too."""
+    keep_every: Natural = 0
+    """Training steps between checkpoints that are kept for good, a multiple of `every`; 0: none are."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Checkpointing:
+        if self.keep_every % self.every:
+            near = max(1, round(self.keep_every / self.every)) * self.every
+            raise ValueError(
+                f"keep_every: got {self.keep_every}; allowed: 0 or a multiple of checkpoint.every = {self.every}, such "
+                f"as {near}"
+            )
+        return self
+
+    def policy(self, evaluated: int) -> str:
+        """Return which checkpoints a run writes and keeps, as text.
+
+        Args:
+            evaluated: Training steps between evaluations.
+        """
+        both = math.lcm(self.every, evaluated)
+        best = "the one with the best held-out pass rate"
+        best += f" (of every {both:,} steps, where both fall together)" if both > self.every else ""
+        last = "the last" if self.keep == 1 else f"the last {self.keep:,}"
+        kept = [last, best, *([f"those of every {self.keep_every:,} steps"] if self.keep_every else [])]
+        listed = f"{', '.join(kept[:-1])} and {kept[-1]}"
+        return f"checkpoint every {self.every:,} steps; kept are {listed}; resume --from-step goes back to any of them"
 
 
 class RunConfig(Part):
@@ -466,6 +496,7 @@ class RunConfig(Part):
             f"length of {self.expected_tokens} tokens{used}",
             f"training: at most {self.micro_batch_tokens:,} tokens per micro-batch{on_cpu}{ranks}",
             f"evaluation every {checks.every} steps: {sets} x {checks.samples} samples",
+            self.checkpoint.policy(checks.every),
             *self._aggregation_line(),
         ]
 

@@ -113,9 +113,15 @@ def references(plain: Any) -> Iterator[tuple[str, str]]:
 class CheckpointStore:
     """The checkpoints of one run."""
 
-    def __init__(self, directory: Path, keep: int) -> None:
-        """Manage `directory`: keep the last `keep` checkpoints and the best one; remove parts of killed runs."""
-        self.directory, self._keep = directory, keep
+    def __init__(self, directory: Path, keep: int, keep_every: int = 0) -> None:
+        """Manage a directory of checkpoints; remove parts that a killed run left.
+
+        Args:
+            directory: The directory.
+            keep: Number of newest checkpoints that are kept. The best one is kept too.
+            keep_every: Steps between checkpoints that are kept for good; 0: none are.
+        """
+        self.directory, self._keep, self._keep_every = directory, keep, keep_every
         for replaced in directory.glob(".replaced_*"):  # a process was killed while it replaced this checkpoint
             final = directory / replaced.name.removeprefix(".replaced_")
             shutil.rmtree(replaced) if final.exists() else replaced.rename(final)
@@ -147,7 +153,7 @@ class CheckpointStore:
         sync(self.directory)
         best = best_step(self.steps(), rates or {})
         for old in self.steps()[: -self._keep]:
-            if old != best:
+            if old != best and not (self._keep_every and old % self._keep_every == 0):
                 shutil.rmtree(self.path(old))
         return final
 

@@ -21,10 +21,10 @@ from scalerl.scaling.fit import MIN_POINTS, UNLAWFUL, Fit
 from scalerl.scaling.forecast import amount, gain_at
 from scalerl.scaling.futures import has_fallen
 from scalerl.scaling.health import Symptom, decline
-from scalerl.scaling.price import Cost, cost_of
+from scalerl.scaling.price import Cost, NextGain, cost_of
 from scalerl.scaling.readers import CurveError
 from scalerl.scaling.trend import trend
-from scalerl.scaling.units import compute_text, factor_text
+from scalerl.scaling.units import compute_text
 
 Action = Literal["continue", "stop", "go back"]
 
@@ -152,9 +152,8 @@ def advise(
     probability = probability_of_gain(fit, total, least)
     action: Action = "continue" if gain.mean > least else "stop"
     right = probability if action == "continue" else 1.0 - probability
-    cost = cost_of(curve, total - last, gain.mean, price)
-    compute = f"{factor_text(total / last)} ({curve.text(total)})"
-    words = {"continue": f"should gain {gain:.3f}", "stop": f"should gain only {gain:.3f}, below {least:g}"}
+    ahead = NextGain(total, total / last, gain, cost_of(curve, total - last, gain.mean, price))
+    words = {"continue": ahead.text(), "stop": ahead.text("should gain only", f", below {least:g}")}
     sure = right >= SURE
     return Advice(
         action=action,
@@ -163,9 +162,9 @@ def advise(
         gain=gain,
         min_gain=least,
         budget=total,
-        cost=cost,
+        cost=ahead.cost,
         go_back_to=math.nan,
-        headline=f"{action.capitalize()} ({certainty(right)}): {compute} {words[action]}, for another {cost}.",
+        headline=f"{action.capitalize()} ({certainty(right)}): {words[action]}.",
         reason=reason_for(fit, action, right, least),
         remedy="" if sure else what_makes_sure(fit, total, least),
     )

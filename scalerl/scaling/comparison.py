@@ -22,6 +22,7 @@ from scalerl.scaling.estimate import Estimate, as_json, summarize
 from scalerl.scaling.fit import Fit, fit
 from scalerl.scaling.law import Array
 from scalerl.scaling.posterior import held_at
+from scalerl.scaling.price import NextGain, checked_price, next_gain, with_hours_of
 from scalerl.scaling.readers import CurveError
 
 MARGIN = 0.02
@@ -160,6 +161,9 @@ class Comparison:
     seed_source: str
     """Source of `seed_sd`."""
 
+    next_gains: tuple[NextGain, NextGain]
+    """What twice the compute should gain for a run of each side, and what it costs."""
+
     sides: Sides
     """Fits of both sides."""
 
@@ -185,6 +189,7 @@ class Comparison:
             f"{self.probability_higher:.2f}",
             f"  ratio of steepness B     {self.efficiency_ratio} at common ceiling {self.common_asymptote:.3f}",
             f"  scatter between seeds    {self.seed_sd:.4f} ({self.seed_source})",
+            *(f"  next gain of {name}: {ahead}" for name, ahead in zip(self.names, self.next_gains, strict=True)),
         ]
         for name, side in zip(self.names, self.sides, strict=True):
             lines += [f"  a run of {name}: {f.futures.sentences()[0]}" for f in side if f.futures.stays]
@@ -203,6 +208,7 @@ def compare(
     level: float | None = None,
     siblings: Sequence[Runs] = (),
     names: tuple[str, str] = ("the first", "the second"),
+    price: float | None = None,
 ) -> Comparison:
     """Compare two recipes by their runs.
 
@@ -214,14 +220,17 @@ def compare(
         siblings: Runs of other recipes with the same scatter between seeds, such as the other arms of a study; used
             only to estimate this scatter.
         names: Names of both sides in the sentence.
+        price: Price of a device-hour; None: costs are in device-hours.
 
     Raises:
-        CurveError: A side is empty, the curves have different metrics or compute axes, or the level is outside the
-            metric's bounds.
+        CurveError: A side is empty, the curves have different metrics or compute axes, the level is outside the
+            metric's bounds, or the price cannot be used.
     """
     sides = as_fits(first), as_fits(second)
     others = tuple(as_fits(runs) for runs in siblings)
     check_alike([f.curve for side in (*sides, *others) for f in side])
+    for side in sides:
+        checked_price(price, with_hours_of([f.curve for f in side]))
     rng = np.random.default_rng(0)
     width = float(np.ptp(sides[0][0].curve.bounds))
     seed_D, source = seed_scatter((*sides, *others), width, rng)
@@ -261,6 +270,7 @@ def compare(
         level=at,
         seed_sd=seed_sd,
         seed_source=source,
+        next_gains=(next_gain(sides[0], price), next_gain(sides[1], price)),
         sides=sides,
         sentence="",
         advice="" if verdict not in (UNDECIDED, AHEAD) else what_would_decide(sides, at_twice, seed_sd, MARGIN * width),

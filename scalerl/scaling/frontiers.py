@@ -22,8 +22,10 @@ from scalerl.scaling.fit import Fit
 from scalerl.scaling.forecast import Reach, reach
 from scalerl.scaling.law import Array
 from scalerl.scaling.pool import Check, Law, levels, pool, pooled
+from scalerl.scaling.price import Cost, NextGain, checked_price, cost_of, with_hours_of
 from scalerl.scaling.readers import CurveError
 from scalerl.scaling.settings import Setting, candidates, check_added, distinct, setting_text
+from scalerl.scaling.units import compute_text
 
 DECIDED_ABOVE = 0.8
 """Least probability that the best setting is within MARGIN of the true best; below, the answer is "cannot say yet"."""
@@ -78,6 +80,8 @@ class NextRun:
     compute: float
     gain: float
     """Expected gain in the level of the chosen setting, in the metric's unit."""
+    cost: Cost
+    """Price of its compute."""
 
 
 class Envelope(NamedTuple):
@@ -114,6 +118,10 @@ class Frontier:
     """Settings that the caller added."""
     crossings: tuple[Crossing, ...]
     next_run: NextRun | None
+    next_setting: dict[str, Any]
+    """The best setting for twice the budget."""
+    next_gain: NextGain
+    """What twice the budget gains with it over the best setting for the budget, and what it costs."""
     uses: str
     """"law" or "per-run fits"."""
     check: Check | None
@@ -156,6 +164,8 @@ class Frontier:
                 continue
             best = f"best with probability {option.probability_best:.2f}"
             lines.append(f"  {setting_text(option.setting)}: {option.level:.3f}, {best}")
+        moved = "" if self.next_setting == self.best.setting else f", with {setting_text(self.next_setting)}"
+        lines.append(f"  next gain: {self.next_gain}{moved}")
         for crossing in self.crossings:
             pair = f"{setting_text(crossing.better)} passes {setting_text(crossing.than)}"
             lines.append(f"  {pair}, in {self.unit}: {crossing.compute}")
@@ -176,8 +186,9 @@ class Frontier:
             return "\n".join([*lines, f"Run next: no run up to the budget improves the choice by {WORTH:g}."])
         run = self.next_run
         gain = f"raises the expected level of the choice by {run.gain:.2g}"
+        spent = "" if str(run.cost) == compute_text(run.compute, run.cost.axis) else f", for {run.cost}"
         return "\n".join(
-            [*lines, f"Run next: {setting_text(run.setting)} to {short(run.compute)} {self.unit}; it {gain}."]
+            [*lines, f"Run next: {setting_text(run.setting)} to {short(run.compute)} {self.unit}{spent}; it {gain}."]
         )
 
 
@@ -187,6 +198,7 @@ def frontier(
     budget: float,
     published: bool = True,
     also: Sequence[Setting] = (),
+    price: float | None = None,
 ) -> Frontier:
     """Return the setting with the highest level at a budget, from runs with different settings.
 
@@ -199,12 +211,14 @@ def frontier(
         published: Whether exponents of ScaleRL's Table 1 are prior means of the slopes of batch size, generations and
             length. They need an axis of device-hours or FLOPs.
         also: More settings to predict and to choose from, which may lie outside the range of the runs.
+        price: Price of a device-hour; None: costs are in device-hours.
 
     Raises:
-        CurveError: The runs cannot be pooled; the message has the reason and what to do.
+        CurveError: The price cannot be used, or the runs cannot be pooled; the message has the reason and what to do.
     """
     if not (np.isfinite(budget) and budget > 0):
         raise CurveError(f"the budget must be a positive amount of compute; got {budget!r}")
+    checked_price(price, with_hours_of([run.curve if isinstance(run, Fit) else run for run in runs]))
     found = pool(runs, settings, published)
     fits, law, notes, by_law = found.fits, found.law, list(found.notes), found.uses == "law"
     check_added(also, law.settings)
@@ -214,7 +228,12 @@ def frontier(
     notes += [f"{setting_text(setting)} {note}" for setting in also for note in about(setting, law, by_law)]
     scene = of_law(law, fits[0], also) if by_law else of_fits(fits, law.settings)
     plain = of_law(pooled(found.clouds, law.settings, False), fits[0], also) if found.published and by_law else None
-    return decided(scene, budget, fits[0], check=found.check, asked=tuple(dict(setting) for setting in also),
+    hours = with_hours_of([f.curve for f in fits])
+
+    def cost(compute: float, gain: float = np.nan) -> Cost:
+        return cost_of(hours, compute, gain, price)
+
+    return decided(scene, budget, fits[0], cost, check=found.check, asked=tuple(dict(setting) for setting in also),
                    uses=found.uses, notes=tuple(notes), slopes=slopes(law),
                    without_published=plain.ranked(budget)[0][0] if plain else None)  # fmt: skip
 
@@ -295,7 +314,7 @@ def ranked(settings: Sequence[dict[str, Any]], run_SD: Array, level_SD: Array) -
     return options, level_SD[order_S]
 
 
-def decided(scene: Scene, budget: float, like: Fit, **rest: Any) -> Frontier:
+def decided(scene: Scene, budget: float, like: Fit, cost: Callable[..., Cost], **rest: Any) -> Frontier:
     """Return the decision for a budget with everything that follows from the levels."""
     width = float(np.ptp(like.curve.bounds))
     options, level_SD = scene.ranked(budget)
@@ -307,7 +326,8 @@ def decided(scene: Scene, budget: float, like: Fit, **rest: Any) -> Frontier:
         probability_better=float((level_SD[0] > level_SD[1]).mean()), probability_close=close,
         options=tuple(options), crossings=crossings(scene, budget * AROUND, level_MSD, options, width),
         envelope=envelope(scene, budget * AROUND, level_MSD, width),
-        next_run=next_run(scene, budget, width), margin=MARGIN * width, **rest,
+        next_run=next_run(scene, budget, width, cost), **next_best(scene, budget, options[0], cost),
+        margin=MARGIN * width, **rest,
     )  # fmt: skip
 
 
@@ -355,7 +375,16 @@ def crossings(
     return tuple(found)
 
 
-def next_run(scene: Scene, budget: float, width: float) -> NextRun | None:
+def next_best(scene: Scene, budget: float, best: Option, cost: Callable[..., Cost]) -> dict[str, Any]:
+    """Return the best setting for twice the budget, and its gain over the best one for the budget, by field."""
+    now_SD, then_SD = scene.typical(budget), scene.typical(2.0 * budget)
+    then = int(then_SD.mean(axis=1).argmax())
+    gain = summarize(then_SD[then] - now_SD[scene.settings.index(best.setting)])
+    ahead = NextGain(2.0 * budget, 2.0, gain, cost(budget, gain.mean))
+    return {"next_setting": scene.settings[then], "next_gain": ahead}
+
+
+def next_run(scene: Scene, budget: float, width: float, cost: Callable[..., Cost]) -> NextRun | None:
     """Return the run with the largest expected gain of the decision per unit of compute, or None.
 
     The gain is the expected value of sample information by regression (Strong, Oakley and Brennan 2014): the levels
@@ -367,7 +396,8 @@ def next_run(scene: Scene, budget: float, width: float) -> NextRun | None:
         others_S = np.array([np.delete(level_SD.mean(axis=1), s).max() for s in range(len(level_SD))])
         gain_S = np.maximum(level_SD, others_S[:, None]).mean(axis=1) - now
         s = int(gain_S.argmax())
-        return NextRun(scene.settings[s], budget, float(gain_S[s])) if gain_S[s] > WORTH * width else None
+        worth = gain_S[s] > WORTH * width
+        return NextRun(scene.settings[s], budget, float(gain_S[s]), cost(budget)) if worth else None
     rng = np.random.default_rng(3)
     best: NextRun | None = None
     shuffle_D = rng.permutation(level_SD.shape[1])
@@ -381,5 +411,5 @@ def next_run(scene: Scene, budget: float, width: float) -> NextRun | None:
             real, chance = ((level_SD @ q @ q.T).max(axis=0).mean() - now for q in (basis_DM, basis_DM[shuffle_D]))
             gain = float(real - chance)
             if gain > WORTH * width and (best is None or gain / compute > best.gain / best.compute):
-                best = NextRun(setting, compute, gain)
+                best = NextRun(setting, compute, gain, cost(compute))
     return best

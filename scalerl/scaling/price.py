@@ -1,13 +1,22 @@
-"""What more compute costs: in device-hours, and in money if a device-hour has a price."""
+"""What more compute gains and costs: in device-hours, and in money if a device-hour has a price.
+
+Axes in names: D draws.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from scalerl.scaling.curve import Curve
+from scalerl.scaling.estimate import TAILS, Estimate
+from scalerl.scaling.fit import Fit
+from scalerl.scaling.forecast import gain_at
 from scalerl.scaling.readers import CurveError
-from scalerl.scaling.units import compute_text, number_text
+from scalerl.scaling.units import compute_text, factor_text, number_text
 
 POINT = 0.01
 """A point of the metric, as a share of its range: a percentage point of a pass rate."""
@@ -50,6 +59,70 @@ class Cost:
         return f"{amount} ({', '.join(notes)})" if notes else amount
 
 
+@dataclass(frozen=True)
+class NextGain:
+    """What more compute should gain, and what it costs: the words of every output for this.
+
+    Example: `NextGain(budget=620.0, factor=2.0, gain=Estimate(0.052, 0.01, 0.035, 0.068), cost=Cost(...))` prints as
+    `twice the compute (620 device-hours) should gain 0.052 (0.035 to 0.068), for another 310 device-hours ($775,
+    $149 per point)`.
+    """
+
+    budget: float
+    """Total compute, unit of the curve's axis."""
+
+    factor: float
+    """The same as a multiple of the compute so far."""
+
+    gain: Estimate
+    """Level at the budget minus level now, in the metric's unit."""
+
+    cost: Cost
+    """Price of the compute between now and the budget."""
+
+    def text(self, verb: str = "should gain", limit: str = "") -> str:
+        """Return the gain and its cost as a clause; `limit` follows the gain."""
+        total = compute_text(self.budget, self.cost.axis)
+        return f"{factor_text(self.factor)} ({total}) {verb} {self.gain:.3f}{limit}, for another {self.cost}"
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def next_gain(runs: Fit | Sequence[Fit], price: float | None = None, factor: float = 2.0) -> NextGain:
+    """Return what a multiple of its compute should gain for a run, or on average for one of several runs of a recipe.
+
+    Args:
+        runs: Fits of the runs, with one compute axis.
+        price: Price of a device-hour; None: the cost is in device-hours.
+        factor: Multiple of the compute of each run; above 1.
+
+    Raises:
+        CurveError: As for `cost_of`.
+    """
+    fits = [runs] if isinstance(runs, Fit) else list(runs)
+    last = float(np.mean([f.last_compute for f in fits]))
+    curve = with_hours_of([f.curve for f in fits])
+    gain = gain_at(fits[0], factor * last) if len(fits) == 1 else mean_gain(fits, factor)
+    return NextGain(factor * last, factor, gain, cost_of(curve, (factor - 1.0) * last, gain.mean, price))
+
+
+def mean_gain(fits: Sequence[Fit], factor: float) -> Estimate:
+    """Return the mean gain of several runs, each at a multiple of its own compute."""
+    rng = np.random.default_rng(0)
+    # shuffled, so that the draws of different runs are independent
+    gain_D = np.mean([rng.permutation(f.gain(factor * f.last_compute)) for f in fits], axis=0)
+    mean = float(np.mean([gain_at(f, factor * f.last_compute).mean for f in fits]))
+    low, high = np.quantile(gain_D, TAILS)
+    return Estimate(mean, float(gain_D.std()), min(float(low), mean), max(float(high), mean))
+
+
+def with_hours_of(curves: Sequence[Curve]) -> Curve:
+    """Return the first curve with the mean device-hours per unit of compute of all that know them."""
+    known = [curve.hours_per_unit for curve in curves if math.isfinite(curve.hours_per_unit)]
+    return replace(curves[0], hours_per_unit=float(np.mean(known))) if known else curves[0]
+
+
 def checked_price(price: float | None, curve: Curve) -> float | None:
     """Return the price of a device-hour after checking it.
 
@@ -68,6 +141,12 @@ def checked_price(price: float | None, curve: Curve) -> float | None:
             "device_hours, or leave the price out"
         )
     return price
+
+
+def shared_price(price: float | None, of_runs: Sequence[float | None]) -> float | None:
+    """Return the price of an output about several runs: the one that was given, else the one that all runs have."""
+    prices = set(of_runs)
+    return price if price is not None or len(prices) != 1 else prices.pop()
 
 
 def cost_of(curve: Curve, compute: float, gain: float = math.nan, price: float | None = None) -> Cost:

@@ -105,7 +105,7 @@ def resume(
     """
     directory = RunDirectory.resume(path)
     with directory.discarded_on_error():  # closes it; a run that existed before keeps its files
-        config, store = directory.config, CheckpointStore(path / "checkpoints", directory.config.checkpoint.keep)
+        config, store = directory.config, store_of(directory.config, path)
         if from_step is None:
             checkpoint = sound_checkpoint(directory, store, display.note)
         else:
@@ -199,7 +199,7 @@ def _assemble(
     devices = counted(backend.devices)
     compute = Compute(Stopwatch(3600.0 * state.get("device_hours", 0.0) / devices.held), devices, pipeline)
     records = Records(directory, display, pipeline, scoring, curriculum, progress, compute, RunWarnings(config))
-    store = CheckpointStore(path / "checkpoints", config.checkpoint.keep)
+    store = store_of(config, path)
     checkpoints = Checkpoints(store, records, pipeline, learner, curriculum, progress, compute, inputs)
     evaluations = Evaluations(
         config, prompts.held_out, text, pipeline, learner, progress, compute, records, checkpoints
@@ -207,6 +207,11 @@ def _assemble(
     return Session(
         config, pipeline, learner, curriculum, progress, evaluations, records, checkpoints, stop_requested, policy.sizes
     )
+
+
+def store_of(config: RunConfig, path: Path) -> CheckpointStore:
+    """Return the checkpoints of a run, kept as its configuration says."""
+    return CheckpointStore(path / "checkpoints", config.checkpoint.keep, config.checkpoint.keep_every)
 
 
 def _with_sizes(

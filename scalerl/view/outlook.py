@@ -94,14 +94,18 @@ def way_back(path: Path, points: Sequence[EvalPoint], tasks: Collection[str]) ->
         tasks: Its tasks, without suites.
     """
     rates = held_out_rates(points, tasks)
-    step = best_step(saved_steps(path / CHECKPOINTS), rates)
+    steps, mean = saved_steps(path / CHECKPOINTS), "mean " if len(tasks) > 1 else ""
+    top = max(rates, key=lambda step: (rates[step], step), default=None)
+    step = best_step(steps, rates)
+    what = f"the best checkpoint, step {step}"
+    # a checkpoint nearer to the fallen level than to the best one is of the fall
+    if top is not None and (step is None or 2 * rates[step] < rates[top] + rates[max(rates)]):
+        step = max((each for each in steps if each <= top), default=None)
+        what = f"the last checkpoint before the best evaluation, step {step}"
     if step is None:
-        return "Look for the cause before training on; no checkpoint of an evaluated step is left to go back to."
-    mean = "mean " if len(tasks) > 1 else ""
-    return (
-        f"Look for the cause, then go back to the best checkpoint, step {step} ({mean}pass rate {rates[step]:.3f}): "
-        f"scalerl resume {path} --from-step {step}"
-    )
+        return "Look for the cause before training on; no checkpoint from before the fall is left to go back to."
+    known = f" ({mean}pass rate {rates[step]:.3f})" if step in rates else ""
+    return f"Look for the cause, then go back to {what}{known}: scalerl resume {path} --from-step {step}"
 
 
 def points_by_task(points: Sequence[EvalPoint]) -> dict[str, list[EvalPoint]]:

@@ -443,7 +443,7 @@ def study_page(results: StudyResult) -> Json:
     unit = UNITS.get(results.axis, results.axis)
     question = f"{results.about} " if results.about else ""
     arms = (results.arm(results.reference), *results.ranked())
-    columns = ["Arm", "Effect", *(column.heading for column in (*ESTIMATES, *MEANS)), "Seeds done"]
+    columns = ["Arm", "Effect", *(column.heading for column in (*ESTIMATES, *MEANS)), *NEXT_GAIN, "Seeds done"]
     predicted = predicted_columns(results)
     of_held_out = [[words_cell(text) for text in row] for row in zip(*predicted.values(), strict=True)]
     return _page(
@@ -507,8 +507,21 @@ def _arm_row(arm: ArmResult) -> list[Json]:
         cell(arm.name, arm.name, color=effect.color),
         words_cell(effect.words),
         *(_quantity(arm.quantity(column.quantity), column.pattern) for column in (*ESTIMATES, *MEANS)),
+        *_next_gain(arm),
         _seeds(arm),
     ]
+
+
+NEXT_GAIN = ("Gain at 2×", "Cost of this gain")
+"""Headings of what twice the compute should gain, and what it costs."""
+
+
+def _next_gain(arm: ArmResult) -> list[Json]:
+    """Return the cells of `NEXT_GAIN`; the cost is sorted by that of a point, if it is known."""
+    ahead = arm.next_gain
+    if ahead is None:
+        return [cell("–"), cell("–")]
+    return [interval_cell(ahead.gain, ".3f"), cell(str(ahead.cost), ahead.cost.per_point, words=True)]
 
 
 def _quantity(value: Estimate | float | None, pattern: str) -> Json:

@@ -29,6 +29,7 @@ from scalerl.scaling.comparison import (
 from scalerl.scaling.estimate import summarize
 from scalerl.scaling.health import decline
 from scalerl.scaling.law import Array
+from scalerl.scaling.price import checked_price, next_gain, shared_price, with_hours_of
 from scalerl.view.study_files import StudyFiles, read_files
 from scalerl.view.study_law import decision, outcomes
 from scalerl.view.study_results import (
@@ -46,18 +47,23 @@ STOPPED = {129, 130, 143, -1, -2, -15}
 """Exit codes of a run that was stopped by a signal."""
 
 
-def study_results(study: StudyFiles, axis: str | None = None, task: str | None = None) -> StudyResult:
+def study_results(
+    study: StudyFiles, axis: str | None = None, task: str | None = None, price: float | None = None
+) -> StudyResult:
     """Fit all runs with their points so far, and compare every arm with the reference.
 
     Args:
         study: The study, finished or not.
         axis: Compute axis; None: the default of the runs.
         task: Task whose curve is fitted, if runs have several; None: the first task of the base.
+        price: Price of a device-hour; None: that of the runs, if they have one.
 
     Raises:
         ConfigError: No run of the study has this axis or task.
+        CurveError: The price cannot be used.
     """
     study.check_view(axis, task)
+    price = shared_price(price, [study.info.settings_of(arm).get("price") for arm in study.info.arms])
     info, default = study.info, study.axis()
     axis, task = axis or default, task or study.info.task
     runs: dict[str, list[RunResult]] = defaultdict(list)
@@ -66,15 +72,17 @@ def study_results(study: StudyFiles, axis: str | None = None, task: str | None =
         runs[key.arm].append(_run(study, key, axis, task, failures.get(key, "")))
     fits = {name: [run.fit for run in results if run.fit is not None] for name, results in runs.items()}
     everything = [f for results in fits.values() for f in results]
+    if everything:
+        checked_price(price, with_hours_of([f.curve for f in everything]))
     scatter = _scatter(everything, list(fits.values())) if everything else None
     every_run = [run for each in runs.values() for run in each]
     best, problems = None, []
     if info.vary:
         try:
-            best = decision(study, every_run)
+            best = decision(study, every_run, price)
         except CurveError as error:  # too few runs so far
             problems.append(f"no law over the settings yet: {error}")
-    arms = [_arm(name, arm, info.reference, runs[name], fits, scatter) for name, arm in info.arms.items()]
+    arms = [_arm(name, arm, info.reference, runs[name], fits, scatter, price) for name, arm in info.arms.items()]
     predicted: list[dict[str, Any]] = []
     if (axis, task) == (default, info.task):
         try:
@@ -120,6 +128,7 @@ def _arm(
     runs: Sequence[RunResult],
     fits: Mapping[str, Sequence[Fit]],
     scatter: _Scatter | None,
+    price: float | None,
 ) -> ArmResult:
     """Compare one arm with the reference."""
     arm_fits, rng = fits.get(name, ()), np.random.default_rng(0)
@@ -144,6 +153,7 @@ def _arm(
         comparison=against,
         effect=effect,
         sentence=sentence_of(name, reference, effect, against, "" if arm_fits else reasons(runs)),
+        next_gain=next_gain(arm_fits, price) if arm_fits else None,
         **estimates,
     )
 

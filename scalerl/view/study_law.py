@@ -32,7 +32,7 @@ def full_compute(study: StudyFiles, curves: Mapping[RunKey, Curve]) -> dict[str,
     return {name: float(np.mean(seen.get(name, each))) for name, each in zip(settings, every_A, strict=True)}
 
 
-def decision(study: StudyFiles, runs: Sequence[RunResult]) -> Frontier:
+def decision(study: StudyFiles, runs: Sequence[RunResult], price: float | None = None) -> Frontier:
     """Return the best setting for the compute of a whole run of the reference.
 
     Raises:
@@ -42,7 +42,7 @@ def decision(study: StudyFiles, runs: Sequence[RunResult]) -> Frontier:
     if reference not in {key.arm for key in fits}:
         raise CurveError(f"{reference} has no fit yet")
     budget = full_compute(study, {key: fit.curve for key, fit in fits.items()})[reference]
-    return frontier(list(fits.values()), [study.setting(key.arm) for key in fits], budget)
+    return frontier(list(fits.values()), [study.setting(key.arm) for key in fits], budget, price=price)
 
 
 def outcomes(study: StudyFiles, runs: Sequence[RunResult]) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ from scalerl.core.run_files import RunKey
 from scalerl.scaling import Comparison, Curve, Estimate, Fit, Frontier
 from scalerl.scaling.comparison import EFFICIENT, HIGHER, LATER, TEST_LEVEL
 from scalerl.scaling.estimate import as_json
+from scalerl.scaling.price import NextGain
 from scalerl.scaling.settings import Setting
 
 
@@ -163,6 +164,8 @@ class ArmResult:
     """Key of `EFFECTS`."""
     sentence: str
     """The verdict as a sentence."""
+    next_gain: NextGain | None = None
+    """What twice the compute should gain for a run of the arm, and what it costs; None without a fit."""
 
     @property
     def fits(self) -> list[Fit]:
@@ -289,6 +292,7 @@ def _arm_dict(arm: ArmResult) -> dict[str, Any]:
         **{name: as_json(getattr(arm, name)) for name in ("asymptote", "efficiency", "midpoint")},
         **{name: as_json(getattr(arm.comparison, name, None)) for name in AGAINST},
         "excluded": arm.excluded,
+        "next_gain": as_json(arm.next_gain),
         "metrics": {name: arm.metric(name) for name in (*METRICS, "device_hours", "flops", "tokens")},
         "runs": [
             {

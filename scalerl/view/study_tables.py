@@ -62,6 +62,9 @@ def print_results(results: StudyResult, console: Console | None = None) -> None:
     if results.predicted:
         console.print(_table(predicted_columns(results)))
     arms = [results.arm(results.reference), *results.ranked()]
+    fitted = [arm for arm in arms if arm.next_gain]
+    if fitted:
+        _say(console, "What the next gain costs:", *(f"  {arm.name}: {arm.next_gain}" for arm in fitted))
     names = {"arm": [f"{arm.name}\n{EFFECTS[arm.effect].short}\n" for arm in arms]}
     measured = {c.short: [_text(arm.quantity(c.quantity), c.pattern) for arm in arms] for c in ESTIMATES if c.short}
     means = {c.short: [_text(arm.quantity(c.quantity), c.pattern) for arm in arms] for c in MEANS if c.short}

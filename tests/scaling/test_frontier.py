@@ -24,6 +24,7 @@ from scalerl.scaling.pool import (
     pooled,
     smoothed,
 )
+from scalerl.scaling.price import Cost
 from scalerl.scaling.settings import Design
 from scalerl.training.run_info import run_info
 
@@ -193,7 +194,7 @@ def test_the_next_run_is_at_the_setting_that_is_in_doubt():
     clouds = [cloud(known, [0.01, 0.01, 0.01, 0.001])] * 3 + [cloud(doubtful, [0.5, 0.1, 0.1, 0.01])]
     law = pooled(clouds, [{"kind": "a"}] * 3 + [{"kind": "b"}], published=False)
     like = SimpleNamespace(curve=SimpleNamespace(bounds=(0.0, 1.0)), noise_sd=0.003)
-    run = next_run(of_law(law, like, []), 30.0, 1.0)
+    run = next_run(of_law(law, like, []), 30.0, 1.0, lambda compute: Cost(compute, "step", 0.0, 0.0, 0.0))
     assert run.setting == {"kind": "b"} and 0.005 < run.gain < 0.1
 
 

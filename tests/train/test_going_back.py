@@ -6,9 +6,13 @@ import shutil
 import numpy as np
 import pytest
 import runs
+from doc_pages import ROOT
+from pydantic import ValidationError
 
+from scalerl import cli
 from scalerl.api import load
 from scalerl.config import LAB
+from scalerl.config.run import Checkpointing
 from scalerl.core.checkpoints import best_step, held_out_rates, saved_steps
 from scalerl.core.errors import ConfigError
 from scalerl.learner.checkpoint import FORMAT, CheckpointStore, save_state
@@ -53,6 +57,42 @@ def test_without_evaluations_of_their_steps_only_the_last_checkpoints_are_kept(t
     for step in (10, 20, 30):
         commit(store, step, {5: 0.9, 15: 0.8})
     assert store.steps() == [30]
+
+
+def test_every_nth_checkpoint_is_kept_for_good_beside_the_best_and_the_last(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1, keep_every=30)
+    for step in range(10, 110, 10):
+        commit(store, step, {20: 0.9, 40: 0.5})
+    assert store.steps() == [20, 30, 60, 90, 100]
+    store = CheckpointStore(tmp_path, keep=1)  # a resume without it
+    commit(store, 110, {20: 0.9})
+    assert store.steps() == [20, 110]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "checkpoint every 50 steps; kept are the last 2 and the one with the best held-out pass rate; resume"),
+        ({"keep": 1, "keep_every": 200}, "the last, the one with the best held-out pass rate and those of every 200"),
+        ({"every": 30}, "best held-out pass rate (of every 300 steps, where both fall together); resume"),
+        ({"every": 25}, "best held-out pass rate (of every 100 steps, where both fall together)"),
+    ],
+)
+def test_the_policy_is_said_in_words(fields, text):
+    assert text in Checkpointing(**fields).policy(50 if not fields.get("every") else 100)
+
+
+def test_the_page_shows_the_policy_as_a_dry_run_prints_it(capsys):
+    assert cli.main(["train", "--dry-run", "--checkpoint.every", "50", "--evaluation.every", "50",
+                     "--checkpoint.keep_every", "200"]) == 0  # fmt: skip
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("# checkpoint every"))
+    assert line.removeprefix("# ") + "\n" in (ROOT / "docs" / "operating.md").read_text()
+
+
+@pytest.mark.parametrize(("fields", "near"), [({"keep_every": 120}, 100), ({"every": 30, "keep_every": 10}, 30)])
+def test_a_step_to_keep_that_has_no_checkpoint_is_an_error(fields, near):
+    with pytest.raises(ValidationError, match=f"keep_every: got .* a multiple of checkpoint.every .*such as {near}"):
+        Checkpointing(**fields)
 
 
 def test_the_rate_of_a_step_is_the_mean_over_the_tasks_without_suites():
@@ -103,12 +143,31 @@ def test_the_advice_to_go_back_gives_the_checkpoint_that_exists_and_the_command(
     shutil.rmtree(path / "checkpoints/step_000030")
     assert "step 10" in load(path).advise().remedy  # always one that exists
     shutil.rmtree(path / "checkpoints")
-    assert "no checkpoint of an evaluated step is left" in load(path).advise().remedy
+    assert "no checkpoint from before the fall is left" in load(path).advise().remedy
     two = [evaluation(10, 0.4), evaluation(10, 0.2, "code")]
     commit(CheckpointStore(path, keep=1), 10)
     (path / "checkpoints").mkdir()
     (path / "step_000010").rename(path / "checkpoints/step_000010")
     assert "step 10 (mean pass rate 0.300)" in way_back(path, two, ["arithmetic", "code"])
+
+
+@pytest.mark.parametrize(
+    ("saved", "step", "what"),
+    [
+        ([15, 25, 55], 25, "the last checkpoint before the best evaluation, step 25"),  # none was evaluated
+        ([15, 60], 15, "the last checkpoint before the best evaluation, step 15"),  # 60 is fallen
+        ([20, 25, 60], 20, "the best checkpoint, step 20 (pass rate 0.600)"),
+        ([10, 60], 10, "the best checkpoint, step 10 (pass rate 0.500)"),
+    ],
+)
+def test_going_back_leads_to_a_checkpoint_from_before_the_fall(tmp_path, saved, step, what):
+    (tmp_path / "checkpoints").mkdir()
+    for each in saved:
+        (tmp_path / f"checkpoints/step_{each:06d}").mkdir()
+    rates = [evaluation(at, rate) for at, rate in ((10, 0.5), (20, 0.6), (30, 0.65), (40, 0.3), (60, 0.2))]
+    text = way_back(tmp_path, rates, ["arithmetic"])
+    assert f"go back to {what}" in text and text.endswith(f"--from-step {step}")
+    assert "no checkpoint from before the fall" in way_back(tmp_path / "none", rates, ["arithmetic"])
 
 
 def test_a_step_without_a_usable_checkpoint_is_refused_and_nothing_changes(fallen):
