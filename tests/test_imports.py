@@ -124,8 +124,11 @@ def test_a_run_without_extras_loads_no_optional_package():
 
 
 def test_only_heartbeats_and_trackers_read_the_wall_clock():
-    """It may jump; durations, time limits and device-hours are measured with the monotonic one."""
+    """It may jump; durations, time limits and device-hours are measured with the monotonic one.
+
+    `follow` prints the time of day, and writes it to trackers.
+    """
     clock = re.compile(r"\btime\.time(_ns)?\b|datetime\.now|utcnow")
     files = ROOT.rglob("*.py")
     readers = {path.name for path in files if clock.search(path.read_text(encoding="utf-8"))}
-    assert readers == {"status.py", "run.py", "mlflow.py", "tensorboard.py"}
+    assert readers == {"status.py", "run.py", "mlflow.py", "tensorboard.py", "follow.py", "write_back.py"}

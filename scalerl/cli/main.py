@@ -49,6 +49,7 @@ READING: dict[str, Command] = {
     "backtest": Command("curves", "fit the first part of a run and score its forecast of the rest", True),
     "frontier": Command("frontier", "find the best setting for a budget", True),
     "import": Command("import_", "write the log of any trainer as points: TRL, verl, NeMo-RL, wandb, CSV, ...", True),
+    "follow": Command("follow", "follow the log of a run that trains: forecast, live page, stop by a condition"),
     "report": Command("report", "write an interactive page about runs", True),
     "watch": Command("watch", "serve a live page about runs and studies"),
     "ls": Command("ls", "list runs with state, step, pass rate and forecast", True),

@@ -104,6 +104,12 @@ def add_curve_options(parser: argparse.ArgumentParser) -> None:
     """Add the runs or files whose curves a command reads, and how they are read."""
     about = "run directory, file of points, or the log of any trainer (docs/importing.md)"
     parser.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_LOG", help=about)
+    add_reading_options(parser)
+    add_json(parser)
+
+
+def add_reading_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how one curve is read: its axis and task, how a log is read, and what is left out."""
     add_curve(parser)
     add_log_options(parser)
     parser.add_argument(
@@ -111,7 +117,6 @@ def add_curve_options(parser: argparse.ArgumentParser) -> None:
     )
     about = "answers behind each point of a file without a column stderr or answers, which give its noise"
     parser.add_argument("--answers", type=float, metavar="N", help=about)
-    add_json(parser)
 
 
 def add_curve(parser: argparse.ArgumentParser, task: str = "name of the task; required if there are several") -> None:

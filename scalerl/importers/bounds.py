@@ -19,6 +19,9 @@ STRAY = 0.02
 NICE = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 """Leading digits of bounds that are rounded outward."""
 
+FROM_VALUES = "the smallest and largest value in the log, rounded outward"
+"""Where bounds come from that nothing else says: they move while the values of a run that trains go on."""
+
 FAR = 20.0
 """Values above this that vary by less than half are not measured from 0."""
 
@@ -68,7 +71,7 @@ def bounds_of(frame: Frame, dialect: Dialect, metric: str, given: Bounds | None)
     if (logged := logged_extremes(frame, dialect, metric)) is not None:
         least, most = min(logged[0], float(value_E.min())), max(logged[1], float(value_E.max()))
         return rounded(least, most), "smallest and largest reward in the log, rounded outward", []
-    return observed(value_E), "the smallest and largest value in the log, rounded outward", []
+    return observed(value_E), FROM_VALUES, []
 
 
 def fits(value_E: Array, low: float, high: float) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from scalerl.importers.dialect import Dialect
 from scalerl.importers.dialects import IMPORTERS, TABLE
-from scalerl.importers.errors import LIST, LogError
+from scalerl.importers.errors import LIST, LogError, TooEarly
 from scalerl.importers.frame import Frame, key
 from scalerl.importers.names import COMPONENT, EVALUATION_WORD, MINOR, OTHER, SECOND, TELLING, TRAINING, is_score
 from scalerl.scaling.readers import CurveError
@@ -148,7 +148,7 @@ def choose(
     if not suitable:
         example = known[0].metric if known else next(iter(values_of(frame)), "")
         add = ("--metric", example) if example and not declined(frame, dialect, metric) else ()
-        raise LogError(
+        raise TooEarly(
             f"{source} {absent(frame, dialect, metric, known)}",
             add=add,
             without="--metric" if metric else "",
@@ -157,12 +157,12 @@ def choose(
     of_task = [c for c in suitable if task in (None, c.task)]
     if not of_task:
         tasks = ", ".join(sorted({c.task for c in suitable if c.task})) or "one task without a name"
-        raise CurveError(f"{source} has no task {task!r}; it has {tasks}")
+        raise TooEarly(f"{source} has no task {task!r}; it has {tasks}")
     best = of_task[0]
     if metric is None and best.count < ENOUGH:
         best = next((c for c in of_task if c.count >= ENOUGH), best)
     if metric is None and best.training and best.count < FEW_ROWS and (scoreless := scoreless_evaluation(frame)):
-        raise LogError(
+        raise TooEarly(
             f"{source} evaluates ({scoreless}) but logs no score of it, and {best.count} rows with the training "
             f"reward are few; log the score, or use the training reward",
             add=("--metric", best.metric),

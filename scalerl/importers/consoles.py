@@ -19,11 +19,14 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from scalerl.importers.frame import LONGEST_WORD, Builder, Frame, number_of
+from scalerl.importers.frame import LONGEST_WORD, Builder, Frame, frame_of, joined, number_of
 from scalerl.importers.names import EVALUATION_WORD, is_score
 
 BAR, BAR_TOTAL, LINE_TIME = "@bar", "@bar_total", "@line_time"
 """Columns that this reader adds: the step of the progress bar before a dictionary, its end, the time of the line."""
+
+BLOCK = "printed names and values"
+"""Kind of a row from several lines."""
 
 MOST_JOINED = 400
 """Most lines of one dictionary that was printed over several lines."""
@@ -85,11 +88,13 @@ class Console:
         self._epoch, self._offset, self._last_step, self._from_zero = 0, 0, 0, False
 
     def read(self, lines: Iterable[str]) -> Frame:
-        """Return the rows of all lines."""
+        """Return the rows of all lines so far; more may follow."""
         for line in lines:
             self.line(line)
-        self._close_block()
-        return self.builder.frame()
+        frame, row = self.builder.frame(), self._block_row()
+        if not row:
+            return frame
+        return joined([frame, frame_of([row])]) if frame.size else frame_of([row])
 
     def line(self, line: str) -> None:
         """Read one line; a carriage return separates the states of a progress bar."""
@@ -246,16 +251,20 @@ class Console:
         self._section = ""
 
     def _close_block(self) -> None:
-        block, self._block = self._block, {}
-        label, self._label = self._label, None
-        if not block:
+        row, label = self._block_row(), self._label
+        self._block, self._label = {}, None
+        if not row:
             return
-        if label is not None:
-            block = {label_column(label[0], list(block)): label[1], **block}
-            if label[0] != "epoch":
-                self._from_zero = self._from_zero or label[1] == 0
-                self._last_step = max(self._last_step, label[1])
-        self._emit("printed names and values", block)
+        if label is not None and label[0] != "epoch":
+            self._from_zero = self._from_zero or label[1] == 0
+            self._last_step = max(self._last_step, label[1])
+        self._emit(BLOCK, row)
+
+    def _block_row(self) -> dict[str, Any]:
+        """Return the row of the open block, which later lines may continue; {} without one."""
+        if not self._block or self._label is None:
+            return self._block
+        return {label_column(self._label[0], list(self._block)): self._label[1], **self._block}
 
     def _emit(self, kind: str, row: dict[str, Any]) -> None:
         self.kinds[kind] = self.kinds.get(kind, 0) + 1

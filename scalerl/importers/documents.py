@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scalerl.importers.consoles import Console
+from scalerl.importers.errors import TooEarly
 from scalerl.importers.frame import Frame, frame_of, joined
 from scalerl.importers.names import EVALUATION_WORD, TRAINING_WORD
 from scalerl.importers.tables import html_tables, labeled, markdown_tables
@@ -31,7 +32,7 @@ def read_document(text: str, name: str) -> Found | None:
         if len(rows) > 1:
             return frame_of(rows), "JSON objects"
         if text.lstrip().split("\n", 1)[0].strip() in ("{", "["):
-            raise CurveError(
+            raise TooEarly(
                 f"{name} is incomplete or damaged JSON ({error}); an earlier checkpoint has a complete file"
             ) from error
         return None
@@ -154,7 +155,7 @@ def notebook_frame(document: Mapping[str, Any], name: str) -> Found:
         elif isinstance(cell, dict) and cell.get("cell_type") == "markdown":
             frames += [(f"cell {number}", frame) for frame in markdown_tables(as_text(cell.get("source")))]
     if not frames:
-        raise CurveError(
+        raise TooEarly(
             f"{name} is a notebook without numbers in its outputs; run its cells and save it, or give the trainer's "
             "own log (trainer_state.json)"
         )

@@ -1,4 +1,4 @@
-"""The error of a log that needs a choice, with the options that make it."""
+"""The errors of a log: one that a choice would mend, with its options, and one that more rows may mend."""
 
 from __future__ import annotations
 
@@ -27,3 +27,11 @@ class LogError(CurveError):
         """
         super().__init__(text)
         self.add, self.without, self.paths, self.command = tuple(add), without, tuple(paths), command
+
+
+class TooEarly(LogError):
+    """A log lacks what later rows may bring: numbers, the metric, the file itself. `scalerl follow` waits for it."""
+
+
+class Away(LogError):
+    """A tracker or a disk does not answer now. `scalerl follow` tries again."""

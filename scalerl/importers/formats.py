@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from scalerl.core.files import check_file, trouble
-from scalerl.importers.consoles import Console, json_row
+from scalerl.importers.consoles import BLOCK, Console, json_row
 from scalerl.importers.documents import document_frame, read_document
+from scalerl.importers.errors import TooEarly
 from scalerl.importers.frame import Frame, joined
 from scalerl.importers.names import is_score
-from scalerl.importers.tables import html_tables, labeled, markdown_tables, peeked, read_csv, separator_of
+from scalerl.importers.tables import CsvTable, html_tables, labeled, markdown_tables, peeked, separator_of
 from scalerl.importers.tensorboard import event_files, tensorboard_frame
-from scalerl.importers.trackers import mlflow_frame, mlflow_runs, sqlite_frame, wandb_frame, wandb_path
+from scalerl.importers.trackers import WandbRun, mlflow_frame, mlflow_runs, sqlite_frame, wandb_path
 from scalerl.scaling.readers import CurveError
 
 BAD_LINES = 0.1
@@ -45,6 +48,10 @@ class Log:
     name: str
     """Name of the file or run, for messages."""
     notes: tuple[str, ...] = ()
+    reader: Lines | Rows | None = None
+    """What has read a text of lines, and reads lines that follow; None for any other log."""
+    ended: str = ""
+    """How the run ended, if the log says so: "finished", "failed", ..."""
 
 
 def read_log(path: Path) -> Log:
@@ -54,9 +61,28 @@ def read_log(path: Path) -> Log:
         CurveError: The log does not exist, is empty, or has no known form.
     """
     if (run := wandb_path(str(path))) is not None:
-        return Log(wandb_frame(run), "wandb", f"wandb:{run}")
+        return read_wandb(WandbRun(run))
     if path.is_dir():
-        return read_directory(path)
+        return read_found(*found_in(path), path)
+    return read_file(path)
+
+
+def read_wandb(run: WandbRun) -> Log:
+    """Read what is new of a run on wandb; return all of it."""
+    frame, ended = run.read()
+    return Log(frame, "wandb", f"wandb:{run.path}", ended=ended)
+
+
+def read_file(path: Path, size: int | None = None) -> Log:
+    """Read one file.
+
+    Args:
+        path: The file.
+        size: Bytes to read of a file that is still written, in which a line without its end is no row; None: all.
+
+    Raises:
+        CurveError: The file does not exist, is empty, or has no known form.
+    """
     try:
         check_file(path)
         with path.open("rb") as file:
@@ -66,16 +92,18 @@ def read_log(path: Path) -> Log:
         if (known := BINARY.get(head[:4]) or BINARY.get(head[:2])) is not None:
             raise CurveError(f"{path} {known}")
         if head.startswith(b"SQLite format 3\0"):
-            frame, tracker = sqlite_frame(path)
-            return Log(frame, tracker, path.name)
+            frame, tracker, ended = sqlite_frame(path)
+            return Log(frame, tracker, path.name, ended=ended)
         if zipped := head[:2] == b"\x1f\x8b":
             with gzip.open(path) as unzipped:
                 head = unzipped.read(HEAD)
-        return read_text(path, head, zipped)
+        return read_text(path, head, zipped, size)
     except (OSError, EOFError, zlib.error) as error:
         if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
-            raise CurveError(trouble(error)) from error
-        raise CurveError(f"{path} is a damaged gz file ({error}); copy it again, or give the unpacked log") from error
+            early = error.errno in (errno.ENOENT, errno.ENODATA)
+            raise (TooEarly if early else CurveError)(trouble(error)) from error
+        text = f"{path} is a damaged gz file ({error}); copy it again, or give the unpacked log"
+        raise (TooEarly if isinstance(error, EOFError) else CurveError)(text) from error
 
 
 BINARY = {
@@ -113,23 +141,48 @@ TEXTS = ("*.jsonl", "*.log", "*.csv", "*.txt", "*.json")
 """Other logs in a directory, if it has one of them."""
 
 
-def read_directory(path: Path) -> Log:
-    """Read the log in a directory: the first of `INSIDE` that exists, event files, MLflow's runs, or the only log."""
+FILE, EVENTS, MLFLOW = "file", "events", "mlflow"
+"""What a directory has: one file with the log, event files of TensorBoard, or runs of MLflow."""
+
+
+def found_in(path: Path, before: str = "") -> tuple[str, list[Path]]:
+    """Return the log in a directory: the first of `INSIDE` that exists, event files, MLflow's runs, or the only log.
+
+    Args:
+        path: The directory.
+        before: What it was before. A log that is followed does not change from event files to a checkpoint's state,
+            which is behind them.
+
+    Raises:
+        CurveError: There is none, or more than one file could be it.
+    """
+    if before == EVENTS and (files := event_files(path)):
+        return EVENTS, files
     for pattern in INSIDE:
         if paths := [found for found in path.glob(pattern) if found.is_file()]:
-            return read_log(max(paths, key=checkpoint_number))
+            return FILE, [max(paths, key=checkpoint_number)]
     if files := event_files(path):
-        return Log(tensorboard_frame(files, path), "TensorBoard", path.name)
+        return EVENTS, files
     if runs := mlflow_runs(path):
-        return Log(mlflow_frame(runs), "MLflow", path.name)
+        return MLFLOW, runs
     logs = sorted(found for pattern in TEXTS for found in path.glob(pattern) if found.is_file())
     if len(logs) == 1:
-        return read_log(logs[0])
+        return FILE, logs
     if logs:
         some = ", ".join(found.name for found in logs[:8]) + (" ..." if len(logs) > 8 else "")
         raise CurveError(f"{path} has {len(logs)} files that may be the log ({some}); give one of them")
     looked = ", ".join([*INSIDE, "**/*tfevents*", "mlruns", *TEXTS])
-    raise CurveError(f"{path} is a directory without a known log; looked for {looked}; give the file")
+    raise TooEarly(f"{path} is a directory without a known log; looked for {looked}; give the file")
+
+
+def read_found(kind: str, paths: list[Path], directory: Path) -> Log:
+    """Read what `found_in` found in a directory."""
+    if kind == FILE:
+        return read_file(paths[0])
+    if kind == EVENTS:
+        return Log(tensorboard_frame(paths, directory), "TensorBoard", directory.name)
+    frame, ended = mlflow_frame(paths)
+    return Log(frame, "MLflow", directory.name, ended=ended)
 
 
 def checkpoint_number(path: Path) -> list[int]:
@@ -140,9 +193,40 @@ def checkpoint_number(path: Path) -> list[int]:
 # ----------------------------------------------------------------------------------------------------------------- text
 
 
-def lines_of(path: Path, zipped: bool, encoding: str) -> Iterator[str]:
-    """Yield the lines of a file, with their ends; zero bytes at the end of a log (a power failure) are left out."""
-    with gzip.open(path, "rb") if zipped else path.open("rb") as file:
+class Span(io.RawIOBase):
+    """The bytes of a file from its current position up to an end, while the file may grow."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._left = file, size
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer; return the number of bytes, 0 at the end."""
+        data = self._file.read(min(len(buffer), self._left))
+        buffer[: len(data)] = data
+        self._left -= len(data)
+        return len(data)
+
+
+def lines_of(path: Path, zipped: bool, encoding: str, start: int = 0, end: int | None = None) -> Iterator[str]:
+    """Yield the lines of a file, with their ends; zero bytes at the end of a log (a power failure) are left out.
+
+    Args:
+        path: The file.
+        zipped: Whether it is compressed with gzip.
+        encoding: utf-8 or utf-16.
+        start: Position of the first line in bytes.
+        end: Position in bytes up to which a file that may grow is read; None: all of it.
+
+    Raises:
+        CurveError: There are zero bytes elsewhere.
+    """
+    with gzip.open(path, "rb") if zipped else path.open("rb") as whole:
+        whole.seek(start)
+        file: Any = whole if zipped or end is None else io.BufferedReader(Span(whole, end - start), HEAD)  # type: ignore[arg-type]
         if encoding.startswith("utf-16"):
             yield from file.read().decode(encoding, errors="replace").splitlines(keepends=True)
             return
@@ -161,13 +245,19 @@ def lines_of(path: Path, zipped: bool, encoding: str) -> Iterator[str]:
             yield line
 
 
-def read_text(path: Path, head: bytes, zipped: bool) -> Log:
-    """Read text; its first lines determine the form."""
+def complete(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines that have their end."""
+    return (line for line in lines if line.endswith("\n"))
+
+
+def read_text(path: Path, head: bytes, zipped: bool, size: int | None) -> Log:
+    """Read text; its first lines determine the form. The size is that of `read_file`."""
+    growing = size is not None
     encoding = "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
-    content = dropwhile(lambda line: not line.strip(), lines_of(path, zipped, encoding))
+    content = dropwhile(lambda line: not line.strip(), lines_of(path, zipped, encoding, 0, size))
     sample, lines = peeked(content, 60)
     if not sample:
-        raise CurveError(f"{path} is empty; give the log of a run")
+        raise TooEarly(f"{path} is empty; give the log of a run")
     text = "".join(sample).lstrip()
     name, first = path.name, next(line for line in sample if line.strip()).strip()
     start = re.sub(r"\s", "", text[:200])[:2]
@@ -176,14 +266,15 @@ def read_text(path: Path, head: bytes, zipped: bool) -> Log:
         whole = whole_text(path, lines)
         if (found := read_document(whole, name)) is not None:
             return Log(found[0], found[1], name)
-        return read_lines(path, iter(whole.splitlines(keepends=True)))
+        return read_lines(path, whole.splitlines(keepends=True), growing)
     if start[:1] == "{" and len(sample) == 1 and (found := document_frame(json_row(first), name)) is not None:
         return Log(found[0], found[1], name)  # a document in one line
     if start[:1] != "{":
         if (separator := separator_of([line for line in sample if not line.startswith("#")])) is not None \
                 and not text.startswith("|"):  # fmt: skip
-            frame, notes = read_csv(lines, separator, name, BAD_LINES)
-            return Log(chart_of_tensorboard(frame, path), "CSV", name, tuple(notes))
+            rows = Rows(path, separator)
+            rows.add(complete(lines) if growing else lines)
+            return rows.log()
         if path.suffix.lower() in (".md", ".markdown", ".html", ".htm", ".rst") or text[:1] in "|<":
             whole = whole_text(path, lines)
             tables = markdown_tables(whole) + html_tables(whole)
@@ -191,7 +282,7 @@ def read_text(path: Path, head: bytes, zipped: bool) -> Log:
                 form = "HTML" if "<table" in whole.lower() else "Markdown"
                 return Log(largest(tables), f"{form} table", name)
             lines = iter(whole.splitlines(keepends=True))
-    return read_lines(path, lines)
+    return read_lines(path, lines, growing)
 
 
 def whole_text(path: Path, lines: Iterator[str]) -> str:
@@ -209,43 +300,76 @@ def whole_text(path: Path, lines: Iterator[str]) -> str:
     return "".join(parts)
 
 
-def read_lines(path: Path, lines: Iterator[str]) -> Log:
-    """Read JSON lines, a console, or prints.
+def read_lines(path: Path, lines: Iterable[str], growing: bool) -> Log:
+    """Read JSON lines, a console, or prints; errors are those of `Lines.log`."""
+    reader = Lines(path)
+    reader.add(complete(lines) if growing else lines)
+    return reader.log()
 
-    Raises:
-        CurveError: More than `BAD_LINES` of the objects cannot be read, or no line has numbers.
-    """
-    console, name = Console(), path.name
-    last = ""
 
-    def checked() -> Iterator[str]:
-        nonlocal last
-        for line in lines:
-            last = line
-            yield line
+class Lines:
+    """Reads JSON lines, a console, or prints. More lines may be added after a look at the log."""
 
-    frame = console.read(checked())
-    notes = []
-    incomplete = bool(last.strip()) and not last.endswith("\n")
-    bad = console.bad
-    if incomplete and [*bad] == [console.lines]:
-        notes.append(f"the last line of {name} is incomplete (was the run killed?) and was left out")
-    elif bad and len(bad) > BAD_LINES * (console.objects + len(bad)):
-        raise CurveError(
-            f"{path}: {len(bad)} of {console.objects + len(bad)} lines are not JSON objects, the first is line "
-            f"{min(bad)} ({bad[min(bad)]}); correct or remove them"
-        )
-    elif bad:
-        notes.append(f"{len(bad)} unreadable lines of {name} were left out, the first is line {min(bad)}")
-    elif incomplete and console.cut:
-        notes.append(f"the last line of {name} is incomplete (was the run killed?) and was left out")
-    if not frame.names:
-        raise CurveError(
-            f"{path} has no numbers in a known form: no JSON, no CSV, and no line with the metrics of a step, such as "
-            "'Step 5: reward=0.4'; give the trainer's own log"
-        )
-    form = max(console.kinds, key=lambda kind: console.kinds[kind])
-    return Log(frame, form, name, tuple(notes))
+    def __init__(self, path: Path) -> None:
+        self.path, self.last = path, ""
+        self.console = Console()
+        self.frame = Frame(0, {})
+
+    def add(self, lines: Iterable[str]) -> None:
+        """Read lines, after those that were read before."""
+
+        def noted() -> Iterator[str]:
+            for line in lines:
+                self.last = line
+                yield line
+
+        self.frame = self.console.read(noted())
+
+    def log(self) -> Log:
+        """Return what was read so far.
+
+        Raises:
+            CurveError: More than `BAD_LINES` of the objects cannot be read, or no line has numbers.
+        """
+        console, name = self.console, self.path.name
+        notes = []
+        incomplete = bool(self.last.strip()) and not self.last.endswith("\n")
+        bad = console.bad
+        if incomplete and [*bad] == [console.lines]:
+            notes.append(f"the last line of {name} is incomplete (was the run killed?) and was left out")
+        elif bad and len(bad) > BAD_LINES * (console.objects + len(bad)):
+            raise CurveError(
+                f"{self.path}: {len(bad)} of {console.objects + len(bad)} lines are not JSON objects, the first is "
+                f"line {min(bad)} ({bad[min(bad)]}); correct or remove them"
+            )
+        elif bad:
+            notes.append(f"{len(bad)} unreadable lines of {name} were left out, the first is line {min(bad)}")
+        elif incomplete and console.cut:
+            notes.append(f"the last line of {name} is incomplete (was the run killed?) and was left out")
+        if not self.frame.names:
+            raise TooEarly(
+                f"{self.path} has no numbers in a known form: no JSON, no CSV, and no line with the metrics of a step, "
+                "such as 'Step 5: reward=0.4'; give the trainer's own log"
+            )
+        form = max(console.kinds, key=lambda kind: console.kinds[kind], default=BLOCK)
+        return Log(self.frame, form, name, tuple(notes), self)
+
+
+class Rows:
+    """Reads CSV with any delimiter. More rows may be added after a look at the log."""
+
+    def __init__(self, path: Path, separator: str) -> None:
+        self.path = path
+        self.table = CsvTable(separator, path.name)
+
+    def add(self, lines: Iterable[str]) -> None:
+        """Read lines, after those that were read before; errors are those of `CsvTable.read`."""
+        self.table.read(lines)
+
+    def log(self) -> Log:
+        """Return what was read so far; errors are those of `CsvTable.frame`."""
+        frame, notes = self.table.frame(BAD_LINES)
+        return Log(chart_of_tensorboard(frame, self.path), "CSV", self.path.name, tuple(notes), self)
 
 
 def largest(tables: list[Frame]) -> Frame:

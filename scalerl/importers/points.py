@@ -22,7 +22,7 @@ from scalerl.importers.choose import ENOUGH, TASK, Candidate, candidates, choose
 from scalerl.importers.compute import AXES, compute_of
 from scalerl.importers.dialect import Dialect, match, steps_of
 from scalerl.importers.dialects import GENERAL_STEPS
-from scalerl.importers.errors import LIST, LogError
+from scalerl.importers.errors import LIST, LogError, TooEarly
 from scalerl.importers.formats import Log, read_log
 from scalerl.importers.frame import Array, Frame, Words, joined, key
 from scalerl.importers.join import coalesced, last_of_each, row_steps
@@ -137,12 +137,20 @@ def read(
     try:
         logs = [read_log(p) for p in paths]
     except CurveError as error:
-        if "`" in str(error) or "pip install" in str(error):  # it has a command already
+        if (better := with_command(error)) is error:
             raise
-        raise LogError(str(error), command=LIST) from error
+        raise better from error
     return of_logs(
         logs, source, metric=metric, task=task, run=run, devices=devices, bounds=bounds, columns=columns, paths=paths
     )
+
+
+def with_command(error: CurveError) -> CurveError:
+    """Return an error of reading with the command that lists what can be read, unless it has a command already."""
+    if "`" in str(error) or "pip install" in str(error) or bool(getattr(error, "command", None)):
+        return error
+    kind = type(error) if isinstance(error, LogError) else LogError
+    return kind(str(error), command=LIST)
 
 
 def of_logs(
@@ -160,7 +168,7 @@ def of_logs(
     """Return the points of logs that were read; arguments and errors are those of `read`."""
     name = ", ".join(log.name for log in logs)
     notes = [note for log in logs for note in log.notes]
-    frames = [without_summary(with_phases(log.frame)) for log in logs]
+    frames = [without_summary(with_phases(without_written(log.frame))) for log in logs]
     frame, chosen_run = of_run(joined(frames), run, name)
     dialect = find_dialect(source, frame, name)
     columns = found_columns(frame, dict(columns or {}), name)
@@ -183,9 +191,41 @@ def of_logs(
 
 # ------------------------------------------------------------------------------------------------- rows and columns
 
+
+def summarized(frame: Frame) -> bool:
+    """Return whether a log ends with the summary that a Hugging Face Trainer writes after training."""
+    names = [column for name in SUMMARY if (column := frame.find(name)) is not None]
+    return bool(names and has_cells(frame, names)[-1])
+
+
 SUMMARY = ("train_runtime", "train_samples_per_second", "train_steps_per_second", "total_flos", "train/train_runtime",
            "train/total_flos")  # fmt: skip
 """Columns of the row that a Hugging Face Trainer writes after training, with means over the whole run."""
+
+
+WRITTEN = "scalerl/"
+"""Prefix of the numbers that `scalerl follow --write` writes to a tracker."""
+
+MOMENTS = ("step", "_step", "global_step", "epoch", "time", "timestamp", "_timestamp", "_runtime", "wall_time")
+"""Columns, as `frame.key` writes them, that say when a row was written."""
+
+
+def without_written(frame: Frame) -> Frame:
+    """Return a frame without the forecasts that this package wrote into the log, and without rows of nothing else."""
+    written = [name for name in frame.cells if key(name).startswith(key(WRITTEN) + "_")]
+    if not written:
+        return frame
+    rest = frame.without(written)
+    filled_N = has_cells(frame, [name for name in rest.cells if key(name) not in MOMENTS])
+    return rest.select(filled_N | ~has_cells(frame, written))
+
+
+def has_cells(frame: Frame, names: Sequence[str]) -> NDArray[np.bool_]:
+    """Return which rows have a cell in any of some columns, shape (N,)."""
+    has_N = np.zeros(frame.size, dtype=bool)
+    for name in names:
+        has_N[frame.cells[name][0]] = True
+    return has_N
 
 
 def without_summary(frame: Frame) -> Frame:
@@ -211,7 +251,7 @@ def found_columns(frame: Frame, columns: dict[str, str], name: str) -> dict[str,
         actual = column if column in frame.words and role == "task" else frame.find(column)
         if actual is None:
             some = listed(sorted([*frame.names, *frame.words]), most=20)
-            raise CurveError(f"{name} has no column {column!r} (for {role}); it has {some}")
+            raise TooEarly(f"{name} has no column {column!r} (for {role}); it has {some}")
         there[role] = actual
     return there
 
@@ -477,7 +517,7 @@ def evaluations(frame: Frame, step_N: Array, chosen: Candidate) -> tuple[NDArray
     notes += [f"evaluations without a number (NaN) were left out: {bad}"] if bad else []
     picked_E = metric_rows(frame, chosen)
     if not len(picked_E):
-        raise CurveError(f"{chosen.metric} has no finite value in this log; choose another by metric= (--metric)")
+        raise TooEarly(f"{chosen.metric} has no finite value in this log; choose another by metric= (--metric)")
     stepped_E = np.isfinite(step_N[picked_E])
     if not stepped_E.any():
         return picked_E, notes

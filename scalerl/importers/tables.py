@@ -77,40 +77,45 @@ def is_table(rows: Sequence[Sequence[str]], width: int) -> bool:
     return any(number_of(cell) is not None for row in fitting for cell in row)
 
 
-def read_csv(lines: Iterator[str], separator: str, name: str, most_bad: float) -> tuple[Frame, list[str]]:
-    """Return the frame of a header and its rows, with notes.
-
-    Raises:
-        CurveError: A column occurs twice, or more than the share `most_bad` of the rows have not the header's width.
-    """
-    content = (line for line in lines if line[0] not in "#\r\n" and line.strip())
-    rows: Iterator[list[str]] = (
-        csv.reader(content, delimiter=separator) if separator else (line.split() for line in content)
-    )
-    try:
-        header = [cell.strip() for cell in next(rows)]
-        table = CsvTable(header, separator, name)
-        while chunk := list(islice(rows, CHUNK)):
-            table.add(chunk)
-    except csv.Error as error:  # such as a cell of over 128 KiB
-        raise CurveError(f"{name} is not a CSV file of numbers ({error}); give one row for each evaluation") from error
-    return table.frame(most_bad)
-
-
 class CsvTable:
-    """Collects the rows of a CSV file, chunk by chunk."""
+    """Collects the rows of a CSV file, chunk by chunk; its first row is the header."""
 
-    def __init__(self, header: list[str], separator: str, name: str) -> None:
+    def __init__(self, separator: str, name: str) -> None:
+        self.separator, self.name = separator, name
+        self.header: list[str] = []
+        self.good, self.number, self.bad = 0, 1, dict[int, int]()
+
+    def read(self, lines: Iterable[str]) -> None:
+        """Read lines, after those that were read before.
+
+        Raises:
+            CurveError: A column occurs twice, or a cell is too long.
+        """
+        content = (line for line in lines if line[0] not in "#\r\n" and line.strip())
+        rows: Iterator[list[str]] = (
+            csv.reader(content, delimiter=self.separator) if self.separator else (line.split() for line in content)
+        )
+        try:
+            if not self.header and (header := next(rows, None)):
+                self.begin([cell.strip() for cell in header])
+            while chunk := list(islice(rows, CHUNK)):
+                self.add(chunk)
+        except csv.Error as error:  # such as a cell of over 128 KiB
+            text = f"{self.name} is not a CSV file of numbers ({error}); give one row for each evaluation"
+            raise CurveError(text) from error
+
+    def begin(self, header: list[str]) -> None:
+        """Set the columns."""
         twice = next((cell for i, cell in enumerate(header) if cell and cell in set(header[:i])), None) \
             if len(set(header)) < len([c for c in header if c]) + ("" in header) else None  # fmt: skip
         if twice is not None:
-            raise CurveError(f"{name}: the header has {twice!r:.60} more than once; give every column a different name")
+            raise CurveError(
+                f"{self.name}: the header has {twice!r:.60} more than once; give every column a different name"
+            )
         self.header, self.owners = plain_header(header)
-        self.separator, self.name = separator, name
         self.runs = sorted(set(self.owners) - {""})
         self.builders = {run: Builder() for run in self.runs or [""]}
         self.decimal_commas: bool | None = None
-        self.good, self.number, self.bad = 0, 1, dict[int, int]()
 
     def add(self, chunk: list[list[str]]) -> None:
         """Convert rows."""
@@ -176,7 +181,11 @@ class CsvTable:
         return value_K, nan_K, words
 
     def frame(self, most_bad: float) -> tuple[Frame, list[str]]:
-        """Return the rows of all runs, with notes about those that were left out."""
+        """Return the rows of all runs so far, with notes about those that were left out.
+
+        Raises:
+            CurveError: More than the share `most_bad` of the rows have not the header's width.
+        """
         notes = []
         if self.bad and list(self.bad) == [self.number]:
             notes.append(f"the last line of {self.name} is incomplete (was the run killed?) and was left out")
@@ -191,12 +200,12 @@ class CsvTable:
                 f"{len(self.bad)} unreadable lines of {self.name} were left out, the first is line {min(self.bad)}"
             )
         frames = []
-        for run, builder in self.builders.items():
+        for run, builder in self.builders.items() if self.header else ():
             frame = builder.frame()
             if run and len(self.runs) > 1:
                 frame = labeled(frame, run)
             frames.append(frame)
-        return joined(frames), notes
+        return joined(frames) if frames else Frame(0, {}), notes
 
 
 def labeled(frame: Frame, run: str) -> Frame:

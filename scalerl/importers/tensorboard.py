@@ -8,18 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.importers.documents import phase_frame, phase_of
+from scalerl.importers.errors import TooEarly
 from scalerl.importers.frame import Frame, frame_of, joined
 from scalerl.importers.tables import labeled
 from scalerl.scaling.readers import CurveError
 
 Row = dict[str, Any]
 
+WRITTEN = ".scalerl"
+"""End of the name of an event file with forecasts that `scalerl follow --write` has written."""
 
-def tensorboard_frame(files: Sequence[Path], directory: Path | None = None) -> Frame:
+
+def tensorboard_frame(
+    files: Sequence[Path], directory: Path | None = None, open_files: dict[Path, Any] | None = None
+) -> Frame:
     """Return the scalars of event files: one row per file and step.
 
     The files of one directory belong to one run, because a resumed run writes another file. Several directories below
     `directory` are several runs, unless their names say that they are phases of one (`train`, `validation`).
+
+    Args:
+        files: The event files.
+        directory: The directory that was given; None for files.
+        open_files: Files that were read before by this function, which are then read on from their ends.
 
     Raises:
         CurveError: tensorboard is not installed, or there are no scalars.
@@ -29,8 +40,11 @@ def tensorboard_frame(files: Sequence[Path], directory: Path | None = None) -> F
     except ImportError as error:
         raise CurveError(f"{files[0]}: reading event files needs TensorBoard: pip install tensorboard") from error
     places: dict[Path, list[Row]] = {}
+    known = {} if open_files is None else open_files
     for file in files:
-        events = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
+        if file not in known:
+            known[file] = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
+        events = known[file]
         events.Reload()
         places.setdefault(file.parent, []).extend(file_rows(events))
     # a directory with one row holds the settings of a run (hparams)
@@ -38,7 +52,7 @@ def tensorboard_frame(files: Sequence[Path], directory: Path | None = None) -> F
         place: frame_of(rows) for place, rows in places.items() if rows
     }
     if not frames:
-        raise CurveError(f"{', '.join(map(str, files[:3]))}: no scalars; give the event files of the run")
+        raise TooEarly(f"{', '.join(map(str, files[:3]))}: no scalars; give the event files of the run")
     if len(frames) == 1:
         return next(iter(frames.values()))
     phases = {place: phase_of(place.name) for place in frames}
@@ -70,7 +84,7 @@ def event_files(directory: Path) -> list[Path]:
                 f"{directory} contains more than {MOST_ENTRIES} files and directories, too many to search for a log; "
                 "give the directory of one run, or the file"
             )
-        found = (Path(place, name) for name in files if "tfevents" in name)
+        found = (Path(place, name) for name in files if "tfevents" in name and not name.endswith(WRITTEN))
         paths += [path for path in found if path.is_file()]  # a pipe of that name would block
     return sorted(paths, key=lambda file: file.name)
 

@@ -6,10 +6,12 @@ import json
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from scalerl.importers.frame import Frame, frame_of, joined
+from scalerl.importers.errors import Away, TooEarly
+from scalerl.importers.frame import Builder, Frame, frame_of, joined
 from scalerl.importers.tables import labeled
 from scalerl.scaling.readers import CurveError
 
@@ -25,41 +27,82 @@ def wandb_path(text: str) -> str | None:
     return None if match is None else re.sub(r"/runs/", "/", match["path"].split("?")[0].strip("/"))
 
 
-def wandb_frame(path: str) -> Frame:
-    """Return the complete history of a run on wandb, read with wandb's own client and credentials.
+NO_CURE = re.compile(
+    r"could not find|not found|does not exist|permission|denied|unauthorized|forbidden|\b40[134]\b|api[_ ]key|log ?in",
+    re.IGNORECASE,
+)
+"""Words of an error of wandb's client that another try does not cure."""
 
-    Raises:
-        CurveError: wandb is not installed or does not answer, or there is no such run.
-    """
-    if path.count("/") != 2:
-        raise CurveError(f"wandb:{path} is not a run; give wandb:entity/project/run, as in the address of its page")
-    try:
-        import wandb
-    except ImportError as error:
-        raise CurveError(f"wandb:{path}: reading from wandb needs its package: pip install wandb") from error
-    try:
-        rows = [dict(row) for row in wandb.Api(timeout=30).run(path).scan_history()]
-    except Exception as error:  # the client raises its own errors, those of requests, and others
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CurveError(
-            f"wandb:{path} cannot be read ({reason}); check the name and `wandb login`, or {EXPORT}"
-        ) from error
-    if not rows:
-        raise CurveError(f"wandb:{path} has no history yet; check the run's page, or try again after its first rows")
-    return frame_of(rows)
+
+class WandbRun:
+    """The history of a run on wandb, read with wandb's own client and credentials; read again, only new rows."""
+
+    def __init__(self, path: str) -> None:
+        """Store entity/project/run.
+
+        Raises:
+            CurveError: The path is not that of a run.
+        """
+        if path.count("/") != 2:
+            raise CurveError(f"wandb:{path} is not a run; give wandb:entity/project/run, as in the address of its page")
+        self.path = path
+        self._rows, self._last = Builder(), -1
+
+    def read(self) -> tuple[Frame, str]:
+        """Return the history so far, and how the run ended ("" while it trains).
+
+        Raises:
+            CurveError: wandb is not installed or does not answer, or there is no such run.
+        """
+        try:
+            import wandb
+        except ImportError as error:
+            raise CurveError(f"wandb:{self.path}: reading from wandb needs its package: pip install wandb") from error
+        try:
+            run = wandb.Api(timeout=30).run(self.path)
+            last = getattr(run, "lastHistoryStep", None)
+            if isinstance(last, int) and last < self._last:  # the run was rewound
+                self._rows, self._last = Builder(), -1
+            rows = [dict(row) for row in self._scan(run)]
+        except Exception as error:  # the client raises its own errors, those of requests, and others
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            kind = CurveError if NO_CURE.search(f"{type(error).__name__} {reason}") else Away
+            text = f"wandb:{self.path} cannot be read ({reason}); check the name and `wandb login`, or {EXPORT}"
+            raise kind(text) from error
+        for row in rows:
+            self._rows.add(row)
+            self._last = max(self._last, int(row["_step"])) if isinstance(row.get("_step"), int | float) else self._last
+        if not self._rows.size:
+            raise TooEarly(
+                f"wandb:{self.path} has no history yet; check the run's page, or try again after its first rows"
+            )
+        state = str(getattr(run, "state", ""))
+        return self._rows.frame(), state if state in ("finished", "crashed", "failed", "killed") else ""
+
+    def _scan(self, run: Any) -> Iterable[Any]:
+        """Return the rows after the last one that was read; rows without a step are all read again."""
+        if self._last < 0:
+            self._rows = Builder()
+            rows: Iterable[Any] = run.scan_history()
+            return rows
+        try:
+            rows = run.scan_history(min_step=self._last + 1, use_cache=False)
+        except TypeError:  # versions before 0.22 have no cache
+            rows = run.scan_history(min_step=self._last + 1)
+        return rows
 
 
 # ------------------------------------------------------------------------------------------------------------ SQLite
 
 
-def sqlite_frame(path: Path) -> tuple[Frame, str]:
-    """Return the runs in the SQLite database of MLflow or Trackio, and the name of the tracker.
+def sqlite_frame(path: Path) -> tuple[Frame, str, str]:
+    """Return the runs in the SQLite database of MLflow or Trackio, the name of the tracker, and how the run ended.
 
     Raises:
         CurveError: The database is that of neither, or cannot be read.
     """
     try:
-        with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10) as base:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)) as base:
             tables = {
                 name for (name,) in base.execute("select name from sqlite_master where type in ('table', 'view')")
             }
@@ -67,12 +110,14 @@ def sqlite_frame(path: Path) -> tuple[Frame, str]:
                 {name for _, name, *_ in base.execute("pragma table_info(metrics)")} if "metrics" in tables else set()
             )
             if {"run_uuid", "key", "value", "step"} <= columns:
-                return runs_frame(mlflow_rows(base, "runs" in tables)), "MLflow"
+                return runs_frame(mlflow_rows(base, "runs" in tables)), "MLflow", mlflow_end(base, "runs" in tables)
             if {"run_name", "step", "metrics"} <= columns:
-                return runs_frame(trackio_rows(base)), "Trackio"
+                return runs_frame(trackio_rows(base)), "Trackio", ""
+    except sqlite3.OperationalError as error:  # locked, or being created
+        raise Away(f"{path} is a database that cannot be read now ({error}); export the run as CSV") from error
     except sqlite3.Error as error:
         raise CurveError(f"{path} is a database that cannot be read ({error}); export the run as CSV") from error
-    raise CurveError(
+    raise (CurveError if tables else TooEarly)(
         f"{path} is a SQLite database of neither MLflow nor Trackio (it has "
         f"{', '.join(sorted(tables)) or 'no tables'}); export the run as CSV or JSON lines"
     )
@@ -85,6 +130,12 @@ def mlflow_rows(base: sqlite3.Connection, named: bool) -> Iterator[tuple[str, fl
     query = f"select {name}, step, timestamp, key, value from metrics {runs}order by timestamp"
     for run, step, timestamp, metric, value in base.execute(query):
         yield str(run), float(step), {metric: value, "_timestamp": timestamp / 1000}
+
+
+def mlflow_end(base: sqlite3.Connection, named: bool) -> str:
+    """Return how the only run of MLflow's database ended; "" if it has not, or if there are several."""
+    states = [str(state).lower() for (state,) in base.execute("select status from runs")] if named else []
+    return states[0] if len(states) == 1 and states[0] in ENDS.values() else ""
 
 
 def trackio_rows(base: sqlite3.Connection) -> Iterator[tuple[str, float, dict[str, Any]]]:
@@ -109,7 +160,7 @@ def runs_frame(rows: Iterable[tuple[str, float, dict[str, Any]]]) -> Frame:
             if not (name == "_timestamp" and name in row):
                 row[name] = value
     if not runs:
-        raise CurveError("the tracker has no metrics of any run; give the store of a run that has logged something")
+        raise TooEarly("the tracker has no metrics of any run; give the store of a run that has logged something")
     frames = {run: frame_of(steps.values()) for run, steps in runs.items()}
     return (
         joined([labeled(frame, run) for run, frame in frames.items()])
@@ -132,23 +183,33 @@ def mlflow_runs(directory: Path) -> list[Path]:
     return []
 
 
-def mlflow_frame(runs: list[Path]) -> Frame:
-    """Return the metrics of MLflow's runs, each a file `metrics/NAME` with lines `timestamp value step`."""
+ENDS = {3: "finished", 4: "failed", 5: "killed"}
+"""Ends of a run of MLflow by the number in its meta.yaml."""
+
+
+def mlflow_frame(runs: list[Path]) -> tuple[Frame, str]:
+    """Return the metrics of MLflow's runs, and how the only run ended.
+
+    Each metric is a file `metrics/NAME` with lines `timestamp value step`.
+    """
 
     def rows() -> Iterator[tuple[str, float, dict[str, Any]]]:
         for run in runs:
             name = mlflow_name(run)
             for file in sorted(path for path in (run / "metrics").rglob("*") if path.is_file()):
                 metric = file.relative_to(run / "metrics").as_posix()
-                for line in file.read_text(errors="replace").splitlines():
+                for line in file.read_text(errors="replace").splitlines(keepends=True):
                     parts = line.split()
                     try:
                         timestamp, value, step = float(parts[0]), float(parts[1]), float(parts[2])
                     except (IndexError, ValueError):  # a line that is being written
                         continue
-                    yield name, step, {metric: value, "_timestamp": timestamp / 1000}
+                    if line.endswith("\n"):
+                        yield name, step, {metric: value, "_timestamp": timestamp / 1000}
 
-    return runs_frame(rows())
+    frame, about = runs_frame(rows()), runs[0] / "meta.yaml"
+    state = re.search(r"^status: *(\d+)", about.read_text(errors="replace"), re.MULTILINE) if about.is_file() else None
+    return frame, ENDS.get(int(state[1]), "") if state and len(runs) == 1 else ""
 
 
 def mlflow_name(run: Path) -> str:

@@ -181,6 +181,7 @@ class Curve:
         task: str | None = None,
         metric: str | None = None,
         bounds: tuple[float, float] | None = None,
+        growing: bool = False,
     ) -> Curve:
         """Read the curve of a points.jsonl, a CSV file or a run directory.
 
@@ -190,11 +191,12 @@ class Curve:
             task: Name of the task; required if the file has several.
             metric: Metric column; None: the first of `METRICS` that exists.
             bounds: Smallest and largest possible value of the metric; None: as the rows say, or 0 and 1.
+            growing: Whether the file is still written, so that a last line without its end is left out.
 
         Raises:
             CurveError: The file or its columns cannot be used; the message states what to do.
         """
-        table, notes = read_table(path)
+        table, notes = read_table(path, growing=growing)
         curve = cls._of_table(table, str(path), axis, task, metric, bounds)
         return replace(curve, notes=(*notes, *curve.notes), label=curve.label or Path(path).stem)
 

@@ -28,8 +28,12 @@ class CurveError(UserError):
     """An error in the input; its message gives what was got, what is allowed and what to do."""
 
 
-def read_table(path: str | Path) -> tuple[Table, tuple[str, ...]]:
+def read_table(path: str | Path, *, growing: bool = False) -> tuple[Table, tuple[str, ...]]:
     """Read the columns of a file, or of the points.jsonl of a run directory, and return them with notes about repairs.
+
+    Args:
+        path: The file or directory.
+        growing: Whether the file is still written, so that a last line without its end is left out.
 
     Raises:
         CurveError: The file does not exist, is of an unknown type, is empty or cannot be read.
@@ -53,6 +57,8 @@ def read_table(path: str | Path) -> tuple[Table, tuple[str, ...]]:
         raise CurveError(f"{path} is not text (byte {error.start} is not UTF-8); give a JSONL or CSV file") from error
     if "\0" in text:
         raise CurveError(f"{path} is not text (it contains zero bytes); give a JSONL or CSV file")
+    if growing:
+        text = text[: text.rfind("\n") + 1]
     if not text.strip():
         raise CurveError(f"{path} is empty; a curve needs a row for each evaluation")
     return reader(path, text)

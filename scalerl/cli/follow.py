@@ -1,0 +1,181 @@
+"""`scalerl follow`: stands beside any run, reads what is new in its log, and prints the forecast when it changes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from scalerl.cli.exits import FAILED, complain
+from scalerl.cli.options import Parser, add_decision_options, add_json, add_reading_options, log_choices
+from scalerl.cli.terminal import say
+from scalerl.core.errors import UserError
+from scalerl.importers.errors import TooEarly
+from scalerl.importers.trackers import wandb_path
+from scalerl.scaling.stop import FORMS, StopRule, reason_to_stop, stop_rule
+from scalerl.view.following import AWAY, ENDED, EVERY_S, WAITING, Change, FollowedLog, Reading
+from scalerl.view.outlook import forecast_dict
+from scalerl.view.write_back import WriteBack
+
+EXAMPLES = """examples:
+  scalerl follow run.log --devices 8
+  scalerl follow grpo-run --devices 8 --page
+  scalerl follow wandb:team/project/run --write
+  scalerl follow run.log --until "advice is stop" && scancel 1234
+
+exit codes:
+  0    a condition of --until holds; without --until, the run has ended
+  1    the run has ended, or was silent for --patience hours, before a condition held
+  2    the log needs a choice, or cannot be read
+  130  Ctrl-C (143: SIGTERM)
+"""
+
+PATIENCE_H = 24.0
+"""Hours without new rows after which the command gives up."""
+
+
+def follow_parser() -> Parser:
+    """Return the parser of `scalerl follow`."""
+    words = "Follow the log of a run while it trains, and print its forecast when it changes."
+    parser = Parser(
+        prog="scalerl follow", description=words, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    about = (
+        "log of any trainer, which may not exist yet (docs/importing.md): a file, the directory of a run, of "
+        "TensorBoard or MLflow, a database of MLflow or Trackio, wandb:entity/project/run"
+    )
+    parser.add_argument("path", type=Path, metavar="SOURCE", help=about)
+    about = f"end with exit code 0 when one of these holds: {FORMS}"
+    parser.add_argument("--until", nargs="+", action="extend", default=[], metavar="CONDITION", help=about)
+    parser.add_argument(
+        "--every", type=float, default=EVERY_S, metavar="SECONDS", help="time between two looks; default 15"
+    )
+    about = "end with exit code 1 after this time without new rows; default 24"
+    parser.add_argument("--patience", type=float, default=PATIENCE_H, metavar="HOURS", help=about)
+    about = "write each forecast back to the tracker that is followed, under scalerl/"
+    parser.add_argument("--write", action="store_true", help=about)
+    add_reading_options(parser)
+    add_decision_options(parser)
+    add_json(parser, "print one JSON object per change (docs/json.md)")
+    return parser
+
+
+def reading_of(options: argparse.Namespace) -> Reading:
+    """Return how the log is read and judged, as the options say."""
+    bounds = tuple(options.bounds) if options.bounds else None
+    names = ("task", "answers", "exclude_below", "min_gain", "price")
+    own = {name: getattr(options, name) for name in names}
+    return Reading(axis=options.compute, bounds=bounds, choices=log_choices(options), **own)
+
+
+def run_follow(words: list[str]) -> int:
+    """Follow a log until a condition holds, the run ends, or a signal comes; return the exit code.
+
+    Raises:
+        UserError: The log needs a choice or cannot be read, or an option is wrong.
+    """
+    options = follow_parser().parse_args(words)
+    for name in ("every", "patience"):
+        value = getattr(options, name)
+        if not 0 < value < 1e6:
+            raise UserError(f"--{name}: got {value:g}; allowed: a number above 0")
+    rules = [stop_rule(text) for text in options.until]
+    log = FollowedLog(options.path, reading_of(options), options.every)
+    show = show_json if options.json else Lines().show
+    back = WriteBack(lambda text: show(log, Change("write", text))) if options.write else None
+    if back is not None and (options.path.exists() or wandb_path(str(options.path))):
+        with suppress(TooEarly):  # the log of a directory that is still empty
+            back.open(options.path, options.run_name)
+    try:
+        return follow(log, rules, show, back, options)
+    finally:
+        if back is not None:
+            back.close()
+
+
+MOVING = (
+    "the condition is judged later: the bounds {:g} to {:g} are those of the values so far, and the run may soon pass "
+    "them, which no forecast does; --bounds LOW HIGH sets them"
+)
+"""Why a condition is not judged yet."""
+
+Show = Callable[[FollowedLog, Change], None]
+"""Prints one change."""
+
+
+def follow(
+    log: FollowedLog, rules: list[StopRule], show: Show, back: WriteBack | None, options: argparse.Namespace
+) -> int:
+    """Look at a log again and again; return the exit code."""
+    warned = False
+    while True:
+        began, version = time.monotonic(), log.version
+        changes = log.look()
+        for change in changes:
+            show(log, change)
+        if log.outlook is not None and log.source is not None and log.version != version:
+            if back is not None:
+                back.write(log.source, log.outlook, options.run_name)
+            judged = [rule for rule in rules if rule.kind == "falling" or not log.bounds_move()]
+            if reason := met(log, judged):
+                show(log, Change("condition", reason))
+                return 0
+            if len(judged) < len(rules) and not warned:
+                warned = True
+                show(log, Change("waiting", MOVING.format(*log.outlook.fit.curve.bounds)))
+        if log.state == ENDED:
+            return missed(rules, "the run has ended") if rules else 0
+        if time.monotonic() - log.changed_at > 3600 * options.patience:
+            return missed(rules, f"nothing new for {options.patience:g} hours: {log.detail or log.path}")
+        time.sleep(max(0.0, began + options.every - time.monotonic()))
+
+
+def met(log: FollowedLog, rules: list[StopRule]) -> str | None:
+    """Return the reason of the first condition that holds."""
+    assert log.outlook is not None and log.source is not None
+    min_gain = log.source.terms({"min_gain": log.reading.min_gain}).get("min_gain")
+    reasons = (reason_to_stop(rule, [log.outlook.fit], min_gain) for rule in rules)
+    return next(filter(None, reasons), None)
+
+
+def missed(rules: list[StopRule], why: str) -> int:
+    """Say why the command ends before a condition held; return the exit code."""
+    conditions = " or ".join(repr(rule.text) for rule in rules)
+    complain(f"{why}{conditions and f', before {conditions} held'}")
+    return FAILED
+
+
+class Lines:
+    """Prints changes as lines with their time, and what was read before the first forecast and when it changes."""
+
+    def __init__(self) -> None:
+        self._read: list[str] = []
+
+    def show(self, log: FollowedLog, change: Change) -> None:
+        """Print one change."""
+        if change.kind == "forecast" and log.source is not None and log.source.log is not None:
+            log_lines = log.source.log_lines()
+            read = [re.sub(r"\d+ points( in \d+ windows)?", "", line) for line in log_lines]  # not how much was read
+            if fresh := [line for line, same in zip(log_lines, read, strict=True) if same not in self._read]:
+                say(*fresh)
+            self._read = read
+        prefix = f"{change.kind}: " if change.kind in (AWAY, WAITING) else ""
+        say(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {prefix}{change.text}")
+
+
+def show_json(log: FollowedLog, change: Change) -> None:
+    """Print a change as one JSON object in one line."""
+    values: dict[str, Any] = {
+        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "event": change.kind, "source": str(log.path), "text": change.text,
+    }  # fmt: skip
+    if change.kind == "forecast" and log.outlook is not None and log.source is not None:
+        values |= {**forecast_dict(log.outlook.forecast), "advice": log.outlook.advice.to_dict()}
+        values |= {} if log.source.log is None else {"log": log.source.log.to_dict()}
+    print(json.dumps(values, allow_nan=False), flush=True)

@@ -1,0 +1,253 @@
+"""Follows a log while its run trains: looks for new rows, and says what has changed. Used by `follow` and `watch`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from scalerl.core.errors import ConfigError
+from scalerl.core.run_files import POINTS, is_run
+from scalerl.core.status import read_status
+from scalerl.importers.bounds import FROM_VALUES
+from scalerl.importers.errors import Away, TooEarly
+from scalerl.importers.growing import GrowingLog, Stamp, stamp_of
+from scalerl.importers.trackers import wandb_path
+from scalerl.scaling import Curve, CurveError
+from scalerl.scaling.fit import MIN_POINTS
+from scalerl.scaling.readers import is_points
+from scalerl.scaling.trend import LEAST_POINTS, trend
+from scalerl.view.outlook import LogChoices, Outlook, Source, choices_made, names_of, read_sources, source_outlook
+from scalerl.view.run import id_of
+
+EVERY_S = 15.0
+"""Default interval between two looks at a log, seconds."""
+
+FOLLOWING, WAITING, AWAY, GONE, PROBLEM, ENDED = "following", "waiting", "away", "gone", "problem", "ended"
+"""States of a log: it has been read, lacks rows or the file, does not answer, was deleted, cannot be read, its run has
+ended."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a look at a log has found.
+
+    Example: `Change("forecast", "Continue (sure, 97%): ...")`
+    """
+
+    kind: str
+    """"forecast", "back", "restarted", or a state of the log."""
+    text: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a log is read and judged; the options of `scalerl fit`."""
+
+    axis: str | None = None
+    task: str | None = None
+    bounds: tuple[float, float] | None = None
+    choices: LogChoices | None = None
+    answers: float | None = None
+    exclude_below: float = 0.0
+    min_gain: float | None = None
+    price: float | None = None
+
+
+class FollowedLog:
+    """One log, or the directory of a run of this package. Looks are made by one thread; others read the attributes."""
+
+    def __init__(self, path: Path, reading: Reading | None = None, every_s: float = EVERY_S) -> None:
+        """Prepare to follow a log, which may not exist yet.
+
+        Args:
+            path: A file, a run's directory, a tracker's store, or `wandb:entity/project/run`.
+            reading: How it is read.
+            every_s: Interval of looks that are made by `due`, in seconds.
+        """
+        self.path, self.reading, self.every_s = path, reading or Reading(), every_s
+        self.name = str(path) if wandb_path(str(path)) else names_of([path])[0]
+        self.id = id_of(path)
+        self.state, self.detail = WAITING, "nothing has been read yet"
+        self.source: Source | None = None
+        """The curve of the last look that could be read."""
+        self.outlook: Outlook | None = None
+        """Its forecast; None before `MIN_POINTS` points."""
+        self.version = 0
+        """Increases with every change."""
+        self.changed_at = time.monotonic()
+        """Time of the last new rows."""
+        self.lock = threading.Lock()
+        """Held while the attributes change together."""
+        self._log: GrowingLog | None = None
+        """Reads the log of another trainer."""
+        self._stamp: Stamp | None = None
+        self._restarts = 0
+        self._looked = -float("inf")
+
+    def due(self) -> bool:
+        """Return whether the interval since the last look is over."""
+        return self.state != ENDED and time.monotonic() - self._looked >= self.every_s
+
+    def look(self) -> list[Change]:
+        """Look for new rows; return what has changed, in its order.
+
+        Raises:
+            UserError: The log cannot be read as asked, and no look before could; later errors are changes.
+        """
+        self._looked = time.monotonic()
+        try:
+            source = self._read()
+        except TooEarly as error:
+            known = self.source is not None
+            lost = known and not (wandb_path(str(self.path)) or self.path.exists())
+            text = f"{self.path} is gone; its points so far are kept" if lost else _waits_for(str(error), known)
+            return self._to(GONE if lost else WAITING, text)
+        except Away as error:
+            return self._to(AWAY, str(error))
+        except (CurveError, ConfigError) as error:
+            if self.source is None:
+                raise
+            return self._to(PROBLEM, str(error))
+        changes = []
+        if self.state in (AWAY, GONE, PROBLEM):
+            changes.append(Change("back", f"{self.path} can be read again"))
+        if source is None:
+            if changes:
+                self._to(FOLLOWING, "")
+            return changes
+        return [*changes, *self._take(source)]
+
+    def _take(self, source: Source) -> list[Change]:
+        """Make the forecast of a curve that was read; return what has changed."""
+        changes: list[Change] = []
+        before = self.outlook.advice.headline if self.outlook else ""
+        terms = {name: getattr(self.reading, name) for name in ("exclude_below", "min_gain", "price")}
+        outlook, state, detail = None, FOLLOWING, ""
+        try:
+            outlook = source_outlook(source, **terms)
+        except CurveError as error:
+            count = len(source.curve)
+            state = WAITING if count < MIN_POINTS else PROBLEM
+            detail = f"{count} of {MIN_POINTS} {source.curve.what}" if count < MIN_POINTS else str(error)
+        if self._log is not None and self._log.restarts > self._restarts:
+            self._restarts = self._log.restarts
+            kept = f"the curve has {len(source.curve)} {source.curve.what}"
+            changes.append(
+                Change("restarted", f"{self.path} was cut back or replaced, and is read from its start: {kept}")
+            )
+        with self.lock:
+            self.source, self.outlook = source, outlook
+            self.changed_at = time.monotonic()
+            self.version += 1
+        if outlook is not None and outlook.advice.headline != before:
+            changes.append(Change("forecast", outlook.advice.headline))
+        changes += self._to(state, detail)
+        if ended := self._ended():
+            changes += self._to(ENDED, f"the run has ended: {ended}")
+        return changes
+
+    def _to(self, state: str, detail: str) -> list[Change]:
+        """Change the state; return the change unless it is none, or nothing to tell."""
+        same = state == self.state and (detail == self.detail or state == AWAY)
+        if not same:
+            with self.lock:
+                self.state, self.detail = state, detail
+                self.version += 1
+        return [] if same or state == FOLLOWING else [Change(state, detail)]
+
+    def _read(self) -> Source | None:
+        """Return the curve; None if nothing has changed since the last look."""
+        ask = self.reading
+        ours = self.source.log is None if self.source else self._is_ours()
+        source = self._read_points() if ours else self._read_log()
+        if source is None or ask.answers is None:
+            return source
+        return replace(source, curve=source.curve.with_answers(ask.answers))
+
+    def _read_log(self) -> Source | None:
+        ask = self.reading
+        if self._log is None:
+            self._log = GrowingLog(self.path, task=ask.task, bounds=ask.bounds, **(ask.choices or {}))
+        imported = self._log.look()
+        if imported is None:
+            return None
+        with early(len(imported.rows)):
+            curve = Curve.from_rows(imported.rows, axis=ask.axis)
+        return Source(self.path, self.name, replace(curve, label=curve.label or self.path.stem), None, imported)
+
+    def _read_points(self) -> Source | None:
+        ask, stamp = self.reading, stamp_of(self.path)
+        if stamp == self._stamp:
+            return None
+        file = self.path / POINTS if self.path.is_dir() else self.path
+        with early(lines_in(file)):
+            if is_run(self.path):
+                (source,) = read_sources([self.path], ask.axis, ask.task, ask.bounds)
+            else:
+                curve = Curve.read(file, axis=ask.axis, task=ask.task, bounds=ask.bounds, growing=True)
+                source = Source(self.path, self.name, curve, None)
+        self._stamp = stamp
+        return source
+
+    def _is_ours(self) -> bool:
+        """Return whether the path is a run directory of this package, or a file of points."""
+        if wandb_path(str(self.path)) is not None or not self.path.exists():
+            return False
+        return is_run(self.path) or (not choices_made(self.reading.choices or {}) and is_points(self.path))
+
+    def _ended(self) -> str:
+        """Return how the run ended; "" while it trains, or if the log does not say so."""
+        if self.source is not None and self.source.info is not None:
+            status = read_status(self.path)
+            return status.state if status is not None and status.state != "running" else ""
+        return self._log.ended if self._log is not None else ""
+
+    def bounds_move(self) -> bool:
+        """Return whether the bounds are those of the values so far, and the run would pass them soon.
+
+        A forecast cannot exceed its bounds, so its gain is too small if the trend of the last doubling of compute would
+        lead beyond them in the next one.
+        """
+        log = self.source.log if self.source else None
+        if self.outlook is None or log is None or log.bounds_origin != FROM_VALUES:
+            return False
+        curve = self.outlook.fit.curve
+        return bool(curve.metric[-LEAST_POINTS:].mean() + trend(curve).rise > curve.bounds[1])
+
+    def summary(self) -> dict[str, Any]:
+        """Return the log's entry in the list of the page, as JSON values."""
+        with self.lock:
+            advice = self.outlook.advice.headline if self.outlook else ""
+            values = {name: getattr(self, name) for name in ("id", "name", "version", "state", "detail")}
+        return {**values, "path": str(self.path), "sentence": advice}
+
+
+def _waits_for(text: str, known: bool) -> str:
+    """Return what a log lacks, as the text of the state `WAITING`."""
+    return f"{text}; the points so far are kept" if known else text
+
+
+@contextmanager
+def early(rows: int) -> Iterator[None]:
+    """Make an error about rows that are too few for a fit one that more rows may mend."""
+    try:
+        yield
+    except CurveError as error:
+        if rows >= MIN_POINTS:
+            raise
+        raise TooEarly(str(error)) from error
+
+
+def lines_in(file: Path) -> int:
+    """Return the number of lines of a file, up to `MIN_POINTS`; 0 if it cannot be read."""
+    try:
+        with file.open("rb") as lines:
+            return sum(1 for _ in islice(lines, MIN_POINTS))
+    except OSError:
+        return 0
