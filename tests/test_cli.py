@@ -379,3 +379,18 @@ def test_an_option_that_several_commands_share_is_declared_in_one_place():
     for option in ("--json", "--compute", "--exclude-below", "--versus", "--trust"):
         declared = re.compile(rf"add_argument\(\s*\"{option}\"")
         assert [name for name, text in files.items() if declared.search(text)] == ["options.py"], option
+
+
+@pytest.mark.parametrize("words", ["fit LOG --devices 8", "import LOG", "backtest LOG", "compare a.jsonl --versus LOG"])
+def test_a_dash_is_standard_input(words, tmp_path):
+    log = Path(__file__).parents[1] / "examples/trl_log/trainer_state.json"
+    shutil.copy(log, tmp_path / "a.jsonl")
+    shutil.copy(log, tmp_path / "standard-input")
+
+    def printed(path):
+        command = [sys.executable, "-m", "scalerl.cli", *(path if word == "LOG" else word for word in words.split())]
+        done = subprocess.run(command, input=log.read_bytes(), capture_output=True, cwd=tmp_path, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert printed("-") == printed("standard-input") != b""

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from scalerl.cli.options import Parser, add_log_options, log_choices
+from scalerl.cli.options import Parser, add_log_options, input_path, log_choices
 from scalerl.cli.terminal import say
 from scalerl.core.errors import UserError
 from scalerl.core.outputs import check_output
@@ -19,7 +19,8 @@ def import_parser() -> Parser:
     """Return the parser of `scalerl import`."""
     words = "Read another framework's log into points: TRL, verl, prime-rl, wandb, TensorBoard, CSV, ..."
     parser = Parser(prog="scalerl import", description=words)
-    parser.add_argument("paths", type=Path, nargs="*", metavar="PATH", help="logs or run directories, in their order")
+    about = "logs or run directories, in their order; -: standard input"
+    parser.add_argument("paths", type=input_path, nargs="*", metavar="PATH", help=about)
     parser.add_argument("--task", help="name of the task; required if there are several")
     add_log_options(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="points.jsonl to write; default: print")

@@ -6,8 +6,13 @@ Errors are one line with the nearest option.
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -89,6 +94,21 @@ def bare_words(parser: Parser, words: Sequence[str]) -> list[int]:
     return bare
 
 
+def input_path(text: str) -> Path:
+    """Return the path of an option; for "-", that of a copy of standard input, which is read once."""
+    return _standard_input() if text == "-" else Path(text)
+
+
+@lru_cache(maxsize=1)
+def _standard_input() -> Path:
+    directory = tempfile.TemporaryDirectory(prefix="scalerl-")
+    atexit.register(directory.cleanup)
+    path = Path(directory.name) / "standard-input"
+    with path.open("wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return path
+
+
 MANY = 1 << 30
 """Number of values of an option that has a list of them."""
 
@@ -102,8 +122,8 @@ def count(text: str, least: int = 1) -> int:
 
 def add_curve_options(parser: argparse.ArgumentParser) -> None:
     """Add the runs or files whose curves a command reads, and how they are read."""
-    about = "run directory, file of points, or the log of any trainer (docs/importing.md)"
-    parser.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_LOG", help=about)
+    about = "run directory, file of points, or the log of any trainer (docs/importing.md); -: standard input"
+    parser.add_argument("paths", nargs="+", type=input_path, metavar="RUN_OR_LOG", help=about)
     add_reading_options(parser)
     add_json(parser)
 
@@ -178,7 +198,7 @@ def log_choices(options: argparse.Namespace) -> LogChoices:
 def add_versus(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """Add the option `--versus`: the runs of the other recipe."""
     words = "runs of the other recipe"
-    parser.add_argument("--versus", nargs="+", type=Path, metavar="RUN_OR_FILE", required=required, help=words)
+    parser.add_argument("--versus", nargs="+", type=input_path, metavar="RUN_OR_FILE", required=required, help=words)
 
 
 def add_json(parser: argparse.ArgumentParser, words: str = "print JSON (docs/json.md)") -> None:
