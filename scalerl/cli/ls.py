@@ -9,9 +9,9 @@ from scalerl.cli.options import Parser, add_directories
 from scalerl.core.errors import ConfigError
 from scalerl.core.printable import printable
 from scalerl.core.run_files import is_study
-from scalerl.scaling import CurveError
-from scalerl.view.run import FollowedRun
-from scalerl.view.state import find
+from scalerl.view.kept_fits import KeptFits
+from scalerl.view.run import FollowedRun, list_fit
+from scalerl.view.state import ALIVE, find
 
 WIDTH = 80
 NAME_WIDTH = 24
@@ -34,11 +34,12 @@ def run_ls(words: list[str]) -> int:
         where = ", ".join(map(str, arguments.paths or defaults))
         raise ConfigError(f"{where}: no run here; give run directories (with a config.toml)")
     print(line_of(("run", "state", "step", "pass rate", "at 2x compute", "advice")))
+    kept = KeptFits()
     for path in runs:
         run = FollowedRun(path)
         in_study = is_study(path.parent.parent)  # STUDY/ARM/seed-0
         name = f"{path.parent.name}/{path.name}" if in_study else path.name
-        print(unreadable(name, run) if run.state == "unreadable" else line_of((name, *cells(run))), flush=True)
+        print(unreadable(name, run) if run.state == "unreadable" else line_of((name, *cells(run, kept))), flush=True)
     return 0
 
 
@@ -59,19 +60,23 @@ def unreadable(name: str, run: FollowedRun) -> str:
     return printable(f"{shortened(name):<{NAME_WIDTH}} {run.state} {reason}")[:WIDTH]
 
 
-def cells(run: FollowedRun) -> tuple[str, str, str, str, str]:
-    """Return the columns of a run after its name, for its first task; dashes without evaluations or a forecast."""
+def cells(run: FollowedRun, kept: KeptFits | None = None) -> tuple[str, str, str, str, str]:
+    """Return the columns of a run after its name, for its first task; dashes without evaluations or a forecast.
+
+    Args:
+        run: The run.
+        kept: Where forecasts of runs that have ended are kept.
+    """
     state, step = run.state.replace(" ", "-"), f"{run.step}/{run.steps}"
     task = next(iter(run.tasks), "")
     if not task:
         return state, step, "-", "-", "-"
     rate = f"{run.points[task][-1].pass_rate:.3f}"
-    try:
-        ahead = run.outlook(task)
-    except CurveError:
+    fitted = list_fit(run.points[task], run.axis, *run.terms, None if run.state in ALIVE else kept)
+    if fitted["problem"]:
         return state, step, rate, "-", "-"
-    twice = ahead.forecast.at[0]
-    return state, step, rate, f"{twice.low:.3f}-{twice.high:.3f}", ahead.advice.action
+    _, low, high = fitted["twice"]
+    return state, step, rate, f"{low:.3f}-{high:.3f}", fitted["action"]
 
 
 def shortened(name: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from scalerl.importers.frame import Array, Frame
 
@@ -181,19 +182,42 @@ def growth(steps: Array, counter: Array, from_zero: bool) -> tuple[Array, Array,
     Unknown growth (the first row, a clock that kept running over a restart) is NaN.
     """
     gap, grown = np.diff(steps, prepend=0.0), np.diff(counter, prepend=np.nan)
-    restarts = 0
-    for i in np.flatnonzero((gap <= 0) | (grown < 0)):
-        restarts += 1
-        if restarts > MOST_RESTARTS:
-            gap[i], grown[i] = max(gap[i], 1.0), np.nan
-            continue
-        earlier = np.flatnonzero(steps[:i] < steps[i])
-        base = earlier[steps[earlier] == steps[earlier].max()][-1] if len(earlier) else None
-        gap[i] = steps[i] - (steps[base] if base is not None else 0.0)
+    restarts = np.flatnonzero((gap <= 0) | (grown < 0))
+    followed = restarts[:MOST_RESTARTS]
+    for i in restarts[MOST_RESTARTS:]:
+        gap[i], grown[i] = max(gap[i], 1.0), np.nan
+    for i, base in zip(followed, continued_rows(steps, followed), strict=True):
+        gap[i] = steps[i] - (steps[base] if base >= 0 else 0.0)
         if not from_zero and counter[i] > counter[i - 1]:  # a clock that kept running while the run was interrupted
             grown[i] = np.nan
-        elif base is not None and counter[i] >= counter[base]:  # restored from a checkpoint
+        elif base >= 0 and counter[i] >= counter[base]:  # restored from a checkpoint
             grown[i] = counter[i] - counter[base]
         else:  # restarted from zero
             grown[i] = counter[i]
-    return gap, grown, restarts
+    return gap, grown, len(restarts)
+
+
+def continued_rows(steps: Array, at: npt.NDArray[np.intp]) -> list[int]:
+    """Return the row that each of some rows continues: the last earlier one with the next smaller step, -1 without one.
+
+    Args:
+        steps: Step of each row, shape (N,).
+        at: Rows, ascending.
+    """
+    distinct, first = np.unique(steps, return_index=True)
+    ranks = np.searchsorted(distinct, steps)
+    by_rank, starts = np.argsort(ranks, kind="stable"), np.searchsorted(np.sort(ranks), np.arange(len(distinct) + 1))
+    # from the last row to the first, steps leave that begin later; a step that has left points to the next smaller one
+    smaller, leaving, rows = list(range(len(distinct) + 1)), np.argsort(-first, kind="stable").tolist(), list[int]()
+    left = 0
+    for i in at[::-1].tolist():
+        while left < len(leaving) and first[leaving[left]] >= i:
+            smaller[leaving[left] + 1] = leaving[left]
+            left += 1
+        rank = int(ranks[i])  # the number of smaller steps, and the place in `smaller` of the largest of these
+        while smaller[rank] != rank:
+            smaller[rank] = smaller[smaller[rank]]
+            rank = smaller[rank]
+        own = by_rank[starts[rank - 1] : starts[rank]] if rank else ()
+        rows.append(int(own[np.searchsorted(own, i) - 1]) if rank else -1)
+    return rows[::-1]

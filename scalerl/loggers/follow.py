@@ -68,16 +68,17 @@ class Followers:
             one.worker.put(partial(one.row, row))
         self._tell()
 
-    def evaluated(self, points: Sequence[EvalPoint]) -> None:
+    def evaluated(self, points: Sequence[EvalPoint], judged: bool = True) -> None:
         """Log the last evaluation, with the forecast and the curve.
 
         Args:
-            points: Evaluations of the run so far.
+            points: Evaluations of the run so far; if not judged, at least the last one.
+            judged: Whether to log forecast and curve.
         """
         if self._all and points:
             view = RunView(self._info, self._rows, points)
             for one in self._all:
-                one.worker.put(partial(one.evaluation, view))
+                one.worker.put(partial(one.evaluation, view, judged))
         self._tell()
 
     def ended(self, state: str) -> None:
@@ -150,11 +151,11 @@ class _Logged:
         if self._is_new("row", int(row["step"])):
             self.logger.log(finite(row), int(row["step"]))
 
-    def evaluation(self, view: RunView) -> None:
+    def evaluation(self, view: RunView, judged: bool) -> None:
         if not self._is_new("evaluation", view.evaluated_at):
             return
-        self.logger.log(evaluation_numbers(view), view.evaluated_at)
-        if drawn := curve_picture(view):
+        self.logger.log(evaluation_numbers(view, judged), view.evaluated_at)
+        if judged and (drawn := curve_picture(view)):
             with tempfile.TemporaryDirectory(prefix="scalerl-") as directory:
                 png = Path(directory) / f"step_{view.evaluated_at:06d}.png"
                 png.write_bytes(drawn)
@@ -183,13 +184,13 @@ def curve_picture(view: RunView) -> bytes:
     return picture(fits, "; ".join(view.info.notes)) if fits else b""
 
 
-def evaluation_numbers(view: RunView) -> dict[str, float]:
-    """Return the numbers of the last evaluation and of the forecast, by the names of docs/metrics.md."""
+def evaluation_numbers(view: RunView, judged: bool = True) -> dict[str, float]:
+    """Return the numbers of the last evaluation and, if judged, of the forecast, by the names of docs/metrics.md."""
     numbers: dict[str, Any] = {}
     for points in view.points.values():
         if points[-1].step == view.evaluated_at:
             numbers |= point_numbers(points[-1])
-    for task, ahead in view.outlooks().items():
+    for task, ahead in view.outlooks().items() if judged else ():
         estimates = dict(zip(HORIZON, ahead.forecast.at, strict=True)) | {"ceiling": ahead.fit.asymptote}
         for name, estimate in estimates.items():
             key = f"forecast/{task}/{name}"

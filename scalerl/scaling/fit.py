@@ -58,6 +58,10 @@ PARAMETERS = {
 """Names of the parameters in text."""
 
 
+PREDICTED_TOGETHER = 256
+"""Amounts of compute whose 2,000 draws are in memory together: 4 MB for each of about ten arrays."""
+
+
 class Band(NamedTuple):
     """A curve with its 90% band; every field has shape (M,)."""
 
@@ -173,6 +177,12 @@ class Fit:
             noise: Whether the band is for a single evaluation (wider) instead of the curve.
         """
         compute_M = one_axis(compute)
+        starts = range(0, max(1, len(compute_M)), PREDICTED_TOGETHER)  # rows of draws do not depend on each other
+        parts = [self._band(compute_M[start : start + PREDICTED_TOGETHER], noise) for start in starts]
+        return Band(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def _band(self, compute_M: Array, noise: bool) -> Band:
+        """Return `predict` of a few amounts of compute, whose draws are in memory together."""
         if noise:
             levels_MD = wide_MD = self.evaluations(compute_M)
         else:

@@ -19,6 +19,22 @@ from scalerl.training.run_dir import RunDirectory
 from scalerl.training.warnings import Event, RunWarnings
 from scalerl.types import EvalPoint, GeneratorStats
 
+EVERY = 1_000
+"""Number of points up to which the curves are judged at each evaluation."""
+
+SHARE = 0.01
+"""Share of new points after which longer curves are judged again: a fit reads all points."""
+
+
+def is_due(points: int, judged: int) -> bool:
+    """Return whether curves with so many points are judged again, so that an evaluation costs the same in any run.
+
+    Args:
+        points: Number of points.
+        judged: Number of points at the last judgment.
+    """
+    return points <= EVERY or points - judged >= SHARE * points
+
 
 @dataclass(slots=True)
 class Records:
@@ -38,6 +54,8 @@ class Records:
     """Function that reports the current phase of the run, a key of `status.PHASES`."""
     points: list[EvalPoint] = field(default_factory=list)
     _before: GeneratorStats = field(init=False)
+    _judged: int = 0
+    """Number of points at the last judgment of the curves."""
 
     def __post_init__(self) -> None:
         self._before = self.progress.generator
@@ -92,13 +110,15 @@ class Records:
             self.followers.step(full_row)
 
     def evaluated(self, points: Sequence[EvalPoint]) -> None:
-        """Write and show the points of one evaluation, one for each task."""
+        """Write the points of one evaluation, one for each task, and judge and show the curves if `is_due`."""
         self.points += points
         self.directory.add_points(points)
-        self._report(self.warnings.evaluated(self.points), f"evaluation at step {points[-1].step}")
-        self.display.point(self.points)
+        if judged := is_due(len(self.points), self._judged):
+            self._judged = len(self.points)
+            self._report(self.warnings.evaluated(self.points), f"evaluation at step {points[-1].step}")
+            self.display.point(self.points)
         if self.followers:
-            self.followers.evaluated(self.points)
+            self.followers.evaluated(self.points if judged else points, judged)
 
     def _report(self, events: Sequence[Event], when: str) -> None:
         self.directory.append(EVENTS, [event._asdict() for event in events])

@@ -22,6 +22,7 @@ from scalerl.core.run_files import EVENTS, METRICS, POINTS, RUN, Metric, RunInfo
 from scalerl.scaling import CurveError
 from scalerl.scaling.estimate import as_json
 from scalerl.types import EvalPoint
+from scalerl.view.kept_fits import KeptFits, key_of
 from scalerl.view.outlook import Outlook, Source, curve_of, points_by_task, run_outlook
 from scalerl.view.page_figures import plain
 from scalerl.view.rollouts import RolloutIndex
@@ -308,16 +309,35 @@ class FollowedRun(RunView):
 
 
 def list_fit(
-    points: Sequence[EvalPoint], axis: str, min_gain: float | None = None, price: float | None = None
+    points: Sequence[EvalPoint],
+    axis: str,
+    min_gain: float | None = None,
+    price: float | None = None,
+    kept: KeptFits | None = None,
 ) -> dict[str, Any]:
-    """Return forecast and advice of one task as JSON values for the list of runs."""
+    """Return forecast and advice of one task as JSON values for the list of runs.
+
+    Args:
+        points: Evaluations of the task.
+        axis: Compute axis.
+        min_gain: As for `run_outlook`.
+        price: As for `run_outlook`.
+        kept: Where the forecast is looked up, and kept; None: nowhere, because the run goes on.
+    """
+    key = key_of(points, axis, (min_gain, price)) if kept else ""
+    if kept and (before := kept.get(key)) is not None:
+        return before
     values: dict[str, Any] = {"evaluations": len(points), "problem": ""}
     try:
         ahead = run_outlook(points, axis, min_gain, price)
     except CurveError as error:
-        return {**values, "problem": str(error)}
-    twice = ahead.forecast.at[0]
-    return {**values, "twice": plain([twice.mean, twice.low, twice.high]), "action": ahead.advice.action}
+        values["problem"] = str(error)
+    else:
+        twice = ahead.forecast.at[0]
+        values |= {"twice": plain([twice.mean, twice.low, twice.high]), "action": ahead.advice.action}
+    if kept:
+        kept.put(key, values)
+    return values
 
 
 def sound_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

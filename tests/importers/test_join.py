@@ -1,5 +1,7 @@
 """Properties of the join: compute up to a step does not depend on interruptions or the order of rows."""
 
+import time
+
 import builders
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from scalerl.importers.consoles import Console
 from scalerl.importers.formats import Log
 from scalerl.importers.frame import frame_of
-from scalerl.importers.join import row_steps, spent_by_counter, spent_by_step
+from scalerl.importers.join import continued_rows, row_steps, spent_by_counter, spent_by_step
 from scalerl.importers.points import of_logs
 
 
@@ -111,3 +113,24 @@ def test_a_console_line_is_read_as_it_was_logged(step, row):
     assert {name: cells[1].tolist() for name, cells in frame.cells.items()} == (
         {name: [value] for name, value in {"step": step, **row}.items()} if row else {}
     )
+
+
+def by_hand(steps, i):
+    """Return the last row before i with the largest step that is smaller than that of i; -1 without one."""
+    earlier = [at for at in range(i) if steps[at] < steps[i]]
+    return max(earlier, key=lambda at: (steps[at], at), default=-1)
+
+
+@given(st.lists(st.integers(0, 8), min_size=1, max_size=40), st.data())
+def test_a_row_continues_the_last_one_with_the_next_smaller_step(steps, data):
+    at = sorted(data.draw(st.sets(st.integers(0, len(steps) - 1))))
+    found = continued_rows(np.array(steps, float), np.array(at, np.intp))
+    assert found == [by_hand(steps, i) for i in at]
+
+
+def test_rows_that_continue_others_are_found_in_one_pass():
+    """A counter that resets at every tenth of 300,000 rows; a pass over all earlier rows for each takes minutes."""
+    steps = (np.arange(300_000) % 10 + 5.0 * (np.arange(300_000) // 10)).astype(float)
+    began = time.process_time()
+    found = continued_rows(steps, np.arange(10, 300_000, 10))
+    assert time.process_time() - began < 3.0 and found[:2] == [4, 14]

@@ -86,7 +86,8 @@ let points = "";
 
 function take(found) {
   for (const run of found.runs) known.runs.set(run.id, run);
-  for (const id of [...known.runs.keys()]) if (!found.known.includes(id)) known.runs.delete(id);
+  const listed = found.known && new Set(found.known);
+  for (const id of listed ? [...known.runs.keys()] : []) if (!listed.has(id)) known.runs.delete(id);
   for (const study of found.studies) known.studies.set(study.id, study);
   known.problems = found.problems;
   known.ready = true;
