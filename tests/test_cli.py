@@ -394,3 +394,12 @@ def test_a_dash_is_standard_input(words, tmp_path):
         return re.sub(rb"\S*/standard-input", b"standard-input", done.stdout)
 
     assert printed("-") == printed("standard-input") != b""
+
+
+def test_a_disk_without_room_for_the_checkpoints_is_an_error_before_the_start(capsys, workplace, monkeypatch):
+    """Nothing remains in the run directory."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 40, (1 << 40) - 1000, 1000))
+    assert call(capsys, *OWN, "--checkpoint.every", "1")[0] == 2
+    text = complain(capsys, *OWN, "--checkpoint.every", "1", "--checkpoint.keep", "5")
+    assert ": 0 MB are free; 6 checkpoints, the best one and" in text and "lower checkpoint.keep" in text
+    assert not (workplace / "run").exists()

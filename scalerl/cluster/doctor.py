@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scalerl.cluster.memory import BF16, FP32
+from scalerl.cluster.memory import channel_bytes, check_disk, disk_bytes
 from scalerl.cluster.probe import REACHED_S, Probe, Seen
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config.base import replace
@@ -241,29 +241,23 @@ def meeting(group: Group, limit_s: float, device: str) -> Outcome:
 
 def room(site: Site) -> Outcome:
     """Check the disk of ./runs, /dev/shm, and the memory that carries weights to the engines."""
+    from scalerl.cluster.connect import shared_memory
+
     config, place = site.config, Path("runs") if os.path.isdir("runs") else Path()
-    check_shared_memory(site.table)
-    sizes = outcome(lambda: sizes_of(config).sizes)
-    params = 0.0 if sizes.exception() else sizes.result().params
-    weights = 4 * params * (FP32 if config.hardware.dtype == "float32" else BF16)  # versions in a channel
-    every = config.checkpoint.keep_every
-    # the last ones, those kept for good, and the one that is being written
-    checkpoints = config.checkpoint.keep + 1 + (config.steps // every if every else 0)
-    saved = 3 * FP32 * params * (checkpoints + 1) + weights * (config.weights == "directory")
-    free = shutil.disk_usage(place).free
-    if free < saved:
-        return FAILS, (
-            f"{_HOST}:{place.resolve()}: {free / GB:.1f} GB are free; {checkpoints} checkpoints, the best one and "
-            f"the weights that are sent need {saved / GB:.1f} GB. Free space, lower checkpoint.keep, raise "
-            "checkpoint.keep_every, or give another --run-dir"
-        )
+    check_shared_memory(site.table, partial(shared_memory, site.ray) if site.ray else None)
+    sizes = outcome(lambda: sizes_of(config).sizes)  # those of a model that is elsewhere are not known
+    known = None if sizes.exception() else sizes.result()
+    if problem := outcome(lambda: check_disk(config, known, place)).exception():
+        return FAILS, str(problem)
+    weights = 0.0 if known is None else channel_bytes(config, known)
     memory, what = host_memory().free, f"memory of {_HOST}"
     if memory < weights and config.weights == "shared-memory":
         return FAILS, (
             f"{what}: {memory / GB:.1f} GB are free; four versions of the weights need {weights / GB:.1f} GB. Use "
             "rollouts.weights = 'directory', or more memory"
         )
-    return WORKS, f"{place.resolve()}: {free / GB:.0f} GB free, {saved / GB:.2g} GB needed"
+    free, needed = shutil.disk_usage(place).free, 0.0 if known is None else disk_bytes(config, known)
+    return WORKS, f"{place.resolve()}: {free / GB:.0f} GB free, {needed / GB:.2g} GB needed"
 
 
 def vllm(site: Site) -> Outcome:

@@ -6,11 +6,16 @@ micro-batch; D: width of the model; V: vocabulary; w: bytes of a weight in the f
 
 from __future__ import annotations
 
+import shutil
+import socket
+from pathlib import Path
 from typing import NamedTuple
 
 from scalerl.config.model import Lora
+from scalerl.config.run import RunConfig
+from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import ModelSizes
-from scalerl.placement.devices import USABLE
+from scalerl.placement.devices import GB, USABLE
 from scalerl.rollouts.engine import PASS_BYTES
 
 BF16, FP32 = 2, 4
@@ -114,6 +119,61 @@ def adapter_params(sizes: ModelSizes, lora: Lora) -> int:
     ends |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), width + sizes.mlp)
     names = list(ends) if lora.targets == "all-linear" else [name.rpartition(".")[2] for name in lora.targets]
     return lora.rank * sizes.layers * sum(ends.get(name, sum(ends.values())) for name in names)
+
+
+CHANNEL_VERSIONS = 4
+"""Versions of the weights that a channel through files or shared memory holds."""
+
+
+def channel_bytes(config: RunConfig, sizes: ModelSizes) -> float:
+    """Return the bytes of the versions of the weights in a channel through files or shared memory, 4 w params."""
+    return CHANNEL_VERSIONS * (FP32 if config.hardware.dtype == "float32" else BF16) * sizes.params
+
+
+def disk_bytes(config: RunConfig, sizes: ModelSizes) -> float:
+    """Return the bytes of a run directory: checkpoints of 12 bytes per trained entry, and weights sent through files.
+
+    There are the newest checkpoints, those kept for good, the one that is being written, and the best one; a short run
+    makes fewer.
+    """
+    lora = getattr(config.model, "lora", None)
+    trained = sizes.params if lora is None else adapter_params(sizes, lora)
+    return 3 * FP32 * trained * (_checkpoints(config) + 1) + channel_bytes(config, sizes) * (
+        config.weights == "directory"
+    )
+
+
+def _size(count: float) -> str:
+    return f"{count / GB:.1f} GB" if count >= GB else f"{count / 1e6:,.0f} MB"
+
+
+def _checkpoints(config: RunConfig) -> int:
+    """Return the number of checkpoints without the best one: the newest, those kept for good, and one being written."""
+    policy, every = config.checkpoint, config.checkpoint.keep_every
+    return min(policy.keep + 1 + (config.steps // every if every else 0), -(-config.steps // policy.every))
+
+
+def check_disk(config: RunConfig, sizes: ModelSizes | None, place: Path, written: float = 0.0) -> None:
+    """Check that the disk of a directory has room for a run.
+
+    Args:
+        config: Configuration.
+        sizes: The model; None: unknown, which passes.
+        place: An existing directory on that disk.
+        written: Bytes that the run has written already.
+
+    Raises:
+        ConfigError: It has not.
+    """
+    if sizes is None:
+        return
+    free, needed = shutil.disk_usage(place).free, disk_bytes(config, sizes) - written
+    if free < needed:
+        raise ConfigError(
+            f"{socket.gethostname()}:{place.resolve()}: {_size(free)} are free; {_checkpoints(config)} "
+            f"checkpoints, the best one and the weights that are sent need {_size(needed)}. Free space, lower "
+            "checkpoint.keep, raise checkpoint.keep_every, or give another --run-dir"
+        )
 
 
 def trainer_memory(

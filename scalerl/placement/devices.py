@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from scalerl.config.run import RunConfig
@@ -217,19 +217,37 @@ def gpu_problem() -> str:
     return ""
 
 
-def check_shared_memory(table: Table, path: str = "/dev/shm") -> None:
-    """Check that NCCL and vLLM can share memory between the processes of this machine.
+def check_shared_memory(table: Table, free_of: Callable[[Collection[str]], Mapping[str, int]] | None = None) -> None:
+    """Check that NCCL and vLLM can share memory between the GPU processes of each host.
+
+    Args:
+        table: Devices of the run.
+        free_of: Function that returns the free bytes of /dev/shm of hosts, called only if a host has several GPU
+            processes; None: all of them are on this machine.
 
     Raises:
         ConfigError: /dev/shm is too small, as in a container with Docker's default of 64 MB.
     """
-    processes = len({at.gpus for at in table.values() if at.gpus})
-    free, needed = shutil.disk_usage(path).free, SHARED_BYTES if processes > 1 else 0
-    if free < needed:
-        raise ConfigError(
-            f"{path}: {free / 1e6:,.0f} MB are free; NCCL and vLLM need {needed / 1e6:,.0f} MB between {processes} GPU "
-            "processes. Start the container with --shm-size=8g or --ipc=host"
-        )
+    owners: dict[str, set[tuple[str, ...]]] = {}
+    for at in table.values():
+        if at.gpus:
+            owners.setdefault(at.host, set()).add(at.gpus)
+    processes = {host: len(found) for host, found in owners.items() if len(found) > 1}
+    if not processes:
+        return
+    free = {host: shared_free() for host in processes} if free_of is None else free_of(list(processes))
+    for host, count in processes.items():
+        if free.get(host, SHARED_BYTES) < SHARED_BYTES:
+            where = "/dev/shm" if free_of is None else f"{host}:/dev/shm"
+            raise ConfigError(
+                f"{where}: {free[host] / 1e6:,.0f} MB are free; NCCL and vLLM need {SHARED_BYTES / 1e6:,.0f} MB "
+                f"between {count} GPU processes. Start the container with --shm-size=8g or --ipc=host"
+            )
+
+
+def shared_free() -> int:
+    """Return the free bytes of this machine's /dev/shm."""
+    return shutil.disk_usage("/dev/shm").free
 
 
 def served_places(config: RunConfig) -> Table:

@@ -64,7 +64,7 @@ def _channel(config: RunConfig, layout: WeightLayout, run: Path) -> WeightChanne
 
 
 def _ray(config: RunConfig) -> Backend:
-    from scalerl.cluster.connect import STARTED_S, check_resources, connect, hosts_of
+    from scalerl.cluster.connect import STARTED_S, check_resources, connect, hosts_of, shared_memory
     from scalerl.cluster.engines import actor_engines
     from scalerl.cluster.ranks import RayRanks
     from scalerl.cluster.remote import CoordinatorActor, RayRemote
@@ -72,6 +72,7 @@ def _ray(config: RunConfig) -> Backend:
     ray = connect(config.placement.ray_address, "placement.ray_address")
     table = devices(config, hosts_of(ray))
     check_resources(ray, needs(table), "placement: trainer ranks and generators together")
+    check_shared_memory(table, partial(shared_memory, ray))
 
     def launch(run: Run) -> Remote:
         remote = RayRemote(ray, CoordinatorActor, run, "the coordinator (Ray actor)", WorkerDied, {"num_cpus": 0})

@@ -12,6 +12,7 @@ import torch
 
 from scalerl.cluster.doctor import host_notes
 from scalerl.cluster.layout import check, lay_out
+from scalerl.cluster.memory import check_disk
 from scalerl.cluster.plan import run_lines
 from scalerl.cluster.sizing import cure, room_note, sized, this_machine
 from scalerl.config import HuggingFaceModel, RunConfig
@@ -156,6 +157,8 @@ def _assemble(
     # sizes that config.json does not tell are counted in the loaded model
     loaded = load_of(config, model_path, config.loop_device) if sizes is None else None
     sizes = loaded.sizes if loaded is not None else cast(ModelSizes, sizes)
+    written = sum(file.stat().st_size for file in path.glob("checkpoints/**/*") if file.is_file())
+    check_disk(config, sizes, path, written)
     config, about = _with_sizes(directory, sizes, longest + rule.capacity, prompts)
     policy = load_of(config, model_path, config.loop_device) if loaded is None else loaded
     check_vocabulary(tokenizer, policy, model_path)

@@ -16,12 +16,14 @@ from tiny_models import ARCHITECTURES, tiny_model
 
 from scalerl.cluster import doctor, probe
 from scalerl.cluster.doctor import CHECKS, FAILS, SLOW, WORKS, Finding, Site, examine, meeting
+from scalerl.cluster.memory import disk_bytes
 from scalerl.cluster.probe import Gpu, Probe, Seen, unsupported
 from scalerl.config import Hardware, HuggingFaceModel, read_config
 from scalerl.core.errors import ConfigError
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import PASSED, Group, LocalRemote, serve
 from scalerl.models.miniature import VOCABULARY, miniature
+from scalerl.models.sizes import sizes_of
 from scalerl.placement.devices import Host, Place, check_shared_memory
 from scalerl.training.resolve import resolve_hardware
 
@@ -138,7 +140,7 @@ def test_another_vllm_is_refused_before_a_server_starts(tmp_path):
 def test_a_model_too_large_for_the_disk_and_the_memory(tmp_path, monkeypatch):
     """Qwen3-8B: 8.19e9 parameters, 12 bytes each in a checkpoint; no machine of the tests has 16 TB for 170 of them."""
     monkeypatch.chdir(tmp_path)
-    words = ["--model", "Qwen/Qwen3-8B", "--data", "prompts.jsonl", "--task", "math"]
+    words = ["--model", "Qwen/Qwen3-8B", "--data", "prompts.jsonl", "--task", "math", "--steps", "20000"]
     verdict, text = doctor.room(site_of(*words, "--checkpoint.keep", "199"))
     assert verdict == FAILS and "200 checkpoints" in text and "--run-dir" in text
     assert float(re.search(r"need ([\d.]+) GB", text)[1]) == pytest.approx(200 * 12 * 8.19, rel=0.01)
@@ -153,6 +155,43 @@ def test_a_small_dev_shm_stops_runs_with_more_than_one_gpu_process(monkeypatch):
     with pytest.raises(ConfigError, match=r"/dev/shm: 67 MB are free; .* between 2 GPU processes.*--shm-size=8g"):
         check_shared_memory(two)
     check_shared_memory({("trainer", 0): Place("a", ("0",)), ("generator", 0): Place("a", ("0",))})
+
+
+def test_every_host_of_a_cluster_needs_shared_memory_between_its_own_processes():
+    """Ids of GPUs are equal on all hosts; only b has two processes."""
+    table = {
+        ("trainer", 0): Place("a", ("0",)),
+        ("trainer", 1): Place("b", ("0",)),
+        ("generator", 0): Place("b", ("1",)),
+    }
+    asked = []
+
+    def free_of(hosts):
+        asked.extend(hosts)
+        return {"a": 1, "b": 64 << 20}
+
+    with pytest.raises(ConfigError, match=r"b:/dev/shm: 67 MB are free; .* between 2 GPU processes"):
+        check_shared_memory(table, free_of)
+    assert asked == ["b"]
+    check_shared_memory(table, lambda hosts: dict.fromkeys(hosts, 1 << 30))
+    check_shared_memory(table, lambda hosts: {})  # a node that does not answer is no reason not to start
+    check_shared_memory({("generator", 0): Place(), ("trainer", 0): Place()}, lambda hosts: 1 / 0)
+
+
+def test_the_disk_that_a_run_needs_by_hand():
+    """8.19e9 parameters x 12 bytes: two checkpoints, the next and the best; with adapters only those are trained."""
+    words = ["--model", "Qwen/Qwen3-8B", "--data", "prompts.jsonl", "--task", "math"]
+    config = read_config(None, [*words, "--steps", "1000"])
+    sizes = sizes_of(config).sizes
+    assert disk_bytes(config, sizes) == 12 * sizes.params * 4
+    short = read_config(None, [*words, "--steps", "20"])  # one checkpoint at the end, and the best
+    assert disk_bytes(short, sizes) == 12 * sizes.params * 2
+    files = read_config(
+        None, [*words, "--steps", "1000", "--rollouts.weights", "directory", "--hardware.dtype", "bfloat16"]
+    )
+    assert disk_bytes(files, sizes) == 12 * sizes.params * 4 + 4 * 2 * sizes.params
+    lora = read_config(None, [*words, "--steps", "1000", "--model.lora.rank", "8"])
+    assert disk_bytes(lora, sizes) < 0.02 * disk_bytes(config, sizes)
 
 
 # ----------------------------------------------------------------------------------------------- processes and time

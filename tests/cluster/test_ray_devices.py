@@ -1,6 +1,7 @@
 """A cluster with GPUs that the driver does not have: Ray gives out ids without GPUs, so this needs none."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,13 @@ import torch
 from engine_builds import Scripted, Seen
 from test_devices import BASE, specs_of
 
+from scalerl.cluster.connect import shared_memory
 from scalerl.config.base import replace
 from scalerl.config.placement import Placement
 from scalerl.config.run import Hardware
 from scalerl.core.errors import ConfigError
 from scalerl.learner.ranks import serve_rank
+from scalerl.placement import devices
 from scalerl.training.backends import BACKENDS
 from scalerl.training.launch import resolve
 
@@ -49,6 +52,17 @@ def test_the_device_is_that_of_the_cluster_and_not_of_the_driver(cluster):
     assert not one.trains_in_loop and one.loop_device == "cpu"
     with pytest.raises(ConfigError, match="torch sees no GPU here"):
         resolve(replace(ON_RAY, hardware=Hardware(device="cuda"), placement=Placement()))
+
+
+@pytest.mark.slow
+def test_a_small_dev_shm_on_a_node_stops_the_run_before_it_starts(cluster, monkeypatch):
+    """The node is asked for real; the needed size is more than any machine has."""
+    config = resolve(ON_RAY)
+    host = ray.nodes()[0]["NodeManagerAddress"]
+    assert shared_memory(ray, [host])[host] == pytest.approx(shutil.disk_usage("/dev/shm").free, rel=0.2)
+    monkeypatch.setattr(devices, "SHARED_BYTES", 1 << 60)
+    with pytest.raises(ConfigError, match=f"{host}:/dev/shm: .* between 5 GPU processes"):
+        BACKENDS["ray"](config)
 
 
 @pytest.mark.slow
