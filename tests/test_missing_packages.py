@@ -127,8 +127,14 @@ READING = [
     "ls . run",
     "study show simulated",
     "watch . --port 0",
+    "watch log.csv --metric reward --port 0",
+    "follow ended --json",
 ]
 """Commands for whoever has a log or a run, in a directory that `place` makes."""
+SERVED = (
+    "import scalerl.view.server as server, types\n"
+    "server.server_of = lambda *a: types.SimpleNamespace(run=lambda **b: None)\n"
+)
 LEFT = "left = [m for m in sys.modules if m.split('.')[0] in ('pydantic', 'torch') and sys.modules[m]]\n"
 
 
@@ -150,6 +156,10 @@ def place(tmp_path_factory):
     write_study(here / "simulated", {"base": Truth(), "better": Truth(asymptote=0.66)}, seeds=2)
     log = "".join(f"{i},{1000 * i},{0.6 - 0.4 / (1 + i / 5):.4f}\n" for i in range(20))
     (here / "log.csv").write_text("step,num_tokens,reward\n" + log)
+    rows = [{"step": i, "reward": 0.6 - 0.4 / (1 + i / 5), "step_time": 60.0} for i in range(1, 21)]
+    (here / "ended").mkdir()
+    history = {"log_history": [*rows, {"step": 20, "train_runtime": 1200.0}]}
+    (here / "ended/trainer_state.json").write_text(json.dumps(history))
     return here
 
 
@@ -161,7 +171,7 @@ def points_row(step, flops, rate):
 
 @pytest.mark.parametrize("words", READING)
 def test_a_command_for_logs_and_runs_works_in_the_base_install_and_loads_no_part_of_training(words, place):
-    served = "import scalerl.view.server as server; server.serve = lambda *a: None\n" if "watch" in words else ""
+    served = SERVED if "watch" in words else ""
     code = f"from scalerl.cli import main\n{served}code = main({words.split()})\n{LEFT}" + (
         f"left += [m for m in sys.modules if m.startswith('scalerl.') and m.split('.')[1] in {TRAIN}]\n"
         "assert not left, left\nsys.exit(code)"

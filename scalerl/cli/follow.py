@@ -5,21 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from scalerl.cli.exits import FAILED, complain
-from scalerl.cli.options import Parser, add_decision_options, add_json, add_reading_options, log_choices
+from scalerl.cli.options import Parser, add_decision_options, add_json, add_reading_options, reading_of
 from scalerl.cli.terminal import say
+from scalerl.cli.watch import add_address, check_page, listen, serving
 from scalerl.core.errors import UserError
 from scalerl.importers.errors import TooEarly
 from scalerl.importers.trackers import wandb_path
 from scalerl.scaling.stop import FORMS, StopRule, reason_to_stop, stop_rule
-from scalerl.view.following import AWAY, ENDED, EVERY_S, WAITING, Change, FollowedLog, Reading
+from scalerl.view.following import AWAY, ENDED, EVERY_S, WAITING, Change, FollowedLog
 from scalerl.view.outlook import forecast_dict
 from scalerl.view.write_back import WriteBack
 
@@ -35,6 +37,9 @@ exit codes:
   2    the log needs a choice, or cannot be read
   130  Ctrl-C (143: SIGTERM)
 """
+
+CLOSING_S = 5.0
+"""Seconds in which the page's server ends."""
 
 PATIENCE_H = 24.0
 """Hours without new rows after which the command gives up."""
@@ -60,18 +65,12 @@ def follow_parser() -> Parser:
     parser.add_argument("--patience", type=float, default=PATIENCE_H, metavar="HOURS", help=about)
     about = "write each forecast back to the tracker that is followed, under scalerl/"
     parser.add_argument("--write", action="store_true", help=about)
+    parser.add_argument("--page", action="store_true", help="serve a live page about the log, as `scalerl watch` does")
+    add_address(parser)
     add_reading_options(parser)
     add_decision_options(parser)
     add_json(parser, "print one JSON object per change (docs/json.md)")
     return parser
-
-
-def reading_of(options: argparse.Namespace) -> Reading:
-    """Return how the log is read and judged, as the options say."""
-    bounds = tuple(options.bounds) if options.bounds else None
-    names = ("task", "answers", "exclude_below", "min_gain", "price")
-    own = {name: getattr(options, name) for name in names}
-    return Reading(axis=options.compute, bounds=bounds, choices=log_choices(options), **own)
 
 
 def run_follow(words: list[str]) -> int:
@@ -87,16 +86,39 @@ def run_follow(words: list[str]) -> int:
             raise UserError(f"--{name}: got {value:g}; allowed: a number above 0")
     rules = [stop_rule(text) for text in options.until]
     log = FollowedLog(options.path, reading_of(options), options.every)
+    if options.page:
+        check_page()
     show = show_json if options.json else Lines().show
     back = WriteBack(lambda text: show(log, Change("write", text))) if options.write else None
     if back is not None and (options.path.exists() or wandb_path(str(options.path))):
         with suppress(TooEarly):  # the log of a directory that is still empty
             back.open(options.path, options.run_name)
+    with paged(log, show, options) if options.page else nullcontext():
+        try:
+            return follow(log, rules, show, back, options)
+        finally:
+            if back is not None:
+                back.close()
+
+
+@contextmanager
+def paged(log: FollowedLog, show: Show, options: argparse.Namespace) -> Iterator[None]:
+    """Serve the page of the log in a thread, until the command ends.
+
+    The thread consumes the attributes of the log and produces pages. It waits for requests, and `should_exit` ends it.
+    """
+    from scalerl.view.watcher import Watcher
+
+    place = listen(options.host, options.port)
+    server = serving(Watcher([], [log], looks=False), place, open_browser=options.open)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [place.listening]}, daemon=True)
+    thread.start()
+    show(log, Change("page", f"page at {place.link}"))
     try:
-        return follow(log, rules, show, back, options)
+        yield
     finally:
-        if back is not None:
-            back.close()
+        server.should_exit = True
+        thread.join(CLOSING_S)
 
 
 MOVING = (

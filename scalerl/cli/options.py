@@ -20,6 +20,7 @@ from scalerl.cli.exits import complain
 from scalerl.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
+    from scalerl.view.following import Reading
     from scalerl.view.outlook import LogChoices
 
 
@@ -195,6 +196,16 @@ def log_choices(options: argparse.Namespace) -> LogChoices:
     }  # fmt: skip
 
 
+def reading_of(options: argparse.Namespace) -> Reading:
+    """Return the options of `add_reading_options`, and of `add_decision_options` if any."""
+    from scalerl.view.following import Reading
+
+    bounds = tuple(options.bounds) if options.bounds else None
+    names = ("task", "answers", "exclude_below", "min_gain", "price")
+    own = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    return Reading(axis=options.compute, bounds=bounds, choices=log_choices(options), **own)
+
+
 def add_versus(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """Add the option `--versus`: the runs of the other recipe."""
     words = "runs of the other recipe"
@@ -211,9 +222,9 @@ def add_trust(parser: argparse.ArgumentParser, code: str) -> None:
     parser.add_argument("--trust", action="store_true", help=f"run {code} without confirmation")
 
 
-def add_directories(parser: argparse.ArgumentParser) -> None:
-    """Add the argument `paths`: directories with runs and studies."""
-    parser.add_argument(
-        "paths", nargs="*", type=Path, metavar="DIR",
-        help="run directories, studies, or directories that contain them; default: ./runs and ./studies",
-    )  # fmt: skip
+def add_directories(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """Add the argument `paths`: directories with runs and studies; `more` says what else it may be."""
+    about = (
+        f"run directories, studies, directories that contain them{more and f', {more}'}; default: ./runs and ./studies"
+    )
+    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH" if more else "DIR", help=about)

@@ -1,19 +1,28 @@
-"""`scalerl watch`: serves a live page about runs and studies."""
+"""`scalerl watch`: serves a live page about runs, studies and logs; and the parts of it that `follow --page` uses."""
 
 from __future__ import annotations
 
+import argparse
 import secrets
-import shlex
 import socket
 import webbrowser
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from scalerl.cli.options import Parser, add_directories
+from scalerl.cli.options import Parser, add_directories, add_reading_options, reading_of
 from scalerl.core.errors import ConfigError
 from scalerl.core.packages import check_installed
-from scalerl.importers.errors import LogError
+from scalerl.importers.formats import found_in
+from scalerl.importers.trackers import wandb_path
+from scalerl.scaling import CurveError
+from scalerl.view.following import FollowedLog
 from scalerl.view.frozen import plotly_script
 from scalerl.view.state import find
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from scalerl.view.watcher import Watcher
 
 PORT = 8470
 """Default port; not one of Ray's (8265), TensorBoard's (6006) or vLLM's (8000)."""
@@ -21,13 +30,19 @@ PORT = 8470
 
 def watch_parser() -> Parser:
     """Return the parser of `scalerl watch`."""
-    words = "Serve a page that follows runs and studies while they train; it only reads their directories."
+    words = "Serve a page that follows runs, studies and logs of any trainer while they train; it only reads."
     parser = Parser(prog="scalerl watch", description=words)
-    add_directories(parser)
-    parser.add_argument("--port", type=int, default=PORT, help=f"port; default {PORT}; 0: a free port")
+    add_directories(parser, "or logs (docs/importing.md)")
+    add_address(parser)
+    add_reading_options(parser)
+    return parser
+
+
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the server: port, host, and whether to open the page."""
+    parser.add_argument("--port", type=int, default=PORT, help=f"port of the page; default {PORT}; 0: a free port")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
-    return parser
 
 
 def run_watch(words: list[str]) -> int:
@@ -37,36 +52,93 @@ def run_watch(words: list[str]) -> int:
         ConfigError: A package is missing, a path does not exist, or the port cannot be used.
     """
     arguments = watch_parser().parse_args(words)
-    check_installed(["starlette", "uvicorn"])
-    from scalerl.view.server import serve
+    check_page()
     from scalerl.view.watcher import Watcher
 
-    plotly_script()  # fails now if plotly is missing, instead of showing empty figures
-    for path in arguments.paths:
-        if path.is_file():
-            raise LogError(
-                f"{path} is a file, and a live page follows run directories; `scalerl report` writes one about a log",
-                command=shlex.join(["scalerl", "report", str(path)]),
-            )
-    find(arguments.paths)  # given paths must exist; the default ones may be created later
-    paths = arguments.paths or [Path("runs"), Path("studies")]
-    listening = _listen(arguments.host, arguments.port)
-    watcher = Watcher(paths)
-    token, invitation = secrets.token_urlsafe(24), ""
-    address = _address(arguments.host, listening.getsockname()[1])
-    counts = f"{len(watcher.runs)} runs, {len(watcher.studies)} studies in {', '.join(map(str, paths))}"
-    print(
-        f"{counts}; new ones are added while it runs\nwatch at  {address}?token={token}\nstop with Ctrl-C", flush=True
-    )
-    if arguments.open:
-        # every user can read the command line of the browser, so it does not get the token itself
-        invitation = secrets.token_urlsafe(24)
-        webbrowser.open(f"{address}?token={invitation}")
+    logs = [path for path in arguments.paths if is_log(path)]
+    directories = [path for path in arguments.paths if path not in logs]
+    find(directories)  # given paths must exist; the default ones may be created later
+    if not arguments.paths:
+        directories = [Path("runs"), Path("studies")]
+    reading = reading_of(arguments)
+    place = listen(arguments.host, arguments.port)
+    watcher = Watcher(directories, [FollowedLog(path, reading) for path in logs])
+    counts = [f"{len(watcher.runs)} runs, {len(watcher.studies)} studies in {', '.join(map(str, directories))}"]
+    counts = [*(counts if directories else []), *([f"{len(logs)} logs"] if logs else [])]
+    added = "; new ones are added while it runs" if directories else ""
+    print(f"{', '.join(counts)}{added}\nwatch at  {place.link}\nstop with Ctrl-C", flush=True)
+    server = serving(watcher, place, open_browser=arguments.open)
     try:
-        serve(watcher, listening, arguments.host, token, invitation)
+        server.run(sockets=[place.listening])
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def is_log(path: Path) -> bool:
+    """Return whether a path is the log of another trainer: a file, a run on wandb, or a directory with a log only."""
+    if wandb_path(str(path)) is not None or path.is_file():
+        return True
+    if not path.is_dir() or any(find([path])):
+        return False
+    try:
+        return bool(found_in(path))
+    except CurveError:
+        return False
+
+
+# ----------------------------------------------------------------------------------------------------------- the server
+
+
+class Place(NamedTuple):
+    """Where a page is served.
+
+    Example: `Place(listening=..., host="127.0.0.1", address="http://127.0.0.1:8470/", token="kT3...")`
+    """
+
+    listening: socket.socket
+    host: str
+    """Host given by the user."""
+    address: str
+    token: str
+    """Required for every request."""
+
+    @property
+    def link(self) -> str:
+        """The address with the token."""
+        return f"{self.address}?token={self.token}"
+
+
+def check_page() -> None:
+    """Check that the packages of the page are installed.
+
+    Raises:
+        ConfigError: One is not. Without plotly, figures would be empty.
+    """
+    check_installed(["starlette", "uvicorn"])
+    plotly_script()
+
+
+def listen(host: str, port: int) -> Place:
+    """Open the port of a page, with a new token.
+
+    Raises:
+        ConfigError: The port cannot be used.
+    """
+    listening = _listen(host, port)
+    return Place(listening, host, _address(host, listening.getsockname()[1]), secrets.token_urlsafe(24))
+
+
+def serving(watcher: Watcher, place: Place, *, open_browser: bool) -> uvicorn.Server:
+    """Return the server of a page, not started yet; open the page in the browser if asked for."""
+    from scalerl.view.server import server_of
+
+    invitation = ""
+    if open_browser:
+        # every user can read the command line of the browser, so it does not get the token itself
+        invitation = secrets.token_urlsafe(24)
+        webbrowser.open(f"{place.address}?token={invitation}")
+    return server_of(watcher, place.listening, place.host, place.token, invitation)
 
 
 def _listen(host: str, port: int) -> socket.socket:

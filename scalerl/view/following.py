@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from scalerl.core.errors import ConfigError
+from scalerl.core.errors import ConfigError, UserError
 from scalerl.core.run_files import POINTS, is_run
 from scalerl.core.status import read_status
 from scalerl.importers.bounds import FROM_VALUES
@@ -123,6 +123,13 @@ class FollowedLog:
             return changes
         return [*changes, *self._take(source)]
 
+    def look_again(self) -> None:
+        """Look for new rows, for a page: an error is the state of the log."""
+        try:
+            self.look()
+        except UserError as error:
+            self._to(PROBLEM, str(error))
+
     def _take(self, source: Source) -> list[Change]:
         """Make the forecast of a curve that was read; return what has changed."""
         changes: list[Change] = []
@@ -222,10 +229,14 @@ class FollowedLog:
 
     def summary(self) -> dict[str, Any]:
         """Return the log's entry in the list of the page, as JSON values."""
+        return self.shown()[0]
+
+    def shown(self) -> tuple[dict[str, Any], Source | None, Outlook | None]:
+        """Return the log's entry in the list of the page, as JSON values, with the curve and its forecast."""
         with self.lock:
             advice = self.outlook.advice.headline if self.outlook else ""
             values = {name: getattr(self, name) for name in ("id", "name", "version", "state", "detail")}
-        return {**values, "path": str(self.path), "sentence": advice}
+            return {**values, "path": str(self.path), "sentence": advice}, self.source, self.outlook
 
 
 def _waits_for(text: str, known: bool) -> str:

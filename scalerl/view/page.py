@@ -9,7 +9,8 @@ A page is a title and blocks, which assets/page.js draws from top to bottom. All
         {"kind": "table", "title": "Side by side", "columns": ["Run"], "rows": [[{"text": "quick", "key": "quick"}]]},
         {"kind": "figures", "figures": [{"name": "curves", "title": "...", "data": [], "layout": {}, "choices": {}}]},
         {"kind": "metrics", "metrics": [{"name": "loss", "label": "Loss", "x": [1], "mean": [0.1]}]},
-        {"kind": "terms", "terms": {"A, the ceiling": "..."}}, {"kind": "fields", "fields": {"steps": "400"}}]}
+        {"kind": "terms", "terms": {"A, the ceiling": "..."}},
+        {"kind": "fields", "title": "Configuration", "about": "All fields", "fields": {"steps": "400"}}]}
 """
 
 from __future__ import annotations
@@ -25,7 +26,17 @@ from scalerl.scaling.curve import UNITS
 from scalerl.scaling.estimate import one_power, short
 from scalerl.scaling.settings import Setting, setting_text
 from scalerl.view.analysis import Analysis, RunAnalysis, analyze
-from scalerl.view.page_figures import FIGURES, Figure, frontier_figure, metric_figure, points_figure, series_figure
+from scalerl.view.figures import metric_name
+from scalerl.view.outlook import Source
+from scalerl.view.page_figures import (
+    FIGURES,
+    Figure,
+    frontier_figure,
+    metric_figure,
+    points_figure,
+    series_figure,
+    young_figure,
+)
 from scalerl.view.run import FollowedRun
 from scalerl.view.study_figures import FIGURES as STUDY_FIGURES
 from scalerl.view.study_results import EFFECTS, NO_DIFFERENCE, ArmResult, StudyResult
@@ -130,6 +141,11 @@ def drawn(title: str, figures: Mapping[str, Figure | None]) -> Json | None:
     return {"kind": "figures", "title": title, "figures": shown} if shown else None
 
 
+def fields(title: str, about: str, values: Mapping[str, str]) -> Json:
+    """Return the block of names with their values, which the reader opens."""
+    return {"kind": "fields", "title": title, "about": about, "fields": dict(values)}
+
+
 def notes(texts: Iterable[str]) -> Json | None:
     """Return a list of warnings; None if there are none."""
     listed = list(dict.fromkeys(texts))
@@ -182,7 +198,7 @@ def run_page(run: FollowedRun, analyses: Analyses) -> Json:
         table("The fit in numbers", list(COLUMNS_ALONE), rows),
         {"kind": "metrics", "metrics": metrics},
         terms(RUN_TERMS),
-        {"kind": "fields", "title": "Configuration", "fields": run.config_fields()},
+        fields("Configuration", "All fields of config.toml", run.config_fields()),
         kind="run",
     )
 
@@ -286,6 +302,65 @@ def _lower(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
+# ------------------------------------------------------------------------------------------------------------- one log
+
+LOG_STATES = {
+    "following": "New rows are read when they are there.",
+    "waiting": "Lacks what later rows may bring.",
+    "away": "The tracker or the disk does not answer now; it is tried again.",
+    "gone": "The file was deleted; its points so far are shown.",
+    "problem": "Cannot be read now; its points so far are shown.",
+    "ended": "The run has ended.",
+}
+"""States of a log, with their meanings."""
+
+
+def log_page(entry: Json, source: Source | None, analysis: Analysis | str) -> Json:
+    """Return the page about the log of another trainer, or about a file of points.
+
+    Args:
+        entry: The log's entry in the list.
+        source: Its curve; None before it could be read.
+        analysis: The analysis of the curve, or why there is none.
+    """
+    state = {"kind": "text", "title": "", "text": f"{_capital(entry['state'])}. {LOG_STATES[entry['state']]}"}
+    told = [entry["detail"]] if entry["detail"] else []
+    if source is None:
+        return _page(entry["name"], entry["path"], state, notes(told), kind="log")
+    cards, figures, rows = [_last_value(source.curve)], dict[str, Figure | None](), []
+    if isinstance(analysis, str):
+        cards.append(_card("Forecast", lines=[f"None yet: {analysis}."]))
+        figures["curves"] = young_figure(source.curve)
+    else:
+        (one,) = analysis.runs
+        cards += _forecast_cards(one, "")
+        told += one.outlook.fit.warnings
+        rows = [[make(one) for make in _columns(analysis).values()]]
+        figures = {name: figures_of(analysis)[name] for name in ALONE}
+    read = dict(line.split(maxsplit=1) for line in source.log_lines() if not line.startswith("note"))
+    return _page(
+        entry["name"],
+        entry["path"],
+        state,
+        notes([*told, *source.notes]),
+        {"kind": "cards", "cards": cards, "size": "small"},
+        drawn("Curves", figures),
+        table("The fit in numbers", list(COLUMNS_ALONE), rows),
+        fields("The log", "What was read", read),
+        terms({}),
+        kind="log",
+    )
+
+
+def _last_value(curve: Curve) -> Json:
+    low, high = curve.bounds
+    error = math.nan if curve.stderr is None else float(curve.stderr[-1])
+    pattern = level_pattern(curve)
+    lines = [f"± {error:{pattern}} (one standard error)"] if math.isfinite(error) else []
+    lines.append(f"at {curve.text(curve.last_compute)}; {len(curve)} {curve.what}; bounds {low:g} to {high:g}")
+    return _card(_capital(metric_name(curve)), f"{curve.metric[-1]:{pattern}}", ["; ".join(lines)])
+
+
 # --------------------------------------------------------------------------------------------------------- several runs
 
 
@@ -383,14 +458,20 @@ def _run_card(run: RunAnalysis) -> Json:
 
 
 def _pattern(run: RunAnalysis) -> str:
+    return level_pattern(run.source.curve)
+
+
+def level_pattern(curve: Curve) -> str:
     """Return the format of levels: three decimals for a pass rate, the same relative precision for other metrics."""
-    low, high = run.source.curve.bounds
+    low, high = curve.bounds
     return f".{max(0, 3 - round(math.log10(high - low)))}f"
 
 
 COLUMNS_ALONE: dict[str, Callable[[RunAnalysis], Json]] = {
     "Run": lambda run: cell(run.source.name, run.source.name, words=True, color=run.style[0]),
-    "Last value": lambda run: cell(f"{run.source.curve.metric[-1]:.3f}", float(run.source.curve.metric[-1])),
+    "Last value": lambda run: cell(
+        f"{run.source.curve.metric[-1]:{_pattern(run)}}", float(run.source.curve.metric[-1])
+    ),
     "Ceiling A": lambda run: interval_cell(run.outlook.fit.asymptote, _pattern(run)),
     "Steepness B": lambda run: interval_cell(run.outlook.fit.efficiency, ".2f"),
     "Midpoint C_mid": lambda run: interval_cell(run.outlook.fit.midpoint, ""),

@@ -266,6 +266,14 @@ def points_figure(points: Sequence[EvalPoint], axis: str, task: str) -> Figure:
     return Figure("Curves and forecasts", caption, [trace], layout, True)
 
 
+def young_figure(curve: Curve) -> Figure:
+    """Return the figure of the points of a log that has no fit yet."""
+    dots = dots_of([curve])
+    caption = f"Dots are {dots}. A curve is fitted and continued as a forecast from the fifth on."
+    layout = titled(f"training compute ({curve.unit})", metric_name(curve))
+    return Figure("Curves and forecasts", caption, [evaluations(curve, "@s0", curve.label)], layout, True)
+
+
 def series_figure(series: Sequence[tuple[str, Json]], metric: Json) -> Figure:
     """Return the figure of one metric of one or more runs.
 

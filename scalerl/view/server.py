@@ -34,7 +34,7 @@ from scalerl.scaling import CurveError
 from scalerl.view.analysis import Analysis, analyze
 from scalerl.view.frozen import plotly_script
 from scalerl.view.outlook import run_outlook
-from scalerl.view.page import early_page, figures_of, large_figure, page, runs_page, young_page
+from scalerl.view.page import early_page, figures_of, large_figure, log_page, page, runs_page, young_page
 from scalerl.view.rollouts import FILES
 from scalerl.view.run import FollowedRun
 from scalerl.view.watcher import POLL_S, Watcher
@@ -214,10 +214,11 @@ class Pages:
         return StreamingResponse(events(), media_type="text/event-stream")
 
     async def page(self, request: Request) -> Response:
-        """Return the page about a run, about several, or about a study."""
+        """Return the page about a run, about several, about a study, or about a log."""
         kind, ids = request.path_params["kind"], request.path_params["ids"].split(",")
-        make = {"run": self.run_page, "compare": self.compare_page, "study": self.study_page}.get(kind)
-        if make is None or not all(one in self.watcher.runs or one in self.watcher.studies for one in ids):
+        pages = {"run": self.run_page, "compare": self.compare_page, "study": self.study_page, "log": self.log_page}
+        make, known = pages.get(kind), (self.watcher.runs, self.watcher.studies, self.watcher.logs)
+        if make is None or not all(any(one in some for some in known) for one in ids):
             raise HTTPException(404, "no such page")
         return Response(await run_in_threadpool(make, ids), media_type="application/json")
 
@@ -258,6 +259,20 @@ class Pages:
         if study is None:
             raise HTTPException(404, "no such study")
         return _json(study.page or early_page(f"Study: {study.path.name}", study.problem))
+
+    def log_page(self, ids: Sequence[str]) -> str:
+        """Return the page about a log as JSON."""
+        log = self.watcher.logs.get(ids[0])
+        if log is None:
+            raise HTTPException(404, "no such log")
+        entry, source, ahead = log.shown()
+        made: Analysis | str = entry["detail"] or "fitting …"
+        if source is not None and ahead is not None:
+            below = log.reading.exclude_below
+            made = self._kept(("log", log.id), ahead, lambda: analyze([source], (), below, [ahead]))
+        if isinstance(made, Analysis):
+            figures_of(made)
+        return _json(log_page(entry, source, made))
 
     def _runs(self, ids: Sequence[str]) -> list[FollowedRun]:
         with self.watcher.lock:
@@ -337,8 +352,10 @@ OF_RUN: dict[str, Callable[[FollowedRun, Mapping[str, str]], dict[str, Any]]] = 
 """Data of a run by the last part of the address; a ValueError is a wrong query."""
 
 
-def serve(watcher: Watcher, listening: socket.socket, host: str, token: str, invitation: str = "") -> None:
-    """Serve the page until the process is interrupted.
+def server_of(
+    watcher: Watcher, listening: socket.socket, host: str, token: str, invitation: str = ""
+) -> uvicorn.Server:
+    """Return the server of the page, not started yet.
 
     Args:
         watcher: Watcher of the runs; closed at the end.
@@ -361,7 +378,7 @@ def serve(watcher: Watcher, listening: socket.socket, host: str, token: str, inv
             timeout_graceful_shutdown=3,
         )
     )
-    server.run(sockets=[listening])
+    return server
 
 
 def _json(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Follows all runs and studies of the page, and fits them in a thread after new evaluations."""
+"""Follows all runs, logs and studies of the page, and fits them in a thread after new evaluations."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.scaling import CurveError
+from scalerl.view.following import FollowedLog
 from scalerl.view.kept_fits import KeptFits
 from scalerl.view.outlook import names_of
 from scalerl.view.page import page, summary
@@ -42,15 +43,23 @@ REST = 20.0
 
 
 class Watcher:
-    """All runs and studies at or below some paths.
+    """All runs and studies at or below some paths, and logs of other trainers.
 
     Consumes / Produces: growing files / summaries, and `version`, which increases with every change.
     Waits for / Unblocked by: nothing / -; `poll` is called by the server every `POLL_S` seconds.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        """Find the runs and studies and read the ends of their files; a missing path may be created later."""
+    def __init__(self, paths: Sequence[Path], logs: Sequence[FollowedLog] = (), *, looks: bool = True) -> None:
+        """Find the runs and studies and read the ends of their files; a missing path may be created later.
+
+        Args:
+            paths: Directories of runs and studies.
+            logs: Logs of other trainers.
+            looks: Whether the watcher looks at the logs; otherwise the caller does.
+        """
         self.paths = list(paths)
+        self.logs = {log.id: log for log in logs}
+        self._looks, self._shown = looks, dict[str, int]()
         self.lock = threading.Lock()
         """Held while runs are accessed."""
         self.runs: dict[str, FollowedRun] = {}
@@ -83,6 +92,13 @@ class Watcher:
             if run.state in ALIVE:
                 self._safely(partial(self._poll_run, run), run)
         self._poll_resting(runs)
+        for log in self.logs.values():
+            if self._looks and log.due():
+                self.ask(log.id, log.look_again)
+            if self._shown.get(log.id) != log.version:
+                self._shown[log.id] = log.version
+                with self.lock:
+                    self._changed(log.id)
         for study in list(self.studies.values()):
             if study.due([run for run in runs if run.study == study.id]):
                 self.ask(study.id, partial(self._judge, study))
@@ -129,6 +145,7 @@ class Watcher:
                 "version": self.version,
                 **({"known": list(self.runs)} if self._listed > version else {}),
                 "runs": [self.runs[key].summary() for key in changed if key in self.runs],
+                "logs": [self.logs[key].summary() for key in changed if key in self.logs],
                 "studies": [self.studies[key].summary() for key in changed if key in self.studies],
                 "problems": self.problems[-2:],
             }

@@ -2,7 +2,7 @@
 // server: its JSON is in the file.
 "use strict";
 
-const known = { runs: new Map(), studies: new Map(), problems: [] };
+const known = { runs: new Map(), studies: new Map(), logs: new Map(), problems: [] };
 const main = document.getElementById("main");
 const live = document.getElementById("live");
 const LOAD_MS = 900; // minimum time between two requests of a page that changes all the time
@@ -15,8 +15,8 @@ function viewOf(address) {
   const [kind, ids, part] = path.split("/");
   const parameters = new URLSearchParams(query ?? "");
   if (kind === "run" && part === "rollouts") return rolloutsPage(ids, parameters);
-  const versions = () => ids.split(",").map((id) => (known.runs.get(id) ?? known.studies.get(id))?.version).join();
-  if (["run", "compare", "study"].includes(kind)) return documentPage(kind, ids, versions);
+  const versions = () => ids.split(",").map((id) => (known.runs.get(id) ?? known.studies.get(id) ?? known.logs.get(id))?.version).join();
+  if (["run", "compare", "study", "log"].includes(kind)) return documentPage(kind, ids, versions);
   return listPage;
 }
 
@@ -89,8 +89,14 @@ function take(found) {
   const listed = found.known && new Set(found.known);
   for (const id of listed ? [...known.runs.keys()] : []) if (!listed.has(id)) known.runs.delete(id);
   for (const study of found.studies) known.studies.set(study.id, study);
+  for (const log of found.logs) known.logs.set(log.id, log);
   known.problems = found.problems;
+  const first = !known.ready;
   known.ready = true;
+  if (first && !location.hash && !known.runs.size && !known.studies.size && known.logs.size === 1) {
+    location.replace(`#/log/${[...known.logs.keys()][0]}`); // nothing else is watched
+    return;
+  }
   // rollouts are written with evaluations: a page of rollouts reloads only after a new evaluation
   const now = JSON.stringify([...known.runs.values()].map((run) => run.points));
   if (view.slow && view.seen && now === points) return;

@@ -1,4 +1,4 @@
-// The list of runs and studies.
+// The list of runs, logs and studies.
 "use strict";
 
 const chosen = new Set(); // ids of the runs to compare
@@ -72,11 +72,20 @@ const listPage = {
   render() {
     const runs = inOrder([...known.runs.values()]);
     const alone = runs.filter((run) => !run.study);
-    const words = runs.length ? `${runs.length === 1 ? "1 run" : `${runs.length} runs`}: ${counted(runs)}` + (alone.length < runs.length ? `; ${runs.length - alone.length} of them belong to studies` : "") : "No runs yet. Type in another terminal, in the same directory: scalerl train. The run appears here when it starts, in a few seconds.";
+    const none = known.logs.size ? "No runs." : "No runs yet. Type in another terminal, in the same directory: scalerl train. The run appears here when it starts, in a few seconds.";
+    const words = runs.length ? `${runs.length === 1 ? "1 run" : `${runs.length} runs`}: ${counted(runs)}` + (alone.length < runs.length ? `; ${runs.length - alone.length} of them belong to studies` : "") : none;
     return [
       el("h1", {}, "Runs"),
       el("p", { class: "muted" }, words),
       alone.length ? runTable(alone) : null,
+      known.logs.size ? [
+        el("h2", {}, "Logs"),
+        el("div", { class: "cards", "data-arrows": true }, [...known.logs.values()].map((log) =>
+          el("article", { class: "card", "data-key": log.id },
+            el("h3", {}, el("a", { href: `#/log/${log.id}`, "data-arrow": true, title: log.path }, log.name)),
+            log.sentence ? el("p", {}, log.sentence) : null,
+            log.detail ? el("p", { class: "muted" }, `${capital(log.state)}: ${log.detail}.`) : null))),
+      ] : null,
       known.studies.size ? [
         el("h2", {}, "Studies"),
         el("div", { class: "cards", "data-arrows": true }, [...known.studies.values()].map((study) =>

@@ -112,11 +112,11 @@ const BLOCKS = {
   terms: (block) => [el("h2", {}, "How to read the numbers"),
     el("dl", { class: "terms" }, Object.entries(block.terms).flatMap(([term, meaning]) => [el("dt", {}, term), el("dd", {}, `${meaning}.`)]))],
   fields: (block) => Object.keys(block.fields).length ? [el("h2", {}, block.title),
-    el("details", {}, el("summary", {}, "All fields of config.toml"),
+    el("details", {}, el("summary", {}, block.about),
       el("table", {}, el("tbody", {}, Object.entries(block.fields).map(([name, value]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", { class: "value" }, value))))))] : null,
 };
 
-// kind: run, compare or study; versionOf returns what changes with its data
+// kind: run, compare, study or log; versionOf returns what changes with its data
 function documentPage(kind, id, versionOf) {
   let page = null;
   let version = null;
