@@ -55,6 +55,8 @@ class Metric:
     """Lower thresholds, with the same meaning for values below them."""
     share: bool = False
     """Whether the value is a share, shown in percent."""
+    main: bool = False
+    """Whether it is one of the few that matter first; the page shows them before the groups."""
 
 
 @dataclass(frozen=True, kw_only=True)

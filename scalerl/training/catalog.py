@@ -18,7 +18,9 @@ LEAST_EFFECTIVE = 0.5
 """Effective share of the tokens below which a warning is shown; half is the usual bound (Liu and Chen 1995)."""
 
 METRICS = {
-    "pass_rate": Metric("learning", "Pass rate of the batch", "share of the batch's rollouts that passed", share=True),
+    "pass_rate": Metric(
+        "learning", "Pass rate of the batch", "share of the batch's rollouts that passed", share=True, main=True
+    ),
     "answer_in_prompt": Metric(
         "learning", "Answer in the prompt", "share of the batch's passes whose answer stands in its prompt", share=True
     ),
@@ -29,12 +31,15 @@ METRICS = {
     "answer_none": Metric("learning", "Answers without a form", "share whose last expression counts", share=True),
     "answer_unread": Metric("learning", "Unread answers", "share that could only be compared as text", share=True),
     "reward": Metric("learning", "Reward", "mean reward of the batch, including the length penalty"),
-    "kept_prompts": Metric("learning", "Kept prompts", "prompts whose rewards differ; only these are trained on"),
+    "kept_prompts": Metric(
+        "learning", "Kept prompts", "prompts whose rewards differ; only these are trained on", main=True
+    ),
     "prompts": Metric("learning", "Prompts", "prompts in the batch"),
     "entropy": Metric(
-        "learning", "Entropy", "mean entropy of the policy at trained tokens; near 0 it no longer explores", "nats"
+        "learning", "Entropy", "mean entropy of the policy at trained tokens; near 0 it no longer explores", "nats",
+        main=True,
     ),
-    "grad_norm": Metric("learning", "Gradient norm", "L2 norm before clipping; 0 for a skipped step"),
+    "grad_norm": Metric("learning", "Gradient norm", "L2 norm before clipping; 0 for a skipped step", main=True),
     "loss": Metric("learning", "Loss", "aggregated loss; it must be finite, and its level means little"),
     "learning_rate": Metric("learning", "Learning rate", "learning rate of the step; 0 for a skipped step"),
     "trained_tokens": Metric("learning", "Trained tokens", "tokens that entered the loss", "tokens"),
@@ -84,11 +89,13 @@ METRICS = {
         "staleness", "Replay difference",
         "largest difference between log-probabilities of the engine and of the trainer at the last evaluation", "nats",
     ),
-    "completion_tokens_mean": Metric("lengths", "Length, mean", "mean length of the batch's completions", "tokens"),
+    "completion_tokens_mean": Metric(
+        "lengths", "Length, mean", "mean length of the batch's completions", "tokens", main=True
+    ),
     "completion_tokens_max": Metric("lengths", "Length, longest", "length of the batch's longest completion", "tokens"),
     "truncation_rate": Metric(
         "lengths", "Truncated", "share of rollouts that reached their length limit, which counts as failed",
-        above=(WARN_TRUNCATION, UNSTABLE_TRUNCATION), share=True,
+        above=(WARN_TRUNCATION, UNSTABLE_TRUNCATION), share=True, main=True,
     ),
     "interruption_rate": Metric(
         "lengths", "Interrupted", "share of rollouts whose thinking was ended by the phrase", share=True
@@ -114,10 +121,11 @@ METRICS = {
     ),
     "parked": Metric("occupancy", "Parked", "environments: mean number of sequences that wait for a reply"),
     "generator_idle": Metric(
-        "occupancy", "Generator idle", "share of time that the generator waited for weights or prompts", share=True
+        "occupancy", "Generator idle", "share of time that the generator waited for weights or prompts", share=True,
+        main=True,
     ),
     "trainer_idle": Metric(
-        "occupancy", "Trainer idle", "share of the step that the trainer waited for the batch", share=True
+        "occupancy", "Trainer idle", "share of the step that the trainer waited for the batch", share=True, main=True,
     ),
     "engine_restarts": Metric(
         "occupancy", "Engine restarts", "engines that died and were restarted, so far", above=(0.0,)

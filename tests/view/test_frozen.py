@@ -54,6 +54,7 @@ def test_a_metric_of_the_file_is_enlarged_without_a_server(run, tmp_path, capsys
     assert set(frozen_json(tmp_path / "page.html")["series"]) > {"loss", "entropy", "environment/<b>"}
     with opened_page(tmp_path / "page.html") as opened:
         assert opened.tab.locator(".tile").count() > 30
+        opened.tab.locator("details.metrics summary").first.click()
         opened.tab.locator(".tile[data-large=loss]").click()
         opened.tab.wait_for_selector("dialog[open] .main-svg")
         drawn = "document.getElementById('plot-large')"

@@ -80,6 +80,12 @@ def open_run(tab, name):
     tab.get_by_role("link", name=name, exact=True).first.click()
     tab.wait_for_selector(".tile")
     tab.wait_for_selector("#plot-curves .main-svg")
+    open_groups(tab)
+
+
+def open_groups(tab):
+    """Open all groups of metrics."""
+    tab.evaluate("document.querySelectorAll('details.metrics').forEach((group) => { group.open = true; })")
 
 
 def test_the_list_has_state_step_pass_rate_forecast_and_advice(live, tab, place):
@@ -115,7 +121,11 @@ def test_a_run_shows_its_curve_its_forecast_and_every_metric_with_its_meaning(ta
     assert tab.locator(".tile").count() == len(shown) > 30
     assert all(metric.meaning in text for metric in shown)
     assert tab.locator(".tile.bad .label").all_inner_texts() == ["Truncated"]
-    assert tab.locator("main section:has(.tiles) h2").first.inner_text() == "Learning"
+    assert tab.locator("main section:has(.tiles) h2").first.inner_text() == "Training at a glance"
+    main = [metric.label for metric in shown if metric.main]
+    assert tab.locator("main section:has(.tiles) .label").all_inner_texts() == main
+    learning = tab.locator("details.metrics").first
+    assert learning.locator("summary").inner_text() == f"Learning {learning.locator('.tile').count()}"
     kinds = tab.evaluate("document.getElementById('plot-curves').data.length")
     assert kinds == 6  # band, fit, forecast, points and ceiling
 
@@ -127,6 +137,8 @@ def test_zooming_into_a_metric_loads_the_visible_steps_at_full_resolution(live, 
     tab.reload()
     live.until("[...document.querySelectorAll('table.runs a')].some((link) => link.textContent === 'long')")
     tab.get_by_role("link", name="long", exact=True).click()
+    tab.wait_for_selector(".tile")
+    open_groups(tab)
     tab.locator(".tile[data-large=loss]").click()
     tab.wait_for_selector("dialog[open]")
     while not held:
@@ -157,7 +169,7 @@ def test_lists_and_metrics_are_used_by_keyboard_with_visible_focus(tab):
     tab.keyboard.press("ArrowRight")
     tab.keyboard.press("ArrowDown")
     tab.keyboard.press("ArrowLeft")
-    assert tab.evaluate("document.activeElement.dataset.large") == "answer_in_prompt"
+    assert tab.evaluate("document.activeElement.dataset.large") == "kept_prompts"
     tab.keyboard.press("Home")
     tab.keyboard.press("Enter")
     tab.wait_for_selector("dialog[open] .main-svg")

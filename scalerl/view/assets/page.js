@@ -76,10 +76,21 @@ function tile(metric) {
     el("span", { class: "meaning" }, metric.meaning));
 }
 
+// The metrics that matter first, with those that need attention, and the others in groups that can be opened
 function metricsOf({ metrics }) {
   if (!metrics.length) return el("p", { class: "muted" }, "No metrics yet; the first step writes some.");
-  return [...new Set(metrics.map((one) => one.group))].map((name) => el("section", { "data-key": name }, el("h2", {}, GROUPS[name] ?? capital(name)),
-    el("div", { class: "tiles", "data-arrows": true }, metrics.filter((one) => one.group === name).map(tile))));
+  const tiles = (some) => el("div", { class: "tiles", "data-arrows": true }, some.map(tile));
+  const first = metrics.filter((one) => one.main || one.level);
+  const others = metrics.filter((one) => !first.includes(one));
+  const closed = metrics.some((one) => one.main);
+  return [
+    first.length ? el("section", { "data-key": "first" }, el("h2", {}, "Training at a glance"), tiles(first)) : null,
+    [...new Set(others.map((one) => one.group))].map((name) => {
+      const some = others.filter((one) => one.group === name);
+      return el("details", { class: "metrics", "data-key": name, open: !closed },
+        el("summary", {}, GROUPS[name] ?? capital(name), el("small", {}, ` ${some.length}`)), tiles(some));
+    }),
+  ];
 }
 
 function stateOf({ run }) {
