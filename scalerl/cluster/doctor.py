@@ -24,7 +24,17 @@ from scalerl.core.machine import host_memory
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import PASSED, Group, LocalRemote, serve
 from scalerl.models.sizes import sizes_of
-from scalerl.placement.devices import GB, USABLE, Host, Place, check_shared_memory, devices, gpu_problem, this_machine
+from scalerl.placement.devices import (
+    DRIVERS,
+    GB,
+    USABLE,
+    Host,
+    Place,
+    check_shared_memory,
+    devices,
+    gpu_problem,
+    this_machine,
+)
 
 WORKS, SLOW, FAILS = "works", "works slowly", "does not work"
 
@@ -169,6 +179,8 @@ def versions(site: Site) -> Outcome:
         if first.versions.get(name) != one.versions.get(name)
     ]
     own = dict(first.versions)
+    if cuda := own.get("cuda"):
+        own["driver"] = f"{own.get('driver') or 'none'} (CUDA {cuda} needs {DRIVERS.get(int(cuda.split('.')[0]), '?')})"
     if place.engine == "vllm" and not place.servers and not site.ray:
         from scalerl.rollouts.vllm.checks import check_version, installed_version  # httpx is an extra
 

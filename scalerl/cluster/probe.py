@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import platform
-import re
 import socket
 import tempfile
 import time
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.core.machine import gpu_memory
-from scalerl.placement.devices import gpu_problem
+from scalerl.placement.devices import driver_advice, driver_version, gpu_problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,7 +82,11 @@ class Probe:
         memories = [gpu_memory(n) for n in gpus]
         seen = tuple(Gpu(one.limit, one.free, one.total) for one in memories)
         installed = {package.name.lower(): package.version for package in importlib.metadata.distributions()}
-        return Seen(socket.gethostname(), versions(installed), seen, problem, tuple(unsupported(installed)))
+        known, advice = versions(installed), ""
+        if "driver" in known and not problem:  # otherwise the problem has the advice
+            advice = driver_advice(torch.version.cuda, known["driver"])
+        bad = (*unsupported(installed), *([advice] if advice else []))
+        return Seen(socket.gethostname(), known, seen, problem, bad)
 
     def learner(self, config: RunConfig) -> str:
         """Compare updates of the model in miniature with float64 on CPU; return the errors in words.
@@ -211,9 +214,8 @@ def versions(installed: Mapping[str, str]) -> dict[str, str]:
     if torch.version.cuda:
         nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
         known |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, nccl))}
-    driver = Path("/proc/driver/nvidia/version")
-    if driver.exists() and (number := re.search(r"\d{3,}\.[\d.]+", driver.read_text())):
-        known["driver"] = number[0]
+    if driver := driver_version():
+        known["driver"] = driver
     return known
 
 

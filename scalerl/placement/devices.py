@@ -7,12 +7,15 @@ it sees, except vLLM servers, which use all of them.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
@@ -207,14 +210,51 @@ def this_machine() -> Host:
 
 
 def gpu_problem() -> str:
-    """Return why torch can use no GPU in this process; empty if it can."""
+    """Return why torch can use no GPU in this process, and what to install; empty if it can."""
     import torch
 
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (AssertionError, RuntimeError) as error:  # torch without CUDA; no driver, an old one, or no GPU
-        return str(error).strip().split("\n")[0]
+        reason = str(error).strip().split("\n")[0].rstrip(". ")
+        advice = driver_advice(torch.version.cuda, driver_version())
+        return f"{reason}; {advice}" if advice else reason
     return ""
+
+
+DRIVERS = {11: "450", 12: "525", 13: "580"}
+"""Oldest NVIDIA driver by the major version of CUDA that torch was built with (CUDA's release notes, table 2: minor
+versions are compatible)."""
+
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+
+
+def driver_version() -> str:
+    """Return the version of the NVIDIA driver that is loaded, such as 580.65.06; empty if none is."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r"\b\d{3,}\.[\d.]+", DRIVER_FILE.read_text()):
+            return found[0]
+    return ""
+
+
+def driver_advice(cuda: str | None, driver: str) -> str:
+    """Return which driver torch needs and what to install; empty if the driver is new enough or CUDA unknown.
+
+    Args:
+        cuda: Version of CUDA that torch was built with, such as 13.0; None: built without CUDA.
+        driver: Version of the driver that is loaded; empty: none.
+    """
+    if cuda is None:
+        text = f"NVIDIA driver {driver} is loaded, but this torch is built without CUDA; install a build with CUDA"
+        return f"{text} (pytorch.org/get-started)" if driver else ""
+    needed = DRIVERS.get(int(cuda.partition(".")[0]), "")
+    if not needed or (driver and int(driver.partition(".")[0]) >= int(needed)):
+        return ""
+    found = f"NVIDIA driver {driver} is loaded" if driver else "no NVIDIA driver is loaded (/proc/driver/nvidia)"
+    return (
+        f"{found}, and torch's CUDA {cuda} needs {needed} or newer; install a newer driver on this host (in a "
+        "container: on its host), or a build of torch for an older CUDA (pytorch.org/get-started)"
+    )
 
 
 def check_shared_memory(table: Table, free_of: Callable[[Collection[str]], Mapping[str, int]] | None = None) -> None:

@@ -48,7 +48,7 @@ from scalerl.training.evaluation import Evaluations
 from scalerl.training.inputs import check_model, check_prompts, model_inputs, prompt_inputs
 from scalerl.training.progress import Compute, Progress, Stopwatch
 from scalerl.training.records import Records
-from scalerl.training.resolve import arithmetic_notes, channel_notes, dated, length_notes, pinned, resolve
+from scalerl.training.resolve import arithmetic_notes, channel_notes, dated, device_notes, length_notes, pinned, resolve
 from scalerl.training.run_dir import RunDirectory, recorded
 from scalerl.training.run_info import run_info
 from scalerl.training.run_model import (
@@ -71,7 +71,10 @@ def start(config: RunConfig, path: Path, display: RunDisplay, stop_requested: Ca
     Raises:
         ConfigError: A check failed. Nothing remains in the run directory.
     """
-    config = pinned(resolve(config), display.note)
+    given, config = config, resolve(config)
+    for note in device_notes(given, config):
+        display.note(note)
+    config = pinned(config, display.note)
     makers = makers_of(config)
     directory = RunDirectory.create(path, config)
     with directory.discarded_on_error(), ExitStack() as opened:

@@ -18,6 +18,7 @@ from scalerl.config.base import replace
 from scalerl.config.data import PromptFile, TaskData, TextTask
 from scalerl.config.placement import Hardware, Placement
 from scalerl.core.errors import ConfigError, outcome
+from scalerl.core.machine import sees_gpu
 from scalerl.models.template import prints_date
 from scalerl.placement.devices import gpu_problem, shares_gpus
 from scalerl.prompts.files import on_hub
@@ -92,6 +93,18 @@ def channel_notes(config: RunConfig) -> list[str]:
     if not reason or config.weights != "directory":
         return []
     return [f"weights reach the vLLM servers through files: {reason} (docs/vllm.md)"]
+
+
+def device_notes(given: RunConfig, config: RunConfig) -> list[str]:
+    """Return a note if a run that may use a GPU trains on the CPU of a machine that has one, with the reason.
+
+    Args:
+        given: Configuration of the user.
+        config: The same, resolved.
+    """
+    if given.hardware.device != "auto" or config.hardware.device != "cpu" or not sees_gpu():
+        return []
+    return [f"this machine has a GPU, but torch can use none, so the run trains on the CPU: {gpu_problem()}"]
 
 
 def pinned(config: RunConfig, note: Callable[[str], None]) -> RunConfig:

@@ -18,14 +18,16 @@ from scalerl.cluster import doctor, probe
 from scalerl.cluster.doctor import CHECKS, FAILS, SLOW, WORKS, Finding, Site, examine, meeting
 from scalerl.cluster.memory import disk_bytes
 from scalerl.cluster.probe import Gpu, Probe, Seen, unsupported
-from scalerl.config import Hardware, HuggingFaceModel, read_config
+from scalerl.config import Hardware, HuggingFaceModel, RunConfig, read_config
 from scalerl.core.errors import ConfigError
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import PASSED, Group, LocalRemote, serve
 from scalerl.models.miniature import VOCABULARY, miniature
 from scalerl.models.sizes import sizes_of
+from scalerl.placement import devices as placement
 from scalerl.placement.devices import Host, Place, check_shared_memory
-from scalerl.training.resolve import resolve_hardware
+from scalerl.training import resolve as resolve_module
+from scalerl.training.resolve import device_notes, resolve_hardware
 
 CARD = Gpu("NVIDIA H100 80GB HBM3", 84e9, 85e9)
 
@@ -176,6 +178,56 @@ def test_every_host_of_a_cluster_needs_shared_memory_between_its_own_processes()
     check_shared_memory(table, lambda hosts: dict.fromkeys(hosts, 1 << 30))
     check_shared_memory(table, lambda hosts: {})  # a node that does not answer is no reason not to start
     check_shared_memory({("generator", 0): Place(), ("trainer", 0): Place()}, lambda hosts: 1 / 0)
+
+
+PROC = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Wed Jul  2 15:32:00 UTC 2025\nGCC version: 12.3.0\n"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver", "text"),
+    [
+        ("13.0", "580.65.06", ""),
+        ("13.2", "595.10", ""),
+        ("12.6", "525.60.13", ""),
+        ("13.0", "575.57.08", "NVIDIA driver 575.57.08 is loaded, and torch's CUDA 13.0 needs 580 or newer; install a"),
+        ("12.8", "470.256.02", "driver 470.256.02 is loaded, and torch's CUDA 12.8 needs 525"),
+        ("13.0", "", "no NVIDIA driver is loaded .*, and torch's CUDA 13.0 needs 580"),
+        (None, "580.65.06", "driver 580.65.06 is loaded, but this torch is built without CUDA; install a build"),
+        (None, "", ""),
+        ("14.1", "580.65.06", ""),  # unknown: nothing is claimed
+    ],
+)
+def test_the_driver_that_is_found_needed_and_to_be_installed(cuda, driver, text, monkeypatch, tmp_path):
+    monkeypatch.setattr(placement, "DRIVER_FILE", tmp_path / "version")
+    if driver:
+        (tmp_path / "version").write_text(PROC.format(driver))
+    assert placement.driver_version() == driver
+    advice = placement.driver_advice(cuda, driver)
+    assert re.search(text, advice) if text else not advice
+
+
+def test_the_error_of_a_start_and_the_doctor_say_which_driver_is_needed(monkeypatch, tmp_path):
+    monkeypatch.setattr(placement, "DRIVER_FILE", tmp_path / "version")
+    (tmp_path / "version").write_text(PROC.format("535.104.05"))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", raising_runtime)
+    with pytest.raises(ConfigError, match=r"too old \(found version 12020\); NVIDIA driver 535.104.05 .* needs 580"):
+        resolve_hardware(Hardware(device="cuda"))
+    auto, cpu = RunConfig(), RunConfig(hardware=Hardware(device="cpu"))
+    monkeypatch.setattr(resolve_module, "sees_gpu", lambda: True)
+    (note,) = device_notes(auto, cpu)
+    assert "trains on the CPU" in note and "580 or newer" in note
+    assert device_notes(cpu, cpu) == [] and device_notes(auto, RunConfig(hardware=Hardware(device="cuda"))) == []
+    monkeypatch.setattr(resolve_module, "sees_gpu", lambda: False)
+    assert device_notes(auto, cpu) == []
+    site = site_of("--hardware.device", "cpu", seen=[Seen("a", {"cuda": "13.0", "driver": "580.65.06"})])
+    assert doctor.versions(site) == (WORKS, "cuda 13.0, driver 580.65.06 (CUDA 13.0 needs 580)")
+    site = site_of("--hardware.device", "cpu", seen=[Seen("a", {"cuda": "13.0"})])
+    assert doctor.versions(site) == (WORKS, "cuda 13.0, driver none (CUDA 13.0 needs 580)")
+
+
+def raising_runtime():
+    raise RuntimeError("The NVIDIA driver on your system is too old (found version 12020).\nPlease update it")
 
 
 def test_the_disk_that_a_run_needs_by_hand():
