@@ -52,7 +52,8 @@ def run_new(words: list[str]) -> int:
     with Working("simulating"):
         config, about = _on_gpus(config, gpus) if gpus else (config, [])
     table = {"preset": "scalerl", **written(config)}
-    say(*tomli_w.dumps(table).split("\n"), *(f"# {line}" for line in [*config.derived_sizes(), *about]))
+    notes = [*config.derived_sizes(), *about, *_packages(config)]
+    say(*tomli_w.dumps(table).split("\n"), *(f"# {line}" for line in notes))
     return 0
 
 
@@ -82,6 +83,13 @@ def _on_gpus(config: RunConfig, gpus: int) -> tuple[RunConfig, list[str]]:
         except ConfigError as error:
             problem = problem or error
     raise ConfigError(f"{problem}; or train adapters with --model.lora.rank 32, which one trainer GPU can hold")
+
+
+def _packages(config: RunConfig) -> list[str]:
+    """Return a line for a package that the configuration needs and that no extra of its installation has."""
+    if getattr(config.model, "lora", None) is None:
+        return []
+    return ["adapters need the package peft: pip install 'scalerl[lora]'"]
 
 
 def written(part: Part) -> dict[str, Any]:

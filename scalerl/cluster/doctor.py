@@ -41,8 +41,13 @@ WORKS, SLOW, FAILS = "works", "works slowly", "does not work"
 SLOW_BELOW = 0.5
 """Share of the bandwidth that plans assume below which a pair of hosts is slow."""
 
-LIMIT_S, VLLM_S = 45.0, 110.0
-"""Time limits in seconds of a call to a process, and of vLLM's check. A check has at most three such calls."""
+LIMIT_S, VLLM_S = 45.0, 90.0
+"""Time limits in seconds of a call to a process, and of the swaps of vLLM's check. A check has at most three such
+calls."""
+
+START_S = 300.0
+"""Seconds in which a process must have loaded torch, or a server vLLM. From a disk that is shared and cold, this takes
+minutes; warm, 5 to 30 s."""
 
 Outcome = tuple[str, str]
 """Verdict and text."""
@@ -66,13 +71,20 @@ class Finding:
 class Site:
     """The machines of a placement, in a process of its own."""
 
-    def __init__(self, config: RunConfig | None, limit_s: float = LIMIT_S, hosts: Sequence[Host] = ()) -> None:
+    def __init__(
+        self,
+        config: RunConfig | None,
+        limit_s: float = LIMIT_S,
+        hosts: Sequence[Host] = (),
+        start_s: float = START_S,
+    ) -> None:
         """Find the machines and their GPUs.
 
         Args:
             config: The configuration; None: the lab's, with one trainer per GPU of this machine, or two on CPU.
             limit_s: Time limit of a call to a process, seconds.
             hosts: The machines; empty: this one or, with `placement.backend = "ray"`, those of the cluster.
+            start_s: Time limit of the start of a process or a server, seconds.
 
         Raises:
             ConfigError: The cluster does not answer.
@@ -80,7 +92,7 @@ class Site:
         from scalerl.cluster.connect import connect, hosts_of
 
         self._groups: dict[str, Group] = {}
-        self.given, self.limit_s, self.problem = config is not None, limit_s, ""
+        self.given, self.limit_s, self.start_s, self.problem = config is not None, limit_s, start_s, ""
         config = config or RunConfig()
         place, hardware = config.placement, config.hardware
         elsewhere = place.backend == "ray" and place.ray_address != "local"
@@ -123,7 +135,7 @@ class Site:
     def processes(self, of: str) -> Group:
         """Start the Probes of a group, or of all trainers, and wait until they are ready; raises ProcessDied."""
         if of == "hosts":
-            return _on_hosts(self.ray, list(self.table.values()), self.limit_s)
+            return _on_hosts(self.ray, list(self.table.values()), self.start_s)
         rows = [(f"{kind} {n + 1}", at) for (kind, n), at in self.table.items()]
         chosen = [row for row in rows if row[0].startswith("generator" if of == "generator" else "trainer")]
         if of == "all":  # processes that share GPUs see the same
@@ -132,7 +144,7 @@ class Site:
             LocalRemote(_serve("127.0.0.1"), f"{_HOST}: {name} (process {{}})", environment=at.environment)
             for name, at in (chosen if of in ("all", "trainers") else chosen[:1])
         )
-        group.answers("start", self.limit_s)
+        group.answers("start", self.start_s)
         return group
 
 
@@ -280,7 +292,8 @@ def vllm(site: Site) -> Outcome:
         wait_for_server(address, REACHED_S)
     if servers := site.config.placement.servers:
         return WORKS, f"{len(servers)} servers answer; the run checks their settings when it starts"
-    return WORKS, site.group("generator").call("vllm", site.config, VLLM_S - 20.0, timeout_s=VLLM_S)[0]
+    group, limit_s = site.group("generator"), site.start_s + VLLM_S
+    return WORKS, group.call("vllm", site.config, site.start_s, timeout_s=limit_s)[0]
 
 
 CHECKS: dict[str, Callable[[Site], Outcome]] = {
@@ -295,21 +308,24 @@ CHECKS: dict[str, Callable[[Site], Outcome]] = {
 """The checks in order. To add one, write a function and an entry."""
 
 
-def examine(config: RunConfig | None, limit_s: float = LIMIT_S, checks: Iterable[str] = CHECKS) -> Iterator[Finding]:
+def examine(
+    config: RunConfig | None, limit_s: float = LIMIT_S, checks: Iterable[str] = CHECKS, start_s: float = START_S
+) -> Iterator[Finding]:
     """Run checks and yield their findings, in a second process, and in a new one after a crash or a time limit.
 
     Args:
         config: A configuration; None: the lab's, on all GPUs of this machine.
         limit_s: Time limit of each call to a process, seconds.
         checks: Names of the checks.
+        start_s: Time limit of the start of a process or a server, seconds.
     """
     remote: Any = None
     for name in checks:
         if name == "vLLM" and (config is None or config.placement.engine != "vllm"):
             continue
-        began, limit = time.monotonic(), 3 * limit_s
+        began, limit = time.monotonic(), 3 * limit_s + 2 * start_s  # a check may start processes and a server
         if remote is None:
-            remote = LocalRemote(partial(serve, partial(Site, config, limit_s), PASSED), "the check")
+            remote = LocalRemote(partial(serve, partial(Site, config, limit_s, (), start_s), PASSED), "the check")
             kind, content = remote.answer(limit)
             if kind != "done":
                 yield _finding("placement", remote, kind, content, began)

@@ -70,7 +70,13 @@ class Probe:
     """An object in a process of the placement, with its devices."""
 
     def __init__(self, address: str) -> None:
-        """Store the address under which the other hosts reach this one."""
+        """Store the address under which the other hosts reach this one; load what the calls need.
+
+        Loading from a cold disk takes minutes and has its own time limit.
+        """
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+
         self._address = address
 
     def look(self) -> Seen:

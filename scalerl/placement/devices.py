@@ -23,7 +23,8 @@ from scalerl.core.errors import ConfigError
 GB = 1e9
 
 USABLE = 0.9
-"""Usable share of a GPU's memory: vLLM's default. The rest is for the allocator and the CUDA context."""
+"""Share of a GPU's memory that plans use. The rest is for the allocator and the CUDA context. vLLM takes 0.92 by
+default (0.32 and 0.33), so that it has a little more room than planned."""
 
 NODE = 8
 """GPUs of a node, if the cluster is not known."""

@@ -268,7 +268,7 @@ def fine(site):
 class Mine:
     """A Site whose checks go wrong."""
 
-    def __init__(self, config, limit_s):
+    def __init__(self, config, limit_s, hosts, start_s):
         pass
 
     def check(self, name):
@@ -279,12 +279,41 @@ class Mine:
 def test_a_crash_a_hang_and_an_error_are_one_line_each_and_the_next_check_runs(monkeypatch):
     monkeypatch.setattr(doctor, "Site", Mine)
     began = time.monotonic()
-    findings = list(examine(None, limit_s=8.0, checks=["a", "b", "crash", "c", "refuse", "d", "hang", "e"]))
+    findings = list(
+        examine(None, limit_s=8.0, start_s=8.0, checks=["a", "b", "crash", "c", "refuse", "d", "hang", "e"])
+    )
     a, b, crashed, c, refused, d, hung, e = findings
     assert a.verdict == WORKS and a.text == b.text != c.text == d.text != e.text
     assert [one.verdict for one in (crashed, refused, hung)] == [FAILS] * 3
     assert "was killed by signal 11" in crashed.text and refused.text == "x: got 1; allowed: 2"
-    assert "did not answer within 24 s" in hung.text and time.monotonic() - began < 300  # 35 s on a quiet machine
+    assert "did not answer within 40 s" in hung.text and time.monotonic() - began < 300  # 35 s on a quiet machine
+
+
+class Cold(Mine):
+    """A Site that loads from a cold disk for longer than a call may take."""
+
+    def __init__(self, config, limit_s, hosts, start_s):
+        time.sleep(3.0)
+
+
+class ColdProbe(Probe):
+    def __init__(self, address):
+        time.sleep(3.0)
+
+    def look(self):
+        return Seen("a")
+
+
+@pytest.mark.slow
+def test_loading_has_its_own_time_limit(monkeypatch):
+    site = Site(None, limit_s=2.0, start_s=120.0)
+    monkeypatch.setattr(doctor, "Probe", ColdProbe)
+    assert site.ask("look") == [Seen("a")]
+    for group in site._groups.values():
+        group.close()
+    monkeypatch.setattr(doctor, "Site", Cold)
+    (finding,) = examine(None, limit_s=0.5, start_s=60.0, checks=["a"])
+    assert finding.verdict == WORKS
 
 
 class Absent(Probe):

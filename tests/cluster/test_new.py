@@ -46,6 +46,8 @@ def test_a_model_that_fits_on_no_gpu_is_an_error_that_proposes_adapters(capsys):
     assert code == 2 and "--model.lora.rank 32" in error
     code, out, _ = call(capsys, *words, "--model.lora.rank", "32")
     assert code == 0 and tomllib.loads(out)["model"]["lora"] == {"rank": 32}
+    assert "# adapters need the package peft: pip install 'scalerl[lora]'\n" in out
+    assert "peft" not in call(capsys, "new", "--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", "--gpus", "1")[1]
     assert "got no model" in call(capsys, "new", "--gpus", "8")[2]
 
 

@@ -202,6 +202,7 @@ def check_answers(source: Source) -> Iterator[str]:
 
 def check_command_line(source: Source) -> Iterator[str]:
     """Yield the options and environment variables of a server that vLLM does not have."""
+    from scalerl.placement.devices import USABLE
     from scalerl.rollouts.vllm.server import ServerSpec, command, environment
 
     declared = [path for path in source.files(API) if path.name == "cli_args.py"]
@@ -212,6 +213,11 @@ def check_command_line(source: Source) -> Iterator[str]:
         field = option[2:].replace("-", "_")
         if not re.search(rf"\b{field}\b\s*[:=]|[\"']{option}[\"']", text):
             yield f"no option {option}"
+    share = re.search(r"gpu_memory_utilization: float = (?:Field\(default=)?([\d.]+)", "".join(
+        path.read_text() for path in source.files("config/cache.py")
+    ))  # fmt: skip
+    if share is None or float(share[1]) < USABLE:
+        yield f"gpu_memory_utilization is {share and share[1]} by default, below the {USABLE} that plans use"
     module = command(spec, 1)[2]
     if source.module(module) is None:
         yield f"no module {module}"
