@@ -161,8 +161,10 @@ def run_resume(words: list[str]) -> int:
     add_trust(parser, "its configuration's code")
     arguments, options = parser.parse_known_args(bare_first(parser, words))
     config = saved_config(arguments.directory)
+    if options:  # the machines, too, are those of the options: a cluster's old head may be gone
+        config = read_config(arguments.directory / "config.toml", options)
     check_inputs(config)
-    check_trust([config], str(arguments.directory), trusted=arguments.trust)
+    check_trust([config], str(arguments.directory), trusted=arguments.trust, typed=options)
     if arguments.steps is not None:
         config = given("--steps", lambda: replace(config, steps=arguments.steps))
 

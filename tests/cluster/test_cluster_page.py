@@ -1,16 +1,24 @@
 """docs/cluster.md and docs/scale.md: every configuration passes a dry run, the examples parse, the commands exist."""
 
+import contextlib
+import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from commands import call
 from doc_pages import blocks
 
 from scalerl import cli
 from scalerl.cli.plan import plan_parser
 from scalerl.config import read_config
+from scalerl.core.errors import ConfigError
 from scalerl.placement.devices import Host, devices
 
 ROOT = Path(__file__).parents[2]
@@ -76,6 +84,98 @@ def test_the_slurm_example_is_a_shell_script():
         pytest.skip("no bash")
     subprocess.run(["bash", "-n", str(ROOT / "examples/slurm.sh")], check=True)
     assert "scalerl resume" in (ROOT / "examples/slurm.sh").read_text()
+
+
+STANDS_IN = {
+    "srun": 'while [[ "$1" == --* ]]; do shift; done; exec "$@"',  # both nodes are this machine
+    "scontrol": "printf '%s\\n' $NODES",
+    "getent": 'echo "127.0.0.1 STREAM $2"',
+    "scalerl": (
+        'echo "$*" >> "$LOG"; mkdir -p "$RUN"; touch "$RUN/config.toml"; '
+        "python -c \"import os, ray; ray.init(address='auto', log_to_driver=False); "
+        "alive, seven = sum(n['Alive'] for n in ray.nodes()), ray.get(ray.remote(lambda: 7).remote()); "
+        "print(os.environ['RAY_ADDRESS'], alive, seven)"
+        '" >> "$LOG"; exit ${CODE:-0}'
+    ),
+}
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """Return a function that runs the script as Slurm does, with stand-ins for its programs, over a real Ray.
+
+    A token that Ray has left in the home directory, as after any run with ray_address = "local", must not matter.
+    """
+    pytest.importorskip("ray", reason="needs Ray")
+    short = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # paths of sockets have at most 107 characters
+    bin, home = tmp_path / "venv/bin", tmp_path / "home/.ray"
+    bin.mkdir(parents=True)
+    home.mkdir(parents=True)
+    (home / "auth_token").write_text("0" * 64)
+    for name, text in STANDS_IN.items():
+        (bin / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (bin / name).chmod(0o755)
+    path = os.pathsep.join([str(bin), str(Path(sys.executable).parent), os.environ["PATH"]])
+    (bin / "activate").write_text(f"export PATH={path!r}\n")
+    log, run = tmp_path / "log", tmp_path / "run"
+
+    def job(nodes, port, **more):
+        own = {
+            "HOME": str(home.parent), "VIRTUAL_ENV": str(bin.parent), "NODES": nodes, "LOG": str(log), "RUN": str(run),
+            "RAY_PORT": str(port), "RAY_TMPDIR": str(short), "SLURM_JOB_NODELIST": nodes, "SLURM_JOB_NAME": "job",
+            "SLURM_GPUS_ON_NODE": "1", "PATH": path,
+        }  # fmt: skip
+        own = {**{name: value for name, value in os.environ.items() if not name.startswith("RAY_")}, **own, **more}
+        words = ["bash", str(ROOT / "examples/slurm.sh"), "c.toml", str(run)]
+        with (tmp_path / "out").open("w") as out:
+            done = subprocess.run(words, env=own, stdout=out, stderr=out, timeout=150)
+        lines = log.read_text().splitlines() if log.exists() else []
+        log.unlink(missing_ok=True)
+        return done.returncode, lines, (tmp_path / "out").read_text()
+
+    yield job
+    for entry in Path("/proc").glob("[0-9]*"):  # Ray's processes drain for 30 s
+        with contextlib.suppress(OSError, ProcessLookupError):
+            if str(short).encode() in (entry / "cmdline").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
+    shutil.rmtree(short, ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_the_slurm_example_starts_a_cluster_and_a_requeued_job_resumes_on_other_nodes(slurm):
+    first, other = (port for port in map(free_low_port, range(2)))
+    code, lines, out = slurm("node-1 node-2", first)
+    assert code == 0, out
+    assert lines[0].startswith("train c.toml --placement.ray_address auto --run-dir")
+    assert lines[1] == f"127.0.0.1:{first} 2 7"  # both nodes have joined, and a task has run
+    code, lines, out = slurm("node-3", other, CODE="3")
+    assert code == 3, out  # that of the run
+    assert lines[0].startswith("resume ") and lines[0].endswith(" --placement.ray_address auto")
+    assert lines[1] == f"127.0.0.1:{other} 1 7"
+
+
+def free_low_port(number):
+    """Return a free port outside the range from 10002 to 19999, in which Ray's workers listen."""
+    for port in range(6400 + 200 * number, 6600 + 200 * number):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    pytest.skip("no free port")
+
+
+def test_a_resume_asks_the_cluster_of_its_options_and_not_the_old_one(tmp_path, capsys, monkeypatch):
+    """The head of the saved address may be gone: a requeued job of Slurm gets other nodes."""
+    (tmp_path / "config.toml").write_text(
+        'preset = "lab"\n[placement]\nbackend = "ray"\nray_address = "10.9.9.9:6379"\n'
+    )
+    asked = []
+
+    def connect(address, asked_by):
+        asked.append(address)
+        raise ConfigError("no cluster here")
+
+    monkeypatch.setattr("scalerl.training.resolve.connect", connect)
+    code, _, text = call(capsys, "resume", tmp_path, "--placement.ray_address", "127.0.0.1:7")
+    assert code == 2 and "no cluster here" in text and asked == ["127.0.0.1:7"]
 
 
 @pytest.mark.parametrize("page", ["cluster.md", "scale.md", "eight-gpus.md"])
