@@ -50,15 +50,40 @@ def run_new(words: list[str]) -> int:
     if isinstance(config.model, TinyModel):
         raise ConfigError("new: got no model; allowed: --model PATH, with --data FILE")
     with Working("simulating"):
-        config, about = _on_gpus(config, gpus) if gpus else (config, [])
+        config, about = _on_gpus(config, gpus, "--checkpoint.every" in " ".join(fields)) if gpus else (config, [])
     table = {"preset": "scalerl", **written(config)}
     notes = [*config.derived_sizes(), *about, *_packages(config)]
     say(*tomli_w.dumps(table).split("\n"), *(f"# {line}" for line in notes))
     return 0
 
 
-def _on_gpus(config: RunConfig, gpus: int) -> tuple[RunConfig, list[str]]:
-    """Return the configuration with vLLM on these GPUs, and lines on memory and speed."""
+CHECKPOINT_MINUTES = 30.0
+"""Minutes of work that a crash may cost: the interval of checkpoints in a planned configuration."""
+
+
+def checkpoint_interval(updates_per_h: float, evaluated: int) -> int:
+    """Return the updates between two checkpoints that take about `CHECKPOINT_MINUTES`, at least one.
+
+    Every evaluation falls on a checkpoint, or every checkpoint on an evaluation: the best one is kept.
+
+    Args:
+        updates_per_h: Planned updates per hour, evaluations included.
+        evaluated: Updates between two evaluations.
+    """
+    most = max(1, round(CHECKPOINT_MINUTES / 60.0 * updates_per_h))
+    if most >= evaluated:
+        return most // evaluated * evaluated
+    return max(every for every in range(1, most + 1) if evaluated % every == 0)
+
+
+def _on_gpus(config: RunConfig, gpus: int, chosen_interval: bool = False) -> tuple[RunConfig, list[str]]:
+    """Return the configuration with vLLM on these GPUs, and lines on memory and speed.
+
+    Args:
+        config: Configuration of the user.
+        gpus: GPUs of the run.
+        chosen_interval: Whether the user has chosen the interval of checkpoints; else the planned speed gives it.
+    """
     check_searched(gpus)
     given, lengths, many = Given(sizes_of(config), Assumptions(GPUS["H100"])), lengths_of(config, None), gpus > 2
     on_ray = {"backend": "ray", "ray_address": "local" if gpus <= NODE else "auto"} if many else {}
@@ -79,6 +104,11 @@ def _on_gpus(config: RunConfig, gpus: int) -> tuple[RunConfig, list[str]]:
             planned = replace(planned, placement=place, rollouts=rollouts)
             layout = lay_out(planned, given.found)
             check(planned, layout)
+            if gpus > 1 and not chosen_interval:
+                every = checkpoint_interval(best.evaluated_updates_per_h, config.evaluation.every)
+                planned = replace(planned, checkpoint=replace(planned.checkpoint, every=every))
+                minutes = 60.0 * every / best.evaluated_updates_per_h
+                words.append(f"a checkpoint every {every} updates, about {minutes:.0f} minutes at this speed")
             return planned, [*lines(planned, layout), *words]
         except ConfigError as error:
             problem = problem or error

@@ -8,7 +8,7 @@ from commands import call
 from doc_pages import ROOT, blocks
 
 from scalerl.cli.main import COMMANDS
-from scalerl.cli.new import written
+from scalerl.cli.new import checkpoint_interval, written
 from scalerl.config import read_config
 from scalerl.core.machine import Memory
 
@@ -49,6 +49,18 @@ def test_a_model_that_fits_on_no_gpu_is_an_error_that_proposes_adapters(capsys):
     assert "# adapters need the package peft: pip install 'scalerl[lora]'\n" in out
     assert "peft" not in call(capsys, "new", "--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", "--gpus", "1")[1]
     assert "got no model" in call(capsys, "new", "--gpus", "8")[2]
+
+
+def test_the_interval_of_checkpoints_is_half_an_hour_at_the_planned_speed(capsys):
+    """At 9.1 updates an hour, evaluations included, 50 updates would be 5.4 hours; 5 are 33 minutes."""
+    rates = (9.1, 0.5, 120.0, 199.0, 450.0)
+    assert [checkpoint_interval(rate, 100) for rate in rates] == [5, 1, 50, 100, 200]  # divisors of 100, or multiples
+    words = ["new", "--model", "Qwen/Qwen3-8B", "--data", "prompts.jsonl", "--gpus", "8"]
+    out = call(capsys, *words)[1]
+    assert tomllib.loads(out)["checkpoint"] == {"every": 5}
+    assert "# a checkpoint every 5 updates, about 33 minutes at this speed" in out
+    chosen = call(capsys, *words, "--checkpoint.every", "20")[1]
+    assert tomllib.loads(chosen)["checkpoint"] == {"every": 20} and "at this speed" not in chosen
 
 
 def test_every_command_of_the_page_exists():
