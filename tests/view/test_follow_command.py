@@ -62,7 +62,11 @@ def test_the_condition_of_a_log_whose_bounds_are_about_to_move_waits(tmp_path, m
     append(path, lines(1, 12, low=-5, high=30))
     meanwhile(monkeypatch)
     code, out, _ = call(capsys, "follow", path, "--devices", 8, "--until", "gain at 2x below 5 with probability 0.5")
-    assert code == 130 and "--bounds" in out and "holds" not in out
+    assert code == 130 and "--bounds" in out and "conditions on the gain and the ceiling wait" in out
+    assert "holds" not in out
+    meanwhile(monkeypatch)
+    _, out, _ = call(capsys, "follow", path, "--devices", 8)  # without a condition, the forecast needs the same words
+    assert "so its gain is too small" in out and "conditions" not in out
 
 
 @pytest.mark.parametrize(("until", "code"), [((), 0), (("--until", "falling"), 1)])
