@@ -84,6 +84,10 @@ def run_follow(words: list[str]) -> int:
         value = getattr(options, name)
         if not 0 < value < 1e6:
             raise UserError(f"--{name}: got {value:g}; allowed: a number above 0")
+    if str(options.path) == "-":
+        raise UserError(
+            "SOURCE: got -; allowed: a log that can be read again, such as run.log of `train | tee run.log`"
+        )
     rules = [stop_rule(text) for text in options.until]
     log = FollowedLog(options.path, reading_of(options), options.every)
     if options.page:

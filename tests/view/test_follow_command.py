@@ -118,6 +118,11 @@ def test_wrong_options_are_found_before_anything_is_read(tmp_path, capsys, words
     assert code == 2 and error in err and not out
 
 
+def test_standard_input_gets_the_way_to_follow_it(capsys):
+    code, _, err = call(capsys, "follow", "-")
+    assert code == 2 and "tee run.log" in err
+
+
 def test_a_log_with_several_runs_gets_the_command_to_type_which_works(tmp_path, monkeypatch, capsys):
     rows = [{"step": s, "seed": seed, "eval/accuracy": level(s)} for s in range(1, 20) for seed in (1, 2)]
     path = tmp_path / "run.jsonl"
