@@ -84,6 +84,10 @@ def run_follow(words: list[str]) -> int:
         value = getattr(options, name)
         if not 0 < value < 1e6:
             raise UserError(f"--{name}: got {value:g}; allowed: a number above 0")
+    if str(options.path) == "-":
+        raise UserError(
+            "SOURCE: got -; allowed: a log that can be read again, such as run.log of `train | tee run.log`"
+        )
     rules = [stop_rule(text) for text in options.until]
     log = FollowedLog(options.path, reading_of(options), options.every)
     if options.page:
@@ -122,10 +126,10 @@ def paged(log: FollowedLog, show: Show, options: argparse.Namespace) -> Iterator
 
 
 MOVING = (
-    "the condition is judged later: the bounds {:g} to {:g} are those of the values so far, and the run may soon pass "
-    "them, which no forecast does; --bounds LOW HIGH sets them"
+    "the bounds {:g} to {:g} are those of the values so far, and the run may soon pass them; the forecast "
+    "cannot, so its gain is too small; --bounds LOW HIGH sets the range of the metric"
 )
-"""Why a condition is not judged yet."""
+"""What is said about a forecast at bounds that are about to move."""
 
 Show = Callable[[FollowedLog, Change], None]
 """Prints one change."""
@@ -135,7 +139,7 @@ def follow(
     log: FollowedLog, rules: list[StopRule], show: Show, back: WriteBack | None, options: argparse.Namespace
 ) -> int:
     """Look at a log again and again; return the exit code."""
-    warned = False
+    moving = False
     while True:
         began, version = time.monotonic(), log.version
         changes = log.look()
@@ -144,13 +148,14 @@ def follow(
         if log.outlook is not None and log.source is not None and log.version != version:
             if back is not None:
                 back.write(log.source, log.outlook, options.run_name)
-            judged = [rule for rule in rules if rule.kind == "falling" or not log.bounds_move()]
+            before, moving = moving, log.bounds_move()
+            if moving and not before:
+                waits = "; until then, conditions on the gain and the ceiling wait" if rules else ""
+                show(log, Change("bounds", MOVING.format(*log.outlook.fit.curve.bounds) + waits))
+            judged = [rule for rule in rules if rule.kind == "falling" or not moving]
             if reason := met(log, judged):
                 show(log, Change("condition", reason))
                 return 0
-            if len(judged) < len(rules) and not warned:
-                warned = True
-                show(log, Change("waiting", MOVING.format(*log.outlook.fit.curve.bounds)))
         if log.state == ENDED:
             return missed(rules, "the run has ended") if rules else 0
         if time.monotonic() - log.changed_at > 3600 * options.patience:

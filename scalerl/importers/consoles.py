@@ -16,7 +16,7 @@ import ast
 import json
 import re
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from scalerl.importers.frame import LONGEST_WORD, Builder, Frame, frame_of, joined, number_of
@@ -27,6 +27,9 @@ BAR, BAR_TOTAL, LINE_TIME = "@bar", "@bar_total", "@line_time"
 
 BLOCK = "printed names and values"
 """Kind of a row from several lines."""
+
+AT_ONCE = 512
+"""Lines that are parsed together."""
 
 MOST_JOINED = 400
 """Most lines of one dictionary that was printed over several lines."""
@@ -89,12 +92,32 @@ class Console:
 
     def read(self, lines: Iterable[str]) -> Frame:
         """Return the rows of all lines so far; more may follow."""
-        for line in lines:
-            self.line(line)
+        lines = iter(lines)
+        while chunk := list(islice(lines, AT_ONCE)):
+            if not self._objects(chunk):
+                for line in chunk:
+                    self.line(line)
         frame, row = self.builder.frame(), self._block_row()
         if not row:
             return frame
         return joined([frame, frame_of([row])]) if frame.size else frame_of([row])
+
+    def _objects(self, chunk: list[str]) -> bool:
+        """Read lines that are JSON objects, all at once, which takes half of the time; return whether they are."""
+        if self._open or not all(line.startswith('{"') and line.endswith("}\n") for line in chunk):
+            return False
+        try:
+            rows = json.loads(f"[{','.join(chunk)}]")
+        except (ValueError, RecursionError):
+            return False
+        # an array that is cut by a line end could make one object of two lines
+        if len(rows) != len(chunk) or set(map(type, rows)) != {dict}:
+            return False
+        self.lines, self.objects, self.cut = self.lines + len(rows), self.objects + len(rows), False
+        self.kinds["JSON lines"] = self.kinds.get("JSON lines", 0) + len(rows)
+        for row in rows:
+            self.builder.add(row)
+        return True
 
     def line(self, line: str) -> None:
         """Read one line; a carriage return separates the states of a progress bar."""

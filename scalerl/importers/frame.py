@@ -292,7 +292,7 @@ class Builder:
 
     def _first(self, name: str) -> int:
         index = self._numbers[name][0]
-        return min(index) if index else 0
+        return int(np.frombuffer(index, dtype=np.int64).min()) if index else 0
 
 
 def frame_of(rows: Iterable[Mapping[str, Any]]) -> Frame:

@@ -497,13 +497,11 @@ def test_clocks_in_the_usual_forms_give_device_hours(tmp_path, name):
     assert imported.rows[-1]["device_hours"] == pytest.approx(4.0) and imported.rows[-1]["step"] == 30
 
 
-def test_watching_a_log_names_the_command_that_writes_a_page_about_it(tmp_path, capsys, monkeypatch):
+def test_a_report_about_a_log_says_training_reward(tmp_path, capsys, monkeypatch):
     pytest.importorskip("plotly", reason="pages have figures")
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "log.jsonl", [{"step": s, "reward": reward(s)} for s in STEPS])
-    assert cli.main(["watch", "log.jsonl"]) == 2
-    error = capsys.readouterr().err.strip()
-    assert cli.main(shlex.split(error.rpartition("; type: scalerl ")[2])) == 0
+    assert cli.main(["report", "log.jsonl"]) == 0
     assert "training reward" in capsys.readouterr().out and "training reward" in (tmp_path / "report.html").read_text()
 
 

@@ -62,7 +62,11 @@ def test_the_condition_of_a_log_whose_bounds_are_about_to_move_waits(tmp_path, m
     append(path, lines(1, 12, low=-5, high=30))
     meanwhile(monkeypatch)
     code, out, _ = call(capsys, "follow", path, "--devices", 8, "--until", "gain at 2x below 5 with probability 0.5")
-    assert code == 130 and "--bounds" in out and "holds" not in out
+    assert code == 130 and "--bounds" in out and "conditions on the gain and the ceiling wait" in out
+    assert "holds" not in out
+    meanwhile(monkeypatch)
+    _, out, _ = call(capsys, "follow", path, "--devices", 8)  # without a condition, the forecast needs the same words
+    assert "so its gain is too small" in out and "conditions" not in out
 
 
 @pytest.mark.parametrize(("until", "code"), [((), 0), (("--until", "falling"), 1)])
@@ -112,6 +116,11 @@ def test_json_is_one_object_per_change(tmp_path, monkeypatch, capsys):
 def test_wrong_options_are_found_before_anything_is_read(tmp_path, capsys, words, error):
     code, out, err = call(capsys, "follow", tmp_path / "run.log", *words)
     assert code == 2 and error in err and not out
+
+
+def test_standard_input_gets_the_way_to_follow_it(capsys):
+    code, _, err = call(capsys, "follow", "-")
+    assert code == 2 and "tee run.log" in err
 
 
 def test_a_log_with_several_runs_gets_the_command_to_type_which_works(tmp_path, monkeypatch, capsys):

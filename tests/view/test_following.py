@@ -10,6 +10,7 @@ from watched import add_points, write_run
 
 from scalerl.core.status import Heartbeat
 from scalerl.importers import growing
+from scalerl.importers.consoles import Console
 from scalerl.importers.errors import Away
 from scalerl.scaling import CurveError
 from scalerl.view.following import FollowedLog, Reading
@@ -87,6 +88,24 @@ def test_a_line_without_its_end_is_neither_an_error_nor_a_point(tmp_path, last):
     log = FollowedLog(path, EIGHT)
     log.look()
     assert values(log) == 40 and not any("incomplete" in note for note in log.source.log.notes)
+
+
+@pytest.mark.parametrize(
+    "odd", ["not JSON\n", '{"step": 7, "reward"\n', '{"step": [{}\n', "\n", '{"a": 1}{"b": 2}\n', "{'x': 1}\n"]
+)
+def test_lines_that_are_parsed_together_give_the_rows_of_lines_that_are_parsed_alone(tmp_path, monkeypatch, odd):
+    text = lines(1, 300) + odd + lines(301, 1500)
+    together = Console()
+    frame = together.read(text.splitlines(keepends=True))
+    alone = Console()
+    monkeypatch.setattr(alone, "_objects", lambda chunk: False)
+    expected = alone.read(text.splitlines(keepends=True))
+    assert (together.objects, together.bad, together.kinds, together.lines) == (
+        alone.objects, alone.bad, alone.kinds, alone.lines,
+    )  # fmt: skip
+    assert frame.size == expected.size and frame.names == expected.names
+    for name in frame.names:
+        assert all((one == other).all() for one, other in zip(frame.cells[name], expected.cells[name], strict=True))
 
 
 def test_a_number_cut_at_the_end_of_a_table_of_points_is_no_point(tmp_path):
