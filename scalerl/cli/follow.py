@@ -125,12 +125,6 @@ def paged(log: FollowedLog, show: Show, options: argparse.Namespace) -> Iterator
         thread.join(CLOSING_S)
 
 
-MOVING = (
-    "the bounds {:g} to {:g} are those of the values so far, and the run may soon pass them; the forecast "
-    "cannot, so its gain is too small; --bounds LOW HIGH sets the range of the metric"
-)
-"""What is said about a forecast at bounds that are about to move."""
-
 Show = Callable[[FollowedLog, Change], None]
 """Prints one change."""
 
@@ -139,7 +133,7 @@ def follow(
     log: FollowedLog, rules: list[StopRule], show: Show, back: WriteBack | None, options: argparse.Namespace
 ) -> int:
     """Look at a log again and again; return the exit code."""
-    moving = False
+    moving = ""
     while True:
         began, version = time.monotonic(), log.version
         changes = log.look()
@@ -148,10 +142,10 @@ def follow(
         if log.outlook is not None and log.source is not None and log.version != version:
             if back is not None:
                 back.write(log.source, log.outlook, options.run_name)
-            before, moving = moving, log.bounds_move()
+            before, moving = moving, log.source.about_bounds
             if moving and not before:
                 waits = "; until then, conditions on the gain and the ceiling wait" if rules else ""
-                show(log, Change("bounds", MOVING.format(*log.outlook.fit.curve.bounds) + waits))
+                show(log, Change("bounds", moving + waits))
             judged = [rule for rule in rules if rule.kind == "falling" or not moving]
             if reason := met(log, judged):
                 show(log, Change("condition", reason))
@@ -187,7 +181,7 @@ class Lines:
     def show(self, log: FollowedLog, change: Change) -> None:
         """Print one change."""
         if change.kind == "forecast" and log.source is not None and log.source.log is not None:
-            log_lines = log.source.log_lines()
+            log_lines = log.source.log.lines() if log.source.log else []
             read = [re.sub(r"\d+ points( in \d+ windows)?", "", line) for line in log_lines]  # not how much was read
             if fresh := [line for line, same in zip(log_lines, read, strict=True) if same not in self._read]:
                 say(*fresh)

@@ -14,14 +14,12 @@ from typing import Any
 from scalerl.core.errors import ConfigError, UserError
 from scalerl.core.run_files import POINTS, is_run
 from scalerl.core.status import read_status
-from scalerl.importers.bounds import FROM_VALUES
 from scalerl.importers.errors import Away, TooEarly
 from scalerl.importers.growing import GrowingLog, Stamp, stamp_of
 from scalerl.importers.trackers import wandb_path
 from scalerl.scaling import Curve, CurveError
 from scalerl.scaling.fit import MIN_POINTS
 from scalerl.scaling.readers import is_points
-from scalerl.scaling.trend import LEAST_POINTS, trend
 from scalerl.view.outlook import LogChoices, Outlook, Source, choices_made, names_of, read_sources, source_outlook
 from scalerl.view.run import id_of
 
@@ -214,18 +212,6 @@ class FollowedLog:
             status = read_status(self.path)
             return status.state if status is not None and status.state != "running" else ""
         return self._log.ended if self._log is not None else ""
-
-    def bounds_move(self) -> bool:
-        """Return whether the bounds are those of the values so far, and the run would pass them soon.
-
-        A forecast cannot exceed its bounds, so its gain is too small if the trend of the last doubling of compute would
-        lead beyond them in the next one.
-        """
-        log = self.source.log if self.source else None
-        if self.outlook is None or log is None or log.bounds_origin != FROM_VALUES:
-            return False
-        curve = self.outlook.fit.curve
-        return bool(curve.metric[-LEAST_POINTS:].mean() + trend(curve).rise > curve.bounds[1])
 
     def summary(self) -> dict[str, Any]:
         """Return the log's entry in the list of the page, as JSON values."""

@@ -199,7 +199,31 @@ class Source:
 
     def log_lines(self) -> list[str]:
         """Return what was read of a log, as `Imported.lines`; empty for points."""
-        return [] if self.log is None else self.log.lines()
+        if self.log is None:
+            return []
+        return [*self.log.lines(), *([f"caution   {self.about_bounds}"] if self.about_bounds else [])]
+
+    @property
+    def about_bounds(self) -> str:
+        """What to know about bounds that are those of the values so far, if the run would soon pass them; else empty.
+
+        A forecast cannot exceed its bounds, so its gain is too small if the trend of the last doubling of compute would
+        lead beyond them in the next one.
+        """
+        if self.log is None:
+            return ""
+        from scalerl.importers.bounds import FROM_VALUES
+        from scalerl.scaling.trend import LEAST_POINTS, trend
+
+        if self.log.bounds_origin != FROM_VALUES or len(self.curve) < LEAST_POINTS:
+            return ""
+        low, high = self.curve.bounds
+        if self.curve.metric[-LEAST_POINTS:].mean() + trend(self.curve).rise <= high:
+            return ""
+        return (
+            f"the bounds {low:g} to {high:g} are those of the values so far, and the run may soon pass them; the "
+            "forecast cannot, so its gain is too small; --bounds LOW HIGH sets the range of the metric"
+        )
 
 
 class LogChoices(TypedDict, total=False):

@@ -286,13 +286,14 @@ def test_bounds_of_the_values_so_far_move_while_the_run_climbs(tmp_path):
     append(path, lines(1, 12, low=-5, high=30))
     log = FollowedLog(path, EIGHT)
     log.look()
-    assert log.bounds_move()
+    assert log.source.log_lines()[-1] == f"caution   {log.source.about_bounds}"
+    assert "may soon pass them" in log.source.about_bounds
     append(path, lines(13, 300, low=-5, high=30))
     log.look()
-    assert not log.bounds_move()
+    assert not log.source.about_bounds
     given = FollowedLog(path, Reading(choices={"devices": 8.0}, bounds=(-5, 40)))
     given.look()
-    assert not given.bounds_move()
+    assert not given.source.about_bounds
 
 
 def test_a_run_of_this_package_is_followed_by_its_own_axis_and_ends_with_its_state(tmp_path):
