@@ -6,10 +6,13 @@ phrase such as "the answer is". Only where none occurs does the task look for th
 
 from __future__ import annotations
 
+import json
 import re
+from contextlib import suppress
 from typing import NamedTuple
 
 from scalerl.tasks.base import MARK, in_braces, judged_text
+from scalerl.tasks.notation import lost_backslashes
 
 FORMS = ("box", "tag", "hashes", "phrase", "none")
 """The forms of an answer, in the order in which they are tried."""
@@ -40,7 +43,7 @@ def find_answer(completion: str, only: str = "") -> Found:
 
     Examples: `First \boxed{7}, no: \boxed{8}` -> 8; `<answer>5</answer>` -> 5; `#### 72` -> 72.
     """
-    text = _MARK.sub("\n", judged_text(completion))
+    text = lost_backslashes(_MARK.sub("\n", judged_text(completion)))
     for form, find in FINDERS.items():
         if only in ("", form) and (span := find(text)) is not None:
             return Found(span, form)
@@ -60,8 +63,10 @@ _EMPTY = re.compile(r"(?:[\s.…_?$]|\\(?:[cl]?dots[bc]?|quad|,|;|ldots)|\\text\
 _PLACEHOLDER = re.compile(
     r"(?:\\text\w*\s*\{)?\s*(?:your |the |final )*(?:answer|result)(?: here)?\s*\}?", re.IGNORECASE
 )
+_GAP = r"(?:[\s$]|\\q?quad\b|\\[ ,;])*"
 _BETWEEN = re.compile(
-    r"[\s$]*(?:[,;]|\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b|和|或|,\s*(?:and|or)\b)[\s$]*(?:\(?[A-Za-z]_?\{?\d?\}?\s*=\s*)?[\s$]*"
+    rf"{_GAP}(?:[,;]|\\text\s*\{{\s*(?:and|or)\s*\}}|\b(?:and|or)\b|和|或|,\s*(?:and|or)\b){_GAP}"
+    rf"(?:\(?[A-Za-z]_?\{{?\d?\}}?\s*=\s*)?{_GAP}"
 )
 MOST_BOXES = 200
 """Number of boxes at the end of a text that are read."""
@@ -121,7 +126,7 @@ def tagged(text: str) -> str | None:
     """Return the content of the last `<answer>`, `<solution>` or `[ANSWER]` as it stands; the case is free."""
     for match in reversed(list(_TAG.finditer(text))[-MOST_BOXES:]):
         name = re.escape(match[1] or match[2])
-        ending = re.compile(rf"<\s*/\s*{name}\s*>" if match[1] else rf"\[\s*/\s*{name}\s*\]", re.IGNORECASE)
+        ending = re.compile(rf"<\s*/?\s*{name}\s*>" if match[1] else rf"\[\s*/?\s*{name}\s*\]", re.IGNORECASE)
         end = ending.search(text, match.end())
         content = text[match.end() : end.start() if end else len(text)]
         if (
@@ -159,31 +164,67 @@ _PHRASE = re.compile(
     r"(?:\b(?:(?:final|correct|right|best)\s+)?(?:answer|option|choice)s?\b"
     r"(?:\s+(?:to\s+(?:the|this)\s+(?:question|problem)|of\s+the\s+(?:question|problem)|here|choice|option))?\s*(?:\}|\*\*)?\s*"
     r"(?:(?:is|are|=|should\s+be|must\s+be|will\s+be|would\s+be)(?!\s+(?:not|in|to|the\s+same)\b)\s*(?:therefore|thus|then|simply|given\s+by)?\s*:?|:)"
-    r"|(?:答案|最终答案|结果|答)\s*(?:是|为|應為|应为|:|：)+\s*[:：]?|(?:故|所以|因此|应)?选(?:择|项)?\s*[:：]?\s*(?=[（(]?[A-J])"
-    r"|答え(?:は|:|：)|정답(?:은|:)"
-    r"|\b(?:respuesta|réponse|antwort|risposta|resposta)\b\s*(?:final\w*)?\s*(?:es|est|ist|è|é|:)|ответ\s*[:—-])",
+    r"|(?:答案|最终答案|结果|答)\s*(?:是|为|應為|应为|:|：)+\s*[:：]?|(?:故|所以|因此|应)?选(?:择|项)?\s*(?:是|为)?\s*[:：]?\s*(?=[（(]?[A-J])"
+    r"|【(?:答案|解答)】\s*[:：]?|答え(?:は|:|：)|정답(?:은|:)"
+    r"|\b(?:respuesta|réponse|antwort|risposta|resposta)\b\s*(?:final\w*)?\s*(?:(?:est|es|ist|è|é)\b|:)"
+    r"|ответ\s*[:—-])",
     re.IGNORECASE,
 )
 _OPTION = re.compile(
-    r"(?:\boption|\bchoice|\bchoose|\bselect)\s+(\(?[A-J]\)?)(?=\s+is\s+(?:the\s+)?(?:correct|right|answer)|[.\s]*$)",
-    re.IGNORECASE,
+    r"(?i:\boption|\bchoice|\bchoose|\bselect|\btherefore,?|\bthus,?|\bhence,?|\bso,?)\s+(\(?[A-J]\)?)"
+    r"(?=\s+is\s+(?:the\s+)?(?:correct|right|answer)|[.\s]*$)"
+    r"|(?<![A-Za-z])(\(?[A-J]\)?)\s+is\s+(?:the\s+)?(?:correct|right|best)\b(?=\s+(?:answer|option|choice)|[.\s]*$)",
 )
-_OPENERS = {"$$": "$$", "\\[": "\\]", "\\(": "\\)"}
+_SEVERAL = re.compile(r"\b(?:solutions|roots|values|answers)\s+(?:of\s+[^.\n]{1,60}\s+)?are\s*:?", re.IGNORECASE)
+_OPENERS = {"$$": "$$", "\\[": "\\]", "\\(": "\\)"} | {
+    f"\\begin{{{name}}}": f"\\end{{{name}}}" for name in ("equation", "equation*", "align", "align*", "gather*")
+}
 _DOLLARS = re.compile(r"\$(?=[^\s$])([^$\n]*[^\s$\\])\$(?!\d)")
 _SENTENCE_END = re.compile(r"\n|。|；|(?<!\d)\.(?=\s|$)|(?<=\d)\.(?=\s|$)|;\s|[!?](?=\s)(?!\s*=)")
-_CLAUSE = re.compile(r"\s*(?:,?\s+(?:because|since|which|as\s|so\s|after|when|where|with)\b|\s+\(|，)")
+_CLAUSE = re.compile(
+    r"\s*(?:,?\s+(?:not|rather\s+than|instead\s+of|because|since|which|as\s|so\s|after|when|where|with)\b|\s+\(|，)"
+)
 
 
 def phrase(text: str) -> str | None:
     """Return what follows the last "the answer is", "答案是" or a phrase like it, to the end of its sentence."""
-    matches = [match for match in _PHRASE.finditer(text)][-MOST_BOXES:]
-    for match in reversed(matches):
-        rest = text[match.end() : match.end() + LONGEST_PHRASE].lstrip(" \t\n*:：}_")
-        span = _span(rest)
+    fields = {match.start(1): match for match in list(_FIELD.finditer(text))[-MOST_BOXES:]}
+    for match in reversed(list(_PHRASE.finditer(text))[-MOST_BOXES:]):
+        if any(start >= match.start() for start in fields):
+            break
+        rest = text[match.end() : match.end() + LONGEST_PHRASE]
+        rest = _EMPHASIS.sub("", rest).lstrip(" \t\n*:：}_`")
+        option = _OPTION_WORD.match(rest)
+        span = _EMPHASIS_END.sub("", _span(rest[option.end() :] if option else rest))
         if span.strip(" .*_`") and not _EMPTY.fullmatch(span.strip()):
             return span
+    if fields:
+        return _of_json(fields[max(fields)][2])
     options = list(_OPTION.finditer(text))
-    return options[-1][1] if options else None
+    if options:
+        return options[-1][1] or options[-1][2]
+    several = list(_SEVERAL.finditer(text))
+    span = _span(text[several[-1].end() :][:LONGEST_PHRASE].lstrip()) if several else ""
+    return span if span.count("=") > 1 or re.search(r"\d[\s$]*(?:,|and|or)[\s$]*-?\d", span) else None
+
+
+_FIELD = re.compile(
+    r"""["']((?:final[_ ]?)?answer)["']\s*:\s*("(?:[^"\\\n]|\\.){1,2000}"|'[^'\n]{1,2000}'|[-+.\deE]{1,400})""",
+    re.IGNORECASE,
+)
+"""An answer as a field of a JSON object."""
+_EMPHASIS = re.compile(r"(?<![\w)\]}])\*\*|\*\*(?![\w(\[{\\])(?:[!?](?=\s|$))?")
+"""Markdown's marks before or behind a word, not a power such as 2**3; an exclamation mark behind is no factorial."""
+_OPTION_WORD = re.compile(r"(?:option|choice)\s+(?=\(?[A-J](?![A-Za-z]))", re.IGNORECASE)
+_EMPHASIS_END = re.compile(r"(?<![\^\\])[*_`]+$")
+
+
+def _of_json(value: str) -> str:
+    """Return the text of a JSON value; one whose backslashes are not escaped stays as it is."""
+    if value[:1] == '"':
+        with suppress(ValueError):
+            return str(json.loads(value))
+    return value.strip("\"'")
 
 
 LONGEST_PHRASE = 2000

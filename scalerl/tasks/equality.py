@@ -99,7 +99,9 @@ def same_text(reference: str, given: str) -> bool | None:
 
 
 _LETTER = re.compile(r"\(?([A-J])\)?[.:]?")
-_CHOICE = re.compile(r"(?:\(([A-Ja-j])\)|([A-J])(?:\)|[.:](?=\s|$)|(?=\s*$)))\s*(.*)", re.DOTALL)
+_CHOICE = re.compile(
+    r"(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s+)?(?:\(([A-Ja-j])\)|([A-J])(?:\)|[.:](?=\s|$)|(?=\s*$)))\s*(.*)", re.DOTALL
+)
 
 
 def choice(reference: str, given: str) -> bool | None:
@@ -346,15 +348,23 @@ def intervals(reference: str, given: str) -> bool | None:
     """
     if squeezed(reference) == squeezed(given):
         return True
-    bracketed = [text.strip()[:1] in ("(", "[") for text in (reference, given)]
+    bracketed = [text.strip()[:1] in ("(", "[", "]") for text in (reference, given)]
     related = [_RELATIONS.search(text) is not None or "\\in" in text for text in (reference, given)]
-    several = ["\\cup" in text or "\\infty" in text for text in (reference, given)]
+    several = ["\\cup" in text or "\\infty" in text or _is_outward(text) for text in (reference, given)]
     if not any(related) and not any(several):
         return None
     if any(related) and not any(bracketed) and not all(related):
         return None
     wanted, got = _set_of(reference), _set_of(given)
     return None if wanted is None or got is None else wanted == got
+
+
+_OUTWARD = re.compile(r"([\[\]])([^\[\],;]+)[,;]([^\[\],;]+)([\[\]])")
+"""An interval in the notation ]0, 1[, in which a bracket that points outward leaves out its end."""
+
+
+def _is_outward(text: str) -> bool:
+    return text.startswith("]") or text.endswith("[")
 
 
 def _set_of(text: str) -> frozenset[tuple[End, End]] | None:
@@ -375,6 +385,9 @@ def _set_of(text: str) -> frozenset[tuple[End, End]] | None:
 
 
 def _piece(part: str) -> list[tuple[End, End]] | None:
+    if outward := _OUTWARD.fullmatch(part):
+        left, right = "(" if outward[1] == "]" else "[", ")" if outward[4] == "[" else "]"
+        part = f"{left}{outward[2]},{outward[3]}{right}"
     if match := _INTERVAL.fullmatch(part):
         ends = _end(match[2]), _end(match[3])
         if ends[0] is None or ends[1] is None:
@@ -383,6 +396,12 @@ def _piece(part: str) -> list[tuple[End, End]] | None:
     if different := re.fullmatch(r"[a-z]\s*\\ne\s*(.+)", part):
         value = _end(different[1])
         return None if value is None else [((-_INFINITE, False), (value, False)), ((value, False), (_INFINITE, False))]
+    if outside := re.fullmatch(r"\|\s*[a-z]\s*(?:([-+])\s*([^|]+))?\|\s*(>|\\ge(?![a-z]))\s*(.+)", part):
+        size, shift = _end(outside[4]), _end(outside[2]) if outside[2] else Fraction(0)
+        if size is None or shift is None or size < 0:
+            return None
+        middle, closed = (shift if outside[1] == "-" else -shift), outside[3] != ">"
+        return [((-_INFINITE, False), (middle - size, closed)), ((middle + size, closed), (_INFINITE, False))]
     bounds = [_inequality(one) for one in re.split(r"\band\b|\\land(?![a-z])", part)]
     if None in bounds or len({name for name, _, _ in filter(None, bounds)}) != 1:
         return None

@@ -84,7 +84,8 @@ def _answer(found: Found) -> str | None:
 
 
 def _whole(bare: str) -> bool:
-    return number(bare.removesuffix("%")) is not None or re.fullmatch(r"\(?[A-J]\)?", bare) is not None
+    choice = re.fullmatch(r"\(?[A-J]\)?|\(?[A-J][).:] [^\n]{1,60}", bare)
+    return number(bare.removesuffix("%")) is not None or choice is not None
 
 
 def _is_sentence(bare: str) -> bool:

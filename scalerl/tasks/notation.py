@@ -29,7 +29,8 @@ SIGNS = {
     "٪": "%", "٫": ".", "٬": ",", "،": ",", "∶": ":", "≈": "\\approx ", "→": "\\to ", "⇒": "\\Rightarrow ",
     "∧": "\\land ", "∨": "\\lor ", "¬": "\\neg ", "∠": "\\angle ", "△": "\\triangle ", "∆": "\\Delta ", "∑": "\\sum ",
     "∫": "\\int ", "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ", "∖": "\\setminus ",
-    "⊂": "\\subset ", "⊆": "\\subseteq ", "‰": "\\permil ", "ⅈ": "i", "ⅇ": "e", "ℯ": "e", "𝑖": "i", "𝑒": "e",
+    "⊂": "\\subset ", "⊆": "\\subseteq ", "‰": "\\permil ",
+    "✓": "", "✔": "", "✅": "", "ⅈ": "i", "ⅇ": "e", "ℯ": "e", "𝑖": "i", "𝑒": "e",
     **{letter: f"\\{name} " for letter, name in zip(
         "αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦΨΩ",
         _GREEK, strict=True)},
@@ -91,6 +92,24 @@ def _character(character: str) -> str:
     )
 
 
+_LOST = {
+    "\x08": ("b", "oxed|inom|eta|ar|egin|igl|igr|ig|oldsymbol|mod|ullet"),
+    "\x0c": ("f", "rac|box|orall"),
+    "\t": ("t", "ext|frac|imes|heta|extbf|extit|riangle|ilde"),
+    "\x07": ("a", "lpha|pprox|ngle|rcsin|rccos|rctan"),
+    "\x0b": ("v", "ec|ert|arnothing|arphi|dots"),
+}
+_LOST_BACKSLASH = re.compile("|".join(f"{character}(?:{names})(?![a-z])" for character, (_, names) in _LOST.items()))
+
+
+def lost_backslashes(text: str) -> str:
+    r"""Restore the commands whose backslash and first letter were read as an escape of JSON or Python.
+
+    Examples: `\x0crac{1}{2}` -> `\frac{1}{2}`; `\x08oxed{5}` -> `\boxed{5}`.
+    """
+    return _LOST_BACKSLASH.sub(lambda match: f"\\{_LOST[match[0][0]][0]}{match[0][1:]}", text)
+
+
 def controls(text: str) -> str:
     r"""Replace control characters and line breaks with spaces.
 
@@ -132,14 +151,31 @@ def braces_without_command(text: str, pattern: re.Pattern[str]) -> str:
     return "".join(parts) + text
 
 
+_ENVIRONMENT = re.compile(
+    r"\\begin\{(aligned|align\*?|gathered|gather\*?|split|equation\*?|cases)\}(.*?)\\end\{\1\}", re.DOTALL
+)
+
+
+def _rows(match: re.Match[str]) -> str:
+    """Return the only row of an environment of equations, or the rows of a system of named values as a list."""
+    rows = [row.replace("&", "").strip(" ,;") for row in match[2].split("\\\\") if row.strip()]
+    if len(rows) == 1:
+        return rows[0]
+    values = all(re.fullmatch(r"[A-Za-z]\s*=\s*[^=&]+", row) for row in rows)
+    return ", ".join(rows) if values and match[1] == "cases" else match[0]
+
+
 def layout(text: str) -> str:
     r"""Remove fonts, sizes, colors, spaces and delimiters.
 
     Examples: `\color{red}{\Large 42}` -> `42`; `$\left(1,\,2\right)$` -> `(1,2)`.
     """
-    if "\\" not in text and "$" not in text and "~" not in text and "*" not in text:
+    if "\\" not in text and "$" not in text and not re.search(r"[~*`<]|\{,\}", text):
         return text.strip()
-    text = re.sub(r"(?<=\d)(?:\\[,!]|\{,\})(?=\d{3}(?!\d))", "", text)
+    text = re.sub(r"<(b|i|u|em|strong|code|span|p)>(.*?)</\1>", r"\2", text.strip().strip("`"))
+    text = _ENVIRONMENT.sub(_rows, text)
+    text = re.sub(r"(?<=\d)(?:\\[,!]|(?<!(?<!\d)0)\{,\})(?=\d{3}(?!\d))", "", text)
+    text = re.sub(r"(?<=\d)\{,\}(?=\d)", ".", text)
     text = re.sub(r"(?<=\d)\\,(?=\d)", "" if re.search(r"\.\d+\\,\d", text) else " ", text)
     text = re.sub(r"(?<!\\)\\[,!]", "", text)
     text = _SPACE.sub(" ", text)
@@ -149,7 +185,7 @@ def layout(text: str) -> str:
     )
     text = re.sub(r"\\mathrm\s*\{\s*([dei])\s*\}", r"\1", text)
     text = braces_without_command(_COLOR.sub(lambda _: "\\text ", text), _OF_FONT)
-    text = re.sub(r"\*\*(?=\S)(.+?)(?<=\S)\*\*", r"\1", text)  # Markdown
+    text = re.sub(r"(?<!\w)\*\*(?=\S)(.+?)(?<=\S)\*\*(?!\w)", r"\1", text)  # Markdown
     text = re.sub(r"(?<!\\)\\[()\[\]]|(?<!\\)\$", " ", text)
     return re.sub(r"(?:\\\\(?:\[[^\]]*\])?|\\)\s*$", "", text.strip()).strip()
 
@@ -162,40 +198,64 @@ def spellings(text: str) -> str:
     if "\\" in text:
         for pattern, spelling in _SPELLINGS:
             text = pattern.sub(spelling, text)
-    return text
+    return re.sub(r"^([-+]?) ?infinity$", r"\1\\infty", text, flags=re.IGNORECASE)
 
 
-_SPELLINGS = [
-    (re.compile(rf"\\(?:{old})(?![A-Za-z])"), new)
-    for old, new in (
-        ("leq|leqslant|leqq|lt(?=\\s*=)", r"\\le"),
-        ("geq|geqslant|geqq", r"\\ge"),
-        ("neq", r"\\ne"),
-        ("lt", "<"),
-        ("gt", ">"),
-        ("varnothing|O", r"\\emptyset"),
-        ("dots|cdots|dotsc|dotsb|hdots", r"\\ldots"),
-        ("lbrace", r"\\{"),
-        ("rbrace", r"\\}"),
-        ("lbrack", "["),
-        ("rbrack", "]"),
-        ("lparen", "("),
-        ("rparen", ")"),
-        ("lvert|rvert|vert|mid", "|"),
-        ("degree|textdegree", r"^\\circ"),
-        ("dbinom|tbinom", r"\\binom"),
-        ("arcsin|asin", r"\\arcsin"),
-        ("varphi", r"\\phi"),
-        ("varepsilon", r"\\epsilon"),
-        ("bigcup", r"\\cup"),
-        ("bigcap", r"\\cap"),
-        ("infin", r"\\infty"),
-        ("setminus|smallsetminus", r"\\setminus"),
-        ("implies|Longrightarrow", r"\\Rightarrow"),
-        ("iff", r"\\Leftrightarrow"),
-        ("rightarrow|longrightarrow", r"\\to"),
-    )
-] + [(re.compile(r"\^\s*\{\s*\\circ\s*\}"), r"^\\circ "), (re.compile(r"\\%"), "%"), (re.compile(r"\\&"), "&")]
+_SPELLINGS = (
+    [
+        (re.compile(rf"\\(?:{old})(?![A-Za-z])"), new)
+        for old, new in (
+            ("leq|leqslant|leqq|lt(?=\\s*=)", r"\\le"),
+            ("geq|geqslant|geqq", r"\\ge"),
+            ("neq", r"\\ne"),
+            ("log\\s*_\\s*(?:e|\\{\\s*e\\s*\\})", r"\\ln"),
+            ("lt", "<"),
+            ("gt", ">"),
+            ("varnothing|O", r"\\emptyset"),
+            ("dots|cdots|dotsc|dotsb|hdots", r"\\ldots"),
+            ("lbrace", r"\\{"),
+            ("rbrace", r"\\}"),
+            ("lbrack", "["),
+            ("rbrack", "]"),
+            ("lparen", "("),
+            ("rparen", ")"),
+            ("lvert|rvert|vert|mid", "|"),
+            ("degree|textdegree", r"^\\circ"),
+            ("dbinom|tbinom", r"\\binom"),
+            ("arcsin|asin", r"\\arcsin"),
+            ("varphi", r"\\phi"),
+            ("varepsilon", r"\\epsilon"),
+            ("bigcup", r"\\cup"),
+            ("bigcap", r"\\cap"),
+            ("infin", r"\\infty"),
+            ("setminus|smallsetminus", r"\\setminus"),
+            ("implies|Longrightarrow", r"\\Rightarrow"),
+            ("iff", r"\\Leftrightarrow"),
+            ("rightarrow|longrightarrow", r"\\to"),
+        )
+    ]
+    + [(re.compile(r"\\(sin|cos|tan)\s*\^\s*\{\s*-\s*1\s*\}"), r"\\arc\1 ")]
+    + [(re.compile(r"\^\s*\{\s*\\circ\s*\}"), r"^\\circ "), (re.compile(r"\\%"), "%"), (re.compile(r"\\&"), "&")]
+)
+
+
+_CHOOSE = re.compile(r"\{\s*([^{}]+?)\s*\\choose(?![a-z])\s*([^{}]+?)\s*\}")
+
+
+_PLAIN = re.compile(
+    r"(?<![A-Za-z\\])(?:pi(?![A-Za-z])|(?:arc)?(?:sin|cos|tan)(?=\s*\(|\s+[\dA-Za-z\\](?![A-Za-z])|\d)"
+    r"|(?:ln|log)(?=\s*\(|\s*\d|\s+[A-Za-z](?![A-Za-z])))"
+)
+
+
+def plain_formulas(text: str) -> str:
+    r"""Write functions, pi and powers of plain text as LaTeX does.
+
+    Examples: `pi/3` -> `\pi /3`; `x**3` -> `x^3`.
+    """
+    text = re.sub(r"(?<=[\w)])\s?\*\*\s?(?=[\w(-])", "^", text)
+    text = re.sub(r"(?<=\^)(-?\d{2,}|-\w)", r"{\1}", text)
+    return _PLAIN.sub(lambda match: f"\\{match[0]} ", text)
 
 
 def fractions(text: str) -> str:
@@ -203,7 +263,7 @@ def fractions(text: str) -> str:
 
     Examples: `\dfrac12` -> `\frac{1}{2}`; `\sqrt2` -> `\sqrt{2}`.
     """
-    text = _FRACTION.sub(r"\\frac", text)
+    text = _CHOOSE.sub(r"\\binom{\1}{\2}", _FRACTION.sub(r"\\frac", text))
     for name, arguments in (("frac", 2), ("binom", 2), ("sqrt", 1)):
         command = "\\" + name
         if command not in text:
@@ -370,12 +430,13 @@ UNITS = (  # noqa: SIM905
     "times points point items pieces "
 ).split()
 _WORD_UNIT = re.compile(
-    rf"(?<=[\d}}.!)])(?:\s+|(?<=[\d}}]))(?:(?:{'|'.join(sorted(UNITS, key=len, reverse=True))})(?![A-Za-z]))"
+    r"(?:(?<=[\d}.!)])(?:\s+|(?<=[\d}]))|(?<=\\pi)\s+)"
+    rf"(?:(?:{'|'.join(sorted(UNITS, key=len, reverse=True))})(?![A-Za-z]))"
     r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\d)|[²³])?(?:\s*/\s*[A-Za-z]+(?:\^\{?\d\}?)?)?\.?"
 )
 _POWERED_UNIT = re.compile(r"(?<=\d)\s*(?:cm|mm|km|ft|in|mi|yd|m)\s*\^\s*(?:\{\s*[23]\s*\}|[23])$")
 _WORDS_BEHIND = re.compile(
-    r"^([-+]?(?:\d[\d,]*\.?\d*|\.\d+|\d*\\frac\{\d+\}\{\d+\}|\d+ ?/ ?\d+))\s*((?:[A-Za-z]{2,}[ .,'-]*)+)$"
+    r"^([-+]?(?:\d[\d,]*\.?\d*|\.\d+|\d*\\frac\{\d+\}\{\d+\}|\d+ ?/ ?\d+))\s*\(?((?:[A-Za-z]{2,}[ .,'-]*)+)\)?$"
 )
 KEPT_WORDS = frozenset(
     (  # noqa: SIM905
@@ -421,7 +482,7 @@ def degrees(text: str) -> str:
 
     Examples: `45^\circ` -> `45`; `\cos 60^\circ` is unchanged.
     """
-    return re.sub(r"^([-+]?[\d.]+)\s*\^\s*\\circ\s*(?:[CF]|)$", r"\1", text.strip())
+    return re.sub(r"(^|=\s*)([-+]?[\d.]+)\s*\^\s*\\circ\s*(?:[CF]|)$", r"\1\2", text.strip())
 
 
 _LABEL = re.compile(
@@ -431,12 +492,50 @@ _LABEL = re.compile(
 )
 
 
-def labels(text: str) -> str:
-    r"""Remove words before a colon or before "is" at the start of an answer.
+_HEDGE = re.compile(
+    r"^(?:approximately|about|roughly|around|nearly|exactly|equal to|equals|\\approx|\\text\{approximately\})"
+    r"\s*(?=[-+.\d\\$])",
+    re.IGNORECASE,
+)
 
-    Examples: `Total: 42` -> `42`; `The answer is 42` -> `42`.
+
+def labels(text: str) -> str:
+    r"""Remove words before a colon or before "is" at the start of an answer, and "about" before a number.
+
+    Examples: `Total: 42` -> `42`; `approximately 42` -> `42`.
     """
-    return _LABEL.sub("", text, count=1)
+    return _HEDGE.sub("", _LABEL.sub("", text, count=1))
+
+
+_UNDER_TWENTY = (  # noqa: SIM905
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+).split()
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()  # noqa: SIM905
+_WORTH = {word: value for value, word in enumerate(_UNDER_TWENTY)} | {
+    word: value for value, word in zip(range(20, 100, 10), _TENS, strict=True)
+}
+
+
+def number_words(text: str) -> str:
+    """Write an answer that is a number in English words in digits.
+
+    Examples: `forty-two` -> `42`; `three hundred and five` -> `305`.
+    """
+    words = [word for word in re.split(r"[\s-]+", text.lower()) if word != "and"]
+    if not words or len(text) > 100 or not {*words} <= {*_WORTH, "hundred", "thousand", "million"}:
+        return text
+    total = part = 0
+    for word in words:
+        if word == "hundred":
+            part = max(part, 1) * 100
+        elif word in ("thousand", "million"):
+            total, part = total + max(part, 1) * 10 ** MAGNITUDES[word], 0
+        else:
+            if part % 10 or (part % 100 and _WORTH[word] >= 10):  # as in "one two"
+                return text
+            part += _WORTH[word]
+    return str(total + part)
 
 
 def punctuation(text: str) -> str:
@@ -464,9 +563,9 @@ def numerals(text: str) -> str:
 
 Rule = Callable[[str], str]
 RULES: tuple[Rule, ...] = (
-    unicode_signs, controls, thin_thousands, money, layout, spellings, fractions, punctuation, labels, money,
-    e_notation, thousands, magnitudes, mixed_numbers, repeating_decimals, measure_words, units, degrees, punctuation,
-    numerals,
+    lost_backslashes, unicode_signs, controls, thin_thousands, money, layout, spellings, plain_formulas, fractions,
+    punctuation, labels, money, number_words, e_notation, thousands, magnitudes, mixed_numbers, repeating_decimals,
+    measure_words, units, degrees, punctuation, numerals,
 )  # fmt: skip
 """The rules in their order. Some run twice, because another one uncovers their signs."""
 LONGEST = 10_000
@@ -483,13 +582,22 @@ def normal(text: str) -> str:
     return " ".join(text.split())
 
 
+_DENIED = re.compile(r"\b(?:is|are|be|was|it's)?\s*not\s+(?:be\s+)?\$?-?\d[\d.,/]*(?<![.,])\$?", re.IGNORECASE)
+_EMPHASIS = re.compile(r"(?<!\w)\*\*(?=\S)([^*\n]+?)(?<=\S)\*\*(?!\w)")
+
+
 def prose(text: str) -> str:
-    """Return a sentence in which amounts are bare numbers, for a search for its last expression."""
+    """Return a sentence in which amounts are bare numbers, for a search for its last expression.
+
+    A number that it denies, as in "not 8", is left out.
+    """
+    text = _DENIED.sub(" ", text.replace("cannot", "can not"))
+    text = _EMPHASIS.sub(r"\1", text)
     for rule in (unicode_signs, thin_thousands, money, magnitudes, mixed_numbers):
         text = rule(text)
     return re.sub(r"(?<=\d)\s*(?=[\u3400-\u9fff])", " ", re.sub(r"(?<=[\u3400-\u9fff])(?=[-\d])", " ", text))
 
 
 def squeezed(text: str) -> str:
-    """Return a text for comparison as text: without spaces, and without distinction of upper and lower case."""
-    return re.sub(r"\s+|\\(?![A-Za-z{}])", "", text).casefold()
+    """Return a text for comparison as text: without spaces but between digits, and without distinction of cases."""
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)|\\(?![A-Za-z{}])", "", text).casefold()

@@ -294,6 +294,7 @@ def test_the_examples_of_a_rule_hold(rule):
     assert len(examples) == 2
     for before, after, unchanged in examples:
         before = before.replace("\\n", "\n").replace("\\x00", "\0").replace("\\u202f", "\u202f")
+        before = before.replace("\\x0c", "\x0c").replace("\\x08", "\x08")
         assert rule(before or unchanged) == (after or unchanged)
 
 

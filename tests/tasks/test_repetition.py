@@ -274,11 +274,11 @@ def test_a_reward_that_passes_silence_has_a_note(user_code, scored_here):
 
 
 def test_passes_whose_answer_stands_in_the_prompt_are_counted(user_code, scored_here):
-    """Of `7`, `\\boxed{7}` and `seven` for the largest of 3, 5, 7, two pass, and both stand in the prompt."""
+    """Of `7`, `\\boxed{7}` and `nine` for the largest of 3, 5, 7, two pass, and both stand in the prompt."""
     scorer = verifier_scorer("math", Scoring(workers=1))
     asked = prompt("Which is the largest? 3, 5, 7", "7")
     try:
-        pending = scorer.submit(asked, ["The answer is 7", r"\boxed{7}", "seven"])
+        pending = scorer.submit(asked, ["The answer is 7", r"\boxed{7}", "nine"])
         scores = pending.finish(pending.futures)
         pending = scorer.submit(prompt(PRODUCT, "156"), ["12 * 13 = 156", "12 * 13", "155"])
         more = pending.finish(pending.futures)
