@@ -22,13 +22,17 @@ LONGEST_MARK = 48
 """Characters of the longest token that `without_marks` removes."""
 
 
+LONGEST_TEXT = 1 << 20
+"""Characters at the end of a text in which the answer is looked for, so that no answer takes seconds."""
+
+
 def judged_text(completion: str) -> str:
     """Return the text that a verifier judges: that after the last `</think>`, or the whole text if there is none.
 
     Thinking that does not end is no answer. Tokens of a chat template at the start and end of the text, which a model
-    may write around its answer, are left out.
+    may write around its answer, are left out. Of a text over `LONGEST_TEXT`, its end is judged.
     """
-    return without_marks(completion.rpartition(END_THINK)[2].partition(THINK)[0], MARK)
+    return without_marks(completion.rpartition(END_THINK)[2].partition(THINK)[0], MARK)[-LONGEST_TEXT:]
 
 
 def without_marks(text: str, mark: str) -> str:
@@ -38,12 +42,26 @@ def without_marks(text: str, mark: str) -> str:
         text: Any text; one without such marks is returned unchanged.
         mark: Regular expression of a mark.
     """
-    first, last = re.compile(mark), re.compile(rf"(?:{mark})\Z")
-    while match := last.search(ending := text.rstrip(), max(0, len(ending) - LONGEST_MARK)):
-        text = text[: match.start()]
-    while match := first.match(text, len(text) - len(text.lstrip())):
-        text = text[match.end() :]
-    return text
+    first, last, space = re.compile(mark), re.compile(rf"(?:{mark})\Z"), re.compile(r"\s*")
+    start, end = 0, len(text)  # positions, because a copy for each mark would take hours for millions of them
+    while match := last.search(text, max(0, (ending := _stripped(text, end)) - LONGEST_MARK), ending):
+        end = match.start()
+    while match := first.match(text, _skipped(space, text, start, end), end):
+        start = match.end()
+    return text[start:end]
+
+
+def _stripped(text: str, end: int) -> int:
+    """Return the end of a text without the white space before its position `end`."""
+    while end and text[end - 1].isspace():
+        end -= 1
+    return end
+
+
+def _skipped(space: re.Pattern[str], text: str, start: int, end: int) -> int:
+    """Return the position behind the white space at a position."""
+    match = space.match(text, start, end)
+    return match.end() if match else start
 
 
 def after_thinking(completion: str) -> str | None:

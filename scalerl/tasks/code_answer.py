@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 import warnings
 from collections.abc import Collection
 from decimal import Decimal
+from functools import lru_cache
+from html import unescape
 from textwrap import dedent
 from typing import Any, NamedTuple
 
@@ -16,9 +19,26 @@ from scalerl.tasks.base import judged_text, without_marks
 
 TAG = r"<[/|｜]?[A-Za-z][^<>\s]{0,40}>"
 """A tag such as </answer> or <|im_end|>, which a model may write next to a block or around a program."""
-PYTHON = ("python", "python3", "py")
-LANGUAGES = {*PYTHON, "", "text", "bash", "sh", "cpp", "c", "java", "json", "output", "console", "javascript", "js"}
-FENCE = re.compile(rf"(?P<indent>[ \t]*)(?:{TAG}[ \t]*)*(?P<fence>`{{3,}}|~{{3,}})[ \t]*(?P<mark>[\w+-]*)(?P<rest>.*)")
+PYTHON = re.compile(r"(?:i?python|py)[\d.]*|pypy\d?|pycon")
+"""Words after a fence for Python."""
+OTHERS = set(
+    (  # noqa: SIM905
+        "bash sh shell zsh console cpp c++ c cs csharp java javascript js ts typescript go rust json yaml toml xml "
+        "html sql output input diff latex tex markdown md makefile r ruby kotlin swift php perl scala haskell"
+    ).split()
+)
+"""Words after a fence for other languages, and for input and output."""
+FENCE = re.compile(
+    rf"(?P<indent>[ \t]*(?:> ?)*)(?:{TAG}[ \t]*)*(?P<fence>`{{3,}}|~{{3,}})[ \t]*(?P<mark>[\w+-]*)(?P<rest>.*)"
+)
+OPENED = re.compile(r"(?P<indent>)(?P<fence>`{3,})(?P<mark>[A-Za-z][\w+]*)(?P<rest>)\s*$")
+"""A fence with a language at the end of a line of text."""
+DEEPER = 4
+"""Columns by which a fence inside a block, as in a docstring, is indented more than the block (CommonMark)."""
+OPEN_TAG = re.compile(r"<(code|pre|python)\b[^<>\n]{0,80}>\s*(?:<code[^<>\n]{0,80}>)?|\[(BEGIN|PYTHON|CODE)\]")
+"""The beginning of code between tags, without fences."""
+MOST_TAGS = 100
+"""Tags at the end of a text that are read."""
 READS = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\s*\(\s*0|/dev/stdin|\bfileinput\b|\bos\.read\s*\(\s*0")
 """A program that reads its input."""
 
@@ -33,22 +53,32 @@ class Block(NamedTuple):
 def blocks(text: str) -> list[Block]:
     """Return the code blocks of a text in their order, without the indentation of their fences.
 
-    Fences are three or more backticks or tildes; the end has at least as many, and text may follow it. A block without
-    an end extends to the next fence with the name of a language, or to the end of the text.
+    Fences are three or more backticks or tildes; the end has at least as many, and text may stand on both sides of it.
+    A block without an end extends to the next fence with the name of a language, or to the end of the text.
     """
     found, lines, opened = list[Block](), list[str](), None
     for line in text.splitlines(keepends=True):
         fence = FENCE.match(line) if "```" in line or "~~~" in line else None
+        if opened is None and fence is None and (at := line.find("```")) > 0:
+            fence = OPENED.match(line, at)
         if opened is None:
             if fence:
                 opened, lines = fence, []
             continue
-        same = fence and fence["fence"][0] == opened["fence"][0] and len(fence["fence"]) >= len(opened["fence"])
+        mark = opened["fence"]
+        same = fence and fence["fence"][0] == mark[0] and len(fence["fence"]) >= len(mark)
+        if same and fence and len(fence["indent"].expandtabs()) - len(opened["indent"].expandtabs()) >= DEEPER:
+            same = None
+        if not same and line.rstrip().endswith(mark) and line.count(mark) % 2 and line.strip().strip("`~"):
+            found.append(Block(opened["mark"].lower(), "".join([*lines, line.rstrip().removesuffix(mark) + "\n"])))
+            opened, lines = None, []
+            continue
         if not fence or not same:
             lines.append(line.removeprefix(opened["indent"]))
             continue
         found.append(Block(opened["mark"].lower(), "".join(lines)))
-        starts_another = fence["mark"].lower() in LANGUAGES - {""} and not fence["rest"].strip()
+        word = fence["mark"].lower()
+        starts_another = (PYTHON.fullmatch(word) or word in OTHERS) and not fence["rest"].strip()
         opened, lines = (fence, []) if starts_another else (None, [])
     if opened is not None:
         found.append(Block(opened["mark"].lower(), "".join(lines)))
@@ -67,23 +97,71 @@ def program_of(completion: str, names: Collection[str] = (), reads: bool = False
         names: Functions or classes that the tests use.
         reads: Whether the tests give an input.
     """
-    text = without_marks(judged_text(completion).replace("\r\n", "\n"), TAG)
-    inside = tagged(judged_text(completion).replace("\r\n", "\n"))
+    judged = judged_text(completion).replace("\r\n", "\n").replace("\r", "\n").lstrip("\ufeff")
+    text, inside = without_marks(judged, TAG), tagged(judged)
     every = blocks(inside or "") or blocks(text)
-    usable = [block for block in every if block.mark in ("", *PYTHON)]
+    every = every or tagged_code(judged)
+    usable = [Block(mark, repaired(body)) for mark, body in every if mark not in OTHERS]
     for body in (block.body for block in reversed(usable)):
         if (names and names_in(body) >= set(names)) or (reads and READS.search(body) and parsed(body) is not None):
             return body
-    marked = [block.body for block in usable if block.mark]
+    marked = [block.body for block in usable if PYTHON.fullmatch(block.mark)]
     programs = [block.body for block in usable if is_program(block.body)]
-    for candidates in (marked, programs, [block.body for block in usable]):
+    for candidates in (marked, programs, [block.body for block in usable if not block.mark]):
         if candidates:
             return candidates[-1]
     if every:
         return None
-    for whole in (inside, text, indented(text)):
-        if whole and whole.strip() and parsed(whole) is not None:
+    for whole in (inside, text, between_sentences(text), indented(text)):
+        if whole and whole.strip() and parsed(whole := repaired(whole)) is not None:
             return whole
+    return None
+
+
+def tagged_code(text: str) -> list[Block]:
+    """Return the code between tags such as <pre><code> or [PYTHON], for texts without fences."""
+    found, end = list[Block](), 0
+    for match in list(OPEN_TAG.finditer(text))[-MOST_TAGS:]:
+        if match.start() < end:  # inside of another one
+            continue
+        close = {"pre": "</", "BEGIN": "[DONE]"}.get(match[1] or match[2]) or (
+            f"</{match[1]}>" if match[1] else f"[/{match[2]}]"
+        )
+        end = text.find(close, match.end())
+        if end < 0:
+            break
+        found.append(Block("", unescape(text[match.end() : end])))
+    return found
+
+
+INVISIBLE = str.maketrans({**dict.fromkeys("\ufeff\u200b\u2060"), "\u00a0": " "})
+"""Characters that are not Python and cannot be seen."""
+
+
+def repaired(source: str) -> str:
+    """Return a program that is Python but for its indentation as a whole or invisible characters; else as it is."""
+    if parsed(source) is None:
+        for other in (source.translate(INVISIBLE), dedent(source.translate(INVISIBLE))):
+            tree = parsed(other)
+            if tree is not None and not any(isinstance(node, ast.Return) for node in tree.body):  # that is a body
+                return other
+    return source
+
+
+BEGINS = re.compile(r"(?:import|from|def|class|async def)\s+\w|@\w|[A-Za-z_]\w*(?:\s*,\s*[A-Za-z_]\w*)*\s*=(?!=)")
+"""The first line of a program."""
+MOST_LINES_AFTER = 30
+"""Lines of text after a program without fences."""
+
+
+def between_sentences(text: str) -> str | None:
+    """Return the lines of a program without fences, with sentences before or after it."""
+    lines = text.splitlines(keepends=True)
+    start = next((at for at, line in enumerate(lines) if BEGINS.match(line)), None)
+    if start is not None:
+        for end in range(len(lines), max(start, len(lines) - MOST_LINES_AFTER), -1):
+            if is_program(source := "".join(lines[start:end])):
+                return source
     return None
 
 
@@ -142,10 +220,11 @@ def code_of_prompt(prompt: Any) -> str:
         return ""
     if parsed(prompt) is not None:
         return prompt
-    bodies = [block.body for block in blocks(prompt) if block.mark in ("", *PYTHON)]
+    bodies = [block.body for block in blocks(prompt) if not block.mark or PYTHON.fullmatch(block.mark)]
     return bodies[-1] if bodies and parsed(bodies[-1]) is not None else ""
 
 
+@lru_cache(4)
 def parsed(source: str) -> ast.Module | None:
     """Return the syntax tree of a program; None if it is not valid Python."""
     try:
@@ -157,14 +236,23 @@ def parsed(source: str) -> ast.Module | None:
 
 
 def defined(source: str) -> set[str]:
-    """Return the names that a program defines at its top level: functions, classes, assignments."""
+    """Return the names that a program defines at its top level, or under a condition there.
+
+    These are functions, classes, assignments, and imports from the standard library.
+    """
     tree = parsed(source)
     names: set[str] = set()
-    for node in tree.body if tree else []:
+    statements = list[ast.stmt](tree.body if tree else [])
+    for node in statements:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
-        elif isinstance(node, ast.Assign):
-            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.ImportFrom) and node.module in sys.stdlib_module_names:
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.If | ast.Try):
+            statements += [*node.body, *node.orelse]
     return names
 
 

@@ -79,7 +79,9 @@ def number(text: str) -> Number | None:
 
 
 def is_too_large(text: str) -> bool:
-    """Return whether a text has a value that takes too long to compute, as 9^{9^{9^9}}."""
+    """Return whether a text has a value that takes too long to compute, as 9^{9^{9^9}} or 9!!!!!."""
+    if re.search(r"!\s*!\s*!", text):
+        return True
     try:
         _Reader(TOKEN.findall(text[:LONGEST])).sum()
     except TooLarge:
