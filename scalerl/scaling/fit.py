@@ -193,10 +193,10 @@ class Fit(InNotebooks):
             raise CurveError(f"mean_of must be a number of evaluations, at least 1; got {mean_of}")
         compute_M = one_axis(compute)
         starts = range(0, max(1, len(compute_M)), PREDICTED_TOGETHER)  # rows of draws do not depend on each other
-        parts = [self._band(compute_M[start : start + PREDICTED_TOGETHER], noise) for start in starts]
+        parts = [self._band(compute_M[start : start + PREDICTED_TOGETHER], noise, mean_of) for start in starts]
         return Band(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def _band(self, compute_M: Array, noise: bool) -> Band:
+    def _band(self, compute_M: Array, noise: bool, mean_of: int) -> Band:
         """Return `predict` of a few amounts of compute, whose draws are in memory together."""
         if noise:
             levels_MD = wide_MD = self.evaluations(compute_M, mean_of)
