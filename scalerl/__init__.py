@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from scalerl.core.version import VERSION as __version__
+from scalerl.core import VERSION as __version__
 
 if TYPE_CHECKING:
     from scalerl.api import Run, load, resume, train

@@ -13,9 +13,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from scalerl.core import VERSION
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import write_whole
-from scalerl.core.version import VERSION
 from scalerl.scaling import CurveError
 
 ASSET = re.compile(r'<link rel="(\w+)" href="/assets/([\w.]+)">|<script defer src="/assets/([\w.]+)"></script>')
