@@ -27,6 +27,9 @@ BLUE, ORANGE, INK, GRAY = LIGHT.series[0], LIGHT.series[1], LIGHT.ink, "#8a8f98"
 AHEAD = 4.0
 """End of the drawn forecasts, in multiples of the last point's compute."""
 
+MULTIPLES = np.array([2.0, AHEAD])
+"""Where the forecast is marked and its level is given, in multiples of the last point's compute."""
+
 COLUMN = 3.25
 """Width of a column of a paper, inches."""
 
@@ -175,7 +178,7 @@ def _draw_run(
                       label="90% band of the curve" if alone else None)  # fmt: skip
     axes.plot(grid_M[seen_M], band.mean[seen_M], color=color, lw=text / 5, label="fit" if alone else name)
     axes.plot(grid_M[grid_M >= last], band.mean[grid_M >= last], color=color, lw=text / 5, ls=(0, (4, 2)),
-              label="forecast" if alone else None)  # fmt: skip
+              label=_forecast_name(fitted) if alone else None)  # fmt: skip
     drawn_N = curve.compute > 0 if scale == "log" else np.full(len(curve), True)
     axes.errorbar(
         curve.compute[drawn_N], curve.metric[drawn_N], yerr=None if curve.stderr is None else curve.stderr[drawn_N],
@@ -213,14 +216,15 @@ def _draw_ceiling(axes: Any, fitted: Fit, end: float, palette: Palette, color: s
 
 
 def _draw_multiples(axes: Any, fitted: Fit, color: str, palette: Palette, text: float) -> None:
-    for at in (2.0, AHEAD):
-        level = float(fitted.mean(at * fitted.last_compute)[0])
-        axes.annotate(
-            f"{at:.0f}×: {level:.3f}", (at * fitted.last_compute, level), xytext=(-2, -(1.3 + 0.55 * at) * text),
-            textcoords="offset points", ha="right", color=color, fontsize=text,
-            bbox={"facecolor": palette.paper, "alpha": 0.7, "lw": 0, "pad": 0.5},
-        )  # fmt: skip
-        axes.plot([at * fitted.last_compute], [level], "o", ms=text / 2, mfc=palette.paper, mec=color, zorder=3)
+    at_M = MULTIPLES * fitted.last_compute
+    axes.plot(at_M, fitted.mean(at_M), "o", ms=text / 2, mfc=palette.paper, mec=color, zorder=3)
+
+
+def _forecast_name(fitted: Fit) -> str:
+    """Return the name of the forecast with its levels; beside the line, they would lie on it or on the points."""
+    levels = fitted.mean(MULTIPLES * fitted.last_compute)
+    told = ", ".join(f"{level:.3f} at {at:.0f}×" for level, at in zip(levels, MULTIPLES, strict=True))
+    return f"forecast, {told}"
 
 
 def _text_size(axes: Any) -> float:
