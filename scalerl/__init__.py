@@ -12,17 +12,29 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from scalerl.core import VERSION as __version__
+
 if TYPE_CHECKING:
     from scalerl.api import Run, load, resume, train
     from scalerl.core.errors import ConfigError, ProcessFailure, RunError, RunFailed, ScalerlError, UserError
-    from scalerl.scaling import Curve, CurveError, advise, backtest, compare, fit, forecast, frontier
-
-__version__ = "0.1.0"
+    from scalerl.scaling import Curve, CurveError, advise, backtest, compare, fit, fit_together, forecast, frontier
+    from scalerl.view.report import report
 
 _HOMES = {
     "scalerl.api": ("Run", "load", "resume", "train"),
     "scalerl.core.errors": ("ConfigError", "ProcessFailure", "RunError", "RunFailed", "ScalerlError", "UserError"),
-    "scalerl.scaling": ("Curve", "CurveError", "advise", "backtest", "compare", "fit", "forecast", "frontier"),
+    "scalerl.scaling": (
+        "Curve",
+        "CurveError",
+        "advise",
+        "backtest",
+        "compare",
+        "fit",
+        "fit_together",
+        "forecast",
+        "frontier",
+    ),
+    "scalerl.view.report": ("report",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -41,9 +53,11 @@ __all__ = [
     "backtest",
     "compare",
     "fit",
+    "fit_together",
     "forecast",
     "frontier",
     "load",
+    "report",
     "resume",
     "train",
 ]

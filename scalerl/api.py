@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from scalerl.core.packages import TRAINING, check_installed, prepare_environment
 from scalerl.core.printable import escape_unknown
@@ -17,6 +17,10 @@ from scalerl.core.stops import StopFlag
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
     from scalerl.scaling import Advice, Curve, Fit, Forecast
+    from scalerl.scaling.notebook import Scale
+
+Axis = Literal["device_hours", "flops", "tokens", "step"]
+"""Compute axes of a run."""
 
 
 def train(
@@ -120,6 +124,11 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, step {self.step} of {self.info.steps})"
 
+    def _repr_html_(self) -> str:
+        from scalerl.view.notebook import run_html
+
+        return run_html(self)
+
     @property
     def config(self) -> RunConfig:
         """The resolved configuration; needs the extra `train`."""
@@ -186,7 +195,7 @@ class Run:
             ) from None
         return rows
 
-    def curve(self, task: str | None = None, compute: str | None = None) -> Curve:
+    def curve(self, task: str | None = None, compute: Axis | None = None) -> Curve:
         """Return the compute-performance curve.
 
         Args:
@@ -200,7 +209,7 @@ class Run:
 
         return Curve.read(self.path, axis=compute or self.info.axis, task=task)
 
-    def fit(self, task: str | None = None, compute: str | None = None, **options: Any) -> Fit:
+    def fit(self, task: str | None = None, compute: Axis | None = None, **options: Any) -> Fit:
         """Fit R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B) (ScaleRL eq. 1); options are those of `scaling.fit`.
 
         Raises:
@@ -211,7 +220,7 @@ class Run:
         return fit(self.curve(task, compute), **options)
 
     def forecast(
-        self, at: Sequence[Any] = ("2x", "4x"), task: str | None = None, compute: str | None = None
+        self, at: Sequence[Any] = ("2x", "4x"), task: str | None = None, compute: Axis | None = None
     ) -> Forecast:
         """Return the forecast for more compute.
 
@@ -234,7 +243,7 @@ class Run:
         *,
         price: float | None = None,
         task: str | None = None,
-        compute: str | None = None,
+        compute: Axis | None = None,
     ) -> Advice:
         """Return the decision on the run: continue, stop or go back, how sure that is, its gain and its price.
 
@@ -264,25 +273,30 @@ class Run:
             return advice
         return replace(advice, remedy=way_back(self.path, read_points(self.path), self.info.tasks))
 
-    def plot(self, axes: Any = None, *, task: str | None = None, compute: str | None = None) -> Any:
+    def plot(
+        self,
+        axes: Any = None,
+        *,
+        task: str | None = None,
+        compute: Axis | None = None,
+        scale: Scale = "log",
+        dark: bool = False,
+    ) -> Any:
         """Draw the points, the fit with its band, and the forecast.
 
         Args:
             axes: matplotlib axes to draw on; None: new ones.
             task: Name of the task; required if there are several.
             compute: Compute axis, as in `curve`.
+            scale: Scale of the compute axis.
+            dark: Whether colors are for a dark background.
 
         Returns:
             The axes.
         """
-        from scalerl.view.figures import plot_curve
+        from scalerl.view.figures import plot
 
-        if axes is None:
-            from matplotlib import pyplot
-
-            axes = pyplot.subplots(figsize=(8, 5))[1]
-        plot_curve(axes, self.fit(task, compute), note="; ".join(self.info.notes))
-        return axes
+        return plot(self.fit(task, compute), axes, note="; ".join(self.info.notes), scale=scale, dark=dark)
 
     def resume(
         self, steps: int | None = None, *, from_step: int | None = None, progress: bool = True, trust: bool = False

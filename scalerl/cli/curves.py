@@ -12,9 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scalerl.cli.options import Parser, add_curve_options, add_decision_options, add_price, add_versus, log_choices
+from scalerl.cli.options import (
+    Parser,
+    add_curve_options,
+    add_decision_options,
+    add_price,
+    add_versus,
+    count,
+    log_choices,
+)
 from scalerl.cli.terminal import say
-from scalerl.scaling import Fit, advise, fit, forecast
+from scalerl.scaling import CurveError, Fit, advise, fit, forecast
+from scalerl.scaling.fit import usable
 from scalerl.scaling.price import shared_price
 from scalerl.view.outlook import (
     Source,
@@ -42,8 +51,12 @@ def run_fit(words: list[str]) -> int:
     parser.add_argument("--method", choices=("posterior", "paper"), default="posterior", help=about)
     about = "level before training, if it is known; by default it is fitted (paper: the point at compute 0)"
     parser.add_argument("--r0", type=float, metavar="LEVEL", help=about)
+    about = "fit related runs together, such as seeds: each shrinks toward what all of them share"
+    parser.add_argument("--together", action="store_true", help=about)
     add_decision_options(parser)
     options = parser.parse_args(words)
+    if options.together:
+        return fit_runs_together(options)
     answers = []
     for source in sources_of(options.paths, options):
         if options.method == "paper":
@@ -64,6 +77,36 @@ def run_fit(words: list[str]) -> int:
     return print_answers(answers, as_json=options.json)
 
 
+def fit_runs_together(options: argparse.Namespace) -> int:
+    """Print what related runs share, and the fit, forecast and advice for each.
+
+    Raises:
+        UserError: There is one run, or an option that a fit of several lacks.
+    """
+    from scalerl.scaling import fit_together
+
+    if options.method == "paper" or options.r0 is not None:
+        name = "--r0" if options.r0 is not None else "--method paper"
+        raise CurveError(f"--together has no {name}; leave out one of the two")
+    sources = sources_of(options.paths, options)
+    for source in sources:
+        with naming(source):
+            usable(source.curve, options.exclude_below)
+    both = fit_together([source.curve for source in sources], exclude_below=options.exclude_below)
+    terms = {"min_gain": options.min_gain, "price": options.price}
+    answers = [
+        answer_of(source, ahead.to_dict(), "\n".join(ahead.lines()))
+        for source, fitted in zip(sources, both.fits, strict=True)
+        for ahead in [source_outlook(source, fitted, **terms)]
+    ]
+    if options.json:
+        runs = [{"source": answer.source, **answer.values} for answer in answers]
+        print(json.dumps({"shared": both.to_dict(), "runs": runs}, indent=1, allow_nan=False))
+        return 0
+    say(*str(both).split("\n"), "")
+    return print_answers(answers, as_json=False)
+
+
 def run_forecast(words: list[str]) -> int:
     """Print the forecast of each curve at more compute."""
     parser = curve_parser("forecast", "Forecast the metric of a run at more compute.")
@@ -71,12 +114,15 @@ def run_forecast(words: list[str]) -> int:
     parser.add_argument("--at", nargs="+", action="extend", metavar="C", help=about)
     about = "level of the metric; also print the compute at which it is reached"
     parser.add_argument("--target", type=float, help=about)
+    about = "band of the mean of N successive evaluations around each amount, instead of one evaluation"
+    parser.add_argument("--mean-of", type=count, default=1, metavar="N", help=about)
     add_decision_options(parser)
     options = parser.parse_args(words)
     answers = []
     for source in sources_of(options.paths, options):
         with naming(source):
-            result = forecast(fit_source(source, options), at=options.at or ("2x", "4x"), target=options.target)
+            asked = {"at": options.at or ("2x", "4x"), "target": options.target, "mean_of": options.mean_of}
+            result = forecast(fit_source(source, options), **asked)
             advice = advise(result.fit, **source.terms({"min_gain": options.min_gain, "price": options.price}))
         values = {**forecast_dict(result), "advice": advice.to_dict()}
         answers.append(answer_of(source, values, "\n".join([*advice.lines, str(result)])))

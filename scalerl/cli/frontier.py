@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.cli.curves import fit_source, log_lines, price_of, sources_of
-from scalerl.cli.options import Parser, add_curve_options, add_price
+from scalerl.cli.options import Parser, add_curve_options, add_figures, add_price, write_figures
 from scalerl.cli.terminal import say
 from scalerl.core.outputs import check_output
 from scalerl.scaling import CurveError, frontier
@@ -43,6 +43,7 @@ def frontier_parser() -> Parser:
     parser.add_argument("--no-published", action="store_true", help=words)
     add_price(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="PAGE.html", help="also write a page with the curves")
+    add_figures(parser)
     return parser
 
 
@@ -63,8 +64,10 @@ def run_frontier(words: list[str]) -> int:
     price = price_of(sources, arguments.price)
     answer = frontier(fits, settings, arguments.budget, not arguments.no_published, also, price)
     others = other_differences(sources, names)
+    shown = frontier_page(answer, [(f.curve, s) for f, s in zip(fits, settings, strict=True)])
+    figures = write_figures(arguments, shown)
     if place:
-        write_page(place, frontier_page(answer, [(f.curve, s) for f, s in zip(fits, settings, strict=True)]))
+        write_page(place, shown)
     if arguments.json:
         print(json.dumps({**answer.to_dict(), "other_differences": others}, indent=1, allow_nan=False))
         return 0
@@ -74,6 +77,7 @@ def run_frontier(words: list[str]) -> int:
         *str(answer).split("\n"),
         *([more] if others else []),
         *([f"page      {place}"] if place else []),
+        *figures,
     )
     return 0
 

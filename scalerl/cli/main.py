@@ -13,9 +13,9 @@ from importlib import import_module
 from importlib.metadata import metadata
 from typing import NamedTuple
 
-from scalerl import __version__
 from scalerl.cli.exits import complain, guarded, prepare_streams
 from scalerl.cli.options import Parser
+from scalerl.core import VERSION
 from scalerl.core.errors import UserError, nearest
 from scalerl.core.signals import STOPPING, obey_study, protect_children
 from scalerl.core.stops import set_saved_note, watch_signals
@@ -168,7 +168,7 @@ def _parser() -> Parser:
             f"`scalerl COMMAND --help` lists the options of a command. Documentation: {_documentation()}",
         ]),
     )  # fmt: skip
-    parser.add_argument("--version", action="version", version=f"scalerl {__version__}")
+    parser.add_argument("--version", action="version", version=f"scalerl {VERSION}")
     return parser
 
 

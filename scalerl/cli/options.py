@@ -159,6 +159,31 @@ def add_price(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--price", type=float, metavar="MONEY", help=about)
 
 
+def add_figures(parser: argparse.ArgumentParser) -> None:
+    """Add the options that write the figures and tables of a page for papers."""
+    about = "also write its figures (PDF, SVG, PNG) and tables (CSV, LaTeX) to this directory, for papers"
+    parser.add_argument("--figures", type=Path, metavar="DIR", help=about)
+    about = "width of these figures in inches; default 3.25, a column of a paper"
+    parser.add_argument("--width", type=float, default=3.25, metavar="INCHES", help=about)
+    parser.add_argument("--linear", action="store_true", help="linear compute axes in these figures, not logarithmic")
+    parser.add_argument("--dark", action="store_true", help="these figures are for a dark background")
+
+
+def write_figures(options: argparse.Namespace, page: dict[str, Any]) -> list[str]:
+    """Write the figures and tables of a page, as the options of `add_figures` say; return a line with their place.
+
+    Raises:
+        ConfigError: The width or the directory cannot be used.
+    """
+    if options.figures is None:
+        return []
+    from scalerl.view.papers import save_page
+
+    width, dark = options.width, options.dark
+    written = save_page(options.figures, page, width=width, dark=dark, scale="linear" if options.linear else "log")
+    return [f"figures   {len(written)} files in {options.figures}"]
+
+
 def add_log_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how the log of a trainer is read."""
     parser.add_argument(

@@ -7,14 +7,13 @@ from pathlib import Path
 
 from scalerl.cli.curves import log_lines, sources_of
 from scalerl.cli.exits import FAILED, complain
-from scalerl.cli.options import Parser, add_curve_options, add_versus
+from scalerl.cli.options import Parser, add_curve_options, add_figures, add_versus, write_figures
 from scalerl.cli.terminal import say
 from scalerl.core.errors import UserError
 from scalerl.core.outputs import check_output
 from scalerl.view.analysis import analyze
 from scalerl.view.frozen import write_page
-from scalerl.view.page import analyses_of, large_figures, page, runs_page
-from scalerl.view.run import FollowedRun
+from scalerl.view.report import page_of
 
 
 def report_parser() -> Parser:
@@ -25,6 +24,7 @@ def report_parser() -> Parser:
     add_versus(parser, required=False)
     words = "page to write; default report.html"
     parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), help=words)
+    add_figures(parser)
     return parser
 
 
@@ -41,19 +41,16 @@ def run_report(words: list[str]) -> int:
     place = check_output(arguments.output, paths)
     sources = sources_of(paths, arguments)
     analysis = analyze(sources[:count], sources[count:], arguments.exclude_below)
-    written = None
+    written, figures = None, list[str]()
     try:
-        runs = [FollowedRun(source.path, source.name) for source in sources if source.info is not None]
-        if len(sources) == len(runs) == 1:
-            (run,), (only,) = runs, analysis.runs
-            write_page(place, page(run, analyses_of(run, only.source.curve, analysis)), large_figures(run))
-        else:
-            write_page(place, runs_page(analysis, runs))
+        shown, large = page_of(sources, analysis)
+        figures = write_figures(arguments, shown)
+        write_page(place, shown, large)
         written = str(arguments.output)
     except UserError as error:  # the verdicts are still printed
         complain(str(error))
     if arguments.json:
         print(json.dumps({"page": written, **analysis.to_dict()}, indent=1, allow_nan=False))
     else:
-        say(*log_lines(sources), *analysis.headlines(), *([f"page      {written}"] if written else []))
+        say(*log_lines(sources), *analysis.headlines(), *([f"page      {written}"] if written else []), *figures)
     return 0 if written else FAILED

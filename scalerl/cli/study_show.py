@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scalerl.cli.exits import FAILED, complain
-from scalerl.cli.options import Parser, add_curve, add_json, add_price
+from scalerl.cli.options import Parser, add_curve, add_figures, add_json, add_price, write_figures
 from scalerl.cli.terminal import say
 from scalerl.core.errors import UserError
 from scalerl.core.outputs import check_output
@@ -26,11 +26,13 @@ def show(words: Sequence[str]) -> int:
     parser.add_argument("-o", "--output", type=Path, metavar="PAGE.html", help="also write the page there")
     add_curve(parser, "name of the task, if there are several; default: the first")
     add_price(parser)
+    add_figures(parser)
     add_json(parser)
     options = parser.parse_args(words)
     study = read_files(options.directory)
     place = check_output(options.output, []) if options.output else None
     results = study_results(study, options.compute, options.task, options.price)
+    figures = write_figures(options, study_page(results)) if options.figures else []
     if options.json:
         print(json.dumps(results.to_dict(), indent=1, allow_nan=False))
     elif place is None:
@@ -38,6 +40,8 @@ def show(words: Sequence[str]) -> int:
     elif not tell(results, place):
         complain(f"{place} was not written; the results above are complete")
         return FAILED
+    if not options.json:
+        say(*figures)
     return 0
 
 

@@ -238,8 +238,16 @@ def _read_values(given: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in given.items():
         plain = value.model_dump() if isinstance(value, Part) else str(value) if isinstance(value, Path) else value
-        _set(values, name, "none" if plain is None else plain)
+        try:
+            _set(values, name, "none" if plain is None else plain)
+        except UnknownField as error:
+            text = str(error).replace("unknown option --", "unknown field ").replace("did you mean --", "did you mean ")
+            raise ConfigError(text) from None
     return values
+
+
+class UnknownField(ConfigError):
+    """A name is not that of a field; the text has it as an option of the command line, with the nearest one."""
 
 
 def _set(values: dict[str, Any], name: str, value: Any) -> None:
@@ -273,7 +281,7 @@ def _known_path(name: str) -> tuple[str, ...]:
 
     same_tail = sorted((name for name in known if name.split(".")[-1] == tail), key=distance)
     hint = f" (did you mean --{same_tail[0]}?)" if same_tail else nearest(path, known).replace("'", "")
-    raise ConfigError(f"unknown option --{name[:80]}{hint}; `scalerl train --help` lists all")
+    raise UnknownField(f"unknown option --{name[:80]}{hint}; `scalerl train --help` lists all")
 
 
 def _alike(one: Sequence[str], two: Sequence[str]) -> int:

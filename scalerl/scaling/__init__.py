@@ -12,8 +12,9 @@ From points to advice, each file uses those above it:
     forecast           Fit -> Forecast at more compute, next to the `baselines`
     stop, advise       Fit -> Advice; conditions that end a run
 
-Others use a Fit: comparison (two recipes), backtesting, pool and frontiers (runs with different settings). `paper` is
-the procedure of the paper, next to all this. They are loaded when one of their names is first used.
+Others use a Fit: comparison (two recipes), backtesting, together (related runs), pool and frontiers (runs with
+different settings). `paper` is the procedure of the paper, next to all this. They are loaded when one of their names is
+first used.
 
 >>> from scalerl.scaling import Curve, fit, forecast, advise
 >>> curve = Curve.read("runs/mine")  # or Curve(compute, metric)        # doctest: +SKIP
@@ -39,12 +40,14 @@ if TYPE_CHECKING:
     from scalerl.scaling.comparison import Comparison, compare
     from scalerl.scaling.frontiers import Frontier, Option, frontier
     from scalerl.scaling.paper import PUBLISHED_GRID, PaperFit, PaperGrid, paper_fit
+    from scalerl.scaling.together import Together, fit_together
 
 _HOMES = {
     "backtesting": ("Backtest", "backtest"),
     "comparison": ("Comparison", "compare"),
     "frontiers": ("Frontier", "Option", "frontier"),
     "paper": ("PUBLISHED_GRID", "PaperFit", "PaperGrid", "paper_fit"),
+    "together": ("Together", "fit_together"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -69,10 +72,12 @@ __all__ = [
     "Prior",
     "Reach",
     "Symptom",
+    "Together",
     "advise",
     "backtest",
     "compare",
     "fit",
+    "fit_together",
     "forecast",
     "frontier",
     "health",

@@ -153,7 +153,7 @@ def advise(
     action: Action = "continue" if gain.mean > least else "stop"
     right = probability if action == "continue" else 1.0 - probability
     ahead = NextGain(total, total / last, gain, cost_of(curve, total - last, gain.mean, price))
-    words = {"continue": ahead.text(), "stop": ahead.text("should gain only", f", below {least:g}")}
+    words = ahead.text() if action == "continue" else ahead.text(below=least)
     sure = right >= SURE
     return Advice(
         action=action,
@@ -164,7 +164,7 @@ def advise(
         budget=total,
         cost=ahead.cost,
         go_back_to=math.nan,
-        headline=f"{action.capitalize()} ({certainty(right)}): {words[action]}.",
+        headline=f"{action.capitalize()} ({certainty(right)}): {words}.",
         reason=reason_for(fit, action, right, least),
         remedy="" if sure else what_makes_sure(fit, total, least),
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from scalerl.scaling.curve import Curve, as_curve
 from scalerl.scaling.estimate import Estimate, as_json, summarize
 from scalerl.scaling.fit import Fit, fit
 from scalerl.scaling.law import Array
+from scalerl.scaling.notebook import InNotebooks
 from scalerl.scaling.posterior import held_at
 from scalerl.scaling.price import NextGain, checked_price, next_gain, with_hours_of
 from scalerl.scaling.readers import CurveError
@@ -37,9 +38,17 @@ SEEDS_TO_ESTIMATE = 3
 PRIOR_SEEDS = 3.0
 """Weight of the assumed scatter in the estimate, in degrees of freedom."""
 
-HIGHER, EFFICIENT = "higher ceiling", "same ceiling and more efficient"
-LATER, AHEAD, UNDECIDED = "same ceiling, steeper but later", "ahead where measured", "too close to call"
-"""The verdicts."""
+Verdict = Literal[
+    "higher ceiling", "same ceiling and more efficient", "same ceiling, steeper but later", "ahead where measured",
+    "too close to call",
+]  # fmt: skip
+HIGHER: Verdict = "higher ceiling"
+EFFICIENT: Verdict = "same ceiling and more efficient"
+LATER: Verdict = "same ceiling, steeper but later"
+AHEAD: Verdict = "ahead where measured"
+UNDECIDED: Verdict = "too close to call"
+
+Winner = Literal["first", "second"]
 
 LEAD = 0.9
 """Probability from which a side is called ahead."""
@@ -97,18 +106,18 @@ class Lead:
     """Probability that the first side is ahead there."""
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(InNotebooks):
     """Differences between the first and the second side, with probabilities, a verdict and advice."""
 
-    verdict: str
+    verdict: Verdict
     """"higher ceiling", "same ceiling and more efficient", `LATER`, `AHEAD` or "too close to call".
 
     `LATER` means that the side with the larger B needs more compute for `level`; `AHEAD` that the ceilings are open,
     and one side is ahead at the compute that both have reached, or needs less compute for `level`.
     """
 
-    winner: str | None
+    winner: Winner | None
     """"first" or "second"; None if neither is better."""
 
     names: tuple[str, str]
@@ -194,6 +203,9 @@ class Comparison:
         for name, side in zip(self.names, self.sides, strict=True):
             lines += [f"  a run of {name}: {f.futures.sentences()[0]}" for f in side if f.futures.stays]
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.sentence!r})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of JSON values, with the fits of each side."""
@@ -300,7 +312,7 @@ def never_behind(sides: Sides, compute: float, lead: float, margin: float) -> bo
     return bool((np.sign(lead) * (first_M - second_M) > -margin / 4).all())
 
 
-def measured_verdict(measured: Lead, crossed_D: Array) -> tuple[str, str | None]:
+def measured_verdict(measured: Lead, crossed_D: Array) -> tuple[Verdict, Winner | None]:
     """Return the verdict and the winner by what was measured, if the ceilings are open."""
     for above in (measured.probability, float((crossed_D < 0).mean())):
         if max(above, 1.0 - above) >= LEAD:
@@ -327,9 +339,7 @@ def check_alike(curves: Sequence[Curve]) -> None:
     for name, cure in ALIKE.items():
         values = {getattr(curve, name) for curve in curves} - {""}
         if len(values) > 1:
-            raise CurveError(
-                f"all runs of a comparison must share their {name}; got {sorted(map(str, values))}. {cure}"
-            )
+            raise CurveError(f"all runs must share their {name}; got {sorted(map(str, values))}. {cure}")
 
 
 def ceilings(f: Fit) -> Array:
@@ -460,7 +470,7 @@ def log_compute_needed(f: Fit, level: float, seed_D: Array, rng: np.random.Gener
     return np.asarray(np.log(np.clip(needed_D, 1e-3 * f.last_compute, 1e6 * f.last_compute)))
 
 
-def verdict_of(difference_D: Array, ratio_D: Array, cost_D: Array, margin: float) -> tuple[str, str | None]:
+def verdict_of(difference_D: Array, ratio_D: Array, cost_D: Array, margin: float) -> tuple[Verdict, Winner | None]:
     """Return the verdict and the winner: ceilings first, efficiency only if they are the same within the margin."""
     if surely_not_zero(difference_D):
         return HIGHER, "first" if difference_D.mean() > 0 else "second"

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalerl.scaling.law import Array
+from scalerl.scaling.notebook import Scale, plot
 from scalerl.scaling.readers import AXES, METRICS, CurveError, Table, read_table, table_of_rows
 from scalerl.scaling.units import UNITS as UNITS
 from scalerl.scaling.units import compute_text
@@ -27,7 +28,7 @@ LARGEST = 1e100
 """Largest compute, metric and standard error. Their squares and products are finite."""
 
 
-@dataclass(frozen=True, eq=False, init=False)
+@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Curve:
     """The metric of a run on held-out prompts, against the compute used up to each evaluation.
 
@@ -112,6 +113,13 @@ class Curve:
 
     def __len__(self) -> int:
         return len(self.compute)
+
+    def __repr__(self) -> str:
+        return f"Curve({self})"
+
+    def plot(self, axes: Any = None, *, name: str = "", scale: Scale = "log", dark: bool = False) -> Any:
+        """Draw the points with their fit, forecast and ceiling on matplotlib axes; None: new ones. Return the axes."""
+        return plot(self, axes, name=name, scale=scale, dark=dark)
 
     def __str__(self) -> str:
         name = f"{self.label}: " if self.label else ""

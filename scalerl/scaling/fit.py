@@ -21,7 +21,8 @@ from scalerl.scaling.futures import Futures, futures
 from scalerl.scaling.health import decline, departure_symptoms, shape_symptoms
 from scalerl.scaling.law import Array, Draws
 from scalerl.scaling.noise import local_noise
-from scalerl.scaling.posterior import Prior, least_midpoint, posterior
+from scalerl.scaling.notebook import InNotebooks, Scale, plot
+from scalerl.scaling.posterior import Posterior, Prior, least_midpoint, posterior
 from scalerl.scaling.readers import CurveError
 from scalerl.scaling.units import range_text
 
@@ -72,8 +73,8 @@ class Band(NamedTuple):
     sd: Array
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Fit:
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Fit(InNotebooks):
     """The law fitted to one curve. `identified` and `warnings` show how far to trust it.
 
     Example: `Fit(asymptote=Estimate(0.829, 0.010, 0.812, 0.844), efficiency=Estimate(1.77, 0.06, 1.68, 1.87), ...,
@@ -119,6 +120,14 @@ class Fit:
     warnings: tuple[str, ...]
     """Symptoms of the curve, repairs, and limits that were reached."""
 
+    def __repr__(self) -> str:
+        curve = self.curve
+        return f"Fit(A = {self.asymptote:.3f}, {len(curve)} {curve.what} to {curve.text(self.last_compute)})"
+
+    def plot(self, axes: Any = None, *, name: str = "", scale: Scale = "log", dark: bool = False) -> Any:
+        """Draw points, fit, forecast and ceiling on matplotlib axes; None: new ones. Return the axes."""
+        return plot(self, axes, name=name, scale=scale, dark=dark)
+
     @property
     def identified(self) -> bool:
         """Whether the ceiling is known; if False, `asymptote` is a range and not a result."""
@@ -161,30 +170,36 @@ class Fit:
         """Return the upper end of the band of the curves in the mean, without improbable departures and take-offs."""
         return float(np.quantile(self.levels(compute), TAILS[1]))
 
-    def evaluations(self, compute: ArrayLike) -> Array:
-        """Return draws of single noisy evaluations, shape (M, D), within the metric's bounds."""
+    def evaluations(self, compute: ArrayLike, mean_of: int = 1) -> Array:
+        """Return draws of noisy evaluations, or of the mean of several, shape (M, D), within the metric's bounds."""
         compute_M, futures = one_axis(compute), self.futures.for_intervals
-        return futures.with_noise(futures.possible_levels(compute_M), compute_M)
+        return futures.with_noise(futures.possible_levels(compute_M), compute_M, mean_of)
 
-    def predict(self, compute: ArrayLike, *, noise: bool = False) -> Band:
-        """Return the mean and 90% band of the curve, or of single noisy evaluations, at any compute.
+    def predict(self, compute: ArrayLike, *, noise: bool = False, mean_of: int = 1) -> Band:
+        """Return the mean and 90% band of the curve, or of noisy evaluations, at any compute.
 
         Beyond the last point, the band includes improbable departures from the law and take-offs, which mean and
         standard deviation do not include. It does not include a later fall (`Futures.fall`).
 
         Args:
             compute: Amounts of compute, shape (M,), >= 0, in the unit of the curve's axis.
-            noise: Whether the band is for a single evaluation (wider) instead of the curve.
+            noise: Whether the band is for an evaluation (wider) instead of the curve.
+            mean_of: With noise: number of successive evaluations around each compute whose mean is meant.
+
+        Raises:
+            CurveError: `mean_of` is below 1.
         """
+        if mean_of < 1:
+            raise CurveError(f"mean_of must be a number of evaluations, at least 1; got {mean_of}")
         compute_M = one_axis(compute)
         starts = range(0, max(1, len(compute_M)), PREDICTED_TOGETHER)  # rows of draws do not depend on each other
-        parts = [self._band(compute_M[start : start + PREDICTED_TOGETHER], noise) for start in starts]
+        parts = [self._band(compute_M[start : start + PREDICTED_TOGETHER], noise, mean_of) for start in starts]
         return Band(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def _band(self, compute_M: Array, noise: bool) -> Band:
+    def _band(self, compute_M: Array, noise: bool, mean_of: int) -> Band:
         """Return `predict` of a few amounts of compute, whose draws are in memory together."""
         if noise:
-            levels_MD = wide_MD = self.evaluations(compute_M)
+            levels_MD = wide_MD = self.evaluations(compute_M, mean_of)
         else:
             levels_MD, wide_MD = self.levels(compute_M), self.futures.for_intervals.possible_levels(compute_M)
         low_M, high_M = np.quantile(wide_MD, TAILS, axis=1)
@@ -248,7 +263,18 @@ def fit(
     prior = prior or Prior()
     everything = usable(curve, exclude_below)
     window = thinned(everything, MAX_POINTS)
-    solution = posterior(window, r0, prior)
+    return solved(everything, window, posterior(window, r0, prior), prior)
+
+
+def solved(everything: Curve, window: Curve, solution: Posterior, prior: Prior) -> Fit:
+    """Return the fit of a curve from its posterior.
+
+    Args:
+        everything: The points after exclusion.
+        window: The same, averaged if they are many.
+        solution: Posterior of the window.
+        prior: Its prior.
+    """
     draws, at_bound = solution.draws, limits_reached(solution.draws, window, prior)
     symptoms = (*shape_symptoms(window), *departure_symptoms(window, draws, solution.probability))
     if np.ptp(window.metric) == 0:

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from scalerl.scaling.baselines import BASELINES
+from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import TAILS, Estimate, EstimateAt, as_json, short, summarize
 from scalerl.scaling.fit import Fit
 from scalerl.scaling.law import Array
+from scalerl.scaling.notebook import InNotebooks
 from scalerl.scaling.readers import CurveError
 from scalerl.scaling.units import compute_text
 
@@ -50,8 +52,8 @@ class Reach:
         return f"{low} to {high}, median {median}{ever}"
 
 
-@dataclass(frozen=True, eq=False)
-class Forecast:
+@dataclass(frozen=True, eq=False, repr=False)
+class Forecast(InNotebooks):
     """The forecast of one fitted run."""
 
     fit: Fit
@@ -61,7 +63,8 @@ class Forecast:
     """The level of the curve at each requested compute, in the order of the request."""
 
     evaluations: tuple[EstimateAt, ...]
-    """One evaluation at the same compute: its mean is that of the curve, its interval includes its noise."""
+    """One evaluation at the same compute, or the mean of `mean_of`: its mean is that of the curve, its interval
+    includes its noise."""
 
     now: EstimateAt
     """The level of the curve at the last point, without its noise."""
@@ -78,6 +81,15 @@ class Forecast:
     baselines: dict[str, tuple[float, ...]]
     """The values of each naive forecast at the same compute as `at`."""
 
+    mean_of: int = 1
+    """Number of successive evaluations around each compute whose mean `evaluations` is."""
+
+    def __repr__(self) -> str:
+        curve, now = self.fit.curve, Estimate.__format__(self.now, ".3f")
+        return (
+            f"Forecast({', '.join([f'now {now}', *(f'{each:.3f} at {curve.text(each.compute)}' for each in self.at)])})"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of JSON values."""
         numbers = {name: as_json(value) for name, value in vars(self).items() if name != "fit"}
@@ -87,7 +99,7 @@ class Forecast:
         curve = self.fit.curve
         kind = ["the metric is the training reward, not a held-out score"] if curve.training else []
         lines = [*kind, f"now, at {curve.text(self.now.compute)}: {Estimate.__str__(self.now)}"]
-        one = f"one evaluation of {curve.prompts:,} prompts" if curve.prompts else "one evaluation"
+        one = evaluation_text(curve, self.mean_of)
         for i, (estimate, single) in enumerate(zip(self.at, self.evaluations, strict=True)):
             naive = ", ".join(f"{name} {values[i]:.3f}" for name, values in self.baselines.items())
             where = f"at {curve.text(estimate.compute)}: {Estimate.__str__(estimate)}"
@@ -113,13 +125,42 @@ class Forecast:
                 f"the forecast at {fit.curve.text(below[0].compute)} is below the present level: the last evaluations "
                 "are above the curve, and such noise does not last"
             )
-        if any(each.high - fit.draws_high(each.compute) > UPPER_PART * (high - low) for each in self.at):
-            notes.append(
-                "the upper part of the band is for a late or slow rise beyond the law, which the points so far neither "
-                "show nor exclude"
-            )
+        notes += filter(None, [upper_part(fit, [each.compute for each in self.at])])
         return notes
 
+
+def evaluation_text(curve: Curve, mean_of: int = 1) -> str:
+    """Return what one evaluation is, or the mean of several, with its prompts: "one evaluation of 256 prompts"."""
+    of = f" of {curve.prompts:,} prompts" if curve.prompts else ""
+    return f"one evaluation{of}" if mean_of == 1 else f"the mean of {mean_of} evaluations{of}"
+
+
+def band_text(fit: Fit) -> str:
+    """Return what the band of a picture means, as sentences: the curve's level, one evaluation, and the upper part."""
+    twice = 2.0 * fit.last_compute
+    level, single = (fit.predict([twice], noise=noise) for noise in (False, True))
+    sentences = [
+        "The band has the curve's level with 90% probability",
+        f"at {fit.curve.text(twice)} it is {level.low[0]:.3f} to {level.high[0]:.3f}, and {evaluation_text(fit.curve)} "
+        f"is within {single.low[0]:.3f} to {single.high[0]:.3f}",
+    ]
+    above = upper_part(fit, [twice, 2.0 * twice])
+    return f"{': '.join(sentences)}.{f' {above[0].upper()}{above[1:]}.' if above else ''}"
+
+
+def upper_part(fit: Fit, compute_M: Sequence[float]) -> str:
+    """Return what the upper part of the band means, if it is above that of the curves in the mean; else nothing."""
+    low, high = fit.curve.bounds
+    band = fit.predict(compute_M)
+    above = [most - fit.draws_high(compute) for most, compute in zip(band.high, compute_M, strict=True)]
+    wide = max(above, default=0.0) > UPPER_PART * (high - low)
+    return UPPER_TEXT if wide else ""
+
+
+UPPER_TEXT = (
+    "the upper part of the band is for a late or slow rise beyond the law, which the points so far neither show nor "
+    "exclude"
+)
 
 AT_BOUND = 0.005
 """Distance from the metric's bound, as a share of its range, at which a curve is at the bound."""
@@ -128,7 +169,13 @@ UPPER_PART = 0.01
 """Part of the band above that of the curves in the mean, as a share of the range, from which it is explained."""
 
 
-def forecast(fit: Fit, at: float | str | Sequence[float | str] = ("2x", "4x"), target: float | None = None) -> Forecast:
+def forecast(
+    fit: Fit,
+    at: float | str | Sequence[float | str] = ("2x", "4x"),
+    target: float | None = None,
+    *,
+    mean_of: int = 1,
+) -> Forecast:
     """Forecast the level of a run at more compute, and the compute at which it reaches a target.
 
     Args:
@@ -136,9 +183,11 @@ def forecast(fit: Fit, at: float | str | Sequence[float | str] = ("2x", "4x"), t
         at: One or more amounts of compute: in the curve's unit, "4x" for four times the last point, or "+100" for 100
             more than it.
         target: Level of the metric; `Forecast.target` is the compute at which it is reached.
+        mean_of: Number of successive evaluations around each compute whose mean `Forecast.evaluations` is.
 
     Raises:
-        CurveError: An amount that is neither a positive number nor a multiple, or a target outside the metric's bounds.
+        CurveError: An amount that is neither a positive number nor a multiple, a target outside the metric's bounds, or
+            `mean_of` below 1.
     """
     items = [at] if isinstance(at, str | int | float) else list(at)
     compute_M = np.array([amount(item, fit) for item in items], dtype=np.float64)
@@ -148,12 +197,13 @@ def forecast(fit: Fit, at: float | str | Sequence[float | str] = ("2x", "4x"), t
     return Forecast(
         fit=fit,
         at=estimates,
-        evaluations=tuple(estimate_at(fit, float(compute), noise=True) for compute in compute_M),
+        evaluations=tuple(estimate_at(fit, float(compute), noise=True, mean_of=mean_of) for compute in compute_M),
         now=estimate_at(fit, last),
         gain_to_come=summarize(fit.draws.asymptote - levels_D),
         done=reach(fit.draws.compute_done()),
         target=None if target is None else reach(compute_for(fit, target)),
         baselines={name: tuple(float(v) for v in make(fit.curve)(compute_M)) for name, make in BASELINES.items()},
+        mean_of=mean_of,
     )
 
 
@@ -191,9 +241,9 @@ def amount(item: float | str, fit: Fit) -> float:
     return value
 
 
-def estimate_at(fit: Fit, compute: float, noise: bool = False) -> EstimateAt:
-    """Return the level of the curve at one compute, or of one evaluation there."""
-    band = fit.predict([compute], noise=noise)
+def estimate_at(fit: Fit, compute: float, noise: bool = False, mean_of: int = 1) -> EstimateAt:
+    """Return the level of the curve at one compute, or of one evaluation there, or of the mean of several."""
+    band = fit.predict([compute], noise=noise, mean_of=mean_of)
     return EstimateAt(float(band.mean[0]), float(band.sd[0]), float(band.low[0]), float(band.high[0]), compute)
 
 

@@ -230,10 +230,15 @@ class Futures:
         climbed_D = draws.levels(self.curve.compute[-1:])[0] - draws.initial
         return np.where(draws.delay > 0, TAKE_OFF["other"].share, np.where(climbed_D < draws.noise_sd, waiting, 0.0))
 
-    def with_noise(self, levels_MD: Array, compute_M: Array) -> Array:
-        """Return the levels with the noise of one evaluation, shape (M, D), within the metric's bounds.
+    def with_noise(self, levels_MD: Array, compute_M: Array, mean_of: int = 1) -> Array:
+        """Return the levels with the noise of evaluations, shape (M, D), within the metric's bounds.
 
         The noise at the present level is that of the run; at other levels its variance changes with p(1 - p).
+
+        Args:
+            levels_MD: Levels of the curve.
+            compute_M: Their compute.
+            mean_of: Number of successive evaluations around each compute whose mean is meant; 1: a single one.
         """
         phi_D, low, high = self.draws.autocorrelation, *self.curve.bounds
         # the part of the excursion that persists is known, so only the remaining noise is uncertain
@@ -241,12 +246,22 @@ class Futures:
         new_MD = np.sqrt(1.0 - np.where(compute_M[:, None] >= self.last, phi_D ** (2 * ahead_M1 + 2), 0.0))
         here = binomial(np.array(self.curve.metric.mean()), low, high)
         sd_MD = self.draws.noise_sd * new_MD * np.sqrt(binomial(levels_MD, low, high) / here)
+        sd_MD = sd_MD * np.sqrt(share_of_mean(phi_D, mean_of))
         # each row with the same random numbers, so that the band at a compute does not depend on the others
         rows = [
             evaluations(level_D, sd_D, low, high, np.random.default_rng(1))
             for level_D, sd_D in zip(levels_MD, sd_MD, strict=True)
         ]
         return np.stack(rows)
+
+
+def share_of_mean(phi_D: Array, count: int) -> Array:
+    """Return the variance of the mean of successive AR(1) values, as a share of that of one, shape (D,).
+
+    (1 + 2 sum_j (1 - j/n) phi^j) / n for n values.
+    """
+    lag_J1 = np.arange(1, count)[:, None]
+    return np.asarray((1.0 + 2.0 * ((1.0 - lag_J1 / count) * phi_D**lag_J1).sum(axis=0)) / count)
 
 
 def has_fallen(curve: Curve) -> bool:

@@ -80,10 +80,17 @@ class NextGain:
     cost: Cost
     """Price of the compute between now and the budget."""
 
-    def text(self, verb: str = "should gain", limit: str = "") -> str:
-        """Return the gain and its cost as a clause; `limit` follows the gain."""
+    def text(self, below: float = math.nan) -> str:
+        """Return the gain and its cost as a clause.
+
+        Args:
+            below: Smallest gain that counts, if this one is below it; it then has as many digits as show this.
+        """
         total = compute_text(self.budget, self.cost.axis)
-        return f"{factor_text(self.factor)} ({total}) {verb} {self.gain:.3f}{limit}, for another {self.cost}"
+        short = math.isfinite(below)
+        digits = next((n for n in range(3, 8) if not short or round(self.gain.mean, n) < below), 8)
+        gain = f"should gain {'only ' if short else ''}{self.gain:.{digits}f}{f', below {below:g}' if short else ''}"
+        return f"{factor_text(self.factor)} ({total}) {gain}, for another {self.cost}"
 
     def __str__(self) -> str:
         return self.text()

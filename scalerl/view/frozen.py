@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import scalerl
+from scalerl.core import VERSION
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import write_whole
 from scalerl.scaling import CurveError
@@ -38,7 +38,7 @@ def frozen(page: dict[str, Any], series: dict[str, Any] | None = None) -> str:
     values = json.dumps(frozen_values, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     head = (
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        f'<meta name="generator" content="scalerl {scalerl.__version__}">\n'
+        f'<meta name="generator" content="scalerl {VERSION}">\n'
         # inside a script element "<" could end it
         f'<script type="application/json" id="frozen">{values.replace("<", chr(92) + "u003c")}</script>\n'
     )

@@ -81,7 +81,11 @@ def outlook(
     Raises:
         CurveError: The curve cannot be fitted; the message has the reason.
     """
-    fitted = fit(curve, r0=r0, exclude_below=exclude_below)
+    return outlook_of(fit(curve, r0=r0, exclude_below=exclude_below), min_gain, price)
+
+
+def outlook_of(fitted: Fit, min_gain: float | None = None, price: float | None = None) -> Outlook:
+    """Return a fit with its forecast and advice; gain and price are those of `outlook`."""
     return Outlook(fitted, forecast(fitted, at=HORIZON), advise(fitted, min_gain=min_gain, price=price))
 
 
@@ -272,8 +276,13 @@ def naming(source: Source) -> Iterator[None]:
         raise CurveError(f"{source.path}: {error}") from error
 
 
-def source_outlook(source: Source, **options: Any) -> Outlook:
+def source_outlook(source: Source, fitted: Fit | None = None, **options: Any) -> Outlook:
     """Fit the curve of a source, forecast it and give advice, for a run with commands; options are those of `outlook`.
+
+    Args:
+        source: The curve.
+        fitted: Its fit, if it is known; options are then those of `outlook_of`.
+        **options: Options of `outlook`.
 
     A run of this package has its own smallest gain and price, unless they are given.
 
@@ -281,7 +290,8 @@ def source_outlook(source: Source, **options: Any) -> Outlook:
         CurveError: As for `outlook`, with the path.
     """
     with naming(source):
-        ahead = outlook(source.curve, **source.terms(options))
+        terms = source.terms(options)
+        ahead = outlook(source.curve, **terms) if fitted is None else outlook_of(fitted, **terms)
     if source.info is None:
         return ahead
     return ahead.with_way_back(source.path, read_points(source.path), source.info.tasks)

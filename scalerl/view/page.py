@@ -24,6 +24,7 @@ from scalerl.scaling import Curve, CurveError, Estimate, Frontier
 from scalerl.scaling.comparison import MARGIN
 from scalerl.scaling.curve import UNITS
 from scalerl.scaling.estimate import one_power, short
+from scalerl.scaling.forecast import evaluation_text
 from scalerl.scaling.settings import Setting, setting_text
 from scalerl.view.analysis import Analysis, RunAnalysis, analyze
 from scalerl.view.figures import metric_name
@@ -252,7 +253,8 @@ def _card(title: str, big: str = "", lines: Sequence[str] = (), **more: Any) -> 
 def _pass_rate(run: FollowedRun, task: str, of_task: str) -> Json:
     last, count = run.points[task][-1], len(run.points[task])
     error = f"± {last.stderr:.3f} (one standard error), " if math.isfinite(last.stderr) else ""
-    line = f"{error}held-out, at step {last.step}; {count} evaluations"
+    of = f" of {last.prompts:,} prompts" if last.prompts else ""
+    line = f"{error}held-out, at step {last.step}; {count} evaluations{of}"
     return _card(f"Pass rate{of_task}", f"{last.pass_rate:.3f}", [line])
 
 
@@ -260,12 +262,17 @@ def _forecast_cards(run: RunAnalysis, of_task: str) -> list[Json]:
     fitted, ahead, advice, level = run.outlook.fit, run.outlook.forecast, run.outlook.advice, _pattern(run)
     twice, four, ceiling = ahead.at[0], ahead.at[1], fitted.asymptote
     span = f"{ceiling.low:{level}} to {ceiling.high:{level}}"
+    single = ahead.evaluations[0]
+    one = f"{evaluation_text(fitted.curve)} there: {single.low:{level}} to {single.high:{level}}"
     at_four = f"{four.mean:{level}} ({four.low:{level}} to {four.high:{level}})"
     return [
         _card(
             f"Forecast{of_task} at twice the compute",
             f"{twice.mean:{level}}",
-            [f"{twice.low:{level}} to {twice.high:{level}} with 90% probability; at four times {at_four}"],
+            [
+                f"{twice.low:{level}} to {twice.high:{level}} with 90% probability; at four times {at_four}",
+                f"{_capital(one)}",
+            ],
         ),
         _card(
             f"Ceiling{of_task}",
@@ -442,11 +449,12 @@ def _run_card(run: RunAnalysis) -> Json:
     fitted, ahead, advice = run.outlook.fit, run.outlook.forecast, run.outlook.advice
     level = _pattern(run)
     twice, four, ceiling = (format(estimate, level) for estimate in (*ahead.at, fitted.asymptote))
-    last = run.source.curve.metric[-1]
+    last, single = run.source.curve.metric[-1], ahead.evaluations[0]
     lines = [
         _capital(advice.explanation),
         f"The level is {ahead.now.mean:{level}} now (last evaluation {last:{level}}). The forecast is {twice} at twice "
-        f"the compute and {four} at four times.",
+        f"the compute and {four} at four times; {evaluation_text(fitted.curve)} at twice the compute is within "
+        f"{single.low:{level}} to {single.high:{level}}.",
         f"The ceiling A is {ceiling}."
         if fitted.identified
         else f"The ceiling A is not identified yet: {ceiling} is a range and not a result, because {fitted.reason}.",

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from scalerl.scaling import Band, Curve, Estimate, Fit, Frontier
 from scalerl.scaling.curve import UNITS
+from scalerl.scaling.forecast import band_text
 from scalerl.scaling.settings import Setting, setting_text
 from scalerl.types import EvalPoint
 from scalerl.view.analysis import COLORS, DASHES, Analysis, RunAnalysis, Slope, common_unit, height_range
@@ -352,11 +353,18 @@ def curves(analysis: Analysis) -> Figure:
     caption = (
         f"Dots are {dots_of([run.source.curve for run in analysis.runs])}. Lines are the fitted law with its 90% band, "
         "dashed where it is a forecast. The mark at the right end of each line is its ceiling A with a 90% interval. "
-        "Click a name to hide its run."
+        f"{bands_text([run.outlook.fit for run in analysis.runs])} Click a name to hide its run."
     )
     furthest = max(run.outlook.fit.last_compute for run in analysis.runs)
     axes = compute_axes(0.6 * least, AHEAD * furthest * aside[-1])
     return Figure("Curves and forecasts", caption, data, layout, True, {"Compute axis": axes})
+
+
+def bands_text(fits: Sequence[Fit]) -> str:
+    """Return what the bands of a figure mean: with the numbers of one run, or in general for several."""
+    if len(fits) == 1:
+        return band_text(fits[0])
+    return "The bands have the level of each curve; one evaluation scatters around it."
 
 
 def suites(analysis: Analysis) -> Figure | None:

@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from simulated_runs import run
 from scalerl.scaling import Curve, CurveError, advise, fit, forecast, sigmoid
 from scalerl.scaling.advise import SURE, chance_to_be_sure, climbed, probability_of_gain, what_makes_sure
 from scalerl.scaling.counts import NO_CLIMB, SLOW_RISE
+from scalerl.scaling.estimate import Estimate
+from scalerl.scaling.price import Cost, NextGain
 from scalerl.scaling.trend import trend
 
 
@@ -205,5 +208,25 @@ def test_costs_in_device_hours_are_known_for_other_axes_if_the_rows_have_them():
 
 def test_the_examples_of_the_page_are_as_printed():
     page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
-    for made in (run(last=5000.0), run(last=64_000.0), run(noise=0.03, seed=4)):
+    close = run(last=12_000.0, noise=0.01, seed=3, efficiency=1.4)
+    for made in (run(last=5000.0), run(last=64_000.0), run(noise=0.03, seed=4), close):
         assert advise(fit(made), price=2.5).headline in page
+
+
+@pytest.mark.parametrize(
+    ("mean", "text"),
+    [(0.0051, "only 0.005 "), (0.01996, "only 0.01996 "), (0.0196, "only 0.0196 "), (0.019, "only 0.019 ")],
+)
+def test_a_gain_below_the_limit_is_printed_as_below_it(mean, text):
+    cost = Cost(1.0, "step", math.nan, math.nan, math.nan)
+    clause = NextGain(2.0, 2.0, Estimate(mean, 0.01, 0.0, 0.03), cost).text(below=0.02)
+    assert text in clause and ", below 0.02, for another 1 steps" in clause
+
+
+def test_first_lines_are_read_without_knowing_the_others():
+    close = fit(run(last=12_000.0, noise=0.01, seed=3, efficiency=1.4))
+    lines = [advise(f).headline for f in (fit(run(last=5000.0)), fit(run(last=64_000.0)), close)]
+    starts = [re.match(r"(\w+) \(([a-z ]*)", line).groups() for line in lines]
+    assert starts[0][0] == "Continue" and starts[1][0] == "Stop" and starts[2] == ("Stop", "close call")
+    assert all(" should gain " in line and "for another " in line and line.endswith(").") for line in lines)
+    assert not any(word in line for line in lines for word in ("C_mid", "asymptote", "posterior", "identified"))

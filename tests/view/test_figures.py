@@ -1,17 +1,23 @@
 """The figures show the numbers of the fits, and name the points that they leave out."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from simulated_runs import run as curve
 
 from scalerl.scaling import Curve, compare, fit
 from scalerl.view.analysis import Slope, analyze, common_unit, sides_of, slope_at
-from scalerl.view.figures import plot_curve
+from scalerl.view.figures import COLUMN, plot_curve
+from scalerl.view.frozen import asset
 from scalerl.view.outlook import Source
 from scalerl.view.page_figures import FIGURES, straight, without_level
+from scalerl.view.palette import DARK, LIGHT
 
 
 def analysis(*curves):
@@ -35,8 +41,96 @@ def test_the_figure_shows_every_point_the_ceiling_and_the_forecast(axes, scale, 
     np.testing.assert_array_equal(drawn.get_xdata(), made.compute[first:])  # on a log axis without the one before RL
     assert axes.get_xscale() == scale and axes.get_xlim()[1] >= 64_000
     shown = texts(axes)
-    assert any(t.startswith("2×: ") for t in shown) and any(t.startswith("ceiling A = ") for t in shown)
-    assert "a note" in shown and "before RL" in shown
+    assert "a note" in shown
+    two, four = fit(made).mean([32_000.0, 64_000.0])
+    assert f"forecast, {two:.3f} at 2×, {four:.3f} at 4×" in legend(axes)
+    assert any(t.get_text().startswith("ceiling A = 0.6") for t in axes.get_legend().get_texts())
+    assert ("before RL" in shown) == (scale == "log")  # a linear axis shows the point itself
+
+
+def legend(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_a_second_curve_gets_its_color_and_both_share_one_legend(axes):
+    one, two = fit(curve()), fit(curve(asymptote=0.5, seed=1))
+    plot_curve(axes, one, name="dapo")
+    plot_curve(axes, two, name="grpo")
+    assert legend(axes) == [f"dapo, A = {one.asymptote.mean:.3f}", f"grpo, A = {two.asymptote.mean:.3f}",
+                            "forecast", "90% band"]  # fmt: skip
+    colors = {line.get_color() for line in axes.lines if line.get_linestyle() == "-"}
+    assert {*LIGHT.series[:2]} <= colors and axes.get_title(loc="left") == ""
+    plot_curve(axes, one, name="third")
+    assert len(legend(axes)) == 5 and len(set(legend(axes))) == 5
+    own = axes.plot([1000.0, 2000.0], [0.3, 0.3])[0]
+    plot_curve(axes, two, name="fourth")
+    assert own in axes.lines  # what the caller drew stays
+
+
+@pytest.mark.parametrize("scale", ["log", "linear"])
+@pytest.mark.parametrize(
+    ("axis", "factor", "unit"),
+    [
+        ("flops", 6.2e9, "TFLOP"),
+        ("tokens", 1e6, "billion tokens"),
+        ("device_hours", 1.0, "device-hours"),
+        ("step", 1.0, "steps"),
+    ],
+)
+def test_ticks_are_amounts_as_people_say_them_without_an_offset(scale, axis, factor, unit):
+    made = curve()
+    figure = Figure(figsize=(COLUMN, 2.4), layout="constrained")
+    axes = figure.subplots()
+    plot_curve(axes, fit(Curve(made.compute * factor, made.metric, axis=axis)), scale=scale)
+    figure.draw_without_rendering()
+    low, high = axes.get_xlim()
+    ticks = [text.get_text() for text in axes.get_xticklabels() if low <= text.get_position()[0] <= high]
+    assert f"({unit}" in axes.get_xlabel() and axes.xaxis.get_offset_text().get_text() == ""
+    assert len(ticks) >= 2 and all(re.fullmatch(r"[\d.,]+", tick) and len(tick) <= 7 for tick in ticks), ticks
+
+
+CASES = [("log", 0), ("linear", 0), ("log", 1), ("linear", 1)]
+
+
+@pytest.mark.parametrize("width", [COLUMN, 8.0])
+@pytest.mark.parametrize(("scale", "second"), CASES)
+def test_nothing_is_cut_and_the_legend_covers_no_point(width, scale, second):
+    figure = Figure(figsize=(width, 0.75 * width), dpi=100, layout="constrained")
+    axes = figure.subplots()
+    note = "12% of the reference answers are wrong on purpose, and the metric is the mean of three tasks"
+    made = replace(curve(noise=0.01), stderr=np.full(41, 0.01), label="scalerl-arithmetic-of-two-digits", prompts=256)
+    plot_curve(axes, fit(made), note=note, scale=scale)
+    if second:
+        plot_curve(axes, fit(curve(asymptote=0.5, seed=1)), note=note, scale=scale)
+    figure.draw_without_rendering()
+    box, renderer = figure.bbox, FigureCanvasAgg(figure).get_renderer()
+    for text in [*axes.texts, axes.title, axes._left_title, *axes.get_legend().get_texts(), axes.xaxis.label]:
+        if not text.get_text():
+            continue
+        place = text.get_window_extent(renderer)
+        assert place.x0 >= -1 and place.x1 <= box.x1 + 1 and place.y1 <= box.y1 + 1, text
+    legend_box = axes.get_legend().get_window_extent(renderer)
+    drawn = made.compute > 0 if scale == "log" else np.full(41, True)
+    points = axes.transData.transform(np.column_stack([made.compute[drawn], made.metric[drawn]]))
+    covered = sum(legend_box.contains(*point) for point in points)
+    assert covered == 0 and legend_box.y1 <= axes.bbox.y1 + 2
+
+
+def test_the_colors_are_those_of_the_pages():
+    css = asset("page.css")
+    light, dark = css.split("@media (prefers-color-scheme: dark)")[:2]
+    for palette, text in ((LIGHT, light), (DARK, dark)):
+        for number, color in enumerate(palette.series):
+            assert f"--s{number}: {color};" in text
+        assert f"--paper: {palette.paper};" in text and f"--ink: {palette.ink};" in text
+        assert f"--muted: {palette.muted};" in text and f"--line: {palette.rule};" in text
+    assert LIGHT.color("@s1/0.25") == ("#c8641e", 0.25) and DARK.color("@ink") == ("#e8eaed", 1.0)
+
+
+def test_a_picture_for_a_dark_background_has_its_colors(axes):
+    plot_curve(axes, fit(curve()), dark=True)
+    assert to_hex(axes.get_facecolor()) == DARK.paper and to_hex(axes.figure.get_facecolor()) == DARK.paper
+    assert axes.xaxis.label.get_color() == DARK.ink
 
 
 def test_f_is_compute_to_the_power_b():

@@ -1,0 +1,255 @@
+"""Fits related runs together: runs that should end alike, such as seeds of one recipe, shrink toward what they share.
+
+    theta_i ~ N(mu, diag(tau^2)),    theta = (logit A, ln C_mid, ln B) of run i
+
+Each run keeps the law, the noise and the departures of its own fit. Its draws are weighted by the density of theta_i
+under the runs together, divided by the prior of a single fit (Hogg, Myers and Bovy 2010, arXiv 1008.4146). mu and tau
+are drawn by affine-invariant walkers (Goodman and Weare 2010) from
+
+    p(mu, tau) prod_i mean_d N(theta_id | mu, tau^2) / prior(theta_id),    d the draws of run i alone
+
+so tau, the scatter between the runs, is learned: runs that differ clearly shrink little. R0 is not shared, because the
+first evaluation tells it.
+
+Axes in names: S runs, D draws, H draws of mu and tau, K parameters, W walkers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scalerl.scaling.comparison import check_alike
+from scalerl.scaling.curve import Curve, as_curve, thinned
+from scalerl.scaling.estimate import TAILS, Estimate, as_json, summarize
+from scalerl.scaling.fit import MAX_POINTS, Fit, solved, usable
+from scalerl.scaling.grid import systematic
+from scalerl.scaling.law import Array, Draws
+from scalerl.scaling.pool import CENTER_SD, EDGE, logit
+from scalerl.scaling.posterior import Posterior, Prior, posterior
+from scalerl.scaling.readers import CurveError
+from scalerl.scaling.units import range_text
+
+MANY_DRAWS = 8000
+"""Draws of each single fit: a run that says little alone keeps only the few that agree with the others."""
+
+KEPT_DRAWS = 2000
+"""Draws of each run in the result, as of a single fit."""
+
+LIKELIHOOD_DRAWS = 500
+"""Draws that represent the likelihood of a run while mu and tau are drawn."""
+
+MIDDLE_SCATTER = np.array([0.3, 0.5, 0.15])
+"""Prior median of tau. Seeds scatter less and models of several sizes more: two or three runs must tell which."""
+
+SCATTER_SPREAD = 1.0
+"""Prior standard deviation of ln tau.
+
+With the narrower prior of `frontier` (0.1, 0.2, 0.15, spread 0.8), which a finished grid can afford, seeds shrink no
+more, but the intervals of models whose ceilings scatter by 0.8 in the logit contain 83% of them instead of 91%."""
+
+SMOOTHING = 0.15
+"""Width of the kernel around each draw, in standard deviations of the draws: a few draws alone would make tau small."""
+
+WALKERS, WARM_UP_MOVES, SAMPLED_MOVES, KEPT_EVERY = 48, 150, 150, 15
+"""Walkers, moves that are left out and kept of each, and moves between those that are used."""
+
+ALIKE = 0.2
+"""Scatter of logit A above which runs are probably no seeds: a standard deviation of 0.05 of A in the middle.
+
+In `benchmarks/together.py` seeds are at 0.1 to 0.16, runs that share nothing at 0.3 to 1.4, and such runs are forecast
+better alone."""
+
+SHARED = ("asymptote", "midpoint", "efficiency")
+"""Parameters that related runs share, in the order of theta."""
+
+
+class Alone(NamedTuple):
+    """One run before it is fitted with the others."""
+
+    everything: Curve
+    """All points after exclusion."""
+    window: Curve
+    """The points that are fitted."""
+    solution: Posterior
+    """Posterior of the run alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class Together:
+    """Fits of related runs, each shrunk toward the others, and what they share."""
+
+    fits: tuple[Fit, ...]
+    """The runs in the order given; forecasts and advice use them like single fits."""
+
+    asymptote: Estimate
+    """A of the middle of such runs, in the metric's unit."""
+
+    midpoint: Estimate
+    """C_mid of the middle of such runs, unit of the compute axis."""
+
+    efficiency: Estimate
+    """B of the middle of such runs."""
+
+    scatter: dict[str, Estimate]
+    """Standard deviation between the runs of logit A, ln C_mid and ln B, by parameter."""
+
+    @property
+    def alike(self) -> bool:
+        """Whether the runs agree as seeds do; if not, read each of them alone."""
+        return self.scatter["asymptote"].mean <= ALIKE
+
+    def __str__(self) -> str:
+        axis = self.fits[0].curve.axis
+        middle = range_text(self.midpoint.mean, self.midpoint.low, self.midpoint.high, axis)
+        scatter = {name: f"scatter between runs {tau.mean:.2f} ({tau.low:.2f} to {tau.high:.2f})" for name, tau
+                   in self.scatter.items()}  # fmt: skip
+        return "\n".join([
+            f"shared by {len(self.fits)} runs, toward which each of them shrinks:",
+            f"  A       {self.asymptote}   {scatter['asymptote']} in logit A",
+            f"  B       {self.efficiency}   {scatter['efficiency']} in ln B",
+            f"  C_mid   {middle}   {scatter['midpoint']} in ln C_mid",
+            *([] if self.alike else [UNLIKE]),
+        ])  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the runs share as a dict of JSON values, without the fits."""
+        return {**{name: as_json(value) for name, value in vars(self).items() if name != "fits"}, "alike": self.alike}
+
+
+UNLIKE = "warning   the ceilings of these runs differ more than those of seeds: read each run alone, without --together"
+
+
+def fit_together(runs: Sequence[Any], *, exclude_below: float = 0.0) -> Together:
+    """Fit related runs, which should end alike: seeds of one recipe, or runs that differ in little else.
+
+    Args:
+        runs: At least two curves, or what `as_curve` makes one of, with one metric and one compute axis.
+        exclude_below: As for `fit`.
+
+    Raises:
+        CurveError: There are fewer than two runs, a run cannot be fitted, or the runs differ in metric or axis.
+    """
+    curves = [as_curve(run) for run in runs]
+    if len(curves) < 2:
+        raise CurveError(f"a fit of runs together needs at least two of them; got {len(curves)}")
+    check_alike(curves)
+    alone = [single(curve, exclude_below, f"run {number}") for number, curve in enumerate(curves, 1)]
+    mean_HK, scatter_HK = shared(alone)
+    fits = tuple(solved(run.everything, run.window, shrunk(run, mean_HK, scatter_HK), Prior()) for run in alone)
+    low, high = curves[0].bounds
+    middle_HK = np.stack([low + (high - low) / (1 + np.exp(-mean_HK[:, 0])), *np.exp(mean_HK[:, 1:]).T], axis=1)
+    estimates = dict(zip(SHARED, map(central, middle_HK.T), strict=True))
+    scatter = dict(zip(SHARED, map(central, scatter_HK.T), strict=True))
+    return Together(fits, scatter=scatter, **estimates)
+
+
+def single(curve: Curve, exclude_below: float, name: str) -> Alone:
+    """Return one run with the posterior that it has alone; an error has its name."""
+    try:
+        everything = usable(curve, exclude_below)
+    except CurveError as error:
+        raise CurveError(f"{name}: {error}") from error
+    window = thinned(everything, MAX_POINTS)
+    return Alone(everything, window, posterior(window, None, Prior(), MANY_DRAWS))
+
+
+def central(draws_H: Array) -> Estimate:
+    """Return the median of draws as the mean of an estimate: a few runs leave long tails."""
+    low, high = np.quantile(draws_H, TAILS)
+    return Estimate(float(np.median(draws_H)), summarize(draws_H).sd, float(low), float(high))
+
+
+def parameters(draws: Draws, curve: Curve) -> Array:
+    """Return theta of each draw, shape (D, K)."""
+    low, high = curve.bounds
+    share_D = np.clip((draws.asymptote - low) / (high - low), EDGE, 1 - EDGE)
+    return np.stack([logit(share_D), np.log(draws.midpoint), np.log(draws.efficiency)], axis=1)
+
+
+def log_single_prior(theta_DK: Array, last: float) -> Array:
+    """Return the log density of theta in a single fit, up to a constant, shape (D,); A is uniform there."""
+    prior, share_D = Prior(), 1 / (1 + np.exp(-theta_DK[:, 0]))
+    spread_D = (theta_DK[:, 2] - np.log(prior.efficiency)) / prior.efficiency_spread
+    return np.asarray(
+        np.log(share_D * (1 - share_D)) - np.maximum(theta_DK[:, 1] - np.log(last), 0.0) - 0.5 * spread_D**2
+    )
+
+
+def shared(alone: Sequence[Alone]) -> tuple[Array, Array]:
+    """Return draws of mu and tau given all runs, each of shape (H, K)."""
+    theta_SDK, weight_SD, kernel_SK = [], [], []
+    for run in alone:
+        draws = run.solution.draws.evenly(LIKELIHOOD_DRAWS)
+        theta_DK = parameters(draws, run.window)
+        log_weight_D = -log_single_prior(theta_DK, run.window.last_compute)
+        weight_D = np.exp(log_weight_D - log_weight_D.max())
+        # without large weights, which would make the result depend on a few draws (Ionides 2008)
+        weight_D = np.minimum(weight_D, weight_D.mean() * np.sqrt(len(weight_D)))
+        theta_SDK.append(theta_DK)
+        weight_SD.append(weight_D / weight_D.sum())
+        kernel_SK.append(SMOOTHING * theta_DK.std(axis=0) + 1e-6)
+    points_SDK, weights_SD, variance_SK = np.stack(theta_SDK), np.stack(weight_SD), np.stack(kernel_SK) ** 2
+    center_K = np.array([0.0, float(np.mean([np.log(run.window.last_compute) for run in alone])), np.log(1.7)])
+
+    def log_density(state_WX: Array) -> Array:
+        mean_WK, log_tau_WK = state_WX[:, :3], state_WX[:, 3:]
+        total_WSK = np.exp(2 * log_tau_WK)[:, None] + variance_SK
+        apart_WSDK = points_SDK - mean_WK[:, None, None]
+        exponent_WSD = -0.5 * np.einsum("wsdk,wsk->wsd", apart_WSDK**2, 1 / total_WSK)
+        most_WS = exponent_WSD.max(axis=2)
+        density_WS = (np.exp(exponent_WSD - most_WS[..., None]) * weights_SD).sum(axis=2)
+        log_runs_WS = np.log(density_WS + 1e-300) + most_WS - 0.5 * np.log(total_WSK).sum(axis=2)
+        prior_W = -0.5 * (((mean_WK - center_K) / CENTER_SD[:3]) ** 2).sum(axis=1)
+        prior_W -= 0.5 * (((log_tau_WK - np.log(MIDDLE_SCATTER)) / SCATTER_SPREAD) ** 2).sum(axis=1)
+        return np.asarray(log_runs_WS.sum(axis=1) + prior_W)
+
+    rng = np.random.default_rng(4)
+    pick_W = rng.integers(LIKELIHOOD_DRAWS, size=WALKERS)
+    means_WK = np.stack([points_SDK[:, pick].mean(axis=0) for pick in pick_W])
+    start_WX = np.hstack([means_WK, np.log(MIDDLE_SCATTER) + 0.8 * rng.standard_normal((WALKERS, 3))])
+    state_HX = walk(log_density, start_WX, rng)
+    return state_HX[:, :3], np.exp(state_HX[:, 3:])
+
+
+def walk(log_density: Any, state_WX: Array, rng: np.random.Generator) -> Array:
+    """Return draws from a density by the stretch move of Goodman and Weare (2010), half of the walkers at a time."""
+    half, size, kept = len(state_WX) // 2, state_WX.shape[1], []
+    log_p_W = log_density(state_WX)
+    for move in range(WARM_UP_MOVES + SAMPLED_MOVES):
+        for mine, others in ((slice(None, half), slice(half, None)), (slice(half, None), slice(None, half))):
+            partner_WX = state_WX[others][rng.integers(half, size=half)]
+            stretch_W = (1.0 + rng.random(half)) ** 2 / 2.0  # density 1/sqrt(z) on [1/2, 2]
+            moved_WX = partner_WX + stretch_W[:, None] * (state_WX[mine] - partner_WX)
+            moved_p_W = log_density(moved_WX)
+            accepted_W = np.log(rng.random(half)) < (size - 1) * np.log(stretch_W) + moved_p_W - log_p_W[mine]
+            state_WX[mine] = np.where(accepted_W[:, None], moved_WX, state_WX[mine])
+            log_p_W[mine] = np.where(accepted_W, moved_p_W, log_p_W[mine])
+        if move >= WARM_UP_MOVES and move % KEPT_EVERY == 0:
+            kept.append(state_WX.copy())
+    return np.concatenate(kept)
+
+
+def shrunk(run: Alone, mean_HK: Array, scatter_HK: Array) -> Posterior:
+    """Return the posterior of a run given all of them: its draws, picked by their weight."""
+    one = run.solution
+    draws = picked(one.draws, run.window, mean_HK, scatter_HK)
+    doubtful = draws if one.doubtful is one.draws else picked(one.doubtful, run.window, mean_HK, scatter_HK)
+    return one._replace(draws=draws, doubtful=doubtful, level=(one.level[0].evenly(KEPT_DRAWS), one.level[1]))
+
+
+def picked(draws: Draws, curve: Curve, mean_HK: Array, scatter_HK: Array) -> Draws:
+    """Return `KEPT_DRAWS` of the draws of a run alone, in proportion to their weight given all runs."""
+    theta_DK = parameters(draws, curve)
+    variance_HK = scatter_HK**2 + (SMOOTHING * theta_DK.std(axis=0)) ** 2
+    apart_HDK = theta_DK - mean_HK[:, None]
+    log_HD = -0.5 * np.einsum("hdk,hk->hd", apart_HDK**2, 1 / variance_HK) - log_single_prior(
+        theta_DK, curve.last_compute
+    )
+    of_each_HD = np.exp(log_HD - log_HD.max(axis=1, keepdims=True))
+    weight_D = (of_each_HD / of_each_HD.sum(axis=1, keepdims=True)).mean(axis=0)
+    order_D = np.argsort(theta_DK[:, 1], kind="stable")
+    return draws.select(np.sort(order_D[systematic(weight_D[order_D], KEPT_DRAWS)]))
