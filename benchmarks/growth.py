@@ -329,8 +329,8 @@ class Row(NamedTuple):
 
 
 ROWS: dict[str, Row] = {
-    "frontier": Row(frontier_runs, "runs, five of a setting", (100, 200, 400)),
-    "frontier-settings": Row(frontier_settings, "runs of different settings", (75, 150, 300)),
+    "frontier": Row(frontier_runs, "runs, five of a setting", (750, 1500, 3000)),
+    "frontier-settings": Row(frontier_settings, "runs of different settings", (150, 300, 600)),
     "prefill": Row(prefill_many, "prompts of 16 tokens beside one of 4,096", (1024, 4096, 16_384)),
     "prefill-long": Row(prefill_long, "tokens of the longest of 64 prompts", (4096, 8192, 16_384)),
     "backtest": Row(backtest, "evaluations", (3000, 10_000, 30_000)),
