@@ -77,7 +77,7 @@ def frontier_runs(runs: int, meter: Meter, place: Path, per_setting: int = 5) ->
     for width in np.geomspace(32, 256, kinds):
         level = sigmoid(compute, 0.5 + 0.04 * np.log2(width), 1.5, 900.0 * width / 64, 0.2)
         fits.append(fit(Curve(compute, level + 0.003 * rng.standard_normal(31), axis="device_hours")))
-    for width in np.geomspace(32, 256, max(kinds, runs // per_setting)):
+    for width in np.geomspace(32, 256, max(kinds, -(-runs // per_setting))):
         settings += [{"width": float(width)}] * per_setting
     settings = settings[:runs]
     with meter.measured():
@@ -333,13 +333,13 @@ ROWS: dict[str, Row] = {
     "frontier-settings": Row(frontier_settings, "runs of different settings", (150, 300, 600)),
     "prefill": Row(prefill_many, "prompts of 16 tokens beside one of 4,096", (1024, 4096, 16_384)),
     "prefill-long": Row(prefill_long, "tokens of the longest of 64 prompts", (4096, 8192, 16_384)),
-    "backtest": Row(backtest, "evaluations", (3000, 10_000, 30_000)),
+    "backtest": Row(backtest, "evaluations", (1000, 3000, 10_000)),
     "plan": Row(plan, "arms", (250, 500, 1000)),
-    "evaluation": Row(evaluation, "rollouts", (8000, 16_000, 32_000)),
-    "prompts": Row(prompts, "rows", (25_000, 50_000, 100_000)),
+    "evaluation": Row(evaluation, "rollouts", (4000, 8000, 16_000)),
+    "prompts": Row(prompts, "rows", (12_500, 25_000, 50_000)),
     "evaluations": Row(step_evaluations, "evaluations so far", (5000, 20_000, 80_000)),
     "retired": Row(step_retired, "retired prompts", (25_000, 100_000, 400_000)),
-    "watch": Row(watch, "finished runs", (250, 500, 1000)),
+    "watch": Row(watch, "finished runs", (125, 250, 500)),
     "import": Row(imports, "rows of a log", (100_000, 300_000, 900_000)),
     "packing": Row(packing, "sequences in a row", (4096, 16_384, 65_536)),
     "shared": Row(shared_prompts, "tokens of a completion", (4096, 8192, 16_384)),
