@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scalerl.core.packages import TRAINING, check_installed, prepare_environment
 from scalerl.core.printable import escape_unknown
-from scalerl.core.rows import read_rows
+from scalerl.core.rows import RowFile, read_rows
 from scalerl.core.run_files import METRICS, POINTS, RECORDS, SAMPLES, RunInfo, read_run
 from scalerl.core.stops import StopFlag
 
@@ -145,7 +145,7 @@ class Run:
     @property
     def step(self) -> int:
         """Number of updates so far."""
-        rows = read_rows(self.path / METRICS)
+        rows = RowFile(self.path / METRICS).tail()  # of a long run only the end is read
         return int(rows[-1]["step"]) if rows else 0
 
     @property

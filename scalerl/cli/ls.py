@@ -14,6 +14,8 @@ from scalerl.view.run import FollowedRun, list_fit
 from scalerl.view.state import ALIVE, find
 
 WIDTH = 80
+LAST_BYTES = 16_384
+"""Bytes at the end of metrics.jsonl that are read: about ten rows, for the step and the pace."""
 NAME_WIDTH = 24
 """Width of the name column in characters; the middle of a longer name is left out."""
 
@@ -36,7 +38,7 @@ def run_ls(words: list[str]) -> int:
     print(line_of(("run", "state", "step", "pass rate", "at 2x compute", "advice")))
     kept = KeptFits()
     for path in runs:
-        run = FollowedRun(path)
+        run = FollowedRun(path, tail=LAST_BYTES)
         in_study = is_study(path.parent.parent)  # STUDY/ARM/seed-0
         name = f"{path.parent.name}/{path.name}" if in_study else path.name
         print(unreadable(name, run) if run.state == "unreadable" else line_of((name, *cells(run, kept))), flush=True)

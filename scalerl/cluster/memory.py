@@ -136,18 +136,22 @@ def disk_bytes(config: RunConfig, sizes: ModelSizes) -> float:
     There are the newest checkpoints, those kept for good, the one that is being written, and the best one; a short run
     makes fewer.
     """
+    sent = channel_bytes(config, sizes) * (config.weights == "directory")
+    return checkpoint_bytes(config, sizes) * (kept_checkpoints(config) + 1) + sent
+
+
+def checkpoint_bytes(config: RunConfig, sizes: ModelSizes) -> float:
+    """Return the bytes of the learner's part of a checkpoint: FP32 weights and both moments of each trained entry."""
     lora = getattr(config.model, "lora", None)
-    trained = sizes.params if lora is None else adapter_params(sizes, lora)
-    return 3 * FP32 * trained * (_checkpoints(config) + 1) + channel_bytes(config, sizes) * (
-        config.weights == "directory"
-    )
+    return 3 * FP32 * (sizes.params if lora is None else adapter_params(sizes, lora))
 
 
-def _size(count: float) -> str:
+def disk_size(count: float) -> str:
+    """Return a number of bytes in GB or MB."""
     return f"{count / GB:.1f} GB" if count >= GB else f"{count / 1e6:,.0f} MB"
 
 
-def _checkpoints(config: RunConfig) -> int:
+def kept_checkpoints(config: RunConfig) -> int:
     """Return the number of checkpoints without the best one: the newest, those kept for good, and one being written."""
     policy, every = config.checkpoint, config.checkpoint.keep_every
     return min(policy.keep + 1 + (config.steps // every if every else 0), -(-config.steps // policy.every))
@@ -170,8 +174,8 @@ def check_disk(config: RunConfig, sizes: ModelSizes | None, place: Path, written
     free, needed = shutil.disk_usage(place).free, disk_bytes(config, sizes) - written
     if free < needed:
         raise ConfigError(
-            f"{socket.gethostname()}:{place.resolve()}: {_size(free)} are free; {_checkpoints(config)} "
-            f"checkpoints, the best one and the weights that are sent need {_size(needed)}. Free space, lower "
+            f"{socket.gethostname()}:{place.resolve()}: {disk_size(free)} are free; {kept_checkpoints(config)} "
+            f"checkpoints, the best one and the weights that are sent need {disk_size(needed)}. Free space, lower "
             "checkpoint.keep, raise checkpoint.keep_every, or give another --run-dir"
         )
 

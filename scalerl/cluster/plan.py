@@ -10,7 +10,15 @@ from urllib.parse import urlsplit
 
 from scalerl.cluster.layout import check, lay_out, on_gpus, prompt_tokens
 from scalerl.cluster.measured import Measured, lengths_like, lognormal
-from scalerl.cluster.memory import slots_that_fit
+from scalerl.cluster.memory import (
+    BF16,
+    FP32,
+    cache_bytes_per_token,
+    checkpoint_bytes,
+    disk_size,
+    kept_checkpoints,
+    slots_that_fit,
+)
 from scalerl.cluster.simulation import QUANTA, Figures, simulate_run
 from scalerl.cluster.sizing import Machine, memory_line
 from scalerl.cluster.speed import (
@@ -281,9 +289,33 @@ def run_lines(
             f"{', on the same GPU' if layout.sharing else ''}; {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB are free "
             f"({gpu.limit})"
         )
+    lines.append(disk_line(config, sizes))
     if gpu is None and config.placement.engine == "vllm":
         return lines  # the speed of its CPU build is not known
     return [*lines, duration_line(config, sizes, prompt, evaluated, gpu.limit if gpu is not None else "")]
+
+
+SAMPLES = 16
+"""Rollouts of the last batch that are saved at an evaluation (training/rollout_rows.py)."""
+
+ROW_BYTES, TEXT_BYTES, RECORD_BYTES = 2_000, 8, 8
+"""Bytes of a row of metrics.jsonl, and of a token of a saved rollout as text and as a record."""
+
+
+def disk_line(config: RunConfig, sizes: ModelSizes) -> str:
+    """Return the disk that a run needs for checkpoints, and how fast its rows grow."""
+    policy, tokens = config.checkpoint, config.expected_tokens
+    in_flight = 0.0
+    if config.placement.engine == "torch":
+        width = FP32 if config.hardware.dtype == "float32" else BF16
+        in_flight = config.slots * (prompt_tokens(config)[0] + tokens / 2) * cache_bytes_per_token(sizes, width=width)
+    whole, kept = checkpoint_bytes(config, sizes) + in_flight, kept_checkpoints(config) + 1
+    evaluation = (config.evaluation.saved * len(config.data) + SAMPLES) * tokens * (TEXT_BYTES + RECORD_BYTES)
+    rows = 1_000 * (ROW_BYTES + evaluation / config.evaluation.every)
+    return (
+        f"disk (estimate): {disk_size(whole)} a checkpoint, every {policy.every:,} updates, at most {kept} of them; "
+        f"rows and saved rollouts take {disk_size(rows)} per 1,000 updates"
+    )
 
 
 def duration_line(config: RunConfig, sizes: ModelSizes, prompt: float = 0.0, evaluated: int = 0, gpu: str = "") -> str:

@@ -61,6 +61,9 @@ EDGE = 0.005
 COMPONENTS, CHAINS, WARM_UP_SWEEPS, SAMPLED_SWEEPS = 100, 20, 15, 40
 """Components of a likelihood; chains of the sampler; sweeps that are left out, and that are kept."""
 
+ROUNDING = 1e-12
+"""Share of the largest variance below which a direction of shared deviations is rounding."""
+
 AT_ONCE = 64
 """Runs whose conditional distributions are prepared together."""
 
@@ -132,8 +135,10 @@ class Scatter(NamedTuple):
     """The normal distribution of the parameters of all runs before their curves are seen, for each tau.
 
     Runs of one setting differ only by e, so their mean has all that they tell about the law. The covariance of the
-    means of the U settings is X D X^T + tau^2 (m near + (1 - m) / count), with m the share of s. In the `basis`, which
-    makes `near` and the counts diagonal at once, its inverse is diag(`weight`) - `tie` `tie`^T.
+    means of the U settings is X D X^T + tau^2 (m near + (1 - m) / count), with m the share of s. Its inverse is
+    `basis` diag(`weight`) `basis`^T + diag(count `alone`) - `tie` `tie`^T. The basis makes `near` and the counts
+    diagonal at once. Settings near each other deviate together, so of many settings `near` has few directions; the
+    others are like independent settings and are left out of the basis, and then `alone` is not 0.
     """
 
     setting_N: np.typing.NDArray[np.intp]
@@ -144,9 +149,9 @@ class Scatter(NamedTuple):
     sd_PK: Array
     basis_UB: Array
     weight_KTB: Array
-    tie_KTBP: Array
-    seen_tie_KTUP: Array
-    """`basis` x `tie`."""
+    """Inverse variance of each direction, less `alone`."""
+    alone_KT: Array
+    tie_KTUP: Array
     diagonal_KTU: Array
     """Diagonal of the inverse covariance of the means."""
     single_KT: Array
@@ -154,10 +159,20 @@ class Scatter(NamedTuple):
     log_determinant_KT: Array
     """Log determinant of the covariance of all runs."""
 
-    def precision(self, k: int, t: int) -> Array:
-        """Return the inverse covariance of the means of the settings for one parameter and tau, shape (U, U)."""
-        tie_UP = self.seen_tie_KTUP[k, t]
-        return np.asarray((self.basis_UB * self.weight_KTB[k, t]) @ self.basis_UB.T - tie_UP @ tie_UP.T)
+    @property
+    def is_whole(self) -> bool:
+        """Whether the basis has as many directions as there are settings."""
+        return bool(len(self.count_U) == self.basis_UB.shape[1])
+
+    def times_precision(self, cross_SU: Array, k: int, t: int) -> Array:
+        """Return rows times the inverse covariance of the means of the settings, for one parameter and tau."""
+        tie_UP = self.tie_KTUP[k, t]
+        if self.is_whole:
+            precision_UU = (self.basis_UB * self.weight_KTB[k, t]) @ self.basis_UB.T - tie_UP @ tie_UP.T
+            return np.asarray(cross_SU @ precision_UU)
+        product_SU = cross_SU * (self.count_U * self.alone_KT[k, t])
+        product_SU += ((cross_SU @ self.basis_UB) * self.weight_KTB[k, t]) @ self.basis_UB.T
+        return np.asarray(product_SU - (cross_SU @ tie_UP) @ tie_UP.T)
 
     def means(self, of_run: Array) -> Array:
         """Return the means over the runs of each setting; the axis before the last is N, and becomes U."""
@@ -209,7 +224,7 @@ class Law:
                 here_D = self.tau_DK[:, k] == t
                 shared = SMOOTH_GRID[t] * (SCATTER[k] * SCATTER_GRID[t]) ** 2
                 cross_SU = spread_SP @ before.columns_UP.T + shared * near_SU
-                gain_SU = cross_SU @ before.precision(k, t)
+                gain_SU = before.times_precision(cross_SU, k, t)
                 value_S, vector_SS = np.linalg.eigh(spread_SP @ line_SP.T + shared * near_SS - gain_SU @ cross_SU.T)
                 mean_DS = line_SP @ before.mean_PK[:, k] + rest_DU[here_D] @ gain_SU.T
                 own_DS = rng.standard_normal(mean_DS.shape) * np.sqrt(np.maximum(value_S, 0.0))
@@ -253,26 +268,28 @@ def before_curves(design: Design, settings: Sequence[Setting], clouds: Sequence[
             mean_PK[p] = PUBLISHED.get(name.rpartition(".")[2], mean_PK[p])
     root_U = np.sqrt(count_U)
     value_B, vector_UB = np.linalg.eigh(root_U[:, None] * correlation(design, unique, unique) * root_U)
-    basis_UB = root_U[:, None] * vector_UB
+    told_B = value_B > ROUNDING * value_B[-1]  # the others do not differ from independent settings
+    value_B, basis_UB = value_B[told_B], root_U[:, None] * vector_UB[:, told_B]
     columns_BP = basis_UB.T @ columns_UP
     tau_KT = SCATTER[:, None] * SCATTER_GRID
     single_KT = tau_KT**2 * (1 - SMOOTH_GRID)
-    weight_KTB = 1 / (
-        tau_KT[:, :, None] ** 2 * (SMOOTH_GRID[:, None] * np.maximum(value_B, 0.0) + 1 - SMOOTH_GRID[:, None])
-    )
+    whole_KTB = 1 / (tau_KT[:, :, None] ** 2 * (SMOOTH_GRID[:, None] * value_B + 1 - SMOOTH_GRID[:, None]))
+    alone_KT = np.zeros_like(single_KT) if told_B.all() else 1 / single_KT
+    weight_KTB = whole_KTB - alone_KT[:, :, None]
     # by the lemmas of Woodbury and of the determinant: the slopes and bends have P columns, far fewer than runs
     sd_KP = sd_PK.T
     inner_KTPP = np.einsum("bp,ktb,bq->ktpq", columns_BP, weight_KTB, columns_BP, optimize=True)
+    inner_KTPP += ((columns_UP.T * count_U) @ columns_UP) * alone_KT[:, :, None, None]
     inner_KTPP = sd_KP[:, None, :, None] * inner_KTPP * sd_KP[:, None, None] + np.eye(len(sd_PK))
     value_KTP, vector_KTPP = np.linalg.eigh(inner_KTPP)
     root_KTPP = sd_KP[:, None, :, None] * vector_KTPP / np.sqrt(value_KTP)[:, :, None]
-    tie_KTBP = weight_KTB[..., None] * (columns_BP @ root_KTPP)
-    seen_tie_KTUP = basis_UB @ tie_KTBP
-    diagonal_KTU = weight_KTB @ (basis_UB**2).T - (seen_tie_KTUP**2).sum(axis=-1)
-    log_determinant_KT = np.log(value_KTP).sum(axis=-1) - np.log(weight_KTB).sum(axis=-1)
-    log_determinant_KT += (len(settings) - len(unique)) * np.log(single_KT)
+    tie_KTUP = basis_UB @ (weight_KTB[..., None] * (columns_BP @ root_KTPP))
+    tie_KTUP += (columns_UP * count_U[:, None]) @ root_KTPP * alone_KT[:, :, None, None]
+    diagonal_KTU = weight_KTB @ (basis_UB**2).T + count_U * alone_KT[:, :, None] - (tie_KTUP**2).sum(axis=-1)
+    log_determinant_KT = np.log(value_KTP).sum(axis=-1) - np.log(whole_KTB).sum(axis=-1)
+    log_determinant_KT += (len(settings) - len(value_B)) * np.log(single_KT)
     return Scatter(
-        setting_N, count_U, columns_UP, mean_PK, sd_PK, basis_UB, weight_KTB, tie_KTBP, seen_tie_KTUP, diagonal_KTU,
+        setting_N, count_U, columns_UP, mean_PK, sd_PK, basis_UB, weight_KTB, alone_KT, tie_KTUP, diagonal_KTU,
         single_KT, log_determinant_KT,
     )  # fmt: skip
 
@@ -298,10 +315,12 @@ def pooled(
     for sweep in range(WARM_UP_SWEEPS + SAMPLED_SWEEPS):
         mean_CUK = before.means(rest_CNK)
         seen_CKB = np.swapaxes(mean_CUK, 1, 2) @ before.basis_UB
-        tied_CKTP = np.einsum("ktbp,ckb->cktp", before.tie_KTBP, seen_CKB, optimize=True)
+        tied_CKTP = np.einsum("ktup,cuk->cktp", before.tie_KTUP, mean_CUK, optimize=True)
         fit_CKT = np.einsum("ktb,ckb->ckt", before.weight_KTB, seen_CKB**2, optimize=True)
         fit_CKT -= (tied_CKTP**2).sum(axis=-1)
-        fit_CKT += ((rest_CNK - mean_CUK[:, before.setting_N]) ** 2).sum(axis=1)[..., None] / before.single_KT
+        # with directions left out, what the means tell alone is in the squares of the runs
+        own_CNK = rest_CNK - mean_CUK[:, before.setting_N] if before.is_whole else rest_CNK
+        fit_CKT += (own_CNK**2).sum(axis=1)[..., None] / before.single_KT
         log_CKT = log_prior_T - 0.5 * (fit_CKT + before.log_determinant_KT)
         tau_CK = (log_CKT + rng.gumbel(size=log_CKT.shape)).argmax(axis=-1)
         update_runs(before, clouds, rest_CNK, line_NK, tau_CK, rng)
@@ -320,7 +339,7 @@ def update_runs(
     mean_CUK = before.means(rest_CNK)
     seen_CKB = np.swapaxes(mean_CUK, 1, 2) @ before.basis_UB
     weighted_CKB = weight_CKB * seen_CKB
-    tied_CKP = np.einsum("ckbp,ckb->ckp", before.tie_KTBP[every_K, tau_CK], seen_CKB)
+    tied_CKP = np.einsum("ckup,cuk->ckp", before.tie_KTUP[every_K, tau_CK], mean_CUK)
     diagonal_CKU = before.diagonal_KTU[every_K, tau_CK]
     scale_CKU = 1 / ((1 - 1 / before.count_U) / single_CK[..., None] + diagonal_CKU / before.count_U**2)
     for start in range(0, len(clouds), AT_ONCE):
@@ -328,9 +347,9 @@ def update_runs(
         each = conditionals(clouds[part], np.moveaxis(scale_CKU[:, :, before.setting_N[part]], 2, 0))
         for i, conditional in enumerate(each, start):
             u = before.setting_N[i]
-            count, basis_B, tie_CKP = before.count_U[u], before.basis_UB[u], before.seen_tie_KTUP[every_K, tau_CK, u]
+            count, basis_B, tie_CKP = before.count_U[u], before.basis_UB[u], before.tie_KTUP[every_K, tau_CK, u]
             # the row of the inverse covariance of all runs, times their rests
-            pull_CK = (rest_CNK[:, i] - mean_CUK[:, u]) / single_CK
+            pull_CK = (rest_CNK[:, i] - mean_CUK[:, u] if before.is_whole else rest_CNK[:, i]) / single_CK
             pull_CK += (weighted_CKB @ basis_B - (tie_CKP * tied_CKP).sum(axis=-1)) / count
             mean_CK = rest_CNK[:, i] - pull_CK * scale_CKU[:, :, u] + line_NK[i]
             change_CK = (conditional.draw(mean_CK, rng) - line_NK[i] - rest_CNK[:, i]) / count
@@ -387,8 +406,9 @@ def conditionals(clouds: Sequence[Cloud], variance_NCK: Array) -> list[Condition
 TO_CHECK = 4
 """Smallest number of different settings with which the law is checked by leaving settings out."""
 
-FOLDS = 10
-"""The law is drawn again at most this often to check it, each time without a part of the settings."""
+FOLDS, LEAST_FOLDS, CHECKED = 10, 2, 1_500
+"""The law is drawn again at most this often to check it, each time without a part of the settings; less often with many
+runs, so that all checks together draw about `CHECKED` of them, but at least twice."""
 
 
 @dataclass(frozen=True)
@@ -447,9 +467,10 @@ def check_left_out(law: Law, clouds: Sequence[Cloud], fits: Sequence[Fit], publi
     if len(chosen) < TO_CHECK:
         return None
     apart_UU, bounds = law.design.apart(chosen, chosen), fits[0].curve.bounds
-    setting_N, fold_N = law.scatter.setting_N, law.scatter.setting_N % FOLDS
+    folds = min(FOLDS, len(chosen), max(LEAST_FOLDS, CHECKED // len(fits)))
+    setting_N, fold_N = law.scatter.setting_N, law.scatter.setting_N % folds
     errors, inside = [], []
-    for fold in range(min(FOLDS, len(chosen))):
+    for fold in range(folds):
         held_out, fitted = (np.flatnonzero(here_N).tolist() for here_N in (fold_N == fold, fold_N != fold))
         again = pooled([clouds[n] for n in fitted], [law.settings[n] for n in fitted], published, law.design)
         theta_DSK = again.new_run(again.at([law.settings[n] for n in held_out]))

@@ -17,7 +17,7 @@ import numpy as np
 
 from scalerl.core.errors import ConfigError
 from scalerl.core.numbers import number
-from scalerl.core.rows import RowFile
+from scalerl.core.rows import TAIL_BYTES, RowFile
 from scalerl.core.run_files import EVENTS, METRICS, POINTS, RUN, Metric, RunInfo, active_warnings, read_run
 from scalerl.scaling import CurveError
 from scalerl.scaling.estimate import as_json
@@ -122,13 +122,14 @@ class RunView:
 class FollowedRun(RunView):
     """The view of a run directory, which may grow. Not thread-safe: hold the watcher's lock."""
 
-    def __init__(self, path: Path, name: str = "", study: str = "") -> None:
+    def __init__(self, path: Path, name: str = "", study: str = "", tail: int = TAIL_BYTES) -> None:
         """Read the ends of the run's files.
 
         Args:
             path: Run directory.
             name: Name on the page.
             study: Id of the study that contains the run; empty: none.
+            tail: Bytes at the end of metrics.jsonl that are read.
         """
         super().__init__(None, path=path)
         self.path, self.name, self.study, self.id = path, name or path.name, study, id_of(path)
@@ -140,7 +141,7 @@ class FollowedRun(RunView):
         self.rollouts = RolloutIndex(path)
         self._tail = RowFile(path / METRICS, self.rows.clear)
         self._points_file = RowFile(path / POINTS, self._forget_points)
-        self.rows += sound_rows(self._tail.tail())
+        self.rows += sound_rows(self._tail.tail(tail))
         self._strange = 0
         self._events: list[Mapping[str, Any]] = []
         self._events_file = RowFile(path / EVENTS, self._events.clear)

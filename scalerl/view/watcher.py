@@ -119,11 +119,15 @@ class Watcher:
         with self.lock:
             if run.poll():
                 self._changed(run.id)
-            for task in run.tasks:
-                count = len(run.points[task])
-                if self._asked.get((run.id, task)) != count:
-                    self._asked[run.id, task] = count
-                    self.ask((run.id, task), partial(self._fit, run, task))
+            self._ask_fits(run)
+
+    def _ask_fits(self, run: FollowedRun) -> None:
+        """Queue a fit of each task with new evaluations."""
+        for task in run.tasks:
+            count = len(run.points[task])
+            if self._asked.get((run.id, task)) != count:
+                self._asked[run.id, task] = count
+                self.ask((run.id, task), partial(self._fit, run, task))
 
     def _safely(self, work: Callable[[], None], run: FollowedRun | None = None) -> None:
         """Run a part of a poll; an unexpected error is shown on the page."""
@@ -187,6 +191,7 @@ class Watcher:
                 for path in fresh:
                     run = FollowedRun(path, names[path], id_of(of_study[path]) if path in of_study else "")
                     self.runs[run.id] = run
+                    self._ask_fits(run)
                     self._changed(run.id)
                     self._listed = self.version
                 for run in self.runs.values():

@@ -7,7 +7,7 @@ import pytest
 
 from scalerl.cluster import sizing
 from scalerl.cluster.memory import cache_bytes_per_token, trainer_memory
-from scalerl.cluster.plan import in_units
+from scalerl.cluster.plan import disk_line, in_units
 from scalerl.cluster.sizing import Machine, cure, host_needs, longest_row, memory_line, room_note, sized, trainer_cure
 from scalerl.config import LAB, read_config
 from scalerl.config.base import replace
@@ -167,6 +167,20 @@ def test_the_line_on_memory_has_needs_free_and_limit():
     line = memory_line(config, SIZES, row, on(24))
     assert re.search(rf"at most [\d.]+ GB: trainer [\d.]+, generator .* cache of \d+ sequences of {row} tokens", line)
     assert line.endswith("22.8 of 24.0 GB are free (this machine)") and "(estimate)" in line
+
+
+def test_the_line_on_disk_has_a_checkpoint_its_number_and_the_rows():
+    words = ["--checkpoint.keep", "2", "--checkpoint.every", "50", "--steps", "400", "--evaluation.every", "10"]
+    config = configured(*words, "--rollouts.slots", "32", "--rollouts.expected_tokens", "1000")
+    line = disk_line(config, SIZES)
+    size, count = re.search(r"([\d.]+) GB a checkpoint, every 50 updates, at most (\d+) of them", line).groups()
+    # weights and two moments in FP32, and about half of 1,000 tokens of 32 sequences; two, one in writing, the best
+    cache = 32 * 500 * cache_bytes_per_token(SIZES, width=4)
+    assert 12 * SIZES.params + cache < 1e9 * float(size) + 0.05e9 < 12 * SIZES.params + 2 * cache and count == "4"
+    # 1,000 rows of 2 kB, and 100 evaluations with 2 x 16 rollouts of 1,000 tokens
+    assert line.endswith("take 53 MB per 1,000 updates")
+    served = replace(config, placement=replace(config.placement, engine="vllm"))
+    assert f"{12 * SIZES.params / 1e9:.1f} GB a checkpoint" in disk_line(served, SIZES)
 
 
 def test_without_a_gpu_a_users_data_start_from_the_sizes_of_a_laptop(monkeypatch):

@@ -74,7 +74,7 @@ def test_the_covariance_of_all_runs_follows_from_the_means_of_the_settings():
         deviations = variance * (share * near + (1 - share) * np.eye(len(settings)))
         dense = (columns * before.sd_PK[:, k] ** 2) @ columns.T + deviations
         assert before.log_determinant_KT[k, t] == pytest.approx(np.linalg.slogdet(dense)[1])
-        precision = before.precision(k, t)
+        precision = before.times_precision(np.eye(len(before.count_U)), k, t)
         assert np.diag(precision) == pytest.approx(before.diagonal_KTU[k, t])
         form = mean @ precision @ mean + apart @ apart / before.single_KT[k, t]
         assert form == pytest.approx(rest @ np.linalg.inv(dense) @ rest, rel=1e-6)
@@ -331,3 +331,34 @@ def test_values_without_meaning_are_an_error_in_python_too():
         with pytest.raises(CurveError, match="one of the runs: the setting 'width' is"):
             frontier(FITS, [{**setting, "width": value if i == 3 else setting["width"]} for i, setting in
                             enumerate(GRID)], 8000.0)  # fmt: skip
+
+
+@pytest.mark.parametrize("per_setting", [1, 3])
+def test_directions_without_a_word_of_their_own_are_left_out_of_the_law(per_setting, monkeypatch):
+    """60 settings on one axis have about 20 directions; the draws are those of all 60, up to rounding."""
+    settings = [{"width": float(w)} for w in np.geomspace(32, 256, 60)] * per_setting
+    clouds = [cloud(theta({**setting, "batch": 16.0}), [0.1, 0.2, 0.1, 0.01]) for setting in settings]
+    law = pooled(clouds, settings, False)
+    assert law.scatter.basis_UB.shape[1] < 30 and not law.scatter.is_whole
+    monkeypatch.setattr("scalerl.scaling.pool.ROUNDING", -np.inf)
+    whole = pooled(clouds, settings, False)
+    assert whole.scatter.is_whole
+    np.testing.assert_allclose(law.mean_DUK, whole.mean_DUK, atol=1e-6)
+    assert (law.tau_DK == whole.tau_DK).all()
+    cross = RNG(0).standard_normal((5, 60))
+    for k, t in ((0, 0), (2, 13), (3, 26)):
+        own, expected = (one.scatter.times_precision(cross, k, t) for one in (law, whole))
+        np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+def test_with_many_runs_the_law_is_checked_with_fewer_draws(monkeypatch):
+    drawn, draw = [], pooled
+    monkeypatch.setattr(
+        "scalerl.scaling.pool.pooled", lambda clouds, *rest: drawn.append(len(clouds)) or draw(clouds, *rest)
+    )
+    frontier(FITS, GRID, 8000.0, published=False)
+    assert len(drawn) == 1 + 10
+    drawn.clear()
+    monkeypatch.setattr("scalerl.scaling.pool.CHECKED", 36)
+    found = frontier(FITS, GRID, 8000.0, published=False)
+    assert drawn == [12, 8, 8, 8] and found.check.runs == 12
