@@ -23,6 +23,7 @@ FLOW = {
     "TimeLimit": "ends a template",
     "_NextTurn": "ends a turn",
     "_NoCompiler": "other code takes over",
+    "ParserRequest": "asks a command for its options",
     "NoScore": "a judge's reply has no score; its completion counts as a failure",
     "NoValue": "another way of comparing answers takes over",
     "TooLarge": "the same, for a number",

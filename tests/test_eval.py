@@ -131,8 +131,9 @@ def test_an_environment_without_vllm_is_one_line_that_says_what_to_do(place, lab
     words = [sys.executable, "-m", "scalerl.cli", "eval", lab_model, *SUMS, "--engine", "vllm"]
     done = subprocess.run([*words, "--vllm-python", sys.executable], cwd=place, capture_output=True, text=True)
     line = f"scalerl: vllm: the server did not start: {sys.executable} has no vLLM; install it there, or give a Python"
-    assert done.returncode == 2 and done.stderr.startswith(line) and "--vllm-python" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    *signs_of_life, error = done.stderr.splitlines()
+    assert done.returncode == 2 and error.startswith(line) and "--vllm-python" in error
+    assert all(text.endswith(" s") for text in signs_of_life)  # on a busy machine
 
 
 @pytest.mark.vllm
