@@ -138,7 +138,7 @@ def test_a_report_is_written_from_python(tmp_path):
     [
         ({"stepz": 3}, "did you mean steps"),
         ({"recipe__los": "gspo"}, "did you mean recipe.loss"),
-        ({"modell": "x"}, "did you mean model"),
+        ({"model_": "x"}, "did you mean model"),
         ({"recipe": {"nme": "x"}}, "did you mean 'name'"),
         ({"checkpoint__keep_evry": 3}, "did you mean checkpoint.keep_every"),
     ],
