@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from scalerl.cli.options import Parser, add_directories
+from scalerl.cli.options import Parser, add_directories, add_json
 from scalerl.core.errors import ConfigError
 from scalerl.core.printable import printable
 from scalerl.core.run_files import is_study
@@ -29,16 +31,21 @@ def run_ls(words: list[str]) -> int:
     about = "List runs with their state, pass rate, forecast at twice the compute, and advice."
     parser = Parser(prog="scalerl ls", description=about)
     add_directories(parser)
+    add_json(parser, "print one JSON object per line for each run (docs/json.md)")
     arguments = parser.parse_args(words)
     defaults = (Path("runs"), Path("studies"))
     runs = find(arguments.paths or [path for path in defaults if path.is_dir()])[0]
     if not runs:
         where = ", ".join(map(str, arguments.paths or defaults))
         raise ConfigError(f"{where}: no run here; give run directories (with a config.toml)")
-    print(line_of(("run", "state", "step", "pass rate", "at 2x compute", "advice")))
+    if not arguments.json:
+        print(line_of(("run", "state", "step", "pass rate", "at 2x compute", "advice")))
     kept = KeptFits()
     for path in runs:
         run = FollowedRun(path, tail=LAST_BYTES)
+        if arguments.json:
+            print(json.dumps(entry(run, kept), allow_nan=False), flush=True)
+            continue
         in_study = is_study(path.parent.parent)  # STUDY/ARM/seed-0
         name = f"{path.parent.name}/{path.name}" if in_study else path.name
         print(unreadable(name, run) if run.state == "unreadable" else line_of((name, *cells(run, kept))), flush=True)
@@ -60,6 +67,24 @@ def unreadable(name: str, run: FollowedRun) -> str:
     """Return the line of a run that cannot be read, with the reason."""
     reason = run.detail.removeprefix(f"{run.path}/").removeprefix(f"{run.path}: ")
     return printable(f"{shortened(name):<{NAME_WIDTH}} {run.state} {reason}")[:WIDTH]
+
+
+def entry(run: FollowedRun, kept: KeptFits) -> dict[str, Any]:
+    """Return a run as JSON values, with the forecast of each task at twice its compute."""
+    tasks = {}
+    for task in run.tasks:
+        last = run.points[task][-1]
+        fitted = list_fit(run.points[task], run.axis, *run.terms, None if run.state in ALIVE else kept)
+        mean, low, high = fitted.get("twice") or (None, None, None)
+        tasks[task] = {
+            "step": last.step, "pass_rate": last.pass_rate, "stderr": last.stderr, "evaluations": fitted["evaluations"],
+            "at_twice": None if mean is None else {"mean": mean, "low": low, "high": high},
+            "action": fitted.get("action"), "problem": fitted["problem"],
+        }  # fmt: skip
+    return {
+        "path": str(run.path), "state": run.state, "detail": run.detail, "step": run.step, "steps": run.steps,
+        "tasks": tasks,
+    }  # fmt: skip
 
 
 def cells(run: FollowedRun, kept: KeptFits | None = None) -> tuple[str, str, str, str, str]:

@@ -21,6 +21,12 @@ from scalerl.view.outlook import Outlook, Source, side_names, source_outlook
 FRACTIONS = (0.3, 0.5, 0.7)
 """Shares of a run's compute at which a backtest splits it."""
 
+MOMENTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""The same for the figure of earlier forecasts of a page about at most `FEW_RUNS` runs; others use `FRACTIONS`."""
+
+FEW_RUNS = 3
+"""Largest number of runs for `MOMENTS`: each of their fits takes about 0.02 s."""
+
 COLORS = 8
 """Number of colors of the pages, "@s0" to "@s7"."""
 
@@ -160,10 +166,10 @@ class RunAnalysis:
     """The fitted law as a straight line at the common ceiling."""
 
     parts: tuple[Fit, ...]
-    """Fits of the first parts of the run; empty if they have too few points."""
+    """Fits of the first parts of the run, the shortest first; empty if they have too few points."""
 
     backtest: Backtest | None
-    """Scores of these fits; None if they have too few points."""
+    """Scores of the fits at `FRACTIONS`; None if they have too few points."""
 
     untested: str
     """Reason why there is no backtest; empty if there is one."""
@@ -239,12 +245,19 @@ def analyze(
         side = int(number >= len(first))
         place = number - len(first) if side else number
         style = (f"@s{side}", DASHES[place % len(DASHES)]) if second else (f"@s{number % COLORS}", DASHES[0])
-        runs.append(_run(source, side, style, ahead, ceiling, exclude_below))
+        moments = MOMENTS if len(sources) <= FEW_RUNS else FRACTIONS
+        runs.append(_run(source, side, style, ahead, ceiling, exclude_below, moments))
     return Analysis(tuple(runs), ceiling, comparison, sides_of(comparison) if comparison else {})
 
 
 def _run(
-    source: Source, side: int, style: tuple[str, str], ahead: Outlook, ceiling: float, exclude_below: float
+    source: Source,
+    side: int,
+    style: tuple[str, str],
+    ahead: Outlook,
+    ceiling: float,
+    exclude_below: float,
+    moments: Sequence[float],
 ) -> RunAnalysis:
     window = source.curve.between(exclude_below)
     scores: Backtest | None = None
@@ -252,7 +265,7 @@ def _run(
     untested = ""
     try:
         scores = backtest(window, FRACTIONS)
-        parts = tuple(fit(window.between(most=share * window.last_compute)) for share in FRACTIONS)
+        parts = tuple(fit(window.between(most=share * window.last_compute)) for share in moments)
     except CurveError as error:  # a run too short for a backtest is still shown
         untested = str(error)
     slope = slope_at(ahead.fit.curve, ceiling, source.name)

@@ -429,28 +429,45 @@ def _estimates(analysis: Analysis, quantity: str, title: str, axis: str) -> Figu
 
 
 def backtests(analysis: Analysis) -> Figure | None:
-    """Return the figure of the forecasts from the first parts of each run; None if no run is long enough."""
-    choices = {run.source.name: {"data": _backtest_traces(run)} for run in analysis.runs if run.parts}
+    """Return the figure of earlier forecasts of each run, with a slider; None if no run is long enough."""
+    choices = {run.source.name: _earlier_forecasts(run) for run in analysis.runs if run.parts}
     if not choices:
         return None
     caption = (
-        "Each color is a fit of the first part of the run, up to where its line begins, and its forecast of the rest. "
-        "The bands should contain nine of ten evaluations."
+        "How the forecast looked earlier: move the slider to a share of the run's compute. The fit knows the run up to "
+        "where its line begins. The band, of single evaluations, should contain nine of ten of those after it."
     )
     layout = titled(f"training compute ({analysis.axis})", metric_name(analysis.runs[0].source.curve))
-    return Figure("Backtest: forecasts from the first parts", caption, [], layout, True, {"Run": choices})
+    return Figure("Backtest: earlier forecasts", caption, [], layout, True, {"Run": choices})
 
 
-def _backtest_traces(run: RunAnalysis) -> list[Json]:
-    traces: list[Json] = []
+def _earlier_forecasts(run: RunAnalysis) -> Json:
+    """Return the traces of every earlier forecast, of which one is visible, and the slider that chooses it.
+
+    The name of a forecast says whether the last evaluation of the run is in its band.
+    """
+    curve, traces, steps = run.source.curve, list[Json](), list[Json]()
+    start = len(run.parts) // 2
     for number, part in enumerate(run.parts):
         # few points, because the ends of a band with noise are random
-        band = part.predict(np.linspace(part.last_compute, run.source.curve.last_compute, 24), noise=True)
-        color, group = f"@s{number}", {"legendgroup": str(number)}
-        name = f"from the first {part.last_compute / run.source.curve.last_compute:.0%}"
-        forecast = {**line(band.compute, band.mean, color), **group, "name": name, "showlegend": True}
-        traces += [*band_traces(band, color, group), forecast]
-    return [*traces, evaluations(replace(run.source.curve, stderr=None), "@ink", "evaluations")]
+        band = part.predict(np.linspace(part.last_compute, curve.last_compute, 24), noise=True)
+        share, last = part.last_compute / curve.last_compute, float(curve.metric[-1])
+        inside = band.low[-1] <= last <= band.high[-1]
+        name = (
+            f"from {share:.0%}: {band.mean[-1]:.3f} ({band.low[-1]:.3f} to {band.high[-1]:.3f}) at the end; the run "
+            f"has {last:.3f}, {'in' if inside else 'NOT in'} the band"
+        )
+        group, visible = {"legendgroup": str(number)}, {"visible": number == start}
+        forecast = {**line(band.compute, band.mean, "@s0"), **group, "name": name, "showlegend": True}
+        traces += [{**trace, **visible} for trace in (*band_traces(band, "@s0", group), forecast)]
+        shown = [at // 3 == number for at in range(3 * len(run.parts))]
+        steps.append({"label": f"{share:.0%}", "method": "restyle", "args": [{"visible": [*shown, True]}]})
+    slider = {
+        "active": start, "steps": steps, "pad": {"t": 50}, "currentvalue": {"prefix": "as of ", "xanchor": "left"},
+        "bgcolor": "@line", "activebgcolor": "@s0", "bordercolor": "@line", "tickcolor": "@line",
+    }  # fmt: skip
+    points = evaluations(replace(curve, stderr=None), "@ink", "evaluations")
+    return {"data": [*traces, points], "layout": {"sliders": [slider]}}
 
 
 Make = Callable[[Analysis], Figure | None]

@@ -118,7 +118,7 @@ def variants(page: Json, scale: Scale) -> Iterator[Variant]:
             for number, (option, change) in enumerate(several.items()):
                 if number and len(several) > MOST_VARIANTS:
                     break
-                added = [*data, *change.get("data", [])]
+                added = [*data, *(trace for trace in change.get("data", []) if trace.get("visible", True))]
                 yield Variant(f"{figure['name']}-{slug(option)}", added, merged(layout, change.get("layout", {})))
 
 

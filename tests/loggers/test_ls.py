@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from logged_runs import point, row
 
@@ -30,6 +32,20 @@ def runs(tmp_path):
     (tmp_path / "broken\x1b[31m").mkdir()
     (tmp_path / "broken\x1b[31m" / "config.toml").write_text("nonsense = ")
     return tmp_path
+
+
+def test_ls_prints_a_json_object_for_each_run(runs, capsys):
+    assert main(["ls", str(runs), "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["state"], one["step"], len(one["tasks"])) for one in found] == [
+        ("finished", 100, 1), ("unreadable", 0, 0), ("failed", 7, 1), ("dead", 0, 1),
+    ]  # fmt: skip
+    (task,) = found[0]["tasks"].values()
+    assert task["pass_rate"] == pytest.approx(0.4118, abs=1e-3) and task["step"] == 100 and task["evaluations"] == 11
+    assert task["at_twice"]["low"] < task["at_twice"]["mean"] < task["at_twice"]["high"] and task["problem"] == ""
+    (task,) = found[2]["tasks"].values()
+    assert task["at_twice"] is None is task["action"] and "after training began" in task["problem"]
+    assert "run.json" in found[1]["detail"]
 
 
 def test_ls_lists_every_run_with_state_step_pass_rate_forecast_and_advice(runs, capsys):

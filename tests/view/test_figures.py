@@ -193,15 +193,28 @@ def test_the_sides_differ_by_the_reported_difference(comparison):
     assert first.recipe.mean / second.recipe.mean == pytest.approx(comparison.efficiency_ratio.mean, rel=0.02)
 
 
-def test_a_backtest_draws_each_forecast_from_the_end_of_its_part():
+def test_the_slider_shows_one_earlier_forecast_and_whether_it_came_true():
     analyzed = analysis(curve())
     parts = analyzed.runs[0].parts
-    assert [part.last_compute for part in parts] == [4800.0, 8000.0, 11_200.0]
-    traces = FIGURES["backtests"](analyzed).choices["Run"]["run 0"]["data"]
-    lines = [trace for trace in traces if trace.get("name", "").startswith("from the first")]
-    assert [trace["x"][0] for trace in lines] == [4800.0, 8000.0, 11_200.0]
+    ends = [4800.0, 6400.0, 8000.0, 9600.0, 11_200.0, 12_800.0, 14_400.0]  # 30% to 90% of 16,000
+    assert [part.last_compute for part in parts] == ends
+    drawn = FIGURES["backtests"](analyzed).choices["Run"]["run 0"]
+    *forecasts, points = drawn["data"]
+    lines = forecasts[2::3]
+    assert [trace["x"][0] for trace in lines] == ends and len(forecasts) == 21
     assert lines[0]["y"][-1] == pytest.approx(parts[0].predict([16_000.0]).mean[0], abs=1e-6)
-    assert lines[2]["name"] == "from the first 70%"
+    assert lines[4]["name"].startswith("from 70%: 0.") and lines[4]["name"].endswith(", in the band")
+    (slider,) = drawn["layout"]["sliders"]
+    assert [step["label"] for step in slider["steps"]] == ["30%", "40%", "50%", "60%", "70%", "80%", "90%"]
+    assert [trace["visible"] for trace in forecasts] == [number // 3 == slider["active"] == 3 for number in range(21)]
+    for number, step in enumerate(slider["steps"]):
+        (shown,) = step["args"]
+        assert shown["visible"] == [*(at // 3 == number for at in range(21)), True]  # the points stay
+    assert "visible" not in points
+
+
+def test_a_page_about_many_runs_has_three_earlier_forecasts_of_each():
+    assert [len(run.parts) for run in analysis(*(curve(seed=seed) for seed in range(4))).runs] == [3] * 4
 
 
 def test_the_common_ceiling_of_equally_precise_runs_is_their_mean():
