@@ -444,18 +444,19 @@ def backtests(analysis: Analysis) -> Figure | None:
 def _earlier_forecasts(run: RunAnalysis) -> Json:
     """Return the traces of every earlier forecast, of which one is visible, and the slider that chooses it.
 
-    The name of a forecast says whether the last evaluation of the run is in its band.
+    The name of a forecast says how many of the evaluations after it are in its band.
     """
     curve, traces, steps = run.source.curve, list[Json](), list[Json]()
     start = len(run.parts) // 2
     for number, part in enumerate(run.parts):
         # few points, because the ends of a band with noise are random
         band = part.predict(np.linspace(part.last_compute, curve.last_compute, 24), noise=True)
-        share, last = part.last_compute / curve.last_compute, float(curve.metric[-1])
-        inside = band.low[-1] <= last <= band.high[-1]
+        share, later_N = part.last_compute / curve.last_compute, curve.compute > part.last_compute
+        low_N, high_N = (np.interp(curve.compute[later_N], band.compute, end) for end in (band.low, band.high))
+        inside = int(((low_N <= curve.metric[later_N]) & (curve.metric[later_N] <= high_N)).sum())
         name = (
-            f"from {share:.0%}: {band.mean[-1]:.3f} ({band.low[-1]:.3f} to {band.high[-1]:.3f}) at the end; the run "
-            f"has {last:.3f}, {'in' if inside else 'NOT in'} the band"
+            f"from {share:.0%}: {band.mean[-1]:.3f} ({band.low[-1]:.3f} to {band.high[-1]:.3f}) at the end; "
+            f"{inside} of {int(later_N.sum())} later evaluations are in the band"
         )
         group, visible = {"legendgroup": str(number)}, {"visible": number == start}
         forecast = {**line(band.compute, band.mean, "@s0"), **group, "name": name, "showlegend": True}

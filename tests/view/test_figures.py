@@ -203,7 +203,12 @@ def test_the_slider_shows_one_earlier_forecast_and_whether_it_came_true():
     lines = forecasts[2::3]
     assert [trace["x"][0] for trace in lines] == ends and len(forecasts) == 21
     assert lines[0]["y"][-1] == pytest.approx(parts[0].predict([16_000.0]).mean[0], abs=1e-6)
-    assert lines[4]["name"].startswith("from 70%: 0.") and lines[4]["name"].endswith(", in the band")
+    whole = analyzed.runs[0].source.curve
+    later = whole.compute > 11_200
+    band = parts[4].predict(whole.compute[later], noise=True)
+    inside = int(((band.low <= whole.metric[later]) & (whole.metric[later] <= band.high)).sum())
+    assert lines[4]["name"].startswith("from 70%: 0.")
+    assert lines[4]["name"].endswith(f"; {inside} of {later.sum()} later evaluations are in the band") and inside > 5
     (slider,) = drawn["layout"]["sliders"]
     assert [step["label"] for step in slider["steps"]] == ["30%", "40%", "50%", "60%", "70%", "80%", "90%"]
     assert [trace["visible"] for trace in forecasts] == [number // 3 == slider["active"] == 3 for number in range(21)]
