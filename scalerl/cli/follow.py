@@ -181,7 +181,7 @@ class Lines:
     def show(self, log: FollowedLog, change: Change) -> None:
         """Print one change."""
         if change.kind == "forecast" and log.source is not None and log.source.log is not None:
-            log_lines = log.source.log.lines() if log.source.log else []
+            log_lines = log.source.log.lines()
             read = [re.sub(r"\d+ points( in \d+ windows)?", "", line) for line in log_lines]  # not how much was read
             if fresh := [line for line, same in zip(log_lines, read, strict=True) if same not in self._read]:
                 say(*fresh)

@@ -69,12 +69,17 @@ def unreadable(name: str, run: FollowedRun) -> str:
     return printable(f"{shortened(name):<{NAME_WIDTH}} {run.state} {reason}")[:WIDTH]
 
 
+def task_fit(run: FollowedRun, task: str, kept: KeptFits | None) -> dict[str, Any]:
+    """Return `list_fit` of one task; that of a run that has ended is kept."""
+    return list_fit(run.points[task], run.axis, *run.terms, None if run.state in ALIVE else kept)
+
+
 def entry(run: FollowedRun, kept: KeptFits) -> dict[str, Any]:
     """Return a run as JSON values, with the forecast of each task at twice its compute."""
     tasks = {}
     for task in run.tasks:
         last = run.points[task][-1]
-        fitted = list_fit(run.points[task], run.axis, *run.terms, None if run.state in ALIVE else kept)
+        fitted = task_fit(run, task, kept)
         mean, low, high = fitted.get("twice") or (None, None, None)
         tasks[task] = {
             "step": last.step, "pass_rate": last.pass_rate, "stderr": last.stderr, "evaluations": fitted["evaluations"],
@@ -99,7 +104,7 @@ def cells(run: FollowedRun, kept: KeptFits | None = None) -> tuple[str, str, str
     if not task:
         return state, step, "-", "-", "-"
     rate = f"{run.points[task][-1].pass_rate:.3f}"
-    fitted = list_fit(run.points[task], run.axis, *run.terms, None if run.state in ALIVE else kept)
+    fitted = task_fit(run, task, kept)
     if fitted["problem"]:
         return state, step, rate, "-", "-"
     _, low, high = fitted["twice"]

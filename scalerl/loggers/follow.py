@@ -19,7 +19,7 @@ from scalerl.loggers.base import LoggedRun, Logger
 from scalerl.loggers.thread import Record, Worker
 from scalerl.types import EvalPoint
 from scalerl.view.figures import picture
-from scalerl.view.outlook import HORIZON
+from scalerl.view.outlook import forecast_numbers
 from scalerl.view.run import RunView
 
 FINISH_S = 30.0
@@ -191,11 +191,7 @@ def evaluation_numbers(view: RunView, judged: bool = True) -> dict[str, float]:
         if points[-1].step == view.evaluated_at:
             numbers |= point_numbers(points[-1])
     for task, ahead in view.outlooks().items() if judged else ():
-        estimates = dict(zip(HORIZON, ahead.forecast.at, strict=True)) | {"ceiling": ahead.fit.asymptote}
-        for name, estimate in estimates.items():
-            key = f"forecast/{task}/{name}"
-            numbers |= {key: estimate.mean, f"{key}_low": estimate.low, f"{key}_high": estimate.high}
-        numbers[f"forecast/{task}/identified"] = float(ahead.fit.identified)
+        numbers |= {f"forecast/{task}/{name}": value for name, value in forecast_numbers(ahead).items()}
     return finite(numbers, but=("step",))
 
 

@@ -182,6 +182,11 @@ def fixed(words: str, kind: str, *, same: bool | None = False) -> Part:
     return lambda values: Theirs(words, kind, same)
 
 
+REPLACED = Theirs("replaced: dynamic sampling", "refill")
+COUNTED = Theirs("counted in the average", "keep")
+DROPPED = Theirs("dropped, not replaced", same=True)
+"""What becomes of prompts whose rollouts all have the same reward."""
+
 NO_RESAMPLING = fixed("no setting: solved prompts are drawn again", "off")
 NO_INTERRUPTION = fixed("no setting: only the hard limit", "none")
 NO_HEAD = fixed("no setting", "off")

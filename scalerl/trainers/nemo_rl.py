@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from scalerl.trainers.base import (
+    COUNTED,
     NO_HEAD,
     NO_INTERRUPTION,
     NO_RESAMPLING,
+    REPLACED,
     Setting,
     Theirs,
     Trainer,
@@ -83,8 +85,8 @@ def _advantage(values: Values) -> Theirs:
 
 def _zero_variance(values: Values) -> Theirs:
     if values.flag("grpo.use_dynamic_sampling"):
-        return Theirs("replaced: dynamic sampling", "refill")
-    return Theirs("counted in the average", "keep")
+        return REPLACED
+    return COUNTED
 
 
 def _off_policy(values: Values) -> Theirs:

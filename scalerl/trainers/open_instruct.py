@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from scalerl.trainers.base import (
+    COUNTED,
+    DROPPED,
     NO_HEAD,
     NO_INTERRUPTION,
     Setting,
@@ -67,9 +69,9 @@ def _advantage(values: Values) -> Theirs:
 
 def _zero_variance(values: Values) -> Theirs:
     if not values.flag("filter_zero_std_samples"):
-        return Theirs("counted in the average", "keep")
+        return COUNTED
     refilled = values.flag("active_sampling")
-    return Theirs("replaced: active sampling", "refill") if refilled else Theirs("dropped, not replaced", same=True)
+    return Theirs("replaced: active sampling", "refill") if refilled else DROPPED
 
 
 def _resampling(values: Values) -> Theirs:

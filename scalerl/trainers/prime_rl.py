@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from scalerl.trainers.base import (
+    COUNTED,
+    DROPPED,
     NO_RESAMPLING,
     Setting,
     Theirs,
@@ -72,7 +74,7 @@ def _advantage(values: Values) -> Theirs:
 
 def _zero_variance(values: Values) -> Theirs:
     dropped = values.flag(f"{ORCHESTRATOR}.train.filter_zero_advantages")
-    return Theirs("dropped, not replaced", same=True) if dropped else Theirs("counted in the average", "keep")
+    return DROPPED if dropped else COUNTED
 
 
 def _resampling(values: Values) -> Theirs:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from scalerl.trainers.base import (
+    COUNTED,
+    DROPPED,
     NO_HEAD,
     NO_INTERRUPTION,
     NO_RESAMPLING,
+    REPLACED,
     Setting,
     Theirs,
     Trainer,
@@ -93,12 +96,12 @@ def _advantage(values: Values) -> Theirs:
 
 def _zero_variance(values: Values) -> Theirs:
     if values.word(f"{ALGORITHM}.dynamic_sampling.type") in ("filter", "replace"):
-        return Theirs("replaced: dynamic sampling", "refill")
+        return REPLACED
     if not values.flag(f"{ALGORITHM}.zero_variance_filter"):
-        return Theirs("counted in the average", "keep")
+        return COUNTED
     if values.flag("trainer.fully_async.enabled") and values.flag("trainer.fully_async.sample_full_batch"):
         return Theirs("replaced: the batch is filled", "refill")
-    return Theirs("dropped, not replaced", same=True)
+    return DROPPED
 
 
 def _off_policy(values: Values) -> Theirs:

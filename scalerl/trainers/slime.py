@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from scalerl.trainers.base import (
+    COUNTED,
     NO_HEAD,
     NO_INTERRUPTION,
     NO_RESAMPLING,
+    REPLACED,
     Setting,
     Theirs,
     Trainer,
     Values,
     cispo,
     clipped,
+    completions,
     fixed,
     group,
     number,
@@ -82,8 +85,8 @@ def _advantage(values: Values) -> Theirs:
 
 def _zero_variance(values: Values) -> Theirs:
     if values.get("--dynamic-sampling-filter-path"):
-        return Theirs("replaced: dynamic sampling", "refill")
-    return Theirs("counted in the average", "keep")
+        return REPLACED
+    return COUNTED
 
 
 def _off_policy(values: Values) -> Theirs:
@@ -110,9 +113,7 @@ def _batch(values: Values) -> Theirs:
     if size is None:
         steps = values.number("--num-steps-per-rollout") or 1
         size = None if prompts is None else prompts * (values.number("--n-samples-per-prompt") or 1) / steps
-    if size is None:
-        return Theirs("not in the file", same=None)
-    return Theirs(f"{int(size):,}", f"{int(size)}", same=size == 768)
+    return completions(size, 1)
 
 
 TRAINER = Trainer(

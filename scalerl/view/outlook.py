@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from scalerl.core.checkpoints import best_step, held_out_rates, saved_steps
 from scalerl.core.rows import read_points
 from scalerl.core.run_files import CHECKPOINTS, RunInfo, is_run, read_run
-from scalerl.scaling import Advice, Curve, CurveError, Fit, Forecast, advise, fit, forecast
+from scalerl.scaling import Advice, Curve, CurveError, Estimate, Fit, Forecast, advise, fit, forecast
 from scalerl.scaling.readers import is_points
 from scalerl.types import EvalPoint
 
@@ -53,6 +53,19 @@ class Outlook:
         """Return the outlook as text for a terminal, the decision first."""
         at = [f"at {name:<6} {level:.3f}" for name, level in zip(HORIZON, self.forecast.at, strict=True)]
         return [*self.advice.lines, *str(self.fit).split("\n"), *at]
+
+
+def forecast_numbers(ahead: Outlook) -> dict[str, float]:
+    """Return a forecast as numbers for trackers: levels at more compute and the ceiling, with their 90% intervals."""
+    numbers = {"identified": float(ahead.fit.identified)}
+    for name, level in zip(HORIZON, ahead.forecast.at, strict=True):
+        numbers |= named_numbers(name, level)
+    return numbers | named_numbers("ceiling", ahead.fit.asymptote)
+
+
+def named_numbers(name: str, estimate: Estimate) -> dict[str, float]:
+    """Return an estimate as numbers for trackers: its mean, and the ends of its interval."""
+    return {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
 def forecast_dict(ahead: Forecast) -> dict[str, Any]:
@@ -205,7 +218,8 @@ class Source:
         """Return what was read of a log, as `Imported.lines`; empty for points."""
         if self.log is None:
             return []
-        return [*self.log.lines(), *([f"caution   {self.about_bounds}"] if self.about_bounds else [])]
+        caution = self.about_bounds
+        return [*self.log.lines(), *([f"caution   {caution}"] if caution else [])]
 
     @property
     def about_bounds(self) -> str:

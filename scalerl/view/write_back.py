@@ -19,8 +19,7 @@ from scalerl.importers.points import WRITTEN
 from scalerl.importers.tensorboard import WRITTEN as WRITTEN_END
 from scalerl.importers.tensorboard import run_name
 from scalerl.importers.trackers import mlflow_name, wandb_path
-from scalerl.scaling import Estimate
-from scalerl.view.outlook import HORIZON, Outlook, Source
+from scalerl.view.outlook import Outlook, Source, forecast_numbers, named_numbers
 
 TRACKERS = "a directory of TensorBoard, a store of MLflow, a database of Trackio, or wandb:entity/project/run"
 
@@ -35,15 +34,11 @@ class Writer(Protocol):
         """Send what is left."""
 
 
-def forecast_numbers(ahead: Outlook) -> dict[str, float]:
-    """Return the forecast as numbers by name: levels at more compute and the ceiling with 90% intervals, the advice."""
-    estimates: dict[str, Estimate] = dict(zip(HORIZON, ahead.forecast.at, strict=True))
-    estimates |= {"ceiling": ahead.fit.asymptote, "gain_2x": ahead.advice.gain}
-    numbers = dict[str, float]()
-    for name, estimate in estimates.items():
-        numbers |= {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
-    numbers |= {"identified": float(ahead.fit.identified), "stop": float(ahead.advice.action == "stop")}
-    numbers["probability"] = ahead.advice.probability
+def written_numbers(ahead: Outlook) -> dict[str, float]:
+    """Return the forecast and the advice as numbers by the names under which they are written."""
+    advice = ahead.advice
+    numbers = {**forecast_numbers(ahead), **named_numbers("gain_2x", advice.gain), "probability": advice.probability}
+    numbers["stop"] = float(advice.action == "stop")
     return {WRITTEN + name: float(value) for name, value in numbers.items() if math.isfinite(value)}
 
 
@@ -238,7 +233,7 @@ class WriteBack:
         try:
             self.open(source.path, run)
             assert self._writer is not None
-            self._writer.write(forecast_numbers(ahead), last_step(source))
+            self._writer.write(written_numbers(ahead), last_step(source))
         except ConfigError:
             raise
         except Exception as error:  # the clients raise errors of their own, of databases and of networks
