@@ -38,6 +38,12 @@ from scalerl.models.policy import Policy
 from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.weights import DirectoryChannel, SharedMemoryChannel
 
+FORMS = (
+    ("compiled", True, False), ("compiled, recomputed", True, True), ("eager", False, False),
+    ("eager, recomputed", False, True),
+)  # fmt: skip
+"""Name of a form of the update, and whether layers are compiled and activations recomputed."""
+
 CHUNK = 1 << 28
 """Bytes of one broadcast, as in scalerl/rollouts/vllm/nccl.py."""
 
@@ -47,23 +53,41 @@ class LeftOutError(Exception):
 
 
 def update(size: str, options: argparse.Namespace) -> dict[str, float]:
-    """Measure the second of two updates, with activations recomputed."""
+    """Measure the third of three updates: compiled and not, with activations recomputed and kept."""
+    found = {}
+    for name, compiling, recomputing in FORMS:
+        try:
+            found |= {
+                f"{name}: {key}": value for key, value in one_update(size, options, compiling, recomputing).items()
+            }
+        except torch.OutOfMemoryError:
+            found[f"{name}: out of memory"] = 1.0
+        gc.collect()
+        torch.cuda.empty_cache()
+    return found
+
+
+def one_update(size: str, options: argparse.Namespace, compiling: bool, recomputing: bool) -> dict[str, float]:
     policy = policy_of(size, options)
     needed = 18 * policy.sizes.params / 1e9  # bf16 weights; FP32 masters, gradients and two moments
     if options.cuda and needed > 0.9 * torch.cuda.mem_get_info()[0] / 1e9 + 2 * policy.sizes.params / 1e9:
         raise LeftOutError(f"one GPU would need {needed:.0f} GB for weights and optimizer; use trainer ranks")
     learner = SingleLearner(
-        policy, Recipe(), micro_batch_tokens=options.tokens // 4, gradient_checkpointing=True, packing="packed"
-    )
+        policy, Recipe(), micro_batch_tokens=options.tokens // 4, gradient_checkpointing=recomputing,
+        compile=compiling and options.cuda, packing="packed",
+    )  # fmt: skip
     batch = batch_of(torch.full((options.tokens // options.longest,), options.longest), policy.vocab_size)
-    for _ in range(2):
+    if options.cuda:
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(3):
         began = now()
         learner.step(batch)
         seconds = now() - began
     found = {"s": seconds, "tokens/s": options.tokens / seconds}
     peaks = [gpu.flops for name, gpu in GPUS.items() if options.cuda and name in torch.cuda.get_device_name()]
     if peaks:
-        found["MFU"] = batch_flops(learner.policy.sizes, batch, checkpointing=True) / seconds / peaks[0]
+        found["MFU"] = batch_flops(learner.policy.sizes, batch, checkpointing=False) / seconds / peaks[0]
+        found["peak GB"] = torch.cuda.max_memory_allocated() / 1e9
     return found
 
 

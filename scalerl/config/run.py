@@ -186,6 +186,9 @@ class Learner(Part):
     gradient_checkpointing: Literal["auto"] | bool = "auto"
     """Recompute activations in the backward pass: needs less memory and about a third more time. auto: only if the
     sequences of the torch engine would not fit otherwise."""
+    compile: Literal["auto"] | bool = "auto"
+    """Compile the decoder layers with torch.compile, which takes up to a minute at the start. auto: on GPUs, if the
+    rows are packed and the model is not a mixture, unless torch cannot."""
 
 
 class Checkpointing(Part):

@@ -258,7 +258,8 @@ class TokenMeter:
         values = (len(log_ratio_N), loss.detach(), log_ratio_N.sum(), capped_N.sum(), entropy_N.sum(), *routed)
         own = torch.zeros(len(TokenSums._fields), dtype=torch.float64, device=loss.device)
         for place, value in enumerate((*values, *by_age, *spread, log_ratio_N.min(), log_ratio_N.max())):
-            own[place] = value
+            # `own[place] = value` would copy a number from the host and wait for the GPU
+            own[place].copy_(value) if isinstance(value, Tensor) else own[place].fill_(value)
         self.parts.append(own)
 
     def read(self) -> TokenSums:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from scalerl.core.errors import ConfigError
 from scalerl.models.loading import ALLOWED
 from scalerl.models.packing import can_pack, install, observed_layers
-from scalerl.models.policy import Policy, tolerance
+from scalerl.models.policy import Policy, layers_of, tolerance, wrap_layers
 from scalerl.models.rows import Rows
 
 Packing = Literal["auto", "padded", "packed", "shared"]
@@ -46,6 +47,62 @@ def check_update(policy: Policy, packed: bool) -> None:
                 f"{worst:.2g}, allowed {tolerance(policy):g}), for example because of dropout or router noise; "
                 f"{ALLOWED}"
             )
+
+
+def wrap(policy: Policy, *, recompute: bool, compile: Literal["auto"] | bool) -> bool:
+    """Let the decoder layers recompute activations or run compiled; return whether they are compiled.
+
+    Args:
+        policy: The model, after `use_packing`; if it is sharded, all ranks must call this.
+        recompute: Whether to recompute activations in the backward pass.
+        compile: See `learner.compile`.
+
+    Raises:
+        ConfigError: Compiling is requested, but its conditions are not met, or it fails.
+    """
+    reason = ""
+    if not layers_of(policy.model):
+        reason = f"{type(policy.model).__name__} does not mark its decoder layers"
+    elif not policy.varlen:
+        reason = "packed rows do not use torch's variable-length kernel (bf16 on a GPU since Ampere)"
+    elif policy.sizes.experts:
+        reason = "the model is a mixture of experts"
+    if compile and not reason:
+        reason = _compile(policy, recompute)
+        if not reason:
+            return True
+    if compile is True:
+        raise ConfigError(f"learner.compile: got true, but {reason}; allowed: false, auto")
+    if recompute:
+        wrap_layers(policy.model, recompute=True, compiling=False)
+    return False
+
+
+def _compile(policy: Policy, recompute: bool) -> str:
+    """Compile the decoder layers; return "", or the reason why torch cannot, with the layers as before."""
+    from torch._dynamo.utils import counters
+
+    # lengths that differ from each other and from the sum: torch.compile assumes that equal sizes stay equal
+    length_B, tokens_BT = torch.tensor([9, 5]), torch.arange(18).view(2, 9) * 7 % policy.vocab_size
+    trained_BT = (torch.arange(9) >= 1) & (torch.arange(9) < length_B[:, None])
+    breaks = counters["graph_break"].total()
+    try:
+        wrap_layers(policy.model, recompute=recompute, compiling=True)
+        policy.rule = replace(policy.rule, compiled=True)
+        policy(Rows.packed(tokens_BT, trained_BT, length_B, policy.device))[0].square().sum().backward()
+    except (RuntimeError, OSError) as error:  # raised by torch's compiler, Triton or the C compiler that it calls
+        cause = getattr(error, "inner_exception", error)
+        reason = f"torch.compile fails ({(str(cause).strip() or type(cause).__name__).splitlines()[0]})"
+    else:
+        broken = counters["graph_break"].total() > breaks
+        reason = f"torch.compile cannot trace a layer of {type(policy.model).__name__} as a whole" if broken else ""
+    finally:
+        policy.zero_grad(set_to_none=True)
+    if reason:
+        torch._dynamo.reset()  # a later learner of this process finds the same
+        wrap_layers(policy.model, recompute=False, compiling=False)
+        policy.rule = replace(policy.rule, compiled=False)
+    return reason
 
 
 def reshard(policy: Policy) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,10 @@ from scalerl.core.errors import ConfigError
 from scalerl.learn.losses import LOSSES
 from scalerl.learn.mismatch import correction
 from scalerl.learner.base import BadGradient, PromptedRollout, StepStats, TokenMeter, TokenSums, TrainBatch
-from scalerl.learner.checks import Packing, check_update, use_packing
+from scalerl.learner.checks import Packing, check_update, use_packing, wrap
 from scalerl.learner.cpu import HeapTrim
 from scalerl.models.packing import upload
-from scalerl.models.policy import Policy, recompute_activations
+from scalerl.models.policy import Policy
 from scalerl.models.routing import routing_of
 from scalerl.models.rows import Rows
 from scalerl.models.sizes import ModelSizes
@@ -56,6 +56,7 @@ class PolicyLearner:
         *,
         micro_batch_tokens: int = 16_384,
         gradient_checkpointing: bool = False,
+        compile: Literal["auto"] | bool = False,
         packing: Packing = "padded",
         checkpoint_names: bool = False,
     ) -> None:
@@ -66,17 +67,16 @@ class PolicyLearner:
             recipe: Its loss, optimizer and temperature are used.
             micro_batch_tokens: Tokens of one forward and backward pass, including padding if rows are padded.
             gradient_checkpointing: Whether to recompute activations in the backward pass.
+            compile: Whether to compile the decoder layers (`learner.compile`).
             packing: Packing of the sequences of a micro-batch (`learner.packing`).
             checkpoint_names: Whether to send weights by the names of a checkpoint on disk instead of the model's.
 
         Raises:
-            ConfigError: From `use_packing` and `check_update`.
+            ConfigError: From `use_packing`, `wrap` and `check_update`.
         """
         self.policy, self.updates, self._trim_heap = policy, 0, HeapTrim()
         self._recipe, optimizer = recipe, recipe.optimizer
         self._budget, self._checkpointing = micro_batch_tokens, gradient_checkpointing
-        if gradient_checkpointing:
-            recompute_activations(policy.model)
         self._packing, self._checkpoint_names = packing if use_packing(policy, packing) else "padded", checkpoint_names
         self._names = [name for name, _ in policy.trained()]
         self._parameters = [parameter for _, parameter in policy.trained()]
@@ -86,6 +86,7 @@ class PolicyLearner:
         kinds = ((decayed, optimizer.weight_decay), (plain, 0.0))
         groups = [{"params": own, "weight_decay": decay} for params, decay in kinds for own in by_mesh(params)]
         self._optimizer = torch.optim.AdamW(groups, lr=0.0, betas=optimizer.betas, eps=optimizer.eps, fused=True)
+        self.compiled = wrap(policy, recompute=gradient_checkpointing, compile=compile)
         check_update(policy, packed=self._packing != "padded")
 
     # -------------------------------------------------------------------------------------------------------- update

@@ -174,6 +174,8 @@ def join(spec: RankSpec) -> DeviceMesh:
     device, cuda = spec.config.hardware.device, spec.config.hardware.device == "cuda"
     expand_segments(device)
     torch.set_num_threads(max(1, spec.config.hardware.trainer_threads // spec.ranks))
+    if cuda:
+        torch.cuda.set_device(0)  # the only one that this process sees; the mesh would guess it, with a warning
     dist.init_process_group(
         "nccl" if cuda else "gloo",
         init_method=spec.init_method,
@@ -209,6 +211,7 @@ def learner_options(config: RunConfig) -> dict[str, Any]:
     return {
         "micro_batch_tokens": config.micro_batch_tokens,
         "gradient_checkpointing": config.checkpointing,
+        "compile": config.learner.compile,
         "packing": config.learner.packing,
         "checkpoint_names": config.placement.engine == "vllm",
     }

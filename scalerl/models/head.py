@@ -17,9 +17,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from scalerl.models.torch_compile import compiled
+
 CHUNK_ELEMENTS = 1 << 24
 """Entries of one [N, chunk] block of logits, 64 MiB in FP32; on a GPU with much free memory more (`chunk_elements`)."""
-
 
 EXCLUDED = -1e30
 """Logit of a token outside a nucleus: exp gives 0, and products with 0 and sums over a vocabulary stay finite."""
@@ -38,6 +39,8 @@ class HeadRule:
     """Logits become softcap * tanh(logits / softcap)."""
     scale: float = 1.0
     """Factor of the logits."""
+    compiled: bool = False
+    """Compile what is computed for each entry of a block, which then reads the block once instead of ten times."""
 
     def logits(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
         """Return FP32 logits [N, V] for a block of the vocabulary."""
@@ -88,8 +91,9 @@ def halves(x: Tensor) -> tuple[Tensor, Tensor]:
 
     Together they have 16 bits: an entry has a relative error of at most 2^-16. TF32 has 2^-11 and takes the same time.
     """
-    high = x.bfloat16()
-    return high, (x - high).bfloat16()
+    # in integers, because a compiler may leave out a cast to bf16 and back
+    high = ((x.view(torch.int32) + 0x8000) & -0x10000).view(torch.float32)
+    return high.bfloat16(), (x - high).bfloat16()
 
 
 def chunk_elements(device: torch.device) -> int:
@@ -128,11 +132,65 @@ def token_logprobs(
     """
     assert hidden_ND.ndim == 2 and weight_VD.ndim == 2 and hidden_ND.shape[1] == weight_VD.shape[1]
     assert targets_N.shape == hidden_ND.shape[:1], (targets_N.shape, hidden_ND.shape)
-    chunk = chunk or max(256, chunk_elements(hidden_ND.device) // max(len(hidden_ND), 1))
+    # rows of a block that do not start at a multiple of 16 bytes would get kernels without Hopper's matrix unit
+    chunk = chunk or max(256, chunk_elements(hidden_ND.device) // max(len(hidden_ND), 1) // 256 * 256)
     out = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden_ND, weight_VD, bias_V, targets_N, (temperature, rule or HeadRule(), chunk, nucleus)
     )
     return cast(tuple[Tensor, Tensor], out)
+
+
+Sums = tuple[Tensor, Tensor, Tensor]
+"""Of each token over the blocks so far, with u = logit / temperature: max u, sum exp(u - max), sum u exp(u - max)."""
+
+
+def add_block(scaled_NV: Tensor, sums: Sums) -> Sums:
+    """Return the sums with a block of logits that are divided by the temperature."""
+    high_N, total_N, weighted_N = sums
+    new_high_N = torch.maximum(high_N, scaled_NV.amax(dim=1))
+    shrink_N = (high_N - new_high_N).exp()
+    exp_NV = (scaled_NV - new_high_N[:, None]).exp_()
+    total_N = total_N * shrink_N + exp_NV.sum(dim=1)
+    weighted_N = weighted_N * shrink_N + exp_NV.mul_(scaled_NV).sum(dim=1)
+    return new_high_N, total_N, weighted_N
+
+
+def gradient_factors(
+    logits_NV: Tensor,
+    logsum_N: Tensor,
+    grad_N: Tensor,
+    target: tuple[Tensor, Tensor],
+    outside_NV: Tensor | None,
+    temperature: float,
+    rule: HeadRule,
+    dtype: torch.dtype,
+) -> tuple[Tensor, ...]:
+    """Return the gradient with respect to a block of the plain product, as factors of the following products.
+
+    d logp / d logit_v = (1[v is the target] - p_v) / temperature.
+
+    Args:
+        logits_NV: Logits of the block, not divided by the temperature.
+        logsum_N: Log of the sum of exp(logit / temperature) over the vocabulary.
+        grad_N: Gradient with respect to the log-probabilities.
+        target: (whether the target is in the block, its column there), as from `_columns`.
+        outside_NV: Entries outside a nucleus, if there is one.
+        temperature: Divisor of the logits.
+        rule: The architecture's head.
+        dtype: Type of the factors. An FP32 head with bf16 factors gets two, whose sum is the gradient.
+    """
+    inside_N, column_N = target
+    grad_NV = (logits_NV / temperature).sub_(logsum_N[:, None]).exp_().mul_(-grad_N[:, None])
+    if outside_NV is not None:
+        grad_NV.masked_fill_(outside_NV, 0.0)
+    added_N = grad_N * inside_N
+    if torch.compiler.is_compiling():  # in the same pass; a scatter would be a second one
+        hit_NV = torch.arange(grad_NV.shape[1], device=grad_NV.device) == column_N[:, None]
+        grad_NV = torch.where(hit_NV, grad_NV + added_N[:, None], grad_NV)
+    else:
+        grad_NV.scatter_add_(1, column_N[:, None], added_N[:, None])
+    grad_NV = rule.backward(grad_NV.div_(temperature), logits_NV)
+    return halves(grad_NV) if rule.fp32 and dtype == torch.bfloat16 else (grad_NV.to(dtype),)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -150,20 +208,16 @@ class _TokenLogprobs(torch.autograd.Function):
         total_N, weighted_N, target_N = (torch.zeros(n, device=hidden_ND.device) for _ in range(3))
         cast = rule.fp32 and not on_tensor_cores(hidden_ND, weight_VD)
         operand_ND = hidden_ND.float() if cast else hidden_ND  # once, not once per chunk
+        add = compiled(add_block) if rule.compiled else add_block
         for start in range(0, len(weight_VD), chunk):
-            # in place where possible, so that at most two blocks of logits are in memory
-            logits_NV = _block(rule, operand_ND, weight_VD, bias_V, start, chunk).div_(temperature)
+            scaled_NV = _block(rule, operand_ND, weight_VD, bias_V, start, chunk)
+            if temperature != 1.0:
+                scaled_NV.div_(temperature)
             if nucleus is not None:
-                logits_NV.masked_fill_(_outside(nucleus, logits_NV, start), EXCLUDED)
-            new_high_N = torch.maximum(high_N, logits_NV.amax(dim=1))
-            shrink_N = (high_N - new_high_N).exp()
-            exp_NV = (logits_NV - new_high_N[:, None]).exp_()
-            total_N = total_N * shrink_N + exp_NV.sum(dim=1)
-            weighted_N = weighted_N * shrink_N + exp_NV.mul_(logits_NV).sum(dim=1)
-            del exp_NV
-            inside_N, column_N = _columns(targets_N, start, logits_NV.shape[1])
-            target_N = torch.where(inside_N, logits_NV.gather(1, column_N[:, None])[:, 0], target_N)
-            high_N = new_high_N
+                scaled_NV.masked_fill_(_outside(nucleus, scaled_NV, start), EXCLUDED)
+            high_N, total_N, weighted_N = add(scaled_NV, (high_N, total_N, weighted_N))
+            inside_N, column_N = _columns(targets_N, start, scaled_NV.shape[1])
+            target_N = torch.where(inside_N, scaled_NV.gather(1, column_N[:, None])[:, 0], target_N)
         logsum_N = high_N + total_N.log()
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, logsum_N)
         ctx.settings = settings
@@ -176,8 +230,9 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden_ND, weight_VD, bias_V, targets_N, logsum_N = ctx.saved_tensors
         temperature, rule, chunk, nucleus = ctx.settings
         split = rule.fp32 and on_tensor_cores(hidden_ND, weight_VD)
-        product_dtype = torch.float32 if rule.fp32 else hidden_ND.dtype
-        operand_ND = hidden_ND if split else hidden_ND.to(product_dtype)
+        product_dtype = torch.float32 if rule.fp32 and not split else hidden_ND.dtype
+        operand_ND = hidden_ND.to(product_dtype)
+        gradient = compiled(gradient_factors) if rule.compiled else gradient_factors
         grad_hidden_ND = torch.zeros_like(hidden_ND, dtype=torch.float32)
         # adapters freeze the head, which saves one of three products and a tensor of the size of the head
         grad_weight_VD = torch.empty_like(weight_VD) if ctx.needs_input_grad[1] else None
@@ -191,20 +246,15 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, len(weight_VD), chunk):
             logits_NV = _block(rule, operand_ND, weight_VD, bias_V, start, chunk)
             end = start + logits_NV.shape[1]
-            grad_NV = logits_NV if rule.softcap is None else logits_NV.clone()  # backward reads the logits
-            grad_NV.div_(temperature).sub_(logsum_N[:, None]).exp_().mul_(-grads[0][:, None])
-            if nucleus is not None:
-                grad_NV.masked_fill_(_outside(nucleus, grad_NV, start), 0.0)
-            inside_N, column_N = _columns(targets_N, start, end - start)
-            grad_NV.scatter_add_(1, column_N[:, None], (grads[0] * inside_N)[:, None])
-            grad_NV = rule.backward(grad_NV.div_(temperature), logits_NV).to(product_dtype)
-            block_VD = weight_VD[start:end] if split else weight_VD[start:end].to(product_dtype)
-            parts = halves(grad_NV) if split else (grad_NV,)
+            outside_NV = None if nucleus is None else _outside(nucleus, logits_NV, start)
+            target = _columns(targets_N, start, end - start)
+            parts = gradient(logits_NV, logsum_N, grads[0], target, outside_NV, temperature, rule, product_dtype)
+            block_VD = weight_VD[start:end].to(product_dtype)
             grad_hidden_ND += product(parts, block_VD)
             if grad_weight_VD is not None:
                 grad_weight_VD[start:end] = product([x.t() for x in parts], operand_ND).to(weight_VD.dtype)
             if grad_bias_V is not None:
-                grad_bias_V[start:end] = grad_NV.sum(dim=0).to(grad_bias_V.dtype)
+                grad_bias_V[start:end] = sum(part.float().sum(dim=0) for part in parts)
         return grad_hidden_ND.to(hidden_ND.dtype), grad_weight_VD, grad_bias_V, None, None
 
 

@@ -12,11 +12,10 @@ K keys of all sequences, S sequences; H heads, D head size.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -223,8 +222,10 @@ def install(model: Any) -> None:
         if _observer is not None:
             changed = attention_mask is not None and attention_mask.numel() > 1  # by the architecture: Doge adds scores
             _observer.append((-1 if changed else window or 0, takes_varlen(query, value)))
-        if takes_varlen(query, value):
+        if isinstance(segments, Varlen):
             return varlen_attention(query, key, value, segments, scaling, window), None
+        if takes_varlen(query, value):
+            return varlen_attention(query, key, value, segments.varlen, scaling, window), None
         return segments.attention(query, key, value, scaling, window), None
 
     ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
@@ -264,7 +265,7 @@ def takes_varlen(query: Tensor, value: Tensor) -> bool:
 
 
 def varlen_attention(
-    query_1HND: Tensor, key_1HND: Tensor, value_1HND: Tensor, segments: Any, scaling: float | None, window: int | None
+    query_1HND: Tensor, key_1HND: Tensor, value_1HND: Tensor, of: Varlen, scaling: float | None, window: int | None
 ) -> Tensor:
     """Return causal attention of all sequences in one call; args and result as for `Segments.attention`.
 
@@ -273,14 +274,13 @@ def varlen_attention(
     """
     from torch.nn.attention.varlen import varlen_attn
 
-    of: Varlen = segments.varlen
     query, key, value = (x[0].transpose(0, 1) for x in (query_1HND, key_1HND, value_1HND))
     if of.key_index is not None:  # through FP32, in which the gradients of a prompt's completions are summed
         key, value = (x.float().index_select(0, of.key_index).to(x.dtype) for x in (key, value))
-    # torch 2.11 takes fewer key heads without the option, later versions with it
-    options: dict[str, Any] = (
-        {"enable_gqa": query.shape[1] != key.shape[1]} if _has_option(varlen_attn, "enable_gqa") else {}
-    )
+    # torch 2.11 takes fewer key heads without the option, later versions with it; torch.compile reads the code object
+    options: dict[str, Any] = {}
+    if "enable_gqa" in varlen_attn.__code__.co_varnames:
+        options["enable_gqa"] = query.shape[1] != key.shape[1]
     out_NHD = varlen_attn(
         query,
         key,
@@ -295,11 +295,6 @@ def varlen_attention(
     )
     assert isinstance(out_NHD, Tensor)
     return out_NHD[None]
-
-
-@cache  # every layer of every micro-batch asks
-def _has_option(function: Callable[..., Any], name: str) -> bool:
-    return name in inspect.signature(function).parameters
 
 
 def causal_attention(

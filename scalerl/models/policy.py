@@ -8,7 +8,7 @@ Legend: B sequences, T tokens, N tokens in one row, n trained tokens, D hidden s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -20,8 +20,10 @@ from torch.utils.checkpoint import checkpoint
 from scalerl.core.errors import ConfigError
 from scalerl.models.head import HeadRule, on_tensor_cores, token_logprobs
 from scalerl.models.loading import ATTENTION_KINDS, load_model, save_model
+from scalerl.models.packing import Varlen
 from scalerl.models.rows import Rows
 from scalerl.models.sizes import of_model
+from scalerl.models.torch_compile import compiled
 
 
 class Policy(nn.Module):
@@ -122,7 +124,8 @@ class Policy(nn.Module):
         if rows.layout is not None:
             # transformers passes on a 4D mask unchanged instead of building one of N x N; `segments` replaces it
             mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=rows.tokens.device)
-            inputs = {"position_ids": rows.positions, "segments": rows.layout}
+            segments = rows.layout.varlen if self.varlen else rows.layout
+            inputs = {"position_ids": rows.positions, "segments": segments}
             inputs["attention_mask"] = self._by_layer_kind(mask)
         # index_select sums the gradients of several completions after one prompt
         hidden_nD = self.hidden(rows.tokens, **inputs).flatten(0, 1).index_select(0, rows.before_n)
@@ -260,15 +263,20 @@ def tolerance(policy: Policy) -> float:
     return 1e-3 if policy.head_weight.dtype == torch.float32 else 0.2
 
 
+def layers_of(model: Any) -> list[nn.Module]:
+    """Return the decoder layers of a transformers model in order; none if the model does not mark them."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
 def decoder_layers(model: Any) -> list[nn.Module]:
     """Return the decoder layers of a transformers model in order.
 
     Raises:
         ConfigError: The model does not mark its layers.
     """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = layers_of(model)
     if not layers:
         raise ConfigError(
             f"model.path: {type(model).__name__} does not mark its decoder layers (GradientCheckpointingLayer of "
@@ -277,10 +285,29 @@ def decoder_layers(model: Any) -> list[nn.Module]:
     return layers
 
 
-def recompute_activations(model: Any) -> None:
-    """Let the decoder layers recompute their activations in the backward pass, in place.
+def wrap_layers(model: Any, *, recompute: bool, compiling: bool) -> None:
+    """Let the decoder layers recompute their activations in the backward pass, or run compiled, in place.
 
-    transformers would do so in training mode only, in which dropout, router noise and sampling routers are active.
+    transformers would recompute in training mode only, in which dropout, router noise and sampling routers are active.
+    A layer is compiled once for all layers of its kind and all lengths. Only rows that need no mask are: padded rows
+    and cached decoding, which a learner computes in its checks, would each be compiled again.
+
+    Args:
+        model: A transformers model.
+        recompute: Whether to recompute activations.
+        compiling: Whether to compile.
     """
     for layer in decoder_layers(model):
-        layer.forward = partial(checkpoint, type(layer).forward, layer, use_reentrant=False)
+        layer.__dict__.pop("forward", None)
+        if not (recompute or compiling):
+            continue
+        forward: Callable[..., Any] = type(layer).forward
+        if compiling:
+            forward = partial(_in_varlen_rows, compiled(forward), forward)
+        if recompute:  # outside: torch.compile does not look into the checkpointed function
+            forward = partial(checkpoint, forward, use_reentrant=False)
+        layer.forward = partial(forward, layer)
+
+
+def _in_varlen_rows(fast: Callable[..., Any], plain: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    return (fast if isinstance(options.get("segments"), Varlen) else plain)(*inputs, **options)

@@ -120,7 +120,7 @@ def can_record(policy: Any) -> bool:
         return False
     routing, tokens_BT = routing_of(policy), torch.zeros(1, 3, dtype=torch.long, device=policy.device)
     try:
-        routing.use(torch.full((3, routing.layers, routing.active), UNKNOWN))
+        routing.use(torch.full((3, routing.layers, routing.active), UNKNOWN, device=policy.device))
         policy.hidden(tokens_BT)
     except (AssertionError, IndexError, TypeError):  # the architecture's router has another interface
         return False

@@ -209,6 +209,7 @@ SIZES = (
     ("rollouts", "slots"),
     ("learner", "micro_batch_tokens"),
     ("learner", "gradient_checkpointing"),
+    ("learner", "compile"),
     ("hardware", "trainer_helpers"),
 )
 """Fields that a resume may change for a machine with less memory or more. Later steps then differ by rounding, and with

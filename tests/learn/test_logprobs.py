@@ -88,8 +88,9 @@ def bf16_head(device="cpu"):
     return leaves, torch.randint(0, 500, (64,), device=device), torch.randn(64, device=device)
 
 
-def assert_exact(leaves, targets, upstream):
-    logp, _ = token_logprobs(*leaves, targets, temperature=0.7, chunk=128)
+def assert_exact(leaves, targets, upstream, compiled=False):
+    rule = head.HeadRule(compiled=compiled)
+    logp, _ = token_logprobs(*leaves, targets, temperature=0.7, rule=rule, chunk=128)
     found = [logp.detach(), *torch.autograd.grad((logp * upstream).sum(), leaves)]
     exact = exact_head(*leaves, targets, upstream)
     assert float((found[0].double() - exact[0]).abs().max()) < 1e-5
@@ -136,5 +137,7 @@ def test_blocks_of_a_gpu_use_a_32nd_of_its_free_memory(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-def test_the_head_on_a_gpu_gives_the_float64_values_and_gradients():
-    assert_exact(*bf16_head("cuda"))
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_head_on_a_gpu_gives_the_float64_values_and_gradients(compiled):
+    assert_exact(*bf16_head("cuda"), compiled)

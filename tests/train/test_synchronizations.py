@@ -108,11 +108,11 @@ def test_a_gpu_reports_at_most_4_waits_for_an_update(kind):
     policy, batch = Policy(tiny_model("mistral-sliding").to("cuda", torch.bfloat16)), grouped_batch()
     made = SingleLearner(policy, Recipe(), packing=kind, micro_batch_tokens=12)
     made.step(batch)
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")  # setting the mode warns too
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
             made.step(batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
     assert 1 <= len([one for one in found if "synchronizing" in str(one.message)]) <= 4
