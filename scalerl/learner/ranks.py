@@ -98,6 +98,11 @@ class LearnerGroup:
         """Let rank 0 write the weights as a Hugging Face model, and adapters next to it."""
         self._call("export", directory)
 
+    def notes(self) -> dict[str, str]:
+        """Return what a user must know about how the ranks compute updates, by key."""
+        notes: dict[str, str] = self._call("notes")
+        return notes
+
     def watch(self) -> None:
         """Raise LearnerDied if a rank has ended."""
         self._ranks.watch()
