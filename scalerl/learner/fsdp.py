@@ -32,7 +32,7 @@ from scalerl.learner.base import PromptedRollout, TokenMeter, TokenSums, TrainBa
 from scalerl.learner.checks import mean_difference, reshard, sampled_tokens
 from scalerl.learner.experts import experts_of, mesh_of, spread
 from scalerl.learner.policy_learner import MOMENTS, PolicyLearner, by_mesh
-from scalerl.learner.sharded_checkpoint import read_shards, save_shards, stored_shapes
+from scalerl.learner.sharded_checkpoint import read_shards, save_shards, stored_tensors
 from scalerl.models.loading import save_model
 from scalerl.models.policy import Policy, decoder_layers, rounding
 from scalerl.models.rows import Rows
@@ -159,13 +159,13 @@ class ShardedLearner(PolicyLearner):
         return master.to_local() if isinstance(master, DTensor) else master
 
     def load(self, directory: Path, updates: int) -> None:
-        """Restore the state that any number of ranks saved after `updates` updates.
+        """Restore the state that one process or any number of ranks saved after `updates` updates.
 
         Raises:
-            ConfigError: The checkpoint was written by a single process or belongs to another model.
+            ConfigError: The checkpoint belongs to another model.
         """
-        stored = stored_shapes(directory)
-        self.check_model(stored, directory)
+        stored = stored_tensors(directory)
+        self.check_model({key: tuple(entry.size) for key, entry in stored.items()}, directory)
         self._make_moments({kind for kind in MOMENTS if any(key.startswith(f"{kind}.") for key in stored)})
         read_shards(directory, self.tensors())
         self.updates = updates

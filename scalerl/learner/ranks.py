@@ -86,10 +86,10 @@ class LearnerGroup:
         self._call("save", directory)
 
     def load(self, directory: Path, updates: int) -> None:
-        """Restore the state that any number of ranks saved after `updates` updates.
+        """Restore the state that one process or any number of ranks saved after `updates` updates.
 
         Raises:
-            ConfigError: The checkpoint was written by a single process or belongs to another model.
+            ConfigError: The checkpoint belongs to another model.
         """
         self._call("load", directory, updates)
         self.updates = updates
