@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from scalerl.config.recipe import Recipe, Reinforce
 from scalerl.core.errors import ConfigError
 from scalerl.learner import checks
-from scalerl.learner.checks import use_packing
+from scalerl.learner.checks import layout_in_use, sampled_tokens
 from scalerl.learner.single import SingleLearner
 from scalerl.models.packing import Segments, can_pack, install, neighbors
 from scalerl.models.policy import Policy
@@ -150,22 +150,39 @@ def test_auto_packs_if_more_than_a_tenth_would_be_padding():
 @pytest.mark.parametrize("name", ["mistral-sliding", "qwen2-sliding", "gemma3-two-ropes", "phi3-sliding"])
 def test_a_layer_that_does_not_pass_its_window_is_not_packed(name, monkeypatch):
     policy = Policy(tiny_model(name, sliding_window=64))  # longer than the compared sequences
-    assert checks.packing_difference(policy) < 1e-4
+    tokens_BT = sampled_tokens(policy)
+    assert checks.packing_difference(policy, tokens_BT) < 1e-4
     other = tuple(attention._replace(window=64 - attention.window) for attention in policy.sizes.attention)
     policy.sizes = replace(policy.sizes, attention=other)
-    assert checks.packing_difference(policy) == float("inf")
+    assert checks.packing_difference(policy, tokens_BT) == float("inf")
+
+
+def layout(name, packing):
+    policy = Policy(tiny_model(name))
+    return layout_in_use(policy, packing, sampled_tokens(policy))
 
 
 def test_packing_is_refused_if_scores_are_capped_or_have_sinks(monkeypatch):
-    assert not use_packing(Policy(tiny_model("qwen3")), "padded")
-    assert use_packing(Policy(tiny_model("qwen3")), "packed")
+    assert layout("qwen3", "padded") == ("padded", "")
+    assert layout("qwen3", "packed") == ("packed", "")
     for name in EAGER:
         assert not can_pack(tiny_model(name))
         with pytest.raises(ConfigError, match="eager"):
-            use_packing(Policy(tiny_model(name)), "packed")
+            layout(name, "packed")
     for name in OWN:
         with pytest.raises(ConfigError, match="allowed: padded, auto"):
-            use_packing(Policy(tiny_model(name)), "packed")
-    monkeypatch.setattr(checks, "packing_difference", lambda policy: 0.5)
-    with pytest.raises(ConfigError, match="differ"):
-        use_packing(Policy(tiny_model("qwen3")), "packed")
+            layout(name, "packed")
+    monkeypatch.setattr(checks, "packing_difference", lambda policy, tokens_BT: 0.5)
+    with pytest.raises(ConfigError, match=r"differ by 0.5 on average .*allowed 0.001"):
+        layout("qwen3", "packed")
+
+
+def test_a_fallback_to_padded_rows_has_its_reason(monkeypatch):
+    assert layout("qwen3", "auto") == ("auto", "")
+    for name in (*EAGER, *OWN):
+        packing, reason = layout(name, "auto")
+        assert packing == "padded" and reason.startswith("learner.packing: rows are padded, which costs time, because")
+    learner = SingleLearner(Policy(tiny_model("gpt-oss")), Recipe(loss=Reinforce()), packing="auto")
+    assert "sinks" in learner.notes()["packing"]
+    for packing in ("padded", "packed"):
+        assert SingleLearner(Policy(tiny_model("qwen3")), Recipe(loss=Reinforce()), packing=packing).notes() == {}

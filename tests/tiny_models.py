@@ -95,6 +95,21 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def realistic_model() -> Any:
+    """Return a bf16 Llama that rounds as a real model does: 8 layers, and a head as sharp as one that was trained.
+
+    Its samples have -1.8 nats each, other tokens -19. Two kernels differ by 0.07 nats on average at the former, and by
+    0.37 at one of the latter; SmolLM2-135M: -3.1, -12, 0.03 and 0.25.
+    """
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 2048, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2}  # fmt: skip
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=False)).eval()
+    with torch.no_grad():
+        model.lm_head.weight *= 3
+    return model.bfloat16()
+
+
 def tiny_model(name: str, seed: int = 0, **changes: Any) -> Any:
     """Return a random model of one architecture."""
     family, special = ARCHITECTURES[name]

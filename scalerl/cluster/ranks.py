@@ -10,7 +10,7 @@ from typing import Any
 
 from scalerl.cluster.remote import Actor, RayRemote
 from scalerl.config.run import RunConfig
-from scalerl.core.addresses import free_port
+from scalerl.core.addresses import reserved_port
 from scalerl.core.remote import End, Group
 from scalerl.learner.ranks import LearnerDied, RankSpec, build_rank, serve_rank
 from scalerl.rollouts.weights import WeightChannel
@@ -94,6 +94,7 @@ def _meet(spec: RankSpec, channels: Sequence[WeightChannel], end: End) -> None:
     import ray
 
     host = ray.util.get_node_ip_address()
-    end.say("done", f"tcp://{host}:{free_port(host)}")
-    _, (meeting,) = end.next()
-    serve_rank(partial(build_rank, replace(spec, init_method=meeting)), channels)(end)
+    with reserved_port(host) as port:
+        end.say("done", f"tcp://{host}:{port}")
+        _, (meeting,) = end.next()
+        serve_rank(partial(build_rank, replace(spec, init_method=meeting)), channels)(end)

@@ -1,4 +1,4 @@
-"""Network addresses: whether one is of this machine only, whose a connection is, and a free TCP port."""
+"""Network addresses: whether one is of this machine only, whose a connection is, and free TCP ports."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ipaddress
 import os
 import socket
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -55,6 +55,21 @@ def _end(text: str) -> tuple[str, int]:
 
 def free_port(host: str = "") -> int:
     """Return a TCP port that is free on an address of this machine; empty: on all of them."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    with reserved_port(host) as port:
+        return port
+
+
+@contextmanager
+def reserved_port(host: str = "") -> Iterator[int]:
+    """Keep a free TCP port from other programs, until a server that is told the port listens on it.
+
+    Linux lets a second socket bind a port if both set SO_REUSEADDR and none listens. Servers set it (uvicorn, vLLM and
+    torch's TCPStore do), and the kernel gives a bound port to nobody who asks for any.
+
+    Args:
+        host: Address of this machine; empty: all of them.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((host, 0))
+        yield int(holder.getsockname()[1])

@@ -314,6 +314,9 @@ class Learner(Protocol):
     def export(self, directory: Path) -> None:
         """Write the weights as a Hugging Face model; with `model.lora` also the adapters, to `adapter` next to it."""
 
+    def notes(self) -> dict[str, str]:
+        """Return what a user must know about how updates are computed, by key: that rows are padded, and why."""
+
     def watch(self) -> None:
         """Raise ProcessDied if a process of the learner has ended; called while the loop waits."""
 

@@ -19,7 +19,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.learn.losses import LOSSES
 from scalerl.learn.mismatch import correction
 from scalerl.learner.base import BadGradient, PromptedRollout, StepStats, TokenMeter, TokenSums, TrainBatch
-from scalerl.learner.checks import Packing, check_update, use_packing, wrap
+from scalerl.learner.checks import Packing, check_update, layout_in_use, sampled_tokens, wrap
 from scalerl.learner.cpu import HeapTrim
 from scalerl.models.packing import upload
 from scalerl.models.policy import Policy
@@ -72,12 +72,14 @@ class PolicyLearner:
             checkpoint_names: Whether to send weights by the names of a checkpoint on disk instead of the model's.
 
         Raises:
-            ConfigError: From `use_packing`, `wrap` and `check_update`.
+            ConfigError: From `layout_in_use`, `wrap` and `check_update`.
         """
         self.policy, self.updates, self._trim_heap = policy, 0, HeapTrim()
         self._recipe, optimizer = recipe, recipe.optimizer
         self._budget, self._checkpointing = micro_batch_tokens, gradient_checkpointing
-        self._packing, self._checkpoint_names = packing if use_packing(policy, packing) else "padded", checkpoint_names
+        tokens_BT, self._checkpoint_names = sampled_tokens(policy), checkpoint_names
+        self._packing, fallback = layout_in_use(policy, packing, tokens_BT)
+        self._notes = {"packing": fallback} if fallback else {}
         self._names = [name for name, _ in policy.trained()]
         self._parameters = [parameter for _, parameter in policy.trained()]
         self._masters = [_master(p) for p in self._parameters]
@@ -86,8 +88,9 @@ class PolicyLearner:
         kinds = ((decayed, optimizer.weight_decay), (plain, 0.0))
         groups = [{"params": own, "weight_decay": decay} for params, decay in kinds for own in by_mesh(params)]
         self._optimizer = torch.optim.AdamW(groups, lr=0.0, betas=optimizer.betas, eps=optimizer.eps, fused=True)
-        self.compiled = wrap(policy, recompute=gradient_checkpointing, compile=compile)
-        check_update(policy, packed=self._packing != "padded")
+        self.compiled, fallback = wrap(policy, recompute=gradient_checkpointing, compile=compile)
+        self._notes |= {"compile": fallback} if fallback else {}
+        check_update(policy, self._packing != "padded", tokens_BT)
 
     # -------------------------------------------------------------------------------------------------------- update
 
@@ -120,6 +123,10 @@ class PolicyLearner:
             return check_current(self.policy, version, rollouts, temperature=self._recipe.temperature, bound=math.inf)
         except NotFinite:
             raise BadGradient(f"log-probabilities are not finite after update {self.updates}") from None
+
+    def notes(self) -> dict[str, str]:
+        """Return what a user must know about how updates are computed, by key."""
+        return dict(self._notes)
 
     def watch(self) -> None:
         """Do nothing: the learner has no other processes."""

@@ -86,10 +86,10 @@ class LearnerGroup:
         self._call("save", directory)
 
     def load(self, directory: Path, updates: int) -> None:
-        """Restore the state that any number of ranks saved after `updates` updates.
+        """Restore the state that one process or any number of ranks saved after `updates` updates.
 
         Raises:
-            ConfigError: The checkpoint was written by a single process or belongs to another model.
+            ConfigError: The checkpoint belongs to another model.
         """
         self._call("load", directory, updates)
         self.updates = updates
@@ -97,6 +97,11 @@ class LearnerGroup:
     def export(self, directory: Path) -> None:
         """Let rank 0 write the weights as a Hugging Face model, and adapters next to it."""
         self._call("export", directory)
+
+    def notes(self) -> dict[str, str]:
+        """Return what a user must know about how the ranks compute updates, by key."""
+        notes: dict[str, str] = self._call("notes")
+        return notes
 
     def watch(self) -> None:
         """Raise LearnerDied if a rank has ended."""

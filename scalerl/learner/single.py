@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from scalerl.config.recipe import Recipe
-from scalerl.core.errors import ConfigError
 from scalerl.learner.base import TokenMeter, TokenSums, TrainBatch
 from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.learner.cpu import Helpers
@@ -113,17 +112,17 @@ class SingleLearner(PolicyLearner):
         save_state(directory, "learner", self.tensors())
 
     def load(self, directory: Path, updates: int) -> None:
-        """Restore the state that `save` wrote after `updates` updates.
+        """Restore the state that one process or any number of ranks saved after `updates` updates.
 
         Raises:
-            ConfigError: The checkpoint was written by several ranks or belongs to another model.
+            ConfigError: The checkpoint belongs to another model.
         """
-        if (directory / "learner").is_dir():
-            raise ConfigError(
-                f"{directory}: was written by several trainer ranks, and one process cannot read it; allowed: "
-                "placement.trainer_ranks = 2 or more"
-            )
-        tensors = load_state(directory, "learner")
+        if (directory / "learner").is_dir():  # of ranks
+            from scalerl.learner.sharded_checkpoint import read_whole
+
+            tensors = read_whole(directory)
+        else:
+            tensors = load_state(directory, "learner")
         self.check_model({name: tuple(tensor.shape) for name, tensor in tensors.items()}, directory)
         self.load_tensors(tensors, updates)
 
@@ -131,11 +130,11 @@ class SingleLearner(PolicyLearner):
     def load_tensors(self, tensors: Mapping[str, Tensor], updates: int) -> None:
         """Restore the tensors that `tensors` returned after `updates` updates."""
         self.updates = updates
+        self._optimizer.state.clear()  # before the first update there are no moments
         for name, master in zip(self._names, self._masters, strict=True):
             master.copy_(tensors[f"master.{name}"])
             for kind in MOMENTS:
                 if f"{kind}.{name}" in tensors:
-                    value = tensors[f"{kind}.{name}"]
-                    device = value.device if kind == "step" else master.device
-                    self._optimizer.state[master][kind] = value.to(device).clone()
+                    # a fused AdamW keeps the step on the device of the parameter too
+                    self._optimizer.state[master][kind] = tensors[f"{kind}.{name}"].to(master.device).clone()
         self._write_back()

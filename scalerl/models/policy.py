@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from scalerl.core.errors import ConfigError
-from scalerl.models.head import HeadRule, on_tensor_cores, token_logprobs
+from scalerl.models.head import HeadRule, draw, on_tensor_cores, token_logprobs
 from scalerl.models.loading import ATTENTION_KINDS, load_model, save_model
 from scalerl.models.packing import Varlen
 from scalerl.models.rows import Rows
@@ -56,6 +56,8 @@ class Policy(nn.Module):
         self.sizes = of_model(model)
         self.version = 0
         """Version of the weights, if an engine has loaded them."""
+        self.sharded_dtype: torch.dtype | None = None
+        """Type of the forward pass if the weights are FP32 shards; None: that of the weights."""
         self.varlen = False
         """Whether packed rows need no masks: all layers use torch's variable-length kernel (checks.py finds out)."""
         self._upcast_head: Tensor | None = None
@@ -70,6 +72,11 @@ class Policy(nn.Module):
     def device(self) -> torch.device:
         """Device of the weights."""
         return self.head_weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the forward pass."""
+        return self.sharded_dtype or self.head_weight.dtype
 
     @property
     def head_weight(self) -> Tensor:
@@ -113,12 +120,14 @@ class Policy(nn.Module):
         """Rows of the LM head."""
         return len(self.head_weight)
 
-    def forward(self, rows: Rows, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    def forward(self, rows: Rows, temperature: float = 1.0, uniforms_n: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return log-probabilities (with gradient) and entropies (nats, without) at the trained tokens, in row order.
 
         Args:
             rows: Tokens, and which are trained.
             temperature: Sampling temperature.
+            uniforms_n: With uniform numbers in [0, 1), float64: draw a token after each of `before_n`, and return the
+                tokens and their log-probabilities. A sharded model has its weights only inside this call.
         """
         inputs: dict[str, Any] = {}
         if rows.layout is not None:
@@ -129,6 +138,8 @@ class Policy(nn.Module):
             inputs["attention_mask"] = self._by_layer_kind(mask)
         # index_select sums the gradients of several completions after one prompt
         hidden_nD = self.hidden(rows.tokens, **inputs).flatten(0, 1).index_select(0, rows.before_n)
+        if uniforms_n is not None:
+            return draw(self.rule.logits(hidden_nD, self.head_weight, self.head_bias), uniforms_n, temperature)
         head = (self.head_weight, self.head_bias, rows.targets_n, temperature, self.rule)
         return token_logprobs(hidden_nD, *head, nucleus=rows.nucleus)
 
@@ -251,16 +262,20 @@ def check_head(policy: Policy) -> None:
     ours_NV = policy.logits(policy.hidden(tokens_BT)[0])
     scale = float(theirs_NV.abs().max())
     error = float((theirs_NV - ours_NV).abs().max())
-    if not error <= (1e-4 if policy.head_weight.dtype == torch.float32 else 0.05) * max(scale, 1.0):
+    if not error <= (1e-4 if policy.dtype == torch.float32 else 0.05) * max(scale, 1.0):
         raise ConfigError(
             f"model.path: {type(policy.model).__name__} transforms its logits in an unsupported way "
             f"(difference {error:.2g}); supported: a linear head with optional soft-capping or a constant scale"
         )
 
 
-def tolerance(policy: Policy) -> float:
-    """Return the largest difference of log-probabilities, nats, between two ways to compute the same model."""
-    return 1e-3 if policy.head_weight.dtype == torch.float32 else 0.2
+def rounding(dtype: torch.dtype) -> float:
+    """Return the mean |difference| of log-probabilities, nats, that rounding explains between two ways to compute.
+
+    It holds for tokens that the model samples, with weights of this type. For SmolLM2-135M in bf16 with two kernels of
+    attention it is 0.025 to 0.037, but 0.07 for tokens that the model finds absurd; single tokens differ by up to 0.3.
+    """
+    return 1e-3 if dtype == torch.float32 else 0.1
 
 
 def layers_of(model: Any) -> list[nn.Module]:

@@ -58,6 +58,13 @@ class Rows:
         return cls(tokens, before, targets, place)
 
     @classmethod
+    def ends(cls, tokens_BT: Tensor, device: torch.device) -> Self:
+        """Use the ends of the rows, after each of which one token can be drawn; `targets_n` and `place_n` are empty."""
+        ends_B = torch.arange(1, len(tokens_BT) + 1) * tokens_BT.shape[1] - 1
+        none = torch.empty(0, dtype=torch.long, device=device)
+        return cls(upload(tokens_BT, device), upload(ends_B, device), none, none)
+
+    @classmethod
     def packed(cls, tokens_BT: Tensor, trained_BT: Tensor, length_B: Tensor, device: torch.device) -> Self:
         """Put all sequences into one row; `length_B` counts the tokens of each, and the rest is as for `padded`."""
         inside_BT = torch.arange(tokens_BT.shape[1]) < length_B[:, None]

@@ -17,15 +17,9 @@ import torch
 from torch import Tensor
 
 from scalerl.core.errors import RunError
-from scalerl.models.policy import Policy
+from scalerl.models.policy import Policy, rounding
 from scalerl.models.rows import Rows
 from scalerl.types import FloatArray, Rollout
-
-BOUNDS = {torch.float32: 1e-3}
-"""Mean |difference| in nats that rounding explains, by dtype of the weights."""
-
-BOUND_OF_ROUNDED_WEIGHTS = 0.1
-"""Bound for weights in bf16: kernels with another order of summation differ by about 0.01 per token."""
 
 _ROWS = 8
 """Number of rollouts per forward pass."""
@@ -121,7 +115,7 @@ def check_current(
         version: Version of the policy's weights.
         rollouts: (prompt, rollout) pairs.
         temperature: Sampling temperature.
-        bound: Allowed mean |difference|, nats; None chooses by the dtype of the weights.
+        bound: Allowed mean |difference|, nats; None for that of rounding (`models.policy.rounding`).
         most: Maximum number of rollouts to compute, which limits the time.
 
     Returns:
@@ -145,13 +139,8 @@ def check_current(
         _difference(len(usable), [part.abs() for part in parts[: len(usable)]]),
         log_ratios=tuple(of_rollout.get(number) for number in range(len(given))),
     )
-    check_difference(difference, version, bound_of(policy.head_weight.dtype) if bound is None else bound)
+    check_difference(difference, version, rounding(policy.dtype) if bound is None else bound)
     return difference
-
-
-def bound_of(dtype: torch.dtype) -> float:
-    """Return the mean |difference| in nats that rounding explains, for weights of a dtype."""
-    return BOUNDS.get(dtype, BOUND_OF_ROUNDED_WEIGHTS)
 
 
 def check_difference(difference: Difference, version: int, bound: float) -> None:

@@ -17,11 +17,11 @@ import torch
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError, call
-from scalerl.models.policy import Policy, load_policy
+from scalerl.models.policy import Policy, load_policy, rounding
 from scalerl.rollouts.custom import EngineParts, make_engine
 from scalerl.rollouts.engine import POLL_S, Engine, Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.replay import ReplayMismatch, bound_of, check_current, check_difference, largest_difference
+from scalerl.rollouts.replay import ReplayMismatch, check_current, check_difference, largest_difference
 from scalerl.types import Rollout
 
 TOKENS = 6
@@ -205,7 +205,7 @@ def check_swap(bench: Bench) -> None:
         {1: bench.policy, 2: changed}, [(prompts[number], rollout) for number, rollout in rollouts.items()]
     )
     try:
-        check_difference(difference, 2, bound_of(bench.policy.head_weight.dtype))
+        check_difference(difference, 2, rounding(bench.policy.dtype))
     except ReplayMismatch as error:
         raise EngineError(f"after a swap with sequences under way: {error}") from None
 

@@ -17,9 +17,10 @@ import torch
 
 from scalerl.config import RunConfig
 from scalerl.learner.base import BadGradient, Learner
+from scalerl.models.policy import rounding
 from scalerl.models.text import TokenText
 from scalerl.rollouts.pipeline import Interrupted, Pipeline, RolloutBatch
-from scalerl.rollouts.replay import ReplayMismatch, bound_of, check_difference
+from scalerl.rollouts.replay import ReplayMismatch, check_difference
 from scalerl.scaling import CurveError, fit
 from scalerl.scaling.stop import reason_to_stop, stop_rule
 from scalerl.training.batch import environment_row
@@ -120,7 +121,7 @@ class Evaluations:
             return {}, ()
         ratios, self.progress.replay_difference = difference.log_ratios, difference.largest
         try:
-            check_difference(difference, step, bound_of(getattr(torch, self.config.hardware.dtype)))
+            check_difference(difference, step, rounding(getattr(torch, self.config.hardware.dtype)))
         except ReplayMismatch as error:
             raise TrainingFailed(f"step {step}: {error}") from None
         by_group = {n: own_N for n, own_N in zip(numbers, ratios, strict=False) if own_N is not None}

@@ -292,6 +292,7 @@ def _begin(run: Session, makers: Mapping[str, Callable[[], Logger]]) -> None:
     directory = run.records.directory
     run.checkpoints.store.directory.mkdir(exist_ok=True)
     directory.rewind({})
+    run.records.explain(run.learner.notes())
     run.pipeline.start(run.learner.send, 0, run.initial_visits())
     run.records.followers = Followers(
         run.config, run_info(run.config), directory.path, makers, run.records.display.note
@@ -312,6 +313,7 @@ def _continue(
     run.records.points = directory.points()
     rows, events = (read_rows(directory.path / name) for name in (METRICS, EVENTS))
     run.records.warnings = RunWarnings(run.config, rows[-KEPT_ROWS:], events)
+    run.records.explain(run.learner.notes(), events)
     sampling = load_plain(checkpoint, "generator")["sampling_version"]
     if sampling == step:
         run.pipeline.start(run.learner.send, sampling)

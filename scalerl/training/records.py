@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,6 +119,19 @@ class Records:
             self.display.point(self.points)
         if self.followers:
             self.followers.evaluated(self.points if judged else points, judged)
+
+    def explain(self, notes: Mapping[str, str], events: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Show notes that hold for the whole run, and write those that are new.
+
+        Args:
+            notes: Texts by key.
+            events: Rows of events.jsonl so far.
+        """
+        known = {(event.get("key"), event.get("text")) for event in events}
+        rows = [Event(self.progress.step, "note", key, text) for key, text in notes.items()]
+        self.directory.append(EVENTS, [row._asdict() for row in rows if (row.key, row.text) not in known])
+        for row in rows:
+            self.display.note(row.text)
 
     def _report(self, events: Sequence[Event], when: str) -> None:
         self.directory.append(EVENTS, [event._asdict() for event in events])

@@ -58,14 +58,14 @@ FALLING = "falling "
 
 
 class Event(NamedTuple):
-    """A row of events.jsonl: a warning, or its end.
+    """A row of events.jsonl: a warning, its end, or a note.
 
     Example: Event(120, "warning", "truncated", "12% of the rollouts are truncated: ...")
     """
 
     step: int
     kind: str
-    """warning, or over: it no longer holds."""
+    """warning; over: it no longer holds; note: what holds from a start on."""
     key: str
     """The same while the numbers of a warning change."""
     text: str

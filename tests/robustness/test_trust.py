@@ -285,12 +285,13 @@ def sharded(path):
 def test_metadata_of_a_checkpoint_of_ranks_is_read_like_torch_does(place):
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    from scalerl.learner.sharded_checkpoint import PlainReader, stored_shapes
+    from scalerl.learner.sharded_checkpoint import PlainReader, stored_tensors
 
     sharded(place)
     ours, theirs = (reader(place / "learner").read_metadata() for reader in (PlainReader, FileSystemReader))
     assert ours.state_dict_metadata == theirs.state_dict_metadata and ours.storage_data == theirs.storage_data
-    assert stored_shapes(place) == {"a": (4, 3), "step": (), "half": (2,)}
+    sizes = {key: tuple(entry.size) for key, entry in stored_tensors(place).items()}
+    assert sizes == {"a": (4, 3), "step": (), "half": (2,)}
 
 
 @pytest.mark.parametrize(
@@ -304,9 +305,9 @@ def test_metadata_of_a_checkpoint_of_ranks_is_read_like_torch_does(place):
     ],
 )
 def test_a_checkpoint_of_ranks_with_code_in_its_metadata_is_refused(place, written):
-    from scalerl.learner.sharded_checkpoint import stored_shapes
+    from scalerl.learner.sharded_checkpoint import stored_tensors
 
     sharded(place)
     (place / "learner/.metadata").write_bytes(written)
     with pytest.raises(ConfigError, match="is not the metadata of a checkpoint"):
-        stored_shapes(place)
+        stored_tensors(place)

@@ -66,6 +66,7 @@ class FakeVllm:
         """Layers with experts, experts per token and per layer, with --enable-return-routed-experts."""
         self.masks = False
         """--return-sampling-mask."""
+        self.served = "fake"
         self.label, self.weights = "default", 0
         self.partial = False
         """Whether an update has begun that did not finish: a request then ends the server, as it does vLLM's."""
@@ -148,7 +149,7 @@ class Handler(BaseHTTPRequestHandler):
         answers = {
             "/health": {},
             "/version": {"version": self.fake.version_name},
-            "/v1/models": {"data": [{"id": "fake", "max_model_len": self.fake.max_model_len}]},
+            "/v1/models": {"data": [{"id": self.fake.served, "max_model_len": self.fake.max_model_len}]},
         }
         if self.fake.development:
             answers |= {
@@ -337,6 +338,9 @@ class Handler(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     with FakeVllm(int(sys.argv[sys.argv.index("--port") + 1])) as server:
+        for place, word in enumerate(sys.argv):
+            if word == "--served-model-name":  # the last one counts
+                server.served = sys.argv[place + 1]
         if "--weight-transfer-config" in sys.argv:
             how = sys.argv[sys.argv.index("--weight-transfer-config") + 1]
             server.settings["weight_transfer_config"] = json.loads(how)

@@ -10,9 +10,12 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import gloo_vllm
+import httpx
 import pytest
 import torch
 from fake_vllm import FakeVllm
@@ -89,6 +92,54 @@ def test_the_channel_is_pickled_without_its_communicator_and_receives_nothing():
     copy.drop(0)
     with pytest.raises(RuntimeError, match=r"use rollouts.weights = 'directory'"):
         copy.receive(0)
+
+
+def test_the_optimizers_kernels_are_finished_before_vllm_reads_the_weights(monkeypatch):
+    """On a device that only records; vLLM reads them in another thread, which a stream of the caller does not order."""
+    calls, caller = [], threading.get_ident()
+
+    class Engine:
+        def send_weights(self):
+            calls.append(("read", threading.get_ident() == caller, list(sender._source.weights)))
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: calls.append(("synchronize",)))
+    sender = object.__new__(nccl._Sender)
+    sender.servers, sender._engine = ("http://127.0.0.1:1",), Engine()
+    sender._client, sender._source = SimpleNamespace(failure=Future()), SimpleNamespace()
+    for version in (1, 2):
+        sender.send(version, iter([("w", version)]), 10.0)
+    assert calls == [
+        ("synchronize",), ("read", False, [("w", 1)]), ("synchronize",), ("read", False, [("w", 2)])
+    ]  # fmt: skip
+
+
+def test_a_machine_without_an_accelerator_has_nothing_to_wait_for(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: pytest.fail("there is no device"))
+    nccl.finish_kernels()
+
+
+def test_all_servers_are_asked_for_their_weights_at_the_same_time(monkeypatch):
+    """Each answer waits until all have been asked; one server is away, and one is starting."""
+    channel, together = gloo_vllm.channel_to(*(f"http://127.0.0.1:{1 + n}" for n in range(64))), threading.Barrier(64)
+
+    def get(address, **options):
+        together.wait(timeout=20)
+        number = int(address.split(":")[2].split("/")[0])
+        if number == 7:
+            raise httpx.ConnectError("away")
+        status = 503 if number == 9 else 200
+        return httpx.Response(status, json={"weight_version": str(number)})
+
+    monkeypatch.setattr(nccl.httpx, "get", get)
+    labels = channel._labels()
+    assert labels == {f"http://127.0.0.1:{n}": str(n) for n in range(1, 65) if n not in (7, 9)}
+    assert list(labels) == [f"http://127.0.0.1:{1 + n}" for n in sorted(range(64), key=str) if n not in (6, 8)]
+
+
+def test_a_channel_without_servers_asks_nobody():
+    assert gloo_vllm.channel_to()._labels() == {}
 
 
 CUDA = ["--hardware.device", "cuda"]

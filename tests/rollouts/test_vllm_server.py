@@ -1,20 +1,25 @@
 """Starting, checking and ending a vLLM server."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
 import pytest
+import torch.distributed as dist
 from fake_vllm import VOCABULARY
 from vllm_setup import NEEDS, wait_for
 
+from scalerl.core.addresses import free_port, reserved_port
 from scalerl.core.errors import ConfigError
 from scalerl.rollouts.engine import RoutingShape
 from scalerl.rollouts.vllm import server as server_module
@@ -131,10 +136,11 @@ def after(line, name):
 
 
 def test_the_command_line_sets_what_the_engine_relies_on(spec):
-    line = command(dataclasses.replace(spec, dtype="bfloat16", fp32_head=True, extra=("--enforce-eager",)), 8123)
+    line = command(dataclasses.replace(spec, dtype="bfloat16", fp32_head=True, extra=("--enforce-eager",)), 8123, "own")
     assert line[1:3] == ["-m", "vllm.entrypoints.openai.api_server"] and line[-1] == "--enforce-eager"
     expected = {
         "--model": "some/model", "--host": "127.0.0.1", "--port": "8123", "--max-model-len": "300",
+        "--served-model-name": "own",
         "--max-num-seqs": "9", "--logprobs-mode": "processed_logprobs", "--generation-config": "vllm",
         "--worker-extension-cls": "scalerl_weights.WorkerExtension", "--tensor-parallel-size": "1",
     }  # fmt: skip
@@ -145,7 +151,7 @@ def test_the_command_line_sets_what_the_engine_relies_on(spec):
 
 
 def test_float32_needs_no_head_override_and_nccl_no_extension(spec):
-    line = command(dataclasses.replace(spec, dtype="float32", fp32_head=True, backend="nccl"), 1)
+    line = command(dataclasses.replace(spec, dtype="float32", fp32_head=True, backend="nccl"), 1, "own")
     assert "--hf-overrides" not in line and "--worker-extension-cls" not in line
 
 
@@ -183,6 +189,97 @@ def test_the_error_of_a_failed_start_is_one_line_with_the_reason(spec):
     with pytest.raises(ConfigError) as caught:
         server.wait_ready()
     assert "out of luck" in str(caught.value) and "\n" not in str(caught.value)
+
+
+TAKEN = {
+    "vLLM": "OSError: [Errno 98] Address already in use",
+    "torch": "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+    "port: 29511, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+}
+
+
+@pytest.fixture
+def unlucky(spec, tmp_path):
+    """A specification of a server that finds its port taken a number of times, with the words of `TAKEN`."""
+
+    def make(times, words):
+        (tmp_path / "fake").write_bytes(Path(spec.python).read_bytes())
+        (tmp_path / "fake").chmod(0o755)
+        Path(spec.python).write_text(
+            f"#!/bin/sh\necho >> {tmp_path}/starts\n"
+            f'[ $(wc -l < {tmp_path}/starts) -gt {times} ] && exec {tmp_path}/fake "$@"\n'
+            f"echo '{words}'\nexit 1\n"
+        )
+        return spec
+
+    return make
+
+
+@pytest.mark.parametrize("words", TAKEN.values(), ids=TAKEN)
+def test_a_server_whose_port_is_taken_starts_on_another_one(unlucky, words):
+    server = Server(unlucky(2, words))
+    first = server.address
+    server.wait_ready()
+    assert answers(server.address) and server.address != first
+    server.close()
+
+
+def test_three_taken_ports_are_an_error_with_cause_and_cure(unlucky, tmp_path):
+    server = Server(unlucky(99, TAKEN["vLLM"]))
+    with pytest.raises(ConfigError, match=r"Address already in use .*3 ports of 127.0.0.1 were tried.*ss -ltnp"):
+        server.wait_ready()
+    assert len((tmp_path / "starts").read_text().splitlines()) == 3
+
+
+def test_another_error_of_a_start_is_not_tried_again(unlucky, tmp_path):
+    server = Server(unlucky(99, "RuntimeError: out of memory"))
+    with pytest.raises(ConfigError, match="out of memory"):
+        server.wait_ready()
+    assert len((tmp_path / "starts").read_text().splitlines()) == 1
+
+
+def test_another_server_at_the_port_is_not_taken_for_the_started_one(spec, server, monkeypatch):
+    """It answers at once, long before the started one finds the port taken."""
+    ports = [int(server.address.rpartition(":")[2])]
+
+    @contextlib.contextmanager
+    def port(host):
+        if ports:
+            yield ports.pop()
+        else:
+            with reserved_port(host) as free:
+                yield free
+
+    monkeypatch.setattr(server_module, "reserved_port", port)
+    made = Server(spec)
+    assert made.address == server.address
+    made.wait_ready()
+    assert made.address != server.address and answers(made.address)
+    made.close()
+    assert answers(server.address)
+
+
+def test_a_user_may_name_the_model(spec):
+    server = Server(dataclasses.replace(spec, extra=("--served-model-name", "mine")))
+    server.wait_ready()
+    assert "mine" in httpx.get(f"{server.address}/v1/models", trust_env=False).text
+    server.close()
+
+
+@pytest.mark.parametrize("host", ["", "127.0.0.1"])
+def test_a_reserved_port_is_only_for_the_server_that_is_told_it(host):
+    with reserved_port(host) as port:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        assert port not in {free_port(host) for _ in range(200)}
+        with socket.create_server(("127.0.0.1", port)) as told:  # sets SO_REUSEADDR, as vLLM does
+            told.listen()
+            socket.create_connection(("127.0.0.1", port)).close()
+    for uv in (True, False):
+        with reserved_port(host) as port:
+            store = dist.TCPStore("127.0.0.1", port, 1, True, timedelta(seconds=5), use_libuv=uv)
+            store.set("a", "b")
+            del store
 
 
 CORE = "(EngineCore pid=7) ERROR 11-23 05:08:31 [core.py:15] "

@@ -209,7 +209,7 @@ def check_command_line(source: Source) -> Iterator[str]:
     text = "".join(path.read_text() for path in (*declared, *source.files("engine/arg_utils.py")))
     spec = ServerSpec("m", 10, 10, Path("log"), fp32_head=True, dtype="bfloat16")
     launch = re.findall(r'"(--[\w-]+)"', (OURS / "launch.py").read_text())
-    for option in {word for word in command(spec, 1) if word.startswith("--")} | set(launch):
+    for option in {word for word in command(spec, 1, "n") if word.startswith("--")} | set(launch):
         field = option[2:].replace("-", "_")
         if not re.search(rf"\b{field}\b\s*[:=]|[\"']{option}[\"']", text):
             yield f"no option {option}"
@@ -218,7 +218,7 @@ def check_command_line(source: Source) -> Iterator[str]:
     ))  # fmt: skip
     if share is None or float(share[1]) < USABLE:
         yield f"gpu_memory_utilization is {share and share[1]} by default, below the {USABLE} that plans use"
-    module = command(spec, 1)[2]
+    module = command(spec, 1, "n")[2]
     if source.module(module) is None:
         yield f"no module {module}"
     variables = "".join(path.read_text() for path in source.files("envs.py"))

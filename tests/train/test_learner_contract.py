@@ -24,6 +24,7 @@ from scalerl.config.run import Hardware, Learner, Placement
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
 from scalerl.learner.base import BadGradient
+from scalerl.learner.checkpoint import load_state
 from scalerl.learner.experts import experts_of
 from scalerl.learner.fsdp import balanced_split
 from scalerl.learner.rank_processes import RankProcesses
@@ -388,21 +389,74 @@ def test_a_resume_with_equal_ranks_gives_the_same_bits(benches, tmp_path):
     assert equal(benches.weights(again), expected)
 
 
-def test_a_checkpoint_of_another_model_or_of_one_process_is_refused(benches, tmp_path):
+def moved(benches, model, path, steps):
+    """Let learners of other sizes take turns: each saves, and the next loads; return what the last one sends."""
+    order, learner = [1, 2, 1, 2, 3, 1], None
+    for number, ranks in enumerate(order):
+        before, learner = learner, benches.single(model) if ranks == 1 else benches.group(ranks, model)
+        if before is not None:
+            learner.step(batch(seed=9))  # its own moments and weights, which must be replaced
+            learner.load(path / str(number - 1), updates=steps * number)
+            assert learner.updates == steps * number
+        for step in range(steps):
+            learner.step(batch(seed=steps * number + step))
+        (path / str(number)).mkdir()
+        learner.save(path / str(number))
+    return learner, steps * len(order)
+
+
+@pytest.mark.parametrize("model", ["qwen3", "qwen3-moe-untied"])
+@pytest.mark.slow
+def test_one_process_and_ranks_continue_each_others_checkpoints(benches, model, tmp_path):
+    found, updates = moved(benches, model, tmp_path, steps=2)
+    alone = benches.single(model)
+    for step in range(updates):
+        alone.step(batch(seed=step))
+    close(benches.weights(found), benches.weights(alone), atol=1e-5)
+    found.step(batch(seed=77))
+    alone.step(batch(seed=77))
+    close(benches.weights(found), benches.weights(alone), atol=1e-5)
+
+
+def state(path):
+    """Return the tensors of a checkpoint that one process has written."""
+    return load_state(path, "learner")
+
+
+@pytest.mark.parametrize("updates", [0, 2])
+def test_a_checkpoint_has_the_same_bits_after_a_way_through_ranks(benches, updates, tmp_path):
+    """Before the first update there are no moments."""
+    first = benches.single()
+    for seed in range(updates):
+        first.step(batch(seed=seed))
+    for name in ("one", "two", "again"):
+        (tmp_path / name).mkdir()
+    first.save(tmp_path / "one")
+    two = benches.group(2)
+    two.step(batch(seed=9))
+    two.load(tmp_path / "one", updates)
+    two.save(tmp_path / "two")
+    again = benches.single()
+    again.step(batch(seed=9))
+    again.load(tmp_path / "two", updates)
+    again.save(tmp_path / "again")
+    assert equal(state(tmp_path / "again"), state(tmp_path / "one"))
+    assert (f"step.{next(iter(benches.weights(again)))}" in state(tmp_path / "one")) == bool(updates)
+
+
+def test_a_checkpoint_of_another_model_is_refused(benches, tmp_path):
     two, single = benches.group(2), benches.single()
-    (tmp_path / "two").mkdir()  # as the store of checkpoints does
+    for name in ("two", "one"):
+        (tmp_path / name).mkdir()  # as the store of checkpoints does
     two.save(tmp_path / "two")
     single.save(tmp_path / "one")
-    with pytest.raises(ConfigError, match=r"several trainer ranks.*placement.trainer_ranks = 2 or more"):
-        single.load(tmp_path / "two", 1)
-    with pytest.raises(
-        ConfigError, match=r"was written by one process.*; allowed: placement.trainer_ranks = 1 to resume"
-    ):
-        two.load(tmp_path / "one", 1)
-    with pytest.raises(ConfigError, match=r"another model: 1 of them differ, the first is lm_head.weight \(no such"):
-        benches.group(2, "qwen3-untied").load(tmp_path / "two", 1)
-    with pytest.raises(ConfigError, match="another model: 1 of them differ"):
-        benches.single("qwen3-untied").load(tmp_path / "one", 1)
+    for name in ("two", "one"):
+        with pytest.raises(
+            ConfigError, match=r"another model: 1 of them differ, the first is lm_head.weight \(no such"
+        ):
+            benches.group(2, "qwen3-untied").load(tmp_path / name, 1)
+        with pytest.raises(ConfigError, match="another model: 1 of them differ"):
+            benches.single("qwen3-untied").load(tmp_path / name, 1)
     assert benches.group(2).step(batch()).trained_tokens > 0  # the ranks still work
 
 

@@ -1,10 +1,16 @@
-"""An evaluation costs the same in a run of any length: what is judged when, and what is always written."""
+"""An evaluation costs the same in a run of any length; notes of a start are written once."""
 
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
+import runs
 
+import scalerl
+from scalerl.config import read_config
+from scalerl.core.rows import read_rows
+from scalerl.learner import checks
+from scalerl.training import launch
 from scalerl.training.records import Records, is_due
 from scalerl.types import EvalPoint, GeneratorStats
 
@@ -51,3 +57,18 @@ def test_an_evaluation_costs_the_same_in_a_run_of_any_length(tasks):
 def test_the_curves_of_a_short_run_are_judged_at_each_evaluation():
     assert all(is_due(count, count - 1) for count in range(1, 1001))
     assert next(count for count in range(1001, 1100) if is_due(count, 1000)) == 1011  # 11 of 1,011 are 1%
+
+
+def test_a_fallback_to_padded_rows_is_said_at_each_start_and_recorded_once(lab_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "packing_difference", lambda policy, tokens_BT: 0.5)
+    config = read_config(None, ["--preset", "lab", "--model", str(lab_model), *runs.SMALL, "--steps", "1"])
+    scalerl.train(config, run_dir=tmp_path / "run", progress=False)
+    lines = []
+    display = SimpleNamespace(
+        belongs_to=lambda path: None, configured=lambda config: None, point=lambda points: None, note=lines.append
+    )
+    launch.resume(tmp_path / "run", 2, display, lambda: False).close()
+    (line,) = (line for line in lines if "rows are padded" in line)
+    assert "differ by 0.5 on average when packed (allowed 0.001)" in line
+    notes = [row for row in read_rows(tmp_path / "run" / "events.jsonl") if row["kind"] == "note"]
+    assert notes == [{"step": 0, "kind": "note", "key": "packing", "text": line}]

@@ -63,9 +63,10 @@ def learner(monkeypatch):
     adamw = torch.optim.AdamW  # torch has no fused kernel for meta
     monkeypatch.setattr(torch.optim, "AdamW", lambda groups, **options: adamw(groups, **options | {"fused": False}))
     # the check that packing changes nothing reads values, which meta does not have
-    monkeypatch.setattr("scalerl.learner.policy_learner.check_update", lambda policy, packed: None)
-    monkeypatch.setattr("scalerl.learner.policy_learner.use_packing", lambda policy, kind: (
-        kind == "padded" or packing.install(policy.model) is None))  # fmt: skip
+    monkeypatch.setattr("scalerl.learner.policy_learner.check_update", lambda policy, packed, tokens_BT: None)
+    monkeypatch.setattr("scalerl.learner.policy_learner.sampled_tokens", lambda policy: None)
+    monkeypatch.setattr("scalerl.learner.policy_learner.layout_in_use", lambda policy, kind, tokens_BT: (
+        kind if kind == "padded" or packing.install(policy.model) is None else "", ""))  # fmt: skip
     return make
 
 

@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from scalerl.core.errors import ConfigError
 from scalerl.models.head import draw, nucleus_of
 from scalerl.models.loading import ALLOWED
-from scalerl.models.policy import Policy, tolerance
+from scalerl.models.policy import Policy, rounding
 from scalerl.models.routing import can_record, routing_of
 from scalerl.rollouts.engine import PASS_BYTES, Request, RoutingShape, Sampling
 from scalerl.rollouts.interrupt import NEVER, Ints, LengthRule
@@ -436,16 +436,16 @@ def check_engine(policy: Policy, tokens: int = 6) -> None:
         raise ConfigError(
             f"model.path: {type(policy.model).__name__} does not work with the generation cache ({reason}); {ALLOWED}"
         ) from error
-    worst = 0.0
+    parts = []
     for done in finished:
         prompt = prompts[done.id[0]]
         full = torch.tensor([*prompt, *done.rollout.tokens.tolist()], device=policy.device)
         logps_NV = policy.logits(policy.hidden(full[None])[0]).log_softmax(-1)
         expected_logps = logps_NV[len(prompt) - 1 : -1].gather(1, full[len(prompt) :, None])[:, 0].cpu()
-        worst = max(worst, float((expected_logps - torch.from_numpy(done.rollout.logps)).abs().max()))
-    limit = tolerance(policy)
-    if not worst <= limit:
+        parts.append((expected_logps - torch.from_numpy(done.rollout.logps)).abs())
+    mean, limit = float(torch.cat(parts).double().mean()), rounding(policy.dtype)
+    if not mean <= limit:
         raise ConfigError(
             f"model.path: {type(policy.model).__name__} gives other log-probabilities through the generation cache "
-            f"than without it (difference {worst:.2g}, allowed {limit:g}); this architecture cannot be trained here"
+            f"than without it (mean difference {mean:.2g}, allowed {limit:g}); this architecture cannot be trained here"
         )

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from scalerl.core.addresses import free_port
+from scalerl.core.addresses import reserved_port
 from scalerl.core.errors import ConfigError, ProcessFailure, outcome
 from scalerl.core.files import write_whole
 from scalerl.models.weights import WeightLayout
@@ -197,21 +197,21 @@ class NcclChannel:
 
         Without those that cannot join a group until they are restarted.
         """
-        labels: dict[str, str] = {}
-        unable: list[str] = []
+        unable, addresses = list[str](), list[str]()
         with contextlib.suppress(FileNotFoundError):
             unable = (self._directory / UNABLE).read_text(encoding="utf-8").split()
         for file in sorted(self._directory.glob("server_*")):
-            try:
-                address = file.read_text(encoding="utf-8").rstrip("/")
-                answer = httpx.get(address + WEIGHT_INFO, timeout=ASK_S, trust_env=False)
-            except (FileNotFoundError, httpx.TransportError):  # it is ending, or away
-                continue
-            if answer.status_code == 200:
-                label = str(answer.json()["weight_version"])
-                if address not in unable or label == UNLABELED:
-                    labels[address] = label
-        return labels
+            with contextlib.suppress(FileNotFoundError):  # it is ending
+                addresses.append(file.read_text(encoding="utf-8").rstrip("/"))
+        if not addresses:
+            return {}
+        with ThreadPoolExecutor(len(addresses)) as threads:  # the trainer waits for the slowest, not for the sum
+            labels = dict(zip(addresses, threads.map(_label, addresses), strict=True))
+        return {
+            address: label
+            for address, label in labels.items()
+            if label is not None and (address not in unable or label == UNLABELED)
+        }
 
     def receive(self, version: int) -> Mapping[str, Any]:
         """Raise RuntimeError, because the weights go only into the servers' memory.
@@ -231,6 +231,15 @@ class NcclChannel:
             self._sender = None
 
 
+def _label(address: str) -> str | None:
+    """Return the label of a server's weights; None if it does not answer."""
+    try:
+        answer = httpx.get(address + WEIGHT_INFO, timeout=ASK_S, trust_env=False)
+    except httpx.TransportError:  # it is ending, or away
+        return None
+    return str(answer.json()["weight_version"]) if answer.status_code == 200 else None
+
+
 class _Sender:
     """The objects in the learner's process: vLLM's trainer engine, its weight source, and its client."""
 
@@ -247,25 +256,27 @@ class _Sender:
         self._engine: Any = None
         self._client = ServersClient(servers, limit_s)
         self._source = weight_source(layout)
-        info = NCCLTrainerInitInfo(
-            rank=0,
-            master_address=master_address or address_towards(servers),
-            master_port=free_port(),
-            world_size=1 + sum(self._client.world_sizes),
-            packed_buffer_size_bytes=BUFFER,
-        )
-        begin = partial(WeightTransferTrainerFactory.trainer_init, info, client=self._client, source=self._source)
-        late = ConfigError(
-            f"to join it over NCCL at {info.master_address}:{info.master_port}; allow all TCP ports between the hosts "
-            "(firewall), set placement.trainer_address to an address that they reach, or use rollouts.weights = "
-            "'directory'"
-        )
-        self._engine = self._limited(begin, min(JOIN_S, limit_s), late)
+        with reserved_port() as port:
+            info = NCCLTrainerInitInfo(
+                rank=0,
+                master_address=master_address or address_towards(servers),
+                master_port=port,
+                world_size=1 + sum(self._client.world_sizes),
+                packed_buffer_size_bytes=BUFFER,
+            )
+            begin = partial(WeightTransferTrainerFactory.trainer_init, info, client=self._client, source=self._source)
+            late = ConfigError(
+                f"to join it over NCCL at {info.master_address}:{info.master_port}; allow all TCP ports between the "
+                "hosts (firewall), set placement.trainer_address to an address that they reach, or use "
+                "rollouts.weights = 'directory'"
+            )
+            self._engine = self._limited(begin, min(JOIN_S, limit_s), late)
 
     def send(self, version: int, weights: Iterator[tuple[str, Any]], limit_s: float) -> None:
         self._client.version = version
         self._source.weights = weights
         late = RuntimeError(f"to receive version {version} of the weights over NCCL; see their logs")
+        finish_kernels()
         self._limited(self._engine.send_weights, limit_s, late)
 
     def _limited(self, call: Callable[[], Any], limit_s: float, late: Exception) -> Any:
@@ -301,6 +312,18 @@ class _Sender:
         if self._engine is not None:
             self._engine.shutdown()
         self._client.close()
+
+
+def finish_kernels() -> None:
+    """Wait until the device has computed everything that this process has given it.
+
+    vLLM reads the weights in another thread, on streams of its own, and nothing else orders those after the kernels of
+    the optimizer. At its end it waits for its streams itself, so that the next update changes no weight too early.
+    """
+    import torch
+
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
 def leave_group(address: str) -> bool:

@@ -6,18 +6,20 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 
-from scalerl.core.addresses import free_port
+from scalerl.core.addresses import reserved_port
 from scalerl.core.errors import ConfigError
-from scalerl.rollouts.vllm.protocol import HEALTH
+from scalerl.rollouts.vllm.protocol import HEALTH, MODELS
 
 INSIDE = Path(__file__).parent / "inside"
 """Directory of the code that the server loads."""
@@ -30,6 +32,10 @@ _VALIDATED = re.compile(r"\s+(?:Value error, |Assertion failed, )?(.*?) \[type=\
 """A message of pydantic, with the type of the error and the input, which is long and no help."""
 _ELSEWHERE = re.compile("root cause|see stack trace", re.IGNORECASE)
 """Errors of a process that only say that another one has failed."""
+_OCCUPIED = re.compile("address already in use|EADDRINUSE", re.IGNORECASE)
+"""Words of a server, or of torch in its workers, that found a port taken."""
+_STARTS = 3
+"""Ports that are tried, in a row."""
 _REASON_LINES = 300
 """Lines at the end of a log among which the reason of a death is searched; the tracebacks of its processes fit."""
 
@@ -69,11 +75,12 @@ class ServerSpec:
     """Additional environment variables."""
 
 
-def command(spec: ServerSpec, port: int) -> list[str]:
-    """Return the command line of a server."""
+def command(spec: ServerSpec, port: int, name: str) -> list[str]:
+    """Return the command line of a server, which gives its model a name that no other server has."""
     line = [
         spec.python, "-m", "vllm.entrypoints.openai.api_server", "--model", spec.model,
-        "--host", spec.host, "--port", str(port), "--enable-scale-out", "--skip-tokenizer-init",
+        "--served-model-name", name, "--host", spec.host, "--port", str(port), "--enable-scale-out",
+        "--skip-tokenizer-init",
         "--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--dtype", spec.dtype,
         "--max-model-len", str(spec.max_model_len), "--max-num-seqs", str(spec.max_num_seqs),
         "--tensor-parallel-size", str(spec.tensor_parallel), "--disable-uvicorn-access-log",
@@ -98,24 +105,40 @@ class Server:
 
     def __init__(self, spec: ServerSpec) -> None:
         """Start the server; call `wait_ready` next."""
-        self.spec = spec
-        port = free_port(spec.host)
+        self.spec, self.address, self._name = spec, "", f"scalerl-{secrets.token_hex(8)}"
+        self._port = ExitStack()
+        self._start()
+
+    def _start(self) -> None:
+        spec = self.spec
+        port = self._port.enter_context(reserved_port(spec.host))  # vLLM binds it when it has loaded its code
         self.address = f"http://{spec.host}:{port}"
         spec.log.parent.mkdir(parents=True, exist_ok=True)
         spec.log.write_bytes(b"")
-        line = [sys.executable, str(Path(__file__).with_name("guard.py")), str(spec.log), *command(spec, port)]
+        line = [sys.executable, str(Path(__file__).with_name("guard.py")), str(spec.log)]
+        line += command(spec, port, self._name)  # which a name among the user's arguments replaces
         self._process = subprocess.Popen(line, stdin=subprocess.PIPE, env=environment(spec, os.environ))
 
     def wait_ready(self) -> None:
-        """Wait until the server answers.
+        """Wait until the server answers; if its port has been taken, start it again on another one.
 
         Raises:
             ConfigError: It ended or took longer than `start_s`; the message has the reason in its log.
         """
-        if _answers(self.address, self.spec.start_s, self.obituary):
-            return
-        death, last = self.obituary(), self.reason()
-        self.close()
+        for left in reversed(range(_STARTS)):
+            own = not any(word.startswith("--served-model-name") for word in self.spec.extra)
+            ready = _answers(self.address, self.spec.start_s, self.obituary, self._name if own else "")
+            self._port.close()
+            if ready:
+                return
+            death, last = self.obituary(), self.reason()
+            self.close()
+            if death is None or not _OCCUPIED.search(self.spec.log.read_text(errors="replace")):
+                break
+            if left:
+                self._start()
+            else:
+                death += f". {_STARTS} ports of {self.spec.host} were tried; see which program takes them: ss -ltnp"
         if death is None:
             limit = f"{self.spec.start_s:g} s (placement.start_timeout_s)"
             raise ConfigError(f"vllm: the server was not ready after {limit}; {last}")
@@ -150,6 +173,7 @@ class Server:
 
     def close(self) -> None:
         """End the server and wait until nothing of it is left."""
+        self._port.close()
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it has ended already
             self._process.stdin.write(b"end\n")  # lets the server shut down before it is killed
@@ -178,13 +202,20 @@ def wait_for_server(address: str, limit_s: float) -> None:
         raise ConfigError(f"vllm: no answer from {address} for {limit_s:g} s; restart the server")
 
 
-def _answers(address: str, limit_s: float, death: Callable[[], str | None] = lambda: None) -> bool:
-    """Wait until a server answers, has died, or the time is up; return whether it answers."""
+def _answers(address: str, limit_s: float, death: Callable[[], str | None] = lambda: None, name: str = "") -> bool:
+    """Wait until a server answers, has died, or the time is up; return whether it answers.
+
+    Args:
+        address: Its address.
+        limit_s: Seconds.
+        death: Function that returns how it ended; None while it runs.
+        name: Name of its model: another program may answer at a port that it has not got. Empty: any.
+    """
     end = time.monotonic() + limit_s
     with httpx.Client(base_url=address, timeout=5.0, trust_env=False) as client:
         while death() is None and time.monotonic() < end:
             with contextlib.suppress(httpx.TransportError):
-                if client.get(HEALTH).status_code == 200:
+                if client.get(HEALTH).status_code == 200 and (not name or name in client.get(MODELS).text):
                     return True
             time.sleep(0.2)
     return False

@@ -1,0 +1,199 @@
+"""Tolerances for bf16: two kernels of attention pass every check, and mistakes do not, with weights as trained ones.
+
+"Math" and "flash" are kernels of torch's attention on CPU. They round scores and sums differently.
+"""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from tiny_models import realistic_model
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from scalerl.cluster.probe import Probe
+from scalerl.config import RunConfig
+from scalerl.config.base import replace
+from scalerl.config.recipe import Recipe, Reinforce
+from scalerl.core.errors import ConfigError
+from scalerl.learner import checks, fsdp
+from scalerl.learner.checks import layout_in_use, mean_difference, sampled_tokens
+from scalerl.learner.fsdp import ShardedLearner, shard
+from scalerl.learner.single import SingleLearner
+from scalerl.models import packing
+from scalerl.models.policy import Policy, rounding
+from scalerl.models.rows import Rows
+from scalerl.rollouts.local.torch_engine import check_engine
+from scalerl.rollouts.replay import ReplayMismatch, check_current
+from scalerl.types import Rollout
+
+RECIPE = Recipe(loss=Reinforce())
+LIMIT = 0.1
+"""Allowed mean, nats."""
+
+
+@pytest.fixture(scope="module")
+def model():
+    return realistic_model()
+
+
+@pytest.fixture
+def policy(model):
+    return Policy(copy.deepcopy(model))
+
+
+@pytest.fixture
+def packed_by_math(monkeypatch):
+    """Let packed rows use the math kernel; padded ones use flash, torch's choice."""
+    flash = packing.causal_attention
+
+    def attention(*arguments):
+        with sdpa_kernel(SDPBackend.MATH):
+            return flash(*arguments)
+
+    monkeypatch.setattr(packing, "causal_attention", attention)
+
+
+def scored(policy, tokens_BT, kernel):
+    trained_BT = (torch.arange(tokens_BT.shape[1]) >= 1).expand_as(tokens_BT)
+    with torch.no_grad(), sdpa_kernel(kernel):
+        return policy(Rows.padded(tokens_BT, trained_BT, policy.device))[0]
+
+
+def both(policy, tokens_BT):
+    return [scored(policy, tokens_BT, kernel) for kernel in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION)]
+
+
+def test_kernels_differ_little_at_sampled_tokens_and_much_at_absurd_ones(policy):
+    absurd_BT = torch.arange(27).view(3, 9) * 7
+    math_N, flash_N = both(policy, absurd_BT)
+    assert math_N.mean() < -10 and (math_N - flash_N).abs().max() > 0.2
+    math_N, flash_N = both(policy, sampled_tokens(policy))
+    assert math_N.mean() > -5 and 0.01 < mean_difference(math_N, flash_N) < LIMIT
+    assert rounding(torch.bfloat16) == LIMIT
+
+
+def test_sampled_tokens_are_the_models_own_and_the_first_two_rows_share_a_prompt(policy):
+    tokens_BT = sampled_tokens(policy)
+    assert torch.equal(tokens_BT, sampled_tokens(policy)) and tokens_BT.shape == (3, 12)
+    assert torch.equal(tokens_BT[0, :4], tokens_BT[1, :4]) and not torch.equal(tokens_BT[0], tokens_BT[1])
+    policy.model.config.bos_token_id = 77
+    assert (sampled_tokens(policy)[:, 0] == 77).all()
+    policy.model.config.bos_token_id = 2048  # not a token of the model
+    assert (sampled_tokens(policy)[:, 0] == 1).all()
+
+
+@pytest.mark.parametrize("kind", ["auto", "packed", "shared"])
+def test_another_kernel_of_packed_rows_is_no_reason_to_pad(policy, packed_by_math, kind):
+    learner = SingleLearner(policy, RECIPE, packing=kind)
+    assert learner._packing == kind and learner.notes() == {}
+
+
+@pytest.mark.parametrize("mistake", ["across", "later", "scale"])
+def test_wrong_attention_of_packed_rows_is_found_in_bf16(policy, monkeypatch, mistake):
+    right = packing.Segments.attention
+
+    def wrong(self, query, key, value, scaling=None, window=None):
+        if mistake == "across":  # the first token of each sequence is the last of the one before
+            key, value = key.roll(1, dims=2), value.roll(1, dims=2)
+        if mistake == "later":
+            key, value = key.roll(-1, dims=2), value.roll(-1, dims=2)
+        return right(self, query, key, value, (scaling or 0.25) * (2 if mistake == "scale" else 1), window)
+
+    monkeypatch.setattr(packing.Segments, "attention", wrong)
+    tokens_BT = sampled_tokens(policy)
+    kind, reason = layout_in_use(policy, "auto", tokens_BT)
+    assert kind == "padded" and "on average when packed (allowed 0.1)" in reason
+    with pytest.raises(ConfigError, match="when packed"):
+        layout_in_use(policy, "packed", tokens_BT)
+
+
+def test_dropout_in_updates_is_found_in_bf16(policy, monkeypatch):
+    tokens_BT, forward = sampled_tokens(policy), policy.model.model.norm.forward
+
+    def dropped(hidden):
+        return torch.nn.functional.dropout(forward(hidden), 0.1, training=torch.is_grad_enabled())
+
+    monkeypatch.setattr(policy.model.model.norm, "forward", dropped)
+    with pytest.raises(ConfigError, match="dropout or router noise"):
+        checks.check_update(policy, False, tokens_BT)
+
+
+@pytest.mark.parametrize("kernel", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
+def test_the_cache_of_an_engine_passes_with_either_kernel(policy, kernel, monkeypatch):
+    plain = policy.hidden
+
+    def hidden(tokens_BT, **inputs):  # the pass without a cache
+        if inputs:
+            return plain(tokens_BT, **inputs)
+        with sdpa_kernel(kernel):
+            return plain(tokens_BT)
+
+    monkeypatch.setattr(policy, "hidden", hidden)
+    check_engine(policy, tokens=12)
+
+
+def rollouts(policy, kernel):
+    tokens_BT = sampled_tokens(policy)
+    logp_BT = scored(policy, tokens_BT, kernel).view(3, 11)
+    own = {"versions": np.ones(11, np.int32), "sampled": np.ones(11, bool), "truncated": True, "interrupted": False}
+    return [
+        (row[:1].tolist(), Rollout(row[1:].numpy().astype(np.int32), logps.numpy(), **own))
+        for row, logps in zip(tokens_BT, logp_BT, strict=True)
+    ]
+
+
+def test_replay_allows_another_kernel_but_no_other_weights(policy):
+    given = rollouts(policy, SDPBackend.MATH)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        found = check_current(policy, 1, given)
+        assert 0.01 < found.mean < LIMIT
+        with torch.no_grad():
+            policy.head_weight.mul_(0.9)
+        with pytest.raises(ReplayMismatch, match=r"allowed on average 0.1"):
+            check_current(policy, 1, given)
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of one rank."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_a_sharded_bf16_model_packs_with_another_kernel(model, alone, packed_by_math):
+    """Its weights are FP32 shards, whose tolerance would be a hundred times smaller."""
+    policy = Policy(copy.deepcopy(model).float())
+    shard(policy, alone, torch.bfloat16)
+    assert policy.head_weight.dtype == torch.float32 and policy.dtype == torch.bfloat16
+    learner = ShardedLearner(policy, RECIPE, dtype=torch.bfloat16, packing="packed")
+    assert learner.notes() == {}
+
+
+def test_sharding_allows_another_kernel_but_no_other_weights(model, alone):
+    policy, source = Policy(copy.deepcopy(model).float()), Policy(copy.deepcopy(model))
+    shard(policy, alone, torch.bfloat16)
+    plain = source.forward
+
+    def forward(*arguments):
+        with sdpa_kernel(SDPBackend.MATH):
+            return plain(*arguments)
+
+    source.forward = forward
+    fsdp._check_sharded(policy, source, torch.device("cpu"))
+    with torch.no_grad():
+        source.head_weight.mul_(0.9)
+    with pytest.raises(ConfigError, match=r"on average \(allowed 0.1\) when its weights are sharded"):
+        fsdp._check_sharded(policy, source, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kernel", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
+def test_the_doctors_update_in_bf16_is_within_half_its_limit_with_either_kernel(kernel):
+    config = replace(RunConfig(), hardware=replace(RunConfig().hardware, device="cpu", dtype="bfloat16"))
+    with sdpa_kernel(kernel):
+        text = Probe("127.0.0.1").learner(config)
+    errors = [float(part.split()[-1]) for part in text.split(": ")[-1].split(", ")]
+    assert len(errors) == 3 and np.max(errors) < 0.05
