@@ -6,6 +6,7 @@ the order of the rows, and is the same in every run. Rows that ask the same, wha
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import math
 import pickle
@@ -13,7 +14,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,6 +27,7 @@ from scalerl.core.exact import is_plain
 from scalerl.core.files import parse_json
 from scalerl.models.template import check_tools, render, template_notes
 from scalerl.models.text import encoded, prompt_tokens
+from scalerl.prompts.kept import KeptPrompts
 from scalerl.prompts.layouts import Row, read_rows
 from scalerl.prompts.sources import custom_rows, environment_rows, gym_rows
 from scalerl.tasks.checks import check_tests
@@ -66,6 +68,24 @@ def load_prompts(config: RunConfig, tokenizer: Any, stop: Sequence[int] = ()) ->
         ConfigError: A file is missing, empty or not valid JSON, a row has no prompt or answer, a prompt exceeds the
             limit, or the held-out split leaves too few training prompts. The message has file and line.
     """
+    with _without_collector():
+        return _load(config, tokenizer, stop)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Pause the search for cycles, which would go through millions of live prompts again and again."""
+    paused = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if paused:
+            gc.enable()
+
+
+def _load(config: RunConfig, tokenizer: Any, stop: Sequence[int]) -> PromptSplit:
+    """Do what `load_prompts` says."""
     training, held_out, everything = list[Prompt](), list[Prompt](), list[Prompt]()
     notes, needed = list[str](), dict[str, int]()
     for task in config.data:
@@ -133,13 +153,27 @@ def task_prompts(
     about: list[str] = []
     if tokenizer.chat_template and task.chat_template != "never":
         about = template_notes(tokenizer, task.template_arguments, task.system_prompt, task.template_date, stop)
+    kept = KeptPrompts(task, tokenizer) if isinstance(task, PromptFile) else None
+    found = kept.read() if kept is not None else None
+    if found is None:
+        found = _read(task, tokenizer, held_out, scoring)
+        if kept is not None:
+            kept.write(*found)
+    prompts, notes = found
+    if isinstance(task, PromptFile) and task.verifier == "code" and not task.reward:
+        check_tests(prompts)
+    return prompts, [*about, *notes]
+
+
+def _read(task: TextTask, tokenizer: Any, held_out: int, scoring: Scoring) -> tuple[list[Prompt], list[str]]:
+    """Read, render and tokenize the prompts of one task, and return them with notes on its rows."""
     if isinstance(task, RepliedTask):
         with Trial(scoring, task.start_s) as trial:
             rows, notes = SOURCES[task.kind](task, held_out, trial.step)
     else:
         rows, notes = SOURCES[task.kind](task, held_out, in_this_process)
     rows, left_out = _sendable(rows, isinstance(task, PromptFile))
-    notes = [*about, *notes, *left_out, *_message_notes(rows, tokenizer, task)]
+    notes = [*notes, *left_out, *_message_notes(rows, tokenizer, task)]
     if tools := rows[0].columns.get("tools") if isinstance(task, RepliedTask) else None:
         check_tools(tokenizer, tools, task.chat_template != "never")
     chat = _uses_template(tokenizer, task)
@@ -149,12 +183,10 @@ def task_prompts(
         for row in rows
     ]
     prompts = _tokenize(rows, task.curve, texts, partial(encoded if chat else prompt_tokens, tokenizer))
-    kept = _within_limit(prompts, task)
-    if len(kept) < len(prompts):
-        notes = [*notes, f"left out {len(prompts) - len(kept)} prompts over {task.max_prompt_tokens} tokens"]
-    if isinstance(task, PromptFile) and task.verifier == "code" and not task.reward:
-        check_tests(kept)
-    return kept, notes
+    within = _within_limit(prompts, task)
+    if len(within) < len(prompts):
+        notes = [*notes, f"left out {len(prompts) - len(within)} prompts over {task.max_prompt_tokens} tokens"]
+    return within, notes
 
 
 def _sendable(rows: list[Row], of_file: bool) -> tuple[list[Row], list[str]]:
@@ -243,7 +275,7 @@ def _tokenize(
             content = row.id  # the prompts of an environment may be equal: what it asks is in the row
         else:  # a system message of several rows is an instruction; that of one row is what it asks
             content = content_of(row.prompt, systems[_system(row.prompt)] == 1)
-        own = tuple(shared.setdefault(token, token) for token in tokens)
+        own = tuple(map(shared.setdefault, tokens, tokens))
         prompts.append(
             Prompt(row.id, text, own, row.answer, task, columns, row.where, content, question_of(row.prompt))
         )
@@ -263,8 +295,8 @@ def _system(prompt: str | Sequence[Mapping[str, str]]) -> str:
 
 
 _ALIKE = str.maketrans({**dict.fromkeys("‘’‚‛", "'"), **dict.fromkeys("“”„‟«»", '"'), **dict.fromkeys("‐‑‒–—−", "-")})
-_SPACES = re.compile(r" ?([^\w ]) ?")
-"""Spaces around a sign, which is often written without: "12 * 13" and "12*13"."""
+_SPACES = re.compile(r" (?:(?=[^\w ])|(?<=[^\w ] ))")
+"""A space before or after a sign, which is often written without: "12 * 13" and "12*13"."""
 
 
 def content_of(prompt: str | Sequence[Mapping[str, str]], system: bool = False) -> str:
@@ -282,7 +314,7 @@ def content_of(prompt: str | Sequence[Mapping[str, str]], system: bool = False) 
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text).translate(_ALIKE)
         text = "".join(character for character in text if unicodedata.category(character) != "Cf")  # such as U+200B
-    words = _SPACES.sub(r"\1", " ".join(text.casefold().split())).rstrip(".?!:;,")
+    words = _SPACES.sub("", " ".join(text.casefold().split())).rstrip(".?!:;,")
     return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
 
 
