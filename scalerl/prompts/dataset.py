@@ -36,6 +36,9 @@ from scalerl.tasks.pool import Step, Trial, in_this_process
 from scalerl.tasks.turns import opening
 from scalerl.types import TURNS, Prompt
 
+Encode = Callable[[Sequence[str]], Iterator[list[int]]]
+"""Turns texts into tokens, in batches."""
+
 QUESTION = 300
 """Characters of a question that are kept for lists of rollouts."""
 
@@ -182,7 +185,8 @@ def _read(task: TextTask, tokenizer: Any, held_out: int, scoring: Scoring) -> tu
         _chat_text(tokenizer, row.prompt, task, tools_of(row) if of_rows else tools) if chat else _plain_text(row, task)
         for row in rows
     ]
-    prompts = _tokenize(rows, task.curve, texts, partial(encoded if chat else prompt_tokens, tokenizer))
+    encode = partial(encoded if chat else prompt_tokens, tokenizer)
+    prompts = _tokenize(rows, task.curve, texts, partial(_until, task.max_prompt_tokens, encode))
     within = _within_limit(prompts, task)
     if len(within) < len(prompts):
         notes = [*notes, f"left out {len(prompts) - len(within)} prompts over {task.max_prompt_tokens} tokens"]
@@ -259,9 +263,7 @@ def _split(prompts: list[Prompt], held_out: int, needed: int, of_task: str) -> t
     return training, [prompt for prompt in ordered if prompt.content in held]
 
 
-def _tokenize(
-    rows: Sequence[Row], task: str, texts: Sequence[str], encode: Callable[[Sequence[str]], Iterator[list[int]]]
-) -> list[Prompt]:
+def _tokenize(rows: Sequence[Row], task: str, texts: Sequence[str], encode: Encode) -> list[Prompt]:
     """Return the prompts of rows, whose texts `encode` turns into tokens in batches."""
     prompts, systems = [], Counter(_system(row.prompt) for row in rows)
     shared: dict[int, int] = {}  # one object for each token of the vocabulary, not one for each token of a prompt
@@ -280,6 +282,29 @@ def _tokenize(
             Prompt(row.id, text, own, row.answer, task, columns, row.where, content, question_of(row.prompt))
         )
     return prompts
+
+
+LETTERS = 32
+"""Characters of a text for each token of the limit, beyond which it is cut before it is encoded: a tokenizer needs 300
+bytes of memory for each character."""
+
+
+def _until(limit: int, encode: Encode, texts: Sequence[str]) -> Iterator[list[int]]:
+    """Yield the tokens of each text; of a text over the limit, perhaps only the first ones, which are over it too.
+
+    Args:
+        limit: Tokens that are allowed.
+        encode: Function that encodes texts in batches.
+        texts: The texts.
+    """
+    most = LETTERS * limit
+    if max(map(len, texts), default=0) <= most:
+        yield from encode(texts)
+        return
+    for text, tokens in zip(texts, encode([text[:most] for text in texts]), strict=True):
+        if len(text) > most and len(tokens) <= limit:  # its tokens are uncommonly long
+            (tokens,) = encode([text])
+        yield tokens
 
 
 def question_of(prompt: str | Sequence[dict[str, str]]) -> str:
@@ -417,7 +442,15 @@ def _within_limit(prompts: Sequence[Prompt], task: TextTask) -> list[Prompt]:
     limit = task.max_prompt_tokens
     kept = [prompt for prompt in prompts if len(prompt.tokens) <= limit]
     if len(kept) < len(prompts) and (task.long_prompts == "error" or not kept):
-        long = [f"{one.where} ({len(one.tokens)} tokens)" for one in prompts if len(one.tokens) > limit]
+        cut = LETTERS * limit  # beyond it the rest may not have been encoded
+        counts = {
+            one.where: f"{len(one.text):,} characters, more than {len(one.tokens) - 1:,} tokens"
+            if len(one.text) > cut
+            else f"{len(one.tokens)} tokens"
+            for one in prompts
+            if len(one.tokens) > limit
+        }
+        long = [f"{where} ({count})" for where, count in counts.items()]
         raise ConfigError(
             f"{len(long)} of {len(prompts)} rows are over {limit} tokens: {', '.join(long[:5])}; raise "
             "data.max_prompt_tokens, or leave them out with --data.long_prompts drop"
