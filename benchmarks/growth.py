@@ -166,7 +166,9 @@ def evaluation(rollouts: int, meter: Meter, place: Path) -> None:
 
 
 def prompts(rows: int, meter: Meter, place: Path) -> None:
-    """Reading, tokenizing and splitting the rows of a file, their digests, and a checkpoint of the curriculum."""
+    """Reading, tokenizing and splitting the rows of a file, their digests, both again, and a checkpoint."""
+    import os
+
     from tokenizers import Tokenizer, decoders
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
@@ -193,9 +195,12 @@ def prompts(rows: int, meter: Meter, place: Path) -> None:
     pieces.train_from_iterator(texts, BpeTrainer(vocab_size=2000, initial_alphabet=alphabet, show_progress=False))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="<e>", pad_token="<p>")
     config = RunConfig(model=HuggingFaceModel(path="x"), data=(PromptFile(path=str(place / "prompts.jsonl")),))
-    with meter.measured():
-        split = load_prompts(config, tokenizer)
-        prompt_inputs(split)
+    os.environ["SCALERL_CACHE"] = str(place / "cache")
+    for name in ("", "again_"):
+        split = None  # the first ones would count as memory that is free for the second
+        with meter.measured(name):
+            split = load_prompts(config, tokenizer)
+            prompt_inputs(split)
     curriculum = Curriculum(split.training, 0, 0.9)
     for visit in curriculum.draw(len(split.training) // 2):
         curriculum.record(visit, 0.5)

@@ -61,19 +61,18 @@ CHECKPOINT_MINUTES = 30.0
 """Minutes of work that a crash may cost: the interval of checkpoints in a planned configuration."""
 
 
-def checkpoint_interval(updates_per_h: float, evaluated: int) -> int:
-    """Return the updates between two checkpoints that take about `CHECKPOINT_MINUTES`, at least one.
+def checkpoint_interval(updates_per_h: float, evaluated: int) -> tuple[int, float]:
+    """Return `checkpoint.every` and `checkpoint.every_minutes` at which a crash costs about `CHECKPOINT_MINUTES`.
 
-    Every evaluation falls on a checkpoint, or every checkpoint on an evaluation: the best one is kept.
+    Every evaluation falls on a checkpoint, or every checkpoint on an evaluation: the best one is kept. Minutes are 0 if
+    updates are so fast that they are not needed.
 
     Args:
         updates_per_h: Planned updates per hour, evaluations included.
         evaluated: Updates between two evaluations.
     """
-    most = max(1, round(CHECKPOINT_MINUTES / 60.0 * updates_per_h))
-    if most >= evaluated:
-        return most // evaluated * evaluated
-    return max(every for every in range(1, most + 1) if evaluated % every == 0)
+    most = round(CHECKPOINT_MINUTES / 60.0 * updates_per_h)
+    return max(1, most // evaluated) * evaluated, 0.0 if most >= evaluated else CHECKPOINT_MINUTES
 
 
 def _on_gpus(config: RunConfig, gpus: int, chosen_interval: bool = False) -> tuple[RunConfig, list[str]]:
@@ -105,10 +104,12 @@ def _on_gpus(config: RunConfig, gpus: int, chosen_interval: bool = False) -> tup
             layout = lay_out(planned, given.found)
             check(planned, layout)
             if gpus > 1 and not chosen_interval:
-                every = checkpoint_interval(best.evaluated_updates_per_h, config.evaluation.every)
-                planned = replace(planned, checkpoint=replace(planned.checkpoint, every=every))
-                minutes = 60.0 * every / best.evaluated_updates_per_h
-                words.append(f"a checkpoint every {every} updates, about {minutes:.0f} minutes at this speed")
+                rate = best.evaluated_updates_per_h
+                every, minutes = checkpoint_interval(rate, config.evaluation.every)
+                saved = replace(planned.checkpoint, every=every, every_minutes=minutes)
+                planned = replace(planned, checkpoint=saved)
+                updates = f"{every} updates, {60.0 * every / rate:,.0f} minutes at this speed"
+                words.append(f"a checkpoint every {f'{minutes:.0f} minutes and every ' if minutes else ''}{updates}")
             return planned, [*lines(planned, layout), *words]
         except ConfigError as error:
             problem = problem or error

@@ -154,7 +154,8 @@ def disk_size(count: float) -> str:
 def kept_checkpoints(config: RunConfig) -> int:
     """Return the number of checkpoints without the best one: the newest, those kept for good, and one being written."""
     policy, every = config.checkpoint, config.checkpoint.keep_every
-    return min(policy.keep + 1 + (config.steps // every if every else 0), -(-config.steps // policy.every))
+    most = policy.keep + 1 + (config.steps // every if every else 0)
+    return most if policy.every_minutes else min(most, -(-config.steps // policy.every))
 
 
 def check_disk(config: RunConfig, sizes: ModelSizes | None, place: Path, written: float = 0.0) -> None:

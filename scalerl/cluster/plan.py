@@ -37,6 +37,7 @@ from scalerl.cluster.speed import (
 from scalerl.config.base import replace
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
+from scalerl.core.run_files import SAVED_SAMPLES
 from scalerl.models.sizes import Found, ModelSizes
 from scalerl.placement.devices import GB, devices
 
@@ -295,9 +296,6 @@ def run_lines(
     return [*lines, duration_line(config, sizes, prompt, evaluated, gpu.limit if gpu is not None else "")]
 
 
-SAMPLES = 16
-"""Rollouts of the last batch that are saved at an evaluation (training/rollout_rows.py)."""
-
 ROW_BYTES, TEXT_BYTES, RECORD_BYTES = 2_000, 8, 8
 """Bytes of a row of metrics.jsonl, and of a token of a saved rollout as text and as a record."""
 
@@ -310,10 +308,11 @@ def disk_line(config: RunConfig, sizes: ModelSizes) -> str:
         width = FP32 if config.hardware.dtype == "float32" else BF16
         in_flight = config.slots * (prompt_tokens(config)[0] + tokens / 2) * cache_bytes_per_token(sizes, width=width)
     whole, kept = checkpoint_bytes(config, sizes) + in_flight, kept_checkpoints(config) + 1
-    evaluation = (config.evaluation.saved * len(config.data) + SAMPLES) * tokens * (TEXT_BYTES + RECORD_BYTES)
+    evaluation = (config.evaluation.saved * len(config.data) + SAVED_SAMPLES) * tokens * (TEXT_BYTES + RECORD_BYTES)
     rows = 1_000 * (ROW_BYTES + evaluation / config.evaluation.every)
+    minutes = f" or {policy.every_minutes:g} minutes" if policy.every_minutes else ""
     return (
-        f"disk (estimate): {disk_size(whole)} a checkpoint, every {policy.every:,} updates, at most {kept} of them; "
+        f"disk (estimate): {disk_size(whole)} a checkpoint, every {policy.every:,} updates{minutes}, at most {kept} of them; "
         f"rows and saved rollouts take {disk_size(rows)} per 1,000 updates"
     )
 

@@ -200,6 +200,10 @@ class Checkpointing(Part):
 
     every: Count = 50
     """Training steps between checkpoints."""
+    every_minutes: Annotated[float, Field(ge=0)] = 0.0
+    """Minutes after the last checkpoint at which another one is written, before `every` steps are done; 0: never. When
+    a checkpoint is written does not change what a run computes. Evaluations count steps only: their points would depend
+    on the speed of the machine."""
     keep: Count = 2
     """Newest checkpoints kept. The one with the best held-out pass rate is kept too."""
     keep_every: Natural = 0
@@ -227,7 +231,8 @@ class Checkpointing(Part):
         last = "the last" if self.keep == 1 else f"the last {self.keep:,}"
         kept = [last, best, *([f"those of every {self.keep_every:,} steps"] if self.keep_every else [])]
         listed = f"{', '.join(kept[:-1])} and {kept[-1]}"
-        return f"checkpoint every {self.every:,} steps; kept are {listed}; resume --from-step goes back to any of them"
+        often = f"{self.every:,} steps" + (f" or {self.every_minutes:g} minutes" if self.every_minutes else "")
+        return f"checkpoint every {often}; kept are {listed}; resume --from-step goes back to any of them"
 
 
 class RunConfig(Part):

@@ -35,13 +35,20 @@ def digest(path: Path, size: int | None = None) -> str:
     Reading a file from the page cache and computing XXH3 takes 0.12 s per GB on one core of a Xeon, SHA-256 0.85 s. A
     digest detects damage; it does not protect against changes of both a file and the manifest.
     """
-    running, left = new_digest(), path.stat().st_size if size is None else size
-    block = memoryview(bytearray(min(BLOCK, left)))
+    running = new_digest()
+    add_to_digest(running, path, 0, path.stat().st_size if size is None else size)
+    return str(running.hexdigest())
+
+
+def add_to_digest(running: Any, path: Path, start: int, end: int) -> None:
+    """Add the bytes of a file from `start` to `end` to a digest, `BLOCK` at a time."""
+    left = end - start
+    block = memoryview(bytearray(max(0, min(BLOCK, left))))
     with path.open("rb", buffering=0) as file:
+        file.seek(start)
         while left > 0 and (count := file.readinto(block[:left])):
             running.update(block[:count])
             left -= count
-    return str(running.hexdigest())
 
 
 def stamp(path: Path) -> None:

@@ -27,6 +27,9 @@ SAMPLES, RECORDS = "rollouts/samples.jsonl", "rollouts/samples.bin"
 CHECKPOINTS, MODEL, PICTURE, ERRORS, LOCK = "checkpoints", "model", "curve.png", "errors.log", ".lock"
 """Files and folders of a run directory."""
 
+SAVED_SAMPLES = 16
+"""Most rollouts of one group of the last batch that an evaluation adds to SAMPLES and RECORDS."""
+
 PLAN, STUDY, JOURNAL, RESULTS, REPORT = "study.toml", "study.json", "journal.jsonl", "results.json", "report.html"
 PREDICTED, ALLOCATION = "predicted.json", "allocation.jsonl"
 """Files of a study directory."""

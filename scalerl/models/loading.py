@@ -107,15 +107,46 @@ def end_tokens(path: str, revision: str, tokenizer: Any) -> tuple[int, ...]:
         path: Directory or name on the hub.
         revision: Branch, tag or commit.
         tokenizer: The model's tokenizer.
+
+    Raises:
+        ConfigError: From `joined_ends`.
     """
     from transformers import GenerationConfig
 
     try:
-        eos = GenerationConfig.from_pretrained(path, revision=revision).eos_token_id
+        generation = GenerationConfig.from_pretrained(path, revision=revision)
     except OSError:  # the model has no such file
-        eos = getattr(load_config(path, revision)[0], "eos_token_id", None)
-    ids = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id}
-    return tuple(sorted(i for i in ids if isinstance(i, int)))
+        generation = GenerationConfig.from_model_config(load_config(path, revision)[0])
+    return joined_ends(generation.eos_token_id, tokenizer)
+
+
+def joined_ends(eos: Any, tokenizer: Any, vocabulary: int | None = None) -> tuple[int, ...]:
+    """Return the ids that end a sequence, those of the generation settings and of the tokenizer, in order.
+
+    Args:
+        eos: `eos_token_id` of the generation settings: an id, a list of ids, or None.
+        tokenizer: The model's tokenizer.
+        vocabulary: Number of tokens of the model; None: not known.
+
+    Raises:
+        ConfigError: There is none, so every completion would be truncated, or one is not in the vocabulary.
+    """
+    joined = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id} - {None}
+    ids = sorted(i for i in joined if isinstance(i, int) and 0 <= i < (vocabulary or i + 1))
+    if len(ids) < len(joined):
+        most = f", 0 to {vocabulary - 1}" if vocabulary else ""
+        raise ConfigError(
+            f"model.path: got eos_token_id {eos} in generation_config.json or config.json; allowed: ids of the model's "
+            f"tokens{most}"
+        )
+    if not ids:
+        among = f" among its {vocabulary} tokens" if vocabulary else ""
+        raise ConfigError(
+            "model.path: the model has no end token: neither generation_config.json, config.json nor the tokenizer "
+            f"names an eos token{among}; set eos_token in tokenizer_config.json, or eos_token_id in "
+            "generation_config.json"
+        )
+    return tuple(ids)
 
 
 def _dequantized(

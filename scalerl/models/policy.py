@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from scalerl.core.errors import ConfigError
 from scalerl.models.head import HeadRule, draw, on_tensor_cores, token_logprobs
-from scalerl.models.loading import ATTENTION_KINDS, load_model, save_model
+from scalerl.models.loading import ATTENTION_KINDS, joined_ends, load_model, save_model
 from scalerl.models.packing import Varlen
 from scalerl.models.rows import Rows
 from scalerl.models.sizes import of_model
@@ -235,23 +235,9 @@ def stop_tokens(policy: Policy, tokenizer: Any) -> tuple[int, ...]:
     """Return all token ids that end a sequence, from the model's generation settings and its tokenizer.
 
     Raises:
-        ConfigError: There is none, so every completion would be truncated, or one is not in the vocabulary.
+        ConfigError: From `joined_ends`.
     """
-    eos = policy.model.generation_config.eos_token_id
-    given = (set(eos if isinstance(eos, list) else [eos]) | {tokenizer.eos_token_id}) - {None}
-    ids = tuple(sorted(i for i in given if isinstance(i, int) and 0 <= i < policy.vocab_size))
-    if len(ids) < len(given):
-        raise ConfigError(
-            f"model.path: got eos_token_id {eos} in generation_config.json or config.json; allowed: ids of the model's "
-            f"tokens, 0 to {policy.vocab_size - 1}"
-        )
-    if not ids:
-        raise ConfigError(
-            "model.path: the model has no end token: neither generation_config.json, config.json nor the tokenizer "
-            f"names an eos token among its {policy.vocab_size} tokens; set eos_token in tokenizer_config.json, or "
-            "eos_token_id in generation_config.json"
-        )
-    return ids
+    return joined_ends(policy.model.generation_config.eos_token_id, tokenizer, policy.vocab_size)
 
 
 @torch.no_grad()

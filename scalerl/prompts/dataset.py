@@ -6,6 +6,7 @@ the order of the rows, and is the same in every run. Rows that ask the same, wha
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import math
 import pickle
@@ -13,7 +14,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,6 +27,7 @@ from scalerl.core.exact import is_plain
 from scalerl.core.files import parse_json
 from scalerl.models.template import check_tools, render, template_notes
 from scalerl.models.text import encoded, prompt_tokens
+from scalerl.prompts.kept import KeptPrompts
 from scalerl.prompts.layouts import Row, read_rows
 from scalerl.prompts.sources import custom_rows, environment_rows, gym_rows
 from scalerl.tasks.checks import check_tests
@@ -33,6 +35,9 @@ from scalerl.tasks.generated import GENERATED
 from scalerl.tasks.pool import Step, Trial, in_this_process
 from scalerl.tasks.turns import opening
 from scalerl.types import TURNS, Prompt
+
+Encode = Callable[[Sequence[str]], Iterator[list[int]]]
+"""Turns texts into tokens, in batches."""
 
 QUESTION = 300
 """Characters of a question that are kept for lists of rollouts."""
@@ -66,6 +71,24 @@ def load_prompts(config: RunConfig, tokenizer: Any, stop: Sequence[int] = ()) ->
         ConfigError: A file is missing, empty or not valid JSON, a row has no prompt or answer, a prompt exceeds the
             limit, or the held-out split leaves too few training prompts. The message has file and line.
     """
+    with _without_collector():
+        return _load(config, tokenizer, stop)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Pause the search for cycles, which would go through millions of live prompts again and again."""
+    paused = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if paused:
+            gc.enable()
+
+
+def _load(config: RunConfig, tokenizer: Any, stop: Sequence[int]) -> PromptSplit:
+    """Do what `load_prompts` says."""
     training, held_out, everything = list[Prompt](), list[Prompt](), list[Prompt]()
     notes, needed = list[str](), dict[str, int]()
     for task in config.data:
@@ -133,13 +156,27 @@ def task_prompts(
     about: list[str] = []
     if tokenizer.chat_template and task.chat_template != "never":
         about = template_notes(tokenizer, task.template_arguments, task.system_prompt, task.template_date, stop)
+    kept = KeptPrompts(task, tokenizer) if isinstance(task, PromptFile) else None
+    found = kept.read() if kept is not None else None
+    if found is None:
+        found = _read(task, tokenizer, held_out, scoring)
+        if kept is not None:
+            kept.write(*found)
+    prompts, notes = found
+    if isinstance(task, PromptFile) and task.verifier == "code" and not task.reward:
+        check_tests(prompts)
+    return prompts, [*about, *notes]
+
+
+def _read(task: TextTask, tokenizer: Any, held_out: int, scoring: Scoring) -> tuple[list[Prompt], list[str]]:
+    """Read, render and tokenize the prompts of one task, and return them with notes on its rows."""
     if isinstance(task, RepliedTask):
         with Trial(scoring, task.start_s) as trial:
             rows, notes = SOURCES[task.kind](task, held_out, trial.step)
     else:
         rows, notes = SOURCES[task.kind](task, held_out, in_this_process)
     rows, left_out = _sendable(rows, isinstance(task, PromptFile))
-    notes = [*about, *notes, *left_out, *_message_notes(rows, tokenizer, task)]
+    notes = [*notes, *left_out, *_message_notes(rows, tokenizer, task)]
     if tools := rows[0].columns.get("tools") if isinstance(task, RepliedTask) else None:
         check_tools(tokenizer, tools, task.chat_template != "never")
     chat = _uses_template(tokenizer, task)
@@ -148,13 +185,12 @@ def task_prompts(
         _chat_text(tokenizer, row.prompt, task, tools_of(row) if of_rows else tools) if chat else _plain_text(row, task)
         for row in rows
     ]
-    prompts = _tokenize(rows, task.curve, texts, partial(encoded if chat else prompt_tokens, tokenizer))
-    kept = _within_limit(prompts, task)
-    if len(kept) < len(prompts):
-        notes = [*notes, f"left out {len(prompts) - len(kept)} prompts over {task.max_prompt_tokens} tokens"]
-    if isinstance(task, PromptFile) and task.verifier == "code" and not task.reward:
-        check_tests(kept)
-    return kept, notes
+    encode = partial(encoded if chat else prompt_tokens, tokenizer)
+    prompts = _tokenize(rows, task.curve, texts, partial(_until, task.max_prompt_tokens, encode))
+    within = _within_limit(prompts, task)
+    if len(within) < len(prompts):
+        notes = [*notes, f"left out {len(prompts) - len(within)} prompts over {task.max_prompt_tokens} tokens"]
+    return within, notes
 
 
 def _sendable(rows: list[Row], of_file: bool) -> tuple[list[Row], list[str]]:
@@ -227,9 +263,7 @@ def _split(prompts: list[Prompt], held_out: int, needed: int, of_task: str) -> t
     return training, [prompt for prompt in ordered if prompt.content in held]
 
 
-def _tokenize(
-    rows: Sequence[Row], task: str, texts: Sequence[str], encode: Callable[[Sequence[str]], Iterator[list[int]]]
-) -> list[Prompt]:
+def _tokenize(rows: Sequence[Row], task: str, texts: Sequence[str], encode: Encode) -> list[Prompt]:
     """Return the prompts of rows, whose texts `encode` turns into tokens in batches."""
     prompts, systems = [], Counter(_system(row.prompt) for row in rows)
     shared: dict[int, int] = {}  # one object for each token of the vocabulary, not one for each token of a prompt
@@ -243,11 +277,34 @@ def _tokenize(
             content = row.id  # the prompts of an environment may be equal: what it asks is in the row
         else:  # a system message of several rows is an instruction; that of one row is what it asks
             content = content_of(row.prompt, systems[_system(row.prompt)] == 1)
-        own = tuple(shared.setdefault(token, token) for token in tokens)
+        own = tuple(map(shared.setdefault, tokens, tokens))
         prompts.append(
             Prompt(row.id, text, own, row.answer, task, columns, row.where, content, question_of(row.prompt))
         )
     return prompts
+
+
+LETTERS = 32
+"""Characters of a text for each token of the limit, beyond which it is cut before it is encoded: a tokenizer needs 300
+bytes of memory for each character."""
+
+
+def _until(limit: int, encode: Encode, texts: Sequence[str]) -> Iterator[list[int]]:
+    """Yield the tokens of each text; of a text over the limit, perhaps only the first ones, which are over it too.
+
+    Args:
+        limit: Tokens that are allowed.
+        encode: Function that encodes texts in batches.
+        texts: The texts.
+    """
+    most = LETTERS * limit
+    if max(map(len, texts), default=0) <= most:
+        yield from encode(texts)
+        return
+    for text, tokens in zip(texts, encode([text[:most] for text in texts]), strict=True):
+        if len(text) > most and len(tokens) <= limit:  # its tokens are uncommonly long
+            (tokens,) = encode([text])
+        yield tokens
 
 
 def question_of(prompt: str | Sequence[dict[str, str]]) -> str:
@@ -263,8 +320,8 @@ def _system(prompt: str | Sequence[Mapping[str, str]]) -> str:
 
 
 _ALIKE = str.maketrans({**dict.fromkeys("‘’‚‛", "'"), **dict.fromkeys("“”„‟«»", '"'), **dict.fromkeys("‐‑‒–—−", "-")})
-_SPACES = re.compile(r" ?([^\w ]) ?")
-"""Spaces around a sign, which is often written without: "12 * 13" and "12*13"."""
+_SPACES = re.compile(r" (?:(?=[^\w ])|(?<=[^\w ] ))")
+"""A space before or after a sign, which is often written without: "12 * 13" and "12*13"."""
 
 
 def content_of(prompt: str | Sequence[Mapping[str, str]], system: bool = False) -> str:
@@ -282,7 +339,7 @@ def content_of(prompt: str | Sequence[Mapping[str, str]], system: bool = False) 
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text).translate(_ALIKE)
         text = "".join(character for character in text if unicodedata.category(character) != "Cf")  # such as U+200B
-    words = _SPACES.sub(r"\1", " ".join(text.casefold().split())).rstrip(".?!:;,")
+    words = _SPACES.sub("", " ".join(text.casefold().split())).rstrip(".?!:;,")
     return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
 
 
@@ -385,7 +442,15 @@ def _within_limit(prompts: Sequence[Prompt], task: TextTask) -> list[Prompt]:
     limit = task.max_prompt_tokens
     kept = [prompt for prompt in prompts if len(prompt.tokens) <= limit]
     if len(kept) < len(prompts) and (task.long_prompts == "error" or not kept):
-        long = [f"{one.where} ({len(one.tokens)} tokens)" for one in prompts if len(one.tokens) > limit]
+        cut = LETTERS * limit  # beyond it the rest may not have been encoded
+        counts = {
+            one.where: f"{len(one.text):,} characters, more than {len(one.tokens) - 1:,} tokens"
+            if len(one.text) > cut
+            else f"{len(one.tokens)} tokens"
+            for one in prompts
+            if len(one.tokens) > limit
+        }
+        long = [f"{where} ({count})" for where, count in counts.items()]
         raise ConfigError(
             f"{len(long)} of {len(prompts)} rows are over {limit} tokens: {', '.join(long[:5])}; raise "
             "data.max_prompt_tokens, or leave them out with --data.long_prompts drop"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.core.errors import raising
+from scalerl.core.run_files import SAVED_SAMPLES
 from scalerl.models.text import TAIL, TokenText
 from scalerl.types import FloatArray, Outcome, Rollout, Score, ScoredGroup, Visit
 
@@ -23,11 +24,8 @@ INJECTED = "⟦{}⟧"
 LogRatios = Mapping[int, FloatArray]
 """Log ratios of the first rollout of each replayed group at its sampled tokens, by index of the group."""
 
-SAMPLES = 16
-"""Maximum number of training rollouts of one group that are written at an evaluation."""
-
 DETAILED = 4
-"""Maximum number of these rollouts with `token_detail`."""
+"""Maximum number of the saved training rollouts with `token_detail`."""
 
 ARRAYS = ("prompt_tokens", "tokens", "logps", "versions", "sampled")
 """Arrays of a record; all but the first are those of `Rollout`."""
@@ -140,7 +138,7 @@ def token_texts(text: TokenText, before: Sequence[int], tokens: Sequence[int]) -
 
 
 def sample_rows(text: TokenText, step: int, group: ScoredGroup, log_ratios: Sequence[FloatArray | None]) -> list[Row]:
-    """Return the rollouts of one group of the last batch, at most `SAMPLES`.
+    """Return the rollouts of one group of the last batch, at most `SAVED_SAMPLES`.
 
     Args:
         text: Decoder of the model's tokens.
@@ -148,10 +146,10 @@ def sample_rows(text: TokenText, step: int, group: ScoredGroup, log_ratios: Sequ
         group: The group chosen by `telling_group`.
         log_ratios: Log ratios of its first `DETAILED` rollouts under the weights of `step`; empty if not computed.
     """
-    ratios = [*log_ratios, *[None] * SAMPLES]
+    ratios = [*log_ratios, *[None] * SAVED_SAMPLES]
     return [
         rollout_row(text, step, group, sample, ratios[sample], detailed=sample < DETAILED)
-        for sample in range(min(SAMPLES, len(group.scores)))
+        for sample in range(min(SAVED_SAMPLES, len(group.scores)))
     ]
 
 

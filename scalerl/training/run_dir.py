@@ -19,7 +19,7 @@ from typing import Any
 from scalerl.config import RunConfig, read_config, to_toml
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import sync, take_hold, write_whole
-from scalerl.core.manifest import Damaged, digest, new_digest
+from scalerl.core.manifest import BLOCK, Damaged, add_to_digest, digest, new_digest
 from scalerl.core.outputs import check_encodable, check_new_directory, check_stays_inside
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
@@ -194,9 +194,7 @@ class RunDirectory:
         for name, size in cursors.items():
             if size:
                 done, running = self._digests.get(name, (0, new_digest()))
-                with (self.path / name).open("rb") as file:
-                    file.seek(done)
-                    running.update(file.read(size - done))
+                add_to_digest(running, self.path / name, done, size)
                 self._digests[name] = (size, running)
         return {name: self._digests[name][1].hexdigest() for name, size in cursors.items() if size}
 
@@ -224,7 +222,7 @@ class RunDirectory:
             path, size = self.path / name, cursors.get(name, 0)
             if fault := self._row_fault(name, size, state):
                 notes.append(f"{fault}; the run continues with the samples that exist")
-                size = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0  # its whole rows
+                size = _whole_rows(path) if path.exists() else 0
             if path.exists():
                 os.truncate(path, size)
         self._digests.clear()
@@ -239,6 +237,19 @@ class RunDirectory:
         if expected and digest(path, size) != expected:
             return f"the first {size} bytes of {name} are not the rows that the checkpoint counts"
         return ""
+
+
+def _whole_rows(path: Path) -> int:
+    """Return the number of bytes of a file up to the end of its last whole row."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - BLOCK)
+            file.seek(start)
+            if (newline := file.read(end - start).rfind(b"\n")) >= 0:
+                return start + newline + 1
+            end = start
+    return 0
 
 
 def recorded(error: ProcessDied | PluginError, directory: Path) -> str:

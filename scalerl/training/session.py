@@ -5,6 +5,7 @@ The recipe is in loop.py. evaluation.py measures, records.py writes and shows, s
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ class Session:
     stop_requested: Callable[[], bool]
     sizes: ModelSizes
     """Sizes of the policy, for its FLOPs."""
+    _saved_at: float = field(default_factory=time.monotonic)
+    """When the last checkpoint was begun, or the run."""
     _lately: deque[GeneratorStats] = field(default_factory=lambda: deque(maxlen=8))
     """The generators' counters at the last batches."""
 
@@ -144,8 +147,10 @@ class Session:
             self.records.display.note(f"step {self.progress.step}: stopping, because {reason}")
 
     def checkpoint_if_due(self) -> None:
-        """Start a checkpoint on the schedule and at the end, and commit those that are complete."""
-        if self._due(self.config.checkpoint.every):
+        """Start a checkpoint after so many steps or minutes, and at the end, and commit those that are complete."""
+        minutes, now = self.config.checkpoint.every_minutes, time.monotonic()
+        if self._due(self.config.checkpoint.every) or (minutes and now - self._saved_at >= 60.0 * minutes):
+            self._saved_at = now
             self.records.phase("saving")
             self.checkpoints.write()
             self.records.phase("training")

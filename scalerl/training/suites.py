@@ -6,12 +6,13 @@ Axes: P prompts, N samples per prompt.
 from __future__ import annotations
 
 import json
+import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import comb
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,11 @@ from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
 from scalerl.rollouts.engine import Engine, Sampling, generate
 from scalerl.rollouts.interrupt import length_rule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
+from scalerl.rollouts.pipeline import MOST_PENDING
 from scalerl.rollouts.turns import check_replies, with_replies, with_turns
 from scalerl.scaling.estimate import as_json, with_error
-from scalerl.tasks.scoring import ScoringService, make_scorers
-from scalerl.training.evaluation import held_out_visits, mean_at_k, verdicts
+from scalerl.tasks.scoring import PendingGroup, ScoringService, make_scorers
+from scalerl.training.evaluation import held_out_visits, mean_at_k
 from scalerl.training.rollout_rows import rollout_row
 from scalerl.training.run_model import check_length, load_in_engine
 from scalerl.types import BoolArray, Prompt, ScoredGroup
@@ -181,41 +183,58 @@ class Evaluator:
         engines: Sequence[Engine] = self._engines(longest, samples * len(prompts))
         if replies:
             engines = [one for (one,) in with_turns([[one] for one in engines], self._text, self.config.scoring)]
-        began = time.perf_counter()
-        total = samples * len(prompts)
-        complete = generate(
-            engines, held_out_visits(prompts), samples, self.config.seed, "evaluate",
-            finished=lambda count: self._on(f"{task.curve}: sampling", count, total),
-        )  # fmt: skip
-        groups = [group for _, group in sorted(complete, key=itemgetter(0))]
-        sampled_s = time.perf_counter() - began
-        scoring = ScoringService(make_scorers(self.config), self._text.judged)
-        try:
-            pending = [scoring.submit(group) for group in groups]
-            scored = list[ScoredGroup]()
-            for one in pending:
-                self._on(f"{task.curve}: scoring", len(scored), len(pending))
-                scored.append(one.result())
-        finally:
-            scoring.close()
-        self._write(scored, texts)
-        passed_PN, counted_PN = verdicts(scored)
-        mean, stderr = mean_at_k(passed_PN, counted_PN)
-        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        texts.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(texts) as ordered, _Results(len(prompts), samples, ordered, self._text) as results:
+            sampled_s, seconds = self._sample(task, engines, prompts, samples, results)
+            results.write()
+        mean, stderr = mean_at_k(results.passed_PN, results.counted_PN)
         return SuiteResult(
             suite=task.curve,
             prompts=len(prompts),
             samples=samples,
             mean=mean,
             stderr=stderr,
-            pass_at=pass_at_powers(passed_PN, counted_PN),
-            failed=1.0 - float(counted_PN.mean()),
-            truncated=float(np.mean([rollout.truncated for rollout in rollouts])),
-            mean_tokens=float(np.mean([len(rollout) for rollout in rollouts])),
-            tokens_per_s=sum(map(len, rollouts)) / max(1e-9, sampled_s),
-            seconds=time.perf_counter() - began,
+            pass_at=pass_at_powers(results.passed_PN, results.counted_PN),
+            failed=1.0 - float(results.counted_PN.mean()),
+            truncated=results.truncated / results.passed_PN.size,
+            mean_tokens=results.tokens / results.passed_PN.size,
+            tokens_per_s=results.tokens / max(1e-9, sampled_s),
+            seconds=seconds,
             texts=str(texts),
         )
+
+    def _sample(
+        self, task: TaskData, engines: Sequence[Engine], prompts: Sequence[Prompt], samples: int, results: _Results
+    ) -> tuple[float, float]:
+        """Sample and score the prompts; return the seconds of sampling, and of both.
+
+        Groups are scored while others are sampled, and dropped when their scores are there.
+        """
+        began, total = time.perf_counter(), samples * len(prompts)
+        pending: deque[tuple[int, PendingGroup]] = deque()
+        scoring = ScoringService(make_scorers(self.config), self._text.judged)
+
+        def take() -> None:
+            index, scores = pending.popleft()
+            results.add(index, scores.result())
+
+        try:
+            complete = generate(
+                engines, held_out_visits(prompts), samples, self.config.seed, "evaluate",
+                finished=lambda count: self._on(f"{task.curve}: sampling", count, total),
+            )  # fmt: skip
+            for index, group in complete:
+                pending.append((index, scoring.submit(group)))
+                while pending and (len(pending) > MOST_PENDING or pending[0][1].wait(0.0)):
+                    take()
+            sampled_s, done = time.perf_counter() - began, len(prompts) - len(pending)
+            while pending:
+                self._on(f"{task.curve}: scoring", done, len(prompts))
+                take()
+                done += 1
+        finally:
+            scoring.close()
+        return sampled_s, time.perf_counter() - began
 
     def _engines(self, longest: int, sequences: int) -> list[Engine]:
         """Return a torch engine for this suite, or vLLM servers, which serve all suites and end with this process."""
@@ -257,13 +276,51 @@ class Evaluator:
             )
         return min(asked or min(fit, MOST_SLOTS), sequences)
 
-    def _write(self, scored: Sequence[ScoredGroup], texts: Path) -> None:
-        texts.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(texts) as temporary, temporary.open("w", encoding="utf-8") as file:
-            for one in scored:
-                for sample in range(len(one.scores)):
-                    row = rollout_row(self._text, 0, one, sample)
-                    file.write(json.dumps({k: v for k, v in row.items() if k not in RUN_COLUMNS}) + "\n")
+
+class _Results:
+    """What an evaluation keeps of its rollouts: verdicts and counts in memory, rows in a file."""
+
+    def __init__(self, prompts: int, samples: int, texts: Path, text: TokenText) -> None:
+        """Start without results.
+
+        Args:
+            prompts: Number of prompts.
+            samples: Samples of each.
+            texts: File that gets the rows in the order of the prompts.
+            text: Decoder of tokens.
+        """
+        self.passed_PN, self.counted_PN = np.zeros((2, prompts, samples), np.bool_)
+        self.truncated, self.tokens = 0, 0
+        self._texts, self._text = texts, text
+        self._places_P2 = np.zeros((prompts, 2), np.int64)
+        """Start and length of the rows of each prompt in the order of arrival."""
+
+    def __enter__(self) -> _Results:
+        self._arrived = tempfile.TemporaryFile(dir=self._texts.parent)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._arrived.close()
+
+    def add(self, index: int, scored: ScoredGroup) -> None:
+        """Add the scored group of a prompt."""
+        rollouts, rows = scored.group.rollouts, list[str]()
+        self.passed_PN[index] = [score.passed for score in scored.scores]
+        self.counted_PN[index] = [score.counted for score in scored.scores]
+        self.truncated += sum(rollout.truncated for rollout in rollouts)
+        self.tokens += sum(map(len, rollouts))
+        for sample in range(len(rollouts)):
+            row = rollout_row(self._text, 0, scored, sample)
+            rows.append(json.dumps({k: v for k, v in row.items() if k not in RUN_COLUMNS}) + "\n")
+        start = self._arrived.tell()
+        self._places_P2[index] = start, self._arrived.write("".join(rows).encode())
+
+    def write(self) -> None:
+        """Write the rows in the order of the prompts."""
+        with self._texts.open("wb") as file:
+            for start, length in self._places_P2.tolist():
+                self._arrived.seek(start)
+                file.write(self._arrived.read(length))
 
 
 def pass_at_k(passed_PN: BoolArray, counted_PN: BoolArray, k: int) -> float:

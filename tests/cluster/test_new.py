@@ -52,13 +52,13 @@ def test_a_model_that_fits_on_no_gpu_is_an_error_that_proposes_adapters(capsys):
 
 
 def test_the_interval_of_checkpoints_is_half_an_hour_at_the_planned_speed(capsys):
-    """At 9.1 updates an hour, evaluations included, 50 updates would be 5.4 hours; 5 are 33 minutes."""
-    rates = (9.1, 0.5, 120.0, 199.0, 450.0)
-    assert [checkpoint_interval(rate, 100) for rate in rates] == [5, 1, 50, 100, 200]  # divisors of 100, or multiples
+    """At 9.1 updates an hour, evaluations included, 100 updates take 11 hours: minutes in between."""
+    minutes = {9.1: (100, 30), 0.5: (100, 30), 120.0: (100, 30), 198.0: (100, 30), 199.0: (100, 0), 450.0: (200, 0)}
+    assert {rate: checkpoint_interval(rate, 100) for rate in minutes} == minutes
     words = ["new", "--model", "Qwen/Qwen3-8B", "--data", "prompts.jsonl", "--gpus", "8"]
     out = call(capsys, *words)[1]
-    assert tomllib.loads(out)["checkpoint"] == {"every": 5}
-    assert "# a checkpoint every 5 updates, about 33 minutes at this speed" in out
+    assert tomllib.loads(out)["checkpoint"] == {"every": 100, "every_minutes": 30.0}
+    assert "# a checkpoint every 30 minutes and every 100 updates, 659 minutes at this speed" in out
     chosen = call(capsys, *words, "--checkpoint.every", "20")[1]
     assert tomllib.loads(chosen)["checkpoint"] == {"every": 20} and "at this speed" not in chosen
 

@@ -1,4 +1,5 @@
 import datetime
+import gc
 import json
 import threading
 
@@ -10,7 +11,7 @@ from scalerl.config.base import replace
 from scalerl.config.data import PromptFile
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
-from scalerl.prompts.dataset import load_prompts, question_of, task_prompts
+from scalerl.prompts.dataset import _until, load_prompts, question_of, task_prompts
 from scalerl.prompts.layouts import Row
 from scalerl.training.warm_start import make_tokenizer
 
@@ -218,3 +219,49 @@ def test_a_column_that_no_process_can_send_is_left_out_of_a_file_with_a_note(tmp
         "left out the column 'film': here 1: 'film' cannot be sent to other processes (cannot pickle '_thread.lock' "
         "object)",
     )
+
+
+@pytest.mark.parametrize("long_prompts", ["error", "drop"])
+@pytest.mark.parametrize("letter", ["7", "7 ", "é"])
+def test_of_a_prompt_far_over_the_limit_only_the_beginning_is_encoded(
+    tmp_path, tokenizer, monkeypatch, letter, long_prompts
+):
+    rows = [*ROWS[:20], {"prompt": 1_000_000 * letter, "answer": "1"}, *ROWS[20:]]
+    longest, encode = [], type(tokenizer).__call__
+
+    def measured(self, text, *args, **options):
+        longest.append(max(map(len, text)))
+        return encode(self, text, *args, **options)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", measured)
+    path = write(tmp_path / "p.jsonl", rows)
+    task = PromptFile(path=str(path), long_prompts=long_prompts)
+    if long_prompts == "drop":
+        prompts, notes = task_prompts(task, tokenizer, 0, Scoring())
+        assert [prompt.answer for prompt in prompts] == [row["answer"] for row in ROWS]
+        assert "left out 1 prompts over 2048 tokens" in notes
+    else:
+        said = rf"line 21 \({1_000_000 * len(letter):,} characters, more than [\d,]+ tokens\); raise"
+        with pytest.raises(ConfigError, match=said):
+            task_prompts(task, tokenizer, 0, Scoring())
+    assert max(longest) <= 32 * 2048
+
+
+def test_a_text_of_few_long_tokens_is_not_taken_for_a_long_prompt(tmp_path):
+    def words(texts):
+        return ([len(word) for word in text.split()] for text in texts)
+
+    texts = ["a b", " ".join(["x" * 1000] * 9), "c " * 11]
+    assert list(_until(10, words, texts)) == [[1, 1], [1000] * 9, [1] * 11]
+    assert [len(tokens) > 10 for tokens in _until(10, words, ["c " * 5000, *texts])] == [True, False, False, True]
+
+
+def test_an_error_or_a_stop_while_prompts_are_read_leaves_the_collector_on(tmp_path, tokenizer, monkeypatch):
+    def stopped(*words):
+        assert not gc.isenabled()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("scalerl.prompts.dataset._tokenize", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        load_prompts(config(write(tmp_path / "p.jsonl", ROWS)), tokenizer)
+    assert gc.isenabled()

@@ -161,6 +161,20 @@ def test_the_end_tokens_of_a_model_are_read_from_its_files(tmp_path, files):
     assert end_tokens(str(tmp_path), "main", tiny_tokenizers.letters()) == (1, 3)
 
 
+@pytest.mark.parametrize("eos", [-1, [1, -2], "</s>"])
+def test_end_tokens_that_cannot_be_ids_are_refused_before_the_weights_are_read(tmp_path, eos):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    with pytest.raises(ConfigError, match="allowed: ids of the model's tokens"):
+        end_tokens(str(tmp_path), "main", tiny_tokenizers.letters())
+
+
+def test_a_model_without_an_end_token_is_refused_before_its_weights_are_read(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", "eos_token_id": None}))
+    with pytest.raises(ConfigError, match="no end token"):
+        end_tokens(str(tmp_path), "main", tiny_tokenizers.letters(eos_token=None))
+
+
 def test_the_arguments_of_a_template_hold_in_later_turns(tmp_path):
     tokenizer = tiny_tokenizers.letters()
     tokenizer.chat_template = THINKING

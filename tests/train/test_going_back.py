@@ -74,6 +74,7 @@ def test_every_nth_checkpoint_is_kept_for_good_beside_the_best_and_the_last(tmp_
     [
         ({}, "checkpoint every 50 steps; kept are the last 2 and the one with the best held-out pass rate; resume"),
         ({"keep": 1, "keep_every": 200}, "the last, the one with the best held-out pass rate and those of every 200"),
+        ({"every_minutes": 30}, "checkpoint every 50 steps or 30 minutes; kept are the last 2"),
         ({"every": 30}, "best held-out pass rate (of every 300 steps, where both fall together); resume"),
         ({"every": 25}, "best held-out pass rate (of every 100 steps, where both fall together)"),
     ],

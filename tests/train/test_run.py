@@ -79,6 +79,16 @@ def test_the_saved_configuration_repeats_the_run(undisturbed, tmp_path):
     assert runs.outcome(tmp_path / "again") == runs.outcome(path)
 
 
+@pytest.mark.slow
+def test_checkpoints_in_minutes_are_written_between_steps_and_change_no_bit(undisturbed, lab_model, tmp_path):
+    path = tmp_path / "run"
+    words = ["--checkpoint.every", "1000", "--checkpoint.every_minutes", "1e-6", "--checkpoint.keep", "100"]
+    runs.train(lab_model, path, *words)
+    saved = [int(one.name.removeprefix("step_")) for one in sorted((path / "checkpoints").glob("step_*"))]
+    assert saved == list(range(1, 25))
+    assert runs.outcome(path) == runs.outcome(undisturbed[0])
+
+
 @pytest.mark.parametrize(
     "words",
     [

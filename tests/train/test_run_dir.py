@@ -1,7 +1,12 @@
+import tracemalloc
+
 import pytest
 
 from scalerl.config import LAB
+from scalerl.core import manifest
 from scalerl.core.errors import ConfigError
+from scalerl.core.manifest import new_digest
+from scalerl.training import run_dir
 from scalerl.training.run_dir import ROW_FILES, RunDirectory
 from scalerl.types import EvalPoint
 
@@ -71,3 +76,27 @@ def test_the_digest_of_rows_is_incremental(tmp_path):
     assert second["metrics.jsonl"] != first["row_digests"]["metrics.jsonl"]
     assert second["points.jsonl"] == first["row_digests"]["points.jsonl"]
     run.check_rows({"cursors": cursors, "row_digests": second})
+
+
+def test_large_row_files_are_read_in_pieces_by_the_first_checkpoint_after_a_resume(tmp_path, monkeypatch):
+    run = RunDirectory.create(tmp_path / "run", LAB)
+    monkeypatch.setattr(manifest, "BLOCK", 1 << 20)
+    content = b"".join(b'{"step": %d, "x": "%s"}\n' % (i, b"y" * 1000) for i in range(16_000))
+    (run.path / "metrics.jsonl").write_bytes(content)
+    cursors = run.cursors()
+    expected = new_digest()
+    expected.update(content)
+    del content
+    tracemalloc.start()
+    assert run.row_digests(cursors)["metrics.jsonl"] == expected.hexdigest()
+    assert tracemalloc.get_traced_memory()[1] < 3 << 20  # of 16 MB
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("content", "rows"), [(b"", 0), (b"half", 0), (b"a\n", 2), (b"a\nbb\nhalf", 5), (b"a\n" + b"x" * 50, 2)]
+)
+def test_the_last_whole_row_is_found_from_the_end(tmp_path, monkeypatch, content, rows):
+    monkeypatch.setattr(run_dir, "BLOCK", 4)
+    (tmp_path / "rows").write_bytes(content)
+    assert run_dir._whole_rows(tmp_path / "rows") == rows

@@ -1,0 +1,214 @@
+"""Tokenized prompts of files, kept in the user's cache directory, so that a later start does not tokenize them again.
+
+The key has everything that prompts depend on: the content of the data, the settings of the task, the tokenizer, the
+versions of the packages and this code. A kept file is never out of date, and without one, or if it cannot be used,
+prompts are read as before. Rows of the hub, whose content is not a file here, are not kept.
+
+A file is a line of JSON with key, number of prompts and notes, then blocks: sizes and checksum, the texts of `BLOCK`
+prompts as JSON, and their tokens as 32-bit integers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import xxhash
+
+from scalerl.config.data import PromptFile
+from scalerl.core.files import atomic_file, cache_root
+from scalerl.core.manifest import digest
+from scalerl.prompts.files import on_hub
+from scalerl.types import Prompt
+
+FORMAT = "scalerl prompts 1"
+
+LEAST = 5000
+"""Number of prompts from which on they are kept; fewer are read in half a second."""
+
+OF_ONE_PATH = 4
+"""Most files that are kept for one path: tokenizers and settings that take turns."""
+
+MOST_BYTES = 10 << 30
+"""Most bytes that are kept in all; the files that were used least recently go first."""
+
+FREE = 10
+"""Free disk, in sizes of the data, below which nothing is kept."""
+
+BLOCK = 4096
+"""Prompts of a block."""
+
+ABANDONED_S = 3600.0
+"""Age of an unfinished file from which on it is removed: its process was killed."""
+
+_SIZES = struct.Struct("<QQQ")
+"""Bytes of the texts, bytes of the tokens, checksum of both."""
+
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+
+
+class KeptPrompts:
+    """The kept prompts of one task, if there are any."""
+
+    def __init__(self, task: PromptFile, tokenizer: Any) -> None:
+        """Compute the key, which reads the data once: a second for 8 GB.
+
+        Args:
+            task: The task, whose path is a file or directory here.
+            tokenizer: A transformers tokenizer.
+        """
+        self._curve, self._path = task.curve, Path(task.path)
+        self._place, self._key, self._bytes = Path(), "", 0
+        self._settings = [task.model_dump(mode="json"), _tokenizer_digest(tokenizer)]
+        with suppress(OSError, RuntimeError, ValueError):  # RuntimeError: no home directory
+            if all(self._settings) and not on_hub(task):
+                self._bytes = sum(file.stat().st_size for file in _files(self._path))
+                of_path = _short_digest(str(self._path.resolve()))
+                self._place = cache_root() / "prompts" / f"{of_path}-{_short_digest(self._settings)}.prompts"
+                self._key = self._computed_key()
+
+    def _computed_key(self) -> str:
+        data = [(str(file.relative_to(self._path)), digest(file)) for file in _files(self._path)]
+        return hashlib.sha256(json.dumps([FORMAT, self._settings, data, _versions(), _code()]).encode()).hexdigest()
+
+    def read(self) -> tuple[list[Prompt], list[str]] | None:
+        """Return the prompts and the notes on them; None if they are not kept or the file is damaged."""
+        if not self._key:
+            return None
+        with suppress(OSError, ValueError, KeyError, TypeError, struct.error), self._place.open("rb") as file:
+            header = json.loads(file.readline())
+            if header["key"] != self._key:
+                return None
+            prompts = list(_read_blocks(file, self._curve))
+            if len(prompts) != header["prompts"]:
+                return None
+            with suppress(OSError):
+                os.utime(self._place)  # it was used now
+            return prompts, header["notes"]
+        return None
+
+    def write(self, prompts: Sequence[Prompt], notes: Sequence[str]) -> None:
+        """Keep prompts, if the disk has room, every value is one of JSON, and the data did not change meanwhile."""
+        if not self._key or len(prompts) < LEAST:
+            return
+        # ValueError: half of a surrogate pair, or an integer of too many digits
+        with suppress(OSError, ValueError, OverflowError):
+            self._place.parent.mkdir(parents=True, exist_ok=True)
+            if shutil.disk_usage(self._place.parent).free < FREE * self._bytes:
+                return
+            with atomic_file(self._place) as temporary:
+                with temporary.open("wb") as file:
+                    header = {"format": FORMAT, "key": self._key, "prompts": len(prompts), "notes": list(notes)}
+                    file.write(json.dumps(header).encode() + b"\n")
+                    for start in range(0, len(prompts), BLOCK):
+                        file.write(_block(prompts[start : start + BLOCK]))
+                if self._computed_key() != self._key:
+                    raise ValueError("the data changed while it was read")
+            _sweep(self._place)
+
+
+def _block(prompts: Sequence[Prompt]) -> bytes:
+    """Return a block; ValueError: a value would not be the same after JSON."""
+    rows = []
+    for one in prompts:
+        if not _is_json(one.columns):
+            raise ValueError(f"{one.where}: not plain JSON")
+        text = None if one.text == one.columns.get("prompt") else one.text
+        rows.append([one.id, text, one.answer, one.columns, one.where, one.content, one.question])
+    lengths = np.fromiter((len(one.tokens) for one in prompts), np.uint32, len(prompts))
+    tokens = np.fromiter((token for one in prompts for token in one.tokens), np.uint32, int(lengths.sum()))
+    texts, numbers = json.dumps(rows, ensure_ascii=False).encode(), lengths.tobytes() + tokens.tobytes()
+    return _SIZES.pack(len(texts), len(numbers), xxhash.xxh3_64_intdigest(texts + numbers)) + texts + numbers
+
+
+def _read_blocks(file: BinaryIO, task: str) -> Iterator[Prompt]:
+    """Yield the prompts of the blocks from here to the end of a file; raises ValueError if it is damaged."""
+    left = os.fstat(file.fileno()).st_size - file.tell()
+    shared: dict[int, int] = {}  # one object for each token of the vocabulary
+    while left:
+        of_texts, of_numbers, checksum = _SIZES.unpack(file.read(_SIZES.size))
+        left -= _SIZES.size + of_texts + of_numbers
+        if left < 0:
+            raise ValueError("the file ends in a block")
+        content = file.read(of_texts + of_numbers)
+        if xxhash.xxh3_64_intdigest(content) != checksum:
+            raise ValueError("the block has another checksum")
+        rows = json.loads(content[:of_texts])
+        lengths = np.frombuffer(content, np.uint32, len(rows), of_texts)
+        ends = lengths.cumsum().tolist()
+        tokens = np.frombuffer(content, np.uint32, ends[-1], of_texts + lengths.nbytes).tolist()
+        tokens, start = list(map(shared.setdefault, tokens, tokens)), 0
+        for (id, text, answer, columns, where, of_content, question), end in zip(rows, ends, strict=True):
+            whole = columns["prompt"] if text is None else text
+            yield Prompt(id, whole, tuple(tokens[start:end]), answer, task, columns, where, of_content, question)
+            start = end
+
+
+def _is_json(value: Any) -> bool:
+    """Return whether a value has only the types that JSON gives back."""
+    kind = type(value)
+    if kind is dict:
+        return all(type(key) is str for key in value) and all(map(_is_json, value.values()))
+    return kind in _PLAIN or (kind is list and all(map(_is_json, value)))
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    """Return a digest of what a tokenizer does; empty for one without a description, which is written in Python."""
+    backend, kind = getattr(tokenizer, "backend_tokenizer", None), type(tokenizer)
+    if backend is None or not hasattr(backend, "to_str"):
+        return ""
+    parts = [f"{kind.__module__}.{kind.__qualname__}", tokenizer.chat_template, tokenizer.special_tokens_map]
+    return _short_digest([backend.to_str(), *map(str, parts)])
+
+
+def _short_digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@cache
+def _versions() -> list[str]:
+    """Return the versions of the packages that read, render and tokenize."""
+    found = []
+    for name in ("transformers", "tokenizers", "jinja2", "pyarrow", "numpy"):
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return found
+
+
+@cache
+def _code() -> list[str]:
+    """Return what changes if the code that makes prompts does."""
+    package = Path(__file__).parents[1]
+    files = sorted(
+        file for part in ("config", "core", "models", "prompts", "tasks") for file in package.glob(f"{part}/*.py")
+    )
+    return [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in (*files, package / "types.py")]
+
+
+def _sweep(written: Path) -> None:
+    """Remove files beyond `OF_ONE_PATH` and `MOST_BYTES`, and what killed processes left."""
+    for left in written.parent.glob(".*.tmp*"):
+        with suppress(OSError):
+            if written.stat().st_mtime - left.stat().st_mtime > ABANDONED_S:
+                left.unlink()
+    kept = sorted(written.parent.glob("*.prompts"), key=lambda one: one.stat().st_mtime, reverse=True)
+    of_path, total = written.name.partition("-")[0], 0
+    for place, file in enumerate(kept):
+        total += file.stat().st_size
+        others = sum(one.name.startswith(of_path) for one in kept[:place])
+        if total > MOST_BYTES or (file.name.startswith(of_path) and others >= OF_ONE_PATH):
+            file.unlink(missing_ok=True)

@@ -1,0 +1,290 @@
+"""Tests that kept prompts are those that the file gives, in every field, and that they are never out of date."""
+
+import errno
+import json
+import multiprocessing
+import os
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from tiny_tokenizers import byte_level
+
+from scalerl.config.data import PromptFile
+from scalerl.config.run import Scoring
+from scalerl.prompts import dataset, kept
+from scalerl.prompts.dataset import task_prompts
+from scalerl.types import Prompt
+
+ROWS = [
+    {"prompt": f"What is {i} + {i}?\u2028 Ünïcode 🙂 \\ \"", "answer": str(2 * i), "level": i / 7, "big": 10**30 + i,
+     "nested": {"a": [None, True, {"b": "é"}], "x": -0.0}, "tests": ["assert f(1) == 2"]}
+    for i in range(300)
+]  # fmt: skip
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept, "LEAST", 100)
+    return tmp_path / "cache" / "prompts"
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+@pytest.fixture
+def tokenizer():
+    return byte_level()
+
+
+def load(path: Path, tokenizer, **settings) -> tuple[list[Prompt], list[str]]:
+    return task_prompts(PromptFile(path=str(path), **settings), tokenizer, 0, Scoring())
+
+
+def everything(prompts):
+    """All fields, those that do not count in a comparison too, with the types of values: 1 == 1.0 == True."""
+    return [[repr(getattr(prompt, one.name)) for one in fields(Prompt)] for prompt in prompts]
+
+
+@pytest.fixture
+def tokenized(monkeypatch):
+    """The number of times that a file was tokenized."""
+    calls = []
+    before = dataset._tokenize
+    monkeypatch.setattr(dataset, "_tokenize", lambda *words: calls.append(1) or before(*words))
+    return calls
+
+
+def test_a_second_start_takes_the_same_prompts_from_the_cache(cache, file, tokenizer, tokenized):
+    first = load(file, tokenizer)
+    second = load(file, tokenizer)
+    assert len(tokenized) == 1 and len(first[0]) == 300
+    assert everything(second[0]) == everything(first[0]) and second[1] == first[1]
+
+
+def test_notes_and_messages_are_kept(cache, tmp_path, chat, tokenized):
+    path = tmp_path / "chat.jsonl"
+    rows = [
+        {"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"{i}?"}], "answer": str(i)}
+        for i in range(200)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[0], {"prompt": "x " * 3000, "answer": "1"}]))
+    first, second = (load(path, chat, long_prompts="drop") for _ in range(2))
+    assert len(tokenized) == 1 and everything(first[0]) == everything(second[0])
+    assert second[1] == first[1] and any("1 duplicate" in note for note in second[1])
+    assert any("left out 1 prompts" in note for note in second[1])
+
+
+def _changed_file(file, tokenizer):
+    file.write_text(file.read_text().replace("What is 7 +", "What is 8 +"))
+    return {}
+
+
+def _other_system(file, tokenizer):
+    return {"system_prompt": "Think."}
+
+
+def _other_limit(file, tokenizer):
+    return {"max_prompt_tokens": 2047}
+
+
+def _other_special_token(file, tokenizer):
+    tokenizer.add_tokens(["What is"])
+    return {}
+
+
+def _other_template(file, tokenizer):
+    tokenizer.chat_template = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{% endfor %}A:"
+    return {}
+
+
+@pytest.mark.parametrize("change", [_changed_file, _other_system, _other_limit, _other_special_token, _other_template])
+def test_whatever_changes_prompts_makes_them_anew(cache, file, tokenizer, tokenized, monkeypatch, change):
+    load(file, tokenizer)
+    settings = change(file, tokenizer)
+    found = load(file, tokenizer, **settings)
+    assert len(tokenized) == 2
+    monkeypatch.setenv("SCALERL_CACHE", "/dev/null")
+    assert everything(found[0]) == everything(load(file, tokenizer, **settings)[0])
+
+
+def _cut(content):
+    return content[:-7]
+
+
+def _emptied(content):
+    return b""
+
+
+def _flipped(content):
+    return content[:5000] + bytes([content[5000] ^ 1]) + content[5001:]
+
+
+def _tokens_flipped(content):
+    return content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
+
+
+def _foreign(content):
+    return b"PK\x03\x04" + bytes(range(256)) * 50
+
+
+def _other_key(content):
+    header, _, rest = content.partition(b"\n")
+    return json.dumps({**json.loads(header), "key": "0" * 64}).encode() + b"\n" + rest
+
+
+def _huge_sizes(content):
+    header, _, rest = content.partition(b"\n")
+    return header + b"\n" + b"\xff" * 16 + rest[16:]
+
+
+def _not_an_object(content):
+    return b"[1, 2]\n" + content
+
+
+@pytest.mark.parametrize(
+    "damage", [_cut, _emptied, _flipped, _tokens_flipped, _foreign, _other_key, _huge_sizes, _not_an_object]
+)
+def test_a_damaged_or_foreign_file_is_made_anew(cache, file, tokenizer, tokenized, damage):
+    first = load(file, tokenizer)
+    (place,) = cache.iterdir()
+    whole = place.read_bytes()
+    place.write_bytes(damage(whole))
+    assert everything(load(file, tokenizer)[0]) == everything(first[0])
+    assert len(tokenized) == 2 and place.read_bytes() == whole
+
+
+def test_no_cache_no_failure(tmp_path, file, tokenizer, monkeypatch, tokenized):
+    monkeypatch.setattr(kept, "LEAST", 100)
+    for place in ("/dev/null", "/proc/none", str(tmp_path / "prompts.jsonl")):
+        monkeypatch.setenv("SCALERL_CACHE", place)
+        assert len(load(file, tokenizer)[0]) == 300
+
+
+def test_a_full_disk_leaves_no_file_and_does_not_fail(cache, file, tokenizer, monkeypatch):
+    def full(prompts):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(kept, "_block", full)
+    assert len(load(file, tokenizer)[0]) == 300
+    assert list(cache.iterdir()) == []
+
+
+def test_little_free_space_is_left_to_the_run(cache, file, tokenizer, monkeypatch):
+    monkeypatch.setattr(kept, "FREE", 10**9)
+    load(file, tokenizer)
+    assert list(cache.iterdir()) == []
+
+
+def test_few_prompts_are_not_kept(cache, file, tokenizer, monkeypatch):
+    monkeypatch.setattr(kept, "LEAST", 301)
+    load(file, tokenizer)
+    assert not cache.exists()
+
+
+def test_new_content_of_a_file_replaces_the_old(cache, file, tokenizer):
+    for number in range(3):
+        file.write_text("".join(json.dumps({**row, "level": number}) + "\n" for row in ROWS))
+        load(file, tokenizer)
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_the_number_and_the_bytes_of_kept_files_are_bounded(cache, file, tmp_path, tokenizer, monkeypatch):
+    for number in range(6):
+        load(file, tokenizer, system_prompt=f"Prompt {number}.")
+        time.sleep(0.01)
+    assert len(list(cache.iterdir())) == kept.OF_ONE_PATH
+    (cache / ".old.prompts.1.tmp").write_text("left by a killed process")
+    os.utime(cache / ".old.prompts.1.tmp", (1, 1))
+    newest = max(cache.glob("*.prompts"), key=lambda one: one.stat().st_mtime)
+    monkeypatch.setattr(kept, "MOST_BYTES", int(1.5 * newest.stat().st_size))
+    load(file, tokenizer, system_prompt="The last.")
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_directory_of_shards_is_kept_until_one_changes(cache, tmp_path, tokenizer, tokenized):
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for number in range(3):
+        rows = ROWS[100 * number : 100 * number + 100]
+        (shards / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first, second = load(shards, tokenizer), load(shards, tokenizer)
+    assert len(tokenized) == 1 and everything(first[0]) == everything(second[0])
+    (shards / "0.jsonl").rename(shards / "9.jsonl")
+    third = load(shards, tokenizer)
+    assert len(tokenized) == 2 and third[0][0].where == f"{shards}/1.jsonl line 1"
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_kept(cache, file, tokenizer, monkeypatch):
+    before = dataset._tokenize
+
+    def appended(*words):
+        with file.open("a") as end:
+            end.write(json.dumps({"prompt": "new", "answer": "1"}) + "\n")
+        return before(*words)
+
+    monkeypatch.setattr(dataset, "_tokenize", appended)
+    load(file, tokenizer)
+    assert list(cache.iterdir()) == []
+
+
+def test_values_that_json_would_change_are_not_kept(cache, tmp_path, tokenizer):
+    arrow = pytest.importorskip("pyarrow")
+    from datetime import date
+
+    from pyarrow import parquet
+
+    columns = {"prompt": [f"{i}?" for i in range(200)], "answer": ["1"] * 200}
+    parquet.write_table(arrow.table(columns), tmp_path / "a.parquet")
+    load(tmp_path / "a.parquet", tokenizer)
+    assert len(list(cache.iterdir())) == 1
+    parquet.write_table(arrow.table({**columns, "day": [date(2025, 1, 1)] * 200}), tmp_path / "b.parquet")
+    prompts, _ = load(tmp_path / "b.parquet", tokenizer)
+    assert prompts[0].columns["day"] == date(2025, 1, 1) and len(list(cache.iterdir())) == 1
+
+
+def test_a_tokenizer_without_a_description_is_not_kept(cache, file, tokenizer):
+    class Slow:
+        """A tokenizer written in Python."""
+
+        chat_template = None
+        eos_token_id = sep_token_id = None
+
+        def __call__(self, texts, **options):
+            return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
+
+    load(file, Slow())
+    assert not cache.exists()
+
+
+def _start(path, cache, barrier, results):
+    os.environ["SCALERL_CACHE"] = cache
+    kept.LEAST = 100
+    tokenizer = byte_level()
+    barrier.wait()
+    for _ in range(5):
+        prompts, _ = load(Path(path), tokenizer)
+        results.put([(prompt.id, prompt.tokens) for prompt in prompts])
+        for place in Path(cache).glob("prompts/*.prompts"):
+            place.unlink(missing_ok=True)
+
+
+@pytest.mark.slow
+def test_processes_that_start_together_do_not_disturb_each_other(tmp_path, file):
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(3), context.Queue()
+    words = (str(file), str(tmp_path / "cache"), barrier, results)
+    processes = [context.Process(target=_start, args=words) for _ in range(3)]
+    for process in processes:
+        process.start()
+    found = [results.get(timeout=120) for _ in range(15)]
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert all(one == found[0] for one in found)
