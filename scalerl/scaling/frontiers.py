@@ -275,7 +275,7 @@ class Scene(NamedTuple):
         """
         every = range(len(self.settings))
         parts = [every[start : start + TOGETHER] for start in every[::TOGETHER]]
-        return np.concatenate([self.along(compute_M, part).mean(axis=2) for part in parts], axis=1)
+        return np.asarray(np.concatenate([self.along(compute_M, part).mean(axis=2) for part in parts], axis=1))
 
     def ranked(self, compute: float) -> tuple[list[Option], Array]:
         """Return the options at a compute, as `ranked`."""
