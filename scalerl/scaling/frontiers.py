@@ -266,7 +266,7 @@ class Scene(NamedTuple):
 
     def typical(self, compute: float) -> Array:
         """Return the levels of all settings without the scatter of single runs."""
-        return self.along(np.array([compute]), range(len(self.settings)))[0]
+        return np.asarray(self.along(np.array([compute]), range(len(self.settings)))[0])
 
     def means(self, compute_M: Array) -> Array:
         """Return the mean levels at several amounts of compute, shape (M, S), from the draws of a few settings at once.
@@ -321,7 +321,7 @@ def of_fits(fits: Sequence[Fit], settings: Sequence[Setting]) -> Scene:
 
 def shuffled(rng: np.random.Generator, count: int) -> NDArray[np.unsignedinteger]:
     """Return the numbers below a count in random order, in the smallest type."""
-    return rng.permutation(count).astype(np.min_scalar_type(count))
+    return np.asarray(rng.permutation(count), dtype=np.min_scalar_type(count))
 
 
 def slopes(law: Law) -> dict[str, dict[str, Estimate]]:

@@ -123,8 +123,8 @@ class RunView:
 class FollowedRun(RunView):
     """The view of a run directory, which may grow.
 
-    Not thread-safe: hold the watcher's lock. Only `history`, `metrics`, `series` and `rollouts`, which read whole files,
-    are used without it, because a long run would keep all other pages waiting; hold `reading` for `rollouts`.
+    Not thread-safe: hold the watcher's lock. Only `history`, `metrics`, `series` and `rollouts`, which read whole
+    files, are used without it, because a long run would keep all other pages waiting; hold `reading` for `rollouts`.
     """
 
     def __init__(self, path: Path, name: str = "", study: str = "", tail: int = TAIL_BYTES) -> None:
