@@ -21,7 +21,7 @@ from scalerl.importers.points import evaluation_sets, of_logs
 from scalerl.scaling import Curve, CurveError, Fit, advise, fit, forecast
 from scalerl.scaling.curve import TRAINING_REWARD
 from scalerl.scaling.fit import MIN_POINTS
-from scalerl.scaling.readers import json_objects
+from scalerl.scaling.readers import JsonLines
 from scalerl.scaling.stop import StopRule, reason_to_stop, stop_rule
 
 ROWS_TO_SPEAK = 10
@@ -249,7 +249,8 @@ def training_rows(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def earlier_points(path: Path) -> list[dict[str, Any]]:
     """Read the points that a run wrote before it was resumed."""
-    rows, _ = json_objects(path, path.read_text(encoding="utf-8", errors="replace"))
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+        rows = list(JsonLines(path, lines))
     if not all({"step", "device_hours", "task"} <= row.keys() for row in rows):
         raise CurveError(f"{path} was not written by this callback; move it away or give another path")
     return rows

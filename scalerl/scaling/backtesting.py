@@ -6,7 +6,7 @@ Axes in names: M held-out points.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,15 @@ import numpy as np
 from scalerl.scaling.baselines import BASELINES, Predictor
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import as_json
-from scalerl.scaling.fit import MIN_POINTS, fit
+from scalerl.scaling.fit import MIN_POINTS, Band, Fit, fit
 from scalerl.scaling.law import Array
 from scalerl.scaling.readers import CurveError
 
 NINE_IN_TEN = 1.645
 """Half width of the central 90% interval of a normal distribution, in standard deviations."""
+
+PREDICTED = 1000
+"""Held-out points above which the forecast is computed at about this many amounts of compute, and interpolated."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,9 @@ class Split:
     baselines: dict[str, Score]
     """Score of each naive forecast, by name."""
 
+    fit: Fit = field(repr=False, compare=False)
+    """Fit of the first part; not in JSON."""
+
 
 @dataclass(frozen=True)
 class Backtest:
@@ -75,7 +81,7 @@ class Backtest:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of JSON values."""
-        return as_json(self)  # type: ignore[no-any-return]
+        return {"splits": [as_json({n: v for n, v in vars(split).items() if n != "fit"}) for split in self.splits]}
 
 
 def backtest(curve: Curve, fractions: Sequence[float] = (0.3, 0.5, 0.7)) -> Backtest:
@@ -101,7 +107,7 @@ def split_at(curve: Curve, fraction: float) -> Split:
         raise CurveError(f"the first {fraction:g} of the run holds {len(first_part)} points; a fit needs {MIN_POINTS}")
     compute_M, metric_M = curve.compute[after], curve.metric[after]
     fitted = fit(first_part)
-    band = fitted.predict(compute_M, noise=True)
+    band = predicted(fitted, compute_M)
     inside_M = (band.low <= metric_M) & (metric_M <= band.high)
     return Split(
         fraction=float(fraction),
@@ -112,7 +118,24 @@ def split_at(curve: Curve, fraction: float) -> Split:
         baselines={
             name: naive_score(first_part, make(first_part), compute_M, metric_M) for name, make in BASELINES.items()
         },
+        fit=fitted,
     )
+
+
+def predicted(fitted: Fit, compute_M: Array) -> Band:
+    """Return the band of one evaluation at each compute, which are in ascending order.
+
+    A prediction takes 2,000 draws, and neighbors among many points have almost equal ones. Half of the amounts at which
+    it is made follow the density of the points, the others are evenly spaced.
+    """
+    if len(compute_M) <= PREDICTED:
+        return fitted.predict(compute_M, noise=True)
+    among = np.linspace(0, len(compute_M) - 1, PREDICTED // 2).astype(int)
+    even = np.linspace(compute_M[0], compute_M[-1], PREDICTED // 2)
+    at_K = np.unique(np.append(compute_M[among], even))
+    band = fitted.predict(at_K, noise=True)
+    columns = (band.mean, band.low, band.high, band.sd)
+    return Band(compute_M, *(np.interp(compute_M, at_K, column_K) for column_K in columns))
 
 
 def naive_score(first_part: Curve, predict: Predictor, compute_M: Array, metric_M: Array) -> Score:

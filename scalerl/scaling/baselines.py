@@ -10,13 +10,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scalerl.scaling.curve import Curve
+from scalerl.scaling.curve import Curve, thinned
 from scalerl.scaling.law import Array
 
 Predictor = Callable[[Array], Array]
 
 POWERS = np.exp(np.linspace(np.log(0.02), np.log(5.0), 200))
 """Possible exponents of the power law."""
+
+MOST_POINTS = 1000
+"""Number of points above which the power law is fitted to means of neighbors."""
 
 
 def last_value(curve: Curve) -> Predictor:
@@ -33,8 +36,9 @@ def linear_in_log_compute(curve: Curve) -> Predictor:
 
 def power_law(curve: Curve) -> Predictor:
     """Predict by R = A - D C^-b, fitted by least squares with A within the bounds and D >= 0."""
+    last, curve = curve.last_compute, thinned(curve, MOST_POINTS)
     after = curve.compute > 0
-    ratio_N, metric_N = curve.compute[after] / curve.last_compute, curve.metric[after]
+    ratio_N, metric_N = curve.compute[after] / last, curve.metric[after]
     high = curve.bounds[1]
     # in logarithms, because the smallest compute to the largest power may overflow; such a power is not chosen
     decay_PN = np.exp(np.minimum(-POWERS[:, None] * np.log(ratio_N), 300.0))
@@ -48,7 +52,7 @@ def power_law(curve: Curve) -> Predictor:
     cost_P = ((ceiling_P[:, None] - drop_P[:, None] * decay_PN - metric_N) ** 2).sum(axis=1)
     best = int(cost_P.argmin())
     ceiling, drop, power = float(ceiling_P[best]), float(drop_P[best]), float(POWERS[best])
-    return lambda compute_M: np.clip(ceiling - drop * (compute_M / curve.last_compute) ** -power, *curve.bounds)
+    return lambda compute_M: np.clip(ceiling - drop * (compute_M / last) ** -power, *curve.bounds)
 
 
 BASELINES: dict[str, Callable[[Curve], Predictor]] = {

@@ -6,13 +6,14 @@ Axes in names: N evaluation points.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from scalerl.scaling.law import Array
 from scalerl.scaling.notebook import Scale, plot
@@ -100,9 +101,9 @@ class Curve:
         check_range(compute_N, metric_N, low, high)
         known = np.isfinite(stderr_N).any()
         columns = {"compute": compute_N, "metric": metric_N, "stderr": stderr_N if known else None}
-        for array in columns.values():
-            if array is not None:
-                array.flags.writeable = False
+        for column_N in columns.values():
+            if column_N is not None:
+                column_N.flags.writeable = False
         rest = {
             "bounds": (low, high), "axis": axis, "label": label, "notes": (*notes, *repairs), "measured": measured,
             "hours_per_unit": 1.0 if axis == "device_hours" else float(hours_per_unit), "prompts": int(prompts),
@@ -360,10 +361,18 @@ def one_task(table: Table, task: str | None, source: str) -> tuple[Table, str]:
     if task is not None and task not in names:
         raise CurveError(f"{source} has no task {task!r}; it has {', '.join(names)}")
     chosen = task if task is not None else (names[0] if names else "")
-    keep = [i for i, name in enumerate(tasks) if name is None or str(name) == chosen]
-    if task is not None:
-        keep = [i for i in keep if tasks[i] is not None]
-    return {name: [values[i] for i in keep] for name, values in table.items()}, chosen
+    both = (chosen,) if task is not None else (None, chosen)
+    keep_N = np.fromiter(((None if name is None else str(name)) in both for name in tasks), bool, len(tasks))
+    if keep_N.all():
+        return table, chosen
+    return {name: picked(values, keep_N) for name, values in table.items()}, chosen
+
+
+def picked(cells: Sequence[Any], keep_N: NDArray[np.bool_]) -> Sequence[Any]:
+    """Return some cells of a column; those of a packed one are packed."""
+    if isinstance(cells, array):
+        return array(cells.typecode, np.asarray(cells)[keep_N].tobytes())
+    return [cell for cell, keep in zip(cells, keep_N, strict=True) if keep]
 
 
 def as_numbers(name: str, values: ArrayLike) -> Array:

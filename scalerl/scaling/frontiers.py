@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scalerl.scaling.comparison import ASSUMED_SEED_SD, MARGIN
 from scalerl.scaling.curve import Curve
@@ -32,6 +33,9 @@ DECIDED_ABOVE = 0.8
 
 AROUND = np.geomspace(0.01, 30.0, 41)
 """Amounts of compute at which settings are compared, in budgets."""
+
+TOGETHER = 16
+"""Settings whose draws at all amounts of compute are in memory together."""
 
 AROUND_STEP = AROUND[1] / AROUND[0]
 """Ratio of neighboring amounts."""
@@ -252,13 +256,26 @@ class Scene(NamedTuple):
     """Settings to choose from, and draws of their levels at a compute, shape (S, D)."""
 
     settings: list[dict[str, Any]]
-    typical: Callable[[float], Array]
-    """Levels without the scatter of single runs."""
+    along: Callable[[Array, Sequence[int]], Array]
+    """Levels of some settings at several amounts of compute without the scatter of single runs, shape (M, S, D)."""
     of_run: Callable[[float], Array]
     """Levels of a new run."""
     noise_sd: float
     fitted: bool
     """Whether the levels are those of each setting's own runs."""
+
+    def typical(self, compute: float) -> Array:
+        """Return the levels of all settings without the scatter of single runs."""
+        return np.asarray(self.along(np.array([compute]), range(len(self.settings)))[0])
+
+    def means(self, compute_M: Array) -> Array:
+        """Return the mean levels at several amounts of compute, shape (M, S), from the draws of a few settings at once.
+
+        Those of all would take 400 MB for 600 settings of 2,000 draws.
+        """
+        every = range(len(self.settings))
+        parts = [every[start : start + TOGETHER] for start in every[::TOGETHER]]
+        return np.asarray(np.concatenate([self.along(compute_M, part).mean(axis=2) for part in parts], axis=1))
 
     def ranked(self, compute: float) -> tuple[list[Option], Array]:
         """Return the options at a compute, as `ranked`."""
@@ -271,26 +288,40 @@ def of_law(law: Law, like: Fit, also: Sequence[Setting]) -> Scene:
     settings += [dict(setting) for setting in also if dict(setting) not in settings]
     theta_DSK = law.at(settings)
     run_DSK = law.new_run(theta_DSK)
-    return Scene(
-        settings, lambda c: levels(theta_DSK, c, bounds).T, lambda c: levels(run_DSK, c, bounds).T, like.noise_sd, False
-    )
+
+    def along(compute_M: Array, which: Sequence[int]) -> Array:
+        some_DSK = theta_DSK[:, list(which)]
+        return np.stack([levels(some_DSK, float(compute), bounds).T for compute in compute_M])
+
+    return Scene(settings, along, lambda c: levels(run_DSK, c, bounds).T, like.noise_sd, False)
 
 
 def of_fits(fits: Sequence[Fit], settings: Sequence[Setting]) -> Scene:
     """Return the settings of the runs, each by the mean of its own runs."""
     chosen = distinct(settings)
-    of_S = [[f for f, setting in zip(fits, settings, strict=True) if dict(setting) == one] for one in chosen]
+    of_S: list[list[Fit]] = [[] for _ in chosen]
+    index = {tuple(setting.items()): s for s, setting in enumerate(chosen)}
+    for f, setting in zip(fits, settings, strict=True):
+        of_S[index[tuple(setting.items())]].append(f)
+    rng = np.random.default_rng(0)
+    # the draws of a run in the same order at every compute
+    order_S = [[shuffled(rng, len(f.futures.walk_D)) for f in of] for of in of_S]
 
-    def typical(compute: float) -> Array:
-        rng = np.random.default_rng(0)
-        return np.stack([np.mean([rng.permutation(f.levels(compute)[0]) for f in of], axis=0) for of in of_S])
+    def along(compute_M: Array, which: Sequence[int]) -> Array:
+        pairs = [zip(of_S[s], order_S[s], strict=True) for s in which]
+        return np.stack([np.mean([f.levels(compute_M)[:, order] for f, order in of], axis=0) for of in pairs], axis=1)
 
     def of_run(compute: float) -> Array:
-        level_SD, bounds = typical(compute), fits[0].curve.bounds
+        level_SD, bounds = along(np.array([compute]), range(len(chosen)))[0], fits[0].curve.bounds
         scatter_SD = ASSUMED_SEED_SD * np.ptp(bounds) * np.random.default_rng(1).standard_normal(level_SD.shape)
         return np.asarray(np.clip(level_SD + scatter_SD, *bounds))
 
-    return Scene(chosen, typical, of_run, fits[0].noise_sd, True)
+    return Scene(chosen, along, of_run, fits[0].noise_sd, True)
+
+
+def shuffled(rng: np.random.Generator, count: int) -> NDArray[np.unsignedinteger]:
+    """Return the numbers below a count in random order, in the smallest type."""
+    return np.asarray(rng.permutation(count), dtype=np.min_scalar_type(count))
 
 
 def slopes(law: Law) -> dict[str, dict[str, Estimate]]:
@@ -319,23 +350,24 @@ def decided(scene: Scene, budget: float, like: Fit, cost: Callable[..., Cost], *
     width = float(np.ptp(like.curve.bounds))
     options, level_SD = scene.ranked(budget)
     # without the scatter of single runs, which would hide where settings cross
-    level_MSD = np.stack([scene.typical(float(c)) for c in budget * AROUND])
+    compute_M = budget * AROUND
+    mean_MS = scene.means(compute_M)
     close = float((level_SD[0] >= level_SD.max(axis=0) - MARGIN * width).mean())
     return Frontier(
         budget=budget, unit=like.curve.unit, decided=close >= DECIDED_ABOVE, best=options[0], runner_up=options[1],
         probability_better=float((level_SD[0] > level_SD[1]).mean()), probability_close=close,
-        options=tuple(options), crossings=crossings(scene, budget * AROUND, level_MSD, options, width),
-        envelope=envelope(scene, budget * AROUND, level_MSD, width),
+        options=tuple(options), crossings=crossings(scene, compute_M, mean_MS, options, width),
+        envelope=envelope(scene, compute_M, mean_MS, width),
         next_run=next_run(scene, budget, width, cost), **next_best(scene, budget, options[0], cost),
         margin=MARGIN * width, **rest,
     )  # fmt: skip
 
 
-def envelope(scene: Scene, compute_M: Array, level_MSD: Array, width: float) -> Envelope:
+def envelope(scene: Scene, compute_M: Array, mean_MS: Array, width: float) -> Envelope:
     """Return the best level over settings at each compute."""
-    mean_MS = level_MSD.mean(axis=2)
     best_M = leaders(mean_MS, width)
-    low_M, high_M = np.quantile(level_MSD[np.arange(len(compute_M)), best_M], TAILS, axis=1)
+    level_MD = np.concatenate([scene.along(compute_M[m : m + 1], [s])[:, 0] for m, s in enumerate(best_M)])
+    low_M, high_M = np.quantile(level_MD, TAILS, axis=1)
     return Envelope(compute_M, scene.settings, mean_MS.T, best_M, low_M, high_M)
 
 
@@ -351,18 +383,19 @@ def leaders(mean_MS: Array, width: float) -> list[int]:
 
 
 def crossings(
-    scene: Scene, compute_M: Array, level_MSD: Array, options: Sequence[Option], width: float
+    scene: Scene, compute_M: Array, mean_MS: Array, options: Sequence[Option], width: float
 ) -> tuple[Crossing, ...]:
     """Return where the best setting changes with compute near the budget, and where the best passes the runner-up."""
     near_M = (AROUND >= 1 / CROSSING_RANGE) & (AROUND <= CROSSING_RANGE)
-    best_M = leaders(level_MSD[near_M].mean(axis=2), width)
+    best_M = leaders(mean_MS[near_M], width)
     pairs = [(new, old) for old, new in pairwise(best_M) if new != old]
     best, other = (scene.settings.index(option.setting) for option in options[:2])
     if (best, other) not in pairs and (other, best) not in pairs:
         pairs.append((best, other))
-    found, draw_D = [], np.arange(level_MSD.shape[2])
+    found = []
     for one, two in pairs:
-        lead_MD = level_MSD[:, one] - level_MSD[:, two]
+        lead_MD = np.subtract(*np.moveaxis(scene.along(compute_M, [one, two]), 1, 0))
+        draw_D = np.arange(lead_MD.shape[1])
         behind_MD = lead_MD <= 0
         last_D = len(compute_M) - 1 - behind_MD[::-1].argmax(axis=0)
         # linear in the log of compute between the last point behind and the next

@@ -11,6 +11,7 @@ Axes in names: N points, M amounts of compute, D draws, R draws that rise, S dra
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -192,8 +193,12 @@ class Futures:
 
     def steps_ahead(self, compute_M: Array) -> Array:
         """Return the number of evaluations from the last point to each compute at the present spacing, shape (M,)."""
-        spacing = float(np.median(np.diff(self.curve.compute[-max(3, len(self.curve) // 2) :])))
-        return np.maximum(compute_M - self.last, 0.0) / spacing
+        return np.maximum(compute_M - self.last, 0.0) / self.spacing
+
+    @cached_property
+    def spacing(self) -> float:
+        """Median compute from one evaluation to the next, in the second half of the run."""
+        return float(np.median(np.diff(self.curve.compute[-max(3, len(self.curve) // 2) :])))
 
     def with_take_offs(self, levels_MD: Array, compute_M: Array) -> Array:
         """Return the levels if a share of the draws takes off within `TAKE_OFF_DOUBLINGS` of compute, shape (M, D).

@@ -1,27 +1,39 @@
 """Reads files and tables into columns: JSONL, run directories, CSV, rows.
 
-A table is `{"column": [value, ...]}`, with None for missing cells.
+A table is `{"column": [value, ...]}`, with None for missing cells. Files are read line by line, and columns of numbers
+are packed, because a file may have millions of rows.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from scalerl.core.errors import UserError
-from scalerl.core.files import check_file, parse_json, read_bytes, trouble
+from scalerl.core.files import check_file, parse_json, trouble
 
-Table = dict[str, list[Any]]
+Table = dict[str, Sequence[Any]]
 
 AXES = ("device_hours", "flops", "tokens", "step", "compute")
 """Compute columns, in the order in which they are tried if none is named."""
 
 METRICS = ("pass_rate", "metric")
 """Metric columns, in the order in which they are tried if none is named."""
+
+TOGETHER = 4096
+"""Rows that are converted together."""
+
+PACKED = {float: "d", int: "q"}
+"""Types of numbers that are stored in 8 bytes, and not in 40, with their codes of `array`."""
+
+MOST_WORDS = 1000
+"""Number of distinct words of a column up to which each word is in memory once."""
 
 
 class CurveError(UserError):
@@ -49,19 +61,34 @@ def read_table(path: str | Path, *, growing: bool = False) -> tuple[Table, tuple
     if reader is None:
         raise CurveError(f"{path}: got a file that ends in {path.suffix or 'nothing'!r}; allowed: {', '.join(READERS)}")
     try:
-        # utf-8-sig: spreadsheets write a byte-order mark before the first column name
-        text = read_bytes(path).decode("utf-8-sig")
+        lines, first = text_lines(path, growing=growing), list[str]()
+        for line in lines:
+            first.append(line)
+            if line.strip():
+                return reader(path, chain(first, lines))
+        raise CurveError(f"{path} is empty; a curve needs a row for each evaluation")
     except OSError as error:
         raise CurveError(trouble(error)) from error
-    except UnicodeDecodeError as error:
-        raise CurveError(f"{path} is not text (byte {error.start} is not UTF-8); give a JSONL or CSV file") from error
-    if "\0" in text:
-        raise CurveError(f"{path} is not text (it contains zero bytes); give a JSONL or CSV file")
-    if growing:
-        text = text[: text.rfind("\n") + 1]
-    if not text.strip():
-        raise CurveError(f"{path} is empty; a curve needs a row for each evaluation")
-    return reader(path, text)
+
+
+def text_lines(path: Path, *, growing: bool = False) -> Iterator[str]:
+    """Yield the lines of a text file with their ends; arguments and errors are those of `read_table`."""
+    check_file(path)
+    position = 0
+    with path.open("rb") as file:
+        for line in file:
+            if growing and not line.endswith(b"\n"):
+                return
+            try:
+                # spreadsheets write a byte-order mark before the first column name
+                text = line.decode("utf-8-sig" if position == 0 else "utf-8")
+            except UnicodeDecodeError as error:
+                at = position + error.start
+                raise CurveError(f"{path} is not text (byte {at} is not UTF-8); give a JSONL or CSV file") from error
+            if "\0" in text:
+                raise CurveError(f"{path} is not text (it contains zero bytes); give a JSONL or CSV file")
+            position += len(line)
+            yield text
 
 
 def is_points(path: str | Path) -> bool:
@@ -88,89 +115,208 @@ def is_points(path: str | Path) -> bool:
     return not names.isdisjoint(METRICS) and not names.isdisjoint(AXES)
 
 
-def json_objects(path: Path, text: str, most_bad: float = 0.0) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """Return the objects of JSON lines, and a note about lines that were left out; see `unreadable_note`."""
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    rows: list[dict[str, Any]] = []
-    bad: dict[int, str] = {}
-    for number, line in lines:
-        try:
-            row = parse_json(line)
-        except ValueError as error:
-            bad[number] = str(error)
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-        else:
-            bad[number] = f"{line:.60}"
-    last = lines[-1][0] if lines and (most_bad or not text.endswith("\n")) else None
-    return rows, unreadable_note(path, bad, len(rows), last, most_bad, "JSON objects")
+class Unreadable:
+    """Counts the lines that cannot be read."""
 
+    def __init__(self, path: Path, row_form: str) -> None:
+        """Prepare to count.
 
-def csv_rows(
-    path: Path, text: str, most_bad: float = 0.0, separator: str = ","
-) -> tuple[list[str], list[list[str]], tuple[str, ...]]:
-    """Return the header and the rows of a CSV file, and a note about rows that were left out; see `unreadable_note`."""
-    try:
-        header, *lines = csv.reader(io.StringIO(text.lstrip(), newline=""), delimiter=separator)
-    except csv.Error as error:  # such as a cell of over 128 KiB
-        raise CurveError(f"{path} is not a CSV file of numbers ({error}); give one row for each evaluation") from error
-    header = [name.strip() for name in header]
-    twice = next((name for name, count in Counter(header).items() if name and count > 1), None)
-    if twice is not None:
-        raise CurveError(f"{path}: the header has {twice!r:.60} more than once; give every column a different name")
-    rows = [line for line in lines if len(line) == len(header)]
-    bad = {n: f"{len(line)} cells" for n, line in enumerate(lines, 2) if line and len(line) != len(header)}
-    last = len(lines) + 1 if most_bad or not text.endswith("\n") else None
-    notes = unreadable_note(path, bad, len(rows), last, most_bad, f"rows of {len(header)} cells like the header")
-    return header, rows, notes
+        Args:
+            path: The file, for messages.
+            row_form: What the lines should be.
+        """
+        self.path, self.row_form = path, row_form
+        self.count, self.first, self.problem = 0, 0, ""
 
+    def add(self, number: int, problem: str) -> None:
+        """Count a line, with its number and what is wrong with it."""
+        if not self.count:
+            self.first, self.problem = number, problem
+        self.count += 1
 
-def unreadable_note(
-    path: Path, bad: Mapping[int, str], good: int, last: int | None, most_bad: float, row_form: str
-) -> tuple[str, ...]:
-    """Return the note about lines that cannot be read.
+    def note(self, good: int, last: int | None) -> tuple[str, ...]:
+        """Return the note about the last line, if it alone cannot be read and has no end.
 
-    Args:
-        path: The file, for messages.
-        bad: Numbers of these lines, with the problem of each.
-        good: Number of the other lines.
-        last: Number of the last line, which may be incomplete; None: it is complete.
-        most_bad: Largest share of lines that may be left out.
-        row_form: What the lines should be.
+        Args:
+            good: Number of the other lines.
+            last: Number of the last line, which may be incomplete; None: it is complete.
 
-    Raises:
-        CurveError: No line can be read, or more than the share `most_bad` cannot.
-    """
-    if bad and (not good or ([*bad] != [last] and len(bad) > most_bad * (good + len(bad)))):
+        Raises:
+            CurveError: No line can be read, or one before the last cannot.
+        """
+        if not self.count:
+            return ()
+        if good and self.count == 1 and self.first == last:
+            return (f"the last line of {self.path.name} is incomplete (was the run killed?) and was left out",)
         raise CurveError(
-            f"{path}: {len(bad)} of {good + len(bad)} lines are not {row_form}, the first is line {min(bad)} "
-            f"({bad[min(bad)]}); correct or remove them"
+            f"{self.path}: {self.count} of {good + self.count} lines are not {self.row_form}, the first is line "
+            f"{self.first} ({self.problem}); correct or remove them"
         )
-    if [*bad] == [last]:
-        return (f"the last line of {path.name} is incomplete (was the run killed?) and was left out",)
-    return (f"{len(bad)} unreadable lines of {path.name} were left out, the first is line {min(bad)}",) if bad else ()
 
 
-def read_jsonl(path: Path, text: str) -> tuple[Table, tuple[str, ...]]:
+class JsonLines:
+    """The objects of JSON lines, one after the other; after the last, `notes` says which lines were left out."""
+
+    def __init__(self, path: Path, lines: Iterable[str]) -> None:
+        """Prepare to read lines; the path is for messages."""
+        self._lines = lines
+        self.notes: tuple[str, ...] = ()
+        self._bad = Unreadable(path, "JSON objects")
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the objects.
+
+        Raises:
+            CurveError: Lines are not objects, other than a last one without its end.
+        """
+        good, line, last = 0, "\n", 0
+        for number, line in enumerate(self._lines, 1):
+            if not line.strip():
+                continue
+            last = number
+            try:
+                row = parse_json(line.rstrip("\n"))
+            except ValueError as error:
+                self._bad.add(number, str(error))
+                continue
+            if isinstance(row, dict):
+                good += 1
+                yield row
+            else:
+                self._bad.add(number, f"{line.strip():.60}")
+        self.notes = self._bad.note(good, None if line.endswith("\n") else last)
+
+
+class CsvLines:
+    """The rows of a CSV file, one after the other; after the last, `notes` says which were left out."""
+
+    def __init__(self, path: Path, lines: Iterable[str]) -> None:
+        """Read the header; the path is for messages.
+
+        Raises:
+            CurveError: A name occurs twice, or the header cannot be read.
+        """
+        self.path, self.notes, self._complete = path, tuple[str, ...](), True
+        self._rows = csv.reader(self._noted(lines))
+        header = next(self._read(), [])
+        self.header = [name.strip() for name in header]
+        twice = next((name for name, count in Counter(self.header).items() if name and count > 1), None)
+        if twice is not None:
+            raise CurveError(f"{path}: the header has {twice!r:.60} more than once; give every column a different name")
+
+    def _noted(self, lines: Iterable[str]) -> Iterator[str]:
+        """Yield lines from the header on; a carriage return ends one too."""
+        begun = False
+        for line in lines:
+            self._complete = line.endswith("\n")
+            text = line if begun else line.lstrip()
+            begun = begun or bool(text)
+            if text:
+                yield from io.StringIO(text, newline="") if "\r" in text else (text,)
+
+    def _read(self) -> Iterator[list[str]]:
+        try:
+            yield from self._rows
+        except csv.Error as error:  # such as a cell of over 128 KiB
+            text = f"{self.path} is not a CSV file of numbers ({error}); give one row for each evaluation"
+            raise CurveError(text) from error
+
+    def __iter__(self) -> Iterator[list[str]]:
+        """Yield the rows with as many cells as the header.
+
+        Raises:
+            CurveError: Rows have other numbers of cells, other than a last one without its end; or a cell is too long.
+        """
+        width, good, number = len(self.header), 0, 1
+        bad = Unreadable(self.path, f"rows of {width} cells like the header")
+        for number, row in enumerate(self._read(), 2):
+            if len(row) == width:
+                good += 1
+                yield row
+            elif row:
+                bad.add(number, f"{len(row)} cells")
+        self.notes = bad.note(good, None if self._complete else number)
+
+
+class Columns:
+    """Collects rows into a table."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, list[Any] | array[Any]] = {}
+        self._size = 0
+        self._words: dict[str, dict[str, str]] = {}
+
+    def add(self, names: Iterable[str], cells: Sequence[Sequence[Any]], rows: int) -> None:
+        """Add rows, by column.
+
+        Args:
+            names: Names of the columns.
+            cells: Cells of each column.
+            rows: Number of rows.
+        """
+        here = dict(zip(names, cells, strict=True))
+        for name in [*self._columns, *(name for name in here if name not in self._columns)]:
+            known = self._columns.get(name, [None] * self._size)
+            self._columns[name] = extended(known, self._shared(name, here.get(name, [None] * rows)))
+        self._size += rows
+
+    @property
+    def table(self) -> Table:
+        """The rows so far."""
+        return dict(self._columns)
+
+    def _shared(self, name: str, cells: Sequence[Any]) -> Sequence[Any]:
+        """Return the cells of a column, in which equal words are one object."""
+        words = self._words.setdefault(name, {})
+        if len(words) > MOST_WORDS or not any(type(cell) is str for cell in cells):
+            return cells
+        return [words.setdefault(cell, cell) if type(cell) is str else cell for cell in cells]
+
+
+def extended(column: list[Any] | array[Any], cells: Sequence[Any]) -> list[Any] | array[Any]:
+    """Return a column with more cells; it is packed as long as all its cells are numbers of one type."""
+    kinds = set(map(type, cells))
+    code = PACKED.get(next(iter(kinds))) if len(kinds) == 1 else None
+    if code is not None and (not column or (isinstance(column, array) and column.typecode == code)):
+        packed = column if isinstance(column, array) else array(code)
+        try:
+            packed.extend(array(code, cells))
+            return packed
+        except OverflowError:  # an integer of more than 64 bits
+            pass
+    unpacked = column if isinstance(column, list) else list(column)
+    unpacked.extend(cells)
+    return unpacked
+
+
+def read_jsonl(path: Path, lines: Iterable[str]) -> tuple[Table, tuple[str, ...]]:
     """Read one JSON object per line."""
-    rows, notes = json_objects(path, text)
-    return table_of_rows(rows), notes
+    rows = JsonLines(path, lines)
+    table = table_of_rows(rows)
+    return table, rows.notes
 
 
-def read_csv(path: Path, text: str) -> tuple[Table, tuple[str, ...]]:
+def read_csv(path: Path, lines: Iterable[str]) -> tuple[Table, tuple[str, ...]]:
     """Read a header line and one row per line."""
-    header, rows, notes = csv_rows(path, text)
-    cells = [[row[i].strip() or None for row in rows] for i in range(len(header))]
-    return dict(zip(header, cells, strict=True)), notes
+    rows, columns = CsvLines(path, lines), Columns()
+    columns.add(rows.header, [[]] * len(rows.header), 0)
+    every = iter(rows)
+    while part := list(islice(every, TOGETHER)):
+        cells = [[cell.strip() or None for cell in column] for column in zip(*part, strict=True)]
+        columns.add(rows.header, cells, len(part))
+    return columns.table, rows.notes
 
 
-READERS: dict[str, Callable[[Path, str], tuple[Table, tuple[str, ...]]]] = {".jsonl": read_jsonl, ".csv": read_csv}
+READERS: dict[str, Callable[[Path, Iterable[str]], tuple[Table, tuple[str, ...]]]] = {
+    ".jsonl": read_jsonl, ".csv": read_csv,
+}  # fmt: skip
 """Reader by file extension."""
 
 
 def table_of_rows(rows: Iterable[Mapping[str, Any]]) -> Table:
     """Return the columns of rows (dicts); a missing value is None."""
-    rows = list(rows)
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [row.get(name) for row in rows] for name in names}
+    every, columns = iter(rows), Columns()
+    while part := list(islice(every, TOGETHER)):
+        names = list(dict.fromkeys(name for row in part for name in row))
+        columns.add(names, [[row.get(name) for row in part] for name in names], len(part))
+    return columns.table

@@ -265,7 +265,8 @@ def _run(
     untested = ""
     try:
         scores = backtest(window, FRACTIONS)
-        parts = tuple(fit(window.between(most=share * window.last_compute)) for share in moments)
+        known = {split.fraction: split.fit for split in scores.splits}
+        parts = tuple(known.get(share) or fit(window.between(most=share * window.last_compute)) for share in moments)
     except CurveError as error:  # a run too short for a backtest is still shown
         untested = str(error)
     slope = slope_at(ahead.fit.curve, ceiling, source.name)

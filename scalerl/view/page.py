@@ -58,16 +58,23 @@ Analyses = Mapping[str, Analysis | str]
 """The analysis of each task of a run, or the reason why there is none."""
 
 
-def page(subject: FollowedRun | Analysis | StudyResult, analyses: Analyses | None = None) -> Json:
+def page(
+    subject: FollowedRun | Analysis | StudyResult,
+    analyses: Analyses | None = None,
+    metrics: Sequence[Json] | None = None,
+) -> Json:
     """Return the page about a run directory, about curves, or about a study.
 
     Args:
         subject: What the page is about.
         analyses: Of the tasks of a run directory.
+        metrics: Small figures of the metrics of a run directory; None: they are read here.
     """
     if isinstance(subject, StudyResult):
         return study_page(subject)
-    return runs_page(subject) if isinstance(subject, Analysis) else run_page(subject, analyses or {})
+    if isinstance(subject, Analysis):
+        return runs_page(subject)
+    return run_page(subject, analyses or {}, subject.metrics(SPARK) if metrics is None else metrics)
 
 
 def _page(title: str, subtitle: str, *blocks: Json | None, kind: str = "") -> Json:
@@ -167,7 +174,7 @@ RUN_TERMS = {
 }
 
 
-def run_page(run: FollowedRun, analyses: Analyses) -> Json:
+def run_page(run: FollowedRun, analyses: Analyses, metrics: Sequence[Json]) -> Json:
     """Return the page about a run directory: its state, forecast, figures and metrics."""
     several = len(run.tasks) > 1
     cards, figures, warned, rows = [], dict[str, Figure | None](), [*run.warnings().values()], []
@@ -188,7 +195,6 @@ def run_page(run: FollowedRun, analyses: Analyses) -> Json:
         for name in ALONE:
             figure = figures_of(analysis)[name]
             figures[f"{name}{suffix}"] = figure and _of_task(figure, of_task)
-    metrics = run.metrics(SPARK)
     return _page(
         run.name,
         run.info.about if run.info else "",
@@ -197,7 +203,7 @@ def run_page(run: FollowedRun, analyses: Analyses) -> Json:
         {"kind": "cards", "cards": cards, "size": "small"} if cards else None,
         drawn("Curves", figures),
         table("The fit in numbers", list(COLUMNS_ALONE), rows),
-        {"kind": "metrics", "metrics": metrics},
+        {"kind": "metrics", "metrics": list(metrics)},
         terms(RUN_TERMS),
         fields("Configuration", "All fields of config.toml", run.config_fields()),
         kind="run",

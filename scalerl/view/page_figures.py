@@ -59,7 +59,7 @@ def plain(values: ArrayLike | Iterable[float]) -> list[float | None]:
 
 def thinned(values: Any) -> Any:
     """Return a sequence, or every so many of its values if it is longer than `SHOWN`."""
-    return values[:: len(values) // SHOWN + 1]
+    return values[:: max(1, -(-len(values) // SHOWN))]
 
 
 def number_html(value: float) -> str:
@@ -251,7 +251,7 @@ def frontier_figure(found: Frontier, runs: Sequence[tuple[Curve, Setting]]) -> F
 
 def points_figure(points: Sequence[EvalPoint], axis: str, task: str) -> Figure:
     """Return the figure of a task's evaluations, which have no fit yet."""
-    points = thinned(points)
+    some, points = left_out([len(points)]), thinned(points)
     compute = [float(getattr(point, axis)) for point in points]
     unit = UNITS.get(axis, axis)
     trace: Json = {
@@ -260,8 +260,8 @@ def points_figure(points: Sequence[EvalPoint], axis: str, task: str) -> Figure:
         "error_y": {"array": plain([p.stderr for p in points]), "width": 0, "thickness": 1, "color": "@s0/0.5"},
     }  # fmt: skip
     caption = (
-        "Dots are held-out evaluations with one standard error. A curve is fitted and continued as a forecast from the "
-        "fifth evaluation on."
+        f"Dots are {some}held-out evaluations with one standard error. A curve is fitted and continued as a forecast "
+        "from the fifth evaluation on."
     )
     layout = titled(f"training compute ({unit})", "held-out pass rate")
     return Figure("Curves and forecasts", caption, [trace], layout, True)
@@ -333,8 +333,20 @@ def metric_figure(runs: Sequence[tuple[str, Sequence[Json]]]) -> Figure | None:
 
 
 def dots_of(curves: Sequence[Curve]) -> str:
-    """Return what the points of some curves are."""
-    return "rewards of training, not held out" if any(curve.training for curve in curves) else "held-out evaluations"
+    """Return what the points of some curves are, and how many of them a figure has if it leaves some out."""
+    kind = "rewards of training, not held out" if any(curve.training for curve in curves) else "held-out evaluations"
+    return f"{part}{kind}" if (part := left_out([len(curve) for curve in curves])) else kind
+
+
+def drawn_part(counts: Sequence[int]) -> str:
+    """Return a sentence with the number of points that are drawn, if a figure leaves some out; else nothing."""
+    return f" {part}points are drawn." if (part := left_out(counts)) else ""
+
+
+def left_out(counts: Sequence[int]) -> str:
+    """Return "2,000 of 30,000 " if a figure leaves out some of so many points of each run; else nothing."""
+    shown = sum(len(thinned(range(count))) for count in counts)
+    return f"{shown:,} of {sum(counts):,} " if shown < sum(counts) else ""
 
 
 # -------------------------------------------------------------------------------------------------------------- curves
@@ -384,6 +396,7 @@ def suites(analysis: Analysis) -> Figure | None:
     caption = (
         "Results on suites that are only evaluated. Bars are one standard error over the prompts of the suite. Suites "
         f"have no fit and no forecast.{several}"
+        f"{drawn_part([len(suite) for run in analysis.runs for suite in run.source.suites])}"
     )
     layout = titled(f"training compute ({analysis.axis})", "mean pass rate")
     return Figure("Evaluation suites", caption, data, layout, wide=True)
@@ -436,6 +449,7 @@ def backtests(analysis: Analysis) -> Figure | None:
     caption = (
         "How the forecast looked earlier: move the slider to a share of the run's compute. The fit knows the run up to "
         "where its line begins. The band, of single evaluations, should contain nine of ten of those after it."
+        f"{drawn_part([len(run.source.curve) for run in analysis.runs if run.parts])}"
     )
     layout = titled(f"training compute ({analysis.axis})", metric_name(analysis.runs[0].source.curve))
     return Figure("Backtest: earlier forecasts", caption, [], layout, True, {"Run": choices})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 import time
 from array import array
 from collections import deque
@@ -120,7 +121,11 @@ class RunView:
 
 
 class FollowedRun(RunView):
-    """The view of a run directory, which may grow. Not thread-safe: hold the watcher's lock."""
+    """The view of a run directory, which may grow.
+
+    Not thread-safe: hold the watcher's lock. Only `history`, `metrics`, `series` and `rollouts`, which read whole
+    files, are used without it, because a long run would keep all other pages waiting; hold `reading` for `rollouts`.
+    """
 
     def __init__(self, path: Path, name: str = "", study: str = "", tail: int = TAIL_BYTES) -> None:
         """Read the ends of the run's files.
@@ -138,6 +143,8 @@ class FollowedRun(RunView):
         """Latest fit of each task for the list, from `list_fit`; set by the watcher."""
         self.version = 0
         """Increases with every change."""
+        self.reading = threading.RLock()
+        """Held while whole files are read; `poll` does not take it."""
         self.rollouts = RolloutIndex(path)
         self._tail = RowFile(path / METRICS, self.rows.clear)
         self._points_file = RowFile(path / POINTS, self._forget_points)
@@ -258,10 +265,11 @@ class FollowedRun(RunView):
 
     def history(self) -> dict[str, Array]:
         """Return the columns of all rows with numbers, shape (N,) each; values that are no numbers are NaN."""
-        for line in self._history_file.new_lines():
-            if sound_rows([line.row]):
-                self._add(line.row)
-        return {name: np.array(column) for name, column in self._history.items()}
+        with self.reading:
+            for line in self._history_file.new_lines():
+                if sound_rows([line.row]):
+                    self._add(line.row)
+            return {name: np.array(column) for name, column in self._history.items()}
 
     def _add(self, row: Mapping[str, Any]) -> None:
         count = len(next(iter(self._history.values()), ()))
@@ -288,7 +296,10 @@ class FollowedRun(RunView):
         """Return the description of a metric, with its last value and the level of that."""
         known = self.info.metrics.get(name) if self.info else None
         metric = known or Metric("other", name, "a number that the run writes")
-        last = number(self.rows[-1].get(name)) if self.rows else math.nan
+        try:
+            last = number(self.rows[-1].get(name))
+        except IndexError:  # no row yet, or the file was replaced and `poll` reads it again
+            last = math.nan
         shown = {"name": name, "last": as_json(last), "level": level_of(metric, last)}
         return {**asdict(metric), **shown, "bounds": [*metric.above, *metric.below]}
 

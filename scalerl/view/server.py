@@ -34,7 +34,7 @@ from scalerl.scaling import CurveError
 from scalerl.view.analysis import Analysis, analyze
 from scalerl.view.frozen import plotly_script
 from scalerl.view.outlook import run_outlook
-from scalerl.view.page import early_page, figures_of, large_figure, log_page, page, runs_page, young_page
+from scalerl.view.page import SPARK, early_page, figures_of, large_figure, log_page, page, runs_page, young_page
 from scalerl.view.rollouts import FILES
 from scalerl.view.run import FollowedRun
 from scalerl.view.watcher import POLL_S, Watcher
@@ -231,8 +231,10 @@ class Pages:
         for analysis in analyses.values():
             if isinstance(analysis, Analysis):
                 figures_of(analysis)  # kept for `page`, which holds the lock
+        metrics = run.metrics(SPARK)  # reads a file that may be long
         with self.watcher.lock:
-            return _json(page(run, analyses))
+            made = page(run, analyses, metrics)
+        return _json(made)
 
     def compare_page(self, ids: Sequence[str]) -> str:
         """Return the page about several run directories as JSON, by their first tasks on one compute axis."""
@@ -248,10 +250,8 @@ class Pages:
         together = self._kept(("compare", *ids), known, lambda: analyze(sources, outlooks=outlooks)) if known else ""
         if isinstance(together, Analysis):
             figures_of(together)
-        with self.watcher.lock:
-            if isinstance(together, str):
-                return _json(young_page(runs, problems))
-            return _json(runs_page(together, runs, problems))
+        # without the lock: of the runs they take only what is fixed, and metrics
+        return _json(young_page(runs, problems) if isinstance(together, str) else runs_page(together, runs, problems))
 
     def study_page(self, ids: Sequence[str]) -> str:
         """Return the page about a study as JSON."""
@@ -319,8 +319,9 @@ class Pages:
             raise HTTPException(404, "no such run")
 
         def answer() -> str:
-            with self.watcher.lock:
-                return _json(make(run, request.query_params))
+            with run.reading:
+                made = make(run, request.query_params)
+            return _json(made)
 
         try:
             text = await run_in_threadpool(answer)

@@ -187,9 +187,12 @@ class Watcher:
             alone = [run.path for run in self.runs.values() if not run.study] + [p for p in fresh if p not in of_study]
             names = dict(zip(alone, names_of(alone), strict=True))
             names |= {path: f"{study.name}/{path.relative_to(study)}" for path, study in of_study.items()}
+            # read without the lock, which the pages of all other runs wait for
+            found = [
+                FollowedRun(path, names[path], id_of(of_study[path]) if path in of_study else "") for path in fresh
+            ]
             with self.lock:
-                for path in fresh:
-                    run = FollowedRun(path, names[path], id_of(of_study[path]) if path in of_study else "")
+                for run in found:
                     self.runs[run.id] = run
                     self._ask_fits(run)
                     self._changed(run.id)

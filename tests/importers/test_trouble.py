@@ -17,7 +17,7 @@ from scalerl.core.files import parse_json
 from scalerl.importers import IMPORTERS, read
 from scalerl.importers.tensorboard import event_files
 from scalerl.scaling import Curve, CurveError
-from scalerl.scaling.readers import csv_rows
+from scalerl.scaling.readers import CsvLines
 
 
 def save(directory, text, name="run.log"):
@@ -66,11 +66,15 @@ def test_a_wide_table_is_read_in_linear_time(tmp_path, twice):
     with within(20.0, "a wide table"):
         if twice:
             with pytest.raises(CurveError, match="the header has 'column7' more than once"):
-                csv_rows(path, path.read_text())
+                CsvLines(path, path.read_text().splitlines(keepends=True))
             with pytest.raises(ValueError, match="the key 'column7' occurs twice"):
                 parse_json(keys)
         else:
-            assert len(csv_rows(path, path.read_text())[0]) == 200_002 == len(parse_json(keys))
+            assert (
+                len(CsvLines(path, path.read_text().splitlines(keepends=True)).header)
+                == 200_002
+                == len(parse_json(keys))
+            )
 
 
 def test_a_log_of_two_frameworks_is_refused_with_both_names(tmp_path):

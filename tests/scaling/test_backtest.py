@@ -1,11 +1,12 @@
+import json
 import sys
 import tracemalloc
 
 import numpy as np
 import pytest
-from simulated_runs import run
+from simulated_runs import TRUTH, run
 
-from scalerl.scaling import Curve, CurveError, backtest, fit
+from scalerl.scaling import Curve, CurveError, Fit, backtest, fit, sigmoid
 from scalerl.scaling.backtesting import rmse, split_at
 
 
@@ -56,12 +57,53 @@ def test_a_band_in_parts_has_the_bits_of_the_whole(noise, together, monkeypatch)
 
 
 def test_a_backtest_of_many_evaluations_does_not_hold_the_draws_of_all():
-    """2,000 draws at each of 4,000 evaluations would take 64 MB in each array."""
-    curve = run(points=5000)
+    """2,000 draws at each of 24,000 evaluations would take 384 MB in each array, 200 powers of each 38 MB."""
+    curve = run(points=30_000)
     tracemalloc.start()
     try:
         result = split_at(curve, 0.2)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert result.held_out >= 3900 and peak < 100e6
+    assert result.held_out == 24_000 and peak < 80e6
+
+
+@pytest.mark.parametrize(("points", "most"), [(1001, 1000), (3001, 1000), (20_001, 1000)])
+def test_the_amounts_of_compute_that_a_backtest_predicts_do_not_grow_with_the_held_out_points(
+    points, most, monkeypatch
+):
+    asked = []
+    whole = Fit.predict
+    monkeypatch.setattr(
+        Fit, "predict", lambda fit, at, **options: (asked.append(len(at)), whole(fit, at, **options))[1]
+    )
+    result = split_at(run(points=points), 0.5)
+    assert result.held_out == points // 2 and 0 < asked[0] <= most
+
+
+@pytest.mark.parametrize("spaced", [np.linspace, np.geomspace])
+def test_scores_of_many_points_are_those_of_a_prediction_at_each(spaced):
+    compute = spaced(1.0, 16_000.0, 4000)
+    level = sigmoid(compute, **TRUTH) + 0.02 * np.random.default_rng(1).standard_normal(4000)
+    curve = Curve(compute, np.clip(level, 0, 1))
+    result = split_at(curve, 0.3)
+    after = curve.compute > 0.3 * curve.last_compute
+    band = result.fit.predict(curve.compute[after], noise=True)
+    inside = (band.low <= curve.metric[after]) & (curve.metric[after] <= band.high)
+    assert result.forecast.rmse == pytest.approx(rmse(band.mean - curve.metric[after]), abs=1e-6)
+    assert result.forecast.coverage == pytest.approx(inside.mean(), abs=2e-3)
+
+
+def test_scores_of_few_points_have_the_bits_of_a_prediction_at_each():
+    curve = run(points=1000)
+    result = split_at(curve, 0.3)
+    after = curve.compute > 0.3 * curve.last_compute
+    band = fit(curve.between(most=0.3 * curve.last_compute)).predict(curve.compute[after], noise=True)
+    assert result.forecast.rmse == rmse(band.mean - curve.metric[after])
+
+
+def test_the_fit_of_a_split_is_not_in_its_json():
+    made = backtest(run(), fractions=[0.5])
+    (split,) = made.to_dict()["splits"]
+    assert made.splits[0].fit.last_compute == 8000.0 and json.dumps(split)
+    assert set(split) == {"fraction", "shown", "held_out", "identified", "forecast", "baselines"}

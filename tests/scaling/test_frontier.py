@@ -1,6 +1,7 @@
 """The law over settings: worked examples, coverage, and runs that cannot be pooled."""
 
 import json
+import tracemalloc
 from itertools import product
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from doc_pages import json_keys
 
 from scalerl.config import LAB
 from scalerl.scaling import Curve, CurveError, compare, fit, frontier, sigmoid
-from scalerl.scaling.frontiers import next_run, of_law
+from scalerl.scaling.frontiers import AROUND, next_run, of_fits, of_law
 from scalerl.scaling.pool import (
     SCATTER,
     SCATTER_GRID,
@@ -362,3 +363,37 @@ def test_with_many_runs_the_law_is_checked_with_fewer_draws(monkeypatch):
     monkeypatch.setattr("scalerl.scaling.pool.CHECKED", 36)
     found = frontier(FITS, GRID, 8000.0, published=False)
     assert drawn == [12, 8, 8, 8] and found.check.runs == 12
+
+
+def test_levels_by_fits_are_means_over_shuffled_draws_at_every_compute():
+    settings = [GRID[0], GRID[1], GRID[0], GRID[2]]
+    scene, at = of_fits(FITS[:4], settings), np.array([100.0, 8000.0, 64_000.0])
+    rng, expected = RNG(0), {}
+    for setting in scene.settings:
+        mine = [f for f, own in zip(FITS[:4], settings, strict=True) if own == setting]
+        orders = [rng.permutation(2000) for _ in mine]
+        expected[str(setting)] = np.mean([f.levels(at)[:, o] for f, o in zip(mine, orders, strict=True)], axis=0)
+    drawn = scene.along(at, range(3))
+    assert [drawn[:, s].tolist() for s in range(3)] == [expected[str(one)].tolist() for one in scene.settings]
+    assert scene.typical(8000.0).tolist() == drawn[1].tolist()
+    assert scene.along(at, [2])[:, 0].tolist() == drawn[:, 2].tolist()
+    np.testing.assert_allclose(scene.means(at), drawn.mean(axis=2), rtol=1e-12)
+
+
+@pytest.mark.parametrize("by_law", [True, False])
+def test_draws_of_many_settings_at_all_amounts_of_compute_are_never_in_memory_together(by_law):
+    """41 amounts of compute, 240 settings and 800 or 2,000 draws would take 63 or 157 MB."""
+    settings = [{"width": float(w), "batch": 16.0 + i % 2} for i, w in enumerate(np.geomspace(32, 256, 240))]
+    if by_law:
+        clouds = [cloud(theta(setting), [0.1, 0.2, 0.1, 0.01]) for setting in settings[:12]]
+        scene = of_law(pooled(clouds, settings[:12], False), FITS[0], settings)
+    else:
+        scene = of_fits([FITS[i % 12] for i in range(240)], settings)
+    assert len(scene.settings) >= 240
+    tracemalloc.start()
+    try:
+        mean_MS = scene.means(8000.0 * AROUND)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert mean_MS.shape == (41, len(scene.settings)) and peak < 45e6

@@ -12,11 +12,12 @@ from matplotlib.figure import Figure
 from simulated_runs import run as curve
 
 from scalerl.scaling import Curve, compare, fit
+from scalerl.types import EvalPoint
 from scalerl.view.analysis import Slope, analyze, common_unit, sides_of, slope_at
 from scalerl.view.figures import COLUMN, plot_curve
 from scalerl.view.frozen import asset
 from scalerl.view.outlook import Source
-from scalerl.view.page_figures import FIGURES, straight, without_level
+from scalerl.view.page_figures import FIGURES, points_figure, straight, without_level
 from scalerl.view.palette import DARK, LIGHT
 
 
@@ -226,3 +227,30 @@ def test_the_common_ceiling_of_equally_precise_runs_is_their_mean():
     analyzed = analysis(*(curve(asymptote=a) for a in (0.56, 0.60)))
     mean = np.mean([run.outlook.fit.asymptote.mean for run in analyzed.runs])
     assert analyzed.ceiling == pytest.approx(mean, abs=5e-4) and analyzed.runs[0].slope.ceiling == analyzed.ceiling
+
+
+def test_the_slider_and_the_scores_use_one_fit_of_each_part():
+    for count in (1, 4):  # with seven and with three moments
+        for one in analysis(*(curve(seed=seed) for seed in range(count))).runs:
+            shared = {split.fraction: split.fit for split in one.backtest.splits}
+            assert [part for part in one.parts if part in shared.values()] == [shared[f] for f in (0.3, 0.5, 0.7)]
+
+
+@pytest.mark.parametrize(("points", "drawn"), [(41, 41), (2000, 2000), (2001, 1001), (30_001, 1876)])
+def test_a_figure_draws_at_most_2000_points_of_a_run_and_says_how_many_of_how_many(points, drawn):
+    analyzed = analysis(curve(points=points))
+    for name in ("curves", "backtests"):
+        figure = FIGURES[name](analyzed)
+        data = [*figure.data, *(trace for effect in figure.choices.get("Run", {}).values() for trace in effect["data"])]
+        marks = [trace for trace in data if trace["mode"] == "markers" and len(trace["x"]) > 1]
+        assert [len(trace["x"]) for trace in marks] == [drawn]
+        assert (f"{drawn:,} of {points:,}" in figure.caption) == (drawn < points)
+    young = points_figure(evaluation_points(points), "step", "maths")
+    assert len(young.data[0]["x"]) == drawn and (f"{drawn:,} of {points:,} held-out" in young.caption) == (
+        drawn < points
+    )
+
+
+def evaluation_points(count):
+    row = {"task": "maths", "pass_rate": 0.5, "stderr": 0.01, "prompts": 8, "samples_per_prompt": 1, "flops": 1.0}
+    return [EvalPoint(**row, tokens=1, device_hours=1.0, step=step) for step in range(count)]

@@ -1,11 +1,15 @@
 """The server of the live page: access control, answers and errors."""
 
+import asyncio
 import json
 import os
 import re
 import socket
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from serving import ask, connection_to, first_event, get, served
@@ -15,7 +19,9 @@ from watched import add_rollouts, rollout, write_run
 pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
 
 from scalerl.core.addresses import comes_from_this_user, is_loopback
-from scalerl.view.server import Guard, same
+from scalerl.view.run import FollowedRun
+from scalerl.view.server import Guard, Pages, same
+from scalerl.view.watcher import Watcher
 
 
 @pytest.fixture(scope="module")
@@ -202,3 +208,56 @@ def test_only_loopback_hosts_are_local_and_only_equal_secrets_match():
     assert same("ä", "ä") and not same("a", "b") and not same("", "b")
     guard = Guard(None, "0.0.0.0", 1, "secret")
     assert guard.answers_to("10.0.0.7:1") and not guard.answers_to("evil.example:1") and not guard.answers_to("")
+
+
+@pytest.mark.parametrize("what", ["page", "compare", "series", "rollouts"])
+def test_a_long_run_that_is_read_keeps_no_other_page_waiting(tmp_path, monkeypatch, what):
+    for name in ("long", "short"):
+        write_run(tmp_path / name, rows=30, points=8)
+    watcher = Watcher([tmp_path])
+    pages = Pages(watcher, lambda: False)
+    long, short = (next(run for run in watcher.runs.values() if run.name == name) for name in ("long", "short"))
+    reading, go_on, bucketed = threading.Event(), threading.Event(), FollowedRun.history
+
+    def slow(run):
+        with run.reading:
+            if run is long:
+                reading.set()
+                assert go_on.wait(60)
+            return bucketed(run)
+
+    monkeypatch.setattr(FollowedRun, "history", slow)
+    monkeypatch.setattr(long.rollouts, "find", lambda asked: slow(long) and {})
+    ask_for = {
+        "page": lambda: pages.run_page([long.id]), "compare": lambda: pages.compare_page([long.id, short.id]),
+        "series": lambda: asyncio.run(pages.of_run(request(long.id, "series", name="loss"))),
+        "rollouts": lambda: asyncio.run(pages.of_run(request(long.id, "rollouts"))),
+    }  # fmt: skip
+    with ThreadPoolExecutor(2) as pool:
+        waits = pool.submit(ask_for[what])
+        assert reading.wait(60)
+        try:
+            others = pool.submit(lambda: (watcher.poll(), watcher.changes_since(-1), pages.run_page([short.id])))
+            _, changes, page = others.result(timeout=30)
+        finally:
+            go_on.set()
+        assert len(changes["runs"]) == 2 and json.loads(page)["title"] == "short" and waits.result(60)
+    watcher.close()
+
+
+def request(run, what, **asked):
+    return SimpleNamespace(path_params={"id": run, "what": what}, query_params=asked)
+
+
+def test_new_runs_are_read_while_pages_are_served(tmp_path, monkeypatch):
+    write_run(tmp_path / "first", rows=3, points=8)
+    watcher = Watcher([tmp_path])
+    locked = []
+    monkeypatch.setattr(
+        "scalerl.view.watcher.FollowedRun", lambda *words: locked.append(watcher.lock.locked()) or FollowedRun(*words)
+    )
+    for number in range(3):
+        write_run(tmp_path / f"later-{number}", rows=3, points=8)
+    watcher._search()
+    assert locked == [False] * 3 and len(watcher.changes_since(-1)["runs"]) == 4
+    watcher.close()
