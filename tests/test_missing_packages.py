@@ -122,6 +122,8 @@ READING = [
     "compare run --versus points.jsonl --compute flops",
     "backtest run",
     "frontier w16 w32 w64 --vary model.width --budget 1e13",
+    "design run --budget 1e13 --evaluations 11",
+    "design --budget 100 --evaluations 11 --difference 0.1",
     "import log.csv --metric reward -o imported.jsonl",
     "report run points.jsonl --versus w16 --compute flops",
     "ls . run",

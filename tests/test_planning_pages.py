@@ -29,7 +29,7 @@ def test_the_commands_of_the_pages_plan_train_judge_and_rescue_a_run(
     pages = [block for page in ("planning", "monitoring") for block in blocks(f"docs/{page}.md", "bash")]
     commands = [line for block in pages for line in block.splitlines()]
     verbs = [shlex.split(command)[1] for command in commands]
-    assert verbs == ["new", "train", "plan", "train", "fit", "resume", "ls", "fit", "resume"]
+    assert verbs == ["new", "train", "plan", "train", "fit", "resume", "design", "design", "ls", "fit", "resume"]
     for command in commands:
         command, _, target = command.partition(" > ")
         _, verb, *words = shlex.split(command)

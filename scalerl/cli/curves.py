@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -51,19 +52,26 @@ def run_fit(words: list[str]) -> int:
     parser.add_argument("--method", choices=("posterior", "paper"), default="posterior", help=about)
     about = "level before training, if it is known; by default it is fitted (paper: the point at compute 0)"
     parser.add_argument("--r0", type=float, metavar="LEVEL", help=about)
+    for name, what in (("--asymptotes", "A"), ("--midpoints", "C_mid")):
+        about = f"with --method paper: N equal steps of {what} to try; the paper has {PAPER_RANGES[what]}"
+        parser.add_argument(name, nargs=3, type=float, metavar=("LOW", "HIGH", "N"), help=about)
     about = "fit related runs together, such as seeds: each shrinks toward what all of them share"
     parser.add_argument("--together", action="store_true", help=about)
     add_decision_options(parser)
     options = parser.parse_args(words)
+    for name in ("asymptotes", "midpoints"):
+        if getattr(options, name) and options.method != "paper":
+            raise CurveError(f"--{name} is the grid of --method paper; add that, or leave out --{name}")
     if options.together:
         return fit_runs_together(options)
     answers = []
     for source in sources_of(options.paths, options):
         if options.method == "paper":
-            from scalerl.scaling import paper_fit
+            from scalerl.scaling import PaperGrid, paper_fit
 
+            grid = PaperGrid(*(equal_steps(name, getattr(options, name)) for name in ("asymptotes", "midpoints")))
             with naming(source):
-                best = paper_fit(source.curve, r0=options.r0, exclude_below=options.exclude_below)
+                best = paper_fit(source.curve, r0=options.r0, exclude_below=options.exclude_below, grid=grid)
             answers.append(answer_of(source, best.to_dict(), str(best)))
         else:
             outlook = source_outlook(
@@ -75,6 +83,27 @@ def run_fit(words: list[str]) -> int:
             )
             answers.append(answer_of(source, outlook.to_dict(), "\n".join(outlook.lines())))
     return print_answers(answers, as_json=options.json)
+
+
+PAPER_RANGES = {"A": "0.45 0.8 71", "C_mid": "100 40000 100, for its small runs 100 4000 100"}
+"""Grids of the paper, in device-hours."""
+
+
+def equal_steps(name: str, ends: Sequence[float] | None) -> list[float] | None:
+    """Return the values between the ends of an option LOW HIGH N, or None without it."""
+    if ends is None:
+        return None
+    low, high, number = ends
+    if not (math.isfinite(low) and math.isfinite(high) and low < high and number in range(2, MOST_STEPS + 1)):
+        raise CurveError(
+            f"--{name}: got {low:g} {high:g} {number:g}; allowed: LOW < HIGH, and a whole number N from 2 to "
+            f"{MOST_STEPS}"
+        )
+    return [low + (high - low) * step / (number - 1) for step in range(int(number))]
+
+
+MOST_STEPS = 1000
+"""Largest number of steps of a grid: a thousand for both take seconds."""
 
 
 def fit_runs_together(options: argparse.Namespace) -> int:

@@ -48,6 +48,7 @@ READING: dict[str, Command] = {
     "compare": Command("curves", "compare two recipes, by one or several runs each", True),
     "backtest": Command("curves", "fit the first part of a run and score its forecast of the rest", True),
     "frontier": Command("frontier", "find the best setting for a budget", True),
+    "design": Command("design", "find how often to evaluate a run, and the seeds that tell two recipes apart", True),
     "import": Command("import_", "write the log of any trainer as points: TRL, verl, NeMo-RL, wandb, CSV, ...", True),
     "follow": Command("follow", "follow the log of a run that trains: forecast, live page, stop by a condition"),
     "report": Command("report", "write an interactive page about runs", True),

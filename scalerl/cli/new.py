@@ -11,6 +11,7 @@ import tomli_w
 from scalerl.cli.options import Parser, count, parse_with_config
 from scalerl.cli.plan import plan_lines
 from scalerl.cli.terminal import say
+from scalerl.cluster.evaluations import chosen_interval, curve_line
 from scalerl.cluster.layout import check, lay_out, lines
 from scalerl.cluster.plan import Given, best_split, check_searched, lengths_of
 from scalerl.cluster.speed import GPUS, Assumptions
@@ -50,9 +51,11 @@ def run_new(words: list[str]) -> int:
     if isinstance(config.model, TinyModel):
         raise ConfigError("new: got no model; allowed: --model PATH, with --data FILE")
     with Working("simulating"):
+        if "--evaluation.every" not in " ".join(fields):
+            config = replace(config, evaluation=replace(config.evaluation, every=chosen_interval(config)))
         config, about = _on_gpus(config, gpus, "--checkpoint.every" in " ".join(fields)) if gpus else (config, [])
     table = {"preset": "scalerl", **written(config)}
-    notes = [*config.derived_sizes(), *about, *_packages(config)]
+    notes = [*config.derived_sizes(), *about, curve_line(config), *_packages(config)]
     say(*tomli_w.dumps(table).split("\n"), *(f"# {line}" for line in notes))
     return 0
 
@@ -75,13 +78,13 @@ def checkpoint_interval(updates_per_h: float, evaluated: int) -> tuple[int, floa
     return max(1, most // evaluated) * evaluated, 0.0 if most >= evaluated else CHECKPOINT_MINUTES
 
 
-def _on_gpus(config: RunConfig, gpus: int, chosen_interval: bool = False) -> tuple[RunConfig, list[str]]:
+def _on_gpus(config: RunConfig, gpus: int, chosen: bool = False) -> tuple[RunConfig, list[str]]:
     """Return the configuration with vLLM on these GPUs, and lines on memory and speed.
 
     Args:
         config: Configuration of the user.
         gpus: GPUs of the run.
-        chosen_interval: Whether the user has chosen the interval of checkpoints; else the planned speed gives it.
+        chosen: Whether the user has chosen the interval of checkpoints; else the planned speed gives it.
     """
     check_searched(gpus)
     given, lengths, many = Given(sizes_of(config), Assumptions(GPUS["H100"])), lengths_of(config, None), gpus > 2
@@ -103,7 +106,7 @@ def _on_gpus(config: RunConfig, gpus: int, chosen_interval: bool = False) -> tup
             planned = replace(planned, placement=place, rollouts=rollouts)
             layout = lay_out(planned, given.found)
             check(planned, layout)
-            if gpus > 1 and not chosen_interval:
+            if gpus > 1 and not chosen:
                 rate = best.evaluated_updates_per_h
                 every, minutes = checkpoint_interval(rate, config.evaluation.every)
                 saved = replace(planned.checkpoint, every=every, every_minutes=minutes)

@@ -11,6 +11,7 @@ import numpy as np
 
 from scalerl.cli.options import Parser, add_json, parse_with_config
 from scalerl.cli.terminal import say
+from scalerl.cluster.evaluations import curve_line, curve_prospect
 from scalerl.cluster.layout import check, check_divides, lay_out, lines, size_line
 from scalerl.cluster.measured import measure
 from scalerl.cluster.plan import Given, Outcome, best_split, in_units, lengths_of, outcome_table, simulate, speeds_of
@@ -95,6 +96,8 @@ def run_plan(words: list[str]) -> int:
     gains = next_gains(options.runs, config.price)
     if options.json:
         values = {**_as_json(config, given, lengths, outcomes, notes), "next_gains": gains}
+        curve = curve_prospect(config)
+        values["curve"] = None if curve is None else curve.to_dict()
         print(json.dumps(as_json(values), indent=1, allow_nan=False))
         return 0
     about = [size_line(given.found)] if options.gpus else lines(config, layout)
@@ -102,6 +105,7 @@ def run_plan(words: list[str]) -> int:
         *about,
         *plan_lines(lengths, outcomes, notes, config.evaluation.every, options.gpus),
         cost_line(outcomes[0], config.steps),
+        curve_line(config),
         *(f"next gain of {name}: {gain}" for name, gain in gains.items()),
     )
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.options import Parser, add_trust, bare_first, parse_with_config
 from scalerl.cli.terminal import say
+from scalerl.cluster.evaluations import curve_line
 from scalerl.cluster.layout import check, lay_out, lines
 from scalerl.cluster.plan import run_lines
 from scalerl.cluster.sizing import longest_row, sized, this_machine
@@ -122,7 +124,8 @@ def _dry_run(config: RunConfig) -> list[str]:
     about = [*here.derived_sizes(), *lines(here, layout)]
     if here.placement.backend == "local":
         about += run_lines(here, found.sizes, row_tokens, machine, mean)
-    about += split.notes if split else ()
+    held_out = Counter(prompt.task for prompt in split.held_out) if split else {}
+    about += [curve_line(here, held_out), *(split.notes if split else ())]
     return [*to_toml(config).split("\n"), *(f"# {line}" for line in about)]
 
 

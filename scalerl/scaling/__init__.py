@@ -13,8 +13,8 @@ From points to advice, each file uses those above it:
     stop, advise       Fit -> Advice; conditions that end a run
 
 Others use a Fit: comparison (two recipes), backtesting, together (related runs), pool and frontiers (runs with
-different settings). `paper` is the procedure of the paper, next to all this. They are loaded when one of their names is
-first used.
+different settings), designs (how to evaluate a run before it starts). `paper` is the procedure of the paper, next to
+all this. They are loaded when one of their names is first used.
 
 >>> from scalerl.scaling import Curve, fit, forecast, advise
 >>> curve = Curve.read("runs/mine")  # or Curve(compute, metric)        # doctest: +SKIP
@@ -38,6 +38,7 @@ from scalerl.scaling.readers import CurveError
 if TYPE_CHECKING:
     from scalerl.scaling.backtesting import Backtest, backtest
     from scalerl.scaling.comparison import Comparison, compare
+    from scalerl.scaling.designs import Evaluations, RunDesign, design, expected_curve, expected_of_runs
     from scalerl.scaling.frontiers import Frontier, Option, frontier
     from scalerl.scaling.paper import PUBLISHED_GRID, PaperFit, PaperGrid, paper_fit
     from scalerl.scaling.together import Together, fit_together
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "backtesting": ("Backtest", "backtest"),
     "comparison": ("Comparison", "compare"),
+    "designs": ("Evaluations", "RunDesign", "design", "expected_curve", "expected_of_runs"),
     "frontiers": ("Frontier", "Option", "frontier"),
     "paper": ("PUBLISHED_GRID", "PaperFit", "PaperGrid", "paper_fit"),
     "together": ("Together", "fit_together"),
@@ -63,6 +65,7 @@ __all__ = [
     "Draws",
     "Estimate",
     "EstimateAt",
+    "Evaluations",
     "Fit",
     "Forecast",
     "Frontier",
@@ -71,11 +74,15 @@ __all__ = [
     "PaperGrid",
     "Prior",
     "Reach",
+    "RunDesign",
     "Symptom",
     "Together",
     "advise",
     "backtest",
     "compare",
+    "design",
+    "expected_curve",
+    "expected_of_runs",
     "fit",
     "fit_together",
     "forecast",

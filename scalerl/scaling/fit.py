@@ -258,12 +258,19 @@ def fit(
         CurveError: The curve or an argument cannot be used.
     """
     curve = as_curve(curve, metric)
-    if r0 is not None and not curve.bounds[0] <= r0 < curve.bounds[1]:
-        raise CurveError(f"r0 must lie in [{curve.bounds[0]:g}, {curve.bounds[1]:g}); got {r0!r}")
+    r0 = None if r0 is None else checked_r0(r0, curve)
     prior = prior or Prior()
     everything = usable(curve, exclude_below)
     window = thinned(everything, MAX_POINTS)
     return solved(everything, window, posterior(window, r0, prior), prior)
+
+
+def checked_r0(r0: float, curve: Curve) -> float:
+    """Return a value for R0 after checking that the metric can rise from it."""
+    low, high = curve.bounds
+    if not low <= r0 < high:
+        raise CurveError(f"r0 must lie in [{low:g}, {high:g}); got {r0!r}")
+    return float(r0)
 
 
 def solved(everything: Curve, window: Curve, solution: Posterior, prior: Prior) -> Fit:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scalerl.scaling.curve import Curve
+from scalerl.scaling.curve import LARGEST, Curve, as_numbers
 from scalerl.scaling.estimate import as_json, short
-from scalerl.scaling.fit import PARAMETERS, usable
+from scalerl.scaling.fit import PARAMETERS, checked_r0, usable
 from scalerl.scaling.law import Array, climb, log_compute, sigmoid
 from scalerl.scaling.readers import CurveError
 
@@ -40,6 +40,30 @@ class PaperGrid:
 
     This is the paper's range (40,000 for runs of 16,000). The range acts as a prior.
     """
+
+    def values(self, curve: Curve) -> tuple[Array, Array]:
+        """Return the values of A, shape (A,), and of C_mid, shape (M,), for a curve.
+
+        Raises:
+            CurveError: A list is empty, does not ascend, or leaves the range of A (the metric's) or of C_mid (above 0).
+        """
+        (low, high), last = curve.bounds, curve.last_compute
+        steps_A, shares_M = np.arange(1, 201) / 200, np.arange(1, 251) / 100
+        asymptote_A = low + (high - low) * steps_A if self.asymptotes is None else as_numbers("A", self.asymptotes)
+        midpoint_M = last * shares_M if self.midpoints is None else as_numbers("C_mid", self.midpoints)
+        for name, values, least, most in (("A", asymptote_A, low, high), ("C_mid", midpoint_M, 0.0, LARGEST)):
+            within = len(values) and (np.diff(values) > 0).all() and least <= values[0] and values[-1] <= most
+            if not within or (name == "C_mid" and values[0] <= 0):
+                limits = f"[{low:g}, {high:g}]" if name == "A" else "numbers above 0"
+                raise CurveError(f"the grid of {name} must ascend within {limits}; got {short_list(values)}")
+        return asymptote_A, midpoint_M
+
+
+def short_list(values: Array) -> str:
+    """Return a list of numbers for a message."""
+    if len(values) <= 3:
+        return f"{', '.join(short(float(value)) for value in values) or 'no value'}"
+    return f"{len(values)} values from {short(float(values[0]))} to {short(float(values[-1]))}"
 
 
 PUBLISHED_GRID = PaperGrid(
@@ -121,17 +145,13 @@ def paper_fit(
             f"{short(float(curve.compute[0]))} {curve.unit}; give R0 with --r0 (r0= in Python)"
         )
     window = usable(curve, exclude_below)
-    initial = float(curve.metric[0]) if r0 is None else float(r0)
-    low, high = curve.bounds
-    asymptote_A = (
-        low + (high - low) * np.arange(1, 201) / 200 if grid.asymptotes is None else np.asarray(grid.asymptotes, float)
-    )
-    last = window.last_compute
-    midpoint_M = last * np.arange(1, 251) / 100 if grid.midpoints is None else np.asarray(grid.midpoints, float)
+    initial = float(curve.metric[0]) if r0 is None else checked_r0(r0, curve)
+    asymptote_A, midpoint_M = grid.values(window)
     asymptote_A = asymptote_A[asymptote_A > initial]
     if not len(asymptote_A):
         raise CurveError(
-            f"no asymptote of the grid lies above R0 = {initial:.4g}; give larger values in PaperGrid(asymptotes=...)"
+            f"no asymptote of the grid lies above R0 = {initial:.4g}; give larger values with --asymptotes "
+            "(PaperGrid(asymptotes=...) in Python)"
         )
     if np.ptp(window.metric) == 0:
         raise CurveError(

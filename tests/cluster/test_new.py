@@ -1,5 +1,6 @@
 """`scalerl new` and docs/eight-gpus.md: what it prints is a configuration that fits, with the planner's split."""
 
+import json
 import re
 import tomllib
 
@@ -11,6 +12,8 @@ from scalerl.cli.main import COMMANDS
 from scalerl.cli.new import checkpoint_interval, written
 from scalerl.config import read_config
 from scalerl.core.machine import Memory
+from scalerl.scaling import Evaluations
+from scalerl.scaling.designs import usual_prospect
 
 PAGE = (ROOT / "docs/eight-gpus.md").read_text()
 
@@ -52,15 +55,60 @@ def test_a_model_that_fits_on_no_gpu_is_an_error_that_proposes_adapters(capsys):
 
 
 def test_the_interval_of_checkpoints_is_half_an_hour_at_the_planned_speed(capsys):
-    """At 9.1 updates an hour, evaluations included, 100 updates take 11 hours: minutes in between."""
+    """At 8.7 updates an hour, evaluations included, 20 updates take 2.3 hours: minutes in between."""
     minutes = {9.1: (100, 30), 0.5: (100, 30), 120.0: (100, 30), 198.0: (100, 30), 199.0: (100, 0), 450.0: (200, 0)}
     assert {rate: checkpoint_interval(rate, 100) for rate in minutes} == minutes
     words = ["new", "--model", "Qwen/Qwen3-8B", "--data", "prompts.jsonl", "--gpus", "8"]
     out = call(capsys, *words)[1]
-    assert tomllib.loads(out)["checkpoint"] == {"every": 100, "every_minutes": 30.0}
-    assert "# a checkpoint every 30 minutes and every 100 updates, 659 minutes at this speed" in out
+    assert tomllib.loads(out)["checkpoint"] == {"every": 20, "every_minutes": 30.0}
+    assert "# a checkpoint every 30 minutes and every 20 updates, 138 minutes at this speed" in out
     chosen = call(capsys, *words, "--checkpoint.every", "20")[1]
     assert tomllib.loads(chosen)["checkpoint"] == {"every": 20} and "at this speed" not in chosen
+
+
+def test_the_interval_of_evaluations_identifies_the_ceiling_unless_that_costs_a_quarter_of_the_run(capsys):
+    """11 evaluations of 200 prompts x 4 identify no ceiling; 51 cost 51 x 800 of 1,000 x 768 completions, 5.3%."""
+    words = ["new", "--model", "Qwen/Qwen3-8B", "--data", "prompts.jsonl", "--gpus", "8"]
+    out = call(capsys, *words)[1]
+    assert tomllib.loads(out)["evaluation"]["every"] == 20
+    probability = usual_prospect(Evaluations(51, 200, 4)).identified
+    (line,) = [line for line in out.splitlines() if line.startswith("# curve: ")]
+    assert line.startswith("# curve: 51 evaluations of 200 prompts x 4 identify") and probability >= 0.8
+    assert f"probability {probability:.2f}" in line and "for 5.3% of the completions" in line
+    # the choice of the user stays, with what it can tell and what would tell more
+    chosen = call(capsys, *words, "--evaluation.every", "100")[1]
+    assert "every" not in tomllib.loads(chosen)["evaluation"]
+    few = usual_prospect(Evaluations(11, 200, 4)).identified
+    assert "# curve: 11 evaluations of 200 prompts x 4 identify" in chosen and f"probability {few:.2f} and" in chosen
+    assert f"; 51 evaluations: {probability:.2f}, for 5.3% (scalerl design)" in chosen
+    # 200 updates of 128 completions: 51 evaluations would take 159%
+    small = call(capsys, *words[:2], "Qwen/Qwen3-0.6B", *words[3:-1], "1")[1]
+    assert tomllib.loads(small)["evaluation"]["every"] == 20 and "for 159.4% (scalerl design)" in small
+
+
+def test_a_plan_and_a_dry_run_say_what_the_curve_will_tell(capsys):
+    code, out, _ = call(capsys, "train", "--dry-run")
+    lab = usual_prospect(Evaluations(33, 512, 4))  # 480 steps, evaluated every 15
+    assert code == 0 and "# curve: 33 evaluations of 512 prompts x 4 identify" in out
+    assert f"probability {lab.identified:.2f} and" in out and "for 55.0% of the completions" in out
+    code, out, _ = call(capsys, "train", "--dry-run", "--steps", "40")
+    assert code == 0 and "# curve: 3 evaluations are too few for a forecast, which needs 5; lower evalu" in out
+    speeds = ["--generator-tokens-per-s", "5000", "--trainer-tokens-per-s", "9000"]
+    code, out, _ = call(capsys, "plan", *speeds)
+    assert code == 0 and "\ncurve: 33 evaluations of 512 prompts x 4 identify" in out
+    found = json.loads(call(capsys, "plan", *speeds, "--json")[1])["curve"]
+    assert found["identified"] == lab.identified and found["share"] == pytest.approx(33 * 2048 / (480 * 256))
+    assert json.loads(call(capsys, "plan", *speeds, "--steps", "40", "--json")[1])["curve"] is None
+
+
+def test_a_dry_run_counts_the_held_out_prompts_of_the_file(lab_model, tmp_path, capsys):
+    rows = [{"prompt": f"{i}+{j}=<think>", "answer": f"{(i + j) % 10}"} for i in range(10) for j in range(10)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["train", "--model", lab_model, "--data", tmp_path / "p.jsonl", "--dry-run", "--device", "cpu"]
+    code, out, error = call(capsys, *words, "--recipe.length.kind", "none", "--recipe.length.max_tokens", "40")
+    (line,) = [line for line in out.splitlines() if line.startswith("# curve: ")]
+    # a fifth of 100 prompts
+    assert code == 0 and line.startswith("# curve: 6 evaluations of 20 prompts x 1 identify"), (line, error)
 
 
 def test_every_command_of_the_page_exists():

@@ -1,6 +1,9 @@
+import json
+
 import numpy as np
 import pytest
-from simulated_runs import run
+from commands import call
+from simulated_runs import run, write
 
 from scalerl.scaling import PUBLISHED_GRID, Curve, CurveError, PaperGrid, paper_fit, sigmoid
 
@@ -29,6 +32,55 @@ def test_noise_free_curves_of_table_1_return_their_row_to_grid_resolution(name):
     assert best.asymptote == pytest.approx(asymptote, abs=1e-9)
     assert best.midpoint == pytest.approx(midpoint, abs=1.0)
     assert best.efficiency == pytest.approx(efficiency, abs=0.005)
+
+
+@pytest.mark.parametrize("name", TABLE_1)
+def test_the_command_returns_the_rows_of_table_1_although_early_points_are_excluded(name, capsys, tmp_path):
+    # the first point that is kept, as R0, would give B 2.78 and C_mid 3645 for the first row
+    midpoint, efficiency, asymptote, midpoints = TABLE_1[name]
+    compute = np.append(0.0, np.linspace(100, 50_000 if midpoint > 4000 else 16_000, 160))
+    path = write(tmp_path / "row.jsonl", Curve(compute, sigmoid(compute, asymptote, efficiency, midpoint, 0.2)))
+    low, high = midpoints[0], midpoints[-1]
+    grid = ["--asymptotes", 0.45, 0.8, 71, "--midpoints", low, high, 100]
+    code, out, _ = call(capsys, "fit", path, "--method", "paper", "--exclude-below", 1500, *grid, "--json")
+    found = json.loads(out)
+    assert code == 0 and found["initial"] == pytest.approx(0.2)
+    assert found["asymptote"] == pytest.approx(asymptote, abs=1e-9)
+    assert found["midpoint"] == pytest.approx(midpoint, abs=1.0)
+    assert found["efficiency"] == pytest.approx(efficiency, abs=0.005)
+
+
+def test_without_the_evaluation_before_training_the_command_asks_for_r0_and_takes_it(capsys, tmp_path):
+    compute = np.linspace(100, 16_000, 160)
+    path = write(tmp_path / "late.jsonl", Curve(compute, sigmoid(compute, 0.61, 1.92, 2542, 0.2)))
+    words = ["fit", path, "--method", "paper", "--exclude-below", 1500]
+    code, out, error = call(capsys, *words)
+    assert (code, out) == (2, "") and "first point is at 100 device-hours; give R0 with --r0" in error
+    code, out, _ = call(capsys, *words, "--r0", 0.2, "--midpoints", 100, 4000, 100, "--json")
+    found = json.loads(out)
+    assert (found["asymptote"], found["midpoint"]) == (pytest.approx(0.61), pytest.approx(2542, abs=1.0))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--asymptotes", 0.45, 0.8, 71], "--asymptotes is the grid of --method paper"),
+        (["--midpoints", 100, 4000, 100], "--midpoints is the grid of --method paper"),
+        (["--method", "paper", "--asymptotes", 0.8, 0.45, 71], "--asymptotes: got 0.8 0.45 71; allowed: LOW < HIGH"),
+        (["--method", "paper", "--midpoints", 100, 4000, 2.5], "a whole number N from 2 to 1000"),
+        (["--method", "paper", "--midpoints", 100, 4000, 1e9], "a whole number N from 2 to 1000"),
+        (["--method", "paper", "--midpoints", 100, "nan", 10], "--midpoints: got 100 nan 10"),
+        (["--method", "paper", "--midpoints", 0, 4000, 100], "the grid of C_mid must ascend within numbers above 0"),
+        (["--method", "paper", "--asymptotes", 0.5, 1.2, 10], "the grid of A must ascend within [0, 1]"),
+        (["--method", "paper", "--asymptotes", 0.1, 0.15, 10], "larger values with --asymptotes"),
+        (["--method", "paper", "--r0", -0.1], "r0 must lie in [0, 1)"),
+        (["--method", "paper", "--r0", "nan"], "r0 must lie in [0, 1)"),
+        (["--together", "--method", "paper", "--midpoints", 1, 2, 3], "--together has no --method paper"),
+    ],
+)
+def test_a_grid_or_an_r0_that_cannot_be_meant_is_one_line(words, message, capsys, tmp_path):
+    code, out, error = call(capsys, "fit", write(tmp_path / "one.jsonl", run()), *words)
+    assert (code, out) == (2, "") and message in error and len(error.splitlines()) == 1
 
 
 def test_the_midpoints_printed_in_the_paper_miss_its_own_table_by_up_to_half_a_step():

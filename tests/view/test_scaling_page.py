@@ -58,7 +58,7 @@ def test_the_examples_print_what_the_page_describes(printed):
     assert "NOT identified" in printed["scalerl forecast young.jsonl --at 2x 16000 --target 0.5"]
     compared = next(text for example, text in printed.items() if example.startswith("scalerl compare"))
     assert compared.startswith("quick is ahead of slow at ") and "quick needs 0." in compared
-    assert "gives no uncertainty" in printed["scalerl fit quick-0.jsonl --method paper"]
+    assert "gives no uncertainty" in printed["scalerl fit quick-0.jsonl --method paper --exclude-below 1500"]
 
 
 def test_every_command_for_curves_has_an_example():

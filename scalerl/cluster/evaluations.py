@@ -1,0 +1,70 @@
+"""What the evaluations of a planned run will tell about its curve, and how often to evaluate to know its ceiling.
+
+The run is expected to climb like the paper's (`scaling.designs`); `scalerl design` takes past runs or other numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from scalerl.config.run import RunConfig
+from scalerl.scaling.designs import MOST_EVALUATIONS, Evaluations, Prospect, enough_evaluations, tells, usual_prospect
+from scalerl.scaling.fit import MIN_POINTS
+
+MOST_SHARE = 0.25
+"""Largest share of the completions of training that the chosen evaluations may take on top."""
+
+
+def count_of(config: RunConfig) -> int:
+    """Return the number of evaluations of a run, the one before training included."""
+    return 1 + config.steps // config.evaluation.every
+
+
+def sizes_of_tasks(config: RunConfig, held_out: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Return the held-out prompts of each task, and the samples of each prompt."""
+    return {task.curve: (held_out.get(task.curve, config.held_out(task)), config.samples(task)) for task in config.data}
+
+
+def evaluations_of(config: RunConfig, held_out: Mapping[str, int] | None = None) -> Evaluations:
+    """Return the evaluations of the task with the fewest answers, of those with a forecast."""
+    sizes = sizes_of_tasks(config, held_out or {})
+    judged = [sizes[name] for name in config.main_tasks] or list(sizes.values())
+    prompts, samples = min(judged, key=lambda size: size[0] * size[1])
+    return Evaluations(min(count_of(config), MOST_EVALUATIONS), max(1, prompts), samples)
+
+
+def share_of(config: RunConfig, count: int, held_out: Mapping[str, int] | None = None) -> float:
+    """Return the completions of this many evaluations of all tasks, as a share of those of training."""
+    answers = sum(prompts * samples for prompts, samples in sizes_of_tasks(config, held_out or {}).values())
+    return count * answers / (config.steps * config.recipe.completions_per_step)
+
+
+def curve_line(config: RunConfig, held_out: Mapping[str, int] | None = None) -> str:
+    """Return what the curve of a planned run will tell, as one line.
+
+    Args:
+        config: Configuration of the run.
+        held_out: Held-out prompts of tasks whose prompts are known; else as many as the configuration allows.
+    """
+    if (count := count_of(config)) < MIN_POINTS:
+        number = f"{count} evaluation{'s are' if count > 1 else ' is'}"
+        return f"curve: {number} too few for a forecast, which needs {MIN_POINTS}; lower evaluation.every"
+    return tells(evaluations_of(config, held_out), share_of(config, 1, held_out))
+
+
+def curve_prospect(config: RunConfig) -> Prospect | None:
+    """Return what the curve of a planned run will tell; None with too few evaluations."""
+    if (count := count_of(config)) < MIN_POINTS:
+        return None
+    return replace(usual_prospect(evaluations_of(config)), share=share_of(config, count))
+
+
+def chosen_interval(config: RunConfig) -> int:
+    """Return the largest interval of evaluations that identifies the ceiling; the present one if it costs too much."""
+    every = config.evaluation.every
+    found = enough_evaluations(evaluations_of(config)) if count_of(config) >= MIN_POINTS else None
+    count = count_of(config) if found is None else found.evaluations.count
+    if count - 1 > config.steps or count == count_of(config) or share_of(config, count) > MOST_SHARE:
+        return every
+    return config.steps // (count - 1)
