@@ -310,9 +310,9 @@ def disk_line(config: RunConfig, sizes: ModelSizes) -> str:
     whole, kept = checkpoint_bytes(config, sizes) + in_flight, kept_checkpoints(config) + 1
     evaluation = (config.evaluation.saved * len(config.data) + SAVED_SAMPLES) * tokens * (TEXT_BYTES + RECORD_BYTES)
     rows = 1_000 * (ROW_BYTES + evaluation / config.evaluation.every)
-    minutes = f" or {policy.every_minutes:g} minutes" if policy.every_minutes else ""
+    interval = f"{policy.every:,} updates" + (f" or {policy.every_minutes:g} minutes" if policy.every_minutes else "")
     return (
-        f"disk (estimate): {disk_size(whole)} a checkpoint, every {policy.every:,} updates{minutes}, at most {kept} of them; "
+        f"disk (estimate): {disk_size(whole)} a checkpoint, every {interval}, at most {kept} of them; "
         f"rows and saved rollouts take {disk_size(rows)} per 1,000 updates"
     )
 

@@ -88,7 +88,8 @@ class Assumptions:
 
     gpu: Gpu
     training_share: float = 0.35
-    """Share of peak FLOPs that training reaches."""
+    """Share of peak FLOPs that training reaches, recomputation counted. One H200 reached 0.35 with Qwen3-0.6B and 0.41
+    with 1.7B (docs/gpu.md); several ranks also wait for each other."""
     decode_share: float = 0.6
     """Share of memory bandwidth, and of peak FLOPs, that decoding reaches."""
     step_overhead_s: float = 0.002
