@@ -175,7 +175,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
                     )
                 for reason in self.look_ahead(str(self.points[-1]["task"])).values():
                     stop = True
-                    self.say(f"stopping, because {reason}; resume from the last checkpoint to continue anyway")
+                    self._say_stopping(reason)
         if self.conditions and agreed(stop):
             control.should_training_stop = True
 
@@ -200,7 +200,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             self.add_point(figures, state)
             for reason in self.look_ahead(str(self.points[-1]["task"])).values():
                 stop = True
-                self.say(f"stopping, because {reason}; resume from the last checkpoint to continue anyway")
+                self._say_stopping(reason)
         # only the first process drops rules on a resume, so its decision counts
         if self.conditions and agreed(stop):
             control.should_training_stop = True
@@ -217,6 +217,9 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         }
         self.points = [p for p in self.points if (p["step"], p["task"]) != (point["step"], task)] + [point]
         self.write()
+
+    def _say_stopping(self, reason: str) -> None:
+        self.say(f"stopping, because {reason.removesuffix('.')}; resume from the last checkpoint to continue anyway")
 
     def look_ahead(self, task: str) -> dict[str, str]:
         """Print decision and forecast of a task from the fifth evaluation on; return `reasons`, empty without a fit."""
