@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from scalerl.cli.options import Parser, add_directories, add_reading_options, reading_of
 from scalerl.core.errors import ConfigError
 from scalerl.core.packages import check_installed
+from scalerl.core.working import Working
 from scalerl.importers.formats import found_in
 from scalerl.importers.trackers import wandb_path
 from scalerl.scaling import CurveError
 from scalerl.view.following import FollowedLog
 from scalerl.view.frozen import plotly_script
-from scalerl.view.state import find
+from scalerl.view.state import check_there, has_runs
 
 if TYPE_CHECKING:
     import uvicorn
@@ -57,13 +58,14 @@ def run_watch(words: list[str]) -> int:
 
     logs = [path for path in arguments.paths if is_log(path)]
     directories = [path for path in arguments.paths if path not in logs]
-    find(directories)  # given paths must exist; the default ones may be created later
+    check_there(directories)  # given paths must exist; the default ones may be created later
     if not arguments.paths:
         directories = [Path("runs"), Path("studies")]
     reading = reading_of(arguments)
     place = listen(arguments.host, arguments.port)
-    watcher = Watcher(directories, [FollowedLog(path, reading) for path in logs])
-    counts = [f"{len(watcher.runs)} runs, {len(watcher.studies)} studies in {', '.join(map(str, directories))}"]
+    with Working("looking for runs"):
+        watcher = Watcher(directories, [FollowedLog(path, reading) for path in logs])
+    counts = [f"{watcher.count} runs, {len(watcher.studies)} studies in {', '.join(map(str, directories))}"]
     counts = [*(counts if directories else []), *([f"{len(logs)} logs"] if logs else [])]
     added = "; new ones are added while it runs" if directories else ""
     print(f"{', '.join(counts)}{added}\nwatch at  {place.link}\nstop with Ctrl-C", flush=True)
@@ -79,7 +81,7 @@ def is_log(path: Path) -> bool:
     """Return whether a path is the log of another trainer: a file, a run on wandb, or a directory with a log only."""
     if wandb_path(str(path)) is not None or path.is_file():
         return True
-    if not path.is_dir() or any(find([path])):
+    if not path.is_dir() or has_runs(path):
         return False
     try:
         return bool(found_in(path))

@@ -41,6 +41,10 @@ DIGITS = 100
 """Largest number of digits of an integer in JSON. A product of three is a finite float."""
 
 
+LARGE = 100e6
+"""Bytes of a file from which its memory is checked before it is read."""
+
+
 def trouble(error: OSError) -> str:
     """Describe an error in one sentence: the path, the problem and what to do.
 
@@ -80,6 +84,30 @@ def read_bytes(path: Path) -> bytes:
     """
     check_file(path)
     return path.read_bytes()
+
+
+def lack_of_room(path: Path, times: float) -> str:
+    """Return why a file cannot be read, and what to give instead; empty if there is enough memory.
+
+    Without this check, the kernel would kill the process without a word.
+
+    Args:
+        path: The file.
+        times: Memory that reading it takes, in multiples of its size.
+    """
+    size = os.path.getsize(path)
+    if size < LARGE:
+        return ""
+    from scalerl.core.machine import host_memory  # a fit of a small file does without
+
+    if times * size <= (memory := host_memory()).free:
+        return ""
+    part = min((n for n in (10, 100, 1000) if times * size / n <= memory.free / 2), default=10_000)
+    return (
+        f"{path} has {size / 1e9:.1f} GB; reading it would take about {times * size / 1e9:.1f} GB of memory, and "
+        f"{memory.free / 1e9:.1f} GB are free ({memory.limit}); give a part of its rows, such as every {part}th: "
+        f"`awk 'NR % {part} == 1' {path.name} > part{path.suffix}`"
+    )
 
 
 def parse_json(text: str | bytes, *, finite: bool = False, long_integers: bool = False) -> Any:

@@ -13,7 +13,7 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from scalerl.core.files import check_file, trouble
+from scalerl.core.files import check_file, lack_of_room, trouble
 from scalerl.importers.consoles import BLOCK, Console, json_row
 from scalerl.importers.documents import document_frame, read_document
 from scalerl.importers.errors import TooEarly
@@ -29,6 +29,9 @@ BAD_LINES = 0.1
 
 HEAD = 1 << 16
 """Bytes from which the form is recognized."""
+
+MEMORY, UNZIPPED = 6.0, 8.0
+"""Memory of a log in multiples of its text, and size of that text in multiples of the compressed file."""
 
 LARGEST_DOCUMENT = 1 << 30
 """Bytes of the largest file that must be read as a whole: a JSON document, a notebook, Markdown, HTML."""
@@ -97,6 +100,8 @@ def read_file(path: Path, size: int | None = None) -> Log:
         if zipped := head[:2] == b"\x1f\x8b":
             with gzip.open(path) as unzipped:
                 head = unzipped.read(HEAD)
+        if trouble_ahead := lack_of_room(path, MEMORY * (UNZIPPED if zipped else 1.0)):
+            raise CurveError(trouble_ahead)
         return read_text(path, head, zipped, size)
     except (OSError, EOFError, zlib.error) as error:
         if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.core.errors import UserError
-from scalerl.core.files import check_file, parse_json, trouble
+from scalerl.core.files import check_file, lack_of_room, parse_json, trouble
 
 Table = dict[str, Sequence[Any]]
 
@@ -60,6 +60,8 @@ def read_table(path: str | Path, *, growing: bool = False) -> tuple[Table, tuple
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise CurveError(f"{path}: got a file that ends in {path.suffix or 'nothing'!r}; allowed: {', '.join(READERS)}")
+    if trouble_ahead := lack_of_room(path, MEMORY[path.suffix.lower()]):
+        raise CurveError(trouble_ahead)
     try:
         lines, first = text_lines(path, growing=growing), list[str]()
         for line in lines:
@@ -311,6 +313,10 @@ READERS: dict[str, Callable[[Path, Iterable[str]], tuple[Table, tuple[str, ...]]
     ".jsonl": read_jsonl, ".csv": read_csv,
 }  # fmt: skip
 """Reader by file extension."""
+
+
+MEMORY = {".jsonl": 3.0, ".csv": 12.0}
+"""Memory of a table and its curve in multiples of the file, measured with 1,000,000 rows of four columns."""
 
 
 def table_of_rows(rows: Iterable[Mapping[str, Any]]) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 import threading
 import time
 from array import array
@@ -354,7 +355,10 @@ def list_fit(
 
 def sound_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of metrics.jsonl that have a step; other columns are checked where they are used."""
-    return [row for row in rows if isinstance(row.get("step"), int)]
+    # the names of columns are those of every other row, and in memory once
+    return [
+        {sys.intern(name): value for name, value in row.items()} for row in rows if isinstance(row.get("step"), int)
+    ]
 
 
 def id_of(path: Path) -> str:

@@ -65,9 +65,8 @@ def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     """
     runs: dict[Path, None] = {}
     studies: dict[Path, None] = {}
+    check_there(paths)
     for path in paths:
-        if not path.exists():
-            raise ConfigError(f"{path}: no such directory; name runs, studies, or a directory that contains them")
         for one in [path, *_children(path)]:
             if run_files.is_study(one):
                 studies[one] = None
@@ -75,6 +74,22 @@ def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
             elif is_run(one):
                 runs[one] = None
     return list(runs), list(studies)
+
+
+def has_runs(path: Path) -> bool:
+    """Return whether there is a run or a study at or below a path."""
+    return any(run_files.is_study(one) or is_run(one) for one in [path, *_children(path)])
+
+
+def check_there(paths: Sequence[Path]) -> None:
+    """Check that paths exist.
+
+    Raises:
+        ConfigError: A path does not exist.
+    """
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(f"{path}: no such directory; name runs, studies, or a directory that contains them")
 
 
 def is_run(path: Path) -> bool:
@@ -108,6 +123,11 @@ def duration(seconds: float) -> str:
 
 def _children(path: Path) -> list[Path]:
     try:
-        return sorted(one for one in path.iterdir() if os.path.isdir(one))
+        with os.scandir(path) as entries:
+            names = [
+                entry.name for entry in entries
+                if entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path))
+            ]  # fmt: skip
+        return [path / name for name in sorted(names)]
     except OSError:  # a file, or a directory that `is_run` reports
         return []

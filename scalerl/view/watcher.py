@@ -35,6 +35,9 @@ SEARCH_REST = 100.0
 RESTING_S = 0.005
 """Seconds of a poll for runs that have ended, which are looked at in turn: a load of 1% of a core."""
 
+READING_S = 2.0
+"""Seconds of a poll for runs that were found and not read yet; of 100,000 the first are shown while others are read."""
+
 RESTING = 16
 """Smallest number of these in a poll."""
 
@@ -73,10 +76,17 @@ class Watcher:
         """Version at which runs were last added or removed."""
         self._searched = self._search_took = 0.0
         self._resting: deque[FollowedRun] = deque()
+        self._unread: deque[tuple[Path, str, str]] = deque()
+        """Runs that were found and not read yet: path, name, study."""
         self._kept = KeptFits()
         self._fits, self._waiting = ThreadPoolExecutor(1, "fits"), set[object]()
         self._search()
         self.poll()
+
+    @property
+    def count(self) -> int:
+        """Number of runs that were found, with those that are not read yet."""
+        return len(self.runs) + len(self._unread)
 
     def close(self) -> None:
         """End the fitting thread after its current job."""
@@ -87,6 +97,7 @@ class Watcher:
         pause = SEARCH_S + SEARCH_REST * max(0.0, self._search_took - 0.03)
         if time.monotonic() - self._searched >= pause:
             self._safely(self._search)
+        self._safely(self._read_some)
         runs = list(self.runs.values())
         for run in runs:
             if run.state in ALIVE:
@@ -181,22 +192,17 @@ class Watcher:
                 del self.runs[run.id]
                 self._changed(run.id)
                 self._listed = self.version
-        known = {run.path for run in self.runs.values()}
+        known = {*(run.path for run in self.runs.values()), *(path for path, *_ in self._unread)}
         if fresh := [path for path in runs if path not in known]:
             of_study = {path: study for path in fresh for study in studies if study in path.parents}
-            alone = [run.path for run in self.runs.values() if not run.study] + [p for p in fresh if p not in of_study]
+            alone = [run.path for run in self.runs.values() if not run.study]
+            alone += [path for path, _, study in self._unread if not study] + [p for p in fresh if p not in of_study]
             names = dict(zip(alone, names_of(alone), strict=True))
             names |= {path: f"{study.name}/{path.relative_to(study)}" for path, study in of_study.items()}
-            # read without the lock, which the pages of all other runs wait for
-            found = [
-                FollowedRun(path, names[path], id_of(of_study[path]) if path in of_study else "") for path in fresh
-            ]
+            fresh_runs = [(path, "", id_of(of_study[path]) if path in of_study else "") for path in fresh]
+            unread = [*self._unread, *fresh_runs]
+            self._unread = deque((path, names.get(path, name), study) for path, name, study in unread)
             with self.lock:
-                for run in found:
-                    self.runs[run.id] = run
-                    self._ask_fits(run)
-                    self._changed(run.id)
-                    self._listed = self.version
                 for run in self.runs.values():
                     if (name := names.get(run.path, run.name)) != run.name:
                         run.name = name
@@ -206,6 +212,17 @@ class Watcher:
                 with self.lock:
                     self.studies[id_of(path)] = FollowedStudy(path)
                     self._changed(id_of(path))
+
+    def _read_some(self) -> None:
+        """Read runs that were found, for a part of a poll. They are read without the lock, for which pages wait."""
+        began = time.monotonic()
+        while self._unread and time.monotonic() - began < READING_S:
+            run = FollowedRun(*self._unread.popleft())
+            with self.lock:
+                self.runs[run.id] = run
+                self._ask_fits(run)
+                self._changed(run.id)
+                self._listed = self.version
 
     def _changed(self, key: str) -> None:
         self.version += 1

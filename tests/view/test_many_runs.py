@@ -3,6 +3,7 @@
 import json
 import shutil
 import sqlite3
+import tracemalloc
 
 import pytest
 from watched import add_points, add_steps, write_run
@@ -130,3 +131,36 @@ def test_a_new_run_sends_itself_and_not_the_others(tmp_path, monkeypatch):
     followed.poll()
     assert len(followed.changes_since(changes["version"])["known"]) == 20
     followed.close()
+
+
+def test_the_first_of_many_runs_are_shown_while_the_others_are_read(tmp_path, monkeypatch):
+    for number in range(7):
+        write_run(tmp_path / f"run-{number}", rows=3, points=6)
+    monkeypatch.setattr(watcher, "READING_S", 3.0)
+    ticks = iter(range(10_000))
+    monkeypatch.setattr(watcher.time, "monotonic", lambda: float(next(ticks)))  # a second for each look at the clock
+    watching = Watcher([tmp_path])
+    counts = [len(watching.runs)]
+    while counts[-1] < 7:
+        watching.poll()
+        counts.append(len(watching.runs))
+        assert counts[-1] > counts[-2] and len(counts) < 20
+    assert 0 < counts[0] <= 3
+    assert sorted(run.name for run in watching.runs.values()) == [f"run-{number}" for number in range(7)]
+    watching._search()
+    watching.poll()
+    assert len(watching.runs) == 7
+    watching.close()
+
+
+def test_runs_of_one_version_share_the_meanings_of_their_metrics_and_the_names_of_their_columns(tmp_path):
+    """A run took 70 kB, so that 100,000 took 7 GB."""
+    for number in range(21):
+        write_run(tmp_path / f"run-{number:02d}", rows=3, points=12)
+    first = FollowedRun(tmp_path / "run-00")
+    tracemalloc.start()
+    others = [FollowedRun(tmp_path / f"run-{number:02d}") for number in range(1, 21)]
+    per_run = tracemalloc.get_traced_memory()[0] / 20
+    tracemalloc.stop()
+    assert all(run.info == first.info or run.info.metrics is first.info.metrics for run in others)
+    assert per_run < 35e3

@@ -259,5 +259,6 @@ def test_new_runs_are_read_while_pages_are_served(tmp_path, monkeypatch):
     for number in range(3):
         write_run(tmp_path / f"later-{number}", rows=3, points=8)
     watcher._search()
+    watcher.poll()
     assert locked == [False] * 3 and len(watcher.changes_since(-1)["runs"]) == 4
     watcher.close()
