@@ -58,7 +58,7 @@ def test_the_interval_of_checkpoints_is_half_an_hour_at_the_planned_speed(capsys
     words = ["new", "--model", "Qwen/Qwen3-8B", "--data", "prompts.jsonl", "--gpus", "8"]
     out = call(capsys, *words)[1]
     assert tomllib.loads(out)["checkpoint"] == {"every": 5}
-    assert "# a checkpoint every 5 updates, about 33 minutes at this speed" in out
+    assert "# a checkpoint every 5 updates, about 34 minutes at this speed" in out
     chosen = call(capsys, *words, "--checkpoint.every", "20")[1]
     assert tomllib.loads(chosen)["checkpoint"] == {"every": 20} and "at this speed" not in chosen
 
