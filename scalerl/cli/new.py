@@ -12,8 +12,8 @@ from scalerl.cli.options import Parser, count, parse_with_config
 from scalerl.cli.plan import plan_lines
 from scalerl.cli.terminal import say
 from scalerl.cluster.evaluations import chosen_interval, curve_line
-from scalerl.cluster.layout import check, lay_out, lines
-from scalerl.cluster.plan import Given, best_split, check_searched, lengths_of
+from scalerl.cluster.layout import lay_out, lines
+from scalerl.cluster.plan import Given, best_split, check_searched, lengths_of, outcome_of, with_layout
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config import RunConfig, TinyModel, read_config
 from scalerl.config.base import Part, replace
@@ -26,7 +26,7 @@ that `scalerl plan` finds: scalerl new --model PATH --data FILE --gpus 8 > run.t
 the paper's, else those of the preset `small`. Every field of the configuration is an option, as for `scalerl train`."""
 
 PARTS, MICRO_BATCHES = (1, 2, 4, 8), (16_384, 8_192, 4_096)
-"""GPUs of an engine and tokens of a micro-batch that are tried, in this order."""
+"""GPUs of an engine that are tried, in this order, and tokens of a micro-batch, of which the fastest is taken."""
 NODE = 8
 """GPUs of one machine; more need a Ray cluster that is running."""
 
@@ -91,28 +91,30 @@ def _on_gpus(config: RunConfig, gpus: int, chosen: bool = False) -> tuple[RunCon
     on_ray = {"backend": "ray", "ray_address": "local" if gpus <= NODE else "auto"} if many else {}
     problem: ConfigError | None = None
     parts_of = [parts for parts in PARTS if parts < max(2, gpus)]
-    for parts, tokens, share in product(parts_of, MICRO_BATCHES, (1, 2, 4, 8, 16) if gpus == 1 else (1,)):
+    for parts, share in product(parts_of, (1, 2, 4, 8, 16) if gpus == 1 else (1,)):
         place = replace(config.placement, engine="vllm", tensor_parallel=parts, gpus=gpus, **on_ray)
-        learner = replace(config.learner, gradient_checkpointing=True)
-        learner = replace(learner, micro_batch_tokens=learner.micro_batch_tokens or tokens)
-        planned, words, slots = replace(config, placement=place, learner=learner), list[str](), config.slots // share
+        planned, words, slots = replace(config, placement=place), list[str](), config.slots // share
         try:
             if gpus > 1:
-                best = best_split(planned, given, lengths, gpus)[0]
-                words = plan_lines(lengths, [best], [f"assumed: {given.assumed.line}"], config.evaluation.every, None)
+                best = best_split(planned, given, lengths, gpus, MICRO_BATCHES)[0]
                 place = replace(place, trainer_ranks=best.trainer_ranks, generators=best.generators)
                 slots = best.slots
             rollouts = replace(config.rollouts, slots=max(1, slots))
-            planned = replace(planned, placement=place, rollouts=rollouts)
+            planned = with_layout(replace(planned, placement=place, rollouts=rollouts), given, lengths, MICRO_BATCHES)
             layout = lay_out(planned, given.found)
-            check(planned, layout)
-            if gpus > 1 and not chosen:
-                rate = best.evaluated_updates_per_h
-                every, minutes = checkpoint_interval(rate, config.evaluation.every)
-                saved = replace(planned.checkpoint, every=every, every_minutes=minutes)
-                planned = replace(planned, checkpoint=saved)
-                updates = f"{every} updates, {60.0 * every / rate:,.0f} minutes at this speed"
-                words.append(f"a checkpoint every {f'{minutes:.0f} minutes and every ' if minutes else ''}{updates}")
+            if gpus > 1:
+                if not chosen:
+                    every, minutes = checkpoint_interval(best.evaluated_updates_per_h, config.evaluation.every)
+                    saved = replace(planned.checkpoint, every=every, every_minutes=minutes)
+                    planned = replace(planned, checkpoint=saved)
+                best = outcome_of(planned, given, best.figures, best.eval_s)
+                words = plan_lines(lengths, [best], [f"assumed: {given.assumed.line}"], planned, None)
+                if not chosen:
+                    every, minutes = planned.checkpoint.every, planned.checkpoint.every_minutes
+                    later = 60.0 * every / best.evaluated_updates_per_h
+                    updates = f"{every} updates, {later:,.0f} minutes at this speed"
+                    first = f"{minutes:.0f} minutes and every " if minutes else ""
+                    words.append(f"a checkpoint every {first}{updates}")
             return planned, [*lines(planned, layout), *words]
         except ConfigError as error:
             problem = problem or error

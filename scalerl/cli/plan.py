@@ -14,7 +14,17 @@ from scalerl.cli.terminal import say
 from scalerl.cluster.evaluations import curve_line, curve_prospect
 from scalerl.cluster.layout import check, check_divides, lay_out, lines, size_line
 from scalerl.cluster.measured import measure
-from scalerl.cluster.plan import Given, Outcome, best_split, in_units, lengths_of, outcome_table, simulate, speeds_of
+from scalerl.cluster.plan import (
+    Given,
+    Outcome,
+    best_split,
+    in_units,
+    lengths_of,
+    outcome_table,
+    simulate,
+    speeds_of,
+    updates_between_checkpoints,
+)
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config import RunConfig, read_config
 from scalerl.config.model import TinyModel
@@ -103,7 +113,7 @@ def run_plan(words: list[str]) -> int:
     about = [size_line(given.found)] if options.gpus else lines(config, layout)
     say(
         *about,
-        *plan_lines(lengths, outcomes, notes, config.evaluation.every, options.gpus),
+        *plan_lines(lengths, outcomes, notes, config, options.gpus),
         cost_line(outcomes[0], config.steps),
         curve_line(config),
         *(f"next gain of {name}: {gain}" for name, gain in gains.items()),
@@ -202,20 +212,22 @@ def _as_json(config: RunConfig, given: Given, lengths: Any, outcomes: list[Any],
     }
 
 
-def plan_lines(lengths: Any, outcomes: list[Any], notes: list[str], every: int, gpus: int | None) -> list[str]:
+def plan_lines(lengths: Any, outcomes: list[Any], notes: list[str], config: RunConfig, gpus: int | None) -> list[str]:
     """Return simulated outcomes as lines: lengths, notes, with `gpus` a table of splits, and the best one's figures."""
     best = outcomes[0]
     f = best.figures
     out = [f"lengths: mean {lengths.mean():,.0f} tokens, longest {lengths.max():,}", *notes]
     if gpus:
-        out += [f"splits of {gpus} GPUs, most useful tokens per second first:", *outcome_table(outcomes)]
+        out += [f"splits of {gpus} GPUs, the best first:", *outcome_table(outcomes)]
     split = f"best: {best.trainer_ranks} trainer ranks, {best.generators} generators, rollouts.slots = {best.slots}"
     out += [split] if gpus else []
     waits = "generators" if f.generator_idle > f.trainer_idle else "the trainer"
     return [
         *out,
         f"throughput: {f.tokens_per_s:,.0f} tokens/s, {f.updates_per_h:,.1f} updates/h; with an evaluation every "
-        f"{every} updates ({best.eval_s:,.0f} s each) {best.evaluated_updates_per_h:,.1f}",
+        f"{config.evaluation.every} updates ({best.eval_s:,.0f} s each) and a checkpoint every "
+        f"{updates_between_checkpoints(config, 3600.0 / f.updates_per_h):.0f} ({best.checkpoint_s:,.0f} s each) "
+        f"{best.evaluated_updates_per_h:,.1f}",
         f"occupancy: {f.occupancy:.0%} of {best.slots} slots; idle: generators {f.generator_idle:.0%}, trainer "
         f"{f.trainer_idle:.0%} ({waits} wait{'' if waits == 'generators' else 's'} more)",
         f"staleness: mean {f.staleness_mean:.1f} updates, at most {f.staleness_max}; tokens too old for the "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -131,7 +132,10 @@ def _generation(config: RunConfig, given: Given) -> tuple[StepSeconds, str]:
         line = f"{1e3 * given.measured.base_s:.3g} ms + {1e6 * given.measured.slope_s:.3g} us per running sequence"
         return given.measured.step_seconds, f"measured, a decode step takes {line}"
     steps = decode_roofline(given.found.sizes, given.assumed, config.placement.gpus_of_a_generator)
-    return steps, "a roofline (assumed)"
+    if config.placement.engine != "vllm":
+        return steps, "a roofline (assumed)"
+    rate = given.assumed.server
+    return lambda running, context: max(steps(running, context), running / rate), "a roofline (assumed)"
 
 
 def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
@@ -162,12 +166,17 @@ class Outcome:
     slots: int
     """Slots of all generators."""
     figures: Figures
+    micro_batch_tokens: int
+    recomputed: bool
+    """Whether activations are recomputed in the backward pass (`learner.gradient_checkpointing`)."""
     eval_s: float
     """Seconds of one evaluation, estimated."""
+    checkpoint_s: float
+    """Seconds of one checkpoint, for which training waits, estimated."""
     evaluated_updates_per_h: float
-    """Updates per hour including evaluations."""
+    """Updates per hour including evaluations and checkpoints."""
     hours: float
-    """Hours of the whole run, with its evaluations."""
+    """Hours of the whole run, with its evaluations and checkpoints."""
     device_hours: float
     """The same times the devices that it holds: GPUs, or 1 on CPU."""
     money: float | None
@@ -186,11 +195,19 @@ def simulate(config: RunConfig, given: Given, lengths: Lengths, *, coarse: bool 
     automatic = max(LEAST_UPDATES, min(UPDATES, COMPLETIONS // config.recipe.completions_per_step))
     updates = given.updates or (LEAST_UPDATES if coarse else automatic)
     figures = simulate_run(config, speeds, lengths, updates, QUANTA // 4 if coarse else QUANTA)
-    eval_s = evaluation_seconds(config, speeds, lengths)
-    every = config.evaluation.every
+    return outcome_of(config, given, figures, evaluation_seconds(config, speeds, lengths))
+
+
+def outcome_of(config: RunConfig, given: Given, figures: Figures, eval_s: float) -> Outcome:
+    """Return the outcome of a simulated configuration, with the time of its evaluations and checkpoints.
+
+    Seconds of an update: 3600 / updates_per_h + eval_s / evaluation.every + checkpoint_s / updates between checkpoints.
+    """
+    checkpoint_s = checkpoint_bytes(config, given.found.sizes) / given.assumed.disk if on_gpus(config) else 0.0
     update_s = 3600.0 / figures.updates_per_h
+    update_s += checkpoint_s / updates_between_checkpoints(config, update_s)
     place, gpus = config.placement, 0 if config.hardware.device == "cpu" else lay_out(config, given.found).gpus
-    hours = (config.steps * update_s + (1 + config.steps // every) * eval_s) / 3600.0
+    hours = (config.steps * update_s + (1 + config.steps // config.evaluation.every) * eval_s) / 3600.0
     device_hours = hours * max(1, gpus)
     return Outcome(
         trainer_ranks=place.trainer_ranks,
@@ -198,12 +215,21 @@ def simulate(config: RunConfig, given: Given, lengths: Lengths, *, coarse: bool 
         gpus=gpus,
         slots=config.slots,
         figures=figures,
+        micro_batch_tokens=config.micro_batch_tokens,
+        recomputed=config.checkpointing,
         eval_s=eval_s,
-        evaluated_updates_per_h=3600.0 / (update_s + eval_s / every),
+        checkpoint_s=checkpoint_s,
+        evaluated_updates_per_h=3600.0 / (update_s + eval_s / config.evaluation.every),
         hours=hours,
         device_hours=device_hours,
         money=None if config.price is None else device_hours * config.price,
     )
+
+
+def updates_between_checkpoints(config: RunConfig, update_s: float) -> float:
+    """Return the updates between two checkpoints: `checkpoint.every`, or fewer if its minutes are over before."""
+    policy = config.checkpoint
+    return max(1.0, min(policy.every, 60.0 * policy.every_minutes / update_s if policy.every_minutes else math.inf))
 
 
 def evaluation_seconds(config: RunConfig, speeds: Speeds, lengths: Lengths, sequences: int = 0) -> float:
@@ -388,6 +414,60 @@ def with_split(config: RunConfig, ranks: int, generators: int, lengths: Lengths,
     return replace(changed, rollouts=replace(config.rollouts, slots=slots))
 
 
+SAME = 0.99
+"""Share of the best useful tokens per second from which on fewer slots and fresher tokens count instead."""
+
+
+def with_layout(config: RunConfig, given: Given, lengths: Lengths, micro_batches: Sequence[int] = ()) -> RunConfig:
+    """Return a configuration with the fastest micro-batch, recomputed or not, of those with which it fits.
+
+    Args:
+        config: Configuration with its split. Sizes that the user has set are kept.
+        given: Known speeds.
+        lengths: Lengths of completions.
+        micro_batches: Tokens of a micro-batch to try if the user has set none; empty: the configuration's.
+
+    Raises:
+        ConfigError: It fits with none.
+    """
+    learner, batch, problem = config.learner, lengths[: config.recipe.completions_per_step], None
+    sizes = [learner.micro_batch_tokens] if learner.micro_batch_tokens else micro_batches or [config.micro_batch_tokens]
+    recomputing = [False, True] if learner.gradient_checkpointing == "auto" else [learner.gradient_checkpointing]
+    fitting: list[tuple[float, int, RunConfig]] = []
+    for tokens, recomputed in product(sizes, recomputing):
+        own = replace(learner, micro_batch_tokens=tokens, gradient_checkpointing=recomputed)
+        candidate = replace(config, learner=own)
+        try:
+            check(candidate, lay_out(candidate, given.found))
+        except ConfigError as error:
+            problem = problem or error
+            continue
+        fitting.append((_training(candidate, given)[0](batch), len(fitting), candidate))
+    if not fitting:
+        assert problem is not None
+        raise problem
+    return min(fitting)[2]
+
+
+def fewer_slots(config: RunConfig, given: Given, lengths: Lengths, best: Outcome) -> Outcome:
+    """Return the outcome with the fewest slots, in eighths of the best one's, that has SAME of its useful tokens.
+
+    Slots that the schedule leaves empty cost memory, and generation that runs ahead of training makes tokens stale.
+    """
+    if config.rollouts.slots:
+        return best
+    found, least = best, config.placement.engines
+    for eighths in range(7, 0, -1):
+        slots = max(least, best.slots * eighths // 8)
+        if slots >= found.slots:
+            break
+        fewer = simulate(replace(config, rollouts=replace(config.rollouts, slots=slots)), given, lengths)
+        if fewer.figures.useful_tokens_per_s < SAME * best.figures.useful_tokens_per_s:
+            break
+        found = fewer
+    return found
+
+
 def splits(gpus: int, of_a_generator: int, node: int) -> list[tuple[int, int]]:
     """Return the (trainer ranks, generators) that use all GPUs; beyond two nodes, trainers fill whole nodes.
 
@@ -417,11 +497,21 @@ def check_searched(gpus: int) -> None:
         )
 
 
-def best_split(config: RunConfig, given: Given, lengths: Lengths, gpus: int) -> list[Outcome]:
+def best_split(
+    config: RunConfig, given: Given, lengths: Lengths, gpus: int, micro_batches: Sequence[int] = ()
+) -> list[Outcome]:
     """Search for the best split, starting at the most balanced one, in growing and then shrinking steps.
 
+    Args:
+        config: Configuration; slots, micro-batch and recomputation that it leaves open are chosen.
+        given: Known speeds.
+        lengths: Lengths of completions.
+        gpus: GPUs of the run.
+        micro_batches: Tokens of a micro-batch to try; empty: the configuration's.
+
     Returns:
-        The simulated splits, by decreasing useful tokens per second.
+        The simulated splits. The first has at least SAME of the most useful tokens per second, and of those that do the
+        freshest tokens; the others follow by decreasing useful tokens.
 
     Raises:
         ConfigError: The model fits in no split of these GPUs; the message has the last reason. Or there are too many.
@@ -432,13 +522,11 @@ def best_split(config: RunConfig, given: Given, lengths: Lengths, gpus: int) -> 
     for ranks, generators in splits(gpus, config.placement.gpus_of_a_generator, given.assumed.node):
         if ranks % config.placement.expert_ranks:
             continue
-        candidate = with_split(cuda, ranks, generators, lengths, given.found)
         try:
-            check(candidate, lay_out(candidate, given.found))
+            candidate = with_split(cuda, ranks, generators, lengths, given.found)
+            fitting.append(with_layout(candidate, given, lengths, micro_batches))
         except ConfigError as error:
             reason = str(error)
-            continue
-        fitting.append(candidate)
     if not fitting:
         raise ConfigError(
             f"--gpus: got {gpus}, but no split of them into trainers and generators fits the model. {reason}"
@@ -461,7 +549,11 @@ def best_split(config: RunConfig, given: Given, lengths: Lengths, gpus: int) -> 
         while abs(step) > stride:  # the best lies on either side of the last good one
             step //= 2
             best = max((best, best + step, best - step), key=useful)
+    as_good = [index for index in found if useful(index) >= SAME * useful(best)]
+    best = min(as_good, key=lambda index: (found[index].figures.staleness_mean, -useful(index)))
     chosen = found.pop(best) if gpus <= MANY_GPUS else simulate(fitting[best], given, lengths)
+    if not config.rollouts.slots:
+        chosen = fewer_slots(replace(fitting[best], rollouts=config.rollouts), given, lengths, chosen)
     others = [outcome for index, outcome in found.items() if index != best]
     return [chosen, *sorted(others, key=lambda outcome: -outcome.figures.useful_tokens_per_s)]
 
@@ -478,12 +570,20 @@ def balance(config: RunConfig, given: Given, lengths: Lengths) -> float:
 
 def outcome_table(outcomes: Sequence[Outcome]) -> list[str]:
     """Return a table of the outcomes as lines."""
-    head = "  trainers generators   slots   updates/h   tokens/s  occupancy  idle: gen, train  staleness     stale"
+    head = (
+        "  trainers generators   slots   updates/h   tokens/s  occupancy  idle: gen, train  staleness     stale"
+        "  micro-batch  checkpoint"
+    )
     rows = []
     for one in outcomes:
         f = one.figures
         size = f"{one.trainer_ranks:10d} {one.generators:10d} {one.slots:7d}"
         idle = f"{f.occupancy:10.0%} {f.generator_idle:10.0%}, {f.trainer_idle:5.0%}"
         age = f"{f.staleness_mean:9.1f} of {f.staleness_max:2d} {f.stale_share:9.1%}"
-        rows.append(f"{size} {f.updates_per_h:11.1f} {f.tokens_per_s:10,.0f} {idle} {age}")
-    return [head, *rows]
+        batch = f"{one.micro_batch_tokens:,}{'*' if one.recomputed else ' '}"
+        rows.append(
+            f"{size} {f.updates_per_h:11.1f} {f.tokens_per_s:10,.0f} {idle} {age} {batch:>12} {one.checkpoint_s:9.0f} s"
+        )
+    return [head, *rows, "* activations are recomputed in the backward pass"][
+        : len(rows) + 1 + any(one.recomputed for one in outcomes)
+    ]

@@ -1,23 +1,27 @@
 """Errors and output of a dry run and of `scalerl plan`."""
 
+import dataclasses
 import json
 import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from commands import call
 from doc_pages import json_keys
 
-from scalerl.cluster.layout import check, lay_out, lines
+from scalerl.cluster.layout import check, lay_out, lines, widest
 from scalerl.cluster.measured import Measured
-from scalerl.cluster.plan import Given, best_split, lengths_of, speeds_of, splits
-from scalerl.cluster.speed import GPUS, Assumptions
+from scalerl.cluster.plan import Given, best_split, lengths_of, outcome_of, speeds_of, splits, with_layout
+from scalerl.cluster.simulation import simulate_run
+from scalerl.cluster.speed import GPUS, Assumptions, Speeds
 from scalerl.config import HuggingFaceModel, RunConfig, read_config
 from scalerl.config.base import replace
 from scalerl.config.data import PromptFile
 from scalerl.config.placement import Placement
+from scalerl.config.presets import LAB
 from scalerl.config.recipe import PipelineRL
 from scalerl.config.run import Hardware, Learner, Rollouts, Scoring
 from scalerl.core.errors import ConfigError
@@ -145,6 +149,93 @@ def test_the_best_split_has_the_most_useful_tokens_and_keeps_both_sides_busy():
     too_large = replace(config, model=HuggingFaceModel(path="meta-llama/Llama-4-Scout-17B-16E"))
     with pytest.raises(ConfigError, match="no split of them into trainers and generators fits the model"):
         best_split(too_large, Given(sizes_of(too_large), given.assumed), lengths_of(config, None), 8)
+
+
+class Rated:
+    """Stands for a simulation: useful tokens/s and staleness as functions of ranks and slots."""
+
+    def __init__(self, monkeypatch, rate, staleness):
+        self.rate, self.staleness, self.slots = rate, staleness, []
+        monkeypatch.setattr("scalerl.cluster.plan.simulate", self)
+
+    def __call__(self, config, given, lengths, coarse=False):
+        ranks, slots = config.placement.trainer_ranks, config.slots
+        self.slots.append((ranks, slots))
+        figures = SimpleNamespace(
+            useful_tokens_per_s=self.rate(ranks, slots), staleness_mean=self.staleness(ranks, slots)
+        )
+        return SimpleNamespace(trainer_ranks=ranks, slots=slots, figures=figures)
+
+
+EIGHT = (Given(sizes_of(PAPER), Assumptions(GPUS["H100"])), lengths_of(PAPER, None), 8)
+
+
+def test_the_search_takes_the_fewest_slots_that_keep_99_percent_of_the_useful_tokens(monkeypatch):
+    """Training takes all tokens of 200 slots; an eighth of the slots of the split is a step."""
+    rated = Rated(monkeypatch, lambda ranks, slots: min(slots, 200), lambda ranks, slots: slots / 100)
+    best, *_ = best_split(replace(PAPER, rollouts=Rollouts()), *EIGHT)
+    most = max(slots for ranks, slots in rated.slots if ranks == best.trainer_ranks)
+    steps = [most * eighths // 8 for eighths in range(1, 9)]
+    assert most > 225 and best.slots == min(slots for slots in steps if slots >= 198)
+    given = replace(PAPER, rollouts=Rollouts(slots=most))
+    assert best_split(given, *EIGHT)[0].slots == most  # those that a user has set
+
+
+def test_of_splits_within_one_percent_the_one_with_the_freshest_tokens_comes_first(monkeypatch):
+    rates = {1: 50.0, 2: 80.0, 3: 99.5, 4: 100.0, 5: 98.0, 6: 90.0, 7: 10.0}
+    Rated(monkeypatch, lambda ranks, slots: rates[ranks], lambda ranks, slots: float(ranks))
+    best, second, *_ = best_split(replace(PAPER, rollouts=Rollouts(slots=64)), *EIGHT)
+    assert (best.trainer_ranks, second.trainer_ranks) == (3, 4)  # 2 is fresher, at 80%
+
+
+def test_activations_are_recomputed_only_where_they_do_not_fit_or_the_rest_is_slower():
+    """A 0.6B model fits with all activations; 8B on three ranks does not, but does with recomputation."""
+    place = replace(PAPER.placement, trainer_ranks=3, generators=1, gpus=0)
+    config = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"), placement=place, learner=Learner())
+    config = replace(config, rollouts=Rollouts(slots=16))
+    lengths = lengths_of(config, None)
+
+    def chosen(config, *micro_batches):
+        given = Given(sizes_of(config), Assumptions(GPUS["H100"]))
+        learner = with_layout(config, given, lengths, micro_batches).learner
+        return learner.micro_batch_tokens, learner.gradient_checkpointing
+
+    wide = max(16_384, widest(config))
+    assert chosen(config, 16_384, 4_096)[1] is False
+    assert chosen(replace(config, learner=Learner(gradient_checkpointing=True)), wide) == (wide, True)
+    large = replace(config, model=HuggingFaceModel(path="Qwen/Qwen3-8B"))
+    assert chosen(large, 16_384) == (16_384, True)
+    with pytest.raises(ConfigError, match="trainer"):
+        chosen(replace(large, learner=Learner(gradient_checkpointing=False)), 16_384)
+
+
+def test_a_plan_counts_the_time_of_checkpoints():
+    """8.03e9 parameters in FP32 with two moments are 96.4 GB, at 2 GB/s 48.2 s; at 36 updates/h one takes 100 s."""
+    config = replace(
+        PAPER, checkpoint=replace(PAPER.checkpoint, every=5), evaluation=replace(PAPER.evaluation, every=100)
+    )
+    given = EIGHT[0]
+    figures = simulate_run(LAB, Speeds(), np.array([4, 8]), 2)
+    found = outcome_of(config, given, dataclasses.replace(figures, updates_per_h=36.0), eval_s=300.0)
+    assert found.checkpoint_s == pytest.approx(12 * given.found.sizes.params / 2e9)
+    assert found.checkpoint_s == pytest.approx(48.2, abs=0.1)
+    assert found.evaluated_updates_per_h == pytest.approx(3600 / (100 + 48.18 / 5 + 300 / 100), rel=1e-4)
+    seconds = config.steps * (100 + found.checkpoint_s / 5) + (1 + config.steps // 100) * 300
+    assert found.hours == pytest.approx(seconds / 3600)
+
+
+def test_a_vllm_server_sends_no_more_than_its_api_process_can():
+    """A tiny model decodes 1,000 sequences in 2 ms and a little; 20,000 tokens/s are 50 ms for them."""
+    small = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"))
+    given = Given(sizes_of(small), Assumptions(GPUS["H100"]))
+
+    def step(engine, running):
+        placed = replace(small, placement=replace(small.placement, engine=engine))
+        return speeds_of(placed, given)[0].step_seconds(running, 0.0)
+
+    assert step("vllm", 1000) == pytest.approx(0.05) and step("torch", 1000) < 0.01
+    assert step("vllm", 1) == step("torch", 1)  # below the limit
+    assert "one vLLM server sends at most 20,000 tokens/s" in given.assumed.line
 
 
 # ----------------------------------------------------------------------------------------------------------- transfers
@@ -342,8 +433,9 @@ def test_a_search_in_growing_steps_finds_the_best_split(monkeypatch):
 
     def simulate(config, given, lengths, coarse=False):
         tried.append(config.placement.trainer_ranks)
-        rate = 1e6 - abs(config.placement.trainer_ranks - 600)
-        return SimpleNamespace(trainer_ranks=tried[-1], figures=SimpleNamespace(useful_tokens_per_s=rate))
+        rate = 1e6 - 1e3 * abs(config.placement.trainer_ranks - 600)
+        return SimpleNamespace(trainer_ranks=tried[-1], slots=480,
+                               figures=SimpleNamespace(useful_tokens_per_s=rate, staleness_mean=1.0))  # fmt: skip
 
     monkeypatch.setattr("scalerl.cluster.plan.simulate", simulate)
     given = Given(sizes_of(PAPER), Assumptions(GPUS["H100"]))

@@ -61,7 +61,7 @@ def test_the_interval_of_checkpoints_is_half_an_hour_at_the_planned_speed(capsys
     words = ["new", "--model", "Qwen/Qwen3-8B", "--data", "prompts.jsonl", "--gpus", "8"]
     out = call(capsys, *words)[1]
     assert tomllib.loads(out)["checkpoint"] == {"every": 20, "every_minutes": 30.0}
-    assert "# a checkpoint every 30 minutes and every 20 updates, 138 minutes at this speed" in out
+    assert "# a checkpoint every 30 minutes and every 20 updates, 142 minutes at this speed" in out
     chosen = call(capsys, *words, "--checkpoint.every", "20")[1]
     assert tomllib.loads(chosen)["checkpoint"] == {"every": 20} and "at this speed" not in chosen
 
