@@ -38,6 +38,9 @@ IDENTIFIED_SD = 0.02
 In simulation 96% of the identified ceilings are within this distance of the truth.
 """
 
+CEILING = "the ceiling of this climb"
+"""What is identified. In simulation 85% of runs that rise a second time after their last point have one."""
+
 UNLAWFUL = 0.1
 """The ceiling is not identified if something other than the law has a probability above this."""
 
@@ -134,14 +137,20 @@ class Fit(InNotebooks):
 
     @property
     def identified(self) -> bool:
-        """Whether the ceiling is known; if False, `asymptote` is a range and not a result."""
+        """Whether the ceiling of this climb is known; if False, `asymptote` is a range and not a result."""
         return self._doubt is None
 
     @property
     def reason(self) -> str:
         """Reason why `identified` is True or False, as one sentence."""
         limit = IDENTIFIED_SD * float(np.ptp(self.curve.bounds))
-        return self._doubt or f"its standard deviation is {self.asymptote.sd:.2g}, below {limit:.2g}"
+        known = f"{CEILING}: its standard deviation is {self.asymptote.sd:.2g}, below {limit:.2g}"
+        return self._doubt or known
+
+    @property
+    def ceiling_name(self) -> str:
+        """What A is, with what is known of it: a rise that has not begun is neither seen nor excluded."""
+        return CEILING if self.identified else "the ceiling, NOT identified yet"
 
     @cached_property
     def _doubt(self) -> str | None:
@@ -238,7 +247,7 @@ class Fit(InNotebooks):
         midpoint = range_text(middle.mean, middle.low, middle.high, curve.axis)
         lines = [
             f"curve     {len(curve)} {curve.what} to {curve.text(self.last_compute)}, last value {last:.3f}",
-            f"  A       {self.asymptote}   the ceiling" + ("" if self.identified else ", NOT identified yet"),
+            f"  A       {self.asymptote}   {self.ceiling_name}",
             f"  B       {self.efficiency}   the steepness",
             f"  C_mid   {midpoint}   the midpoint, compute at half of the climb",
         ]
