@@ -5,8 +5,8 @@
     python benchmarks/scaling_accuracy.py --json results.json    # also write JSON
 
 Sections: cells (coverage, width and error for curves that follow the law), departures (runs that do not),
-identification (accuracy of the ceilings that count as identified), decisions (continue or stop), comparisons (two
-recipes), speed.
+identification (accuracy of the ceilings that count as identified), kinds (coverage and identified ceilings for every
+kind of world), decisions (continue or stop), comparisons (two recipes), speed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scaling_simulation import EFFICIENCIES, NOISES, RHOS, SCENARIOS, Run, lawful, observed
+from scaling_simulation import EFFICIENCIES, KINDS, NOISES, RHOS, SCENARIOS, Run, lawful, observed
 
 from scalerl.scaling import BASELINES, Curve, Fit, compare, fit, paper_fit, sigmoid
 from scalerl.scaling.advise import probability_of_gain
@@ -150,6 +150,38 @@ def identification(curves: int, seed: int) -> Result:
     return result
 
 
+def kinds(curves: int, seed: int) -> Result:
+    """Measure coverage and identified ceilings for every kind of world; half of the noise is white, half AR(1).
+
+    An identified ceiling is that of the climb so far: it is right within 0.02 of the level before any later rise.
+    """
+    result: Result = {}
+    for name, make in KINDS.items():
+        for noise in NOISES:
+            rng, hits, of_a, misses, means = stream(seed, name, noise), [], [], [], []
+            for _ in range(curves):
+                run = make(rng, noise)
+                fitted, truth = fit(run.curve), run.truth(HORIZONS[:2])
+                band, a = fitted.predict(HORIZONS[:2]), fitted.asymptote
+                hits.append((band.low <= truth) & (truth <= band.high))
+                means.append(band.mean[0])
+                of_a += [a.low <= run.asymptote <= a.high] if np.isfinite(run.asymptote) else []
+                misses += [abs(a.mean - run.asymptote)] if fitted.identified else []
+            coverage = np.mean(hits, axis=0).tolist()
+            result[f"{name}, {noise}"] = {
+                "coverage": [*coverage, float(np.mean(of_a)) if of_a else float("nan")],
+                "identified": len(misses) / curves,
+                "within_0.02": float(np.mean(np.array(misses) < 0.02)) if misses else float("nan"),
+                "mean_of_means": float(np.mean(means)),
+            }
+    table("coverage at 2x, 4x, of A | identified | of these within 0.02 | mean forecast", [
+        f"{name:<20} {numbers(r['coverage'], 2)} | {r['identified']:.2f} | {r['within_0.02']:.2f} | "
+        f"{r['mean_of_means']:.12f}"
+        for name, r in result.items()
+    ])  # fmt: skip
+    return result
+
+
 def decisions(curves: int, seed: int) -> Result:
     """Score whether twice the compute gains more than 0.01: accuracy of "probability above 0.5", and Brier score."""
     result: Result = {}
@@ -268,6 +300,7 @@ SECTIONS: dict[str, Callable[[int, int], Result]] = {
     "cells": cells,
     "departures": departures,
     "identification": identification,
+    "kinds": kinds,
     "decisions": decisions,
     "comparisons": comparisons,
     "speed": speed,

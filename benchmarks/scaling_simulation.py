@@ -130,3 +130,79 @@ SCENARIOS = {
     "two-phase": two_phase,
     "hardly begun": hardly_begun,
 }
+
+
+def any_law(rng: Random, noise: str) -> Run:
+    """Draw a run that follows the law to 2, 4, 8 or 16 midpoints."""
+    return lawful(rng, float(rng.choice([2, 4, 8, 16])), log_uniform(rng, 0.7, 3), noise)
+
+
+def exponential(rng: Random, noise: str) -> Run:
+    """Draw a run that ends exponentially, with a time constant of 0.08 to 0.5 of the run, stretched or not."""
+    asymptote, initial = levels(rng)
+    tau, stretch = rng.uniform(0.08, 0.5), rng.choice([1.0, rng.uniform(0.6, 1.6)])
+    return observed(
+        rng, lambda c: initial - (asymptote - initial) * np.expm1(-((c / tau) ** stretch)), noise, asymptote
+    )
+
+
+def power(rng: Random, noise: str) -> Run:
+    """Draw a run that ends as a power of compute from its first step: A - (A - R0) (1 + C / c0)^-b."""
+    asymptote, initial = levels(rng)
+    scale, exponent = log_uniform(rng, 0.02, 0.3), rng.uniform(0.5, 2.0)
+    return observed(rng, lambda c: asymptote - (asymptote - initial) * (1 + c / scale) ** -exponent, noise, asymptote)
+
+
+def unseen_rise(rng: Random, noise: str) -> Run:
+    """Draw a run that follows the law to 4 to 16 midpoints, and rises again between 1.3 and 4 times its compute."""
+    asymptote, initial = levels(rng)
+    midpoint, efficiency = 1 / log_uniform(rng, 4, 16), rng.uniform(1.2, 2.5)
+    second, at = rng.uniform(0.05, 0.2), log_uniform(rng, 1.6, 4)
+    most = min(asymptote + second, 1.0)
+    return observed(
+        rng,
+        lambda c: sigmoid(c, asymptote, efficiency, midpoint, initial) + sigmoid(c, most - asymptote, 6.0, at, 0.0),
+        noise,
+        most,
+    )
+
+
+def hump(rng: Random, noise: str) -> Run:
+    """Draw a run that climbs, and has slowly lost 0.02 to 0.08 since its best at half of its compute."""
+    asymptote, initial = levels(rng)
+    midpoint, efficiency, lost = 1 / log_uniform(rng, 6, 20), rng.uniform(1.5, 3), rng.uniform(0.02, 0.08)
+    return observed(
+        rng,
+        lambda c: (
+            sigmoid(c, asymptote, efficiency, midpoint, initial)
+            - lost * np.clip((np.minimum(c, 1.0) - 0.5) / 0.5, 0, 1)
+        ),
+        noise,
+        np.nan,
+    )
+
+
+def fallen(rng: Random, noise: str) -> Run:
+    """Draw a run that falls by 0.3 to 0.8 of its climb within a tenth of its compute, and stays there."""
+    asymptote, initial = levels(rng)
+    midpoint, efficiency = 1 / log_uniform(rng, 6, 20), rng.uniform(1.5, 3)
+    lost, at = rng.uniform(0.3, 0.8) * (asymptote - initial), rng.uniform(0.5, 0.75)
+    return observed(
+        rng,
+        lambda c: sigmoid(c, asymptote, efficiency, midpoint, initial) - lost * np.clip((c - at) / 0.1, 0, 1),
+        noise,
+        np.nan,
+    )
+
+
+KINDS = {
+    "law": any_law,
+    "power": power,
+    "exponential": exponential,
+    "fallen": fallen,
+    "second rise": two_phase,
+    "unseen rise": unseen_rise,
+    "hump": hump,
+    **{name: SCENARIOS[name] for name in ("saturated", "creeping", "late", "hardly begun")},
+}
+"""Worlds of the calibration; their A is NaN if they have none."""

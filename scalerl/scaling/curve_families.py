@@ -1,9 +1,11 @@
-"""The families of curves that a run may follow: the law, and three departures from it.
+"""The families of curves that a run may follow: the law, and four departures from it.
 
 - law: equation 1;
 - late start: the level is constant up to some compute, and follows the law from there;
 - second rise: on top of the law, a second sigmoid has begun;
-- creep: on top of the law, the level drifts up slowly, in proportion to compute.
+- creep: on top of the law, the level drifts up slowly, in proportion to compute;
+- fast end: the climb ends exponentially, R = R0 + (A - R0) (1 - exp(-(C / tau)^q)), and not as a power of compute. It
+  enters intervals and the question whether the ceiling is identified, and not the mean.
 
 Each family converts its parameters to the columns of a linear problem in (R0, A) and, for the last two, the size of the
 second rise. A second rise that has not begun is excluded, because no data can support or contradict it. Compute is in
@@ -20,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalerl.scaling.law import Array, climb, log_compute
+from scalerl.scaling.law import Array, climb, fast_climb, log_compute
 
 VISIBLE = 0.05
 """Smallest share of a second rise that must be complete at the last point."""
@@ -48,6 +50,7 @@ class Bends(NamedTuple):
     second_midpoint: Array
     second_efficiency: Array
     second_gain: Array
+    fast: Array
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,18 @@ def law_columns(log_c_N: Array, place_K: list[Array]) -> Columns:
 def law_bends(place_KD: list[Array], coefficient_D: Array) -> Bends:
     """Return shape parameters without delay and second rise."""
     none_D, one_D = np.zeros_like(coefficient_D), np.ones_like(coefficient_D)
-    return Bends(none_D, one_D, one_D, none_D)
+    return Bends(none_D, one_D, one_D, none_D, none_D)
+
+
+def fast_columns(log_c_N: Array, place_K: list[Array]) -> Columns:
+    """Return the columns of the law with a climb that ends exponentially."""
+    log_midpoint, log_efficiency = place_K
+    return Columns(fast_climb(log_c_N, log_midpoint[..., None], np.exp(log_efficiency)[..., None]), None)
+
+
+def fast_bends(place_KD: list[Array], coefficient_D: Array) -> Bends:
+    """Return shape parameters of a climb that ends exponentially."""
+    return law_bends(place_KD, coefficient_D)._replace(fast=np.ones_like(coefficient_D))
 
 
 def late_columns(log_c_N: Array, place_K: list[Array]) -> Columns:
@@ -114,7 +128,8 @@ def twice_columns(log_c_N: Array, place_K: list[Array]) -> Columns:
 
 def twice_bends(place_KD: list[Array], coefficient_D: Array) -> Bends:
     """Return shape parameters with a second rise, whose size is the coefficient."""
-    return Bends(np.zeros_like(coefficient_D), np.exp(place_KD[2]), np.exp(place_KD[3]), coefficient_D)
+    none_D = np.zeros_like(coefficient_D)
+    return Bends(none_D, np.exp(place_KD[2]), np.exp(place_KD[3]), coefficient_D, none_D)
 
 
 def rarely_large(coefficient_D: Array) -> Array:
@@ -132,7 +147,7 @@ def creep_columns(log_c_N: Array, place_K: list[Array]) -> Columns:
 def creep_bends(place_KD: list[Array], coefficient_D: Array) -> Bends:
     """Return shape parameters with a second rise of which 1 / (1 + CREEP_REACH) is complete."""
     one_D = np.ones_like(coefficient_D)
-    return Bends(0 * one_D, CREEP_REACH * one_D, one_D, (1 + CREEP_REACH) * coefficient_D)
+    return Bends(0 * one_D, CREEP_REACH * one_D, one_D, (1 + CREEP_REACH) * coefficient_D, 0 * one_D)
 
 
 LAW = CurveFamily("law", (), (36, 20), law_columns, law_bends)
@@ -142,7 +157,8 @@ SECOND_RISE = CurveFamily(
     ((float(np.log(0.3)), float(np.log(4.0))), (0.0, float(np.log(6.0)))),
     (12, 9, 7, 5), twice_columns, twice_bends, 0.5, rarely_large,
 )  # fmt: skip
+FAST_END = CurveFamily("fast end", (), (24, 16), fast_columns, fast_bends)
 CREEP = CurveFamily("creep", (), (20, 14), creep_columns, creep_bends, 0.06)
 
 DEPARTURES = (LATE_START, SECOND_RISE, CREEP)
-"""The departures from the law; all have the same prior probability."""
+"""The departures from the law that may move the mean; all have the same prior probability, as has `FAST_END`."""

@@ -38,6 +38,9 @@ IDENTIFIED_SD = 0.02
 In simulation 96% of the identified ceilings are within this distance of the truth.
 """
 
+CEILING = "the ceiling of this climb"
+"""What is identified. In simulation 85% of runs that rise a second time after their last point have one."""
+
 UNLAWFUL = 0.1
 """The ceiling is not identified if something other than the law has a probability above this."""
 
@@ -108,6 +111,10 @@ class Fit(InNotebooks):
     departures: dict[str, float]
     """Probability of each family of curves in the draws: {"law": 1.0}, or with late start, second rise and creep."""
 
+    fast_end: float
+    """Probability, beside these families, that the climb ends exponentially and not as a power of compute. It is in the
+    intervals and not in the means; 0 if it is negligible."""
+
     futures: Futures
     """Draws of both futures, the law and a flat run, and the probabilities of rare events."""
 
@@ -130,14 +137,20 @@ class Fit(InNotebooks):
 
     @property
     def identified(self) -> bool:
-        """Whether the ceiling is known; if False, `asymptote` is a range and not a result."""
+        """Whether the ceiling of this climb is known; if False, `asymptote` is a range and not a result."""
         return self._doubt is None
 
     @property
     def reason(self) -> str:
         """Reason why `identified` is True or False, as one sentence."""
         limit = IDENTIFIED_SD * float(np.ptp(self.curve.bounds))
-        return self._doubt or f"its standard deviation is {self.asymptote.sd:.2g}, below {limit:.2g}"
+        known = f"{CEILING}: its standard deviation is {self.asymptote.sd:.2g}, below {limit:.2g}"
+        return self._doubt or known
+
+    @property
+    def ceiling_name(self) -> str:
+        """What A is, with what is known of it: a rise that has not begun is neither seen nor excluded."""
+        return CEILING if self.identified else "the ceiling, NOT identified yet"
 
     @cached_property
     def _doubt(self) -> str | None:
@@ -202,14 +215,24 @@ class Fit(InNotebooks):
             levels_MD = wide_MD = self.evaluations(compute_M, mean_of)
         else:
             levels_MD, wide_MD = self.levels(compute_M), self.futures.for_intervals.possible_levels(compute_M)
-        low_M, high_M = np.quantile(wide_MD, TAILS, axis=1)
-        return Band(compute_M, self.mean(compute_M), low_M, high_M, levels_MD.std(axis=1))
+        mean_M, (low_M, high_M) = self.mean(compute_M), np.quantile(wide_MD, TAILS, axis=1)
+        if self.fast_end:  # a likely fast end is in the interval and not in the mean, which the interval includes
+            low_M, high_M = np.minimum(low_M, mean_M), np.maximum(high_M, mean_M)
+        return Band(compute_M, mean_M, low_M, high_M, levels_MD.std(axis=1))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of JSON values, without the draws."""
         names = (
             *("asymptote", "efficiency", "midpoint", "initial", "identified", "reason", "noise_sd"),
-            *("autocorrelation", "residual_sum_of_squares", "warnings", "at_bound", "departures", "last_compute"),
+            *(
+                "autocorrelation",
+                "residual_sum_of_squares",
+                "warnings",
+                "at_bound",
+                "departures",
+                "fast_end",
+                "last_compute",
+            ),
         )
         return {
             **{name: as_json(getattr(self, name)) for name in names},
@@ -224,7 +247,7 @@ class Fit(InNotebooks):
         midpoint = range_text(middle.mean, middle.low, middle.high, curve.axis)
         lines = [
             f"curve     {len(curve)} {curve.what} to {curve.text(self.last_compute)}, last value {last:.3f}",
-            f"  A       {self.asymptote}   the ceiling" + ("" if self.identified else ", NOT identified yet"),
+            f"  A       {self.asymptote}   {self.ceiling_name}",
             f"  B       {self.efficiency}   the steepness",
             f"  C_mid   {midpoint}   the midpoint, compute at half of the climb",
         ]
@@ -289,7 +312,7 @@ def solved(everything: Curve, window: Curve, solution: Posterior, prior: Prior) 
         window = replace(window, notes=(*window.notes, level))
     bumps = tuple(f"{PARAMETERS[name]} reaches the limit of its allowed range" for name in at_bound)
     return Fit(
-        asymptote=summarize(draws.asymptote),
+        asymptote=ceiling(solution),
         efficiency=summarize(draws.efficiency),
         midpoint=summarize(draws.midpoint),
         initial=summarize(draws.initial),
@@ -298,11 +321,21 @@ def solved(everything: Curve, window: Curve, solution: Posterior, prior: Prior) 
         draws=draws,
         at_bound=at_bound,
         departures=solution.probability,
+        fast_end=solution.fast_end,
         futures=futures(window, window.last_compute, solution),
         curve=window,
         last_compute=everything.last_compute,
         warnings=(*(str(symptom) for symptom in symptoms), *bumps, *window.notes),
     )
+
+
+def ceiling(solution: Posterior) -> Estimate:
+    """Return the estimate of A; its interval includes the ceilings of a climb that ends exponentially."""
+    law = summarize(solution.draws.asymptote)
+    if solution.ceilings is None:
+        return law
+    wide = summarize(solution.ceilings)
+    return Estimate(law.mean, wide.sd, min(wide.low, law.mean), max(wide.high, law.mean))
 
 
 def limits_reached(draws: Draws, curve: Curve, prior: Prior) -> tuple[str, ...]:
@@ -342,6 +375,8 @@ def unidentified(fitted: Fit) -> str | None:
         return f"with probability {unlawful:.2f} the ceiling depends on a departure from the law"
     if futures.stays > UNLAWFUL:
         return f"with probability {futures.stays:.2f} the run stays where it is and follows no law"
+    if fitted.fast_end > UNLAWFUL:
+        return f"with probability {fitted.fast_end:.2f} the climb ends faster than the law, at a lower ceiling"
     levels_N = fitted.draws.levels(curve.compute[-LAST_POINTS:]).mean(axis=1)
     apart = float((curve.metric[-LAST_POINTS:] - levels_N).mean())
     if abs(apart) > max(CONTRADICTION * local_noise(curve.metric), 0.005 * width):

@@ -67,6 +67,10 @@ class Option:
     """Probability that no other setting is better."""
 
 
+LEAST_SETTINGS = 4
+"""Smallest number of settings with which the best is decided: fewer neither show how the law bends nor check it."""
+
+
 @dataclass(frozen=True)
 class Crossing:
     """The compute above which one setting stays better than another."""
@@ -138,6 +142,8 @@ class Frontier:
     """Not in the JSON."""
     notes: tuple[str, ...] = ()
     margin: float = field(default=MARGIN)
+    few_settings: int = 0
+    """Number of settings that were run, if it is below `LEAST_SETTINGS` and nothing is decided; otherwise 0."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of JSON values."""
@@ -149,6 +155,11 @@ class Frontier:
         """The decision as a sentence."""
         best, other = setting_text(self.best.setting), setting_text(self.runner_up.setting)
         for_budget = f"for {short(self.budget)} {self.unit}"
+        if not self.decided and self.few_settings:
+            return (
+                f"Cannot say yet {for_budget}: only {self.few_settings} settings were run, and a choice needs "
+                f"{LEAST_SETTINGS}; {best} leads with {self.best.level:.3f}, {other} has {self.runner_up.level:.3f}."
+            )
         if not self.decided:
             return (
                 f"Cannot say yet {for_budget}: {best} leads with {self.best.level:.3f}, but with probability "
@@ -237,7 +248,9 @@ def frontier(
     def cost(compute: float, gain: float = np.nan) -> Cost:
         return cost_of(hours, compute, gain, price)
 
-    return decided(scene, budget, fits[0], cost, check=found.check, asked=tuple(dict(setting) for setting in also),
+    different = len(distinct(settings))
+    few = different if different < LEAST_SETTINGS else 0
+    return decided(scene, budget, fits[0], cost, few, check=found.check, asked=tuple(dict(setting) for setting in also),
                    uses=found.uses, notes=tuple(notes), slopes=slopes(law),
                    without_published=plain.ranked(budget)[0][0] if plain else None)  # fmt: skip
 
@@ -345,8 +358,10 @@ def ranked(settings: Sequence[dict[str, Any]], run_SD: Array, level_SD: Array) -
     return options, level_SD[order_S]
 
 
-def decided(scene: Scene, budget: float, like: Fit, cost: Callable[..., Cost], **rest: Any) -> Frontier:
-    """Return the decision for a budget with everything that follows from the levels."""
+def decided(
+    scene: Scene, budget: float, like: Fit, cost: Callable[..., Cost], few_settings: int, **rest: Any
+) -> Frontier:
+    """Return the decision for a budget with everything that follows from the levels; none with few settings."""
     width = float(np.ptp(like.curve.bounds))
     options, level_SD = scene.ranked(budget)
     # without the scatter of single runs, which would hide where settings cross
@@ -354,12 +369,13 @@ def decided(scene: Scene, budget: float, like: Fit, cost: Callable[..., Cost], *
     mean_MS = scene.means(compute_M)
     close = float((level_SD[0] >= level_SD.max(axis=0) - MARGIN * width).mean())
     return Frontier(
-        budget=budget, unit=like.curve.unit, decided=close >= DECIDED_ABOVE, best=options[0], runner_up=options[1],
+        budget=budget, unit=like.curve.unit, decided=close >= DECIDED_ABOVE and not few_settings,
+        best=options[0], runner_up=options[1],
         probability_better=float((level_SD[0] > level_SD[1]).mean()), probability_close=close,
         options=tuple(options), crossings=crossings(scene, compute_M, mean_MS, options, width),
         envelope=envelope(scene, compute_M, mean_MS, width),
         next_run=next_run(scene, budget, width, cost), **next_best(scene, budget, options[0], cost),
-        margin=MARGIN * width, **rest,
+        margin=MARGIN * width, few_settings=few_settings, **rest,
     )  # fmt: skip
 
 

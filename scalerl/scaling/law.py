@@ -42,6 +42,21 @@ def climb(log_c: ArrayLike, log_midpoint: ArrayLike, efficiency: ArrayLike) -> A
     return np.reciprocal(work, out=work)
 
 
+FAST_SLOPE = 2.0 * float(np.log(2.0))
+"""Exponents that make the slopes of both climbs equal at their midpoint: q = B / FAST_SLOPE."""
+
+
+def fast_climb(log_c: ArrayLike, log_midpoint: ArrayLike, efficiency: ArrayLike) -> Array:
+    """Return the share of a climb that ends exponentially, u = 1 - exp(-(C / tau)^q); arguments as for `climb`.
+
+    C_mid and B have the meaning that they have in the law: half of the climb is complete at C_mid, with the same slope
+    in ln C. Thus (C / tau)^q = ln 2 (C / C_mid)^q with q = B / FAST_SLOPE.
+    """
+    work = np.subtract(log_c, log_midpoint, dtype=np.float64) * np.divide(efficiency, FAST_SLOPE)
+    with np.errstate(over="ignore"):
+        return np.asarray(-np.expm1(-np.log(2.0) * np.exp(work)))
+
+
 def sigmoid(
     compute: ArrayLike, asymptote: ArrayLike, efficiency: ArrayLike, midpoint: ArrayLike, initial: ArrayLike
 ) -> Array:
@@ -59,7 +74,7 @@ class Draws:
 
     Example (one draw): `Draws(asymptote=[0.83], efficiency=[1.8], midpoint=[6.9e11], initial=[0.2],
     autocorrelation=[0.4], noise_sd=[0.011], plateau=[0.83], delay=[0.0], second_midpoint=[1.0],
-    second_efficiency=[1.0], second_gain=[0.0], most=1.0)`
+    second_efficiency=[1.0], second_gain=[0.0], fast=[0.0], most=1.0)`
     """
 
     asymptote: Array
@@ -84,6 +99,8 @@ class Draws:
     """B of the second rise."""
     second_gain: Array
     """Size of the second rise; 0 if there is none."""
+    fast: Array
+    """1 if the climb ends exponentially (`fast_climb`), 0 if it follows the law."""
     most: float
     """Upper bound of the metric, which no level exceeds; a number."""
 
@@ -100,9 +117,10 @@ class Draws:
 
     def level_each(self, compute: Array) -> Array:
         """Return the level of each drawn curve at compute that broadcasts with the draws, in the shape of both."""
-        u = climb(
-            log_compute(np.maximum(compute - self.delay, 0.0)), np.log(self.midpoint - self.delay), self.efficiency
-        )
+        log_since, log_midpoint = log_compute(np.maximum(compute - self.delay, 0.0)), np.log(self.midpoint - self.delay)
+        u = climb(log_since, log_midpoint, self.efficiency)
+        if self.fast.any():
+            u = np.where(self.fast > 0, fast_climb(log_since, log_midpoint, self.efficiency), u)
         level = self.initial + (self.plateau - self.initial) * u
         if self.second_gain.any():
             second = climb(log_compute(compute), np.log(self.second_midpoint), self.second_efficiency)
@@ -114,6 +132,9 @@ class Draws:
         share_D = (target_D - self.initial) / np.maximum(self.plateau - self.initial, 1e-12)
         odds_D = np.clip(share_D, 1e-12, 1 - 1e-12)
         log_since_D = np.log(self.midpoint - self.delay) + np.log(odds_D / (1 - odds_D)) / self.efficiency
+        if self.fast.any():
+            needed_D = np.log(self.midpoint) + np.log(-np.log2(1.0 - odds_D)) * FAST_SLOPE / self.efficiency
+            log_since_D = np.where(self.fast > 0, needed_D, log_since_D)
         needed_D = self.delay + np.exp(np.clip(log_since_D, -700, 700))
         needed_D = np.where(share_D <= 0, 0.0, np.where(share_D >= 1, np.inf, needed_D))
         rises_twice_D = self.second_gain > 0
@@ -160,6 +181,7 @@ def plain_draws(
         asymptote=asymptote, efficiency=efficiency, midpoint=midpoint, initial=initial,
         autocorrelation=autocorrelation, noise_sd=noise_sd, most=most,
         plateau=asymptote, delay=none_D, second_midpoint=one_D, second_efficiency=one_D, second_gain=none_D,
+        fast=none_D,
     )  # fmt: skip
 
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from scalerl.scaling import linear
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.curve_families import CREEP_REACH, DEPARTURES, LAW, CurveFamily
+from scalerl.scaling.curve_families import CREEP_REACH, DEPARTURES, FAST_END, LAW, CurveFamily
 from scalerl.scaling.grid import Cells, pick, systematic, zoom
-from scalerl.scaling.law import Array, Draws, climb, joined, log_compute, plain_draws
+from scalerl.scaling.law import Array, Draws, climb, fast_climb, joined, log_compute, plain_draws
 from scalerl.scaling.level import log_scale, steady_level
 from scalerl.scaling.noise import least_noise, relative_noise
 from scalerl.scaling.readers import CurveError
@@ -43,18 +43,23 @@ not admitted."""
 WIDENING_MASS = 0.05
 """Total probability of the departures above which they widen the intervals without moving the mean."""
 
-IN_INTERVALS = {"law": 1.0, "late start": 1.0, "second rise": 3.0, "creep": 8.0}
+IN_INTERVALS = {"law": 1.0, "late start": 1.0, "second rise": 3.0, "creep": 8.0, "fast end": 8.0}
 """Weight of each family in the intervals, in multiples of its weight in the mean.
 
 The beginning of a second rise and a slow drift look like a run that has flattened, but at ten times the compute the
-difference is large. With these weights the intervals contain 80% of simulated runs that creep or rise twice at every
-horizon."""
+difference is large; nor do points so far tell a climb that ends exponentially from one that ends as a power. With
+these weights the intervals contain 80% of simulated runs that creep or rise twice at every horizon, and over 85% of
+those that end fast."""
 
 LEAST_LAWFUL = 0.02
 """Share of a family's mass within the metric's limits and R0 <= A below which the family is dropped."""
 
 SUSPICIOUS = 1.0
 """The t value of a departure's column above which the evidence of departures is computed."""
+
+
+FAST_SUSPICIOUS = -1.0
+"""The same for a fast end: its column is nearly a tangent of the law, so that its t value is small or negative."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ class Prior:
     """Values of phi, equally likely."""
 
     departure: float = 0.05
-    """Probability of each departure from the law (late start, second rise, creep), below 1/3; 0 excludes them."""
+    """Probability of each departure (late start, second rise, creep, fast end), below 1/3; 0 excludes them."""
 
     def __post_init__(self) -> None:
         low, high = self.efficiency_range
@@ -135,6 +140,10 @@ class Posterior(NamedTuple):
     """Draws of a run without a climb, which have A = R0, and the log marginal likelihood of such a run."""
     doubtful: Draws
     """Draws for intervals; they include departures by their probability, even if these are not admitted."""
+    fast_end: float = 0.0
+    """Probability, beside the other families, that the climb ends exponentially; 0 if that is improbable."""
+    ceilings: Array | None = None
+    """Ceilings for the interval of A, which include those of a fast end; None: those of `draws`."""
 
 
 def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 2000) -> Posterior:
@@ -151,11 +160,25 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     draws, lawful = sample(problem, LAW, cells, num_draws)
     level = level_alone(problem, num_draws)
     evidence = cells.log_mass() + float(np.log(max(lawful, LEAST_LAWFUL))) - log_volume(problem)
-    worth_it = len(curve) >= DEPARTURE_POINTS and prior.departure > 0 and lawful >= LEAST_LAWFUL
-    if not worth_it or suspicion(problem, cells) < SUSPICIOUS:
-        return Posterior(draws, {"law": 1.0}, evidence, level, draws)
-    explored = [explore(problem, family) for family in DEPARTURES]
+    plain = Posterior(draws, {"law": 1.0}, evidence, level, draws)
+    if len(curve) < DEPARTURE_POINTS or prior.departure == 0 or lawful < LEAST_LAWFUL:
+        return plain
     log_mass = [log_share(cells.log_mass(DEPARTURE_PHI), lawful, 1 - len(DEPARTURES) * prior.departure)]
+    if suspicion(problem, cells) >= SUSPICIOUS:
+        plain = with_departures(problem, plain, log_mass)
+    return with_fast_end(problem, plain, cells, float(np.logaddexp.reduce(log_mass)))
+
+
+def with_departures(problem: Problem, plain: Posterior, log_mass: list[float]) -> Posterior:
+    """Return the posterior of the law and the departures that may move the mean.
+
+    Args:
+        problem: The curve.
+        plain: The posterior of the law alone.
+        log_mass: Log mass of the law, to which those of the departures are appended.
+    """
+    draws, num_draws, prior = plain.draws, len(plain.draws), problem.prior
+    explored = [explore(problem, family) for family in DEPARTURES]
     few = []
     for family, cells_of in zip(DEPARTURES, explored, strict=True):
         # a few draws estimate the share of the mass within the limits, which the grid ignores
@@ -167,22 +190,48 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     mean_weight = shares(log_mass)
     wide_weight = shares([mass + np.log(IN_INTERVALS[name]) for mass, name in zip(log_mass, names, strict=True)])
     if wide_weight[0] > 1 - WIDENING_MASS:
-        return Posterior(draws, {"law": 1.0}, evidence, level, draws)
+        return plain
     if mean_weight[0] > 1 - ADMITTED:
-        return Posterior(draws, {"law": 1.0}, evidence, level, mixture([draws, *few], wide_weight, num_draws))
+        return plain._replace(doubtful=mixture([draws, *few], wide_weight, num_draws))
     many = [
         sample(problem, family, cells_of, num_draws)[0] if max(mean, wide) > LEAST_LAWFUL else some
         for family, cells_of, some, mean, wide in zip(
             DEPARTURES, explored, few, mean_weight[1:], wide_weight[1:], strict=True
         )
     ]
-    evidence -= float(np.log(max(mean_weight[0], 1e-9)))
-    return Posterior(
+    return plain._replace(
         draws=mixture([draws, *many], mean_weight, num_draws),
         probability=dict(zip(names, mean_weight.tolist(), strict=True)),
-        log_evidence=evidence,
-        level=level,
+        log_evidence=plain.log_evidence - float(np.log(max(mean_weight[0], 1e-9))),
         doubtful=mixture([draws, *many], wide_weight, num_draws),
+    )
+
+
+def with_fast_end(problem: Problem, others: Posterior, law_cells: Cells, log_mass: float) -> Posterior:
+    """Return the posterior with a climb that ends exponentially in its intervals; its mean stays as it is.
+
+    Args:
+        problem: The curve.
+        others: The posterior of the other families.
+        law_cells: The grid of the law.
+        log_mass: Log mass of the other families.
+    """
+    if fast_suspicion(problem, law_cells) < FAST_SUSPICIOUS:
+        return others
+    cells = explore(problem, FAST_END)
+    fast, obeying = sample(problem, FAST_END, cells, FEW_DRAWS)
+    mass = log_share(cells.log_mass(), obeying, problem.prior.departure)
+    probability, wide = (
+        float(shares([log_mass, mass + np.log(factor)])[1]) for factor in (1.0, IN_INTERVALS[FAST_END.name])
+    )
+    if wide < WIDENING_MASS:
+        return others
+    num_draws, weight = len(others.draws), np.array([1.0 - wide, wide])
+    fast, _ = sample(problem, FAST_END, cells, num_draws)
+    return others._replace(
+        doubtful=mixture([others.doubtful, fast], weight, num_draws),
+        fast_end=probability,
+        ceilings=mixture([others.draws, fast], weight, num_draws).asymptote,
     )
 
 
@@ -353,6 +402,7 @@ def sample(problem: Problem, family: CurveFamily, cells: Cells, num_draws: int) 
         second_midpoint=problem.last * bends.second_midpoint,
         second_efficiency=bends.second_efficiency,
         second_gain=width * bends.second_gain,
+        fast=bends.fast,
         most=problem.bound,
     )
     kept_D = systematic(weight_D if lawful > 0 else moved_D, num_draws)
@@ -374,18 +424,35 @@ def suspicion(problem: Problem, cells: Cells) -> float:
     The tangents of the law are included, so that C_mid and B can adapt. This tests a departure to first order and takes
     2% of the time of its evidence.
     """
-    phi = problem.prior.autocorrelations[0]
+    log_c_N, (log_midpoint, efficiency) = problem.log_c_N, best_place(cells)
+    u_N = climb(log_c_N, log_midpoint, efficiency)
+    steep_N = u_N * (1 - u_N)
+    since_start_N = np.where(np.isfinite(log_c_N), -steep_N * np.exp(-np.maximum(log_c_N, log_c_N[1])), 0.0)
+    second_LN = climb(log_c_N, np.log(TEST_MIDPOINTS)[:, None], TEST_EFFICIENCIES[:, None])
+    return largest_t(problem, cells, np.vstack([second_LN, since_start_N]))
+
+
+def fast_suspicion(problem: Problem, cells: Cells) -> float:
+    """Return the t value, as in `suspicion`, of what a climb that ends exponentially differs by from the law."""
+    fast_N = fast_climb(problem.log_c_N, *best_place(cells))
+    return largest_t(problem, cells, fast_N[None])
+
+
+def best_place(cells: Cells) -> tuple[float, float]:
+    """Return ln C_mid and B of the best fit of the law, for nearly white noise."""
     i, j = np.unravel_index(int(cells.log_density[0].argmax()), cells.log_density[0].shape)
-    log_midpoint, efficiency = cells.centers_K[0][i], float(np.exp(cells.centers_K[1][j]))
-    log_c_N = problem.log_c_N
+    return float(cells.centers_K[0][i]), float(np.exp(cells.centers_K[1][j]))
+
+
+def largest_t(problem: Problem, cells: Cells, test_LN: Array) -> float:
+    """Return the largest t value of any column added to the best fit of the law and its tangents."""
+    phi, log_c_N, (log_midpoint, efficiency) = problem.prior.autocorrelations[0], problem.log_c_N, best_place(cells)
     u_N = climb(log_c_N, log_midpoint, efficiency)
     steep_N = u_N * (1 - u_N)
     distance_N = np.where(np.isfinite(log_c_N), log_c_N - log_midpoint, 0.0)
-    since_start_N = np.where(np.isfinite(log_c_N), -steep_N * np.exp(-np.maximum(log_c_N, log_c_N[1])), 0.0)
-    second_LN = climb(log_c_N, np.log(TEST_MIDPOINTS)[:, None], TEST_EFFICIENCIES[:, None])
     weight_N = np.ones_like(u_N) if problem.weight_N is None else problem.weight_N
     law_PN = whitened(np.stack([1 - u_N, u_N, steep_N, steep_N * distance_N]) * weight_N, phi)
-    test_LN = whitened(np.vstack([second_LN, since_start_N]) * weight_N, phi)
+    test_LN = whitened(test_LN * weight_N, phi)
     basis_NP, _ = np.linalg.qr(law_PN.T)
     rest_N = whitened(problem.y_N * weight_N, phi)
     rest_N = rest_N - basis_NP @ (basis_NP.T @ rest_N)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from scalerl.scaling.advise import SURE, Advice, advise
-from scalerl.scaling.fit import MIN_POINTS, Fit, fit
+from scalerl.scaling.fit import CEILING, MIN_POINTS, Fit, fit
 from scalerl.scaling.health import decline
 from scalerl.scaling.readers import CurveError
 
@@ -96,7 +96,7 @@ def earlier(fitted: Fit) -> Fit:
 
 def ceiling_identified(rule: StopRule, fit: Fit, min_gain: float | None) -> str | None:
     """Return a reason if the ceiling is identified."""
-    return f"the ceiling is identified: {fit.asymptote}" if fit.identified else None
+    return f"{CEILING} is identified: {fit.asymptote}" if fit.identified else None
 
 
 def falling(rule: StopRule, fit: Fit, min_gain: float | None) -> str | None:

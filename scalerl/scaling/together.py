@@ -238,7 +238,9 @@ def shrunk(run: Alone, mean_HK: Array, scatter_HK: Array) -> Posterior:
     one = run.solution
     draws = picked(one.draws, run.window, mean_HK, scatter_HK)
     doubtful = draws if one.doubtful is one.draws else picked(one.doubtful, run.window, mean_HK, scatter_HK)
-    return one._replace(draws=draws, doubtful=doubtful, level=(one.level[0].evenly(KEPT_DRAWS), one.level[1]))
+    return one._replace(
+        draws=draws, doubtful=doubtful, ceilings=None, level=(one.level[0].evenly(KEPT_DRAWS), one.level[1])
+    )
 
 
 def picked(draws: Draws, curve: Curve, mean_HK: Array, scatter_HK: Array) -> Draws:

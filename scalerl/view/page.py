@@ -24,6 +24,7 @@ from scalerl.scaling import Curve, CurveError, Estimate, Frontier
 from scalerl.scaling.comparison import MARGIN
 from scalerl.scaling.curve import UNITS
 from scalerl.scaling.estimate import one_power, short
+from scalerl.scaling.fit import CEILING
 from scalerl.scaling.forecast import evaluation_text
 from scalerl.scaling.settings import Setting, setting_text
 from scalerl.view.analysis import Analysis, RunAnalysis, analyze
@@ -461,7 +462,7 @@ def _run_card(run: RunAnalysis) -> Json:
         f"The level is {ahead.now.mean:{level}} now (last evaluation {last:{level}}). The forecast is {twice} at twice "
         f"the compute and {four} at four times; {evaluation_text(fitted.curve)} at twice the compute is within "
         f"{single.low:{level}} to {single.high:{level}}.",
-        f"The ceiling A is {ceiling}."
+        f"{_capital(CEILING)}, A, is {ceiling}."
         if fitted.identified
         else f"The ceiling A is not identified yet: {ceiling} is a range and not a result, because {fitted.reason}.",
         _backtest(run) if run.backtest is None else f"Backtest: {_lower(_backtest(run))}",

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from simulated_runs import run
 
-from scalerl.scaling import Curve, Prior, sigmoid
-from scalerl.scaling.curve_families import CREEP, LATE_START, LAW, RISE_SCALE, SECOND_RISE, rarely_large
+from scalerl.scaling import Curve, Prior, fit, sigmoid
+from scalerl.scaling.curve_families import CREEP, FAST_END, LATE_START, LAW, RISE_SCALE, SECOND_RISE, rarely_large
+from scalerl.scaling.law import plain_draws
 from scalerl.scaling.posterior import explore, standardized, suspicion
 
 # compute 0, a quarter, a half and the whole of the run
@@ -59,3 +62,68 @@ def test_the_quick_test_detects_departures_from_the_law():
         problem = standardized(curve, None, Prior())
         values[name] = suspicion(problem, explore(problem, LAW))
     assert values["law"] < 3 < 6 < values["twice"]
+
+
+def test_a_fast_end_has_the_midpoint_and_the_slope_of_the_law_there_and_ends_exponentially():
+    # u = 1 - 2^-(C / C_mid)^q with q = B / (2 ln 2): at C_mid a half, at twice C_mid with q = 1 three quarters
+    first = FAST_END.columns(LOG_C, place(np.log(0.5), np.log(2 * np.log(2.0)))).first
+    assert first == pytest.approx([0.0, 1 - 2**-0.5, 0.5, 0.75])
+    log_c, step = np.log(0.5) + np.array([-1e-4, 1e-4]), 2e-4
+    for family in (LAW, FAST_END):
+        u = family.columns(log_c, place(np.log(0.5), np.log(1.7))).first
+        assert np.diff(u) / step == pytest.approx(1.7 / 4, rel=1e-4)
+
+
+def test_draws_with_a_fast_end_return_their_levels_and_the_compute_for_each():
+    one = np.ones(3)
+    draws = plain_draws(
+        asymptote=0.6 * one, efficiency=np.array([1.0, 2.0, 2.0]), midpoint=50.0 * one, initial=0.2 * one,
+        autocorrelation=0 * one, noise_sd=0.01 * one, most=1.0,
+    )  # fmt: skip
+    draws = replace(draws, fast=np.array([1.0, 1.0, 0.0]))
+    compute = draws.compute_for(np.full(3, 0.5))
+    assert np.diag(draws.levels(compute)) == pytest.approx([0.5, 0.5, 0.5])
+    # three quarters of the climb: (C / 50)^(B / 1.386) = 2, and (C / 50)^2 = 3 for the law
+    assert compute == pytest.approx([50 * 2**1.3863, 50 * 2**0.6931, 50 * 3**0.5], rel=1e-3)
+    assert draws.compute_for(np.array([0.2, 0.6, 0.7])).tolist() == [0.0, np.inf, np.inf]
+
+
+def exponential(seed, tau=0.25, noise=0.004):
+    """Return a run to 100 with R0 0.2 and A 0.6 whose climb ends exponentially."""
+    compute = np.linspace(0, 100, 41)
+    level = 0.2 + 0.4 * -np.expm1(-compute / (100 * tau))
+    return Curve(compute, level + noise * np.random.default_rng(seed).standard_normal(41))
+
+
+def test_intervals_contain_the_truth_of_runs_that_end_exponentially_and_their_ceiling_is_not_identified():
+    hits, ceilings = [], []
+    for tau in (0.1, 0.2, 0.3, 0.4, 0.5):
+        for seed in range(8):
+            fitted = fit(exponential(seed, tau))
+            band, truth = fitted.predict([200.0]), 0.2 + 0.4 * -np.expm1(-2 / tau)
+            hits.append(band.low[0] <= truth <= band.high[0])
+            ceilings.append(fitted.asymptote.low <= 0.6 <= fitted.asymptote.high)
+            # the mean is that of the law, and lies in its interval
+            assert band.low[0] <= band.mean[0] <= band.high[0]
+            assert not (fitted.identified and abs(fitted.asymptote.mean - 0.6) > 0.02)
+    assert np.mean(hits) >= 0.85 and np.mean(ceilings) >= 0.85
+
+
+def test_a_likely_fast_end_is_the_reason_and_its_number_is_a_key():
+    fitted = fit(exponential(3, 0.2, 0.002))
+    assert fitted.fast_end > 0.5 and not fitted.identified
+    assert fitted.to_dict()["fast_end"] == fitted.fast_end
+    assert fit(run()).fast_end == 0.0 and fit(run()).identified
+
+
+def test_a_fast_end_widens_intervals_and_leaves_every_mean_as_it_is(monkeypatch):
+    curves = [exponential(seed) for seed in range(3)] + [run(last=4000.0, seed=seed) for seed in range(3)]
+    with_it = [fit(curve) for curve in curves]
+    monkeypatch.setattr("scalerl.scaling.posterior.with_fast_end", lambda problem, others, cells, mass: others)
+    without = [fit(curve) for curve in curves]
+    for one, other in zip(with_it, without, strict=True):
+        at = one.last_compute * np.array([1.0, 2.0, 4.0])
+        assert one.mean(at).tolist() == other.mean(at).tolist()
+        for name in ("asymptote", "efficiency", "midpoint", "initial"):
+            assert getattr(one, name).mean == getattr(other, name).mean
+    assert any(one.asymptote.low < other.asymptote.low for one, other in zip(with_it, without, strict=True))

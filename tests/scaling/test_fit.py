@@ -7,6 +7,7 @@ from simulated_runs import run
 
 from scalerl.scaling import Curve, CurveError, Prior, fit, paper_fit, sigmoid
 from scalerl.scaling.posterior import least_midpoint
+from scalerl.scaling.stop import ceiling_identified
 
 
 def test_the_posterior_and_the_papers_procedure_agree_on_a_well_measured_run():
@@ -118,3 +119,11 @@ def test_the_examples_in_the_docstrings_run():
     module = sys.modules["scalerl.scaling.curve"]
     assert doctest.testmod(module).failed == 0
     assert doctest.testmod(module).attempted >= 2
+
+
+def test_what_is_identified_is_the_ceiling_of_this_climb_in_every_output():
+    known, unknown = fit(run()), fit(run(last=1800.0))
+    assert known.identified and known.reason.startswith("the ceiling of this climb: its standard deviation is")
+    assert "the ceiling of this climb" in str(known) and "the ceiling of this climb" not in str(unknown)
+    assert "the ceiling, NOT identified yet" in str(unknown)
+    assert "the ceiling of this climb is identified: " in ceiling_identified(None, known, None)

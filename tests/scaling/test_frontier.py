@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from commands import call
 from doc_pages import json_keys
+from simulated_runs import run as rising
 
 from scalerl.config import LAB
 from scalerl.scaling import Curve, CurveError, compare, fit, frontier, sigmoid
@@ -397,3 +398,14 @@ def test_draws_of_many_settings_at_all_amounts_of_compute_are_never_in_memory_to
     finally:
         tracemalloc.stop()
     assert mean_MS.shape == (41, len(scene.settings)) and peak < 45e6
+
+
+@pytest.mark.parametrize(("widths", "few"), [((16, 64), 2), ((16, 32, 64), 3), ((16, 32, 64, 128), 0)])
+def test_fewer_than_four_settings_decide_nothing(widths, few):
+    curves = [rising(asymptote=0.4 + 0.08 * i, seed=i) for i in range(len(widths))]
+    # two seeds do not make a setting more
+    answer = frontier([*curves, curves[0]], [*({"width": w} for w in widths), {"width": 16}], 16_000.0)
+    assert answer.few_settings == few and answer.decided == (few == 0)
+    assert answer.best.setting == {"width": widths[-1]}
+    if few:
+        assert answer.sentence.startswith("Cannot say yet") and f"only {few} settings were run" in answer.sentence
