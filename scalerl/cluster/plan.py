@@ -312,8 +312,8 @@ def disk_line(config: RunConfig, sizes: ModelSizes) -> str:
     rows = 1_000 * (ROW_BYTES + evaluation / config.evaluation.every)
     minutes = f" or {policy.every_minutes:g} minutes" if policy.every_minutes else ""
     return (
-        f"disk (estimate): {disk_size(whole)} a checkpoint, every {policy.every:,} updates{minutes}, at most {kept} of them; "
-        f"rows and saved rollouts take {disk_size(rows)} per 1,000 updates"
+        f"disk (estimate): {disk_size(whole)} a checkpoint, every {policy.every:,} updates{minutes}, at most {kept} of "
+        f"them; rows and saved rollouts take {disk_size(rows)} per 1,000 updates"
     )
 
 
