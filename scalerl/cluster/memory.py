@@ -269,7 +269,7 @@ class HostMemory(NamedTuple):
     """
 
     trainer: float
-    """Weights, gradients, optimizer state and activations; 0 on GPUs."""
+    """Weights, gradients, optimizer state and activations. On a GPU: the copy of a checkpoint while it is written."""
     generators: float
     """Weights of all generators, and the working memory of their passes; 0 on GPUs."""
     cache: float

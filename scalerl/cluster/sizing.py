@@ -22,6 +22,7 @@ from scalerl.cluster.memory import (
     TrainerMemory,
     adapter_params,
     cache_bytes_per_token,
+    checkpoint_bytes,
     generator_memory,
     pass_memory,
     trainer_memory,
@@ -136,6 +137,8 @@ def host_needs(config: RunConfig, sizes: ModelSizes, row_tokens: int, host: Memo
     trainer = _trainer(config, sizes, row_tokens).total * place.trainer_ranks if on_cpu else 0.0
     if on_cpu and not config.trains_in_loop:
         trainer += weights  # the process of the loop loads the model, too
+    if not on_cpu and config.trains_in_loop:
+        trainer += checkpoint_bytes(config, sizes)  # the copy that is written while training goes on
     versions = channel_versions(weights, host.total) if config.weights == "shared-memory" else 0
     several = place.trainer_ranks * (not config.trains_in_loop) + engines * (engines > 1)
     return HostMemory(

@@ -7,6 +7,7 @@ completion.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -303,6 +304,13 @@ class Learner(Protocol):
 
     def save(self, directory: Path) -> None:
         """Write the learner's part of a checkpoint.
+
+        Raises:
+            BadGradient: A weight is not finite; nothing is written.
+        """
+
+    def begin_save(self, directory: Path) -> Future[None]:
+        """Do what `save` does, perhaps in a thread while training goes on; errors of writing are in the result.
 
         Raises:
             BadGradient: A weight is not finite; nothing is written.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +28,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from scalerl.config.recipe import Recipe
 from scalerl.config.run import RunConfig
-from scalerl.core.errors import ConfigError
+from scalerl.core.errors import ConfigError, outcome
 from scalerl.learner.base import PromptedRollout, TokenMeter, TokenSums, TrainBatch
 from scalerl.learner.checks import mean_difference, reshard, sampled_tokens
 from scalerl.learner.experts import experts_of, mesh_of, spread
@@ -154,6 +155,11 @@ class ShardedLearner(PolicyLearner):
         """
         self.check_finite()
         save_shards(directory, self.tensors())
+
+    def begin_save(self, directory: Path) -> Future[None]:
+        """Save before this returns: the ranks exchange messages while they write, and cannot train meanwhile."""
+        self.save(directory)
+        return outcome(lambda: None)
 
     def _own(self, master: Tensor) -> Tensor:
         return master.to_local() if isinstance(master, DTensor) else master

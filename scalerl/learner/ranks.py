@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.config.run import RunConfig
+from scalerl.core.errors import outcome
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import PASSED, Group, Run, serve
 from scalerl.learner.base import BadGradient, Learner, PromptedRollout, StepStats, TrainBatch
@@ -84,6 +86,11 @@ class LearnerGroup:
     def save(self, directory: Path) -> None:
         """Let every rank write its shard of a checkpoint."""
         self._call("save", directory)
+
+    def begin_save(self, directory: Path) -> Future[None]:
+        """Save before this returns: the ranks exchange messages while they write, and cannot train meanwhile."""
+        self.save(directory)
+        return outcome(lambda: None)
 
     def load(self, directory: Path, updates: int) -> None:
         """Restore the state that one process or any number of ranks saved after `updates` updates.

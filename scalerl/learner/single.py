@@ -8,7 +8,9 @@ mismatch.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor
 
 from scalerl.config.recipe import Recipe
+from scalerl.core.errors import outcome
 from scalerl.learner.base import TokenMeter, TokenSums, TrainBatch
 from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.learner.cpu import Helpers
@@ -24,6 +27,9 @@ from scalerl.learner.policy_learner import MOMENTS, MicroBatch, PolicyLearner
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy
 from scalerl.rollouts.weights import WeightChannel
+
+COPIED = 100 << 20
+"""Bytes up to which a learner on CPU is copied for a checkpoint that is written while training goes on."""
 
 
 class SingleLearner(PolicyLearner):
@@ -108,8 +114,26 @@ class SingleLearner(PolicyLearner):
         Raises:
             BadGradient: A weight is not finite; nothing is written.
         """
+        self.begin_save(directory).result()
+
+    def begin_save(self, directory: Path) -> Future[None]:
+        """Copy master weights and optimizer moments to host memory, and write the copy in a thread.
+
+        On CPU a large learner is written without a copy, before this returns: its memory is that of a checkpoint.
+
+        Raises:
+            BadGradient: A weight is not finite; nothing is written.
+        """
         self.check_finite()
-        save_state(directory, "learner", self.tensors())
+        tensors = self.tensors()
+        if self.policy.device.type == "cpu" and sum(tensor.nbytes for tensor in tensors.values()) > COPIED:
+            save_state(directory, "learner", tensors)
+            return outcome(lambda: None)
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        write = partial(save_state, directory, "learner", copies)
+        done: Future[None] = Future()
+        threading.Thread(target=outcome, args=(write, done), name="checkpoint", daemon=True).start()
+        return done
 
     def load(self, directory: Path, updates: int) -> None:
         """Restore the state that one process or any number of ranks saved after `updates` updates.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -38,21 +40,28 @@ class Checkpoints:
     compute: Compute
     inputs: Mapping[str, Any]
     """Digests of what a resume reads again (inputs.py)."""
-    _begun: set[int] = field(default_factory=set)
-    """Steps whose generator part is not complete yet."""
+    _saves: dict[int, Future[None]] = field(default_factory=dict)
+    """The learner's part of each checkpoint that is not committed yet, by step."""
+    _generated: set[int] = field(default_factory=set)
+    """Those of these steps whose generator part is complete."""
 
     def write(self) -> None:
-        """Write the trainer's part of a checkpoint and request the generator's; both are needed to commit it.
+        """Begin the trainer's part of a checkpoint and request the generator's; both are needed to commit it.
+
+        The weights are written while training goes on, those of one checkpoint at a time.
 
         Raises:
             TrainingFailed: A weight is not finite.
+            OSError: From the last checkpoint, which could not be written.
         """
         directory, step, clock = self.records.directory, self.progress.step, self.compute.clock
         with clock.paused():
             self.pipeline.mark()
+            for saving in self._saves.values():
+                saving.result()
             path = self.store.begin(step)
             try:
-                self.learner.save(path)
+                self._saves[step] = self.learner.begin_save(path)
             except BadGradient as error:
                 raise self.failure(error) from None
             clock.add(self.compute.generated_s())
@@ -71,11 +80,15 @@ class Checkpoints:
             }
             save_state(path, "trainer", state)
             self.pipeline.snapshot(step, path)
-            self._begun.add(step)
 
     def commit(self, wait: bool = False) -> None:
-        """Commit the checkpoints whose generator part is complete; with `wait`, wait for all that were started."""
-        done = self.pipeline.snapshots_done(self._begun if wait else ())
+        """Commit the checkpoints whose parts are complete; with `wait`, wait for all that were started.
+
+        Raises:
+            OSError: The learner's part could not be written; the last checkpoint is whole.
+        """
+        self._generated.update(self.pipeline.snapshots_done(self._saves.keys() - self._generated if wait else ()))
+        done = sorted(step for step in self._generated if wait or self._saves[step].done())
         if not done:
             return
         with self.compute.clock.paused():  # digesting and syncing a large checkpoint takes seconds
@@ -83,10 +96,15 @@ class Checkpoints:
                 self.pipeline.mark()
             rates = held_out_rates(self.records.points, self.records.directory.config.main_tasks)
             for step in done:
+                self._generated.discard(step)
+                self._saves.pop(step).result()
                 self.store.commit(step, rates)
-                self._begun.discard(step)
             if not wait:
                 self.compute.clock.add(self.compute.generated_s())
+
+    def close(self) -> None:
+        """Wait until nothing writes into the run directory any more."""
+        wait_for(self._saves.values())
 
     def failure(self, error: BadGradient, batch: TrainBatch | None = None) -> TrainingFailed:
         """Return the error that ends a run whose loss, gradient or weights are not finite.

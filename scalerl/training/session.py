@@ -162,6 +162,7 @@ class Session:
     def close(self) -> None:
         """End the processes of generator, learner, verifiers and loggers, and unlock the run directory."""
         self.pipeline.close()
+        self.checkpoints.close()
         self.learner.close()
         self.records.close()
 
