@@ -1,17 +1,15 @@
-"""Compares the estimated memory of trainer ranks with rehearsals (`scalerl plan --rehearse`), for docs/cluster.md.
+"""Compares the estimated memory of trainer ranks with rehearsals (`scalerl plan --rehearse`), for docs/benchmarks.md.
 
-    python benchmarks/rehearsal.py [--page docs/cluster.md] [--out rehearsal.json]
+    python benchmarks/rehearsal.py [examples/gpus/*.toml] [--out rehearsal.json]
 
-A block is named by its model, trainer ranks and tokens. Prints both peaks and their ratio in GB, and the parts of the
-rehearsal. A block takes one to four minutes.
+Prints both peaks and their ratio in GB, and the parts of the rehearsal, of each configuration by its model, trainer
+ranks and tokens. One takes one to four minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
-import tempfile
 from pathlib import Path
 
 from scalerl.cluster.layout import lay_out, widest
@@ -22,15 +20,12 @@ from scalerl.core.errors import ConfigError
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", type=Path, default=Path("docs/cluster.md"))
+    parser.add_argument("files", type=Path, nargs="*", default=sorted(Path("examples/gpus").glob("*.toml")))
     parser.add_argument("--out", type=Path, default=Path("rehearsal.json"))
     options = parser.parse_args()
     rows = []
-    for block in re.findall(r"^```toml\n(.*?)```", options.page.read_text(), re.DOTALL | re.MULTILINE):
-        with tempfile.TemporaryDirectory() as directory:
-            file = Path(directory) / "run.toml"
-            file.write_text(block)
-            config = read_config(file, [])
+    for file in options.files:
+        config = read_config(file, [])
         layout = lay_out(config)
         name = f"{layout.found.source}, {config.placement.trainer_ranks} ranks, {widest(config):,} tokens"
         try:

@@ -1,6 +1,6 @@
 """Errors and coverage of related runs that are fitted together, next to each run alone, on simulated worlds.
 
-    python benchmarks/together.py              # the table of docs/scaling.md; about five minutes
+    python benchmarks/together.py              # the table of docs/benchmarks.md; about five minutes
 
 A world has four runs of one recipe that end at 1.5, 1.5, 3 or 8 times the median midpoint. Their logit A, ln C_mid and
 ln B scatter around a middle as those of seeds, as those of models of several sizes, or without anything in common.

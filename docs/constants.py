@@ -1,9 +1,10 @@
-"""A hook of the documentation site: tables from the code, of the constants of the statistics and of terms."""
+"""A hook of the documentation site: tables from the code, of constants, terms, metrics, trainers and sets."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,18 @@ PLACE = "<!-- table of constants -->"
 
 TERMS_PLACE = "<!-- table of terms -->"
 """The line of a page that the table of terms replaces."""
+
+METRICS_PLACE = "<!-- table of metrics -->"
+"""The line of a page that the table of the columns of metrics.jsonl replaces."""
+
+TRAINERS_PLACE = "<!-- table of trainers -->"
+"""The line of a page that the table of the trainers whose logs are read replaces."""
+
+SETS_PLACE = "<!-- table of sets -->"
+"""The line of a page that the table of the public sets of prompts replaces."""
+
+CODE_OR_SIGN = re.compile(r"(`[^`]*`)|[|<]")
+"""Code in a cell of a table, or outside code a bar, which would end the cell, or a sign that would begin a tag."""
 
 
 class Constant(NamedTuple):
@@ -53,21 +66,70 @@ def terms() -> dict[str, str]:
     return {**page.TERMS, **page.RUN_TERMS, **page.STUDY_TERMS}
 
 
+def metrics() -> Iterator[tuple[str, str, str]]:
+    """Yield the name, the meaning and the values that cause a caution, of each column of metrics.jsonl."""
+    from scalerl.training.catalog import METRICS
+
+    for name, metric in METRICS.items():
+        unit = f", in {metric.unit}" if metric.unit and metric.unit not in metric.meaning.split() else ""
+        limits = [*(f"above {x:g}" for x in metric.above), *(f"below {x:g}" for x in metric.below)]
+        yield f"`{name}`", metric.meaning + unit, ", ".join(limits)
+
+
+def trainers() -> Iterator[tuple[str, str, str, str]]:
+    """Yield the names for `--from`, of held-out scores and of training rewards, and the time of a step, per trainer."""
+    from scalerl.importers.dialects import IMPORTERS
+    from scalerl.importers.names import HELD_OUT, TRAINING
+
+    for dialect in IMPORTERS.values():
+        if not dialect.source or dialect.supervised:
+            continue
+        held_out, training = (
+            ", ".join(f"`{pattern}`" for pattern, kind in dialect.metrics if kind == wanted)
+            for wanted in (HELD_OUT, TRAINING)
+        )
+        yield f"`{dialect.name}`", held_out or "none logged", training, dialect.about
+
+
+def sets() -> Iterator[tuple[str, str, str, str]]:
+    """Yield the name, the place on the hub, the columns and the number of rows of each public set of prompts."""
+    from scalerl.config.named import NAMED
+
+    for name, found in NAMED.items():
+        place = ", ".join(filter(None, (found.path, found.subset, "" if found.split == "train" else found.split)))
+        answer = f"`{found.answer}`" + {"hashes": " after `####`", "boxed": " in `\\boxed{}`"}.get(found.answers, "")
+        columns = f"`{found.prompt}`, {answer if found.answer else 'tests'}"
+        yield f"`{name}`", place, columns, f"{found.size:,}" if found.size else ""
+
+
+def table(*head: str, rows: Iterable[Iterable[str]]) -> str:
+    """Return a table in Markdown. Bars and `<` are escaped in text; in code they need no escape on the site."""
+    signs = {"|": "\\|", "<": "&lt;"}
+    escaped = ([CODE_OR_SIGN.sub(lambda match: match[1] or signs[match[0]], cell) for cell in row] for row in rows)
+    lines = [head, ["--"] * len(head), *escaped]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace the lines `PLACE` and `TERMS_PLACE` by tables of all constants and terms."""
+    """Replace the lines that stand for tables."""
     if PLACE in markdown:
-        rows = [f"| `{c.module}` | `{c.name}` | `{c.value}` | {c.meaning} |" for c in constants()]
-        head = ["| file | name | value | meaning and source |", "| -- | -- | -- | -- |"]
-        markdown = markdown.replace(PLACE, "\n".join([*head, *rows]))
+        rows = ((f"`{c.module}`", f"`{c.name}`", f"`{c.value}`", c.meaning) for c in constants())
+        markdown = markdown.replace(PLACE, table("file", "name", "value", "meaning and source", rows=rows))
     if TERMS_PLACE in markdown:
-        rows = [f"| {name} | {meaning} |" for name, meaning in terms().items()]
-        markdown = markdown.replace(TERMS_PLACE, "\n".join(["| term | meaning |", "| -- | -- |", *rows]))
+        markdown = markdown.replace(TERMS_PLACE, table("term", "meaning", rows=terms().items()))
+    if METRICS_PLACE in markdown:
+        markdown = markdown.replace(METRICS_PLACE, table("column", "meaning", "caution", rows=metrics()))
+    if TRAINERS_PLACE in markdown:
+        head = ("`--from`", "held-out score", "reward of training", "time of a step")
+        markdown = markdown.replace(TRAINERS_PLACE, table(*head, rows=trainers()))
+    if SETS_PLACE in markdown:
+        markdown = markdown.replace(SETS_PLACE, table("name", "hub id", "prompt, answer", "rows", rows=sets()))
     return markdown
 
 
 def _docstring(node: ast.stmt | None) -> str:
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-        return " ".join(node.value.value.split()).replace("|", "\\|")
+        return " ".join(node.value.value.split())
     return ""
 
 

@@ -15,7 +15,7 @@ import runs
 from scalerl.core import plugins
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-OWN = ("tiny_model", "own_reward", "own_loss", "own_task", "own_engine", "own_environment")
+OWN = ("tiny_model", "own_reward", "own_loss", "own_task", "own_engine", "own_environment", "own_logger")
 """Modules of the examples that a run imports."""
 NOTEBOOK = json.loads((EXAMPLES / "forecast_and_train.ipynb").read_text())
 
@@ -44,6 +44,7 @@ def place(tmp_path, monkeypatch):
         ("own_task", 'function = "own_task:Reverse"', "truncation_rate"),
         ("own_environment", 'function = "own_environment:Lookups"', "truncation_rate"),
         ("own_engine", 'function = "own_engine:Counting"', "replay_difference"),
+        ("own_logger", 'function = "own_logger:Lines"', "truncation_rate"),
     ],
 )
 @pytest.mark.slow
@@ -55,6 +56,21 @@ def test_a_script_trains_with_its_plug_in_and_shows_every_step(place, capsys, na
     assert re.search(
         rf"step .*{column}\n( +[123]( +\S+){{3}}\n){{3}}Run\('runs/scalerl-001', step 3 of 3\)$", out.strip()
     )
+
+
+@pytest.mark.slow
+def test_the_logger_receives_the_columns_of_every_step_and_the_evaluations(place):
+    runpy.run_path(str(EXAMPLES / "own_logger.py"), run_name="__main__")
+    rows = [json.loads(line) for line in (place / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "reward" in row] == [1, 2, 3]
+    assert any(name.startswith("eval/") and name.endswith("/pass_rate") for row in rows for name in row)
+
+
+def test_the_uniform_engine_finishes_its_requests(capsys):
+    runpy.run_path(str(EXAMPLES / "uniform_engine.py"), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(line.partition(")")[0] for line in lines) == [f"(0, {number}" for number in range(4)]
+    assert all(("truncated" in line) != line.rstrip().endswith("0]") for line in lines)
 
 
 def test_the_trl_log_is_reproducible_and_its_forecast_contains_the_true_value(place):

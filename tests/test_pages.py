@@ -8,7 +8,9 @@ from doc_pages import ROOT, blocks
 
 from scalerl import cli
 from scalerl.config import read_config
+from scalerl.importers import IMPORTERS
 from scalerl.study.plan import read_plan
+from scalerl.training.catalog import METRICS
 
 WITHOUT = {"--reuse", "--rates"}
 """Options that name other studies."""
@@ -81,3 +83,27 @@ def test_the_table_of_constants_has_the_value_and_the_meaning_of_each(monkeypatc
     assert [name for name, row in rows.items() if not row.meaning] == []
     page = constants.on_page_markdown((ROOT / "docs" / "reference" / "scaling.md").read_text())
     assert "| `counts` | `NO_RETURN` | `10 of 11` |" in page
+
+
+def test_the_tables_of_metrics_and_trainers_have_a_row_for_each(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import constants
+
+    def first_cells(page):
+        text = constants.on_page_markdown((ROOT / "docs" / page).read_text())
+        return {cell.strip("`") for cell in re.findall(r"^\| (`[\w-]+`) \|", text, re.M)}
+
+    assert set(METRICS) <= first_cells("metrics.md")
+    assert {name for name, dialect in IMPORTERS.items() if dialect.source and not dialect.supervised} <= first_cells(
+        "importing.md"
+    )
+    assert {"verl", "trl", "trl-ppo", "slime"} <= first_cells("importing.md")
+
+
+def test_text_in_a_generated_table_stays_text(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import constants
+
+    assert constants.table("a", "b", rows=[("`x|y`", "|p| of `(a|b)`"), ("<answer>", "`<f>`")]) == (
+        "| a | b |\n| -- | -- |\n| `x|y` | \\|p\\| of `(a|b)` |\n| &lt;answer> | `<f>` |"
+    )

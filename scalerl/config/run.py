@@ -271,7 +271,7 @@ class RunConfig(Part):
     """Checkpoints."""
     loggers: Loggers = ()
     """Trackers that also receive the metrics: tensorboard, wandb, mlflow or custom, by name or as tables
-    (docs/watching.md)."""
+    (docs/monitoring.md)."""
 
     @model_validator(mode="before")
     @classmethod

@@ -126,6 +126,6 @@ def _custom(choice: Custom) -> Logger:
     if absent:
         raise ConfigError(
             f"loggers: {choice.function} returned {plugins.describe(logger)} without a method {absent[0]}; allowed: an "
-            f"object with {', '.join(METHODS)} (docs/watching.md)"
+            f"object with {', '.join(METHODS)} (docs/monitoring.md)"
         )
     return logger

@@ -1,7 +1,7 @@
 """The contract between the coordinator and an engine: submit, poll, swap, occupancy.
 
 An engine decodes many sequences together, refills its slots as sequences end, and swaps in new weights without dropping
-the cache. To add an engine, write a class with these methods (docs/engines.md has an example). Every engine is
+the cache. To add an engine, write a class with these methods (docs/extending.md has an example). Every engine is
 tested by replay: each token's log-probability must match the weights of its version, given the cache at that step.
 """
 

@@ -1,4 +1,4 @@
-"""docs/cluster.md and docs/scale.md: every configuration passes a dry run, the examples parse, the commands exist."""
+"""examples/gpus, docs/cluster.md and docs/scale.md: every configuration passes a dry run, the commands exist."""
 
 import contextlib
 import os
@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from commands import call
-from doc_pages import blocks
 
 from scalerl import cli
 from scalerl.cli.plan import plan_parser
@@ -23,22 +22,24 @@ from scalerl.placement.devices import Host, devices
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/cluster.md").read_text()
-BLOCKS = blocks("docs/cluster.md", "toml")
-PAPER = next(block for block in BLOCKS if "generators = 64" in block)
+FILES = [ROOT / "examples/gpus" / name for name in re.findall(r"`([\w.-]+\.toml)` \|$", PAGE, re.M)]
+BLOCKS = [file.read_text() for file in FILES]
+PAPER = (ROOT / "examples/gpus/paper-80gpus.toml").read_text()
 
 
-def test_the_page_goes_from_one_gpu_to_many():
-    gpus = [int(n) for n in re.findall(r"^gpus = (\d+)", PAGE, re.M)]
-    assert gpus == [1, 1, 2, 8, 8, 80, 128] and len(BLOCKS) == 7
+def test_the_page_lists_the_configurations_from_one_gpu_to_many():
+    assert sorted(FILES) == sorted((ROOT / "examples/gpus").iterdir())
+    gpus = [int(n) for block in BLOCKS for n in re.findall(r"^gpus = (\d+)", block, re.M)]
+    assert gpus == [1, 1, 2, 8, 8, 80, 128]
 
 
 def with_prompts(block, file):
-    """Return a configuration of the page with a prompt file that exists."""
+    """Return a configuration with a prompt file that exists."""
     return re.sub(r'"(/shared/)?\w+\.jsonl"', f'"{file}"', block)
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_a_configuration_of_the_page_passes_a_dry_run(block, tmp_path, prompt_file, capsys):
+@pytest.mark.parametrize("block", BLOCKS, ids=[file.stem for file in FILES])
+def test_a_configuration_passes_a_dry_run(block, tmp_path, prompt_file, capsys):
     file = tmp_path / "run.toml"
     file.write_text(with_prompts(block, prompt_file))
     assert cli.main(["train", str(file), "--dry-run"]) == 0
@@ -178,7 +179,7 @@ def test_a_resume_asks_the_cluster_of_its_options_and_not_the_old_one(tmp_path, 
     assert code == 2 and "no cluster here" in text and asked == ["127.0.0.1:7"]
 
 
-@pytest.mark.parametrize("page", ["cluster.md", "scale.md", "eight-gpus.md"])
+@pytest.mark.parametrize("page", ["cluster.md", "scale.md"])
 def test_every_plan_command_of_a_page_has_options_that_exist(page):
     text = (ROOT / "docs" / page).read_text()
     commands = re.findall(r"^scalerl plan (\S+) ?(.*)$", text, re.M)

@@ -1,4 +1,4 @@
-"""`scalerl new` and docs/eight-gpus.md: what it prints is a configuration that fits, with the planner's split."""
+"""`scalerl new` and docs/cluster.md: what it prints is a configuration that fits, with the planner's split."""
 
 import json
 import re
@@ -15,14 +15,13 @@ from scalerl.core.machine import Memory
 from scalerl.scaling import Evaluations
 from scalerl.scaling.designs import usual_prospect
 
-PAGE = (ROOT / "docs/eight-gpus.md").read_text()
+PAGE = (ROOT / "docs/cluster.md").read_text()
 
 
-def test_the_configuration_and_the_plan_of_the_page_are_those_that_new_prints(capsys):
-    words = next(line for block in blocks("docs/eight-gpus.md", "bash") for line in block.splitlines()).split()
+def test_the_plan_of_the_page_is_the_one_that_new_prints(capsys):
+    words = next(line for block in blocks("docs/cluster.md", "bash") for line in block.splitlines()).split()
     code, out, _ = call(capsys, *words[1 : words.index(">")])
-    (block,) = blocks("docs/eight-gpus.md", "toml")
-    assert code == 0 and out.startswith(block)
+    assert code == 0 and "trainer_ranks = 3\ngenerators = 5\n" in out
     (plan,) = re.findall(r"^```\n(placement: .*?)```", PAGE, re.S | re.M)
     assert all(f"# {line}\n" in out for line in plan.splitlines())
 
@@ -111,9 +110,8 @@ def test_a_dry_run_counts_the_held_out_prompts_of_the_file(lab_model, tmp_path, 
 
 
 def test_every_command_of_the_page_exists():
-    lines = [line.split() for block in blocks("docs/eight-gpus.md", "bash") for line in block.splitlines()]
+    lines = [line.split() for block in blocks("docs/cluster.md", "bash") for line in block.splitlines()]
     verbs = {words[1] for words in lines if words[0] == "scalerl"}
     assert verbs == {"new", "doctor", "plan", "train"} and verbs <= set(COMMANDS)
-    assert (ROOT / "examples/slurm.sh").exists() and [words[0] for words in lines if words[0] != "scalerl"] == [
-        "sbatch"
-    ]
+    assert (ROOT / "examples/slurm.sh").exists()
+    assert [words[0] for words in lines if words[0] != "scalerl"] == ["sbatch", "ray"]

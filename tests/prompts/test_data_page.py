@@ -20,7 +20,7 @@ def test_the_page_has_tables_and_rows():
 @pytest.mark.parametrize("text", blocks(PAGE, "toml"))
 def test_a_table_of_the_page_is_a_configuration_that_can_be_saved_and_read(tmp_path, text):
     (tmp_path / "page.toml").write_text(text, encoding="utf-8")
-    config = read_config(tmp_path / "page.toml", [])
+    config = read_config(tmp_path / "page.toml", [] if "[model]" in text else ["--model", "my-model"])
     (tmp_path / "again.toml").write_text(to_toml(config), encoding="utf-8")
     assert read_config(tmp_path / "again.toml", []) == config and config.main_tasks
 
@@ -36,7 +36,10 @@ def test_a_row_of_the_page_is_read_by_its_layout(tmp_path, text, layout):
     assert named == told and named.answer in ("156", "3", "$3$")
 
 
-def test_the_page_lists_every_named_set_with_its_hub_id():
-    text = (ROOT / PAGE).read_text(encoding="utf-8")
+def test_the_page_lists_every_named_set_with_its_hub_id(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import constants
+
+    text = constants.on_page_markdown((ROOT / PAGE).read_text(encoding="utf-8"))
     for name, found in NAMED.items():
         assert f"`{name}`" in text and found.path in text, name

@@ -1,26 +1,21 @@
-"""The engine of docs/engines.md, run with the coordinator."""
+"""The complete engine of the examples, run with the coordinator."""
 
 import math
+import runpy
 
 import numpy as np
 import pytest
-from doc_pages import blocks
+from doc_pages import ROOT
 from scripted_worker import visits
 
 from scalerl.rollouts.activation import AtTick
 from scalerl.rollouts.coordinator import Coordinator, Update
 from scalerl.rollouts.schedule import PipelineSchedule
 
-PAGE = "docs/engines.md"
-
 
 @pytest.fixture(scope="module")
 def engine_class():
-    (code,) = blocks(PAGE, "python")
-    assert len([line for line in code.splitlines() if line.strip()]) <= 40
-    names = {}
-    exec(compile(code, PAGE, "exec"), names)
-    return names["UniformEngine"]
+    return runpy.run_path(str(ROOT / "examples/uniform_engine.py"))["UniformEngine"]
 
 
 def train(engines, updates, size=3, k=4):
@@ -36,7 +31,7 @@ def train(engines, updates, size=3, k=4):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_engine_of_the_page_trains_within_the_staleness_bound(engine_class, count):
+def test_the_engine_of_the_example_trains_within_the_staleness_bound(engine_class, count):
     asked = []
     engines = [engine_class(4, vocabulary=8, longest=20, receive=asked.append) for _ in range(count)]
     batches = train(engines, updates=20)

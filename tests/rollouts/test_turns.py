@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from doc_pages import blocks
+from doc_pages import ROOT, blocks
 from test_torch_engine import weights_of
 from tiny_models import tiny_model
 
@@ -392,7 +392,7 @@ def test_the_state_is_plain(tmp_path):
 
 def test_the_environment_of_the_page_plays_a_game(user_code):
     user_code("my_environments", "\n".join(blocks("docs/environments.md", "python")[:2]))
-    config = parse_config('[model]\nkind = "hf"\npath = "m"\n' + blocks("docs/environments.md", "toml")[0], "page")
+    config = parse_config(blocks("docs/environments.md", "toml")[0], "page")
     rows, _ = custom_rows(config.data[0], held_out=10)
     assert len(rows) == 110 and rows[0].columns["row"]["number"] == 38  # 1 + 37 mod 50
     limits = rows[0].columns[TURNS]
@@ -437,7 +437,7 @@ class Countdown:
 
 
 @pytest.mark.parametrize("real", [True, False])
-def test_the_page_replays_a_text_environment_of_gymnasium(user_code, monkeypatch, real):
+def test_the_example_replays_a_text_environment_of_gymnasium(user_code, monkeypatch, real):
     if real:
         gymnasium = pytest.importorskip("gymnasium", reason="gymnasium is not installed")
         gymnasium.register("Countdown-v0", type("Game", (Countdown, gymnasium.Env), {}))
@@ -445,7 +445,7 @@ def test_the_page_replays_a_text_environment_of_gymnasium(user_code, monkeypatch
         spaces = SimpleNamespace(Text=lambda *_, **__: None)
         stand_in = SimpleNamespace(make=lambda id: {"Countdown-v0": Countdown}[id](), spaces=spaces)
         monkeypatch.setitem(sys.modules, "gymnasium", stand_in)
-    user_code("my_games", blocks("docs/environments.md", "python")[2])
+    user_code("my_games", (ROOT / "examples/gymnasium_task.py").read_text())
     task = CustomTask(function="my_games:Replayed", params={"id": "Countdown-v0"}, prompts=3, discount=0.5)
     rows, _ = custom_rows(task, 1)
     assert [row.prompt for row in rows] == [f"Game {seed}: {seed + 5} left" for seed in range(4)]

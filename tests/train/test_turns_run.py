@@ -2,12 +2,15 @@
 
 import os
 import random
+import shlex
 import signal
 import time
 
 import numpy as np
 import pytest
 import runs
+from doc_pages import blocks
+from tiny_models import tiny_model
 
 from scalerl.training.batch import environment_row
 from scalerl.types import Group, Outcome, Rollout, ScoredGroup
@@ -104,3 +107,27 @@ def test_counts_of_failures_continue_at_a_resume(start, tmp_path):
         [row["reward_failures"] for row in runs.rows(tmp_path / name, "metrics.jsonl")] for name in ("whole", "parts")
     )
     assert len(whole) == 4 and 0 < whole[1] < whole[-1] and parts == whole
+
+
+SHORT = [
+    "--steps", "2", "--recipe.prompts_per_step", "2", "--recipe.generations_per_prompt", "4",
+    "--recipe.length.kind", "none", "--recipe.length.max_tokens", "4", "--evaluation.prompts", "4",
+    "--evaluation.samples", "1",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_files_and_commands_of_the_page_train_on_its_game(user_code, chat, tmp_path, handlers):
+    """The page as written: its class, its configuration with a model, its commands (shorter)."""
+    user_code("my_environments", blocks("docs/environments.md", "python")[0])
+    (tmp_path / "guess.toml").write_text(blocks("docs/environments.md", "toml")[0])
+    tiny_model(
+        "qwen3", vocab_size=len(chat), max_position_embeddings=4096, eos_token_id=chat.eos_token_id
+    ).save_pretrained(tmp_path / "my-model")
+    chat.save_pretrained(tmp_path / "my-model")
+    commands = [shlex.split(line)[1:] for line in blocks("docs/environments.md", "bash")[0].splitlines()]
+    assert [words[0] for words in commands] == ["train", "train"] and "--dry-run" in commands[0]
+    for words in commands:
+        code, output = runs.call(*words, "--trust", *SHORT)
+        assert code == 0, output
+    assert all(1 <= row["turns"] <= 6 for row in runs.rows(tmp_path / "runs/guess", "metrics.jsonl"))

@@ -84,11 +84,8 @@ def test_buckets_keep_minimum_mean_and_maximum():
     }  # fmt: skip
 
 
-def test_every_documented_metric_has_a_meaning():
-    text = (Path(__file__).parents[2] / "docs/metrics.md").read_text().partition("\n## `points.jsonl`")[0]
-    cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
-    documented = [name for cell in cells for name in cell.replace("`", "").replace(",", " ").split()]
-    assert len(documented) > 30 and set(documented) == {"step", *METRICS}
+def test_every_metric_has_a_meaning():
+    assert len(METRICS) > 30 and all(metric.label and metric.meaning for metric in METRICS.values())
     assert set(METRICS) == {*ROW, "device_hours", "flops", "tokens"}
 
 

@@ -1,0 +1,70 @@
+"""A complete engine without a model: it draws every token uniformly, and shows each method of the contract.
+
+python examples/uniform_engine.py
+"""
+
+import numpy as np
+
+from scalerl.core.rng import uniforms
+from scalerl.rollouts.engine import Finished, Occupancy, Request, Work
+from scalerl.types import Rollout
+
+
+class UniformEngine:
+    """Token 0 ends a sequence; every token has probability 1 / vocabulary."""
+
+    deterministic, exact_resume = True, False
+
+    def __init__(self, slots, vocabulary, longest, receive):
+        self.slots, self.vocabulary, self.longest, self.receive = slots, vocabulary, longest, receive
+        self.version, self.work, self.queue = 0, Work(), {}  # id -> (request, tokens so far, their versions)
+
+    def occupancy(self):
+        """Return how many sequences run and wait, and how many more would keep the slots filled."""
+        running = min(self.slots, len(self.queue))
+        return Occupancy(self.slots, running, len(self.queue) - running, room=self.slots - len(self.queue))
+
+    def submit(self, requests):
+        """Queue sequences."""
+        self.queue |= {request.id: (request, [], []) for request in requests}
+
+    def cancel(self, ids):
+        """Drop sequences."""
+        self.queue = {id: entry for id, entry in self.queue.items() if id not in ids}
+
+    def advance(self):
+        """Do nothing: the work is done in `poll`."""
+
+    def poll(self, timeout_s=0.0):
+        """Decode one step; return what has finished."""
+        running, finished = list(self.queue.values())[: self.slots], []
+        for request, tokens, versions in running:
+            draw = uniforms(np.asarray([request.key], np.uint64), np.asarray([len(tokens)]))[0]
+            tokens.append(int(draw * self.vocabulary))
+            versions.append(self.version)
+            if tokens[-1] == 0 or len(tokens) == self.longest:
+                finished.append(Finished(request.id, self.rollout(tokens, versions)))
+                del self.queue[request.id]
+        self.work += Work(steps=1, tokens=len(running), slot_steps=self.slots)
+        return finished
+
+    def rollout(self, tokens, versions):
+        """Return a finished sequence with the log-probability and the version of each token."""
+        logps = np.full(len(tokens), -np.log(self.vocabulary), np.float32)
+        sampled, truncated = np.ones(len(tokens), np.bool_), tokens[-1] != 0
+        return Rollout(np.asarray(tokens), logps, np.asarray(versions), sampled, truncated, interrupted=False)
+
+    def swap(self, version):
+        """Receive weights, and use them for all further tokens."""
+        self.weights, self.version = self.receive(version), version
+
+
+if __name__ == "__main__":
+    engine = UniformEngine(slots=2, vocabulary=8, longest=20, receive=lambda version: {})
+    engine.swap(0)
+    engine.submit([Request(id=(0, number), prompt=(3, 5), key=number) for number in range(4)])
+    done = []
+    while len(done) < 4:
+        done += engine.poll()
+    for one in done:
+        print(one.id, one.rollout.tokens.tolist(), "truncated" if one.rollout.truncated else "")
