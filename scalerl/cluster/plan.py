@@ -203,7 +203,9 @@ def outcome_of(config: RunConfig, given: Given, figures: Figures, eval_s: float)
 
     Seconds of an update: 3600 / updates_per_h + eval_s / evaluation.every + checkpoint_s / updates between checkpoints.
     """
-    checkpoint_s = checkpoint_bytes(config, given.found.sizes) / given.assumed.disk if on_gpus(config) else 0.0
+    # one process only copies its state to the host before training goes on; ranks write it together
+    rate = given.assumed.host if config.placement.trainer_ranks == 1 else given.assumed.disk
+    checkpoint_s = checkpoint_bytes(config, given.found.sizes) / rate if on_gpus(config) else 0.0
     update_s = 3600.0 / figures.updates_per_h
     update_s += checkpoint_s / updates_between_checkpoints(config, update_s)
     place, gpus = config.placement, 0 if config.hardware.device == "cpu" else lay_out(config, given.found).gpus

@@ -224,6 +224,16 @@ def test_a_plan_counts_the_time_of_checkpoints():
     assert found.hours == pytest.approx(seconds / 3600)
 
 
+def test_one_trainer_waits_for_the_copy_of_a_checkpoint_only():
+    """The state of 0.75e9 parameters is 9.0 GB: 0.36 s at 25 GB/s to the memory of the host."""
+    place = replace(PAPER.placement, trainer_ranks=1, generators=1, gpus=2)
+    config = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"), placement=place)
+    given = Given(sizes_of(config), Assumptions(GPUS["H100"]))
+    figures = simulate_run(LAB, Speeds(), np.array([4, 8]), 2)
+    found = outcome_of(config, given, dataclasses.replace(figures, updates_per_h=36.0), eval_s=300.0)
+    assert found.checkpoint_s == pytest.approx(12 * given.found.sizes.params / 25e9)
+
+
 def test_a_vllm_server_sends_no_more_than_its_api_process_can():
     """A tiny model decodes 1,000 sequences in 2 ms and a little; 20,000 tokens/s are 50 ms for them."""
     small = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"))
