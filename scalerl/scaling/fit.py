@@ -20,7 +20,7 @@ from scalerl.scaling.estimate import TAILS, Estimate, as_json, summarize
 from scalerl.scaling.futures import Futures, futures
 from scalerl.scaling.health import decline, departure_symptoms, shape_symptoms
 from scalerl.scaling.law import Array, Draws
-from scalerl.scaling.noise import local_noise
+from scalerl.scaling.noise import averaged_in, local_noise
 from scalerl.scaling.notebook import InNotebooks, Scale, plot
 from scalerl.scaling.posterior import Posterior, Prior, least_midpoint, posterior
 from scalerl.scaling.readers import CurveError
@@ -305,6 +305,7 @@ def solved(everything: Curve, window: Curve, solution: Posterior, prior: Prior) 
         solution: Posterior of the window.
         prior: Its prior.
     """
+    averaged = averaged_in(everything, len(window))
     draws, at_bound = solution.draws, limits_reached(solution.draws, window, prior)
     symptoms = (*shape_symptoms(window), *departure_symptoms(window, draws, solution.probability))
     if np.ptp(window.metric) == 0:
@@ -316,13 +317,13 @@ def solved(everything: Curve, window: Curve, solution: Posterior, prior: Prior) 
         efficiency=summarize(draws.efficiency),
         midpoint=summarize(draws.midpoint),
         initial=summarize(draws.initial),
-        noise_sd=float(np.median(draws.noise_sd)),
+        noise_sd=float(np.hypot(np.median(draws.noise_sd), averaged.within_sd)),
         autocorrelation=float(draws.autocorrelation.mean()),
         draws=draws,
         at_bound=at_bound,
         departures=solution.probability,
         fast_end=solution.fast_end,
-        futures=futures(window, window.last_compute, solution),
+        futures=futures(window, window.last_compute, solution, averaged),
         curve=window,
         last_compute=everything.last_compute,
         warnings=(*(str(symptom) for symptom in symptoms), *bumps, *window.notes),

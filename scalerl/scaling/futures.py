@@ -21,7 +21,7 @@ from scalerl.scaling.curve import Curve
 from scalerl.scaling.health import fallen_by, rolling_mean
 from scalerl.scaling.law import Array, Draws, joined, plain_draws
 from scalerl.scaling.level import LevelPosterior, level_posterior
-from scalerl.scaling.noise import binomial, evaluations, least_noise, local_noise, relative_noise
+from scalerl.scaling.noise import SINGLE, Averaged, binomial, evaluations, least_noise, local_noise, relative_noise
 from scalerl.scaling.posterior import Posterior
 
 STAYS_AFTER_FALL = 0.77
@@ -115,6 +115,9 @@ class Futures:
 
     saturates: bool = False
     """Whether creeps end beyond the last point: those that are only possible, in futures for intervals."""
+
+    averaged: Averaged = SINGLE
+    """What the points of `curve` are means of."""
 
     @property
     def for_intervals(self) -> Futures:
@@ -250,8 +253,10 @@ class Futures:
         ahead_M1 = self.steps_ahead(compute_M)[:, None]
         new_MD = np.sqrt(1.0 - np.where(compute_M[:, None] >= self.last, phi_D ** (2 * ahead_M1 + 2), 0.0))
         here = binomial(np.array(self.curve.metric.mean()), low, high)
-        sd_MD = self.draws.noise_sd * new_MD * np.sqrt(binomial(levels_MD, low, high) / here)
-        sd_MD = sd_MD * np.sqrt(share_of_mean(phi_D, mean_of))
+        relative_MD = np.sqrt(binomial(levels_MD, low, high) / here)
+        sd_MD = self.draws.noise_sd * new_MD * relative_MD
+        sd_MD = sd_MD * np.sqrt(share_of_mean(phi_D, max(1, round(mean_of / self.averaged.count))))
+        sd_MD = np.hypot(sd_MD, self.averaged.within_sd / np.sqrt(mean_of) * relative_MD)
         # each row with the same random numbers, so that the band at a compute does not depend on the others
         rows = [
             evaluations(level_D, sd_D, low, high, np.random.default_rng(1))
@@ -324,13 +329,14 @@ def wandering(curve: Curve, level: LevelPosterior, count: int) -> tuple[Draws, A
     return draws, walk_S
 
 
-def futures(curve: Curve, last: float, rising: Posterior) -> Futures:
+def futures(curve: Curve, last: float, rising: Posterior, averaged: Averaged) -> Futures:
     """Return both futures in proportion to prior probability times evidence.
 
     Args:
         curve: Points of the run.
         last: Compute of the run's last point.
         rising: The posterior of the law and its departures, and of a level.
+        averaged: What the points are means of.
     """
     fell = has_fallen(curve)
     steady, evidence_of_level = rising.level
@@ -362,6 +368,7 @@ def futures(curve: Curve, last: float, rising: Posterior) -> Futures:
             climb=climb,
             doubtful=doubtful,
             saturates=saturates,
+            averaged=averaged,
         )
 
     odds = prior_odds(curve)

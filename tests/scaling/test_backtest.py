@@ -107,3 +107,14 @@ def test_the_fit_of_a_split_is_not_in_its_json():
     (split,) = made.to_dict()["splits"]
     assert made.splits[0].fit.last_compute == 8000.0 and json.dumps(split)
     assert set(split) == {"fraction", "shown", "held_out", "identified", "forecast", "baselines"}
+
+
+@pytest.mark.parametrize("count", [1_200, 20_000])
+def test_the_band_of_one_evaluation_holds_nine_in_ten_of_a_long_log(count):
+    """Above 400 points a fit is of means of neighbors, around which single evaluations scatter."""
+    compute = np.arange(count) / count
+    noise = 0.03 * np.random.default_rng(11).standard_normal(count)
+    long = Curve(compute, 0.2 + 0.5 / (1 + (0.2 / np.maximum(compute, 1e-9)) ** 1.5) + noise)
+    assert fit(long).noise_sd == pytest.approx(0.03, rel=0.05)
+    (split,) = backtest(long, fractions=[0.5]).splits
+    assert split.forecast.coverage == pytest.approx(0.9, abs=0.05)
