@@ -9,7 +9,7 @@ Axes in names: N runs, S settings, D draws, M amounts of compute, K parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -90,6 +90,9 @@ class NextRun:
     """Expected gain in the level of the chosen setting, in the metric's unit."""
     cost: Cost
     """Price of its compute."""
+    reached: float = 0.0
+    """Compute of the longest run with this setting; 0: there is none. The proposed run is another one, with its own
+    scatter."""
 
 
 class Envelope(NamedTuple):
@@ -202,9 +205,10 @@ class Frontier:
         run = self.next_run
         gain = f"raises the expected level of the choice by {run.gain:.2g}"
         spent = "" if str(run.cost) == compute_text(run.compute, run.cost.axis) else f", for {run.cost}"
-        return "\n".join(
-            [*lines, f"Run next: {setting_text(run.setting)} to {short(run.compute)} {self.unit}{spent}; it {gain}."]
-        )
+        proposed = f"{setting_text(run.setting)} to {short(run.compute)} {self.unit}{spent}"
+        if run.reached >= run.compute:
+            proposed = f"another run of {proposed}, though one went to {short(run.reached)}"
+        return "\n".join([*lines, f"Run next: {proposed}; it {gain}."])
 
 
 def frontier(
@@ -250,9 +254,13 @@ def frontier(
 
     different = len(distinct(settings))
     few = different if different < LEAST_SETTINGS else 0
-    return decided(scene, budget, fits[0], cost, few, check=found.check, asked=tuple(dict(setting) for setting in also),
+    best = decided(scene, budget, fits[0], cost, few, check=found.check, asked=tuple(dict(setting) for setting in also),
                    uses=found.uses, notes=tuple(notes), slopes=slopes(law),
                    without_published=plain.ranked(budget)[0][0] if plain else None)  # fmt: skip
+    if best.next_run is None:
+        return best
+    again = [f.last_compute for f, setting in zip(fits, law.settings, strict=True) if setting == best.next_run.setting]
+    return replace(best, next_run=replace(best.next_run, reached=max(again, default=0.0)))
 
 
 def about(setting: Setting, law: Law, by_law: bool) -> Iterator[str]:

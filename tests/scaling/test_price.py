@@ -11,8 +11,9 @@ from simulated_runs import run
 from simulated_study import Truth, write_study
 
 from scalerl.cli.plan import next_gains
-from scalerl.scaling import Curve, CurveError, Fit, advise, compare, fit, frontier
-from scalerl.scaling.price import next_gain
+from scalerl.scaling import Curve, CurveError, Fit, advise, compare, fit, frontier, frontiers
+from scalerl.scaling.frontiers import NextRun
+from scalerl.scaling.price import Cost, next_gain
 from scalerl.scaling.units import number_text
 from scalerl.view.page import study_page
 from scalerl.view.study import study_results
@@ -70,6 +71,16 @@ def test_a_frontier_says_what_twice_the_budget_gains_and_what_the_next_run_costs
     if found.next_run is not None:
         assert found.next_run.cost.money == pytest.approx(2 * found.next_run.compute)
     assert frontier(curves, settings, 20_000.0).next_gain.gain == ahead.gain
+
+
+def test_a_proposed_run_that_is_shorter_than_one_of_its_setting_is_called_another(monkeypatch):
+    curves, settings = grid()
+    last = curves[1].last_compute
+    free = Cost(last / 2, "device_hours", 0.0, 0.0, 0.0)
+    monkeypatch.setattr(frontiers, "next_run", lambda *args: NextRun({"size": 2}, last / 2, 0.01, free))
+    found = frontier(curves, settings, 20_000.0)
+    assert found.next_run.reached == last
+    assert re.search(r"Run next: another run of size 2 to 8000 .*, though one went to 1.6e\+04; it raises", str(found))
 
 
 @pytest.fixture(scope="module")
