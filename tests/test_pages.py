@@ -27,6 +27,26 @@ def test_files_that_the_pages_refer_to_exist():
     assert [(page, path) for page, path in sorted(named) if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.slow
+def test_the_gallery_is_drawn_by_the_code_on_it(tmp_path, monkeypatch):
+    import matplotlib
+
+    matplotlib.use("agg")
+    monkeypatch.chdir(tmp_path)
+    space = {}
+    for block in blocks("docs/gallery.md", "python"):
+        exec(block, space)
+    for line in "".join(blocks("docs/gallery.md", "bash")).splitlines():
+        words = [str(found) for word in shlex.split(line)[1:] for found in (sorted(tmp_path.glob(word)) or [word])]
+        words = [word.removeprefix(f"{tmp_path}/") for word in words]
+        assert cli.main(words) == 0
+    assert "settings.csv" in words  # the line of the frontier was the last
+    for name in ("one.png", "two/curves.png", "two/backtests-slow-0.png", "frontier/frontier.png"):
+        assert (tmp_path / name).stat().st_size > 10_000, name
+    pictures = re.findall(r"images/([\w.-]+)", (ROOT / "docs/gallery.md").read_text())
+    assert len(pictures) == 4 and all((ROOT / "docs/images" / name).exists() for name in pictures)
+
+
 def study_commands():
     """Return the words of every command that plans a study, and the page that it is from."""
     pages = ("docs/studies.md", "docs/replication.md", "docs/scale.md")
