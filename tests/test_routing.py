@@ -20,7 +20,7 @@ from scalerl.core.serialization import from_plain, to_plain
 from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy, load_policy
-from scalerl.models.routing import UNKNOWN, can_record, routing_of
+from scalerl.models.routing import UNKNOWN, can_record, routers_of, routing_of
 from scalerl.models.rows import Rows
 from scalerl.training import run_model
 from scalerl.training.batch import collate
@@ -162,3 +162,11 @@ def test_routing_replay_is_refused_where_the_engine_cannot_report_the_experts_of
     monkeypatch.setattr(run_model, "check_engine_plugin", lambda *_: [texts.rollout([7])])
     with pytest.raises(ConfigError, match="whose rollouts have no `experts`"):
         check_sampled(own, Policy(tiny_model("qwen3-moe")), "model")
+
+
+def test_the_recorded_experts_of_the_check_are_on_the_device_of_the_model(monkeypatch):
+    """On torch's meta device, as on a GPU, an operation with a tensor of the CPU fails."""
+    policy = Policy(tiny_model("qwen3-moe").to("meta"))
+    monkeypatch.setattr(policy, "hidden", lambda tokens_BT: [
+        router(torch.zeros(3, 32, device="meta")) for router in routers_of(policy.model)])  # fmt: skip
+    assert can_record(policy)
