@@ -369,7 +369,7 @@ def test_a_command_loads_its_own_module_and_its_help_has_its_options(name):
     shared = {"main", "exits", "options", "terminal"}
     helpers = {
         "frontier": {"curves"}, "report": {"curves"}, "new": {"plan"}, "eval": {"train"}, "train": {"fields"},
-        "study": {"study_run", "study_show"}, "follow": {"watch"},
+        "study": {"study_run", "study_show"}, "follow": {"watch"}, "design": {"curves"},
     }  # fmt: skip
     assert loaded - shared == {COMMANDS[name].module} | helpers.get(name, set())
     assert f"usage: scalerl {name}" in done.stdout

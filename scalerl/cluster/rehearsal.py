@@ -205,6 +205,8 @@ def _learner(config: RunConfig, found: Found, mesh: Any, answers: Answers) -> An
 
     dtype = "bfloat16" if config.hardware.dtype == "auto" else config.hardware.dtype
     config = replace(config, hardware=replace(config.hardware, dtype=dtype, trainer_helpers=0))
+    # fake tensors cannot be compiled; compiled layers keep less
+    config = replace(config, learner=replace(config.learner, compile=False))
     alone = config.placement.trainer_ranks == 1
     weights = getattr(torch, dtype) if alone else torch.float32
     model = AutoModelForCausalLM.from_config(architecture(found), dtype=weights, attn_implementation="sdpa")

@@ -73,7 +73,7 @@ def check_update(policy: Policy, packed: bool, tokens_BT: Tensor) -> None:
     Raises:
         ConfigError: For example if dropout or router noise is active in updates only.
     """
-    trained_BT, length_B = torch.ones_like(tokens_BT, dtype=torch.bool), torch.full((len(tokens_BT),), SAMPLED[1])
+    trained_BT, length_B = torch.ones(tokens_BT.shape, dtype=torch.bool), torch.full((len(tokens_BT),), SAMPLED[1])
     trained_BT[:, 0] = False
     plain, name = Rows.padded(tokens_BT, trained_BT, policy.device), type(policy.model).__name__
     with torch.no_grad():

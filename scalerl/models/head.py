@@ -91,9 +91,11 @@ def halves(x: Tensor) -> tuple[Tensor, Tensor]:
 
     Together they have 16 bits: an entry has a relative error of at most 2^-16. TF32 has 2^-11 and takes the same time.
     """
-    # in integers, because a compiler may leave out a cast to bf16 and back
-    high = ((x.view(torch.int32) + 0x8000) & -0x10000).view(torch.float32)
-    return high.bfloat16(), (x - high).bfloat16()
+    if torch.compiler.is_compiling():  # in integers, because a compiler may leave out a cast to bf16 and back
+        rounded = ((x.view(torch.int32) + 0x8000) & -0x10000).view(torch.float32)
+        return rounded.bfloat16(), (x - rounded).bfloat16()
+    high = x.bfloat16()
+    return high, (x - high).bfloat16()
 
 
 def chunk_elements(device: torch.device) -> int:
@@ -170,7 +172,7 @@ def gradient_factors(
     d logp / d logit_v = (1[v is the target] - p_v) / temperature.
 
     Args:
-        logits_NV: Logits of the block, not divided by the temperature.
+        logits_NV: Logits of the block, not divided by the temperature; may be overwritten.
         logsum_N: Log of the sum of exp(logit / temperature) over the vocabulary.
         grad_N: Gradient with respect to the log-probabilities.
         target: (whether the target is in the block, its column there), as from `_columns`.
@@ -180,7 +182,10 @@ def gradient_factors(
         dtype: Type of the factors. An FP32 head with bf16 factors gets two, whose sum is the gradient.
     """
     inside_N, column_N = target
-    grad_NV = (logits_NV / temperature).sub_(logsum_N[:, None]).exp_().mul_(-grad_N[:, None])
+    # a compiler needs no copy; without one the block itself is overwritten, unless it is read again
+    copied = torch.compiler.is_compiling() or rule.softcap is not None
+    grad_NV = logits_NV / temperature if copied else logits_NV.div_(temperature)
+    grad_NV = grad_NV.sub_(logsum_N[:, None]).exp_().mul_(-grad_N[:, None])
     if outside_NV is not None:
         grad_NV.masked_fill_(outside_NV, 0.0)
     added_N = grad_N * inside_N

@@ -262,5 +262,5 @@ def test_a_server_that_shares_its_gpu_gets_its_share_as_an_argument(tmp_path):
     config = replace(BASE, placement=Placement(engine="vllm", vllm_arguments=("--enforce-eager",)))
     table = devices(config, [Host("here", ("0",), 80.0)], lambda: 20e9)
     (spec,) = specs_of(config, table, tmp_path)
-    line = command(_server_spec(spec, Needs(12, 200, 8, None), spec.place.environment), 1)
+    line = command(_server_spec(spec, Needs(12, 200, 8, None), spec.place.environment), 1, "name")
     assert line[-3:] == ["--gpu-memory-utilization", "0.65", "--enforce-eager"]

@@ -141,9 +141,9 @@ def test_the_power_is_that_of_compare():
 def test_the_first_line_says_what_to_do_how_sure_it_is_and_what_it_costs():
     found = design(expected_curve(16_000.0), 16_000.0, prompts=200, samples=4, completions=768_000, price=2.5)
     assert str(found).splitlines()[0] == (
-        "Plan 51 evaluations, one every 320 device-hours, of 200 prompts x 4 samples: they identify the ceiling with "
-        f"probability {found.recommended.count_text}, for 40,800 completions (5.3% of those of training), about 850 "
-        "device-hours ($2,120)."
+        "Plan 101 evaluations, one every 160 device-hours, of 200 prompts x 4 samples: they identify the ceiling with "
+        f"probability {found.recommended.count_text}, for 80,800 completions (10.5% of those of training), about "
+        "1,680 device-hours ($4,210)."
     )
     assert set(found.alternatives) == {
         "half the evaluations", "twice the evaluations", "twice the prompts", "twice the samples", "twice the compute"
@@ -155,7 +155,7 @@ def test_the_first_line_says_what_to_do_how_sure_it_is_and_what_it_costs():
 @FEW
 def test_a_number_that_is_not_enough_is_compared_with_one_that_is_and_enough_is_kept():
     low = design(expected_curve(16_000.0), 16_000.0, count=11, prompts=200)
-    assert low.sentence.startswith("Plan 51 evaluations") and low.alternatives["as asked"].evaluations.count == 11
+    assert low.sentence.startswith("Plan 101 evaluations") and low.alternatives["as asked"].evaluations.count == 11
     kept = design(expected_curve(16_000.0), 16_000.0, count=61, prompts=400)
     assert kept.sentence.startswith("Keep 61 evaluations") and "as asked" not in kept.alternatives
 
