@@ -255,7 +255,7 @@ class Futures:
         here = binomial(np.array(self.curve.metric.mean()), low, high)
         relative_MD = np.sqrt(binomial(levels_MD, low, high) / here)
         sd_MD = self.draws.noise_sd * new_MD * relative_MD
-        sd_MD = sd_MD * np.sqrt(share_of_mean(phi_D, max(1, round(mean_of / self.averaged.count))))
+        sd_MD = sd_MD * np.sqrt(share_of_mean(phi_D, max(1, round(mean_of / self.averaged.evaluations))))
         sd_MD = np.hypot(sd_MD, self.averaged.within_sd / np.sqrt(mean_of) * relative_MD)
         # each row with the same random numbers, so that the band at a compute does not depend on the others
         rows = [

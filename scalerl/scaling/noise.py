@@ -44,11 +44,11 @@ def local_noise(metric_N: Array) -> float:
 class Averaged(NamedTuple):
     """What the points of a curve are means of, if it had too many.
 
-    Example (1,200 evaluations with a noise of 0.03 in 400 points): Averaged(count=3.0, within_sd=0.0245)
+    Example (1,200 evaluations with a noise of 0.03 in 400 points): Averaged(evaluations=3.0, within_sd=0.0245)
     """
 
-    count: float = 1.0
-    """Evaluations of a point, on average."""
+    evaluations: float = 1.0
+    """How many a point is the mean of, on average."""
     within_sd: float = 0.0
     """Standard deviation of single evaluations around the points."""
 
