@@ -110,7 +110,6 @@ def _on_gpus(config: RunConfig, gpus: int, chosen: bool = False) -> tuple[RunCon
                 best = outcome_of(planned, given, best.figures, best.eval_s)
                 words = plan_lines(lengths, [best], [f"assumed: {given.assumed.line}"], planned, None)
                 if not chosen:
-                    every, minutes = planned.checkpoint.every, planned.checkpoint.every_minutes
                     later = 60.0 * every / best.evaluated_updates_per_h
                     updates = f"{every} updates, {later:,.0f} minutes at this speed"
                     first = f"{minutes:.0f} minutes and every " if minutes else ""

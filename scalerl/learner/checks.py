@@ -95,11 +95,12 @@ def check_update(policy: Policy, packed: bool, tokens_BT: Tensor) -> None:
             )
 
 
-def wrap(policy: Policy, *, recompute: bool, compile: Literal["auto"] | bool) -> tuple[bool, str]:
+def wrap(policy: Policy, tokens_BT: Tensor, *, recompute: bool, compile: Literal["auto"] | bool) -> tuple[bool, str]:
     """Let the decoder layers recompute activations or run compiled.
 
     Args:
         policy: The model, after `layout_in_use`; if it is sharded, all ranks must call this.
+        tokens_BT: From `sampled_tokens`.
         recompute: Whether to recompute activations in the backward pass.
         compile: See `learner.compile`.
 
@@ -117,7 +118,7 @@ def wrap(policy: Policy, *, recompute: bool, compile: Literal["auto"] | bool) ->
     elif policy.sizes.experts:
         reason = "the model is a mixture of experts"
     if compile and not reason:
-        reason = _compile(policy, recompute)
+        reason = _compile(policy, tokens_BT[:2], recompute)
         if not reason:
             return True, ""
         fallback = f"learner.compile: layers are not compiled, which costs time, because {reason}"
@@ -128,13 +129,13 @@ def wrap(policy: Policy, *, recompute: bool, compile: Literal["auto"] | bool) ->
     return False, fallback
 
 
-def _compile(policy: Policy, recompute: bool) -> str:
+def _compile(policy: Policy, tokens_BT: Tensor, recompute: bool) -> str:
     """Compile the decoder layers; return "", or the reason why torch cannot, with the layers as before."""
     from torch._dynamo.utils import counters
 
     # lengths that differ from each other and from the sum: torch.compile assumes that equal sizes stay equal
-    length_B, tokens_BT = torch.tensor([9, 5]), torch.arange(18).view(2, 9) * 7 % policy.vocab_size
-    trained_BT = (torch.arange(9) >= 1) & (torch.arange(9) < length_B[:, None])
+    length_B, at_T = torch.tensor([9, 5]), torch.arange(tokens_BT.shape[1])
+    trained_BT = (at_T >= 1) & (at_T < length_B[:, None])
     breaks = counters["graph_break"].total()
     try:
         wrap_layers(policy.model, recompute=recompute, compiling=True)

@@ -88,7 +88,7 @@ class PolicyLearner:
         kinds = ((decayed, optimizer.weight_decay), (plain, 0.0))
         groups = [{"params": own, "weight_decay": decay} for params, decay in kinds for own in by_mesh(params)]
         self._optimizer = torch.optim.AdamW(groups, lr=0.0, betas=optimizer.betas, eps=optimizer.eps, fused=True)
-        self.compiled, fallback = wrap(policy, recompute=gradient_checkpointing, compile=compile)
+        self.compiled, fallback = wrap(policy, tokens_BT, recompute=gradient_checkpointing, compile=compile)
         self._notes |= {"compile": fallback} if fallback else {}
         check_update(policy, self._packing != "padded", tokens_BT)
 

@@ -143,7 +143,7 @@ def joined_ends(eos: Any, tokenizer: Any, vocabulary: int | None = None) -> tupl
         among = f" among its {vocabulary} tokens" if vocabulary else ""
         raise ConfigError(
             "model.path: the model has no end token: neither generation_config.json, config.json nor the tokenizer "
-            f"names an eos token{among}; set eos_token in tokenizer_config.json, or eos_token_id in "
+            f"has an eos token{among}; set eos_token in tokenizer_config.json, or eos_token_id in "
             "generation_config.json"
         )
     return tuple(ids)
