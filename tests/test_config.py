@@ -9,6 +9,7 @@ from scalerl.config.data import RewardFunction, shares
 from scalerl.config.overrides import build_from, groups, plain_values
 from scalerl.config.recipe import GRPO, MINIMAX, Dapo, Gspo, PpoOffPolicy, Recipe, adopt
 from scalerl.core.errors import ConfigError
+from scalerl.placement.choices import derived_sizes, schedule_name
 
 TWO_TASKS = """
 [[data]]
@@ -63,10 +64,10 @@ def test_a_user_model_and_data_start_from_sizes_for_one_machine(monkeypatch):
 
 
 def test_the_schedule_is_eager_if_engines_do_not_step_together():
-    assert read_config(None, []).schedule == "deterministic"
-    assert read_config(None, ["--placement.backend", "ray"]).schedule == "eager"
+    assert schedule_name(read_config(None, [])) == "deterministic"
+    assert schedule_name(read_config(None, ["--placement.backend", "ray"])) == "eager"
     servers = ["--placement.engine", "vllm", "--placement.servers", "['http://a:1', 'http://b:1', 'http://c:1']"]
-    assert (read_config(None, servers).schedule, read_config(None, servers).placement.engines) == ("eager", 3)
+    assert (schedule_name(read_config(None, servers)), read_config(None, servers).placement.engines) == ("eager", 3)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_several_tasks_have_a_table_each(tmp_path):
     assert config.tasks == ["arithmetic", "lines"] and shares(config.data) == {"arithmetic": 0.75, "lines": 0.25}
     assert config.data[0].operations == (1, 3) and config.data[1].points == 4
     output = "512 held-out prompts of arithmetic and 100 held-out prompts of lines x 4 samples"
-    assert any(output in line for line in config.derived_sizes())
+    assert any(output in line for line in derived_sizes(config))
     assert read_config(None, ["--data.kind", "programs"]).tasks == ["programs"]
     changed = written(tmp_path, TWO_TASKS, "--data.lines.points", "3", "--data.arithmetic.share", "1")
     assert changed.data[1].points == 3 and shares(changed.data) == {"arithmetic": 0.5, "lines": 0.5}
@@ -256,9 +257,9 @@ def test_a_recipe_by_name_has_the_sizes_of_the_preset_or_file_and_further_option
 
 def test_a_loss_that_brings_its_own_aggregation_says_so():
     line = "recipe.loss 'gspo' has its own default recipe.aggregation, 'sample'"
-    assert line in "\n".join(read_config(None, ["--recipe.loss", "gspo"]).derived_sizes())
+    assert line in "\n".join(derived_sizes(read_config(None, ["--recipe.loss", "gspo"])))
     for words in ([], ["--recipe.loss", "gspo", "--recipe.aggregation", "prompt"], ["--recipe.aggregation", "sample"]):
-        assert "aggregation" not in "\n".join(read_config(None, words).derived_sizes())
+        assert "aggregation" not in "\n".join(derived_sizes(read_config(None, words)))
 
 
 def test_a_saved_configuration_and_an_ablation_with_gspo_keep_their_aggregation():

@@ -20,6 +20,7 @@ from scalerl.config.base import Part, replace
 from scalerl.core.errors import ConfigError
 from scalerl.core.working import Working
 from scalerl.models.sizes import sizes_of
+from scalerl.placement.choices import derived_sizes, slots_of
 
 DESCRIPTION = """print a configuration for your model and prompts, with the split of GPUs, the slots and the micro-batch
 that `scalerl plan` finds: scalerl new --model PATH --data FILE --gpus 8 > run.toml. From 8 GPUs on, the sizes are
@@ -55,7 +56,7 @@ def run_new(words: list[str]) -> int:
             config = replace(config, evaluation=replace(config.evaluation, every=chosen_interval(config)))
         config, about = _on_gpus(config, gpus, "--checkpoint.every" in " ".join(fields)) if gpus else (config, [])
     table = {"preset": "scalerl", **written(config)}
-    notes = [*config.derived_sizes(), *about, curve_line(config), *_packages(config)]
+    notes = [*derived_sizes(config), *about, curve_line(config), *_packages(config)]
     say(*tomli_w.dumps(table).split("\n"), *(f"# {line}" for line in notes))
     return 0
 
@@ -93,7 +94,7 @@ def _on_gpus(config: RunConfig, gpus: int, chosen: bool = False) -> tuple[RunCon
     parts_of = [parts for parts in PARTS if parts < max(2, gpus)]
     for parts, share in product(parts_of, (1, 2, 4, 8, 16) if gpus == 1 else (1,)):
         place = replace(config.placement, engine="vllm", tensor_parallel=parts, gpus=gpus, **on_ray)
-        planned, words, slots = replace(config, placement=place), list[str](), config.slots // share
+        planned, words, slots = replace(config, placement=place), list[str](), slots_of(config) // share
         try:
             if gpus > 1:
                 best = best_split(planned, given, lengths, gpus, MICRO_BATCHES)[0]

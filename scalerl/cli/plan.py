@@ -32,6 +32,7 @@ from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.packages import TRAINING, check_installed
 from scalerl.core.working import Working
 from scalerl.models.sizes import sizes_of
+from scalerl.placement.choices import slots_of
 from scalerl.prompts.files import check_prompt_files
 from scalerl.scaling import CurveError, fit
 from scalerl.scaling.estimate import as_json
@@ -184,7 +185,7 @@ def _speeds(config: RunConfig, options: argparse.Namespace) -> Given:
         found=sizes_of(config),
         assumed=Assumptions(GPUS[options.gpu], options.training_share, options.decode_share),
         measured=measure(options.runs) if options.runs else None,
-        generator_step_s=config.slots / config.placement.engines / rate if rate else 0.0,
+        generator_step_s=slots_of(config) / config.placement.engines / rate if rate else 0.0,
         trainer_rate=options.trainer_tokens_per_s or 0.0,
         trainer_rate_ranks=config.placement.trainer_ranks,
         transfer_s=options.transfer_s,

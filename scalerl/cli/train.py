@@ -26,6 +26,7 @@ from scalerl.core.stops import StopFlag
 from scalerl.core.working import Working
 from scalerl.models.files import check_model_files
 from scalerl.models.sizes import sizes_of
+from scalerl.placement.choices import derived_sizes
 from scalerl.prompts.files import check_prompt_files
 from scalerl.training.run_dir import saved_config
 
@@ -121,7 +122,7 @@ def _dry_run(config: RunConfig) -> list[str]:
     here = sized(here, found.sizes, row_tokens, machine)
     layout = lay_out(here, found)
     check(here, layout)
-    about = [*here.derived_sizes(), *lines(here, layout)]
+    about = [*derived_sizes(here), *lines(here, layout)]
     if here.placement.backend == "local":
         about += run_lines(here, found.sizes, row_tokens, machine, mean)
     held_out = Counter(prompt.task for prompt in split.held_out) if split else {}

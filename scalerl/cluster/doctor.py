@@ -24,6 +24,7 @@ from scalerl.core.machine import host_memory
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import PASSED, Group, LocalRemote, serve
 from scalerl.models.sizes import sizes_of
+from scalerl.placement.choices import channel_name
 from scalerl.placement.devices import (
     DRIVERS,
     GB,
@@ -275,7 +276,7 @@ def room(site: Site) -> Outcome:
         return FAILS, str(problem)
     weights = 0.0 if known is None else channel_bytes(config, known)
     memory, what = host_memory().free, f"memory of {_HOST}"
-    if memory < weights and config.weights == "shared-memory":
+    if memory < weights and channel_name(config) == "shared-memory":
         return FAILS, (
             f"{what}: {memory / GB:.1f} GB are free; four versions of the weights need {weights / GB:.1f} GB. Use "
             "rollouts.weights = 'directory', or more memory"

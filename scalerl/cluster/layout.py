@@ -20,6 +20,7 @@ from scalerl.config.recipe import Custom
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import Found, ModelSizes, sizes_of
+from scalerl.placement.choices import expected_tokens, micro_batch_tokens, recomputes, slots_of
 from scalerl.placement.devices import GB, USABLE, Table, counted, described, devices
 from scalerl.rollouts.engine import EVALUATION_CACHE
 
@@ -77,7 +78,7 @@ def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
     """
     found = found or sizes_of(config)
     sizes, place = found.sizes, config.placement
-    slots = -(-config.slots // place.engines)
+    slots = -(-slots_of(config) // place.engines)
     mean_prompt, longest_prompt = prompt_tokens(config)
     caches = 2 if isinstance(place.engine, Custom) else 1  # for evaluations; the torch engine uses that of training
     limit = longest_prompt + config.recipe.length.max_tokens
@@ -92,7 +93,7 @@ def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
         sizes,
         place.trainer_ranks,
         widest(config),
-        config.checkpointing,
+        recomputes(config),
         adapter_params(sizes, config.lora) if config.lora else 0,
         place.expert_ranks,
     )
@@ -105,7 +106,7 @@ def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
         gpus=counted(table).held - len(place.servers) * place.gpus_of_a_generator,
         slots_of_an_engine=slots,
         trainer=trainer,
-        expected=memory(mean_prompt + config.expected_tokens),
+        expected=memory(mean_prompt + expected_tokens(config)),
         at_limit=memory(limit),
     )
 
@@ -118,7 +119,7 @@ def on_gpus(config: RunConfig) -> bool:
 
 def widest(config: RunConfig) -> int:
     """Return the padded tokens of the largest micro-batch; a rollout longer than the limit forms a separate one."""
-    return max(config.micro_batch_tokens, prompt_tokens(config)[1] + config.recipe.length.max_tokens)
+    return max(micro_batch_tokens(config), prompt_tokens(config)[1] + config.recipe.length.max_tokens)
 
 
 def check(config: RunConfig, layout: Layout) -> None:
@@ -199,7 +200,7 @@ def lines(config: RunConfig, layout: Layout) -> list[str]:
     out += [f"devices{note}:", *(f"  {line}" for line in described(layout.devices))]
     out.append(f"estimates, GB per GPU ({USABLE:.0%} of {place.gpu_gb:g} GB are usable):")
     t, g = layout.trainer, layout.at_limit
-    how = ", recomputed" if config.checkpointing else ""
+    how = ", recomputed" if recomputes(config) else ""
     out.append(
         f"  trainer {_gb(t.total)}: weights {_n(t.weights)}, masters {_n(t.masters)}, gradients {_n(t.gradients)}, "
         f"optimizer {_n(t.optimizer)}, gathered layers {_n(t.gathered)}, activations {_n(t.activations)} "

@@ -15,6 +15,7 @@ from scalerl.config.model import Lora
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import ModelSizes
+from scalerl.placement.choices import channel_name
 from scalerl.placement.devices import GB, USABLE
 from scalerl.rollouts.engine import PASS_BYTES
 
@@ -136,7 +137,7 @@ def disk_bytes(config: RunConfig, sizes: ModelSizes) -> float:
     There are the newest checkpoints, those kept for good, the one that is being written, and the best one; a short run
     makes fewer.
     """
-    sent = channel_bytes(config, sizes) * (config.weights == "directory")
+    sent = channel_bytes(config, sizes) * (channel_name(config) == "directory")
     return checkpoint_bytes(config, sizes) * (kept_checkpoints(config) + 1) + sent
 
 

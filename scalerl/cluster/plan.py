@@ -40,6 +40,7 @@ from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.core.run_files import SAVED_SAMPLES
 from scalerl.models.sizes import Found, ModelSizes
+from scalerl.placement.choices import channel_name, expected_tokens, micro_batch_tokens, recomputes, slots_of
 from scalerl.placement.devices import GB, devices
 
 SIGMA = 0.8
@@ -93,7 +94,7 @@ def lengths_of(config: RunConfig, measured: Measured | None, mean: float = 0.0) 
     control = config.recipe.length
     if measured is not None and not mean:
         return lengths_like(measured.tokens_mean, measured.tokens_max, measured.batch, control)
-    return lognormal(mean or config.expected_tokens, SIGMA, control)
+    return lognormal(mean or expected_tokens(config), SIGMA, control)
 
 
 def speeds_of(config: RunConfig, given: Given) -> tuple[Speeds, list[str]]:
@@ -107,8 +108,8 @@ def speeds_of(config: RunConfig, given: Given) -> tuple[Speeds, list[str]]:
         sending, swap, source = 0.0, 0.0, "within the updates"
     else:
         nodes = nodes_with_engines(config)
-        sending, swap = transfer_seconds(given.found.sizes, given.assumed, config.weights, nodes)
-        source = f"assumed: {config.weights} to engines on {nodes} node{'s' if nodes > 1 else ''}"
+        sending, swap = transfer_seconds(given.found.sizes, given.assumed, channel_name(config), nodes)
+        source = f"assumed: {channel_name(config)} to engines on {nodes} node{'s' if nodes > 1 else ''}"
     drift: Sequence[tuple[float, float]] = ((1.0, 1.0),)
     if given.measured is not None:
         swap = given.measured.swap_s
@@ -146,7 +147,7 @@ def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
     if given.measured is not None:
         rate = given.measured.trainer_tokens_per_s * ranks / given.measured.ranks
         return given.measured.update_seconds(ranks), f"measured, {rate:,.0f} trained tokens/s"
-    micro_batch, checkpointing = config.micro_batch_tokens, config.checkpointing
+    micro_batch, checkpointing = micro_batch_tokens(config), recomputes(config)
     work = (ranks, micro_batch, prompt_tokens(config)[0], checkpointing)
     expert_ranks = config.placement.expert_ranks
     return training_roofline(given.found.sizes, given.assumed, *work, expert_ranks), "a roofline (assumed)"
@@ -215,10 +216,10 @@ def outcome_of(config: RunConfig, given: Given, figures: Figures, eval_s: float)
         trainer_ranks=place.trainer_ranks,
         generators=place.engines,
         gpus=gpus,
-        slots=config.slots,
+        slots=slots_of(config),
         figures=figures,
-        micro_batch_tokens=config.micro_batch_tokens,
-        recomputed=config.checkpointing,
+        micro_batch_tokens=micro_batch_tokens(config),
+        recomputed=recomputes(config),
         eval_s=eval_s,
         checkpoint_s=checkpoint_s,
         evaluated_updates_per_h=3600.0 / (update_s + eval_s / config.evaluation.every),
@@ -241,7 +242,7 @@ def evaluation_seconds(config: RunConfig, speeds: Speeds, lengths: Lengths, sequ
     """
     sequences = sequences or config.evaluated_sequences
     engines, mean = config.placement.engines, float(lengths.mean())
-    n = max(1, min(config.slots // engines, math.ceil(sequences / engines)))
+    n = max(1, min(slots_of(config) // engines, math.ceil(sequences / engines)))
     alone = speeds.step_seconds(1, speeds.prompt_tokens + mean)
     return sequences * mean / (engines * n / speeds.mean_step(n, mean)) + float(lengths.max()) * alone
 
@@ -277,15 +278,15 @@ def duration(
         prompt: Mean tokens of a prompt.
         evaluated: Sequences of an evaluation.
     """
-    place, lengths, checkpointing = config.placement, lengths_of(config, None), config.checkpointing
+    place, lengths, checkpointing = config.placement, lengths_of(config, None), recomputes(config)
     batch, engines, mean = config.recipe.completions_per_step, place.engines, float(lengths.mean())
     updates = training_roofline(
-        sizes, trains, place.trainer_ranks, config.micro_batch_tokens, prompt, checkpointing,
+        sizes, trains, place.trainer_ranks, micro_batch_tokens(config), prompt, checkpointing,
         place.expert_ranks,
     )  # fmt: skip
     steps = decode_roofline(sizes, samples, place.gpus_of_a_generator)
     speeds = Speeds(steps, updates, prompt_tokens=prompt)
-    n = max(1.0, min(config.slots, batch) / engines)
+    n = max(1.0, min(slots_of(config), batch) / engines)
     generate_s = batch * mean / (engines * n / speeds.mean_step(n, mean))
     train_s = updates(lengths[:batch])
     shared = config.hardware.device == "cuda" and lay_out(config, Found(sizes, "")).sharing
@@ -330,11 +331,12 @@ ROW_BYTES, TEXT_BYTES, RECORD_BYTES = 2_000, 8, 8
 
 def disk_line(config: RunConfig, sizes: ModelSizes) -> str:
     """Return the disk that a run needs for checkpoints, and how fast its rows grow."""
-    policy, tokens = config.checkpoint, config.expected_tokens
+    policy, tokens = config.checkpoint, expected_tokens(config)
     in_flight = 0.0
     if config.placement.engine == "torch":
         width = FP32 if config.hardware.dtype == "float32" else BF16
-        in_flight = config.slots * (prompt_tokens(config)[0] + tokens / 2) * cache_bytes_per_token(sizes, width=width)
+        mean_row = prompt_tokens(config)[0] + tokens / 2
+        in_flight = slots_of(config) * mean_row * cache_bytes_per_token(sizes, width=width)
     whole, kept = checkpoint_bytes(config, sizes) + in_flight, kept_checkpoints(config) + 1
     evaluation = (config.evaluation.saved * len(config.data) + SAVED_SAMPLES) * tokens * (TEXT_BYTES + RECORD_BYTES)
     rows = 1_000 * (ROW_BYTES + evaluation / config.evaluation.every)
@@ -370,7 +372,7 @@ def duration_line(config: RunConfig, sizes: ModelSizes, prompt: float = 0.0, eva
     return (
         f"duration (estimate): {in_units(took.update_s)} per update (sampling {in_units(took.generate_s)}, training "
         f"{in_units(took.train_s)}), {in_units(took.total_s)} for {config.steps:,} updates and {took.evaluations} "
-        f"evaluations of {in_units(took.eval_s)}; from FLOPs, a mean length of {config.expected_tokens:,} tokens, and "
+        f"evaluations of {in_units(took.eval_s)}; from FLOPs, a mean length of {expected_tokens(config):,} tokens, and "
         f"{source}"
     )
 
@@ -433,7 +435,8 @@ def with_layout(config: RunConfig, given: Given, lengths: Lengths, micro_batches
         ConfigError: It fits with none.
     """
     learner, batch, problem = config.learner, lengths[: config.recipe.completions_per_step], None
-    sizes = [learner.micro_batch_tokens] if learner.micro_batch_tokens else micro_batches or [config.micro_batch_tokens]
+    given_tokens = learner.micro_batch_tokens
+    sizes = [given_tokens] if given_tokens else micro_batches or [micro_batch_tokens(config)]
     recomputing = [False, True] if learner.gradient_checkpointing == "auto" else [learner.gradient_checkpointing]
     fitting: list[tuple[float, int, RunConfig]] = []
     for tokens, recomputed in product(sizes, recomputing):
@@ -565,7 +568,7 @@ def balance(config: RunConfig, given: Given, lengths: Lengths) -> float:
     speeds, _ = speeds_of(config, given)
     batch, engines = config.recipe.completions_per_step, config.placement.engines
     mean = float(lengths.mean())
-    n = config.slots / engines
+    n = slots_of(config) / engines
     update = speeds.update_seconds(lengths[:batch]) + speeds.transfer_s
     return batch * mean / (engines * n / speeds.mean_step(n, mean)) / update
 

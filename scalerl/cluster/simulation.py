@@ -17,6 +17,7 @@ import numpy.typing as npt
 from scalerl.cluster.simulated_engine import Clock, SimulatedEngine, by_key
 from scalerl.cluster.speed import Lengths, Speeds
 from scalerl.config.run import RunConfig
+from scalerl.placement.choices import lag_ticks, slots_of
 from scalerl.rollouts.coordinator import Coordinator, Formed, Update
 from scalerl.rollouts.schedule import first_visits, schedule_of
 from scalerl.types import Prompt, Visit
@@ -200,13 +201,13 @@ def simulate_run(config: RunConfig, speeds: Speeds, lengths: Lengths, updates: i
     Raises:
         Stuck: Neither side can continue.
     """
-    recipe, count, slots = config.recipe, config.placement.engines, config.slots
+    recipe, count, slots = config.recipe, config.placement.engines, slots_of(config)
     clock, length_of, lockstep = Clock(), by_key(lengths), config.placement.deterministic
     engines = [
         SimulatedEngine(slots // count + (number < slots % count), length_of, speeds, clock, lockstep)
         for number in range(count)
     ]
-    schedule = schedule_of(config, config.lag_ticks)
+    schedule = schedule_of(config, lag_ticks(config))
     coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, config.seed)
     mean = float(lengths.mean())
     batch_steps = mean * recipe.completions_per_step / slots
@@ -243,7 +244,7 @@ def _steady(config: RunConfig, lengths: Lengths, ahead: Sequence[int]) -> bool:
         ahead: Number of untrained batches at each completion of a batch.
     """
     window = config.recipe.off_policy.max_lag + 1
-    slots_batches = config.slots / config.recipe.completions_per_step
+    slots_batches = slots_of(config) / config.recipe.completions_per_step
     ramp = window + math.ceil(float(lengths.max() / lengths.mean()) * slots_batches)
     if len(ahead) < ramp:
         return False

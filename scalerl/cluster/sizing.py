@@ -36,6 +36,15 @@ from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.core.machine import Memory, gpu_memory, host_memory, resident_bytes
 from scalerl.models.sizes import ModelSizes
+from scalerl.placement.choices import (
+    channel_name,
+    lag_follows,
+    lag_ticks,
+    micro_batch_tokens,
+    recomputes,
+    slots_of,
+    trains_in_loop,
+)
 from scalerl.placement.devices import GB, USABLE, devices, shares_gpus
 from scalerl.rollouts.engine import EVALUATION_CACHE
 from scalerl.rollouts.weights import channel_versions
@@ -120,11 +129,12 @@ def sized(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machin
     if place.backend == "local" and place.engine != "vllm":
         choose = _on_host if config.hardware.device == "cpu" else _on_gpus
         config = choose(config, sizes, row_tokens, machine)
-    rollouts = replace(config.rollouts, slots=config.slots)
-    lag = "follow" if config.lag_follows else replace(config, rollouts=rollouts).lag_ticks
-    learner = replace(config.learner, micro_batch_tokens=config.micro_batch_tokens)
-    learner = replace(learner, gradient_checkpointing=config.checkpointing)
-    return replace(config, rollouts=replace(rollouts, lag_ticks=lag), learner=learner)
+    config = with_slots(config, slots_of(config))
+    rollouts = replace(config.rollouts, lag_ticks="follow" if lag_follows(config) else lag_ticks(config))
+    learner = replace(
+        config.learner, micro_batch_tokens=micro_batch_tokens(config), gradient_checkpointing=recomputes(config)
+    )
+    return replace(config, rollouts=rollouts, learner=learner)
 
 
 # ------------------------------------------------------------------------------------------------------------- on CPU
@@ -135,16 +145,16 @@ def host_needs(config: RunConfig, sizes: ModelSizes, row_tokens: int, host: Memo
     place, width, engines = config.placement, _width(config), config.placement.engines
     on_cpu, weights = config.hardware.device == "cpu", width * sizes.params
     trainer = _trainer(config, sizes, row_tokens).total * place.trainer_ranks if on_cpu else 0.0
-    if on_cpu and not config.trains_in_loop:
+    if on_cpu and not trains_in_loop(config):
         trainer += weights  # the process of the loop loads the model, too
-    if not on_cpu and config.trains_in_loop:
+    if not on_cpu and trains_in_loop(config):
         trainer += checkpoint_bytes(config, sizes)  # the copy that is written while training goes on
-    versions = channel_versions(weights, host.total) if config.weights == "shared-memory" else 0
-    several = place.trainer_ranks * (not config.trains_in_loop) + engines * (engines > 1)
+    versions = channel_versions(weights, host.total) if channel_name(config) == "shared-memory" else 0
+    several = place.trainer_ranks * (not trains_in_loop(config)) + engines * (engines > 1)
     return HostMemory(
         trainer=trainer,
         generators=engines * (weights + pass_memory(sizes, row_tokens, width)) if on_cpu else 0.0,
-        cache=config.slots * _slot_bytes(config, sizes, row_tokens) + _spare(config, sizes, row_tokens),
+        cache=slots_of(config) * _slot_bytes(config, sizes, row_tokens) + _spare(config, sizes, row_tokens),
         channel=versions * weights,
         processes=(2 + several) * PROCESS + _workers(config) * WORKER,
     )
@@ -167,7 +177,7 @@ def _on_host(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Mac
         least = host_needs(with_slots(candidate, candidate.placement.engines), sizes, row_tokens, host).total
         return candidate.placement.engines + math.floor((limit - least) / slot) if limit < math.inf else 1 << 20
 
-    wanted, candidates = given or config.slots, list(_candidates(config, row_tokens))
+    wanted, candidates = given or slots_of(config), list(_candidates(config, row_tokens))
     enough = max(ENOUGH, group)
     for candidate, least in [(one, least) for least in (enough, group) for one in candidates]:
         slots = room(candidate, target)
@@ -204,7 +214,7 @@ def _too_large(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: M
 
 def _remedies(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
     """Yield settings that need less memory, in words and as configurations."""
-    if not config.checkpointing:
+    if not recomputes(config):
         yield "set learner.gradient_checkpointing = true", _recomputing(config, True)
     if config.lora is None and config.placement.trainer_ranks == 1 and config.model.kind != "tiny":
         adapted = replace(config, model=replace(config.model, lora=Lora(rank=16)))
@@ -217,10 +227,10 @@ def _remedies(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
 def _candidates(config: RunConfig, row_tokens: int) -> Iterator[RunConfig]:
     """Yield configurations that need ever less memory: no helpers, small micro-batches, recomputed activations."""
     hardware, learner = config.hardware, config.learner
-    yield (config := _recomputing(config, config.checkpointing))
+    yield (config := _recomputing(config, recomputes(config)))
     if hardware.trainer_helpers == "auto" and hardware.device == "cpu":
         yield (config := replace(config, hardware=replace(hardware, trainer_helpers=0)))
-    tokens, smallest = config.micro_batch_tokens, config
+    tokens, smallest = micro_batch_tokens(config), config
     while not learner.micro_batch_tokens and tokens > max(row_tokens, LEAST_MICRO_BATCH):
         tokens = max(tokens // 2, LEAST_MICRO_BATCH)
         yield (smallest := replace(config, learner=replace(config.learner, micro_batch_tokens=tokens)))
@@ -235,12 +245,12 @@ def _recomputing(config: RunConfig, checkpointing: bool) -> RunConfig:
 def _trainer(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> TrainerMemory:
     from scalerl.learner.cpu import helpers_of
 
-    place, checkpointing = config.placement, config.checkpointing
+    place, checkpointing = config.placement, recomputes(config)
     together = place.trainer_ranks == 1 and not sizes.experts and not checkpointing and config.hardware.device == "cpu"
     return trainer_memory(
         sizes,
         place.trainer_ranks,
-        max(config.micro_batch_tokens, row_tokens),
+        max(micro_batch_tokens(config), row_tokens),
         checkpointing,
         adapter_params(sizes, config.lora) if config.lora else 0,
         place.expert_ranks,
@@ -265,9 +275,9 @@ def _on_gpus(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Mac
     for candidate in _candidates(config, row_tokens):
         room = USABLE * gpu.total - (_trainer(candidate, sizes, row_tokens).total if shared else 0.0)
         slots = engines * max(0, int(_gpu_room(candidate, sizes, row_tokens, room / on_a_gpu)))
-        fitting.append((min(slots, ENOUGH, config.slots), -len(fitting), slots, candidate))
+        fitting.append((min(slots, ENOUGH, slots_of(config)), -len(fitting), slots, candidate))
     _, _, slots, best = max(fitting, key=lambda one: one[:2])  # the first that leaves enough, else the most
-    return with_slots(best, config.slots if slots >= config.slots else max(engines, _rounded(slots)))
+    return with_slots(best, slots_of(config) if slots >= slots_of(config) else max(engines, _rounded(slots)))
 
 
 def _gpu_room(config: RunConfig, sizes: ModelSizes, row_tokens: int, room: float) -> float:
@@ -353,7 +363,7 @@ def memory_line(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: 
     """Return the memory that a run on this host needs at most, and what is free."""
     host = machine.host
     needs = host_needs(config, sizes, row_tokens, host)
-    text = f"host memory (estimate): at most {gb(needs.total)} GB: {parts(needs, config.slots, row_tokens)}"
+    text = f"host memory (estimate): at most {gb(needs.total)} GB: {parts(needs, slots_of(config), row_tokens)}"
     known = host.total < math.inf and not machine.elsewhere
     return f"{text}; {gb(host.free)} of {gb(host.total)} GB are free ({host.limit})" if known else text
 
@@ -368,8 +378,9 @@ def cure(config: RunConfig) -> str:
 
 def trainer_cure(config: RunConfig) -> str:
     """Return what to do if the trainer of this run lacks memory."""
-    less = [f"--learner.micro_batch_tokens {max(1, config.micro_batch_tokens // 2)} (now {config.micro_batch_tokens})"]
-    if not config.checkpointing:
+    tokens = micro_batch_tokens(config)
+    less = [f"--learner.micro_batch_tokens {max(1, tokens // 2)} (now {tokens})"]
+    if not recomputes(config):
         less.append("--learner.gradient_checkpointing true")
     if config.hardware.device == "cpu" and config.hardware.trainer_helpers != 0:
         less.insert(0, "--hardware.trainer_helpers 0")

@@ -40,7 +40,7 @@ from scalerl.config.loggers import Loggers
 from scalerl.config.model import HuggingFaceModel, Lora, TinyModel
 from scalerl.config.named import NAMED
 from scalerl.config.placement import Hardware, Placement, Sandbox
-from scalerl.config.recipe import AGGREGATION_OF_LOSS, SCALERL, Recipe
+from scalerl.config.recipe import SCALERL, Recipe
 
 
 class Evaluation(Part):
@@ -64,13 +64,6 @@ AUTO_PROMPTS = 200
 """Largest number of held-out prompts with `evaluation.prompts = "auto"`."""
 MOST_SEQUENCES = 10**8
 """Largest number of sequences per evaluation."""
-
-CPU_MICRO_BATCH = 1280
-"""Default tokens of a micro-batch on CPU."""
-FULL_SLOTS = 256
-"""Number of sequences above which the cost of a decode step grows (a tiny model on one CPU core)."""
-EXPECTED_LENGTH = 0.4
-"""Default ratio of the mean length of completions to the length limit (0.4 in the lab)."""
 
 
 class Rollouts(Part):
@@ -331,7 +324,7 @@ class RunConfig(Part):
                         f"allowed: {usual!r}, a GPU, or placement.engine = 'torch'"
                     )
         rounds = self.recipe.off_policy
-        if self.weights == "nccl" and not rounds.streams and rounds.max_lag:
+        if self.rollouts.weights == "nccl" and not rounds.streams and rounds.max_lag:
             raise ValueError(  # servers hold one version, and an evaluation within a round would replace it
                 f"rollouts.weights: got 'nccl' with {rounds.kind} of {rounds.max_lag + 1} batches; allowed: directory, "
                 "or recipe.off_policy.kind = 'pipeline'"
@@ -369,151 +362,3 @@ class RunConfig(Part):
     def evaluated_sequences(self) -> int:
         """Sequences per evaluation, all tasks together."""
         return sum(self.held_out(task) * self.samples(task) for task in self.data)
-
-    @property
-    def expected_tokens(self) -> int:
-        """Expected mean length of a completion."""
-        return self.rollouts.expected_tokens or max(1, round(EXPECTED_LENGTH * self.recipe.length.max_tokens))
-
-    @property
-    def schedule(self) -> Literal["deterministic", "eager"]:
-        """The schedule by which new weights become active."""
-        chosen = self.rollouts.schedule
-        return chosen if chosen != "auto" else "deterministic" if self.placement.deterministic else "eager"
-
-    @property
-    def weights(self) -> str:
-        """The weight channel; for `auto` before `resolve`, that of machines with vLLM everywhere."""
-        shared = self.placement.gpus == 1 and self.placement.backend == "local"
-        return self.rollouts.weights if self.rollouts.weights != "auto" else self.channel(shared, vllm=True)[0]
-
-    def channel(self, shared: bool, vllm: bool) -> tuple[str, str]:
-        """Return the weight channel for `auto`, and the reason if vLLM servers on GPUs get files instead of NCCL.
-
-        `shared`: engines use the trainer's GPUs. `vllm`: the trainer's environment has vLLM.
-        """
-        rounds, reason = self.recipe.off_policy, ""
-        if self.placement.engine != "vllm" or self.hardware.device == "cpu":
-            return self.placement.channels[0], ""
-        if self.placement.servers:
-            reason = "servers given by address take weights as their command line says"
-        elif shared:
-            reason = "an engine shares the trainer's GPU, and NCCL needs one for each process"
-        elif not vllm:
-            reason = "NCCL needs vLLM in the trainer's environment too"
-        elif rounds.max_lag and not rounds.streams:
-            reason = f"servers hold one version, and {rounds.kind} needs older ones"
-        return "directory" if reason else "nccl", reason
-
-    @property
-    def trains_in_loop(self) -> bool:
-        """Whether the process of the loop is the trainer; otherwise trainer ranks are processes or actors."""
-        # on a cluster, the loop's process has no GPU; a transfer over NCCL that hangs ends only with its process
-        far = self.placement.backend == "ray" and self.hardware.device == "cuda"
-        return self.placement.trainer_ranks == 1 and not far and self.weights != "nccl"
-
-    @property
-    def loop_device(self) -> str:
-        """The device on which the process of the loop loads the model."""
-        return self.hardware.device if self.trains_in_loop else "cpu"
-
-    @property
-    def micro_batch_tokens(self) -> int:
-        """Tokens per forward and backward pass."""
-        return self.learner.micro_batch_tokens or (CPU_MICRO_BATCH if self.hardware.device == "cpu" else 16_384)
-
-    @property
-    def checkpointing(self) -> bool:
-        """Whether activations are recomputed; false for `auto` before its resolution (cluster/sizing.py)."""
-        return self.learner.gradient_checkpointing is True
-
-    @property
-    def slots(self) -> int:
-        """Sequences decoded together by all generators; for 0 before its resolution, as many as the schedule wants.
-
-        A decode step of a few sequences costs nearly as much as one of many, so several small batches are decoded
-        together. The longest sequence should span at most k + 1 updates: with more slots, `wait` leaves slots empty,
-        and `mask` and `drop` lose the tokens that are too old.
-        """
-        if self.rollouts.slots:
-            return self.rollouts.slots
-        recipe = self.recipe
-        batch, mean_share = recipe.completions_per_step, self.expected_tokens / recipe.length.max_tokens
-        busy = int(batch * (recipe.off_policy.max_lag + 1) * mean_share)
-        return max(batch, self.placement.engines, min(FULL_SLOTS, busy))
-
-    @property
-    def expected_occupancy(self) -> float:
-        """Approximate share of the slots that the schedule can keep busy (docs/recipe.md).
-
-        If updates wait for the longest sequence, k + 1 batches are in flight while it is generated.
-        """
-        off_policy, batch = self.recipe.off_policy, self.recipe.completions_per_step
-        if not off_policy.waits:
-            return 1.0
-        mean_share = self.expected_tokens / self.recipe.length.max_tokens
-        return min(1.0, (off_policy.max_lag + 1) * mean_share * batch / self.slots)
-
-    @property
-    def lag_is_used(self) -> bool:
-        """Whether weights become active a number of ticks after their batch."""
-        return self.recipe.off_policy.streams and self.schedule == "deterministic"
-
-    @property
-    def lag_follows(self) -> bool:
-        """Whether the lag follows the steps of recent batches, because lengths are not known before the run."""
-        asked = self.rollouts.lag_ticks
-        return self.lag_is_used and (asked == "follow" or (asked == "auto" and not self.rollouts.expected_tokens))
-
-    @property
-    def lag_ticks(self) -> int:
-        """Decode steps from the completion of a batch to the use of its weights: 1.5 times the steps of a batch.
-
-        If both sides are balanced, an update takes as long as a batch; the factor 1.5 absorbs the variation of both.
-        It depends on the configuration only. With `lag_follows`, it is the initial value.
-        """
-        if isinstance(self.rollouts.lag_ticks, int):
-            return self.rollouts.lag_ticks
-        if not self.lag_is_used:
-            return 0
-        return math.ceil(1.5 * self.recipe.completions_per_step * self.expected_tokens / self.slots)
-
-    def derived_sizes(self) -> list[str]:
-        """Return the derived sizes as lines of text, for the start of a run."""
-        recipe, checks = self.recipe, self.evaluation
-        total = recipe.completions_per_step
-        longest = recipe.length.max_tokens
-        most = "at most " if checks.prompts == "auto" else ""
-        sets = " and ".join(
-            ("all prompts" if is_suite(task) else f"{most}{self.held_out(task)} held-out prompts")
-            + (f" of {task.curve}" if len(self.data) > 1 else "")
-            + (f" ({task.samples} samples each)" if task.samples else "")
-            for task in self.data
-        )
-        lag = f"{self.lag_ticks} decode steps" + (" (initially)" if self.lag_follows else "")
-        used = f"; weights are used {lag} after their batch is complete" if self.lag_is_used else ""
-        generators = f", on {self.placement.engines} generators" if self.placement.engines > 1 else ""
-        known = self.learner.micro_batch_tokens or self.hardware.device != "auto"
-        on_cpu = "" if known else f" (on CPU {CPU_MICRO_BATCH:,})"
-        ranks = f", on {self.placement.trainer_ranks} ranks" if self.placement.trainer_ranks > 1 else ""
-        return [
-            f"{recipe.name}: {self.steps} steps of {recipe.prompts_per_step} prompts x {recipe.generations_per_prompt} "
-            f"generations = {total} completions of up to {longest} tokens (<= {total * longest:,} tokens per step)",
-            f"{recipe.off_policy.kind}: tokens at most {recipe.off_policy.max_lag} updates old; {self.slots} "
-            f"sequences decoded together{generators}, expected occupancy {self.expected_occupancy:.0%} at a mean "
-            f"length of {self.expected_tokens} tokens{used}",
-            f"training: at most {self.micro_batch_tokens:,} tokens per micro-batch{on_cpu}{ranks}",
-            f"evaluation every {checks.every} steps: {sets} x {checks.samples} samples",
-            self.checkpoint.policy(checks.every),
-            *self._aggregation_line(),
-        ]
-
-    def _aggregation_line(self) -> list[str]:
-        """Return a line if the aggregation is the loss's own default, which a change of the loss brings with it."""
-        loss, chosen = self.recipe.loss.kind, self.recipe.aggregation
-        if chosen != AGGREGATION_OF_LOSS.get(loss):
-            return []
-        return [
-            f"recipe.loss {loss!r} has its own default recipe.aggregation, {chosen!r}: its ratio belongs to a whole "
-            f"rollout. The default of other losses is {Recipe().aggregation!r}; recipe.aggregation sets any"
-        ]

@@ -19,6 +19,7 @@ from scalerl.core.errors import outcome
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import PASSED, Group, Run, serve
 from scalerl.learner.base import BadGradient, Learner, PromptedRollout, StepStats, TrainBatch
+from scalerl.placement.choices import micro_batch_tokens, recomputes
 from scalerl.rollouts.weights import WeightChannel
 
 if TYPE_CHECKING:
@@ -221,8 +222,8 @@ def load_learner(spec: RankSpec, mesh: DeviceMesh) -> ShardedLearner:
 def learner_options(config: RunConfig) -> dict[str, Any]:
     """Return the options of `PolicyLearner` that a run's configuration has."""
     return {
-        "micro_batch_tokens": config.micro_batch_tokens,
-        "gradient_checkpointing": config.checkpointing,
+        "micro_batch_tokens": micro_batch_tokens(config),
+        "gradient_checkpointing": recomputes(config),
         "compile": config.learner.compile,
         "packing": config.learner.packing,
         "checkpoint_names": config.placement.engine == "vllm",

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
+from scalerl.placement.choices import trains_in_loop
 
 GB = 1e9
 
@@ -138,7 +139,7 @@ def devices(
     if cuda and place.gpus and place.gpus < (ranks if shared else gpus_needed(config)):
         raise _too_few(config, f"allowed: placement.gpus = {place.gpus}")
     share = _share(config, hosts, trainer_bytes) if shared and cuda and place.engine == "vllm" else 0.0
-    rank_cpus = 0.0 if config.trains_in_loop else 1.0 if cuda else max(1, hardware.trainer_threads) / ranks
+    rank_cpus = 0.0 if trains_in_loop(config) else 1.0 if cuda else max(1, hardware.trainer_threads) / ranks
     engine_cpus = 0.0 if place.servers else 1.0 if cuda else max(1, hardware.generator_threads) / place.engines
     scorer = Place(cpus=float(config.scoring.workers or 1))
     return {

@@ -14,6 +14,7 @@ from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import Policy
 from scalerl.models.sizes import ModelSizes
 from scalerl.models.text import TokenText
+from scalerl.placement.choices import lag_ticks, slots_of
 from scalerl.placement.devices import Place, Table
 from scalerl.rollouts.coordinator import Coordinator
 from scalerl.rollouts.custom import EngineParts, engine_pair
@@ -79,7 +80,7 @@ class GeneratorSpec:
         if self.environments:
             text = TokenText(load_tokenizer(self.model.path, self.model.revision), self.stop)
             pairs = with_turns(pairs, text, config.scoring)
-        schedule = schedule_of(config, config.lag_ticks)
+        schedule = schedule_of(config, lag_ticks(config))
         engines, evaluators = zip(*pairs, strict=True)
         coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, config.seed, evaluators)
         if self.load_state is not None:
@@ -111,7 +112,7 @@ class EngineSpec:
         """The engine's share of the slots."""
         config = self.generator.config
         count = config.placement.engines
-        return config.slots // count + (self.number < config.slots % count)
+        return slots_of(config) // count + (self.number < slots_of(config) % count)
 
     def __call__(self) -> tuple[Engine, Engine]:
         """Load the model, in the engine's process."""

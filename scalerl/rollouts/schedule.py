@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.config.run import RunConfig
+from scalerl.placement.choices import expected_tokens, lag_follows, schedule_name, slots_of
 from scalerl.rollouts.activation import ACTIVATIONS, Activation, Following
 
 
@@ -346,8 +347,8 @@ def most_untrained(config: RunConfig) -> int:
 
 def _groups_in_flight(config: RunConfig) -> int:
     """Return how many groups start while the longest completion is sampled, if it does not hold back the others."""
-    longest = config.recipe.length.max_tokens / config.expected_tokens
-    return math.ceil(config.slots / config.recipe.generations_per_prompt * longest)
+    longest = config.recipe.length.max_tokens / expected_tokens(config)
+    return math.ceil(slots_of(config) / config.recipe.generations_per_prompt * longest)
 
 
 def _pipeline(rule: PipelineRL, per_batch: int, activation: Activation, most: float = math.inf) -> Schedule:
@@ -370,7 +371,7 @@ def schedule_of(config: RunConfig, lag_ticks: int) -> Schedule:
         config: Resolved configuration.
         lag_ticks: Decode steps from a batch to the use of its weights; not used where weights are used on arrival.
     """
-    activation = Following(lag_ticks) if config.lag_follows else ACTIVATIONS[config.schedule](lag_ticks)
+    activation = Following(lag_ticks) if lag_follows(config) else ACTIVATIONS[schedule_name(config)](lag_ticks)
     recipe = config.recipe
     most = most_untrained(config) if activation.on_arrival else math.inf
     return SCHEDULES[recipe.off_policy.kind](recipe.off_policy, recipe.prompts_per_step, activation, most)

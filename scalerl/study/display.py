@@ -10,6 +10,7 @@ from rich.console import Console
 from scalerl.core.rows import read_points
 from scalerl.core.run_files import RunKey
 from scalerl.core.serialization import flat
+from scalerl.placement.choices import derived_sizes
 from scalerl.scaling import CurveError, fit
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.info import study_info
@@ -33,7 +34,7 @@ def describe(plan: Plan) -> list[str]:
         lines.append(f"  {arm.name:<{widest}}  {size:<18}  {arm.about or 'changes ' + changed}{role}")
     rates = rates_note(study_info(plan))
     lines += [f"  {rates}"] if rates else []
-    lines += [f"  {line}" for line in plan.config(plan.arm(plan.reference), plan.seeds[0]).derived_sizes()]
+    lines += [f"  {line}" for line in derived_sizes(plan.config(plan.arm(plan.reference), plan.seeds[0]))]
     return lines
 
 

@@ -12,6 +12,7 @@ from scalerl.config.run import RunConfig
 from scalerl.core.remote import Group, Remote, Run
 from scalerl.learner.rank_processes import RankProcesses
 from scalerl.models.weights import WeightLayout
+from scalerl.placement.choices import channel_name
 from scalerl.placement.devices import Table, check_shared_memory, devices, needs, this_machine
 from scalerl.rollouts.build import MakeEngines, local_engines
 from scalerl.rollouts.pipeline import Launch, WorkerDied, spawn_generator
@@ -55,12 +56,12 @@ def _local(config: RunConfig) -> Backend:
 
 
 def _channel(config: RunConfig, layout: WeightLayout, run: Path) -> WeightChannel:
-    if config.weights == "nccl":
+    if channel_name(config) == "nccl":
         from scalerl.rollouts.vllm.nccl import NcclChannel
 
         placement = config.placement
         return NcclChannel(layout, run / "servers", placement.trainer_address, placement.transfer_timeout_s)
-    return CHANNELS[config.weights](layout, run)
+    return CHANNELS[channel_name(config)](layout, run)
 
 
 def _ray(config: RunConfig) -> Backend:

@@ -32,6 +32,7 @@ from scalerl.models.policy import Policy, check_vocabulary, stop_tokens
 from scalerl.models.sizes import Found, ModelSizes
 from scalerl.models.text import TokenText
 from scalerl.models.weights import WeightLayout
+from scalerl.placement.choices import derived_sizes, loop_device, trains_in_loop
 from scalerl.placement.devices import GB, USABLE, counted
 from scalerl.prompts.curriculum import make_curriculum
 from scalerl.prompts.dataset import PromptSplit, load_prompts
@@ -158,12 +159,12 @@ def _assemble(
     longest, environments = with_replies(prompts.everything, rule.capacity)
     sizes = known_sizes(config)
     # sizes that config.json does not tell are counted in the loaded model
-    loaded = load_of(config, model_path, config.loop_device) if sizes is None else None
+    loaded = load_of(config, model_path, loop_device(config)) if sizes is None else None
     sizes = loaded.sizes if loaded is not None else cast(ModelSizes, sizes)
     written = sum(file.stat().st_size for file in path.glob("checkpoints/**/*") if file.is_file())
     check_disk(config, sizes, path, written)
     config, about = _with_sizes(directory, sizes, longest + rule.capacity, prompts)
-    policy = load_of(config, model_path, config.loop_device) if loaded is None else loaded
+    policy = load_of(config, model_path, loop_device(config)) if loaded is None else loaded
     check_vocabulary(tokenizer, policy, model_path)
     text = TokenText(tokenizer, stop_tokens(policy, tokenizer))
     scoring = ScoringService(backend.scorers(config), text.judged)
@@ -178,7 +179,7 @@ def _assemble(
     facts = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.sizes)
     policy = with_adapters(config, policy)  # after the facts, because the engines' model has no adapters
     display.configured(config)
-    for note in [*config.derived_sizes(), *about, *notes]:
+    for note in [*derived_sizes(config), *about, *notes]:
         display.note(note)
 
     progress = overrule(from_plain(Progress, state["progress"]), display) if state else Progress()
@@ -273,7 +274,7 @@ def _learner(
     config: RunConfig, model_path: str, policy: Policy, channel: WeightChannel, backend: Backend, run: Path
 ) -> Learner:
     """Return the learner: this process, which owns the policy from then on, or ranks, which load their own."""
-    if config.trains_in_loop:
+    if trains_in_loop(config):
         return single_learner(config, policy)
     placement = config.placement
     try:

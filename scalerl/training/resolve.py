@@ -20,6 +20,7 @@ from scalerl.config.placement import Hardware, Placement
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.machine import sees_gpu
 from scalerl.models.template import prints_date
+from scalerl.placement.choices import channel_choice, channel_name
 from scalerl.placement.devices import gpu_problem, shares_gpus
 from scalerl.prompts.files import on_hub
 from scalerl.rollouts.interrupt import LengthRule
@@ -42,7 +43,7 @@ def resolve(config: RunConfig) -> RunConfig:
     config = replace(config, hardware=hardware)
     if config.placement.engine == "vllm" and config.rollouts.weights == "auto":
         config = replace(config, rollouts=replace(config.rollouts, weights=_channel_here(config)[0]))
-    if config.weights == "nccl" and hardware.device == "cuda" and shares_gpus(config, torch.cuda.device_count()):
+    if channel_name(config) == "nccl" and hardware.device == "cuda" and shares_gpus(config, torch.cuda.device_count()):
         only = "the only GPU of the run (placement.gpus = 1)" if config.placement.gpus == 1 else "the only GPU here"
         raise ConfigError(
             f"rollouts.weights: got 'nccl', but trainer and engine share {only}, and NCCL needs one for each process; "
@@ -84,13 +85,13 @@ def resolve_hardware(hardware: Hardware, placement: Placement | None = None) -> 
 
 def _channel_here(config: RunConfig) -> tuple[str, str]:
     gpus = torch.cuda.device_count() if config.hardware.device == "cuda" else 0
-    return config.channel(shares_gpus(config, gpus), find_spec("vllm") is not None)
+    return channel_choice(config, shares_gpus(config, gpus), find_spec("vllm") is not None)
 
 
 def channel_notes(config: RunConfig) -> list[str]:
     """Return a note if vLLM servers get weights through files although the run has GPUs, with the reason."""
     _, reason = _channel_here(config)
-    if not reason or config.weights != "directory":
+    if not reason or channel_name(config) != "directory":
         return []
     return [f"weights reach the vLLM servers through files: {reason} (docs/vllm.md)"]
 

@@ -21,6 +21,7 @@ from scalerl.models.quantized import DEQUANTIZE, method_of
 from scalerl.models.routing import can_record, routing_of
 from scalerl.models.sizes import ModelSizes, of_config, sizes_of
 from scalerl.models.weights import checkpoint_weights
+from scalerl.placement.choices import loop_device, schedule_name
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import check_engine
 from scalerl.rollouts.testing import check_engine_plugin
@@ -119,8 +120,8 @@ def check_sampled(config: RunConfig, policy: Policy, model_path: str) -> None:
     if engine == "torch":
         check_engine(policy)
     elif isinstance(engine, Custom):
-        load = partial(load_of, config, model_path, config.loop_device)
-        rollouts = check_engine_plugin(engine, policy, load, model_path, config.schedule == "deterministic")
+        load = partial(load_of, config, model_path, loop_device(config))
+        rollouts = check_engine_plugin(engine, policy, load, model_path, schedule_name(config) == "deterministic")
         if replay and any(rollout.experts is None for rollout in rollouts):
             raise ConfigError(
                 f"recipe.routing_replay: got 'on' with placement.engine {engine.function!r}, whose rollouts have no "

@@ -14,6 +14,7 @@ from scalerl.config import RunConfig
 from scalerl.learner.base import BadGradient, Learner, StepStats, TrainBatch
 from scalerl.learner.policy_learner import batch_flops
 from scalerl.models.sizes import ModelSizes
+from scalerl.placement.choices import recomputes
 from scalerl.prompts.curriculum import Curriculum, Mixture
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
@@ -104,7 +105,7 @@ class Session:
             stats = self.learner.step(batch)
         except BadGradient as error:
             raise self.checkpoints.failure(error, batch) from None
-        self.progress.training_flops += batch_flops(self.sizes, batch, self.config.checkpointing)
+        self.progress.training_flops += batch_flops(self.sizes, batch, recomputes(self.config))
         self.progress.step += 1
         return stats
 

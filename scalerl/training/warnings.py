@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from scalerl.config import RunConfig
 from scalerl.core.numbers import number
 from scalerl.core.run_files import active_warnings
+from scalerl.placement.choices import slots_of
 from scalerl.scaling import Curve, CurveError
 from scalerl.scaling.health import decline
 from scalerl.training.catalog import (
@@ -154,12 +155,12 @@ def empty_slots(rows: Rows, config: RunConfig) -> dict[str, str]:
     recent, mean = settled(rows, config), occupancy(rows, config)
     if len(recent) < WINDOW or not mean < LOW:
         return {}
-    text = f"only {mean:.0%} of the {config.slots} slots were busy over the last {WINDOW} steps"
+    text = f"only {mean:.0%} of the {slots_of(config)} slots were busy over the last {WINDOW} steps"
     return {"slots": f"{text}: {_remedy(recent, config)}"}
 
 
 def _remedy(rows: Rows, config: RunConfig) -> str:
-    off_policy, slots = config.recipe.off_policy, config.slots
+    off_policy, slots = config.recipe.off_policy, slots_of(config)
     if not off_policy.streams:
         return "every round waits for its longest sequence; set recipe.off_policy.kind to pipeline to avoid this"
     if off_policy.max_lag == 0:

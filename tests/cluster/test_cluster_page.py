@@ -18,6 +18,7 @@ from scalerl import cli
 from scalerl.cli.plan import plan_parser
 from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
+from scalerl.placement.choices import loop_device
 from scalerl.placement.devices import Host, devices
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +78,7 @@ def test_the_kuberay_example_places_the_papers_run_on_its_workers_and_no_process
     config = read_config(file, [])
     table = devices(config, [head, *workers])
     used = [(at.host, gpu) for (kind, _), at in table.items() if kind != "scorer" for gpu in at.gpus]
-    assert len(used) == len(set(used)) == 80 and head.name not in dict(used) and config.loop_device == "cpu"
+    assert len(used) == len(set(used)) == 80 and head.name not in dict(used) and loop_device(config) == "cpu"
 
 
 def test_the_slurm_example_is_a_shell_script():

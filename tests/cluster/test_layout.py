@@ -27,6 +27,7 @@ from scalerl.config.run import Hardware, Learner, Rollouts, Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.processes import ProcessDied
 from scalerl.models.sizes import sizes_of
+from scalerl.placement.choices import channel_name, slots_of
 
 PAPER = RunConfig(
     model=HuggingFaceModel(path="meta-llama/Llama-3.1-8B"),
@@ -159,7 +160,7 @@ class Rated:
         monkeypatch.setattr("scalerl.cluster.plan.simulate", self)
 
     def __call__(self, config, given, lengths, coarse=False):
-        ranks, slots = config.placement.trainer_ranks, config.slots
+        ranks, slots = config.placement.trainer_ranks, slots_of(config)
         self.slots.append((ranks, slots))
         figures = SimpleNamespace(
             useful_tokens_per_s=self.rate(ranks, slots), staleness_mean=self.staleness(ranks, slots)
@@ -277,7 +278,7 @@ def test_a_plan_times_the_channel_that_the_run_uses_and_every_node_that_reads(pl
     )
     speeds, notes = speeds_of(config, Given(sizes_of(config), Assumptions(GPUS["H100"])))
     assert (speeds.transfer_s, speeds.swap_s) == pytest.approx(expected, rel=1e-3)
-    assert f"assumed: {config.weights} to engines on" in notes[2]
+    assert f"assumed: {channel_name(config)} to engines on" in notes[2]
 
 
 # --------------------------------------------------------------------------------------------------------------- CLI
@@ -334,7 +335,7 @@ def test_the_dry_run_refuses_what_the_start_or_the_first_evaluation_would(capsys
 
 def test_on_policy_rounds_and_pipelines_may_use_nccl():
     for kind in (["--recipe.off_policy.kind", "ppo-off-policy", "--recipe.off_policy.batches", "1"], []):
-        assert read_config(None, [*NCCL, *kind]).weights == "nccl"
+        assert channel_name(read_config(None, [*NCCL, *kind])) == "nccl"
 
 
 @pytest.mark.parametrize(

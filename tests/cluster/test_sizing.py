@@ -15,6 +15,7 @@ from scalerl.config.presets import LAPTOP
 from scalerl.core.errors import ConfigError
 from scalerl.core.machine import Memory
 from scalerl.models.sizes import KNOWN, of_config, sizes_of
+from scalerl.placement.choices import slots_of
 
 SMOL = {
     "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
@@ -63,7 +64,7 @@ def test_the_defaults_fit_on_every_usual_machine(words, gigabytes):
 
 def test_more_memory_never_gives_smaller_sizes_than_a_step_of_the_ladder_costs():
     slots = [chosen(gigabytes)[0].rollouts.slots for gigabytes in (40, 64, 128)]
-    assert slots == sorted(slots) and slots[-1] == configured().slots == 230  # what the schedule wants
+    assert slots == sorted(slots) and slots[-1] == slots_of(configured()) == 230  # what the schedule wants
     assert chosen(128)[0].hardware.trainer_helpers == "auto"
 
 
@@ -159,7 +160,7 @@ def test_on_a_gpu_the_slots_are_those_that_fit_next_to_the_trainer():
 def test_slots_of_vllm_and_of_engines_on_ray_do_not_depend_on_this_machine():
     for words in (["--placement.engine", "vllm"], ["--placement.backend", "ray"]):
         config = configured(*words)
-        assert sized(config, SIZES, 1400, on(4)).rollouts.slots == config.slots
+        assert sized(config, SIZES, 1400, on(4)).rollouts.slots == slots_of(config)
 
 
 def test_the_line_on_memory_has_needs_free_and_limit():

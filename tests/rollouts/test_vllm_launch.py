@@ -17,6 +17,7 @@ from scalerl.config.placement import Placement
 from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import Attention, ModelSizes
 from scalerl.models.weights import WeightLayout
+from scalerl.placement.choices import channel_name
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
 from scalerl.rollouts.engine import RoutingShape
 from scalerl.rollouts.vllm.checks import Needs
@@ -177,4 +178,4 @@ def test_the_documented_server_takes_weights_by_the_default_channel_on_gpus():
     config = RunConfig(hardware=Hardware(device="cuda"), placement=Placement(engine="vllm", servers=("http://x:1",)))
     page = (Path(__file__).parents[2] / "docs/vllm.md").read_text()
     (backend,) = re.findall(r"--weight-transfer-config '(.*?)' --worker-extension-cls", page)
-    assert json.loads(backend) == {"backend": UPDATES[config.weights].backend}
+    assert json.loads(backend) == {"backend": UPDATES[channel_name(config)].backend}

@@ -27,6 +27,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.learner.rank_processes import RankProcesses
 from scalerl.learner.ranks import LearnerDied, LearnerGroup
 from scalerl.models.weights import WeightLayout
+from scalerl.placement.choices import channel_choice, trains_in_loop
 from scalerl.rollouts.vllm import nccl
 from scalerl.rollouts.vllm.nccl import NcclChannel, ServersClient, address_towards
 from scalerl.rollouts.vllm.updates import UPDATES
@@ -165,7 +166,7 @@ ROUNDS = ["--recipe.off_policy.kind", "ppo-off-policy"]
     ],
 )
 def test_the_placement_determines_the_channel(words, shared, vllm, channel, reason):
-    found = read_config(None, words).channel(shared, vllm)
+    found = channel_choice(read_config(None, words), shared, vllm)
     assert found[0] == channel and reason in found[1] and bool(reason) == bool(found[1])
 
 
@@ -478,7 +479,7 @@ def test_a_server_whose_workers_wait_for_a_dead_one_is_left_out_until_its_restar
 def test_with_one_trainer_process_a_server_that_hangs_ends_the_transfer_by_its_time_limit(gloo, serve):
     place = Placement(engine="vllm", servers=("http://x:1",))
     config = RunConfig(placement=place, rollouts=Rollouts(weights="nccl"))
-    assert config.placement.trainer_ranks == 1 and not config.trains_in_loop
+    assert config.placement.trainer_ranks == 1 and not trains_in_loop(config)
     server, address = serve("got")
     channel = gloo_vllm.channel_to(address)
     ranks = RankProcesses([gloo_vllm.Sender()], [channel], timeout_s=60)

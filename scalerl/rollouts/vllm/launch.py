@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+from scalerl.placement.choices import channel_name
 from scalerl.rollouts.build import EngineSpec, restarted_engines
 from scalerl.rollouts.engine import Engine, RoutingShape, Sampling
 from scalerl.rollouts.free_running import PolledEngines
@@ -51,7 +52,7 @@ def server_life(
     """
     generator, config = spec.generator, spec.generator.config
     recipe, placement, model = config.recipe, config.placement, spec.generator.model
-    updates = UPDATES[config.weights](spec.channel, spec.number)
+    updates = UPDATES[channel_name(config)](spec.channel, spec.number)
     positions = generator.longest_prompt + generator.rule.capacity
     fp32_head = recipe.fp32_head and config.hardware.dtype != "float32"
     sizes = model.sizes

@@ -1,0 +1,173 @@
+"""What a run uses where its configuration leaves the choice open: functions of the configuration alone.
+
+`resolve` and `sized` write the results into the configuration that a run saves; plans call these functions for
+configurations that they only consider.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from scalerl.config.data import is_suite
+from scalerl.config.recipe import AGGREGATION_OF_LOSS, Recipe
+from scalerl.config.run import RunConfig
+
+CPU_MICRO_BATCH = 1280
+"""Default tokens of a micro-batch on CPU."""
+FULL_SLOTS = 256
+"""Number of sequences above which the cost of a decode step grows (a tiny model on one CPU core)."""
+EXPECTED_LENGTH = 0.4
+"""Default ratio of the mean length of completions to the length limit (0.4 in the lab)."""
+
+
+def expected_tokens(config: RunConfig) -> int:
+    """Expected mean length of a completion."""
+    return config.rollouts.expected_tokens or max(1, round(EXPECTED_LENGTH * config.recipe.length.max_tokens))
+
+
+def schedule_name(config: RunConfig) -> Literal["deterministic", "eager"]:
+    """The schedule by which new weights become active."""
+    chosen = config.rollouts.schedule
+    return chosen if chosen != "auto" else "deterministic" if config.placement.deterministic else "eager"
+
+
+def channel_name(config: RunConfig) -> str:
+    """The weight channel; for `auto` before `resolve`, that of machines with vLLM everywhere."""
+    shared = config.placement.gpus == 1 and config.placement.backend == "local"
+    chosen = config.rollouts.weights
+    return chosen if chosen != "auto" else channel_choice(config, shared, vllm=True)[0]
+
+
+def channel_choice(config: RunConfig, shared: bool, vllm: bool) -> tuple[str, str]:
+    """Return the weight channel for `auto`, and the reason if vLLM servers on GPUs get files instead of NCCL.
+
+    `shared`: engines use the trainer's GPUs. `vllm`: the trainer's environment has vLLM.
+    """
+    rounds, reason = config.recipe.off_policy, ""
+    if config.placement.engine != "vllm" or config.hardware.device == "cpu":
+        return config.placement.channels[0], ""
+    if config.placement.servers:
+        reason = "servers given by address take weights as their command line says"
+    elif shared:
+        reason = "an engine shares the trainer's GPU, and NCCL needs one for each process"
+    elif not vllm:
+        reason = "NCCL needs vLLM in the trainer's environment too"
+    elif rounds.max_lag and not rounds.streams:
+        reason = f"servers hold one version, and {rounds.kind} needs older ones"
+    return "directory" if reason else "nccl", reason
+
+
+def trains_in_loop(config: RunConfig) -> bool:
+    """Whether the process of the loop is the trainer; otherwise trainer ranks are processes or actors."""
+    # on a cluster, the loop's process has no GPU; a transfer over NCCL that hangs ends only with its process
+    far = config.placement.backend == "ray" and config.hardware.device == "cuda"
+    return config.placement.trainer_ranks == 1 and not far and channel_name(config) != "nccl"
+
+
+def loop_device(config: RunConfig) -> str:
+    """The device on which the process of the loop loads the model."""
+    return config.hardware.device if trains_in_loop(config) else "cpu"
+
+
+def micro_batch_tokens(config: RunConfig) -> int:
+    """Tokens per forward and backward pass."""
+    return config.learner.micro_batch_tokens or (CPU_MICRO_BATCH if config.hardware.device == "cpu" else 16_384)
+
+
+def recomputes(config: RunConfig) -> bool:
+    """Whether activations are recomputed; false for `auto` before its resolution (cluster/sizing.py)."""
+    return config.learner.gradient_checkpointing is True
+
+
+def slots_of(config: RunConfig) -> int:
+    """Sequences decoded together by all generators; for 0 before its resolution, as many as the schedule wants.
+
+    A decode step of a few sequences costs nearly as much as one of many, so several small batches are decoded
+    together. The longest sequence should span at most k + 1 updates: with more slots, `wait` leaves slots empty,
+    and `mask` and `drop` lose the tokens that are too old.
+    """
+    if config.rollouts.slots:
+        return config.rollouts.slots
+    recipe = config.recipe
+    batch, mean_share = recipe.completions_per_step, expected_tokens(config) / recipe.length.max_tokens
+    busy = int(batch * (recipe.off_policy.max_lag + 1) * mean_share)
+    return max(batch, config.placement.engines, min(FULL_SLOTS, busy))
+
+
+def expected_occupancy(config: RunConfig) -> float:
+    """Approximate share of the slots that the schedule can keep busy (docs/recipe.md).
+
+    If updates wait for the longest sequence, k + 1 batches are in flight while it is generated.
+    """
+    off_policy, batch = config.recipe.off_policy, config.recipe.completions_per_step
+    if not off_policy.waits:
+        return 1.0
+    mean_share = expected_tokens(config) / config.recipe.length.max_tokens
+    return min(1.0, (off_policy.max_lag + 1) * mean_share * batch / slots_of(config))
+
+
+def lag_is_used(config: RunConfig) -> bool:
+    """Whether weights become active a number of ticks after their batch."""
+    return config.recipe.off_policy.streams and schedule_name(config) == "deterministic"
+
+
+def lag_follows(config: RunConfig) -> bool:
+    """Whether the lag follows the steps of recent batches, because lengths are not known before the run."""
+    asked = config.rollouts.lag_ticks
+    return lag_is_used(config) and (asked == "follow" or (asked == "auto" and not config.rollouts.expected_tokens))
+
+
+def lag_ticks(config: RunConfig) -> int:
+    """Decode steps from the completion of a batch to the use of its weights: 1.5 times the steps of a batch.
+
+    If both sides are balanced, an update takes as long as a batch; the factor 1.5 absorbs the variation of both.
+    It depends on the configuration only. With `lag_follows`, it is the initial value.
+    """
+    if isinstance(config.rollouts.lag_ticks, int):
+        return config.rollouts.lag_ticks
+    if not lag_is_used(config):
+        return 0
+    return math.ceil(1.5 * config.recipe.completions_per_step * expected_tokens(config) / slots_of(config))
+
+
+def derived_sizes(config: RunConfig) -> list[str]:
+    """Return the derived sizes as lines of text, for the start of a run."""
+    recipe, checks = config.recipe, config.evaluation
+    total = recipe.completions_per_step
+    longest = recipe.length.max_tokens
+    most = "at most " if checks.prompts == "auto" else ""
+    sets = " and ".join(
+        ("all prompts" if is_suite(task) else f"{most}{config.held_out(task)} held-out prompts")
+        + (f" of {task.curve}" if len(config.data) > 1 else "")
+        + (f" ({task.samples} samples each)" if task.samples else "")
+        for task in config.data
+    )
+    lag = f"{lag_ticks(config)} decode steps" + (" (initially)" if lag_follows(config) else "")
+    used = f"; weights are used {lag} after their batch is complete" if lag_is_used(config) else ""
+    generators = f", on {config.placement.engines} generators" if config.placement.engines > 1 else ""
+    known = config.learner.micro_batch_tokens or config.hardware.device != "auto"
+    on_cpu = "" if known else f" (on CPU {CPU_MICRO_BATCH:,})"
+    ranks = f", on {config.placement.trainer_ranks} ranks" if config.placement.trainer_ranks > 1 else ""
+    return [
+        f"{recipe.name}: {config.steps} steps of {recipe.prompts_per_step} prompts x {recipe.generations_per_prompt} "
+        f"generations = {total} completions of up to {longest} tokens (<= {total * longest:,} tokens per step)",
+        f"{recipe.off_policy.kind}: tokens at most {recipe.off_policy.max_lag} updates old; {slots_of(config)} "
+        f"sequences decoded together{generators}, expected occupancy {expected_occupancy(config):.0%} at a mean "
+        f"length of {expected_tokens(config)} tokens{used}",
+        f"training: at most {micro_batch_tokens(config):,} tokens per micro-batch{on_cpu}{ranks}",
+        f"evaluation every {checks.every} steps: {sets} x {checks.samples} samples",
+        config.checkpoint.policy(checks.every),
+        *_aggregation_line(config),
+    ]
+
+
+def _aggregation_line(config: RunConfig) -> list[str]:
+    """Return a line if the aggregation is the loss's own default, which a change of the loss brings with it."""
+    loss, chosen = config.recipe.loss.kind, config.recipe.aggregation
+    if chosen != AGGREGATION_OF_LOSS.get(loss):
+        return []
+    return [
+        f"recipe.loss {loss!r} has its own default recipe.aggregation, {chosen!r}: its ratio belongs to a whole "
+        f"rollout. The default of other losses is {Recipe().aggregation!r}; recipe.aggregation sets any"
+    ]
