@@ -331,9 +331,7 @@ def _complete(config: RunConfig, make_session: Callable[[Any], Callable[..., Any
     from scalerl.training import launch
     from scalerl.training.complete import complete
     from scalerl.training.display import RunDisplay
-    from scalerl.training.resolve import resolve
 
-    config = resolve(config)
     display = RunDisplay(config, None if progress else Console(file=StringIO()))
     threads, dtype, stop = torch.get_num_threads(), torch.get_default_dtype(), StopFlag()
     try:

@@ -101,11 +101,10 @@ def run_eval(words: list[str]) -> int:
 
 def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[PromptFile], where: Path) -> int:
     with Working("loading torch") as working:
-        from scalerl.training.resolve import resolve
+        from scalerl.training.resolve import resolve_hardware
         from scalerl.training.suites import Evaluator
 
-        # keep 0 slots, so that the cache determines the number
-        config = replace(resolve(config), rollouts=config.rollouts)
+        config = replace(config, hardware=resolve_hardware(config.hardware))
         working.on(f"loading {arguments.model}")
         evaluator = Evaluator(config, where, lambda text: None if arguments.json else say(text), working.on)
         working.on("reading prompts")

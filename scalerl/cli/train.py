@@ -110,9 +110,10 @@ def _dry_run(config: RunConfig) -> list[str]:
     Raises:
         ConfigError: The placement cannot be split or does not fit in memory.
     """
-    from scalerl.training.resolve import resolve
+    from scalerl.training.resolve import resolve_hardware
 
-    here = resolve(config) if config.placement.backend == "local" and config.hardware.device != "cuda" else config
+    local = config.placement.backend == "local" and config.hardware.device != "cuda"  # else planned for other machines
+    here = replace(config, hardware=resolve_hardware(config.hardware)) if local else config
     found, machine = sizes_of(here), this_machine(here)
     split = prompts_here(here)
     prompts = split.everything if split else ()
@@ -184,9 +185,7 @@ def _run(config: RunConfig, make_session: Callable[[Any], Callable[..., Any]]) -
         from scalerl.training import launch
         from scalerl.training.complete import complete
         from scalerl.training.display import RunDisplay
-        from scalerl.training.resolve import resolve
 
-        config = resolve(config)
     stop = StopFlag()
     display = RunDisplay(config)
     ended = complete(make_session(launch), display, stop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -43,13 +44,13 @@ from scalerl.rollouts.turns import check_replies, with_replies
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.checks import check_rewards, reference_notes, repetition_notes, sandbox_notes
 from scalerl.tasks.scoring import ScoringService
-from scalerl.training.backends import BACKENDS, Backend
+from scalerl.training.backends import BACKENDS, Backend, channel_of
 from scalerl.training.display import RunDisplay
 from scalerl.training.evaluation import Evaluations
 from scalerl.training.inputs import check_model, check_prompts, model_inputs, prompt_inputs
 from scalerl.training.progress import Compute, Progress, Stopwatch
 from scalerl.training.records import Records
-from scalerl.training.resolve import arithmetic_notes, channel_notes, dated, device_notes, length_notes, pinned, resolve
+from scalerl.training.resolve import Resolved, arithmetic_notes, dated, length_notes, pinned, resolve
 from scalerl.training.run_dir import RunDirectory, recorded
 from scalerl.training.run_info import run_info
 from scalerl.training.run_model import (
@@ -72,14 +73,12 @@ def start(config: RunConfig, path: Path, display: RunDisplay, stop_requested: Ca
     Raises:
         ConfigError: A check failed. Nothing remains in the run directory.
     """
-    given, config = config, resolve(config)
-    for note in device_notes(given, config):
-        display.note(note)
-    config = pinned(config, display.note)
-    makers = makers_of(config)
-    directory = RunDirectory.create(path, config)
+    resolved = resolve(config)
+    resolved = dataclasses.replace(resolved, config=pinned(resolved.config, display.note))
+    makers = makers_of(resolved.config)
+    directory = RunDirectory.create(path, resolved.config)
     with directory.discarded_on_error(), ExitStack() as opened:
-        run = _assemble(directory, None, {}, display, stop_requested)
+        run = _assemble(directory, resolved, None, {}, display, stop_requested)
         opened.callback(run.close)
         _begin(run, makers)
         opened.pop_all()
@@ -115,11 +114,11 @@ def resume(
             checkpoint = sound_checkpoint(directory, store, display.note)
         else:
             checkpoint = checkpoint_of(directory, store, from_step)
-        config = continued(path, config, options, steps, checkpoint)
-        makers = makers_of(config)
-        saved, directory.config = directory.config, config
+        resolved = resolve(continued(path, config, options, steps, checkpoint))
+        makers = makers_of(resolved.config)
+        saved, directory.config = directory.config, resolved.config
         state = {} if checkpoint is None else load_state(checkpoint, "trainer")
-        run = _assemble(directory, checkpoint, state, display, stop_requested)
+        run = _assemble(directory, resolved, checkpoint, state, display, stop_requested)
         if directory.config != saved:
             directory.save_config(directory.config)
         if checkpoint is None:
@@ -135,6 +134,7 @@ def resume(
 
 def _assemble(
     directory: RunDirectory,
+    resolved: Resolved,
     checkpoint: Path | None,
     state: Mapping[str, Any],
     display: RunDisplay,
@@ -145,7 +145,7 @@ def _assemble(
     display.belongs_to(path)
     torch.set_num_threads(config.hardware.trainer_threads)
     check_functions(config.recipe)
-    backend = BACKENDS[config.placement.backend](config)
+    backend = BACKENDS[config.placement.backend](resolved)
     model_path = model_path_of(config, path, display.note)
     tokenizer = load_tokenizer(model_path, revision_of(config))
     if checkpoint is None:
@@ -175,7 +175,7 @@ def _assemble(
     check_length(policy, rule, longest)
     check_sampled(config, policy, model_path)
     repeated = check_rewards(config, prompts.training, repetitions=not state)
-    notes = [*_notes(config, prompts, rule, state), *repeated]
+    notes = [*resolved.notes, *_notes(config, prompts, rule, state), *repeated]
     facts = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.sizes)
     policy = with_adapters(config, policy)  # after the facts, because the engines' model has no adapters
     display.configured(config)
@@ -196,14 +196,14 @@ def _assemble(
         model=facts,
         run=path,
         make_engines=backend.make_engines,
-        devices=backend.devices,
+        devices=resolved.devices,
         environments=environments,
     )
-    channel = backend.channel(WeightLayout.of(sent_weights(config, policy)), path)
+    channel = channel_of(config, WeightLayout.of(sent_weights(config, policy)), path)
     learner = _learner(config, model_path, policy, channel, backend, path)
     pipeline = Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch, learner.watch, cure(config))
     curriculum = make_curriculum(config, prompts.training)
-    devices = counted(backend.devices)
+    devices = counted(resolved.devices)
     compute = Compute(Stopwatch(3600.0 * state.get("device_hours", 0.0) / devices.held), devices, pipeline)
     records = Records(directory, display, pipeline, scoring, curriculum, progress, compute, RunWarnings(config))
     store = store_of(config, path)
@@ -267,7 +267,7 @@ def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, state: Map
     if not state:  # a resumed run has passed this check when it started
         notes += [*reference_notes(config, prompts.everything), *repetition_notes(config, prompts.everything)]
     arithmetic = arithmetic_notes(config.hardware, state.get("arithmetic", ""))
-    return [*notes, *channel_notes(config), *host_notes(config), *arithmetic]
+    return [*notes, *host_notes(config), *arithmetic]
 
 
 def _learner(

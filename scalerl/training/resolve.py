@@ -1,27 +1,38 @@
-"""What a configuration means here: `auto` values, commits of hub revisions, and notes for the user before a run."""
+"""What a configuration means on the machines of a run: device, channel, GPUs of each process, revisions, notes."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from scalerl.cluster.connect import connect, hosts_of
+from scalerl.cluster.connect import check_resources, connect, hosts_of, shared_memory
+from scalerl.cluster.layout import lay_out
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
 from scalerl.config.data import PromptFile, TaskData, TextTask
-from scalerl.config.placement import Hardware, Placement
+from scalerl.config.placement import Hardware
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.machine import sees_gpu
 from scalerl.models.template import prints_date
 from scalerl.placement.choices import channel_choice, channel_name
-from scalerl.placement.devices import gpu_problem, shares_gpus
+from scalerl.placement.devices import (
+    Table,
+    check_shared_memory,
+    devices,
+    gpu_problem,
+    needs,
+    shares_gpus,
+    this_machine,
+)
 from scalerl.prompts.files import on_hub
 from scalerl.rollouts.interrupt import LengthRule
 
@@ -31,47 +42,77 @@ TIMEOUT_S = 10.0
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def resolve(config: RunConfig) -> RunConfig:
-    """Replace every `auto` by the value for this machine, so that the saved configuration repeats the run elsewhere.
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a configuration means on the machines of a run, decided once, before its processes start.
+
+    Example (one GPU): Resolved(config=RunConfig(...), devices={("trainer", 0): Place("this machine", ("0",)), ...},
+                                notes=("weights reach the vLLM servers through files: ...",))
+    """
+
+    config: RunConfig
+    """Without `auto` for device, types, threads and the channel of servers; sizes follow with the prompts."""
+    devices: Table
+    """Devices of all processes."""
+    notes: tuple[str, ...] = ()
+    """Reasons of choices that a user would ask about."""
+
+
+def resolve(config: RunConfig) -> Resolved:
+    """Decide what runs where, so that the saved configuration repeats the run elsewhere.
 
     Sizes follow when the prompts are known (`sized` of cluster/sizing.py).
 
     Raises:
-        ConfigError: The hardware or the weight channel is not possible here.
+        ConfigError: The hardware or the weight channel is not possible here, the cluster does not answer, or there are
+            too few GPUs or cores, or too little memory between GPU processes.
     """
-    hardware = resolve_hardware(config.hardware, config.placement)
-    config = replace(config, hardware=hardware)
-    if config.placement.engine == "vllm" and config.rollouts.weights == "auto":
-        config = replace(config, rollouts=replace(config.rollouts, weights=_channel_here(config)[0]))
-    if channel_name(config) == "nccl" and hardware.device == "cuda" and shares_gpus(config, torch.cuda.device_count()):
+    ray = connect(config.placement.ray_address, "placement.ray_address") if config.placement.backend == "ray" else None
+    hosts = hosts_of(ray) if ray else [this_machine()]
+    if ray:
+        hardware = resolve_hardware(config.hardware, any(host.gpus for host in hosts), "the Ray cluster has no GPU")
+    else:
+        hardware = resolve_hardware(config.hardware)
+    notes = _device_notes(config.hardware, hardware)
+    config, on_gpus = replace(config, hardware=hardware), hardware.device == "cuda"
+    shared = shares_gpus(config, sum(len(host.gpus) for host in hosts) if on_gpus else 0)
+    if config.placement.engine == "vllm":
+        chosen, reason = channel_choice(config, shared, find_spec("vllm") is not None)
+        if config.rollouts.weights == "auto":
+            config = replace(config, rollouts=replace(config.rollouts, weights=chosen))
+        if reason and channel_name(config) == "directory":
+            notes.append(f"weights reach the vLLM servers through files: {reason} (docs/vllm.md)")
+    if channel_name(config) == "nccl" and on_gpus and shared:
         only = "the only GPU of the run (placement.gpus = 1)" if config.placement.gpus == 1 else "the only GPU here"
         raise ConfigError(
             f"rollouts.weights: got 'nccl', but trainer and engine share {only}, and NCCL needs one for each process; "
             "allowed: auto, directory"
         )
-    return config
+    table = devices(config, hosts if ray or on_gpus else None, lambda: lay_out(config).trainer.total)
+    if ray:
+        check_resources(ray, needs(table), "placement: trainer ranks and generators together")
+    check_shared_memory(table, partial(shared_memory, ray) if ray else None)
+    return Resolved(config, table, tuple(notes))
 
 
-def resolve_hardware(hardware: Hardware, placement: Placement | None = None) -> Hardware:
-    """Replace every `auto` in the hardware settings by the value for this machine, or for a cluster.
+def resolve_hardware(hardware: Hardware, has_gpu: bool | None = None, where: str = "") -> Hardware:
+    """Replace every `auto` in the hardware settings.
 
     Args:
         hardware: The settings.
-        placement: Placement of a run's processes; None: this process computes everything.
+        has_gpu: Whether the machines of the run have a GPU; None: whether torch can use one in this process.
+        where: What an error says about these machines.
 
     Raises:
-        ConfigError: A GPU is requested, but there is none; or the cluster does not answer.
+        ConfigError: A GPU is requested, but there is none.
     """
-    device, where = hardware.device, "torch sees no GPU here"
+    device = hardware.device
     if device != "cpu":
-        gpus = torch.cuda.is_available()
-        if placement and placement.backend == "ray":  # the trainer and the engines are elsewhere
-            hosts = hosts_of(connect(placement.ray_address, "placement.ray_address"))
-            gpus, where = any(host.gpus for host in hosts), "the Ray cluster has no GPU"
-        if device == "cuda" and not gpus:
-            where += f" ({gpu_problem()})" if where.endswith("here") else ""
+        usable = torch.cuda.is_available() if has_gpu is None else has_gpu
+        if device == "cuda" and not usable:
+            where = where or f"torch sees no GPU here ({gpu_problem()})"
             raise ConfigError(f"hardware.device: got 'cuda', but {where}; allowed: cpu, auto")
-        device = "cuda" if gpus else "cpu"
+        device = "cuda" if usable else "cpu"
     dtype = hardware.dtype if hardware.dtype != "auto" else "bfloat16" if device == "cuda" else "float32"
     half = max(1, (os.cpu_count() or 2) // 2)
     return replace(
@@ -83,27 +124,9 @@ def resolve_hardware(hardware: Hardware, placement: Placement | None = None) -> 
     )
 
 
-def _channel_here(config: RunConfig) -> tuple[str, str]:
-    gpus = torch.cuda.device_count() if config.hardware.device == "cuda" else 0
-    return channel_choice(config, shares_gpus(config, gpus), find_spec("vllm") is not None)
-
-
-def channel_notes(config: RunConfig) -> list[str]:
-    """Return a note if vLLM servers get weights through files although the run has GPUs, with the reason."""
-    _, reason = _channel_here(config)
-    if not reason or channel_name(config) != "directory":
-        return []
-    return [f"weights reach the vLLM servers through files: {reason} (docs/vllm.md)"]
-
-
-def device_notes(given: RunConfig, config: RunConfig) -> list[str]:
-    """Return a note if a run that may use a GPU trains on the CPU of a machine that has one, with the reason.
-
-    Args:
-        given: Configuration of the user.
-        config: The same, resolved.
-    """
-    if given.hardware.device != "auto" or config.hardware.device != "cpu" or not sees_gpu():
+def _device_notes(given: Hardware, here: Hardware) -> list[str]:
+    """Return a note if a run that may use a GPU trains on the CPU of a machine that has one, with the reason."""
+    if given.device != "auto" or here.device != "cpu" or not sees_gpu():
         return []
     return [f"this machine has a GPU, but torch can use none, so the run trains on the CPU: {gpu_problem()}"]
 

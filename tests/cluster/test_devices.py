@@ -5,6 +5,7 @@ import stat
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,7 +26,8 @@ from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts, local_
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.vllm.nccl import NcclChannel
 from scalerl.rollouts.weights import DirectoryChannel
-from scalerl.training.backends import BACKENDS
+from scalerl.training.backends import BACKENDS, channel_of
+from scalerl.training.resolve import resolve
 
 BASE = RunConfig(
     model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"),
@@ -175,7 +177,9 @@ def specs_of(config, table, tmp_path, build=None):
 @pytest.fixture
 def four_gpus(monkeypatch):
     """A machine with four GPUs, of which the first three are visible."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(total_memory=80e9))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2,3")
 
 
@@ -186,7 +190,7 @@ def ended(process):
 
 def test_torch_engines_see_the_gpus_of_their_rows(four_gpus):
     config = replace(BASE, placement=Placement(generators=2, gpus_per_generator=1))
-    table = BACKENDS["local"](config).devices
+    table = resolve(config).devices
     engines = local_engines([Seen(f"generator {n + 1}", table["generator", n]) for n in range(2)], print)
     try:
         assert [pair[0].state()["CUDA_VISIBLE_DEVICES"] for pair in engines] == ["2", "3"]
@@ -199,7 +203,7 @@ def test_the_process_of_a_single_engine_sees_the_gpu_of_its_row(four_gpus, tmp_p
     from scalerl.rollouts.pipeline import WorkerDied
     from scalerl.rollouts.worker import generate
 
-    backend = BACKENDS["local"](replace(BASE, placement=Placement(gpus_per_generator=1)))
+    backend = BACKENDS["local"](resolve(replace(BASE, placement=Placement(gpus_per_generator=1))))
     worker = backend.launch(partial(generate, DirectoryChannel(tmp_path / "w"), Seen.raised, 0, ()))
     try:
         with pytest.raises(WorkerDied, match=r"failed: RuntimeError: CUDA_VISIBLE_DEVICES=2$"):
@@ -209,7 +213,7 @@ def test_the_process_of_a_single_engine_sees_the_gpu_of_its_row(four_gpus, tmp_p
 
 
 def test_trainer_ranks_see_one_gpu_each(four_gpus):
-    table = BACKENDS["local"](replace(BASE, placement=Placement(trainer_ranks=3))).devices
+    table = resolve(replace(BASE, placement=Placement(trainer_ranks=3))).devices
     own = [table["trainer", n].environment for n in range(3)]
     ranks = RankProcesses([Seen.learner] * 3, environments=own, timeout_s=60)
     try:
@@ -226,11 +230,13 @@ def test_vllm_servers_are_started_on_the_gpus_of_their_rows(four_gpus, tmp_path)
     from scalerl.rollouts.vllm.launch import server_engines
 
     place = Placement(engine="vllm", generators=2, vllm_python=str(program))
-    config = replace(BASE, placement=place, hardware=replace(BASE.hardware, dtype="float32"))
-    backend = BACKENDS["local"](config)
-    channel = backend.channel(WeightLayout.of([]), tmp_path)
-    assert isinstance(channel, NcclChannel)  # the default of servers with their own GPUs
-    specs = [dataclasses.replace(spec, channel=channel) for spec in specs_of(config, backend.devices, tmp_path)]
+    hardware, rollouts = replace(BASE.hardware, dtype="float32"), replace(BASE.rollouts, weights="nccl")
+    resolved = resolve(replace(BASE, placement=place, hardware=hardware, rollouts=rollouts))
+    channel = channel_of(resolved.config, WeightLayout.of([]), tmp_path)
+    assert isinstance(channel, NcclChannel)
+    specs = [
+        dataclasses.replace(spec, channel=channel) for spec in specs_of(resolved.config, resolved.devices, tmp_path)
+    ]
     engines = server_engines(specs, print)
     try:
         assert sorted(seen_by_servers(tmp_path)) == ["2", "3"]

@@ -27,7 +27,7 @@ from scalerl.models.sizes import sizes_of
 from scalerl.placement import devices as placement
 from scalerl.placement.devices import Host, Place, check_shared_memory
 from scalerl.training import resolve as resolve_module
-from scalerl.training.resolve import device_notes, resolve_hardware
+from scalerl.training.resolve import resolve, resolve_hardware
 
 CARD = Gpu("NVIDIA H100 80GB HBM3", 84e9, 85e9)
 
@@ -213,13 +213,12 @@ def test_the_error_of_a_start_and_the_doctor_say_which_driver_is_needed(monkeypa
     monkeypatch.setattr(torch.cuda, "init", raising_runtime)
     with pytest.raises(ConfigError, match=r"too old \(found version 12020\); NVIDIA driver 535.104.05 .* needs 580"):
         resolve_hardware(Hardware(device="cuda"))
-    auto, cpu = RunConfig(), RunConfig(hardware=Hardware(device="cpu"))
     monkeypatch.setattr(resolve_module, "sees_gpu", lambda: True)
-    (note,) = device_notes(auto, cpu)
+    (note,) = resolve(RunConfig()).notes
     assert "trains on the CPU" in note and "580 or newer" in note
-    assert device_notes(cpu, cpu) == [] and device_notes(auto, RunConfig(hardware=Hardware(device="cuda"))) == []
+    assert resolve(RunConfig(hardware=Hardware(device="cpu"))).notes == ()
     monkeypatch.setattr(resolve_module, "sees_gpu", lambda: False)
-    assert device_notes(auto, cpu) == []
+    assert resolve(RunConfig()).notes == ()
     site = site_of("--hardware.device", "cpu", seen=[Seen("a", {"cuda": "13.0", "driver": "580.65.06"})])
     assert doctor.versions(site) == (WORKS, "cuda 13.0, driver 580.65.06 (CUDA 13.0 needs 580)")
     site = site_of("--hardware.device", "cpu", seen=[Seen("a", {"cuda": "13.0"})])

@@ -16,8 +16,8 @@ from scalerl.config.run import Hardware
 from scalerl.core.errors import ConfigError
 from scalerl.learner.ranks import serve_rank
 from scalerl.placement import devices
-from scalerl.training.backends import BACKENDS
-from scalerl.training.launch import resolve
+from scalerl.placement.choices import loop_device, trains_in_loop
+from scalerl.training.resolve import resolve
 
 ray = pytest.importorskip("ray", reason="needs Ray")
 
@@ -46,10 +46,10 @@ def cluster():
 
 def test_the_device_is_that_of_the_cluster_and_not_of_the_driver(cluster):
     assert not torch.cuda.is_available()
-    config = resolve(ON_RAY)
+    config = resolve(ON_RAY).config
     assert config.hardware.device == "cuda" and config.hardware.dtype == "bfloat16"
     one = replace(config, placement=replace(config.placement, trainer_ranks=1))
-    assert not one.trains_in_loop and one.loop_device == "cpu"
+    assert not trains_in_loop(one) and loop_device(one) == "cpu"
     with pytest.raises(ConfigError, match="torch sees no GPU here"):
         resolve(replace(ON_RAY, hardware=Hardware(device="cuda"), placement=Placement()))
 
@@ -57,12 +57,11 @@ def test_the_device_is_that_of_the_cluster_and_not_of_the_driver(cluster):
 @pytest.mark.slow
 def test_a_small_dev_shm_on_a_node_stops_the_run_before_it_starts(cluster, monkeypatch):
     """The node is asked for real; the needed size is more than any machine has."""
-    config = resolve(ON_RAY)
     host = ray.nodes()[0]["NodeManagerAddress"]
     assert shared_memory(ray, [host])[host] == pytest.approx(shutil.disk_usage("/dev/shm").free, rel=0.2)
     monkeypatch.setattr(devices, "SHARED_BYTES", 1 << 60)
     with pytest.raises(ConfigError, match=f"{host}:/dev/shm: .* between 5 GPU processes"):
-        BACKENDS["ray"](config)
+        resolve(ON_RAY)
 
 
 @pytest.mark.slow
@@ -71,8 +70,8 @@ def test_engines_and_ranks_get_different_gpus_from_ray(cluster, tmp_path, monkey
     from scalerl.cluster.ranks import RayRanks
     from scalerl.rollouts.free_running import FreeRunner
 
-    config = resolve(ON_RAY)
-    backend = BACKENDS["ray"](config)
+    resolved = resolve(ON_RAY)
+    config = resolved.config
 
     def begin(spec):
         (tmp_path / spec.name).write_text(os.environ["CUDA_VISIBLE_DEVICES"])
@@ -85,8 +84,8 @@ def test_engines_and_ranks_get_different_gpus_from_ray(cluster, tmp_path, monkey
 
     monkeypatch.setitem(engines.BEGIN, "torch", begin)
     monkeypatch.setattr("scalerl.cluster.ranks._meet", meet)
-    ranks = RayRanks(cluster, config, "", [], backend.devices["trainer", 0].resources)
-    pairs = engines.actor_engines(specs_of(config, backend.devices, tmp_path), print)
+    ranks = RayRanks(cluster, config, "", [], resolved.devices["trainer", 0].resources)
+    pairs = engines.actor_engines(specs_of(config, resolved.devices, tmp_path), print)
     try:
         seen = [(tmp_path / f"generator {n} of 3").read_text() for n in (1, 2, 3)]
         seen += ranks.call("check", "CUDA_VISIBLE_DEVICES", timeout_s=60)
@@ -107,6 +106,5 @@ def test_an_actor_without_gpus_sees_none(cluster):
 
 
 def test_too_few_gpus_of_the_cluster_are_an_error_before_the_run(cluster):
-    config = replace(resolve(ON_RAY), placement=replace(ON_RAY.placement, generators=4))
     with pytest.raises(ConfigError, match="10 GPUs in total; the cluster has 8, and no host has 2 left"):
-        BACKENDS["ray"](config)
+        resolve(replace(ON_RAY, placement=replace(ON_RAY.placement, generators=4)))

@@ -28,6 +28,7 @@ from scalerl.learner.rank_processes import RankProcesses
 from scalerl.learner.ranks import LearnerDied, LearnerGroup
 from scalerl.models.weights import WeightLayout
 from scalerl.placement.choices import channel_choice, trains_in_loop
+from scalerl.placement.devices import Host
 from scalerl.rollouts.vllm import nccl
 from scalerl.rollouts.vllm.nccl import NcclChannel, ServersClient, address_towards
 from scalerl.rollouts.vllm.updates import UPDATES
@@ -173,17 +174,18 @@ def test_the_placement_determines_the_channel(words, shared, vllm, channel, reas
 def test_a_machine_without_vllm_or_with_one_gpu_uses_files_and_says_so(monkeypatch):
     config, gpus, installed = read_config(None, [*CUDA, *VLLM]), [8], [object()]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus[0])
+    monkeypatch.setattr(resolve, "this_machine", lambda: Host("here", tuple(map(str, range(gpus[0]))), 80.0))
     monkeypatch.setattr(resolve, "find_spec", lambda name: installed[0])
-    found = resolve.resolve(config)
-    assert found.rollouts.weights == "nccl" and not found.trains_in_loop and resolve.channel_notes(found) == []
+    resolved = resolve.resolve(config)
+    assert resolved.config.rollouts.weights == "nccl" and not trains_in_loop(resolved.config) and resolved.notes == ()
     gpus[0] = 1
     shared = resolve.resolve(config)
-    assert shared.rollouts.weights == "directory" and shared.trains_in_loop
+    assert shared.config.rollouts.weights == "directory" and trains_in_loop(shared.config)
+    assert "through files: an engine shares the trainer's GPU" in shared.notes[0]
     with pytest.raises(ConfigError, match=r"share the only GPU here.*allowed: auto, directory"):
-        resolve.resolve(found)
+        resolve.resolve(resolved.config)
     gpus[0], installed[0] = 8, None
-    assert "through files: NCCL needs vLLM" in resolve.channel_notes(resolve.resolve(config))[0]
+    assert "through files: NCCL needs vLLM" in resolve.resolve(config).notes[0]
 
 
 @pytest.mark.skipif("vllm" in sys.modules, reason="vLLM is installed here")
