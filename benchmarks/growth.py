@@ -222,7 +222,7 @@ def step_evaluations(evaluations: int, meter: Meter, place: Path) -> None:
     from scalerl.training.display import RunDisplay
     from scalerl.training.records import Records
     from scalerl.training.warnings import RunWarnings
-    from scalerl.types import EvalPoint, GeneratorStats
+    from scalerl.types import EvalPoint
 
     def point(i: int) -> EvalPoint:
         rate = 0.2 + 0.4 * i / (i + evaluations / 4)
@@ -230,8 +230,7 @@ def step_evaluations(evaluations: int, meter: Meter, place: Path) -> None:
 
     quiet = SimpleNamespace(add_points=lambda points: None, append=lambda *words: None)
     display = RunDisplay(LAB, Console(file=io.StringIO()))
-    progress = SimpleNamespace(generator=GeneratorStats(0, 0, 0.0))
-    records = Records(quiet, display, None, None, None, progress, None, RunWarnings(LAB))  # type: ignore[arg-type]
+    records = Records(quiet, display, RunWarnings(LAB))  # type: ignore[arg-type]
     last = evaluations // 50
     records.points = [point(i) for i in range(evaluations - last)]
     records._judged = len(records.points)

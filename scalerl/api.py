@@ -319,7 +319,7 @@ def _named(fields: dict[str, Any]) -> dict[str, Any]:
     return {name.replace("__", "."): value for name, value in fields.items()}
 
 
-def _complete(config: RunConfig, make_session: Callable[[Any], Callable[..., Any]], progress: bool) -> Run:
+def _complete(config: RunConfig, make_run: Callable[[Any], Callable[..., Any]], progress: bool) -> Run:
     """Complete a run that functions of `training.launch` start; the module is imported after the environment is set."""
     from io import StringIO
 
@@ -336,7 +336,7 @@ def _complete(config: RunConfig, make_session: Callable[[Any], Callable[..., Any
     threads, dtype, stop = torch.get_num_threads(), torch.get_default_dtype(), StopFlag()
     try:
         torch.set_default_dtype(torch.float32)  # a run makes its tensors in it, whatever a notebook has set
-        ended = complete(make_session(launch), display, stop)
+        ended = complete(make_run(launch), display, stop)
     finally:
         stop.restore()
         torch.set_num_threads(threads)

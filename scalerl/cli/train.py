@@ -177,7 +177,7 @@ def run_resume(words: list[str]) -> int:
     return _run(config, lambda launch: partial(launch.resume, arguments.directory, arguments.steps, **chosen))
 
 
-def _run(config: RunConfig, make_session: Callable[[Any], Callable[..., Any]]) -> int:
+def _run(config: RunConfig, make_run: Callable[[Any], Callable[..., Any]]) -> int:
     """Train, print the outcome and return the exit code; a signal stops the run with a checkpoint."""
     prepare_environment(TRAINING)
 
@@ -188,6 +188,6 @@ def _run(config: RunConfig, make_session: Callable[[Any], Callable[..., Any]]) -
 
     stop = StopFlag()
     display = RunDisplay(config)
-    ended = complete(make_session(launch), display, stop)
+    ended = complete(make_run(launch), display, stop)
     say(*ended.closing)
     return 0 if ended.finished else 128 + stop.signal

@@ -19,14 +19,16 @@ from scalerl.learner.ranks import LearnerDied
 from scalerl.rollouts.pipeline import Interrupted, NoAnswer, WorkerDied
 from scalerl.tasks.user_rewards import RewardError
 from scalerl.training.display import RunDisplay
+from scalerl.training.evaluation import evaluate_if_due
 from scalerl.training.launch import resume
 from scalerl.training.loop import train
+from scalerl.training.run import Run
 from scalerl.training.run_dir import recorded
 from scalerl.training.run_info import run_info
-from scalerl.training.session import Session
+from scalerl.training.saved import commit, save
 from scalerl.view.summary import summarize
 
-MakeSession = Callable[[RunDisplay, Callable[[], bool]], Session]
+MakeRun = Callable[[RunDisplay, Callable[[], bool]], Run]
 """(display, function that tells whether a stop was requested) -> a run that is ready to train."""
 
 DIED = (WorkerDied, LearnerDied)
@@ -47,14 +49,14 @@ class Ended(NamedTuple):
     """Whether the run reached its end; otherwise it was stopped by a signal."""
 
 
-def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Callable[[], bool]) -> Ended:
+def complete(make_run: MakeRun, display: RunDisplay, stop_requested: Callable[[], bool]) -> Ended:
     """Start or resume a run and train it to its end.
 
     If a process of a run on a cluster dies, the run goes back to its last checkpoint, `placement.restarts` times from
     each checkpoint, because nodes may be lost and replaced.
 
     Args:
-        make_session: Function that starts or resumes the run.
+        make_run: Function that starts or resumes the run.
         display: Display of the run.
         stop_requested: Function called after every step; if it returns true, the run ends with a checkpoint.
 
@@ -62,68 +64,68 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
         ConfigError: An error that the user can correct was found before the first step.
         RunFailed: Training failed, a reward function failed, or a process died. Saved files are kept.
     """
-    session: Session | None = None
+    run: Run | None = None
     returns: list[int] = []  # the steps of the checkpoints that the run went back to
     try:
         display.start()
         while True:
-            session = make_session(display, stop_requested)
-            path = session.records.directory.path
+            run = make_run(display, stop_requested)
+            path = run.records.directory.path
             try:
-                return _trained(session)
+                return _trained(run)
             except DIED as error:
-                placement, latest = session.config.placement, max(session.checkpoints.store.steps(), default=0)
+                placement, latest = run.config.placement, max(run.store.steps(), default=0)
                 if stop_requested() or placement.backend != "ray" or returns.count(latest) >= placement.restarts:
                     raise
                 returns.append(latest)
                 display.note(f"{recorded(error, path)}\ngoing back to the last checkpoint")
-                session.close()
-                make_session = partial(resume, path, None)
+                run.close()
+                make_run = partial(resume, path, None)
     except Exception as error:
-        if session is not None:
-            session.records.ended("failed")  # loggers get unexpected errors too
-            if isinstance(error, ConfigError) and not session.records.points:
-                session.close()  # first, because its processes and loggers write into the directory
-                session.records.directory.discard()
-                session = None
+        if run is not None:
+            run.records.ended("failed")  # loggers get unexpected errors too
+            if isinstance(error, ConfigError) and not run.records.points:
+                run.close()  # first, because its processes and loggers write into the directory
+                run.records.directory.discard()
+                run = None
         lacked = lacks_memory(error)
         reported = isinstance(error, RunError | ProcessFailure)
-        if not reported and not (lacked and session):
+        if not reported and not (lacked and run):
             raise
-        if session is None:
+        if run is None:
             raise RunFailed(str(error)) from error
-        path = session.records.directory.path
+        path = run.records.directory.path
         text = recorded(error, path) if isinstance(error, ProcessDied | PluginError) else str(error)
         if lacked:
             text = (
                 f"the trainer ran out of memory: {memory_report(peak_bytes())} ({text.splitlines()[0][:200]}). To need "
-                f"less, {trainer_cure(session.config)}"
+                f"less, {trainer_cure(run.config)}"
             )
         raise RunFailed(f"{text}\nAll saved results are kept; continue with: scalerl resume {path}") from error
     finally:
         display.stop()
-        if session is not None:
-            session.close()
+        if run is not None:
+            run.close()
 
 
-def _trained(session: Session) -> Ended:
+def _trained(run: Run) -> Ended:
     """Train a run to its end, and report it in its status and to its loggers."""
-    path = session.records.directory.path
+    path = run.records.directory.path
     with Heartbeat(path) as beating:
 
         def phase(name: str) -> None:
             beating.phase(name)
-            session.records.display.phase(name)
+            run.records.display.phase(name)
 
-        session.records.phase = phase
-        closing, finished = run_to_end(session)
+        run.records.phase = phase
+        closing, finished = run_to_end(run)
         state = "finished" if finished else "stopped"
         beating.ended(state, closing[0])
-        session.records.ended(state)
+        run.records.ended(state)
     return Ended(path, closing, finished)
 
 
-def run_to_end(run: Session) -> tuple[list[str], bool]:
+def run_to_end(run: Run) -> tuple[list[str], bool]:
     """Train until the run ends and save its results.
 
     Returns:
@@ -136,15 +138,15 @@ def run_to_end(run: Session) -> tuple[list[str], bool]:
     try:
         return _trained_and_saved(run)
     except NoAnswer as error:
-        saved = max(run.checkpoints.store.steps(), default=0)
+        saved = max(run.store.steps(), default=0)
         return [
             f"stopped at step {progress.step}, without a checkpoint of it, because the generator or a server does not "
             f"answer{f': {error}' if str(error) else ''}; continue from step {saved} with: scalerl resume {path}"
         ], False
 
 
-def _trained_and_saved(run: Session) -> tuple[list[str], bool]:
-    path, progress, checkpoints, phase = run.records.directory.path, run.progress, run.checkpoints, run.records.phase
+def _trained_and_saved(run: Run) -> tuple[list[str], bool]:
+    path, progress, phase = run.records.directory.path, run.progress, run.records.phase
     stopped = f"stopped at step {{}}; continue with: scalerl resume {path}"
     try:
         run.pipeline.wait_ready()
@@ -152,23 +154,23 @@ def _trained_and_saved(run: Session) -> tuple[list[str], bool]:
         return [stopped.format(progress.step)], False
     interrupted = False
     try:
-        run.evaluate_if_due()  # R(0) before the first update, or an evaluation that a failed reward function ended
+        evaluate_if_due(run)  # R(0) before the first update, or an evaluation that a failed reward function ended
         phase("training")
-        run.records.compute.clock.start()
+        run.compute.clock.start()
         train(run)
     except NoAnswer:
         raise
     except Interrupted:
         interrupted = True  # perhaps in the last evaluation
     except RewardError:
-        checkpoints.write()  # only the failed step is lost, and a resume repeats it
-        checkpoints.commit(wait=True)
+        save(run)  # only the failed step is lost, and a resume repeats it
+        commit(run, wait=True)
         raise
     phase("saving")
-    checkpoints.commit(wait=True)
-    if progress.step not in checkpoints.store.steps():
-        checkpoints.write()
-        checkpoints.commit(wait=True)
+    commit(run, wait=True)
+    if progress.step not in run.store.steps():
+        save(run)
+        commit(run, wait=True)
     if interrupted or not run.finished:
         return [stopped.format(progress.step)], False
     export_model(run)
@@ -182,11 +184,11 @@ def _trained_and_saved(run: Session) -> tuple[list[str], bool]:
     return closing + summarize(path, run_info(run.config), run.records.points), True
 
 
-def export_model(run: Session) -> None:
+def export_model(run: Run) -> None:
     """Write the last weights and the tokenizer as a Hugging Face directory, and adapters next to it, atomically."""
     path = run.records.directory.path
     temporary = path / ".export.tmp"
     shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
     run.learner.export(temporary / "model")
-    run.evaluations.text.tokenizer.save_pretrained(temporary / "model")
+    run.text.tokenizer.save_pretrained(temporary / "model")
     move_into(temporary, path)

@@ -10,22 +10,19 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from scalerl.config import RunConfig
-from scalerl.learner.base import BadGradient, Learner
+from scalerl.learner.base import BadGradient
 from scalerl.models.policy import rounding
-from scalerl.models.text import TokenText
-from scalerl.rollouts.pipeline import Interrupted, Pipeline, RolloutBatch
+from scalerl.rollouts.pipeline import Interrupted, RolloutBatch
 from scalerl.rollouts.replay import ReplayMismatch, check_difference
 from scalerl.scaling import CurveError, fit
 from scalerl.scaling.stop import reason_to_stop, stop_rule
 from scalerl.training.batch import environment_row
-from scalerl.training.progress import Compute, Progress, TrainingFailed
-from scalerl.training.records import Records
+from scalerl.training.progress import TrainingFailed
 from scalerl.training.rollout_rows import (
     DETAILED,
     LogRatios,
@@ -35,97 +32,113 @@ from scalerl.training.rollout_rows import (
     sample_rows,
     telling_group,
 )
+from scalerl.training.run import Run
 from scalerl.training.run_info import default_axis
-from scalerl.training.saved import Checkpoints
+from scalerl.training.saved import failure
 from scalerl.types import BoolArray, EvalPoint, FloatArray, Prompt, ScoredGroup, Visit
 from scalerl.view.outlook import curve_of, points_by_task
 
 
-@dataclass(slots=True)
-class Evaluations:
-    """Measures the held-out prompts of a run."""
+def evaluate_if_due(run: Run, taken: RolloutBatch | None = None) -> None:
+    """Evaluate on the schedule and at the end, unless the points of this step exist, and judge `stop_when`.
 
-    config: RunConfig
-    held_out: Sequence[Prompt]
-    text: TokenText
-    pipeline: Pipeline
-    learner: Learner
-    progress: Progress
-    compute: Compute
-    records: Records
-    checkpoints: Checkpoints
+    Args:
+        run: The run.
+        taken: The last batch, of whose rollouts a sample is saved.
+    """
+    step = run.progress.step
+    if not run.is_due(run.config.evaluation.every) or any(point.step == step for point in run.records.points):
+        return
+    run.records.phase("evaluating")
+    evaluate(run, taken)
+    if not run.finished:
+        _judge_conditions(run)
+    run.records.phase("training")
 
-    def run(self, taken: RolloutBatch | None = None) -> None:
-        """Measure each task's held-out pass rate; the time it takes is excluded from the training time.
 
-        A group of `taken` is saved too. Generation continues while the samples are scored and replayed; this time
-        counts as training time of the generators.
+def _judge_conditions(run: Run) -> None:
+    """End the run if a condition of `stop_when` holds that was not overruled."""
+    progress = run.progress
+    open_rules = [text for text in run.config.stop_when if text not in progress.overruled]
+    condition = first_to_stop(open_rules, run.records.points, run.config) if open_rules else None
+    if condition is not None:
+        progress.stopped_by, reason = condition
+        run.records.display.note(f"step {progress.step}: stopping, because {reason}")
 
-        Raises:
-            TrainingFailed: The generator's log-probabilities are not those of the weights, or not finite.
-            Interrupted: A stop was requested; nothing was measured.
-        """
-        step, visits, records = self.progress.step, held_out_visits(self.held_out), self.records
-        samples = {task.curve: self.config.samples(task) for task in self.config.data}
-        wanted, saved = [samples[visit.prompt.task] for visit in visits], self.config.evaluation.saved
-        kept = kept_samples(visits, wanted, self._replayed(len(visits)), saved)
-        began = time.perf_counter()
-        try:
-            groups, eval_s = self.pipeline.evaluate(step, self.learner.send, visits, wanted, kept)
-        except Interrupted:
-            self.compute.clock.leave_out(time.perf_counter() - began)
-            raise
-        began = time.perf_counter()
-        sample = telling_group(taken.groups) if taken else None
-        log_ratios, of_sample = self._replay(step, groups, sample)
-        generated_s, clock = self.compute.generated_s(), self.compute.clock
-        clock.leave_out(eval_s + time.perf_counter() - began)
-        hours = self.compute.device_hours  # read once, so that the points of all tasks have the same compute
-        clock.add(generated_s)  # after `hours`, because it is compute for later updates
-        records.directory.append("rollouts.jsonl", evaluation_rows(self.text, step, groups, log_ratios, saved))
-        if sample:
-            rows = sample_rows(self.text, step, sample, of_sample)
-            prompt, rollouts = sample.group.visit.prompt.tokens, sample.group.rollouts[: len(rows)]
-            records.directory.add_samples(rows, [packed(prompt, rollout) for rollout in rollouts])
-        flops, tokens = self.progress.flops, self.progress.generator.tokens
-        records.evaluated(
-            [
-                eval_point(of_task, step=step, device_hours=hours, flops=flops, tokens=tokens, eval_s=eval_s)
-                for of_task in by_task(groups)
-            ]
-        )
 
-    def _replayed(self, groups: int) -> Sequence[int]:
-        """Return the indices of the groups whose first rollout is replayed."""
-        wanted = self.config.evaluation.replayed
-        return range(groups)[:: max(1, groups // wanted)][:wanted] if wanted else ()
+def evaluate(run: Run, taken: RolloutBatch | None = None) -> None:
+    """Measure each task's held-out pass rate; the time it takes is excluded from the training time.
 
-    def _replay(
-        self, step: int, groups: Sequence[ScoredGroup], sample: ScoredGroup | None
-    ) -> tuple[LogRatios, Sequence[FloatArray | None]]:
-        """Check that the log-probabilities of a few samples agree with the learner's weights.
+    A group of `taken` is saved too. Generation continues while the samples are scored and replayed; this time
+    counts as training time of the generators.
 
-        Returns:
-            The log ratios by index of the group, and those of the first rollouts of `sample`.
-        """
-        if not self.config.evaluation.replayed:
-            return {}, ()
-        numbers = self._replayed(len(groups))
-        chosen = [(groups[number].group, groups[number].group.rollouts[0]) for number in numbers]
-        chosen += [(sample.group, one) for one in sample.group.rollouts[:DETAILED]] if sample else []
-        try:
-            difference = self.learner.check(step, [(group.visit.prompt.tokens, rollout) for group, rollout in chosen])
-        except BadGradient as error:
-            raise self.checkpoints.failure(error) from None
-        if difference is None:
-            return {}, ()
-        ratios, self.progress.replay_difference = difference.log_ratios, difference.largest
-        try:
-            check_difference(difference, step, rounding(getattr(torch, self.config.hardware.dtype)))
-        except ReplayMismatch as error:
-            raise TrainingFailed(f"step {step}: {error}") from None
-        by_group = {n: own_N for n, own_N in zip(numbers, ratios, strict=False) if own_N is not None}
-        return by_group, ratios[len(numbers) :]
+    Raises:
+        TrainingFailed: The generator's log-probabilities are not those of the weights, or not finite.
+        Interrupted: A stop was requested; nothing was measured.
+    """
+    step, visits, records, clock = run.progress.step, held_out_visits(run.held_out), run.records, run.compute.clock
+    samples = {task.curve: run.config.samples(task) for task in run.config.data}
+    wanted, saved = [samples[visit.prompt.task] for visit in visits], run.config.evaluation.saved
+    kept = kept_samples(visits, wanted, _replayed(run, len(visits)), saved)
+    began = time.perf_counter()
+    try:
+        groups, eval_s = run.pipeline.evaluate(step, run.learner.send, visits, wanted, kept)
+    except Interrupted:
+        clock.leave_out(time.perf_counter() - began)
+        raise
+    began = time.perf_counter()
+    sample = telling_group(taken.groups) if taken else None
+    log_ratios, of_sample = _replay(run, groups, sample)
+    generated_s = run.compute.generated_s()
+    clock.leave_out(eval_s + time.perf_counter() - began)
+    hours = run.compute.device_hours  # read once, so that the points of all tasks have the same compute
+    clock.add(generated_s)  # after `hours`, because it is compute for later updates
+    records.directory.append("rollouts.jsonl", evaluation_rows(run.text, step, groups, log_ratios, saved))
+    if sample:
+        rows = sample_rows(run.text, step, sample, of_sample)
+        prompt, rollouts = sample.group.visit.prompt.tokens, sample.group.rollouts[: len(rows)]
+        records.directory.add_samples(rows, [packed(prompt, rollout) for rollout in rollouts])
+    flops, tokens = run.progress.flops, run.progress.generator.tokens
+    records.evaluated(
+        [
+            eval_point(of_task, step=step, device_hours=hours, flops=flops, tokens=tokens, eval_s=eval_s)
+            for of_task in by_task(groups)
+        ]
+    )
+
+
+def _replayed(run: Run, groups: int) -> Sequence[int]:
+    """Return the indices of the groups whose first rollout is replayed."""
+    wanted = run.config.evaluation.replayed
+    return range(groups)[:: max(1, groups // wanted)][:wanted] if wanted else ()
+
+
+def _replay(
+    run: Run, groups: Sequence[ScoredGroup], sample: ScoredGroup | None
+) -> tuple[LogRatios, Sequence[FloatArray | None]]:
+    """Check that the log-probabilities of a few samples agree with the learner's weights.
+
+    Returns:
+        The log ratios by index of the group, and those of the first rollouts of `sample`.
+    """
+    if not run.config.evaluation.replayed:
+        return {}, ()
+    step, numbers = run.progress.step, _replayed(run, len(groups))
+    chosen = [(groups[number].group, groups[number].group.rollouts[0]) for number in numbers]
+    chosen += [(sample.group, one) for one in sample.group.rollouts[:DETAILED]] if sample else []
+    try:
+        difference = run.learner.check(step, [(group.visit.prompt.tokens, rollout) for group, rollout in chosen])
+    except BadGradient as error:
+        raise failure(run, error) from None
+    if difference is None:
+        return {}, ()
+    ratios, run.progress.replay_difference = difference.log_ratios, difference.largest
+    try:
+        check_difference(difference, step, rounding(getattr(torch, run.config.hardware.dtype)))
+    except ReplayMismatch as error:
+        raise TrainingFailed(f"step {step}: {error}") from None
+    by_group = {n: own_N for n, own_N in zip(numbers, ratios, strict=False) if own_N is not None}
+    return by_group, ratios[len(numbers) :]
 
 
 def held_out_visits(prompts: Sequence[Prompt]) -> tuple[Visit, ...]:

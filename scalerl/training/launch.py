@@ -46,11 +46,11 @@ from scalerl.tasks.checks import check_rewards, reference_notes, repetition_note
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend, channel_of
 from scalerl.training.display import RunDisplay
-from scalerl.training.evaluation import Evaluations
 from scalerl.training.inputs import check_model, check_prompts, model_inputs, prompt_inputs
 from scalerl.training.progress import Compute, Progress, Stopwatch
 from scalerl.training.records import Records
 from scalerl.training.resolve import Resolved, arithmetic_notes, dated, length_notes, pinned, resolve
+from scalerl.training.run import Run, draw_first
 from scalerl.training.run_dir import RunDirectory, recorded
 from scalerl.training.run_info import run_info
 from scalerl.training.run_model import (
@@ -61,13 +61,12 @@ from scalerl.training.run_model import (
     model_path_of,
     sent_weights,
 )
-from scalerl.training.saved import Checkpoints, checkpoint_of, continued, overrule, sound_checkpoint
-from scalerl.training.session import Session
+from scalerl.training.saved import checkpoint_of, continued, overrule, sound_checkpoint
 from scalerl.training.warnings import KEPT_ROWS, RunWarnings
 from scalerl.types import Prompt
 
 
-def start(config: RunConfig, path: Path, display: RunDisplay, stop_requested: Callable[[], bool]) -> Session:
+def start(config: RunConfig, path: Path, display: RunDisplay, stop_requested: Callable[[], bool]) -> Run:
     """Start a new run: check the configuration and its inputs, then start the generator.
 
     Raises:
@@ -92,7 +91,7 @@ def resume(
     stop_requested: Callable[[], bool],
     options: Mapping[str, Any] | Sequence[str] = (),
     from_step: int | None = None,
-) -> Session:
+) -> Run:
     """Resume a run from its last good checkpoint, or from an earlier one.
 
     Args:
@@ -139,7 +138,7 @@ def _assemble(
     state: Mapping[str, Any],
     display: RunDisplay,
     stop_requested: Callable[[], bool],
-) -> Session:
+) -> Run:
     """Check the inputs of a run, then make its objects; the generator is not started yet. A new run has no state."""
     config, path = directory.config, directory.path
     display.belongs_to(path)
@@ -205,14 +204,21 @@ def _assemble(
     curriculum = make_curriculum(config, prompts.training)
     devices = counted(resolved.devices)
     compute = Compute(Stopwatch(3600.0 * state.get("device_hours", 0.0) / devices.held), devices, pipeline)
-    records = Records(directory, display, pipeline, scoring, curriculum, progress, compute, RunWarnings(config))
-    store = store_of(config, path)
-    checkpoints = Checkpoints(store, records, pipeline, learner, curriculum, progress, compute, inputs)
-    evaluations = Evaluations(
-        config, prompts.held_out, text, pipeline, learner, progress, compute, records, checkpoints
-    )
-    return Session(
-        config, pipeline, learner, curriculum, progress, evaluations, records, checkpoints, stop_requested, policy.sizes
+    return Run(
+        config=config,
+        sizes=policy.sizes,
+        text=text,
+        held_out=prompts.held_out,
+        curriculum=curriculum,
+        scoring=scoring,
+        pipeline=pipeline,
+        learner=learner,
+        progress=progress,
+        compute=compute,
+        records=Records(directory, display, RunWarnings(config)),
+        store=store_of(config, path),
+        inputs=inputs,
+        stop_requested=stop_requested,
     )
 
 
@@ -288,33 +294,31 @@ def _learner(
         raise LearnerDied(recorded(error, run)) from None
 
 
-def _begin(run: Session, makers: Mapping[str, Callable[[], Logger]]) -> None:
+def _begin(run: Run, makers: Mapping[str, Callable[[], Logger]]) -> None:
     """Start the generator and the loggers of a run without a checkpoint."""
     directory = run.records.directory
-    run.checkpoints.store.directory.mkdir(exist_ok=True)
+    run.store.directory.mkdir(exist_ok=True)
     directory.rewind({})
-    run.records.explain(run.learner.notes())
-    run.pipeline.start(run.learner.send, 0, run.initial_visits())
+    run.records.explain(0, run.learner.notes())
+    run.pipeline.start(run.learner.send, 0, draw_first(run))
     run.records.followers = Followers(
         run.config, run_info(run.config), directory.path, makers, run.records.display.note
     )
 
 
-def _continue(
-    run: Session, checkpoint: Path, state: Mapping[str, Any], makers: Mapping[str, Callable[[], Logger]]
-) -> None:
+def _continue(run: Run, checkpoint: Path, state: Mapping[str, Any], makers: Mapping[str, Callable[[], Logger]]) -> None:
     """Restore learner, curriculum and rows; start the generator with the weights in use, and the loggers."""
     directory, display, step = run.records.directory, run.records.display, run.progress.step
     run.learner.load(checkpoint, step)
     run.curriculum.load_state(state["curriculum"])
-    run.records.scoring.load_state(state["scoring"])
-    went_back = run.checkpoints.store.remove_after(step)  # before their rows
+    run.scoring.load_state(state["scoring"])
+    went_back = run.store.remove_after(step)  # before their rows
     for note in directory.rewind(state):
         display.note(note)
     run.records.points = directory.points()
     rows, events = (read_rows(directory.path / name) for name in (METRICS, EVENTS))
     run.records.warnings = RunWarnings(run.config, rows[-KEPT_ROWS:], events)
-    run.records.explain(run.learner.notes(), events)
+    run.records.explain(step, run.learner.notes(), events)
     sampling = load_plain(checkpoint, "generator")["sampling_version"]
     if sampling == step:
         run.pipeline.start(run.learner.send, sampling)

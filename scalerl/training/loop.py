@@ -14,12 +14,17 @@ from scalerl.config.recipe import LengthPenalty, Recipe
 from scalerl.learn.advantages import ZERO_VARIANCE, advantages, of_trained
 from scalerl.learn.aggregate import token_weights
 from scalerl.learn.penalty import with_length_penalty
-from scalerl.learner.base import TrainBatch
+from scalerl.learner.base import BadGradient, StepStats, TrainBatch
+from scalerl.learner.policy_learner import batch_flops
+from scalerl.placement.choices import recomputes
 from scalerl.training.batch import RolloutTensors, collate, rollout_row, staleness, why_untrained
-from scalerl.training.session import Session
+from scalerl.training.evaluation import evaluate_if_due
+from scalerl.training.metrics import record_step
+from scalerl.training.run import Run, publish, record_pass_rates
+from scalerl.training.saved import failure, save_if_due
 
 
-def train(run: Session) -> None:
+def train(run: Run) -> None:
     """Train until the steps are done, all prompts are retired or a stop is requested; write to the run directory.
 
     Raises:
@@ -28,7 +33,7 @@ def train(run: Session) -> None:
     """
     recipe = run.config.recipe
     while not run.finished and not run.stop_requested():
-        began, now = time.perf_counter(), run.progress.step
+        began, now, before = time.perf_counter(), run.progress.step, run.progress.generator
 
         # prompts -> rollouts and their rewards: PipelineRL-k or PPO-off-policy-k, verifiers in parallel with training
         taken = run.pipeline.take(recipe.prompts_per_step, now=now)
@@ -38,7 +43,7 @@ def train(run: Session) -> None:
             rewards_PG = with_length_penalty(rewards_PG, rollouts.passed_PG, rollouts.sampled_PG, recipe.length)
 
         # pass rates -> curriculum: No-Positive-Resampling retires the solved prompts
-        run.record_pass_rates(taken, rollouts)
+        record_pass_rates(run, taken, rollouts)
 
         # rewards -> advantages, normalized before prompts without variance are dropped
         advantages_B = advantages(recipe.advantage, rewards_PG, rollouts.counted_PG).view(-1)
@@ -50,7 +55,8 @@ def train(run: Session) -> None:
         weights_BT = token_weights(recipe.aggregation, trained_BT, rollouts.prompt_B)
 
         # advantages -> loss -> update
-        stats = run.update(
+        stats = update(
+            run,
             TrainBatch(
                 rollouts.tokens_BT,
                 rollouts.length_B,
@@ -66,21 +72,42 @@ def train(run: Session) -> None:
                 prompt_B=rollouts.prompt_B,
                 prompt_length_B=rollouts.prompt_length_B,
                 idle_cores=run.generators_idle,
-            )
+            ),
         )
 
         if not stats.trained_tokens:
-            run.skip(why_untrained(rollouts, usable_BT))
+            skip(run, why_untrained(rollouts, usable_BT))
 
         # new weights -> engines, during generation, with the next prompts
-        run.publish(taken)
+        publish(run, taken)
         ages = staleness(rollouts, now, recipe.off_policy)
         row = {**rollout_row(rollouts, rewards_PG, keep_P), **ages, **stats.to_dict()}
-        run.records.step(taken, row, step_s=time.perf_counter() - began)
+        record_step(run, taken, row, before, step_s=time.perf_counter() - began)
 
         # update -> evaluation point, checkpoint
-        run.evaluate_if_due(taken)
-        run.checkpoint_if_due()
+        evaluate_if_due(run, taken)
+        save_if_due(run)
+
+
+def update(run: Run, batch: TrainBatch) -> StepStats:
+    """Perform one update.
+
+    Raises:
+        TrainingFailed: The loss or gradient was not finite; the batch is saved.
+    """
+    try:
+        stats = run.learner.step(batch)
+    except BadGradient as error:
+        raise failure(run, error, batch) from None
+    run.progress.training_flops += batch_flops(run.sizes, batch, recomputes(run.config))
+    run.progress.step += 1
+    return stats
+
+
+def skip(run: Run, reason: str) -> None:
+    """Count the latest update as skipped because no token could be trained, and say why."""
+    run.progress.skipped_steps += 1
+    run.records.display.note(f"step {run.progress.step}: {reason}; the update is skipped")
 
 
 def loss_tokens(rollouts: RolloutTensors, recipe: Recipe, oldest: int) -> Tensor:

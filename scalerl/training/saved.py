@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,120 +15,111 @@ from scalerl.core.checkpoints import held_out_rates
 from scalerl.core.errors import ConfigError, short
 from scalerl.core.manifest import Damaged, check_files
 from scalerl.core.serialization import leaves, to_plain
-from scalerl.learner.base import BadGradient, Learner, TrainBatch
+from scalerl.learner.base import BadGradient, TrainBatch
 from scalerl.learner.checkpoint import FORMAT, WRITTEN, CheckpointStore, load_plain, save_state
-from scalerl.prompts.curriculum import Curriculum, Mixture
-from scalerl.rollouts.pipeline import Pipeline
 from scalerl.training.display import RunDisplay
-from scalerl.training.progress import Compute, Progress, TrainingFailed
-from scalerl.training.records import Records
+from scalerl.training.progress import Progress, TrainingFailed
 from scalerl.training.resolve import arithmetic
+from scalerl.training.run import Run
 from scalerl.training.run_dir import RunDirectory
 
 
-@dataclass(slots=True)
-class Checkpoints:
-    """Writes the checkpoints of a run; the trainer and the generator each write a part."""
+def save_if_due(run: Run) -> None:
+    """Start a checkpoint after so many steps or minutes, and at the end, and commit those that are complete."""
+    minutes, now = run.config.checkpoint.every_minutes, time.monotonic()
+    if run.is_due(run.config.checkpoint.every) or (minutes and now - run.saved_at >= 60.0 * minutes):
+        run.saved_at = now
+        run.records.phase("saving")
+        save(run)
+        run.records.phase("training")
+    commit(run)
 
-    store: CheckpointStore
-    records: Records
-    pipeline: Pipeline
-    learner: Learner
-    curriculum: Curriculum | Mixture
-    progress: Progress
-    compute: Compute
-    inputs: Mapping[str, Any]
-    """Digests of what a resume reads again (inputs.py)."""
-    _saves: dict[int, Future[None]] = field(default_factory=dict)
-    """The learner's part of each checkpoint that is not committed yet, by step."""
-    _generated: set[int] = field(default_factory=set)
-    """Those of these steps whose generator part is complete."""
 
-    def write(self) -> None:
-        """Begin the trainer's part of a checkpoint and request the generator's; both are needed to commit it.
+def save(run: Run) -> None:
+    """Begin the trainer's part of a checkpoint and request the generator's; both are needed to commit it.
 
-        The weights are written while training goes on, those of one checkpoint at a time.
+    The weights are written while training goes on, those of one checkpoint at a time.
 
-        Raises:
-            TrainingFailed: A weight is not finite.
-            OSError: From the last checkpoint, which could not be written.
-        """
-        directory, step, clock = self.records.directory, self.progress.step, self.compute.clock
-        with clock.paused():
-            self.pipeline.mark()
-            for saving in self._saves.values():
-                saving.result()
-            path = self.store.begin(step)
-            try:
-                self._saves[step] = self.learner.begin_save(path)
-            except BadGradient as error:
-                raise self.failure(error) from None
-            clock.add(self.compute.generated_s())
-            cursors = directory.cursors()
-            state = {
-                "format": FORMAT,
-                "config": to_toml(directory.config),
-                "progress": to_plain(self.progress),
-                "curriculum": self.curriculum.state(),
-                "scoring": self.records.scoring.state(),
-                "device_hours": self.compute.device_hours,
-                "arithmetic": arithmetic(directory.config.hardware.device),
-                "cursors": cursors,
-                "row_digests": directory.row_digests(cursors),
-                "inputs": self.inputs,
-            }
-            save_state(path, "trainer", state)
-            self.pipeline.snapshot(step, path)
+    Raises:
+        TrainingFailed: A weight is not finite.
+        OSError: From the last checkpoint, which could not be written.
+    """
+    directory, step, clock = run.records.directory, run.progress.step, run.compute.clock
+    with clock.paused():
+        run.pipeline.mark()
+        for saving in run.saves.values():
+            saving.result()
+        path = run.store.begin(step)
+        try:
+            run.saves[step] = run.learner.begin_save(path)
+        except BadGradient as error:
+            raise failure(run, error) from None
+        clock.add(run.compute.generated_s())
+        cursors = directory.cursors()
+        state = {
+            "format": FORMAT,
+            "config": to_toml(directory.config),
+            "progress": to_plain(run.progress),
+            "curriculum": run.curriculum.state(),
+            "scoring": run.scoring.state(),
+            "device_hours": run.compute.device_hours,
+            "arithmetic": arithmetic(directory.config.hardware.device),
+            "cursors": cursors,
+            "row_digests": directory.row_digests(cursors),
+            "inputs": run.inputs,
+        }
+        save_state(path, "trainer", state)
+        run.pipeline.snapshot(step, path)
 
-    def commit(self, wait: bool = False) -> None:
-        """Commit the checkpoints whose parts are complete; with `wait`, wait for all that were started.
 
-        Raises:
-            OSError: The learner's part could not be written; the last checkpoint is whole.
-        """
-        self._generated.update(self.pipeline.snapshots_done(self._saves.keys() - self._generated if wait else ()))
-        done = sorted(step for step in self._generated if wait or self._saves[step].done())
-        if not done:
-            return
-        with self.compute.clock.paused():  # digesting and syncing a large checkpoint takes seconds
-            if not wait:  # with `wait` the run is about to end, and its generator may have ended
-                self.pipeline.mark()
-            rates = held_out_rates(self.records.points, self.records.directory.config.main_tasks)
-            for step in done:
-                self._generated.discard(step)
-                self._saves.pop(step).result()
-                self.store.commit(step, rates)
-            if not wait:
-                self.compute.clock.add(self.compute.generated_s())
+def commit(run: Run, wait: bool = False) -> None:
+    """Commit the checkpoints whose parts are complete; with `wait`, wait for all that were started.
 
-    def close(self) -> None:
-        """Wait until nothing writes into the run directory any more."""
-        wait_for(self._saves.values())
+    Raises:
+        OSError: The learner's part could not be written; the last checkpoint is whole.
+    """
+    missing = run.saves.keys() - run.saved_by_generator
+    run.saved_by_generator.update(run.pipeline.snapshots_done(missing if wait else ()))
+    done = sorted(step for step in run.saved_by_generator if wait or run.saves[step].done())
+    if not done:
+        return
+    with run.compute.clock.paused():  # digesting and syncing a large checkpoint takes seconds
+        if not wait:  # with `wait` the run is about to end, and its generator may have ended
+            run.pipeline.mark()
+        rates = held_out_rates(run.records.points, run.records.directory.config.main_tasks)
+        for step in done:
+            run.saved_by_generator.discard(step)
+            run.saves.pop(step).result()
+            run.store.commit(step, rates)
+        if not wait:
+            run.compute.clock.add(run.compute.generated_s())
 
-    def failure(self, error: BadGradient, batch: TrainBatch | None = None) -> TrainingFailed:
-        """Return the error that ends a run whose loss, gradient or weights are not finite.
 
-        Args:
-            error: The reason.
-            batch: Batch of the failed update, which is saved; None if the weights are not finite.
-        """
-        run, step = self.records.directory, self.progress.step
-        where = f"step {step}: {error}"
-        if batch:
-            saved = run.path / "bad_batch"
-            given = {f.name: getattr(batch, f.name) for f in fields(batch)}
-            save_state(saved, f"step_{step:06d}", {**given, "mismatch": batch.mismatch.model_dump()})
-            where = f"step {step + 1}: {error}. The batch is saved in {saved}"
-        self.commit(wait=True)
-        optimizer = run.config.recipe.optimizer
-        lower = optimizer.rate(max(step, optimizer.warmup_steps)) / 2
-        steps = self.store.steps()
-        earlier = f"go back to an earlier checkpoint with --from-step {steps[-2]}" if steps[1:] else "check the model"
-        return TrainingFailed(
-            f"{where}; the last good checkpoint is {self.store.latest() or 'none, so a resume starts at step 0'}. The "
-            f"usual remedy is a lower learning rate: scalerl resume {run.path} --recipe.optimizer.learning_rate "
-            f"{lower:.3g}. If it fails again, {earlier}"
-        )
+def failure(run: Run, error: BadGradient, batch: TrainBatch | None = None) -> TrainingFailed:
+    """Return the error that ends a run whose loss, gradient or weights are not finite.
+
+    Args:
+        run: The run.
+        error: The reason.
+        batch: Batch of the failed update, which is saved; None if the weights are not finite.
+    """
+    path, step = run.records.directory.path, run.progress.step
+    where = f"step {step}: {error}"
+    if batch:
+        saved = path / "bad_batch"
+        given = {f.name: getattr(batch, f.name) for f in fields(batch)}
+        save_state(saved, f"step_{step:06d}", {**given, "mismatch": batch.mismatch.model_dump()})
+        where = f"step {step + 1}: {error}. The batch is saved in {saved}"
+    commit(run, wait=True)
+    optimizer = run.config.recipe.optimizer
+    lower = optimizer.rate(max(step, optimizer.warmup_steps)) / 2
+    steps = run.store.steps()
+    earlier = f"go back to an earlier checkpoint with --from-step {steps[-2]}" if steps[1:] else "check the model"
+    return TrainingFailed(
+        f"{where}; the last good checkpoint is {run.store.latest() or 'none, so a resume starts at step 0'}. The "
+        f"usual remedy is a lower learning rate: scalerl resume {path} --recipe.optimizer.learning_rate "
+        f"{lower:.3g}. If it fails again, {earlier}"
+    )
 
 
 def checkpoint_of(run: RunDirectory, store: CheckpointStore, step: int) -> Path:

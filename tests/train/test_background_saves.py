@@ -17,7 +17,7 @@ from scalerl.learner.checkpoint import CheckpointStore, load_state
 from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy
 from scalerl.training import saved
-from scalerl.training.saved import Checkpoints
+from scalerl.training.run import Run
 
 
 @pytest.fixture
@@ -57,22 +57,23 @@ def test_a_large_learner_on_cpu_is_written_without_a_copy(tmp_path, monkeypatch)
 
 
 class Parts:
-    """The objects that `Checkpoints` uses, with a generator that saves at once."""
+    """A run as far as checkpoints need it, with a generator that saves at once."""
 
     def __init__(self, path, save):
         self.snapshots = []
         clock = SimpleNamespace(paused=lambda: saved_nothing(), add=lambda seconds: None)
         directory = SimpleNamespace(config=LAB, cursors=dict, row_digests=lambda cursors: {}, path=path)
-        scoring = SimpleNamespace(state=dict)
-        records = SimpleNamespace(directory=directory, scoring=scoring, points=[])
+        records = SimpleNamespace(directory=directory, points=[])
         pipeline = SimpleNamespace(
             mark=lambda: None, snapshot=lambda step, path: self.snapshots.append(step), snapshots_done=self.done
         )
-        self.progress = saved.Progress()
-        compute = SimpleNamespace(clock=clock, generated_s=lambda: 0.0, device_hours=0.0)
-        learner, curriculum = SimpleNamespace(begin_save=save), SimpleNamespace(state=dict)
+        stateful = SimpleNamespace(state=dict)
         self.store = CheckpointStore(path, keep=2)
-        self.checkpoints = Checkpoints(self.store, records, pipeline, learner, curriculum, self.progress, compute, {})  # type: ignore[arg-type]
+        self.run = SimpleNamespace(
+            records=records, pipeline=pipeline, progress=saved.Progress(), curriculum=stateful, scoring=stateful,
+            compute=SimpleNamespace(clock=clock, generated_s=lambda: 0.0, device_hours=0.0),
+            learner=SimpleNamespace(begin_save=save), store=self.store, inputs={}, saves={}, saved_by_generator=set(),
+        )  # fmt: skip
 
     def done(self, wait_for=()):
         found, self.snapshots = self.snapshots, []
@@ -80,8 +81,11 @@ class Parts:
         return found
 
     def write(self, step):
-        self.progress.step = step
-        self.checkpoints.write()
+        self.run.progress.step = step
+        saved.save(self.run)
+
+    def commit(self, wait=False):
+        saved.commit(self.run, wait)
 
 
 class saved_nothing:
@@ -96,10 +100,10 @@ def test_a_checkpoint_is_complete_only_when_its_weights_are(tmp_path):
     saves = []
     parts = Parts(tmp_path, lambda path: saves.append(Future()) or saves[-1])
     parts.write(4)
-    parts.checkpoints.commit()
+    parts.commit()
     assert parts.store.steps() == []  # the generator has saved, the learner has not
     saves[0].set_result(None)
-    parts.checkpoints.commit()
+    parts.commit()
     assert parts.store.steps() == [4]
 
 
@@ -114,7 +118,7 @@ def test_only_one_checkpoint_is_written_at_a_time(tmp_path):
     saves[0].set_result(None)
     thread.join(10.0)
     saves[1].set_result(None)
-    parts.checkpoints.commit(wait=True)
+    parts.commit(wait=True)
     assert len(saves) == 2 and parts.store.steps() == [4, 8]
 
 
@@ -124,11 +128,11 @@ def test_a_failed_save_is_an_error_that_leaves_the_last_checkpoint_whole(tmp_pat
     parts = Parts(tmp_path, lambda path: saves.append(Future()) or saves[-1])
     parts.write(4)
     saves[0].set_result(None)
-    parts.checkpoints.commit(wait=True)
+    parts.commit(wait=True)
     parts.write(8)
     saves[1].set_exception(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     with pytest.raises(OSError, match="No space left"):
-        parts.write(12) if at == "next checkpoint" else parts.checkpoints.commit(wait=at == "end")
+        parts.write(12) if at == "next checkpoint" else parts.commit(wait=at == "end")
     assert parts.store.steps() == [4]
     assert CheckpointStore(tmp_path, keep=2).steps() == [4]  # the next start removes the half one
 
@@ -137,7 +141,9 @@ def test_the_end_of_a_run_waits_for_what_is_written(tmp_path):
     saves = []
     parts = Parts(tmp_path, lambda path: saves.append(Future()) or saves[-1])
     parts.write(4)
-    thread = threading.Thread(target=parts.checkpoints.close)
+    closed = SimpleNamespace(close=lambda: None)
+    ended = SimpleNamespace(saves=parts.run.saves, pipeline=closed, learner=closed, scoring=closed, records=closed)
+    thread = threading.Thread(target=Run.close, args=(ended,))
     thread.start()
     thread.join(0.2)
     assert thread.is_alive()

@@ -13,7 +13,7 @@ from scalerl.config.base import replace as replaced
 from scalerl.config.placement import Hardware
 from scalerl.learner.base import BadGradient
 from scalerl.learner.cpu import AHEAD, Helpers, helpers_of
-from scalerl.training.session import waited
+from scalerl.training.run import waited
 from scalerl.types import GeneratorStats
 
 

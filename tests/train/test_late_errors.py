@@ -33,7 +33,7 @@ LATE = [
     "check_functions", "model_path_of", "load_tokenizer", "load_prompts", "load_of", "check_vocabulary", "length_rule",
     "with_replies", "check_length", "check_sampled", "check_rewards", "reference_notes", "with_adapters", "stop_tokens",
     "sent_weights", "_learner", "make_curriculum", "Pipeline", "counted", "Compute", "Records", "CheckpointStore",
-    "Checkpoints", "Evaluations", "Session", "Followers",
+    "Run", "Followers",
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import torch
 
 from scalerl.rollouts.pipeline import RolloutBatch
 from scalerl.training.progress import Progress
-from scalerl.training.session import Session
+from scalerl.training.run import record_pass_rates
 from scalerl.types import GeneratorStats
 
 
@@ -31,9 +31,9 @@ def recorded(passed, counted):
     curriculum = SimpleNamespace(
         record=lambda visit, rate: calls.append(("record", rate)), forget=lambda visit: calls.append(("forget",))
     )
-    run = SimpleNamespace(curriculum=curriculum, progress=Progress(), _lately=deque())
+    run = SimpleNamespace(curriculum=curriculum, progress=Progress(), recent_stats=deque())
     groups = (SimpleNamespace(group=SimpleNamespace(visit=None)),) * len(passed)
     taken = RolloutBatch(0, groups, GeneratorStats(0, 0, 0.0))
-    Session.record_pass_rates(run, taken, SimpleNamespace(passed_PG=passed, counted_PG=counted))
+    record_pass_rates(run, taken, SimpleNamespace(passed_PG=passed, counted_PG=counted))
     assert run.progress.trained_groups == len(passed)
     return calls

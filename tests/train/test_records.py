@@ -12,7 +12,7 @@ from scalerl.core.rows import read_rows
 from scalerl.learner import checks
 from scalerl.training import launch
 from scalerl.training.records import Records, is_due
-from scalerl.types import EvalPoint, GeneratorStats
+from scalerl.types import EvalPoint
 
 
 class Calls:
@@ -31,12 +31,9 @@ class Calls:
 
 def records():
     parts = {name: Calls() for name in ("directory", "display", "warnings", "followers")}
-    progress = SimpleNamespace(generator=GeneratorStats(0, 0, 0.0))
     parts["directory"].append = lambda *words: None
     parts["warnings"].news = lambda events: []
-    return Records(
-        parts["directory"], parts["display"], None, None, None, progress, None, parts["warnings"], parts["followers"]
-    ), parts
+    return Records(parts["directory"], parts["display"], parts["warnings"], parts["followers"]), parts
 
 
 @pytest.mark.parametrize("tasks", [1, 3])

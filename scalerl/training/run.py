@@ -1,0 +1,134 @@
+"""A run in progress: the objects that the loop steers, its prompts, and new weights for the generators.
+
+The recipe is in loop.py. evaluation.py measures, saved.py makes checkpoints, records.py writes and shows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field
+from typing import Any
+
+from scalerl.config import RunConfig
+from scalerl.learner.base import Learner
+from scalerl.learner.checkpoint import CheckpointStore
+from scalerl.models.sizes import ModelSizes
+from scalerl.models.text import TokenText
+from scalerl.prompts.curriculum import Curriculum, Mixture
+from scalerl.rollouts.coordinator import Update
+from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
+from scalerl.rollouts.schedule import first_visits
+from scalerl.tasks.scoring import ScoringService
+from scalerl.training.batch import RolloutTensors
+from scalerl.training.progress import Compute, Progress
+from scalerl.training.records import Records
+from scalerl.types import GeneratorStats, Prompt, Visit
+
+IDLE_SHARE = 0.02
+"""Minimum idle share of the generators' time at which helpers of the trainer are worth the cores they take."""
+
+
+@dataclass(slots=True)
+class Run:
+    """The objects of a run; functions of loop.py, evaluation.py and saved.py steer them."""
+
+    config: RunConfig
+    sizes: ModelSizes
+    """Sizes of the policy, for its FLOPs."""
+    text: TokenText
+    held_out: Sequence[Prompt]
+    """Prompts of the evaluations."""
+    curriculum: Curriculum | Mixture
+    scoring: ScoringService
+    pipeline: Pipeline
+    learner: Learner
+    progress: Progress
+    compute: Compute
+    records: Records
+    store: CheckpointStore
+    inputs: Mapping[str, Any]
+    """Digests of what a resume reads again (inputs.py)."""
+    stop_requested: Callable[[], bool]
+    saves: dict[int, Future[None]] = field(default_factory=dict)
+    """The learner's part of each checkpoint that is not committed yet, by step."""
+    saved_by_generator: set[int] = field(default_factory=set)
+    """Those of these steps whose generator part is complete."""
+    saved_at: float = field(default_factory=time.monotonic)
+    """When the last checkpoint was begun, or the run; seconds of the monotonic clock."""
+    recent_stats: deque[GeneratorStats] = field(default_factory=lambda: deque(maxlen=8))
+    """The generators' counters at the last batches."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether all updates are done, every prompt is solved and retired, or a condition of `stop_when` holds."""
+        progress = self.progress
+        return progress.step >= self.config.steps or progress.exhausted or bool(progress.stopped_by)
+
+    @property
+    def generators_idle(self) -> bool:
+        """Whether the generators waited for the trainer during the last batches."""
+        return waited(self.recent_stats[0], self.recent_stats[-1])
+
+    def is_due(self, every: int) -> bool:
+        """Return whether something that happens every so many steps, and at the end, happens now."""
+        return self.progress.step % every == 0 or self.finished
+
+    def close(self) -> None:
+        """End the processes of generator, learner, verifiers and loggers, and unlock the run directory."""
+        self.pipeline.close()
+        wait_for(self.saves.values())  # nothing writes into the run directory any more
+        self.learner.close()
+        self.scoring.close()
+        self.records.close()
+
+
+def draw_first(run: Run) -> tuple[Visit, ...]:
+    """Draw the prompts that may be started with the first weights."""
+    return _draw(run, first_visits(run.config))
+
+
+def _draw(run: Run, n: int) -> tuple[Visit, ...]:
+    visits = run.curriculum.draw(n)
+    run.progress.drawn_groups += len(visits)
+    run.progress.closed = len(visits) < n
+    return tuple(visits)
+
+
+def record_pass_rates(run: Run, taken: RolloutBatch, rollouts: RolloutTensors) -> None:
+    """Record in the curriculum the pass rates of the trained prompts and which prompts have none.
+
+    Args:
+        run: The run.
+        taken: The batch.
+        rollouts: The same rollouts as tensors; the rate of a prompt is over those with a reward.
+    """
+    passes_P, counts_P = rollouts.passed_PG.sum(dim=1).tolist(), rollouts.counted_PG.sum(dim=1).tolist()
+    for scored, passes, count in zip(taken.groups, passes_P, counts_P, strict=True):
+        if count:
+            run.curriculum.record(scored.group.visit, passes / count)
+        else:
+            run.curriculum.forget(scored.group.visit)
+    for visit in taken.dropped:
+        run.curriculum.forget(visit)
+    run.progress.trained_groups += len(taken.groups)
+    run.progress.dropped_groups += len(taken.dropped)
+    run.progress.generator = taken.stats
+    run.recent_stats.append(taken.stats)
+
+
+def publish(run: Run, taken: RolloutBatch) -> None:
+    """Send the new weights, and as many new prompts as `taken` trained and dropped, to the generators."""
+    recipe, step = run.config.recipe, run.progress.step
+    wanted = recipe.prompts_per_step + len(taken.dropped)
+    visits = _draw(run, wanted) if not run.progress.closed else ()
+    update = Update(step, recipe.off_policy.samples_with(step), visits, run.progress.closed)
+    run.pipeline.publish(update, run.learner.send)
+
+
+def waited(before: GeneratorStats, now: GeneratorStats) -> bool:
+    """Return whether the generators waited for the trainer between two readings of their counters."""
+    return now.idle_s - before.idle_s > IDLE_SHARE * (now.busy_s - before.busy_s)
