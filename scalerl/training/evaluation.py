@@ -23,7 +23,7 @@ from scalerl.rollouts.pipeline import Interrupted, Pipeline, RolloutBatch
 from scalerl.rollouts.replay import ReplayMismatch, check_difference
 from scalerl.scaling import CurveError, fit
 from scalerl.scaling.stop import reason_to_stop, stop_rule
-from scalerl.training.batch import environment_row
+from scalerl.training.metrics import environment_row
 from scalerl.training.progress import Compute, Progress, TrainingFailed
 from scalerl.training.records import Records
 from scalerl.training.rollout_rows import (

@@ -14,8 +14,8 @@ from scalerl.config.recipe import LengthPenalty, Recipe
 from scalerl.learn.advantages import ZERO_VARIANCE, advantages, of_trained
 from scalerl.learn.aggregate import token_weights
 from scalerl.learn.penalty import with_length_penalty
-from scalerl.learner.base import TrainBatch
-from scalerl.training.batch import RolloutTensors, collate, rollout_row, staleness, why_untrained
+from scalerl.learner.batch import RolloutTensors, TrainBatch, UpdateSettings, collate
+from scalerl.training.metrics import rollout_row, staleness, why_untrained
 from scalerl.training.session import Session
 
 
@@ -50,25 +50,8 @@ def train(run: Session) -> None:
         weights_BT = token_weights(recipe.aggregation, trained_BT, rollouts.prompt_B)
 
         # advantages -> loss -> update
-        stats = run.update(
-            TrainBatch(
-                rollouts.tokens_BT,
-                rollouts.length_B,
-                rollouts.behavior_BT,
-                advantages_B,
-                trained_BT,
-                weights_BT,
-                rollouts.experts_BTLK,
-                replay_experts=recipe.routing_replay == "on",
-                mismatch=recipe.mismatch,
-                stale_BT=rollouts.context_BT < now,
-                nucleus=rollouts.nucleus,
-                prompt_B=rollouts.prompt_B,
-                prompt_length_B=rollouts.prompt_length_B,
-                idle_cores=run.generators_idle,
-            )
-        )
-
+        settings = UpdateSettings(version=now, idle_cores=run.generators_idle)
+        stats = run.update(TrainBatch(rollouts, advantages_B, trained_BT, weights_BT, settings))
         if not stats.trained_tokens:
             run.skip(why_untrained(rollouts, usable_BT))
 

@@ -12,8 +12,8 @@ from scalerl.loggers.follow import Followers
 from scalerl.prompts.curriculum import Curriculum, Mixture
 from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
 from scalerl.tasks.scoring import ScoringService
-from scalerl.training.batch import answer_row, environment_row
 from scalerl.training.display import RunDisplay
+from scalerl.training.metrics import answer_row, environment_row
 from scalerl.training.progress import Compute, Progress
 from scalerl.training.run_dir import RunDirectory
 from scalerl.training.warnings import Event, RunWarnings

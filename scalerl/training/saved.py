@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from scalerl.core.checkpoints import held_out_rates
 from scalerl.core.errors import ConfigError, short
 from scalerl.core.manifest import Damaged, check_files
 from scalerl.core.serialization import leaves, to_plain
-from scalerl.learner.base import BadGradient, Learner, TrainBatch
+from scalerl.learner.base import BadGradient, Learner
+from scalerl.learner.batch import TrainBatch
 from scalerl.learner.checkpoint import FORMAT, WRITTEN, CheckpointStore, load_plain, save_state
 from scalerl.prompts.curriculum import Curriculum, Mixture
 from scalerl.rollouts.pipeline import Pipeline
@@ -117,8 +118,7 @@ class Checkpoints:
         where = f"step {step}: {error}"
         if batch:
             saved = run.path / "bad_batch"
-            given = {f.name: getattr(batch, f.name) for f in fields(batch)}
-            save_state(saved, f"step_{step:06d}", {**given, "mismatch": batch.mismatch.model_dump()})
+            save_state(saved, f"step_{step:06d}", _by_name(batch))
             where = f"step {step + 1}: {error}. The batch is saved in {saved}"
         self.commit(wait=True)
         optimizer = run.config.recipe.optimizer
@@ -130,6 +130,12 @@ class Checkpoints:
             f"usual remedy is a lower learning rate: scalerl resume {run.path} --recipe.optimizer.learning_rate "
             f"{lower:.3g}. If it fails again, {earlier}"
         )
+
+
+def _by_name(record: Any) -> dict[str, Any]:
+    """Return the fields of a record by name, and those of the records that it contains."""
+    values = {part.name: getattr(record, part.name) for part in fields(record)}
+    return {name: _by_name(value) if is_dataclass(value) else value for name, value in values.items()}
 
 
 def checkpoint_of(run: RunDirectory, store: CheckpointStore, step: int) -> Path:

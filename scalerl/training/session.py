@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scalerl.config import RunConfig
-from scalerl.learner.base import BadGradient, Learner, StepStats, TrainBatch
+from scalerl.learner.base import BadGradient, Learner
+from scalerl.learner.batch import RolloutTensors, TrainBatch
+from scalerl.learner.metrics import StepStats
 from scalerl.learner.policy_learner import batch_flops
 from scalerl.models.sizes import ModelSizes
 from scalerl.placement.choices import recomputes
@@ -19,7 +21,6 @@ from scalerl.prompts.curriculum import Curriculum, Mixture
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
 from scalerl.rollouts.schedule import first_visits
-from scalerl.training.batch import RolloutTensors
 from scalerl.training.evaluation import Evaluations, first_to_stop
 from scalerl.training.progress import Progress
 from scalerl.training.records import Records
