@@ -23,7 +23,7 @@ def train(updates: int, trims: bool, tokens: int) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from scalerl.config.recipe import SCALERL
-    from scalerl.learner.base import TrainBatch
+    from scalerl.learner.batch import RolloutTensors, TrainBatch
     from scalerl.learner.cpu import HeapTrim, resident_bytes
     from scalerl.learner.single import SingleLearner
     from scalerl.models.policy import Policy
@@ -52,7 +52,8 @@ def train(updates: int, trims: bool, tokens: int) -> None:
         weights_BT = trained_BT / trained_BT.sum()
         tokens_BT = torch.randint(0, 49152, trained_BT.shape)
         logp_BT = torch.full(trained_BT.shape, -10.8)  # the logarithm of 1 / 49152
-        learner.step(TrainBatch(tokens_BT, length_B, logp_BT, torch.randn(6), trained_BT, weights_BT))
+        rollouts = RolloutTensors.without_rewards(tokens_BT, length_B, behavior_BT=logp_BT)
+        learner.step(TrainBatch(rollouts, torch.randn(6), trained_BT, weights_BT))
         largest = max(largest, resident_bytes())
         print(f"{'trims' if trims else 'none '} update {number + 1}: {resident_bytes() / 1e9:.2f} GB", flush=True)
     before = resident_bytes()

@@ -33,7 +33,7 @@ def measure(adapters: bool, settings: dict[str, int]) -> dict[str, Any]:
 
     from scalerl.config import Lora
     from scalerl.config.recipe import AdamW, Recipe, Reinforce
-    from scalerl.learner.base import TrainBatch
+    from scalerl.learner.batch import RolloutTensors, TrainBatch
     from scalerl.learner.policy_learner import batch_flops
     from scalerl.learner.single import SingleLearner
     from scalerl.models.lora import LoraPolicy
@@ -54,10 +54,9 @@ def measure(adapters: bool, settings: dict[str, int]) -> dict[str, Any]:
     )
     rows, width = 4, 128
     trained_BT = (torch.arange(width) >= 32).expand(rows, -1)
-    batch = TrainBatch(
-        torch.randint(0, settings["vocabulary"], (rows, width)), torch.full((rows,), width), torch.zeros(rows, width),
-        torch.ones(rows), trained_BT, trained_BT / trained_BT.sum(),
-    )  # fmt: skip
+    tokens_BT = torch.randint(0, settings["vocabulary"], (rows, width))
+    rollouts = RolloutTensors.without_rewards(tokens_BT, torch.full((rows,), width))
+    batch = TrainBatch(rollouts, torch.ones(rows), trained_BT, trained_BT / trained_BT.sum())
     seconds = []
     for _ in range(settings["updates"]):
         began = time.perf_counter()

@@ -22,7 +22,7 @@ from torch import Tensor
 from work import machine
 
 from scalerl.config.recipe import Recipe
-from scalerl.learner.base import TrainBatch
+from scalerl.learner.batch import RolloutTensors, TrainBatch
 from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import load_policy
 
@@ -47,14 +47,9 @@ def batch_of(lengths: Tensor, vocabulary: int) -> TrainBatch:
     draw = torch.Generator().manual_seed(1)
     shape = (len(lengths), int(lengths.max()))
     trained = (torch.arange(shape[1]) >= 4) & (torch.arange(shape[1]) < lengths[:, None])
-    return TrainBatch(
-        tokens_BT=torch.randint(0, vocabulary, shape, generator=draw),
-        length_B=lengths,
-        behavior_BT=torch.full(shape, -3.0) * trained,
-        advantages_B=torch.randn(len(lengths), generator=draw),
-        trained_BT=trained,
-        weights_BT=trained / trained.sum(),
-    )
+    tokens_BT = torch.randint(0, vocabulary, shape, generator=draw)
+    rollouts = RolloutTensors.without_rewards(tokens_BT, lengths, behavior_BT=torch.full(shape, -3.0) * trained)
+    return TrainBatch(rollouts, torch.randn(len(lengths), generator=draw), trained, trained / trained.sum())
 
 
 def measure(name: str, spread: str, budget: int, rounds: int) -> dict[str, Any]:
@@ -75,7 +70,7 @@ def measure(name: str, spread: str, budget: int, rounds: int) -> dict[str, Any]:
                 if round_:  # the first is a warm-up
                     seconds[kind].append(time.process_time() - began)
     padded = sum(len(rows) * width for rows, width in batch.micro_batches(budget))
-    tokens = int(batch.length_B.sum())
+    tokens = int(batch.rollouts.length_B.sum())
     ratio = statistics.median(a / b for a, b in zip(seconds["padded"], seconds["packed"], strict=True))
     medians = {f"{kind}_s": statistics.median(values) for kind, values in seconds.items()}
     return {"model": name, "lengths": spread, "budget": budget, "padding": 1 - tokens / padded, **medians,

@@ -18,7 +18,7 @@ import torch
 
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.run import Hardware, Learner, Placement
-from scalerl.learner.base import TrainBatch
+from scalerl.learner.batch import RolloutTensors, TrainBatch
 from scalerl.learner.rank_processes import RankProcesses
 from scalerl.learner.ranks import LearnerGroup
 from scalerl.learner.single import SingleLearner
@@ -53,14 +53,10 @@ def random_batch(rollouts: int, longest: int, vocabulary: int) -> TrainBatch:
     draw = torch.Generator().manual_seed(0)
     lengths = torch.randint(longest // 2, longest + 1, (rollouts,), generator=draw)
     trained = (torch.arange(longest) >= longest // 8) & (torch.arange(longest) < lengths[:, None])
-    return TrainBatch(
-        tokens_BT=torch.randint(0, vocabulary, (rollouts, longest), generator=draw),
-        length_B=lengths,
-        behavior_BT=torch.full((rollouts, longest), -3.0),
-        advantages_B=torch.randn(rollouts, generator=draw),
-        trained_BT=trained,
-        weights_BT=trained / trained.sum(),
-    )
+    tokens_BT = torch.randint(0, vocabulary, (rollouts, longest), generator=draw)
+    behavior_BT = torch.full((rollouts, longest), -3.0)
+    tensors = RolloutTensors.without_rewards(tokens_BT, lengths, behavior_BT=behavior_BT)
+    return TrainBatch(tensors, torch.randn(rollouts, generator=draw), trained, trained / trained.sum())
 
 
 def measure(name: str, rounds: int) -> None:

@@ -76,23 +76,21 @@ def batch_of(prompt: int, prompts: int) -> Any:
     import torch
     from work import VOCABULARY
 
-    from scalerl.learner.base import TrainBatch
+    from scalerl.learner.batch import RolloutTensors, TrainBatch
 
     torch.manual_seed(0)
     rows, width = prompts * ROLLOUTS, prompt + COMPLETION
     tokens_PGT = torch.randint(2, VOCABULARY, (prompts, ROLLOUTS, width))
     tokens_PGT[:, :, :prompt] = tokens_PGT[:, :1, :prompt]
     trained_BT = (torch.arange(width) >= prompt).expand(rows, width).clone()
-    return TrainBatch(
+    rollouts = RolloutTensors.without_rewards(
         tokens_PGT.flatten(0, 1),
         torch.full((rows,), width),
-        -6.2 * trained_BT,
-        torch.randn(rows),
-        trained_BT,
-        trained_BT / trained_BT.sum(),
+        behavior_BT=-6.2 * trained_BT,
         prompt_B=torch.arange(prompts).repeat_interleave(ROLLOUTS),
         prompt_length_B=torch.full((rows,), prompt),
     )
+    return TrainBatch(rollouts, torch.randn(rows), trained_BT, trained_BT / trained_BT.sum())
 
 
 if __name__ == "__main__":

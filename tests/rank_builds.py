@@ -81,7 +81,7 @@ def random_batch(rows: int = 7, width: int = 12, seed: int = 0) -> Any:
     """Return rollouts of lengths 12 to 8, with uneven weights that sum to one and advantages of both signs."""
     import torch
 
-    from scalerl.learner.base import TrainBatch
+    from scalerl.learner.batch import RolloutTensors, TrainBatch
 
     draw = torch.Generator().manual_seed(seed)
     lengths = width - torch.arange(rows) % 5
@@ -89,11 +89,5 @@ def random_batch(rows: int = 7, width: int = 12, seed: int = 0) -> Any:
     trained[:, 1] = True  # every row has a trained token
     trained &= (torch.arange(width) >= 1) & (torch.arange(width) < lengths[:, None])
     weights = torch.rand(rows, width, generator=draw) * trained
-    return TrainBatch(
-        tokens_BT=torch.randint(2, 48, (rows, width), generator=draw),
-        length_B=lengths,
-        behavior_BT=torch.zeros(rows, width),
-        advantages_B=torch.randn(rows, generator=draw),
-        trained_BT=trained,
-        weights_BT=weights / weights.sum(),
-    )
+    rollouts = RolloutTensors.without_rewards(torch.randint(2, 48, (rows, width), generator=draw), lengths)
+    return TrainBatch(rollouts, torch.randn(rows, generator=draw), trained, weights / weights.sum())

@@ -6,7 +6,7 @@ from tiny_models import ARCHITECTURES, tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
-from scalerl.learner.base import TrainBatch
+from scalerl.learner.batch import RolloutTensors, TrainBatch
 from scalerl.learner.policy_learner import batch_flops
 from scalerl.models.cpu import onednn
 from scalerl.models.policy import Policy
@@ -51,9 +51,8 @@ def test_the_head_counts_only_for_predicted_tokens():
 def test_a_batch_counts_the_tokens_of_rows_that_are_trained_and_the_head_for_trained_tokens():
     sizes = sizes_with(1000.0, 10, (0,), head_params=300.0)
     trained = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 0, 0, 0], [0, 1, 1, 1, 1]]).bool()
-    batch = TrainBatch(
-        trained.long(), torch.tensor([4, 3, 5]), torch.zeros(3, 5), torch.ones(3), trained, trained / trained.sum()
-    )
+    rollouts = RolloutTensors.without_rewards(trained.long(), torch.tensor([4, 3, 5]))
+    batch = TrainBatch(rollouts, torch.ones(3), trained, trained / trained.sum())
     # rows of 4 and 5 tokens: contexts 10 and 15; 2 and 4 trained tokens
     assert batch_flops(sizes, batch, False) == 3 * (2 * 700 * 9 + 40 * 25) + 4 * 2 * 300 * 6
 

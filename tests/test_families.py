@@ -9,7 +9,8 @@ from tiny_models import ARCHITECTURES, tiny_model
 
 from scalerl.config.recipe import AdamW, Recipe, Reinforce
 from scalerl.core.errors import ConfigError
-from scalerl.learner.base import TokenMeter, TrainBatch
+from scalerl.learner.batch import RolloutTensors, TrainBatch
+from scalerl.learner.metrics import TokenMeter
 from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy, check_head, load_policy
 from scalerl.rollouts.interrupt import LengthRule
@@ -40,21 +41,16 @@ def training_batch(rows=5, width=14):
     lengths = torch.tensor([14, 9, 12, 4, 7])
     trained = (torch.arange(width) >= 2) & (torch.arange(width) < lengths[:, None])
     weights = torch.rand(rows, width, generator=draw) * trained
-    return TrainBatch(
-        tokens_BT=torch.randint(2, 48, (rows, width), generator=draw) * (torch.arange(width) < lengths[:, None]),
-        length_B=lengths,
-        behavior_BT=torch.zeros(rows, width),
-        advantages_B=torch.randn(rows, generator=draw),
-        trained_BT=trained,
-        weights_BT=weights / weights.sum(),
-    )
+    tokens = torch.randint(2, 48, (rows, width), generator=draw) * (torch.arange(width) < lengths[:, None])
+    rollouts = RolloutTensors.without_rewards(tokens, lengths)
+    return TrainBatch(rollouts, torch.randn(rows, generator=draw), trained, weights / weights.sum())
 
 
 def plain_gradient(model, batch):
     """Return the gradient of the same loss from the transformers forward of each sequence alone, without padding."""
     loss = torch.zeros(())
     for tokens_T, length, weights_T, advantage in zip(
-        batch.tokens_BT, batch.length_B.tolist(), batch.weights_BT, batch.advantages_B, strict=True
+        batch.rollouts.tokens_BT, batch.rollouts.length_B.tolist(), batch.weights_BT, batch.advantages_B, strict=True
     ):
         logits_TV = model(tokens_T[None, :length]).logits[0, :-1]
         logp_T = logits_TV.log_softmax(-1).gather(1, tokens_T[1:length, None])[:, 0]
@@ -73,8 +69,8 @@ def relative_error(found, expected):
     return (off / size) ** 0.5
 
 
-def learner_gradient(policy, batch, **options):
-    learner = SingleLearner(policy, Recipe(loss=Reinforce()), **options)
+def learner_gradient(policy, batch, recipe=None, **options):
+    learner = SingleLearner(policy, recipe or Recipe(loss=Reinforce()), **options)
     learner._add_gradients(batch)
     return {name: parameter.grad for name, parameter in policy.model.named_parameters()}
 

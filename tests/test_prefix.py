@@ -1,9 +1,8 @@
 """Shared prompts: gradients equal those of padded rows, fewer tokens are computed, and "auto" chooses correctly."""
 
-from dataclasses import replace
-
 import pytest
 import torch
+from batches import change
 from test_families import learner_gradient, plain_gradient, relative_error, training_batch
 from test_packing import attention_by_hand
 from tiny_models import tiny_model
@@ -20,13 +19,13 @@ CPU = torch.device("cpu")
 def grouped_batch():
     """Return the batch of the packing tests; rollouts 0, 1 and 3 (lengths 14, 9, 4) share a prompt of 3 tokens."""
     batch = training_batch()
-    tokens_BT, trained_BT = batch.tokens_BT.clone(), batch.trained_BT.clone()
+    tokens_BT, trained_BT = batch.rollouts.tokens_BT.clone(), batch.trained_BT.clone()
     prompt_B, prompt_length_B = torch.tensor([7, 7, 2, 7, 5]), torch.tensor([3, 3, 4, 3, 2])
     tokens_BT[[1, 3], :3] = tokens_BT[0, :3]
     trained_BT &= torch.arange(tokens_BT.shape[1]) >= prompt_length_B[:, None]
     assert trained_BT.any(dim=1).all() and trained_BT[[0, 1, 3], 3].all()  # the first token after the shared prompt
     weights_BT = trained_BT / trained_BT.sum()
-    return replace(
+    return change(
         batch, tokens_BT=tokens_BT, trained_BT=trained_BT, weights_BT=weights_BT, prompt_B=prompt_B,
         prompt_length_B=prompt_length_B,
     )  # fmt: skip
@@ -113,8 +112,8 @@ def test_auto_shares_prompts_if_this_saves_a_tenth_of_the_tokens():
     batch = grouped_batch()  # 40 of 46 tokens
     learner = SingleLearner(Policy(tiny_model("qwen3")), Recipe(loss=Reinforce()), packing="auto")
     assert learner.shares(batch)
-    assert not learner.shares(replace(batch, prompt_B=torch.arange(5)))  # nothing in common
-    assert not learner.shares(training_batch())  # prompts unknown
+    assert not learner.shares(change(batch, prompt_B=torch.arange(5)))  # nothing in common
+    assert not learner.shares(training_batch())  # prompts of one token each
     assert not SingleLearner(Policy(tiny_model("qwen3-moe")), Recipe(loss=Reinforce()), packing="auto").shares(batch)
     assert not SingleLearner(Policy(tiny_model("gemma2-softcap")), Recipe(loss=Reinforce()), packing="auto").shares(
         batch

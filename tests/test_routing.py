@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import texts
 import torch
+from batches import change
 from sampled import samples
 from test_families import INTERRUPTED, PROMPTS, learner_gradient, plain_gradient, relative_error, training_batch
 from tiny_models import tiny_model
@@ -17,13 +18,13 @@ from scalerl.config.recipe import SCALERL, Recipe, Reinforce
 from scalerl.config.run import Hardware, Placement
 from scalerl.core.errors import ConfigError
 from scalerl.core.serialization import from_plain, to_plain
+from scalerl.learner.batch import collate
 from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy, load_policy
 from scalerl.models.routing import UNKNOWN, can_record, routers_of, routing_of
 from scalerl.models.rows import Rows
 from scalerl.training import run_model
-from scalerl.training.batch import collate
 from scalerl.training.run_model import check_sampled
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 
@@ -78,16 +79,19 @@ def test_recorded_experts_are_placed_at_their_tokens_and_survive_a_checkpoint(tm
     assert collate([dense]).experts_BTLK is None
 
 
-def routed_batch(name, wrong=0, replay=False):
+REPLAY = Recipe(loss=Reinforce(), routing_replay="on")
+
+
+def routed_batch(name, wrong=0):
     """Return a batch with the trainer's experts, except in the first layer of `wrong` trained tokens."""
     batch, model = training_batch(), tiny_model(name)
-    experts = torch.full((*batch.tokens_BT.shape, 2, 2), UNKNOWN, dtype=torch.int16)
-    for row, length in enumerate(batch.length_B.tolist()):
-        experts[row, : length - 1] = chosen_by(model, batch.tokens_BT[row, :length].tolist())[:-1].short()
+    experts = torch.full((*batch.rollouts.tokens_BT.shape, 2, 2), UNKNOWN, dtype=torch.int16)
+    for row, length in enumerate(batch.rollouts.length_B.tolist()):
+        experts[row, : length - 1] = chosen_by(model, batch.rollouts.tokens_BT[row, :length].tolist())[:-1].short()
     led_to_BT = torch.nn.functional.pad(batch.trained_BT[:, 1:], (0, 1))
     for row, token in led_to_BT.nonzero()[:wrong].tolist():
         experts[row, token, 0] = torch.tensor(sorted(set(range(4)) - set(experts[row, token, 0].tolist())))
-    return dataclasses.replace(batch, experts_BTLK=experts, replay_experts=replay)
+    return change(batch, experts_BTLK=experts)
 
 
 @pytest.mark.parametrize("packing", ["padded", "packed"])
@@ -104,28 +108,28 @@ def test_the_disagreement_is_the_share_of_trained_tokens_and_layers(name, packin
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", MIXTURES)
 def test_replaying_the_trainers_experts_does_not_change_the_gradient(name, checkpointing):
-    batch = routed_batch(name, replay=True)
+    batch = routed_batch(name)
     options = {"micro_batch_tokens": 30, "gradient_checkpointing": checkpointing}
-    found = learner_gradient(Policy(tiny_model(name)), batch, **options)
+    found = learner_gradient(Policy(tiny_model(name)), batch, REPLAY, **options)
     assert relative_error(found, plain_gradient(tiny_model(name), batch)) < 1e-5
 
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_replay_uses_the_experts_of_the_engine(name):
     """The engine's router has other weights; replayed, the trainer's log-probabilities and gradient use its experts."""
-    batch, policy = routed_batch(name, wrong=36, replay=True), Policy(tiny_model(name))
+    batch, policy = routed_batch(name, wrong=36), Policy(tiny_model(name))
     routing = routing_of(policy)
-    rows = batch.experts_BTLK[:1, :13].flatten(0, 1)
+    rows = batch.rollouts.experts_BTLK[:1, :13].flatten(0, 1)
     routing.use(rows, replay=True)
-    policy.hidden(batch.tokens_BT[:1, :13]).sum().backward()
+    policy.hidden(batch.rollouts.tokens_BT[:1, :13]).sum().backward()
     assert torch.equal(torch.stack(routing.chosen, dim=1), rows.long())
     router = next(parameter for key, parameter in policy.model.named_parameters() if "gate.weight" in key or
                   "router.weight" in key)  # fmt: skip
     assert float(router.grad.abs().max()) > 0  # the trainer computes the scores of the given experts
     routing.use(None)
-    policy.hidden(batch.tokens_BT[:1, :13])
+    policy.hidden(batch.rollouts.tokens_BT[:1, :13])
     assert not torch.equal(torch.stack(routing.chosen, dim=1), rows.long())
-    found = learner_gradient(policy, batch, micro_batch_tokens=30)
+    found = learner_gradient(policy, batch, REPLAY, micro_batch_tokens=30)
     assert relative_error(found, plain_gradient(tiny_model(name), batch)) > 1e-2
 
 

@@ -1,11 +1,11 @@
 """Attention with torch's variable-length kernel: its layout on CPU with a plain reference, and the kernel on a GPU."""
 
-from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 import torch
+from batches import change
 from test_families import learner_gradient, plain_gradient, relative_error, training_batch
 from test_prefix import grouped_batch
 from tiny_models import tiny_model
@@ -96,7 +96,7 @@ def test_long_rollouts_share_their_prompts_unless_a_gpu_needs_masks(on_cpu, monk
     monkeypatch.setattr("scalerl.learner.policy_learner.LONGEST_SHARED", 13)  # the longest rollout has 14
     learner = SingleLearner(Policy(tiny_model("qwen3")), Recipe(loss=Reinforce()), packing="auto")
     assert learner.policy.varlen and learner.shares(grouped_batch())
-    assert learner.packs(replace(training_batch(), length_B=torch.full((5,), 14)))  # without any padding to save
+    assert learner.packs(change(training_batch(), length_B=torch.full((5,), 14)))  # without any padding to save
     monkeypatch.setattr(packing, "takes_varlen", lambda query, value: False)
     learner = SingleLearner(Policy(tiny_model("qwen3")), Recipe(loss=Reinforce()), packing="auto")
     assert not learner.policy.varlen and learner.shares(grouped_batch())

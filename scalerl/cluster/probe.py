@@ -247,8 +247,8 @@ def exact_update(model: Any, batch: Any) -> tuple[float, dict[str, Tensor]]:
         model: A transformers model in float64 on CPU.
         batch: The TrainBatch, whose padding at the end no token sees.
     """
-    logp_BTV = model(input_ids=batch.tokens_BT, use_cache=False).logits[:, :-1].double().log_softmax(-1)
-    logp_BT = logp_BTV.gather(2, batch.tokens_BT[:, 1:, None])[..., 0]
+    logp_BTV = model(input_ids=batch.rollouts.tokens_BT, use_cache=False).logits[:, :-1].double().log_softmax(-1)
+    logp_BT = logp_BTV.gather(2, batch.rollouts.tokens_BT[:, 1:, None])[..., 0]
     loss = -(batch.weights_BT[:, 1:] * batch.advantages_B[:, None] * logp_BT).sum()
     loss.backward()
     return float(loss.detach()), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -258,7 +258,7 @@ def _batch() -> Any:
     """Return two prompts with two completions each, of unequal lengths beyond a kernel's block."""
     import torch
 
-    from scalerl.learner.base import TrainBatch
+    from scalerl.learner.batch import RolloutTensors, TrainBatch
 
     draw = torch.Generator().manual_seed(0)
     length_B, prompt_length_B = torch.tensor([211, 90, 160, 41]), torch.tensor([75, 75, 30, 30])
@@ -266,11 +266,13 @@ def _batch() -> Any:
     tokens_BT[1, :75], tokens_BT[3, :30] = tokens_BT[0, :75], tokens_BT[2, :30]
     at_T = torch.arange(211)
     trained_BT = (at_T >= prompt_length_B[:, None]) & (at_T < length_B[:, None])
-    return TrainBatch(
-        tokens_BT=tokens_BT * (at_T < length_B[:, None]), length_B=length_B, behavior_BT=torch.zeros(4, 211),
-        advantages_B=torch.tensor([1.0, -0.5, 0.7, -0.9]), trained_BT=trained_BT,
-        weights_BT=trained_BT / trained_BT.sum(), prompt_B=torch.tensor([0, 0, 1, 1]), prompt_length_B=prompt_length_B,
-    )  # fmt: skip
+    rollouts = RolloutTensors.without_rewards(
+        tokens_BT * (at_T < length_B[:, None]),
+        length_B,
+        prompt_B=torch.tensor([0, 0, 1, 1]),
+        prompt_length_B=prompt_length_B,
+    )
+    return TrainBatch(rollouts, torch.tensor([1.0, -0.5, 0.7, -0.9]), trained_BT, trained_BT / trained_BT.sum())
 
 
 def _error(tensors: dict[str, Tensor], norm: float, exact: dict[str, Tensor]) -> float:

@@ -32,7 +32,7 @@ from scalerl.config.base import replace
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError, raising
 from scalerl.core.remote import End, LocalRemote
-from scalerl.learner.base import TrainBatch
+from scalerl.learner.batch import RolloutTensors, TrainBatch
 from scalerl.models.sizes import Found
 
 TIME_LIMIT_S = 3600.0
@@ -181,14 +181,9 @@ def full_batch(config: RunConfig, vocabulary: int, micro_batches: int) -> TrainB
     shape = (config.placement.trainer_ranks * micro_batches * rows, tokens // rows)
     trained_BT = torch.ones(shape, dtype=torch.bool)
     trained_BT[:, 0] = False
-    return TrainBatch(
-        tokens_BT=torch.arange(shape[1]).remainder(vocabulary).expand(shape),
-        length_B=torch.full(shape[:1], shape[1]),
-        behavior_BT=torch.zeros(shape),
-        advantages_B=torch.ones(shape[0]),
-        trained_BT=trained_BT,
-        weights_BT=torch.ones(shape),
-    )
+    tokens_BT = torch.arange(shape[1]).remainder(vocabulary).expand(shape)
+    rollouts = RolloutTensors.without_rewards(tokens_BT, torch.full(shape[:1], shape[1]))
+    return TrainBatch(rollouts, torch.ones(shape[0]), trained_BT, torch.ones(shape))
 
 
 # -------------------------------------------------------------------------------------------------------- the learner

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -29,9 +30,11 @@ from torch.distributed.tensor import DTensor, Shard
 from scalerl.config.recipe import Recipe
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError, outcome
-from scalerl.learner.base import PromptedRollout, TokenMeter, TokenSums, TrainBatch
+from scalerl.learner.base import PromptedRollout
+from scalerl.learner.batch import RolloutTensors, TrainBatch
 from scalerl.learner.checks import mean_difference, reshard, sampled_tokens
 from scalerl.learner.experts import experts_of, mesh_of, spread
+from scalerl.learner.metrics import TokenMeter, TokenSums, packed, unpacked
 from scalerl.learner.policy_learner import MOMENTS, PolicyLearner, by_mesh
 from scalerl.learner.sharded_checkpoint import read_shards, save_shards, stored_tensors
 from scalerl.models.loading import save_model
@@ -42,9 +45,7 @@ from scalerl.rollouts.replay import Difference
 from scalerl.rollouts.weights import WeightChannel
 
 _EMPTY = TrainBatch(
-    tokens_BT=torch.zeros(1, 2, dtype=torch.long),
-    length_B=torch.tensor([2]),
-    behavior_BT=torch.zeros(1, 2),
+    RolloutTensors.without_rewards(torch.zeros(1, 2, dtype=torch.long), torch.tensor([2])),
     advantages_B=torch.zeros(1),
     trained_BT=torch.tensor([[False, True]]),
     weights_BT=torch.zeros(1, 2),
@@ -89,14 +90,14 @@ class ShardedLearner(PolicyLearner):
             else:
                 loss = self._micro_batch_loss(batch, part, packed, own)
             loss.backward()  # type: ignore[no-untyped-call]
-        return _over_ranks(own.read(), self.policy.device)
+        return _over_ranks(own, self.policy.device)
 
     def _plan(self, batch: TrainBatch) -> list[tuple[Tensor, int] | None]:
         """Return this rank's micro-batches, followed by None for each further one that another rank has.
 
         All ranks must run the same number of passes, because every pass has collectives.
         """
-        shares = balanced_split(batch.length_B, batch.trained_B.nonzero()[:, 0], dist.get_world_size())
+        shares = balanced_split(batch.rollouts.length_B, batch.trained_B.nonzero()[:, 0], dist.get_world_size())
         packed = self.packs(batch)
         plans = [list(batch.micro_batches(self._budget, share, packed)) for share in shares]
         own = plans[dist.get_rank()]
@@ -186,11 +187,12 @@ class ShardedLearner(PolicyLearner):
             self._optimizer.state[master] = {**state, "step": torch.zeros((), device=master.device)}
 
 
-def _over_ranks(own: TokenSums, device: torch.device) -> TokenSums:
+def _over_ranks(meter: TokenMeter, device: torch.device) -> TokenSums:
     """Return the sums over all ranks, added in the order of the ranks."""
-    parts = [torch.empty(len(own), dtype=torch.float64, device=device) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, torch.tensor(own, dtype=torch.float64, device=device))
-    return TokenSums.of(torch.stack(parts).tolist())
+    own = packed(asdict(meter.read()), device)
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, own)
+    return unpacked(parts)
 
 
 def balanced_split(length_B: Tensor, rows: Tensor, ranks: int) -> list[Tensor]:

@@ -18,9 +18,11 @@ from scalerl.config.recipe import Recipe
 from scalerl.core.errors import ConfigError
 from scalerl.learn.losses import LOSSES
 from scalerl.learn.mismatch import correction
-from scalerl.learner.base import BadGradient, PromptedRollout, StepStats, TokenMeter, TokenSums, TrainBatch
+from scalerl.learner.base import BadGradient, PromptedRollout
+from scalerl.learner.batch import TrainBatch
 from scalerl.learner.checks import Packing, check_update, layout_in_use, sampled_tokens, wrap
 from scalerl.learner.cpu import HeapTrim
+from scalerl.learner.metrics import StepStats, TokenMeter, TokenSums
 from scalerl.models.packing import upload
 from scalerl.models.policy import Policy
 from scalerl.models.routing import routing_of
@@ -145,17 +147,17 @@ class PolicyLearner:
         if self.policy.varlen:  # one call for any lengths
             return True
         padded = sum(len(rows) * width for rows, width in batch.micro_batches(self._budget))
-        tokens = int(batch.length_B[batch.trained_B].sum())
+        tokens = int(batch.rollouts.length_B[batch.trained_B].sum())
         return padded - tokens > PADDING_ALLOWED * padded
 
     def shares(self, batch: TrainBatch) -> bool:
         """Return whether each prompt of a batch is computed once: as configured; for "auto", if this saves enough."""
         tokens, routed = batch.shared_tokens(), self.policy.sizes.experts > 0  # recorded experts are those of tokens
-        if tokens is None or routed or self._packing not in ("auto", "shared"):
+        if routed or self._packing not in ("auto", "shared"):
             return False
         if self._packing == "shared":
             return True
-        length_B = batch.length_B[batch.trained_B]
+        length_B = batch.rollouts.length_B[batch.trained_B]
         masks = self.policy.device.type == "cuda" and not self.policy.varlen
         if len(length_B) == 0 or (masks and int(length_B.max()) > LONGEST_SHARED):
             return False
@@ -178,21 +180,21 @@ class PolicyLearner:
             shared: Whether each prompt is computed once; the rows are then ordered by prompt.
         """
         rows, width = part
-        device, length_b = self.policy.device, batch.length_B[rows]
-        tokens_bt, trained_bt = batch.tokens_BT[rows, :width], batch.trained_BT[rows, :width]
+        rollouts, device = batch.rollouts, self.policy.device
+        length_b = rollouts.length_B[rows]
+        tokens_bt, trained_bt = rollouts.tokens_BT[rows, :width], batch.trained_BT[rows, :width]
         if shared:
-            assert batch.prompt_B is not None and batch.prompt_length_B is not None
-            of_prompt = (batch.prompt_length_B[rows], batch.prompt_B[rows])
+            of_prompt = (rollouts.prompt_length_B[rows], rollouts.prompt_B[rows])
             inputs = Rows.shared(tokens_bt, trained_bt, length_b, *of_prompt, device)
         elif packed:
             inputs = Rows.packed(tokens_bt, trained_bt, length_b, device)
         else:
             inputs = Rows.padded(tokens_bt, trained_bt, device)
-        if batch.nucleus is not None:
-            place_bt = rows[:, None] * batch.tokens_BT.shape[1] + torch.arange(width)
-            inputs = inputs.within(batch.nucleus, place_bt[trained_bt])
-        behavior_bt, weights_bt = batch.behavior_BT[rows, :width], batch.weights_BT[rows, :width]
-        stale_bt = torch.zeros_like(trained_bt) if batch.stale_BT is None else batch.stale_BT[rows, :width]
+        if rollouts.nucleus is not None:
+            place_bt = rows[:, None] * rollouts.tokens_BT.shape[1] + torch.arange(width)
+            inputs = inputs.within(rollouts.nucleus, place_bt[trained_bt])
+        behavior_bt, weights_bt = rollouts.behavior_BT[rows, :width], batch.weights_BT[rows, :width]
+        stale_bt = rollouts.context_BT[rows, :width] < batch.settings.version
         mask_bt, behavior_bt, weights_bt, advantages_b, stale_bt = (
             upload(one, device) for one in (trained_bt, behavior_bt, weights_bt, batch.advantages_B[rows], stale_bt)
         )
@@ -201,26 +203,35 @@ class PolicyLearner:
         logp_bt = torch.zeros_like(behavior_bt).flatten().index_copy(0, inputs.place_n, logp_n).view_as(behavior_bt)
         surrogate = self._recipe.loss
         loss_bt, capped_bt = LOSSES[surrogate.kind](surrogate, logp_bt, behavior_bt, advantages_b, mask_bt)
-        factor_bt, corrected_bt = correction(batch.mismatch, logp_bt.detach() - behavior_bt, mask_bt)
+        factor_bt, corrected_bt = correction(self._recipe.mismatch, logp_bt.detach() - behavior_bt, mask_bt)
         loss = (loss_bt * factor_bt * weights_bt).sum()
         behavior_n, capped_n, stale_n, corrected_n = (
             x_bt.flatten().index_select(0, inputs.place_n) for x_bt in (behavior_bt, capped_bt, stale_bt, corrected_bt)
         )
         differs_nL = None if routed_n is None else routing_of(self.policy).differs_NL().index_select(0, routed_n)
-        meter.add(loss, logp_n.detach() - behavior_n, capped_n, entropy_n, stale_n, corrected_n, differs_nL)
+        meter.add(
+            loss=loss,
+            log_ratio_n=logp_n.detach() - behavior_n,
+            capped_n=capped_n,
+            entropy_n=entropy_n,
+            stale_n=stale_n,
+            corrected_n=corrected_n,
+            differs_nL=differs_nL,
+        )
         return loss
 
     def _use_experts(self, batch: TrainBatch, rows: Tensor, width: int, packed: bool) -> Tensor | None:
         """Set the engine's experts in the routers; return which tokens of the pass precede a trained token."""
-        if batch.experts_BTLK is None:
+        rollouts = batch.rollouts
+        if rollouts.experts_BTLK is None:
             if self.policy.sizes.experts:
                 routing_of(self.policy).use(None)
             return None
         inside_bt = torch.ones(len(rows), width, dtype=torch.bool)
         if packed:
-            inside_bt = torch.arange(width)[None] < batch.length_B[rows][:, None]
-        experts_NLK = upload(batch.experts_BTLK[rows, :width][inside_bt], self.policy.device)
-        routing_of(self.policy).use(experts_NLK, batch.replay_experts)
+            inside_bt = torch.arange(width)[None] < rollouts.length_B[rows][:, None]
+        experts_NLK = upload(rollouts.experts_BTLK[rows, :width][inside_bt], self.policy.device)
+        routing_of(self.policy).use(experts_NLK, self._recipe.routing_replay == "on")
         before_bt = nn.functional.pad(batch.trained_BT[rows, 1:width], (0, 1))
         return upload(before_bt[inside_bt].nonzero()[:, 0], self.policy.device)
 
@@ -310,7 +321,7 @@ def batch_flops(sizes: ModelSizes, batch: TrainBatch, checkpointing: bool) -> fl
     """
     trained_B = batch.trained_B
     predicted_b = batch.trained_BT[trained_B].sum(dim=1)
-    return sizes.training_flops(batch.length_B[trained_B].numpy(), predicted_b.numpy(), checkpointing)
+    return sizes.training_flops(batch.rollouts.length_B[trained_B].numpy(), predicted_b.numpy(), checkpointing)
 
 
 def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

@@ -18,7 +18,9 @@ from scalerl.config.run import RunConfig
 from scalerl.core.errors import outcome
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import PASSED, Group, Run, serve
-from scalerl.learner.base import BadGradient, Learner, PromptedRollout, StepStats, TrainBatch
+from scalerl.learner.base import BadGradient, Learner, PromptedRollout
+from scalerl.learner.batch import TrainBatch
+from scalerl.learner.metrics import StepStats
 from scalerl.placement.choices import micro_batch_tokens, recomputes
 from scalerl.rollouts.weights import WeightChannel
 

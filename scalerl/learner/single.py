@@ -20,9 +20,10 @@ from torch import Tensor
 
 from scalerl.config.recipe import Recipe
 from scalerl.core.errors import outcome
-from scalerl.learner.base import TokenMeter, TokenSums, TrainBatch
+from scalerl.learner.batch import TrainBatch
 from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.learner.cpu import Helpers
+from scalerl.learner.metrics import TokenMeter, TokenSums
 from scalerl.learner.policy_learner import MOMENTS, MicroBatch, PolicyLearner
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy
@@ -60,7 +61,7 @@ class SingleLearner(PolicyLearner):
         parts = (batch.shared_micro_batches if shared else ordinary)(self._even_budget(batch, shared))
         tasks = [partial(self._gradients, batch, part, packed, shared) for part in parts]
         meter = TokenMeter()
-        for own, gradients in self._helpers.in_order(tasks, batch.idle_cores):
+        for own, gradients in self._helpers.in_order(tasks, batch.settings.idle_cores):
             self._collect(gradients)
             del gradients  # otherwise they live until the next micro-batch has computed its own
             meter.parts += own.parts
@@ -68,7 +69,7 @@ class SingleLearner(PolicyLearner):
 
     def _even_budget(self, batch: TrainBatch, shared: bool) -> int:
         """Return the budget that splits a batch into equal micro-batches, so that helpers finish together."""
-        length_B = batch.length_B[batch.trained_B]
+        length_B = batch.rollouts.length_B[batch.trained_B]
         total = batch.shared_tokens() if shared else int(length_B.sum())
         if not total:
             return self._budget

@@ -21,7 +21,7 @@ from scalerl.rollouts.pipeline import Interrupted, RolloutBatch
 from scalerl.rollouts.replay import ReplayMismatch, check_difference
 from scalerl.scaling import CurveError, fit
 from scalerl.scaling.stop import reason_to_stop, stop_rule
-from scalerl.training.batch import environment_row
+from scalerl.training.metrics import environment_row
 from scalerl.training.progress import TrainingFailed
 from scalerl.training.rollout_rows import (
     DETAILED,

@@ -14,12 +14,13 @@ from scalerl.config.recipe import LengthPenalty, Recipe
 from scalerl.learn.advantages import ZERO_VARIANCE, advantages, of_trained
 from scalerl.learn.aggregate import token_weights
 from scalerl.learn.penalty import with_length_penalty
-from scalerl.learner.base import BadGradient, StepStats, TrainBatch
+from scalerl.learner.base import BadGradient
+from scalerl.learner.batch import RolloutTensors, TrainBatch, UpdateSettings, collate
+from scalerl.learner.metrics import StepStats
 from scalerl.learner.policy_learner import batch_flops
 from scalerl.placement.choices import recomputes
-from scalerl.training.batch import RolloutTensors, collate, rollout_row, staleness, why_untrained
 from scalerl.training.evaluation import evaluate_if_due
-from scalerl.training.metrics import record_step
+from scalerl.training.metrics import record_step, rollout_row, staleness, why_untrained
 from scalerl.training.run import Run, publish, record_pass_rates
 from scalerl.training.saved import failure, save_if_due
 
@@ -55,26 +56,8 @@ def train(run: Run) -> None:
         weights_BT = token_weights(recipe.aggregation, trained_BT, rollouts.prompt_B)
 
         # advantages -> loss -> update
-        stats = update(
-            run,
-            TrainBatch(
-                rollouts.tokens_BT,
-                rollouts.length_B,
-                rollouts.behavior_BT,
-                advantages_B,
-                trained_BT,
-                weights_BT,
-                rollouts.experts_BTLK,
-                replay_experts=recipe.routing_replay == "on",
-                mismatch=recipe.mismatch,
-                stale_BT=rollouts.context_BT < now,
-                nucleus=rollouts.nucleus,
-                prompt_B=rollouts.prompt_B,
-                prompt_length_B=rollouts.prompt_length_B,
-                idle_cores=run.generators_idle,
-            ),
-        )
-
+        settings = UpdateSettings(version=now, idle_cores=run.generators_idle)
+        stats = update(run, TrainBatch(rollouts, advantages_B, trained_BT, weights_BT, settings))
         if not stats.trained_tokens:
             skip(run, why_untrained(rollouts, usable_BT))
 

@@ -1,14 +1,23 @@
-"""The metrics of a training step: those of its rollouts and update, and of the processes around them."""
+"""Metrics of a step, as columns of metrics.jsonl: of its rollouts, its update and its processes (docs/metrics.md).
+
+Legend: P prompts, G rollouts per prompt, B = P x G rollouts, T tokens of the longest prompt plus completion.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
+from scalerl.config.recipe import OffPolicy
+from scalerl.learner.batch import RolloutTensors
 from scalerl.rollouts.pipeline import RolloutBatch
-from scalerl.training.batch import answer_row, environment_row
+from scalerl.tasks.answers import FORMS
 from scalerl.training.run import Run
-from scalerl.types import GeneratorStats
+from scalerl.types import GeneratorStats, ScoredGroup
 
 
 def record_step(run: Run, taken: RolloutBatch, row: dict[str, Any], before: GeneratorStats, step_s: float) -> None:
@@ -61,4 +70,78 @@ def step_row(
         "device_hours": run.compute.device_hours,
         "flops": progress.flops,
         "tokens": now.tokens,
+    }
+
+
+def why_untrained(rollouts: RolloutTensors, usable_BT: Tensor) -> str:
+    """Return why a batch has no trained token, given the tokens that may carry loss before prompts are filtered."""
+    usable_B, counted_B = usable_BT.any(dim=1), rollouts.counted_PG.view(-1)
+    causes = {
+        "without a reward": ~counted_B,
+        "truncated": ~usable_B & counted_B & rollouts.truncated_B,
+        "too old": ~usable_B & counted_B & ~rollouts.truncated_B,
+    }
+    counts = {cause: int(rollouts_B.sum()) for cause, rollouts_B in causes.items() if rollouts_B.any()}
+    parts = ", ".join(f"{count} {cause}" for cause, count in counts.items())
+    if not usable_B.any():
+        return f"none of the {len(usable_B)} rollouts can carry loss ({parts})"
+    rest = f" among the rollouts that can carry loss ({parts} of {len(usable_B)})" if parts else ""
+    return f"no prompt had any variance in its rewards{rest}"
+
+
+def staleness(rollouts: RolloutTensors, now: int, off_policy: OffPolicy) -> dict[str, float]:
+    """Return the staleness in updates of the batch's sampled tokens, and the share that was too old to carry loss.
+
+    Unless `off_policy` masks old tokens, the schedule must not let them arise; an engine must not report weights that
+    it cannot have.
+    """
+    age_N, bound = (now - rollouts.version_BT[rollouts.sampled_BT]).float(), off_policy.max_lag
+    low, high = float(age_N.min()), float(age_N.max())
+    assert low >= 0 and (high <= bound or off_policy.masks), f"{low:g} to {high:g} updates old; the bound is {bound}"
+    return {
+        "staleness_mean": float(age_N.mean()),
+        "staleness_max": high,
+        "stale_share": float((age_N > bound).float().mean()),
+    }
+
+
+def environment_row(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Return the metrics of the step's rollouts with an environment, and the means of its own numbers."""
+    ends = [rollout.outcome for group in groups for rollout in group.group.rollouts if rollout.outcome]
+    told: dict[str, list[float]] = {
+        "turns": [end.turns for end in ends],
+        "tool_calls": [end.calls for end in ends],
+        "observed_tokens": [end.observed for end in ends],
+        "reply_wait_s": [end.waited_s for end in ends],
+    }
+    for end in ends:
+        for name, value in end.metrics.items():
+            told.setdefault(f"environment/{name}", []).append(value)
+    return {name: sum(values) / len(values) for name, values in told.items() if values}
+
+
+def answer_row(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Return shares of the batch's answers: in the prompt (of the passes; NaN without one), by form, and unread."""
+    passes = [score.in_prompt for group in groups for score in group.scores if score.passed]
+    row = {"answer_in_prompt": sum(passes) / len(passes) if passes else math.nan}
+    scores = [score for group in groups for score in group.scores if score.form]
+    if scores:
+        forms = Counter(score.form for score in scores)
+        row |= {f"answer_{form}": forms[form] / len(scores) for form in FORMS}
+        row["answer_unread"] = sum(score.text_only for score in scores) / len(scores)
+    return row
+
+
+def rollout_row(rollouts: RolloutTensors, rewards_PG: Tensor, keep_P: Tensor) -> dict[str, Any]:
+    """Return the metrics of the step's rollouts."""
+    tokens_PG = rollouts.completion_tokens_PG.float()
+    return {
+        "pass_rate": float(rollouts.passed_PG[rollouts.counted_PG].float().mean()),
+        "reward": float(rewards_PG[rollouts.counted_PG].mean()),
+        "prompts": len(keep_P),
+        "kept_prompts": int(keep_P.sum()),
+        "truncation_rate": float(rollouts.truncated_B.float().mean()),
+        "interruption_rate": float(rollouts.interrupted_B.float().mean()),
+        "completion_tokens_mean": float(tokens_PG.mean()),
+        "completion_tokens_max": int(tokens_PG.max()),
     }

@@ -15,6 +15,7 @@ from typing import Any
 
 from scalerl.config import RunConfig
 from scalerl.learner.base import Learner
+from scalerl.learner.batch import RolloutTensors
 from scalerl.learner.checkpoint import CheckpointStore
 from scalerl.models.sizes import ModelSizes
 from scalerl.models.text import TokenText
@@ -23,7 +24,6 @@ from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
 from scalerl.rollouts.schedule import first_visits
 from scalerl.tasks.scoring import ScoringService
-from scalerl.training.batch import RolloutTensors
 from scalerl.training.progress import Compute, Progress
 from scalerl.training.records import Records
 from scalerl.types import GeneratorStats, Prompt, Visit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from scalerl.core.checkpoints import held_out_rates
 from scalerl.core.errors import ConfigError, short
 from scalerl.core.manifest import Damaged, check_files
 from scalerl.core.serialization import leaves, to_plain
-from scalerl.learner.base import BadGradient, TrainBatch
+from scalerl.learner.base import BadGradient
+from scalerl.learner.batch import TrainBatch
 from scalerl.learner.checkpoint import FORMAT, WRITTEN, CheckpointStore, load_plain, save_state
 from scalerl.training.display import RunDisplay
 from scalerl.training.progress import Progress, TrainingFailed
@@ -107,8 +108,7 @@ def failure(run: Run, error: BadGradient, batch: TrainBatch | None = None) -> Tr
     where = f"step {step}: {error}"
     if batch:
         saved = path / "bad_batch"
-        given = {f.name: getattr(batch, f.name) for f in fields(batch)}
-        save_state(saved, f"step_{step:06d}", {**given, "mismatch": batch.mismatch.model_dump()})
+        save_state(saved, f"step_{step:06d}", _by_name(batch))
         where = f"step {step + 1}: {error}. The batch is saved in {saved}"
     commit(run, wait=True)
     optimizer = run.config.recipe.optimizer
@@ -120,6 +120,12 @@ def failure(run: Run, error: BadGradient, batch: TrainBatch | None = None) -> Tr
         f"usual remedy is a lower learning rate: scalerl resume {path} --recipe.optimizer.learning_rate "
         f"{lower:.3g}. If it fails again, {earlier}"
     )
+
+
+def _by_name(record: Any) -> dict[str, Any]:
+    """Return the fields of a record by name, and those of the records that it contains."""
+    values = {part.name: getattr(record, part.name) for part in fields(record)}
+    return {name: _by_name(value) if is_dataclass(value) else value for name, value in values.items()}
 
 
 def checkpoint_of(run: RunDirectory, store: CheckpointStore, step: int) -> Path:

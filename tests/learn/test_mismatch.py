@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from batches import change
 from pydantic import ValidationError
 from sampled import samples
 from test_families import learner_gradient, plain_gradient, relative_error
@@ -17,10 +18,9 @@ from scalerl.config import mismatch as parts
 from scalerl.config.base import replace as changed
 from scalerl.config.recipe import SCALERL, Recipe, Reinforce
 from scalerl.learn.mismatch import correction
-from scalerl.learner.base import TrainBatch
+from scalerl.learner.batch import TrainBatch, UpdateSettings, collate
 from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy
-from scalerl.training.batch import collate
 from scalerl.training.warnings import mismatch
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 
@@ -58,12 +58,12 @@ def test_bounds_are_kept_and_a_nan_is_not_masked():
 def uneven():
     """Return a batch with log ratios of up to 1.5 under the tiny model; every kind of mask keeps a part of it."""
     batch, draw = grouped_batch(), torch.Generator().manual_seed(5)
-    log_ratio_BT = 3 * torch.rand(batch.tokens_BT.shape, generator=draw, dtype=torch.float64) - 1.5
+    log_ratio_BT = 3 * torch.rand(batch.rollouts.tokens_BT.shape, generator=draw, dtype=torch.float64) - 1.5
     with torch.no_grad():
-        every = tiny_model("qwen3").double()(batch.tokens_BT).logits[:, :-1].log_softmax(-1)
+        every = tiny_model("qwen3").double()(batch.rollouts.tokens_BT).logits[:, :-1].log_softmax(-1)
     logp_BT = torch.zeros_like(log_ratio_BT)
-    logp_BT[:, 1:] = every.gather(2, batch.tokens_BT[:, 1:, None])[..., 0]
-    return replace(batch, behavior_BT=((logp_BT - log_ratio_BT) * batch.trained_BT).float()), log_ratio_BT
+    logp_BT[:, 1:] = every.gather(2, batch.rollouts.tokens_BT[:, 1:, None])[..., 0]
+    return change(batch, behavior_BT=((logp_BT - log_ratio_BT) * batch.trained_BT).float()), log_ratio_BT
 
 
 KINDS = [
@@ -79,15 +79,15 @@ def test_every_layout_and_split_has_the_float64_gradient_of_the_corrected_loss(p
     factor, hit = correction(params, log_ratio, batch.trained_BT)
     assert 0 < int(hit.sum()) < int(batch.trained_BT.sum())  # some tokens are corrected, and some are not
     expected = plain_gradient(tiny_model("qwen3").double(), replace(batch, weights_BT=batch.weights_BT * factor))
-    given = replace(batch, mismatch=params)
-    found = learner_gradient(Policy(tiny_model("qwen3")), given, packing=packing, micro_batch_tokens=budget)
+    recipe = Recipe(loss=Reinforce(), mismatch=params)
+    found = learner_gradient(Policy(tiny_model("qwen3")), batch, recipe, packing=packing, micro_batch_tokens=budget)
     assert relative_error(found, expected) < 1e-5
 
 
 def test_cispo_with_a_token_mask_is_masked_importance_sampling():
     batch, log_ratio = uneven()
-    learner = SingleLearner(Policy(tiny_model("qwen3")), Recipe())
-    learner._add_gradients(replace(batch, mismatch=parts.TokenMask(keep=(0.5, 2.0))))
+    learner = SingleLearner(Policy(tiny_model("qwen3")), Recipe(mismatch=parts.TokenMask(keep=(0.5, 2.0))))
+    learner._add_gradients(batch)
     ratio = log_ratio.exp()
     factor = torch.where((ratio < 0.5) | (ratio > 2.0), 0.0, ratio)
     expected = plain_gradient(tiny_model("qwen3").double(), replace(batch, weights_BT=batch.weights_BT * factor))
@@ -98,15 +98,16 @@ def test_cispo_with_a_token_mask_is_masked_importance_sampling():
 def test_metrics_split_log_ratios_by_staleness_and_count_effective_and_corrected_tokens():
     batch, log_ratio = uneven()
     stale = (torch.arange(14) % 2 == 0).expand(5, 14)
-    learner = SingleLearner(Policy(tiny_model("qwen3")), Recipe(loss=Reinforce()), micro_batch_tokens=30)
-    stats = learner.step(replace(batch, stale_BT=stale, mismatch=KINDS[0]))
+    recipe, settings = Recipe(loss=Reinforce(), mismatch=KINDS[0]), UpdateSettings(version=1)
+    learner = SingleLearner(Policy(tiny_model("qwen3")), recipe, micro_batch_tokens=30)
+    stats = learner.step(change(batch, context_BT=(~stale).int(), settings=settings))
     kept = batch.trained_BT
     ratio = log_ratio[kept].exp()
     assert stats.log_ratio_fresh == pytest.approx(float(log_ratio[kept & ~stale].abs().mean()), rel=1e-4)
     assert stats.log_ratio_stale == pytest.approx(float(log_ratio[kept & stale].abs().mean()), rel=1e-4)
     assert stats.effective_samples == pytest.approx(float(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())), rel=1e-4)
     assert stats.corrected_share == pytest.approx(float(((ratio < 0.5) | (ratio > 2.0)).double().mean()))
-    plain = learner.step(batch)  # no staleness is known: all tokens count as fresh
+    plain = SingleLearner(Policy(tiny_model("qwen3")), Recipe()).step(batch)  # no token is older than version 0
     assert plain.log_ratio_stale is None and "log_ratio_stale" not in plain.to_dict() and plain.corrected_share == 0
 
 
@@ -123,12 +124,10 @@ def test_tokens_over_a_cache_of_older_weights_are_not_fresh():
     groups = [Group(visit, (one,), 0) for visit, (_, one) in zip(visits, pairs, strict=True)]
     rollouts = collate([ScoredGroup(group, (Score(1.0, True),)) for group in groups])
     trained_BT = rollouts.sampled_BT
-    batch = TrainBatch(
-        rollouts.tokens_BT, rollouts.length_B, rollouts.behavior_BT, torch.ones(4), trained_BT,
-        trained_BT / trained_BT.sum(),
-    )  # fmt: skip
+    settings = UpdateSettings(version=1)
+    batch = TrainBatch(rollouts, torch.ones(4), trained_BT, trained_BT / trained_BT.sum(), settings)
     by_context, by_version = (
-        SingleLearner(Policy(tiny_model("qwen3", 1)), Recipe()).step(replace(batch, stale_BT=oldest_BT < 1))
+        SingleLearner(Policy(tiny_model("qwen3", 1)), Recipe()).step(change(batch, context_BT=oldest_BT))
         for oldest_BT in (rollouts.context_BT, rollouts.version_BT)
     )
     assert by_context.log_ratio_fresh < 1e-6 < 1e-2 < by_version.log_ratio_fresh

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from batches import change
 from sampled import samples
 from test_families import INTERRUPTED, PROMPTS, learner_gradient, relative_error
 from test_prefix import grouped_batch
@@ -62,8 +63,8 @@ def test_log_probabilities_entropies_and_gradients_are_those_of_float64_over_the
 
 def reference_gradient(model, batch, kept_BTV):
     """Return the gradient of REINFORCE with a softmax over the kept ids of each token, in float64."""
-    logits_BTV = model(batch.tokens_BT).logits[:, :-1].masked_fill(~kept_BTV[:, 1:], -torch.inf)
-    logp_BT = logits_BTV.log_softmax(-1).gather(2, batch.tokens_BT[:, 1:, None])[..., 0]
+    logits_BTV = model(batch.rollouts.tokens_BT).logits[:, :-1].masked_fill(~kept_BTV[:, 1:], -torch.inf)
+    logp_BT = logits_BTV.log_softmax(-1).gather(2, batch.rollouts.tokens_BT[:, 1:, None])[..., 0]
     loss_BT = torch.where(batch.trained_BT[:, 1:], batch.advantages_B[:, None] * batch.weights_BT[:, 1:] * logp_BT, 0.0)
     (-loss_BT.sum()).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -72,10 +73,10 @@ def reference_gradient(model, batch, kept_BTV):
 @pytest.mark.parametrize(("packing", "budget"), [("padded", 1000), ("padded", 14), ("packed", 30), ("shared", 21)])
 def test_every_layout_and_split_has_the_float64_gradient(packing, budget):
     batch = grouped_batch()
-    kept_BTV = random_sets(batch.tokens_BT.flatten(), 48).view(5, 14, 48)
+    kept_BTV = random_sets(batch.rollouts.tokens_BT.flatten(), 48).view(5, 14, 48)
     place_M, id_M = (kept_BTV & batch.trained_BT[..., None]).flatten(0, 1).nonzero().unbind(1)
     expected = reference_gradient(tiny_model("qwen3").double(), batch, kept_BTV)
-    given = replace(batch, nucleus=(place_M, id_M))
+    given = change(batch, nucleus=(place_M, id_M))
     found = learner_gradient(Policy(tiny_model("qwen3")), given, packing=packing, micro_batch_tokens=budget)
     assert relative_error(found, expected) < 1e-5
 

@@ -6,7 +6,7 @@ from texts import rollout
 from scalerl.config.recipe import LengthPenalty
 from scalerl.learn.advantages import advantages
 from scalerl.learn.penalty import with_length_penalty
-from scalerl.training.batch import collate
+from scalerl.learner.batch import collate
 from scalerl.types import Group, Outcome, Prompt, Score, ScoredGroup, Visit
 
 

@@ -8,6 +8,7 @@ from tiny_models import tiny_model
 
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
+from scalerl.learner.batch import collate
 from scalerl.models.policy import Policy
 from scalerl.models.routing import routing_of
 from scalerl.models.rows import Rows
@@ -15,7 +16,6 @@ from scalerl.rollouts.custom import EngineParts, engine_pair
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.replay import largest_difference
-from scalerl.training.batch import collate
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 
 NOISY = "noisy_engine:noisy"

@@ -9,7 +9,7 @@ from scalerl.tasks import math
 from scalerl.tasks.checks import check_rewards, repetition_notes
 from scalerl.tasks.repetition import repeats_expression, stands_in
 from scalerl.tasks.scoring import FunctionScorer, verifier_scorer
-from scalerl.training.batch import answer_row
+from scalerl.training.metrics import answer_row
 from scalerl.types import Group, Prompt, ScoredGroup, Visit
 
 

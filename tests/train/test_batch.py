@@ -1,15 +1,17 @@
 import pytest
 import torch
+from batches import change
 from hypothesis import given
 from hypothesis import strategies as st
 from texts import rollout
 
 from scalerl.config.base import replace
 from scalerl.config.recipe import SCALERL, PipelineRL, PpoOffPolicy
-from scalerl.learn.aggregate import AGGREGATIONS
-from scalerl.learner.base import TrainBatch
-from scalerl.training.batch import collate, rollout_row, staleness, why_untrained
+from scalerl.learn.advantages import advantages
+from scalerl.learn.aggregate import AGGREGATIONS, token_weights
+from scalerl.learner.batch import TrainBatch, UpdateSettings, collate
 from scalerl.training.loop import kept_prompts, loss_tokens
+from scalerl.training.metrics import rollout_row, staleness, why_untrained
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 
 
@@ -51,14 +53,59 @@ def test_the_staleness_of_sampled_tokens_is_measured_and_bounded_unless_old_ones
         staleness(batch, 6, PipelineRL(max_lag=8, stale="mask"))
 
 
+def test_the_batch_of_an_update_is_the_example_of_its_documentation():
+    passed, failed = Score(1.0, True), Score(-1.0, False)
+    first = [rollout([7, 8, 9], [True, False, True], versions=3), rollout([4], versions=3)]
+    second = [rollout([2, 3], versions=3), rollout([1], versions=3)]
+    groups = [group([5, 6], *first, scores=[passed, failed]), group([1], *second, scores=[failed, passed])]
+    rollouts = collate(groups)
+    usable_BT = loss_tokens(rollouts, SCALERL, oldest=0)
+    keep_P = kept_prompts(rollouts.rewards_PG, usable_BT, SCALERL)
+    trained_BT = usable_BT & keep_P[rollouts.prompt_B][:, None]
+    weights_BT = token_weights(SCALERL.aggregation, trained_BT, rollouts.prompt_B)
+    advantages_B = advantages(SCALERL.advantage, rollouts.rewards_PG, rollouts.counted_PG).view(-1)
+    batch = TrainBatch(rollouts, advantages_B, trained_BT, weights_BT, UpdateSettings(version=4))
+    assert batch.advantages_B.tolist() == pytest.approx([1.0, -1.0, -1.0, 1.0], abs=1e-5)
+    assert batch.trained_BT.int().tolist() == [[0, 0, 1, 0, 1], [0, 0, 1, 0, 0], [0, 1, 1, 0, 0], [0, 1, 0, 0, 0]]
+    torch.testing.assert_close(batch.weights_BT, batch.trained_BT / 6)
+    assert batch.rollouts.sampled_PG.tolist() == [[2, 1], [2, 1]]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tokens_BT": torch.zeros(4, 6, dtype=torch.long)},
+        {"behavior_BT": torch.zeros(4)},
+        {"context_BT": torch.zeros(3, 5)},
+        {"length_B": torch.zeros(5)},
+        {"prompt_length_B": torch.zeros(4, 1)},
+        {"prompt_B": torch.zeros(2)},
+        {"rewards_PG": torch.zeros(4)},
+        {"rewards_PG": torch.zeros(2, 3)},
+        {"passed_PG": torch.zeros(4, 1)},
+        {"experts_BTLK": torch.zeros(4, 6, 2, 2)},
+        {"experts_BTLK": torch.zeros(4, 5, 2)},
+        {"nucleus": (torch.zeros(3), torch.zeros(2))},
+        {"advantages_B": torch.zeros(2, 2)},
+        {"trained_BT": torch.zeros(4, 5)},
+        {"trained_BT": torch.zeros(4, 6, dtype=torch.bool)},
+        {"weights_BT": torch.zeros(5, 4)},
+    ],
+    ids=lambda wrong: "-".join(f"{name}-{getattr(value, 'shape', '')}" for name, value in wrong.items()),
+)
+def test_tensors_of_a_wrong_shape_are_an_error_where_a_batch_is_made(wrong):
+    rollouts = collate([group([1], rollout([2, 3, 4, 5]), rollout([2])), group([1], rollout([2]), rollout([2]))])
+    batch = TrainBatch(rollouts, torch.zeros(4), rollouts.sampled_BT, torch.zeros(4, 5))
+    with pytest.raises(AssertionError):
+        change(batch, **wrong)
+
+
 def training(completions, trained_B):
     """Return a batch of completions of the given lengths after a prompt of one token; some rows carry loss."""
     rollouts = collate([group([1], *(rollout([2] * n) for n in completions))])
     trained_BT = rollouts.sampled_BT & torch.tensor(trained_B)[:, None]
     zeros_BT = torch.zeros_like(rollouts.behavior_BT)
-    return TrainBatch(
-        rollouts.tokens_BT, rollouts.length_B, zeros_BT, torch.zeros(len(completions)), trained_BT, zeros_BT
-    )
+    return TrainBatch(rollouts, torch.zeros(len(completions)), trained_BT, zeros_BT)
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(5, 60))
@@ -67,7 +114,7 @@ def test_micro_batches_contain_every_trained_row_once_within_the_budget(completi
     seen = []
     for rows, width in batch.micro_batches(budget):
         assert len(rows) * width <= budget or len(rows) == 1
-        assert width == int(batch.length_B[rows].max())
+        assert width == int(batch.rollouts.length_B[rows].max())
         seen += rows.tolist()
     assert sorted(seen) == [i for i, n in enumerate(completions) if n % 3 != 0]
 

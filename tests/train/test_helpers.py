@@ -7,11 +7,13 @@ from functools import partial
 
 import pytest
 import torch
+from batches import change
 from test_learner import batch, make
 
 from scalerl.config.base import replace as replaced
 from scalerl.config.placement import Hardware
 from scalerl.learner.base import BadGradient
+from scalerl.learner.batch import UpdateSettings
 from scalerl.learner.cpu import AHEAD, Helpers, helpers_of
 from scalerl.training.run import waited
 from scalerl.types import GeneratorStats
@@ -100,7 +102,7 @@ def test_helpers_change_no_bit_of_weights_and_metrics(budget):
 
 
 def test_micro_batches_have_equal_size():
-    given = replace(batch(rows=10), length_B=torch.full((10,), 10))
+    given = change(batch(rows=10), length_B=torch.full((10,), 10))
     sizes = {budget: make(micro_batch_tokens=budget)._even_budget(given, shared=False) for budget in (1000, 90, 60, 10)}
     # 100 tokens: one of 100 and a row to spare; two of 50; two of 50, at most 60; ten of 10, at most 10
     assert sizes == {1000: 110, 90: 60, 60: 60, 10: 10}
@@ -122,7 +124,7 @@ def test_helpers_are_used_if_generators_have_waited():
 
     assert waited(at(10.0, 1.0), at(20.0, 1.3)) and not waited(at(10.0, 1.0), at(20.0, 1.1))
     assert not waited(at(10.0, 1.0), at(10.0, 1.0))  # the first batch
-    given, threads = replace(batch(rows=12), idle_cores=False), set()
+    given, threads = replace(batch(rows=12), settings=UpdateSettings(idle_cores=False)), set()
     learner = make(micro_batch_tokens=1, helpers=1)
     original = learner._gradients
 
@@ -134,6 +136,6 @@ def test_helpers_are_used_if_generators_have_waited():
     learner._gradients = noted
     learner.step(given)
     assert threads == {threading.main_thread()}
-    learner.step(replace(given, idle_cores=True))
+    learner.step(replace(given, settings=UpdateSettings(idle_cores=True)))
     assert len(threads) == 2
     learner.close()

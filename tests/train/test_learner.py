@@ -7,7 +7,8 @@ import torch
 from tiny_models import tiny_model
 
 from scalerl.config.recipe import AdamW, Recipe, Reinforce
-from scalerl.learner.base import BadGradient, TrainBatch
+from scalerl.learner.base import BadGradient
+from scalerl.learner.batch import RolloutTensors, TrainBatch
 from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy
 from scalerl.types import Rollout
@@ -27,7 +28,7 @@ def batch(rows=6, width=10, scale=1.0):
     trained[:, 1] = True  # every row has a trained token
     trained &= (torch.arange(width) >= 1) & (torch.arange(width) < lengths[:, None])
     weights = trained * scale / trained.sum()
-    return TrainBatch(tokens, lengths, torch.zeros(rows, width), torch.ones(rows), trained, weights)
+    return TrainBatch(RolloutTensors.without_rewards(tokens, lengths), torch.ones(rows), trained, weights)
 
 
 def gradients(learner, given):

@@ -5,12 +5,12 @@ import os
 import signal
 import threading
 import time
-from dataclasses import replace as change
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from batches import change
 from rank_builds import Bench, Misbehaving
 from rank_builds import random_batch as batch
 from safetensors.torch import load_file
@@ -24,6 +24,7 @@ from scalerl.config.run import Hardware, Learner, Placement
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
 from scalerl.learner.base import BadGradient
+from scalerl.learner.batch import UpdateSettings
 from scalerl.learner.checkpoint import load_state
 from scalerl.learner.experts import experts_of
 from scalerl.learner.fsdp import balanced_split
@@ -40,7 +41,12 @@ FEW = "two experts"  # on three ranks, which split another axis
 BIASED = "gpt-oss"  # experts with biases and transposed weights
 GROUPS = [(1, "qwen3"), *((2, model) for model in MODELS), (3, "qwen3-untied"), (3, "qwen3-moe"), (3, FEW)]
 CONFIG = RunConfig(
-    recipe=replace(SCALERL, loss=Reinforce(), optimizer=AdamW(learning_rate=1e-3, warmup_steps=4, eps=1e-8)),
+    recipe=replace(
+        SCALERL,
+        loss=Reinforce(),
+        optimizer=AdamW(learning_rate=1e-3, warmup_steps=4, eps=1e-8),
+        routing_replay="on",
+    ),
     model=HuggingFaceModel(path="given to the ranks"),
     hardware=Hardware(device="cpu", dtype="float32", trainer_threads=1, generator_threads=1),
     learner=Learner(micro_batch_tokens=24, packing="padded"),
@@ -115,7 +121,7 @@ def on_mesh(data, expert):
 
 def routed(given, chosen):
     """Return a batch with the recorded experts of two per token and layer, which the trainer uses."""
-    return change(given, experts_BTLK=chosen.to(torch.uint8), replay_experts=True)
+    return change(given, experts_BTLK=chosen.to(torch.uint8))
 
 
 def distance(found, expected):
@@ -193,13 +199,15 @@ def test_recomputed_activations_and_packing_change_no_gradient(benches, option):
 
 def test_ranks_reject_the_rollouts_that_one_process_rejects_and_report_the_same_metrics(benches):
     given = batch()  # an untrained model: log-probabilities near -log 48
-    behavior = -3.87 + 0.8 * torch.randn(given.tokens_BT.shape, generator=torch.Generator().manual_seed(1))
-    given = change(given, behavior_BT=behavior * given.trained_BT, mismatch=SequenceMask(keep=(0.3, 3.0)))
-    given = change(given, stale_BT=torch.arange(12).expand(7, 12) % 2 == 0)
-    pairs = zip(benches.gradients(benches.group(2), given), benches.gradients(benches.single(), given), strict=True)
+    behavior = -3.87 + 0.8 * torch.randn(given.rollouts.tokens_BT.shape, generator=torch.Generator().manual_seed(1))
+    given = change(given, behavior_BT=behavior * given.trained_BT, settings=UpdateSettings(version=1))
+    given = change(given, context_BT=torch.arange(12).expand(7, 12) % 2)
+    config = replace(CONFIG, recipe=replace(CONFIG.recipe, mismatch=SequenceMask(keep=(0.3, 3.0))))
+    group, single = benches.group(2, config=config), benches.single(config=config)
+    pairs = zip(benches.gradients(group, given), benches.gradients(single, given), strict=True)
     for ours, expected in pairs:
         torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
-    ours, theirs = benches.group(2).step(given), benches.single().step(given)
+    ours, theirs = group.step(given), single.step(given)
     assert ours.to_dict() == pytest.approx(theirs.to_dict(), rel=1e-4, abs=1e-6)
     assert 0.1 < theirs.corrected_share < 0.9 and theirs.log_ratio_stale > 0.1 < theirs.log_ratio_fresh
 
@@ -323,7 +331,8 @@ def test_weights_in_shared_memory_equal_those_of_the_learner(benches):
 
 @pytest.mark.parametrize("expert", [1, 2])
 def test_weights_that_ranks_send_to_vllm_equal_the_exported_checkpoint(benches, tmp_path, expert):
-    config = replace(CONFIG, placement=Placement(engine="vllm", trainer_ranks=2, expert_ranks=expert))
+    recipe = replace(CONFIG.recipe, routing_replay="off")
+    config = replace(CONFIG, recipe=recipe, placement=Placement(engine="vllm", trainer_ranks=2, expert_ranks=expert))
     group = benches.group(2, "qwen3-moe-untied", config)
     group.step(batch())
     group.export(tmp_path)

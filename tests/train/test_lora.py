@@ -133,7 +133,7 @@ def test_merged_bf16_weights_are_rounded_once_and_pass_the_replay(tmp_path):
     policy = Policy(tiny_model("qwen3", seed=9).bfloat16())
     policy.load_weights(3, weights)
     given = batch()
-    rows = Rows.padded(given.tokens_BT, given.trained_BT, policy.device)
+    rows = Rows.padded(given.rollouts.tokens_BT, given.trained_BT, policy.device)
     with torch.no_grad():
         ours, theirs = (p(rows)[0] for p in (learner.policy, policy))
     assert float((ours - theirs).abs().mean()) < rounding(torch.bfloat16)

@@ -12,7 +12,7 @@ import runs
 from doc_pages import blocks
 from tiny_models import tiny_model
 
-from scalerl.training.batch import environment_row
+from scalerl.training.metrics import environment_row
 from scalerl.types import Group, Outcome, Rollout, ScoredGroup
 
 

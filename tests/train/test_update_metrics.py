@@ -1,0 +1,140 @@
+"""Metrics of an update: every sum has its name, so exchanging two of them fails here."""
+
+import math
+from dataclasses import asdict
+
+import pytest
+import torch
+from batches import change
+from learn.test_mismatch import uneven
+from tiny_models import tiny_model
+
+from scalerl.config.mismatch import TokenMask
+from scalerl.config.recipe import Dapo, Recipe
+from scalerl.learner.batch import UpdateSettings
+from scalerl.learner.metrics import NAMES, TokenMeter, TokenSums, packed, unpacked
+from scalerl.learner.single import SingleLearner
+from scalerl.models.policy import Policy
+
+LN2 = math.log(2)
+
+
+def two_micro_batches():
+    """Return the meter of two micro-batches, with ratios of 2, 1/2, 1 and 4, and of 1/8."""
+    meter = TokenMeter()
+    meter.add(
+        loss=torch.tensor(0.25, dtype=torch.float64),
+        log_ratio_n=torch.tensor([2.0, 0.5, 1.0, 4.0], dtype=torch.float64).log(),
+        capped_n=torch.tensor([False, False, False, True]),
+        entropy_n=torch.tensor([0.1, 0.2, 0.3, 0.5], dtype=torch.float64),
+        stale_n=torch.tensor([True, False, False, True]),
+        corrected_n=torch.tensor([False, True, True, True]),
+        differs_nL=torch.tensor([[True, True, False]] * 3 + [[True, False, False]]),
+    )
+    meter.add(
+        loss=torch.tensor(-0.75, dtype=torch.float64),
+        log_ratio_n=torch.tensor([1 / 8], dtype=torch.float64).log(),
+        capped_n=torch.tensor([False]),
+        entropy_n=torch.tensor([1.5], dtype=torch.float64),
+        stale_n=torch.tensor([False]),
+        corrected_n=torch.tensor([False]),
+    )
+    return meter
+
+
+SUMS = {
+    "tokens": 5,
+    "loss": -0.5,
+    "log_ratio": (1 - 1 + 0 + 2 - 3) * LN2,
+    "log_ratio_min": -3 * LN2,
+    "log_ratio_max": 2 * LN2,
+    "capped": 1,
+    "entropy": 2.6,
+    "routed": 12,
+    "rerouted": 7,
+    "stale": 2,
+    "fresh_gap": (1 + 0 + 3) * LN2,
+    "stale_gap": (1 + 2) * LN2,
+    "ratio": 2 + 1 / 2 + 1 + 4 + 1 / 8,
+    "ratio_squared": 4 + 1 / 4 + 1 + 16 + 1 / 64,
+    "corrected": 3,
+}
+
+
+def test_every_sum_over_two_micro_batches_is_the_one_worked_by_hand():
+    assert asdict(two_micro_batches().read()) == pytest.approx(SUMS)
+    assert len({round(value, 9) for value in SUMS.values()}) == len(NAMES)  # so that no two can be exchanged
+
+
+def test_every_mean_is_the_one_worked_by_hand():
+    expected = {
+        "loss": -0.5,
+        "trained_tokens": 5,
+        "log_ratio_mean": -LN2 / 5,
+        "log_ratio_min": -3 * LN2,
+        "log_ratio_max": 2 * LN2,
+        "capped_share": 1 / 5,
+        "entropy": 2.6 / 5,
+        "router_disagreement": 7 / 12,
+        "log_ratio_fresh": 4 * LN2 / 3,
+        "log_ratio_stale": 3 * LN2 / 2,
+        "effective_samples": 7.625**2 / (5 * 21.265625),
+        "corrected_share": 3 / 5,
+    }
+    assert two_micro_batches().read().means() == pytest.approx(expected)
+    assert len({round(value, 9) for value in expected.values()}) == len(expected)
+
+
+def test_sums_cannot_be_passed_by_position_and_cross_a_device_by_name():
+    with pytest.raises(TypeError):
+        TokenSums(5.0, -0.5)
+    meter = two_micro_batches()
+    with pytest.raises(TypeError):
+        meter.add(torch.zeros(()), *[torch.zeros(1)] * 5)
+    for order in (NAMES, NAMES[::-1], sorted(NAMES)):
+        sums = unpacked([packed({name: SUMS[name] for name in order}, torch.device("cpu"))])
+        assert asdict(sums) == pytest.approx(SUMS)
+    with pytest.raises(AssertionError):
+        packed({"token": 5.0}, torch.device("cpu"))
+
+
+def test_parts_are_added_except_for_extremes_and_none_gives_zeros():
+    one, other = TokenSums(tokens=2, log_ratio_min=-1, log_ratio_max=3), TokenSums(tokens=5, log_ratio_min=-4, ratio=7)
+    assert TokenSums.of([one, other]) == TokenSums(tokens=7, ratio=7, log_ratio_min=-4, log_ratio_max=3)
+    assert TokenSums.of([]) == TokenMeter().read() == TokenSums()
+    assert TokenSums().means()["log_ratio_stale"] is None and TokenSums().means()["trained_tokens"] == 0
+
+
+@pytest.mark.parametrize("budget", [1000, 14])
+def test_every_metric_of_an_update_is_that_of_the_transformers_forward_in_float64(budget):
+    batch, log_ratio_BT = uneven()
+    stale_BT = (torch.arange(14) % 3 == 0).expand(5, 14)
+    batch = change(batch, context_BT=(~stale_BT).int(), settings=UpdateSettings(version=1))
+    recipe = Recipe(loss=Dapo(clip_low=0.2, clip_high=0.3), mismatch=TokenMask(keep=(0.4, 3.5)))
+    stats = SingleLearner(Policy(tiny_model("qwen3")), recipe, micro_batch_tokens=budget).step(batch).to_dict()
+
+    trained_BT, advantages_B1 = batch.trained_BT, batch.advantages_B[:, None].double()
+    with torch.no_grad():
+        every = tiny_model("qwen3").double()(batch.rollouts.tokens_BT).logits[:, :-1].log_softmax(-1)
+    entropy_BT = torch.nn.functional.pad(-(every.exp() * every).sum(-1), (1, 0))
+    ratio_BT = log_ratio_BT.exp()
+    free_BT, clipped_BT = ratio_BT * advantages_B1, ratio_BT.clamp(0.8, 1.3) * advantages_B1
+    corrected_BT = (ratio_BT < 0.4) | (ratio_BT > 3.5)
+    loss_BT = -torch.minimum(free_BT, clipped_BT) * ~corrected_BT * batch.weights_BT
+    ratio_N, log_ratio_N = ratio_BT[trained_BT], log_ratio_BT[trained_BT]
+    expected = {
+        "loss": loss_BT[trained_BT].sum(),
+        "trained_tokens": trained_BT.sum(),
+        "log_ratio_mean": log_ratio_N.mean(),
+        "log_ratio_min": log_ratio_N.min(),
+        "log_ratio_max": log_ratio_N.max(),
+        "capped_share": (clipped_BT < free_BT)[trained_BT].double().mean(),
+        "entropy": entropy_BT[trained_BT].mean(),
+        "log_ratio_fresh": log_ratio_BT[trained_BT & ~stale_BT].abs().mean(),
+        "log_ratio_stale": log_ratio_BT[trained_BT & stale_BT].abs().mean(),
+        "effective_samples": ratio_N.sum() ** 2 / (len(ratio_N) * (ratio_N**2).sum()),
+        "corrected_share": corrected_BT[trained_BT].double().mean(),
+    }
+    values = {name: float(value) for name, value in expected.items()}
+    assert {name: stats[name] for name in values} == pytest.approx(values, rel=1e-4, abs=1e-6)
+    assert min(abs(a - b) for m, a in values.items() for n, b in values.items() if m < n) > 1e-3  # all distinct
