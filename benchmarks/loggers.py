@@ -20,11 +20,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from scalerl.config import read_config
+from scalerl.config.overrides import plain_values
 from scalerl.loggers import follow
 from scalerl.loggers.base import makers_of
 from scalerl.loggers.follow import Followers
 from scalerl.scaling import CurveError
-from scalerl.training.run_info import default_axis
+from scalerl.training.run_info import default_axis, run_info
 from scalerl.types import EvalPoint
 from scalerl.view.outlook import run_outlook
 
@@ -55,7 +56,8 @@ def measure(name: str, steps: int, step_s: float) -> None:
         uri = f"sqlite:///{path}/mlflow.db"
         config = read_config(None, {"loggers": [{"kind": name, "tracking_uri": uri} if name == "mlflow" else name]})
         (path / "loggers.json").write_text("{}")
-        followers = Followers(config, path, makers_of(config), print)
+        settings, makers = plain_values(config, mode="json"), makers_of(config.loggers)
+        followers = Followers(settings, run_info(config), path, makers, print)
         points: list[EvalPoint] = []
         handed_s, display_cpu, began_cpu = 0.0, 0.0, 0.0
         for step in range(steps + 1):

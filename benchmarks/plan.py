@@ -116,7 +116,7 @@ def speed() -> dict[str, float]:
             recipe=replace(paper.recipe, prompts_per_step=prompts),
             rollouts=replace(paper.rollouts, slots=engines * 64),
         )
-        given = Given(sizes_of(config), Assumptions(GPUS["H100"]))
+        given = Given(sizes_of(config.model), Assumptions(GPUS["H100"]))
         began = time.process_time()
         simulate(config, given, lengths_of(config, None))
         seconds, batch = time.process_time() - began, config.recipe.completions_per_step

@@ -37,7 +37,7 @@ CASES = [
     ("ray", lambda place: RayWorkers("local", 1, 1.0, 0.0), "scalerl[ray]"),
     ("httpx", lambda place: importlib.import_module("scalerl.rollouts.vllm"), "scalerl[vllm]"),
     ("verifiers", lambda place: environment_rows(EnvironmentTask(environment="any"), 1), "verifiers>="),
-    ("mlflow", lambda place: makers_of(read_config(None, {"loggers": ["mlflow"]})), "scalerl[mlflow]"),
+    ("mlflow", lambda place: makers_of(read_config(None, {"loggers": ["mlflow"]}).loggers), "scalerl[mlflow]"),
     (EVENTS, lambda place: read(place / "a.tfevents"), "tensorboard"),
 ]
 

@@ -88,7 +88,7 @@ def _on_gpus(config: RunConfig, gpus: int, chosen: bool = False) -> tuple[RunCon
         chosen: Whether the user has chosen the interval of checkpoints; else the planned speed gives it.
     """
     check_searched(gpus)
-    given, lengths, many = Given(sizes_of(config), Assumptions(GPUS["H100"])), lengths_of(config, None), gpus > 2
+    given, lengths, many = Given(sizes_of(config.model), Assumptions(GPUS["H100"])), lengths_of(config, None), gpus > 2
     on_ray = {"backend": "ray", "ray_address": "local" if gpus <= NODE else "auto"} if many else {}
     problem: ConfigError | None = None
     parts_of = [parts for parts in PARTS if parts < max(2, gpus)]

@@ -88,7 +88,7 @@ def run_plan(words: list[str]) -> int:
     if file is None and options.runs:
         file = options.runs[0] / "config.toml"
     config = read_config(file, fields)
-    check_prompt_files(config)
+    check_prompt_files(config.data)
     if options.rehearse:
         with Working("rehearsing"):
             return _rehearse(config, options.json)
@@ -182,7 +182,7 @@ def _speeds(config: RunConfig, options: argparse.Namespace) -> Given:
             raise ConfigError(f"--{name.replace('_', '-')}: got {value:g}; allowed: a number {least}, at most {most:g}")
     rate = options.generator_tokens_per_s
     given = Given(
-        found=sizes_of(config),
+        found=sizes_of(config.model),
         assumed=Assumptions(GPUS[options.gpu], options.training_share, options.decode_share),
         measured=measure(options.runs) if options.runs else None,
         generator_step_s=slots_of(config) / config.placement.engines / rate if rate else 0.0,

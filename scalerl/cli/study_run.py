@@ -57,7 +57,7 @@ def plan_or_resume(words: Sequence[str]) -> int:
     options, fields = parser.parse_known_args(bare_first(parser, words))
     plan = _plan(options, fields)
     for arm in plan.arms:
-        check_prompt_files(plan.config(arm, plan.seeds[0]))
+        check_prompt_files(plan.config(arm, plan.seeds[0]).data)
 
     others = [StudyDirectory.open(path) for path in options.reuse]
     if options.dry_run:

@@ -99,7 +99,7 @@ def check_inputs(config: RunConfig, *, weights: bool = True) -> None:
     Raises:
         ConfigError: A file is missing or damaged (models/files.py, prompts/files.py).
     """
-    check_prompt_files(config)
+    check_prompt_files(config.data)
     if isinstance(config.model, HuggingFaceModel):
         check_model_files(config.model.path, weights=weights)
 
@@ -114,7 +114,7 @@ def _dry_run(config: RunConfig) -> list[str]:
 
     local = config.placement.backend == "local" and config.hardware.device != "cuda"  # else planned for other machines
     here = replace(config, hardware=resolve_hardware(config.hardware)) if local else config
-    found, machine = sizes_of(here), this_machine(here)
+    found, machine = sizes_of(here.model), this_machine(here)
     split = prompts_here(here)
     prompts = split.everything if split else ()
     longest = max((len(prompt.tokens) for prompt in prompts), default=0)

@@ -270,7 +270,7 @@ def room(site: Site) -> Outcome:
 
     config, place = site.config, Path("runs") if os.path.isdir("runs") else Path()
     check_shared_memory(site.table, partial(shared_memory, site.ray) if site.ray else None)
-    sizes = outcome(lambda: sizes_of(config).sizes)  # those of a model that is elsewhere are not known
+    sizes = outcome(lambda: sizes_of(config.model).sizes)  # those of a model that is elsewhere are not known
     known = None if sizes.exception() else sizes.result()
     if problem := outcome(lambda: check_disk(config, known, place)).exception():
         return FAILS, str(problem)

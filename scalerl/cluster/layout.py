@@ -76,7 +76,7 @@ def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
     Raises:
         ConfigError: The model's sizes are unknown, or there are too few GPUs.
     """
-    found = found or sizes_of(config)
+    found = found or sizes_of(config.model)
     sizes, place = found.sizes, config.placement
     slots = -(-slots_of(config) // place.engines)
     mean_prompt, longest_prompt = prompt_tokens(config)

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from scalerl.config import RunConfig
+from scalerl.config.loggers import Loggers
 from scalerl.config.recipe import Custom
 from scalerl.core import plugins
 from scalerl.core.errors import ConfigError
@@ -85,7 +85,7 @@ EXTRAS = {"tensorboard": "logs", "wandb": "logs", "mlflow": "mlflow"}
 """The extra that installs each tracker. The tracker's package and the module of its logger have the same name."""
 
 
-def makers_of(config: RunConfig) -> dict[str, Callable[[], Logger]]:
+def makers_of(loggers: Loggers) -> dict[str, Callable[[], Logger]]:
     """Return functions that create the loggers of a configuration, by name.
 
     The functions import the libraries, in the threads of the loggers, because some imports take seconds. Custom loggers
@@ -95,7 +95,7 @@ def makers_of(config: RunConfig) -> dict[str, Callable[[], Logger]]:
         ConfigError: A package is missing, or a custom logger cannot be created.
     """
     makers: dict[str, Callable[[], Logger]] = {}
-    for choice in config.loggers:
+    for choice in loggers:
         if isinstance(choice, Custom):
             name = choice.function if choice.function not in makers else f"{choice.function}-{len(makers)}"
             logger = _custom(choice)

@@ -12,7 +12,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from scalerl.config import RunConfig, plain_values
 from scalerl.core.rows import read_points, read_rows
 from scalerl.core.run_files import RunInfo
 from scalerl.loggers.base import LoggedRun, Logger
@@ -31,7 +30,7 @@ class Followers:
 
     def __init__(
         self,
-        config: RunConfig,
+        settings: Mapping[str, Any],
         info: RunInfo,
         path: Path,
         makers: Mapping[str, Callable[[], Logger]],
@@ -42,7 +41,7 @@ class Followers:
         """Start the threads.
 
         Args:
-            config: Configuration of the run, which the loggers record.
+            settings: Configuration of the run as nested plain values, which the loggers record.
             info: What run.json says.
             path: Run directory.
             makers: Functions that create the loggers, from `makers_of`.
@@ -55,7 +54,7 @@ class Followers:
         record = Record(path)
         self._all = [_Logged(name, make, record) for name, make in makers.items()]
         for one in self._all:
-            if one.start(config, path, resumed_step, went_back):
+            if one.start(settings, path, resumed_step, went_back):
                 note(
                     f"logger {one.name}: the run went back to step {resumed_step or 0}, so a new run starts in the "
                     "tracker, with all rows until there; the old one keeps the abandoned steps"
@@ -107,12 +106,11 @@ class _Logged:
     def __init__(self, name: str, make: Callable[[], Logger], record: Record) -> None:
         self.name, self.worker, self._make, self._record = name, Worker(f"logger {name}"), make, record
 
-    def start(self, config: RunConfig, path: Path, resumed_step: int | None, went_back: bool) -> bool:
+    def start(self, settings: Mapping[str, Any], path: Path, resumed_step: int | None, went_back: bool) -> bool:
         """Begin or continue the logged run; return whether a new one starts because the run went back."""
-        values = plain_values(config, mode="json")
-        shown = {key: value for key, value in values.items() if key != "loggers"}  # may hold secrets
+        shown = {key: value for key, value in settings.items() if key != "loggers"}  # may hold secrets
         # the only setting that changes steps which were logged, when a run resumes from before them
-        rates = json.dumps(values["recipe"]["optimizer"].get("later_rates", []))
+        rates = json.dumps(settings["recipe"]["optimizer"].get("later_rates", []))
         logged, part = self._record.get(self.name, "row", -1), self._record.get(self.name, "part", 1)
         trained_again = logged > (resumed_step or 0)  # a run without a checkpoint starts over
         anew = trained_again and (went_back or rates != self._record.get(self.name, "rates", rates))

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.config.model import HuggingFaceModel, TinyModel
-from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.models.files import check_model_files, read_model_config
 
@@ -347,8 +346,8 @@ class Found(NamedTuple):
     source: str
 
 
-def sizes_of(config: RunConfig) -> Found:
-    """Return the sizes of a run's model and the source of its numbers.
+def sizes_of(model: TinyModel | HuggingFaceModel) -> Found:
+    """Return the sizes of a model and the source of its numbers.
 
     Sources in order: the model's config.json, the hub's cache on this machine, the table of well-known models. Nothing
     is downloaded.
@@ -356,13 +355,12 @@ def sizes_of(config: RunConfig) -> Found:
     Raises:
         ConfigError: The model is in none of them.
     """
-    if isinstance(config.model, TinyModel):
-        return Found(of_config(tiny_config(config.model).get), "[model], the lab's tiny Qwen3")
-    assert isinstance(config.model, HuggingFaceModel)
-    path = config.model.path
+    if isinstance(model, TinyModel):
+        return Found(of_config(tiny_config(model).get), "[model], the lab's tiny Qwen3")
+    path = model.path
     check_model_files(path, weights=False)
     file = Path(path) / "config.json"
-    found = file if file.is_file() else _in_hub_cache(path, config.model.revision)
+    found = file if file.is_file() else _in_hub_cache(path, model.revision)
     if found is not None:
         values = read_model_config(found)
         inner = values.get("text_config")  # of a model with images

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.config import RunConfig
+from scalerl.config.data import TaskData
 from scalerl.core.rng import stream_key
 from scalerl.types import Prompt, Visit
 
@@ -143,14 +143,22 @@ class Curriculum:
         self._awaited = Counter({number: count for number, count in state["awaited"]})
 
 
-def make_curriculum(config: RunConfig, prompts: Sequence[Prompt]) -> Curriculum | Mixture:
-    """Return the curriculum over a training pool: that of the only task, or a mixture with one per task."""
-    retire_at = config.recipe.retire_pass_rate
-    trained = {task.curve: task.share for task in config.data if task.share > 0}
-    if len(config.data) == 1:
-        return Curriculum(prompts, config.seed, retire_at)
+def make_curriculum(
+    tasks: Sequence[TaskData], prompts: Sequence[Prompt], seed: int, retire_at: float | None
+) -> Curriculum | Mixture:
+    """Return the curriculum over a training pool: that of the only task, or a mixture with one per task.
+
+    Args:
+        tasks: The tasks with their shares.
+        prompts: Training prompts of all tasks.
+        seed: Seed of the order.
+        retire_at: Pass rate at which a prompt is retired; None: never.
+    """
+    trained = {task.curve: task.share for task in tasks if task.share > 0}
+    if len(tasks) == 1:
+        return Curriculum(prompts, seed, retire_at)
     pools = {name: [prompt for prompt in prompts if prompt.task == name] for name in trained}
-    parts = {name: Curriculum(pool, config.seed, retire_at) for name, pool in pools.items()}
+    parts = {name: Curriculum(pool, seed, retire_at) for name, pool in pools.items()}
     return Mixture(parts, trained)
 
 

@@ -6,14 +6,13 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from inspect import signature
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from scalerl.config.data import PromptFile
+from scalerl.config.data import PromptFile, TaskData
 from scalerl.config.named import NAMED
-from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.files import check_file, parse_json, trouble
 
@@ -58,13 +57,13 @@ def read_objects(data: PromptFile) -> Iterator[FileRow]:
     return _hub(data)
 
 
-def check_prompt_files(config: RunConfig) -> None:
+def check_prompt_files(tasks: Iterable[TaskData]) -> None:
     """Check that the prompt files of a run exist, without reading them; a data set on the hub is not looked up.
 
     Raises:
         ConfigError: One does not exist, is empty, or is no regular file; the message has its path.
     """
-    for task in config.data:
+    for task in tasks:
         hub = isinstance(task, PromptFile) and on_hub(task) and HUB_NAME.fullmatch(task.path)
         if not isinstance(task, PromptFile) or hub:
             continue

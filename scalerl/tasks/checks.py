@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scalerl.config import RunConfig
 from scalerl.config.base import replace as config_replace
 from scalerl.config.data import PromptFile, RewardFunction, TaskData
 from scalerl.config.placement import Sandbox
@@ -47,21 +46,22 @@ def check_tests(prompts: Sequence[Prompt]) -> None:
         raise ConfigError("\n".join([*problems[:NAMED], *_more(len(problems))]))
 
 
-def reference_notes(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
+def reference_notes(tasks: Sequence[TaskData], scoring: Scoring, prompts: Sequence[Prompt]) -> list[str]:
     """Return a note for each task whose references fail their verifier, with file and line of each; see `CHECKED`.
 
     A mathematical reference must be equal to itself; otherwise no answer to the prompt can pass. A row of the verifier
     `code` may have a column `solution` with a program that must pass the tests.
 
     Args:
-        config: Configuration of the run, with the verifier of each task.
+        tasks: The tasks of the run, with the verifier of each.
+        scoring: Settings of the verifiers.
         prompts: Training and held-out prompts of all tasks.
 
     Raises:
         ConfigError: The share of failing references of a task exceeds `scoring.failing_references`.
     """
-    notes, allowed = [], config.scoring.failing_references
-    for task in config.data:
+    notes, allowed = [], scoring.failing_references
+    for task in tasks:
         if getattr(task, "reward", None) is not None or task.verifier not in REFERENCES:
             continue
         own = [prompt for prompt in prompts if prompt.task == task.curve and prompt.where]
@@ -70,7 +70,7 @@ def reference_notes(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
         if len(answers) > CHECKED:
             last = sorted(prompt.id for prompt, _ in answers)[CHECKED - 1]
             checked = [(prompt, text) for prompt, text in answers if prompt.id <= last]
-        failed = _failing(config, task, checked)
+        failed = _failing(scoring, task, checked)
         if not failed:
             continue
         named = "; ".join([*failed[:NAMED], *_more(len(failed))])
@@ -91,10 +91,9 @@ def _more(count: int) -> list[str]:
     return [f"and {count - NAMED} more"] if count > NAMED else []
 
 
-def _failing(config: RunConfig, task: TaskData, answers: Sequence[tuple[Prompt, str]]) -> list[str]:
-    workers = config.scoring.workers or os.cpu_count() or 1  # nothing else runs yet
-    scoring = config_replace(config.scoring, workers=workers)
-    judged = judge_all(verifier_scorer(task.verifier, scoring), answers)
+def _failing(scoring: Scoring, task: TaskData, answers: Sequence[tuple[Prompt, str]]) -> list[str]:
+    workers = scoring.workers or os.cpu_count() or 1  # nothing else runs yet
+    judged = judge_all(verifier_scorer(task.verifier, config_replace(scoring, workers=workers)), answers)
     return [f"{prompt.where} ({score.reason})" for prompt, score in judged if not score.passed]
 
 
@@ -123,20 +122,21 @@ REFERENCES: dict[str, Callable[[Prompt], str | None]] = {"math": _math, "code": 
 """Functions by verifier: prompt -> completion with its reference, or None if there is nothing to check."""
 
 
-def sandbox_notes(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
+def sandbox_notes(tasks: Sequence[TaskData], sandbox: Sandbox, prompts: Sequence[Prompt]) -> list[str]:
     """Return one line about the sandbox of a run that executes programs of the model; an empty list for other runs.
 
     Args:
-        config: Configuration of the run.
+        tasks: The tasks of the run.
+        sandbox: Settings of the sandbox.
         prompts: Prompts of all tasks.
 
     Raises:
         ConfigError: The run needs a sandbox, and this machine has none, or tests import what it lacks.
     """
-    verified = [task.curve for task in config.data if task.verifier == "code" and getattr(task, "reward", None) is None]
+    verified = [task.curve for task in tasks if task.verifier == "code" and getattr(task, "reward", None) is None]
     if not verified and not any(prompt.columns.get(PROGRAMS) for prompt in prompts if TURNS in prompt.columns):
         return []
-    return [sandbox_line(config.scoring.sandbox, [prompt for prompt in prompts if prompt.task in verified])]
+    return [sandbox_line(sandbox, [prompt for prompt in prompts if prompt.task in verified])]
 
 
 def sandbox_line(settings: Sandbox, prompts: Sequence[Prompt]) -> str:
@@ -163,19 +163,20 @@ REPEATED_REWARDS = 8
 """The same for a reward function, which may be slow or cost money."""
 
 
-def repetition_notes(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
+def repetition_notes(tasks: Sequence[TaskData], scoring: Scoring, prompts: Sequence[Prompt]) -> list[str]:
     """Return a note for each task whose verifier passes the text of a prompt, or an empty text, as a completion.
 
     Args:
-        config: Configuration of the run, with the verifier of each task.
+        tasks: The tasks of the run, with the verifier of each.
+        scoring: Settings of the verifiers.
         prompts: Prompts of all tasks; at most 64 of each are tried. Those of environments are left out.
     """
     notes = []
-    for task in config.data:
+    for task in tasks:
         if getattr(task, "reward", None) is None and task.verifier in VERIFIERS:
             tried = _sample(task, prompts, REPEATED)
-            workers = config.scoring.workers or min(8, os.cpu_count() or 1)
-            scorer = verifier_scorer(task.verifier, config_replace(config.scoring, workers=workers))
+            workers = scoring.workers or min(8, os.cpu_count() or 1)
+            scorer = verifier_scorer(task.verifier, config_replace(scoring, workers=workers))
             try:
                 notes += _repetitions(task, scorer, tried)
             finally:
@@ -207,11 +208,14 @@ MADE_UP = ("I do not know.", "The answer is 4.")
 """Completions for which any reward function must return a number."""
 
 
-def check_rewards(config: RunConfig, prompts: Sequence[Prompt], *, repetitions: bool = True) -> list[str]:
+def check_rewards(
+    tasks: Sequence[TaskData], scoring: Scoring, prompts: Sequence[Prompt], *, repetitions: bool = True
+) -> list[str]:
     """Call the reward function of each task that has one on made-up completions of the task's first prompt.
 
     Args:
-        config: Configuration of the run.
+        tasks: The tasks of the run.
+        scoring: Settings of the verifiers and reward functions.
         prompts: Prompts of all tasks.
         repetitions: Whether to score the prompts' own texts too, at most 8 of each task.
 
@@ -222,10 +226,10 @@ def check_rewards(config: RunConfig, prompts: Sequence[Prompt], *, repetitions: 
         ConfigError: A function takes other arguments, raises, exits, hangs, or does not return numbers.
     """
     notes = []
-    for task in config.data:
+    for task in tasks:
         tried = _sample(task, prompts, REPEATED_REWARDS)
         if isinstance(task, PromptFile) and task.reward is not None and tried:
-            notes += check_reward(task.reward, tried[0], config.scoring, task, tried if repetitions else ())
+            notes += check_reward(task.reward, tried[0], scoring, task, tried if repetitions else ())
     return notes
 
 

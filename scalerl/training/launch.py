@@ -18,6 +18,7 @@ from scalerl.cluster.plan import run_lines
 from scalerl.cluster.sizing import cure, room_note, sized, this_machine
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
+from scalerl.config.overrides import plain_values
 from scalerl.core.rows import read_rows
 from scalerl.core.run_files import EVENTS, METRICS
 from scalerl.core.serialization import from_plain
@@ -74,7 +75,7 @@ def start(config: RunConfig, path: Path, display: RunDisplay, stop_requested: Ca
     """
     resolved = resolve(config)
     resolved = dataclasses.replace(resolved, config=pinned(resolved.config, display.note))
-    makers = makers_of(resolved.config)
+    makers = makers_of(resolved.config.loggers)
     directory = RunDirectory.create(path, resolved.config)
     with directory.discarded_on_error(), ExitStack() as opened:
         run = _assemble(directory, resolved, None, {}, display, stop_requested)
@@ -114,7 +115,7 @@ def resume(
         else:
             checkpoint = checkpoint_of(directory, store, from_step)
         resolved = resolve(continued(path, config, options, steps, checkpoint))
-        makers = makers_of(resolved.config)
+        makers = makers_of(resolved.config.loggers)
         saved, directory.config = directory.config, resolved.config
         state = {} if checkpoint is None else load_state(checkpoint, "trainer")
         run = _assemble(directory, resolved, checkpoint, state, display, stop_requested)
@@ -173,7 +174,7 @@ def _assemble(
         check_model(state["inputs"]["model"], inputs["model"], model_path, path)
     check_length(policy, rule, longest)
     check_sampled(config, policy, model_path)
-    repeated = check_rewards(config, prompts.training, repetitions=not state)
+    repeated = check_rewards(config.data, config.scoring, prompts.training, repetitions=not state)
     notes = [*resolved.notes, *_notes(config, prompts, rule, state), *repeated]
     facts = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.sizes)
     policy = with_adapters(config, policy)  # after the facts, because the engines' model has no adapters
@@ -201,7 +202,7 @@ def _assemble(
     channel = channel_of(config, WeightLayout.of(sent_weights(config, policy)), path)
     learner = _learner(config, model_path, policy, channel, backend, path)
     pipeline = Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch, learner.watch, cure(config))
-    curriculum = make_curriculum(config, prompts.training)
+    curriculum = make_curriculum(config.data, prompts.training, config.seed, config.recipe.retire_pass_rate)
     devices = counted(resolved.devices)
     compute = Compute(Stopwatch(3600.0 * state.get("device_hours", 0.0) / devices.held), devices, pipeline)
     return Run(
@@ -269,9 +270,10 @@ def _in_flight(checkpoint: Path, prompts: PromptSplit) -> dict[tuple[str, str], 
 
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, state: Mapping[str, Any]) -> list[str]:
     """Return the notes that are printed before a run; a new run has no state. Raises as `reference_notes`."""
-    notes = [*prompts.notes, *length_notes(rule), *sandbox_notes(config, prompts.everything)]
+    tasks, scoring, everything = config.data, config.scoring, prompts.everything
+    notes = [*prompts.notes, *length_notes(rule), *sandbox_notes(tasks, scoring.sandbox, everything)]
     if not state:  # a resumed run has passed this check when it started
-        notes += [*reference_notes(config, prompts.everything), *repetition_notes(config, prompts.everything)]
+        notes += [*reference_notes(tasks, scoring, everything), *repetition_notes(tasks, scoring, everything)]
     arithmetic = arithmetic_notes(config.hardware, state.get("arithmetic", ""))
     return [*notes, *host_notes(config), *arithmetic]
 
@@ -301,9 +303,7 @@ def _begin(run: Run, makers: Mapping[str, Callable[[], Logger]]) -> None:
     directory.rewind({})
     run.records.explain(0, run.learner.notes())
     run.pipeline.start(run.learner.send, 0, draw_first(run))
-    run.records.followers = Followers(
-        run.config, run_info(run.config), directory.path, makers, run.records.display.note
-    )
+    run.records.followers = _followers(run, makers)
 
 
 def _continue(run: Run, checkpoint: Path, state: Mapping[str, Any], makers: Mapping[str, Callable[[], Logger]]) -> None:
@@ -325,6 +325,13 @@ def _continue(run: Run, checkpoint: Path, state: Mapping[str, Any], makers: Mapp
     else:  # within a round of PPO-off-policy, which samples with older weights
         weights = load_state(checkpoint, "round_weights")
         run.pipeline.start(lambda version, channel: channel.send(version, weights.items()), sampling)
-    run.records.followers = Followers(
-        run.config, run_info(run.config), directory.path, makers, display.note, step, went_back
-    )
+    run.records.followers = _followers(run, makers, step, went_back)
+
+
+def _followers(
+    run: Run, makers: Mapping[str, Callable[[], Logger]], resumed_step: int | None = None, went_back: bool = False
+) -> Followers:
+    """Start the loggers; arguments as for `Followers`."""
+    settings, records = plain_values(run.config, mode="json"), run.records
+    path, note = records.directory.path, records.display.note
+    return Followers(settings, run_info(run.config), path, makers, note, resumed_step, went_back)

@@ -65,7 +65,7 @@ def known_sizes(config: RunConfig) -> ModelSizes | None:
 
     Only the configuration of a model on the hub is downloaded.
     """
-    found = outcome(lambda: sizes_of(config).sizes)
+    found = outcome(lambda: sizes_of(config.model).sizes)
     if found.exception() is None:
         return found.result()
     if not isinstance(config.model, HuggingFaceModel) or Path(config.model.path).exists():

@@ -233,7 +233,7 @@ def test_the_disk_that_a_run_needs_by_hand():
     """8.19e9 parameters x 12 bytes: two checkpoints, the next and the best; with adapters only those are trained."""
     words = ["--model", "Qwen/Qwen3-8B", "--data", "prompts.jsonl", "--task", "math"]
     config = read_config(None, [*words, "--steps", "1000"])
-    sizes = sizes_of(config).sizes
+    sizes = sizes_of(config.model).sizes
     assert disk_bytes(config, sizes) == 12 * sizes.params * 4
     short = read_config(None, [*words, "--steps", "20"])  # one checkpoint at the end, and the best
     assert disk_bytes(short, sizes) == 12 * sizes.params * 2

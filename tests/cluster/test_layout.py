@@ -136,7 +136,7 @@ def test_splits_use_all_gpus_and_whole_nodes_of_trainers():
 
 
 def test_the_best_split_has_the_most_useful_tokens_and_keeps_both_sides_busy():
-    found = sizes_of(PAPER)
+    found = sizes_of(PAPER.model)
     measured = Measured(base_s=0.0, slope_s=0.001, trainer_tokens_per_s=1000.0, drift=((1.0, 1.0),), trained_share=1.0,
                         tokens_mean=0.0, tokens_max=0.0, batch=0, swap_s=0.0, ranks=1)  # fmt: skip
     given = Given(found, Assumptions(GPUS["H100"]), measured, updates=8)
@@ -149,7 +149,7 @@ def test_the_best_split_has_the_most_useful_tokens_and_keeps_both_sides_busy():
     assert abs(outcomes[0].trainer_ranks - 8) <= 1  # a rank trains 1,000 tokens/s and a generator samples as many
     too_large = replace(config, model=HuggingFaceModel(path="meta-llama/Llama-4-Scout-17B-16E"))
     with pytest.raises(ConfigError, match="no split of them into trainers and generators fits the model"):
-        best_split(too_large, Given(sizes_of(too_large), given.assumed), lengths_of(config, None), 8)
+        best_split(too_large, Given(sizes_of(too_large.model), given.assumed), lengths_of(config, None), 8)
 
 
 class Rated:
@@ -168,7 +168,7 @@ class Rated:
         return SimpleNamespace(trainer_ranks=ranks, slots=slots, figures=figures)
 
 
-EIGHT = (Given(sizes_of(PAPER), Assumptions(GPUS["H100"])), lengths_of(PAPER, None), 8)
+EIGHT = (Given(sizes_of(PAPER.model), Assumptions(GPUS["H100"])), lengths_of(PAPER, None), 8)
 
 
 def test_the_search_takes_the_fewest_slots_that_keep_99_percent_of_the_useful_tokens(monkeypatch):
@@ -197,7 +197,7 @@ def test_activations_are_recomputed_only_where_they_do_not_fit_or_the_rest_is_sl
     lengths = lengths_of(config, None)
 
     def chosen(config, *micro_batches):
-        given = Given(sizes_of(config), Assumptions(GPUS["H100"]))
+        given = Given(sizes_of(config.model), Assumptions(GPUS["H100"]))
         learner = with_layout(config, given, lengths, micro_batches).learner
         return learner.micro_batch_tokens, learner.gradient_checkpointing
 
@@ -229,7 +229,7 @@ def test_one_trainer_waits_for_the_copy_of_a_checkpoint_only():
     """The state of 0.75e9 parameters is 9.0 GB: 0.36 s at 25 GB/s to the memory of the host."""
     place = replace(PAPER.placement, trainer_ranks=1, generators=1, gpus=2)
     config = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"), placement=place)
-    given = Given(sizes_of(config), Assumptions(GPUS["H100"]))
+    given = Given(sizes_of(config.model), Assumptions(GPUS["H100"]))
     figures = simulate_run(LAB, Speeds(), np.array([4, 8]), 2)
     found = outcome_of(config, given, dataclasses.replace(figures, updates_per_h=36.0), eval_s=300.0)
     assert found.checkpoint_s == pytest.approx(12 * given.found.sizes.params / 25e9)
@@ -238,7 +238,7 @@ def test_one_trainer_waits_for_the_copy_of_a_checkpoint_only():
 def test_a_vllm_server_sends_no_more_than_its_api_process_can():
     """A tiny model decodes 1,000 sequences in 2 ms and a little; 20,000 tokens/s are 50 ms for them."""
     small = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"))
-    given = Given(sizes_of(small), Assumptions(GPUS["H100"]))
+    given = Given(sizes_of(small.model), Assumptions(GPUS["H100"]))
 
     def step(engine, running):
         placed = replace(small, placement=replace(small.placement, engine=engine))
@@ -276,7 +276,7 @@ def test_a_plan_times_the_channel_that_the_run_uses_and_every_node_that_reads(pl
         placement=replace(PAPER.placement, **{"generators": generators, **placement}),
         rollouts=Rollouts(weights=weights),
     )
-    speeds, notes = speeds_of(config, Given(sizes_of(config), Assumptions(GPUS["H100"])))
+    speeds, notes = speeds_of(config, Given(sizes_of(config.model), Assumptions(GPUS["H100"])))
     assert (speeds.transfer_s, speeds.swap_s) == pytest.approx(expected, rel=1e-3)
     assert f"assumed: {channel_name(config)} to engines on" in notes[2]
 
@@ -449,7 +449,7 @@ def test_a_search_in_growing_steps_finds_the_best_split(monkeypatch):
                                figures=SimpleNamespace(useful_tokens_per_s=rate, staleness_mean=1.0))  # fmt: skip
 
     monkeypatch.setattr("scalerl.cluster.plan.simulate", simulate)
-    given = Given(sizes_of(PAPER), Assumptions(GPUS["H100"]))
+    given = Given(sizes_of(PAPER.model), Assumptions(GPUS["H100"]))
     best, *others = best_split(PAPER, given, lengths_of(PAPER, None), 1000)
     assert abs(best.trainer_ranks - 600) <= 40 and len(set(tried)) <= 10  # strides of 80 GPUs
     rates = [one.figures.useful_tokens_per_s for one in others]

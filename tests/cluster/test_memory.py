@@ -151,17 +151,17 @@ def test_slots_fill_the_memory_that_the_weights_leave():
 def test_sizes_come_from_config_json_and_an_unknown_model_is_an_error(tmp_path):
     config = replace(LAB, model=HuggingFaceModel(path="nobody/nothing"), data=_file())
     with pytest.raises(ConfigError, match=r"model\.path: got 'nobody/nothing'"):
-        sizes_of(config)
+        sizes_of(config.model)
     numbers = {
         "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
         "intermediate_size": 16, "vocab_size": 10, "tie_word_embeddings": True,
     }  # fmt: skip
     given = replace(config, model=HuggingFaceModel(path=str(tmp_path)))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **numbers}))
-    assert sizes_of(given) == (SMALL, str(tmp_path / "config.json"))
+    assert sizes_of(given.model) == (SMALL, str(tmp_path / "config.json"))
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 8}')
     with pytest.raises(ConfigError, match=r"config\.json: not a supported decoder configuration.*num_hidden_layers"):
-        sizes_of(given)
+        sizes_of(given.model)
 
 
 def _file():

@@ -85,7 +85,7 @@ def test_equal_machines_give_equal_sizes_although_a_little_less_is_free():
 def test_the_lab_has_its_sizes_on_every_machine():
     config = replace(LAB, hardware=configured().hardware)
     for gigabytes in (4, 8, 24):
-        found = sized(config, sizes_of(config).sizes, 134, on(gigabytes))
+        found = sized(config, sizes_of(config.model).sizes, 134, on(gigabytes))
         assert (found.rollouts.slots, found.learner.micro_batch_tokens) == (256, 1280)
         assert found.hardware.trainer_helpers == "auto" and found.learner.gradient_checkpointing is False
 

@@ -14,6 +14,7 @@ import runs
 from logged_runs import Remembers, calls, play, point, row
 
 from scalerl.config import read_config
+from scalerl.config.overrides import plain_values
 from scalerl.core.errors import ConfigError
 from scalerl.loggers import follow
 from scalerl.loggers.base import makers_of
@@ -30,7 +31,8 @@ def session(config, path, first, last, resumed=None, makers=None, went_back=Fals
     """Simulate one process of a run; return its notes."""
     output = []
     info = run_info(config)
-    followers = Followers(config, info, path, makers or makers_of(config), output.append, resumed, went_back)
+    settings, makers = plain_values(config, mode="json"), makers or makers_of(config.loggers)
+    followers = Followers(settings, info, path, makers, output.append, resumed, went_back)
     play(followers, first, last)
     followers.ended("finished")
     followers.close()
@@ -184,7 +186,7 @@ def test_a_custom_logger_gets_its_calls_in_order_and_its_id_on_resume(tmp_path):
 ])  # fmt: skip
 def test_an_unusable_logger_is_refused_at_the_start(logger, problem):
     with pytest.raises(ConfigError, match="loggers") as error:
-        makers_of(config_of({"kind": "custom", **logger}))
+        makers_of(config_of({"kind": "custom", **logger}).loggers)
     assert problem in str(error.value)
 
 
@@ -322,7 +324,7 @@ def test_a_hanging_logger_does_not_delay_the_run_and_its_drops_are_counted(tmp_p
     monkeypatch.setattr(follow, "FINISH_S", 0.2)
     output = []
     followers = Followers(
-        config_of(),
+        plain_values(config_of(), mode="json"),
         run_info(config_of()),
         tmp_path,
         {"slow": lambda: Remembers(tmp_path / "calls", slow=3600)},

@@ -103,7 +103,7 @@ def test_a_mixture_has_a_pool_and_a_held_out_set_of_every_task():
     training = [prompt.task for prompt in split.training]
     assert (training.count("arithmetic"), training.count("programs")) == (100, 50)
     assert not {p.id for p in split.training} & {p.id for p in split.held_out}
-    assert {tasks(make_curriculum(config, split.training).draw(16)).count("programs")} == {8}
+    assert {tasks(make_curriculum(config.data, split.training, 0, 0.9).draw(16)).count("programs")} == {8}
     alone = load_prompts(lab(config.data[1]), make_tokenizer())
     for part in ("held_out", "training"):
         assert getattr(alone, part) == tuple(p for p in getattr(split, part) if p.task == "programs")
@@ -112,7 +112,8 @@ def test_a_mixture_has_a_pool_and_a_held_out_set_of_every_task():
 def test_one_task_has_the_plain_curriculum():
     for data in (ArithmeticTask(prompts=100), ProgramsTask(prompts=100)):
         config = lab(data)
-        assert isinstance(make_curriculum(config, load_prompts(config, make_tokenizer()).training), Curriculum)
+        training = load_prompts(config, make_tokenizer()).training
+        assert isinstance(make_curriculum(config.data, training, 0, 0.9), Curriculum)
 
 
 def test_every_task_needs_the_prompts_of_its_share():

@@ -39,7 +39,8 @@ def read(tmp_path, text, *words):
 def test_a_task_with_share_0_is_evaluated_and_never_drawn(tmp_path):
     config = read(tmp_path, TWO, "--data.programs.share", "0")
     split = load_prompts(config, make_tokenizer())
-    assert {visit.prompt.task for visit in make_curriculum(config, split.training).draw(50)} == {"arithmetic"}
+    visits = make_curriculum(config.data, split.training, 0, 0.9).draw(50)
+    assert {visit.prompt.task for visit in visits} == {"arithmetic"}
     assert sum(p.task == "programs" for p in split.held_out) == 5
 
 

@@ -76,7 +76,7 @@ def test_a_damaged_model_is_refused_equally_by_every_command(model, name, change
 def test_a_plan_refuses_invalid_sizes(model, changes):
     config(**changes)(model)
     with pytest.raises(ConfigError, match="decoder"):
-        sizes_of(read_config(None, ["--model", "m", "--data", "d.jsonl"]))
+        sizes_of(read_config(None, ["--model", "m", "--data", "d.jsonl"]).model)
 
 
 def nan(name, value=float("nan")):

@@ -240,19 +240,24 @@ def config_of(*words):
     return read_config(None, ["--model", "m", "--data", "d.jsonl", "--scoring.workers", "1", *words])
 
 
+def parts_of(*words):
+    config = config_of(*words)
+    return config.data, config.scoring
+
+
 def test_a_task_in_which_the_question_passes_as_its_answer_has_a_note():
     config = config_of("--task", "math")
     texts = ["Expand $(x+1)^2$", "Compute 12 * 13"]
-    (note,) = repetition_notes(config, of_task(texts, ["x^2+2x+1", "156"], "math"))
+    (note,) = repetition_notes(config.data, config.scoring, of_task(texts, ["x^2+2x+1", "156"], "math"))
     assert note.startswith("math: the prompt's own text passes as the answer to 1 of 2 prompts;")
-    assert repetition_notes(config, of_task(texts[1:], ["156"], "math")) == []
-    assert repetition_notes(config, of_task(texts[:1], ["x^2+2x+1"], "other")) == []
+    assert repetition_notes(config.data, config.scoring, of_task(texts[1:], ["156"], "math")) == []
+    assert repetition_notes(config.data, config.scoring, of_task(texts[:1], ["x^2+2x+1"], "other")) == []
 
 
 def test_at_most_64_prompts_of_a_task_are_tried():
     texts = [f"Expand $(x+{n})^2$" for n in range(200)]
     answers = [f"x^2+{2 * n}x+{n * n}" for n in range(200)]
-    (note,) = repetition_notes(config_of("--task", "math"), of_task(texts, answers, "math"))
+    (note,) = repetition_notes(*parts_of("--task", "math"), of_task(texts, answers, "math"))
     assert "50 of 50 prompts" in note  # every fourth
 
 
@@ -266,11 +271,11 @@ def test_a_reward_that_passes_silence_has_a_note(user_code, scored_here):
         """,
     )
     prompts = of_task(["a long question"] * 3, ["1"] * 3, "repeated_rewards:short")
-    (note,) = check_rewards(config_of("--reward", "repeated_rewards:short"), prompts)
+    (note,) = check_rewards(*parts_of("--reward", "repeated_rewards:short"), prompts)
     assert note.startswith("repeated_rewards:short: an empty text passes as the answer to 3 of 3 prompts;")
-    assert check_rewards(config_of("--reward", "repeated_rewards:short"), prompts, repetitions=False) == []
+    assert check_rewards(*parts_of("--reward", "repeated_rewards:short"), prompts, repetitions=False) == []
     prompts = of_task(["question"], ["1"], "repeated_rewards:fails")
-    assert check_rewards(config_of("--reward", "repeated_rewards:fails"), prompts) == []  # 1 / 0 is no pass
+    assert check_rewards(*parts_of("--reward", "repeated_rewards:fails"), prompts) == []  # 1 / 0 is no pass
 
 
 def test_passes_whose_answer_stands_in_the_prompt_are_counted(user_code, scored_here):

@@ -90,7 +90,7 @@ def test_a_parameter_replaces_the_column_of_its_name(scored_here):
 def test_the_reward_of_each_task_is_tried_on_a_prompt_of_the_task(scored_here):
     words = ["--model", "m", "--data", "d.jsonl", "--reward", "checked_rewards:none", "--data.name", "mine"]
     config = read_config(None, words)
-    check_rewards(config, [ROW])  # of another task
+    check_rewards(config.data, config.scoring, [ROW])  # of another task
     mine = Prompt("1" * 16, "2+3=", (1,), "5", "mine", {"answer": "5"})
     with pytest.raises(ConfigError, match="first prompt"):
-        check_rewards(config, [ROW, mine])
+        check_rewards(config.data, config.scoring, [ROW, mine])

@@ -182,7 +182,7 @@ def test_a_task_with_python_needs_a_sandbox_before_training(user_code, monkeypat
         table = f'[model]\nkind = "hf"\npath = "m"\n[data]\nkind = "custom"\nfunction = "own_coder:{name}"\n'
         config = replace(parse_config(table, "here"), scoring=Scoring(**scoring))
         rows, _ = custom_rows(config.data[0], 1)
-        return sandbox_notes(config, [Prompt("0", "", (1,), "", name, rows[0].columns)])
+        return sandbox_notes(config.data, config.scoring.sandbox, [Prompt("0", "", (1,), "", name, rows[0].columns)])
 
     assert notes("Shop") == []
     with pytest.raises(ConfigError, match=r"scoring.sandbox.mode: this machine has no sandbox .*: the program bwrap"):
