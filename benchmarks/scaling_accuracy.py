@@ -6,7 +6,7 @@
 
 Sections: cells (coverage, width and error for curves that follow the law), departures (runs that do not),
 identification (accuracy of the ceilings that count as identified), kinds (coverage and identified ceilings for every
-kind of world), decisions (continue or stop), comparisons (two recipes), speed.
+kind of world), falls (runs that have fallen), decisions (continue or stop), comparisons (two recipes), speed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scaling_simulation import EFFICIENCIES, KINDS, NOISES, RHOS, SCENARIOS, Run, lawful, observed
+from scaling_simulation import EFFICIENCIES, FALLS, KINDS, NOISE, NOISES, RHOS, SCENARIOS, Run, lawful, observed
 
 from scalerl.scaling import BASELINES, Curve, Fit, compare, fit, paper_fit, sigmoid
 from scalerl.scaling.advise import probability_of_gain
 from scalerl.scaling.comparison import AHEAD, LATER, UNDECIDED
+from scalerl.scaling.futures import has_fallen
 
 HORIZONS = np.array([2.0, 4.0, 10.0])
 """Multiples of the last compute at which forecasts are scored."""
@@ -182,6 +183,57 @@ def kinds(curves: int, seed: int) -> Result:
     return result
 
 
+AFTER_FALL = np.array([1.1, 1.25, 1.5, 2.0])
+"""Multiples of the last compute at which runs that have fallen are judged."""
+
+
+def falls(curves: int, seed: int) -> Result:
+    """Measure forecasts of runs that have fallen at their last point: error over the last value's, and coverage.
+
+    The error of a run is the root mean square over `AFTER_FALL`; those of several are averaged, as for public runs.
+    """
+    cells: dict[tuple[str, str], Result] = {}
+    for name, (make, share) in FALLS.items():
+        for noise in NOISE:
+            rng, runs = stream(seed, name, noise), []
+            while len(runs) < curves:
+                run = make(rng, noise)
+                runs += [run] if has_fallen(run.curve) else []
+            errors, naive, bias, hits, single, widths = [], [], [], [], [], []
+            for run in runs:
+                fitted, truth = fit(run.curve), run.truth(AFTER_FALL)
+                band, noisy = (fitted.predict(AFTER_FALL, noise=each) for each in (False, True))
+                value = truth + NOISE[noise](rng, truth)
+                errors.append(rms(list(band.mean - truth)))
+                naive.append(rms(list(run.curve.metric[-1] - truth)))
+                bias.append(np.mean(band.mean - truth))
+                hits.append((band.low <= truth) & (truth <= band.high))
+                single.append((noisy.low <= value) & (value <= noisy.high))
+                widths.append(noisy.high - noisy.low)
+            cells[name, noise] = {
+                "share": share / len(NOISE), "error": np.mean(errors), "naive": np.mean(naive),
+                "bias": np.mean(bias), "coverage": np.mean(hits), "of_evaluations": np.mean(single),
+                "width": np.mean(widths),
+            }  # fmt: skip
+
+    def pooled(chosen: list[Result], weights: list[float]) -> Result:
+        mean = {key: float(np.average([r[key] for r in chosen], weights=weights)) for key in chosen[0]}
+        rest = {key: mean[key] for key in ("error", "bias", "coverage", "of_evaluations", "width")}
+        return {"over_last_value": mean["error"] / mean["naive"], **rest}
+
+    result = {f"{name}, {noise}": pooled([r], [1.0]) for (name, noise), r in cells.items()}
+    for name in FALLS:
+        chosen = [r for (each, _), r in cells.items() if each == name]
+        result[name] = pooled(chosen, [1.0] * len(chosen))
+    every = list(cells.values())
+    result["mixed as public runs"] = pooled(every, [r["share"] for r in every])
+    table("error | over the last value's | bias | coverage of the level | of evaluations | width of the latter", [
+        f"{name:<30} {r['error']:.4f} | {r['over_last_value']:.3f} | {r['bias']:+.4f} | {r['coverage']:.3f} | "
+        f"{r['of_evaluations']:.3f} | {r['width']:.3f}" for name, r in result.items()
+    ])  # fmt: skip
+    return result
+
+
 def decisions(curves: int, seed: int) -> Result:
     """Score whether twice the compute gains more than 0.01: accuracy of "probability above 0.5", and Brier score."""
     result: Result = {}
@@ -301,6 +353,7 @@ SECTIONS: dict[str, Callable[[int, int], Result]] = {
     "departures": departures,
     "identification": identification,
     "kinds": kinds,
+    "falls": falls,
     "decisions": decisions,
     "comparisons": comparisons,
     "speed": speed,

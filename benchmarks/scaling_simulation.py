@@ -48,7 +48,12 @@ def autocorrelated(rng: Random, level: np.ndarray) -> np.ndarray:
     return noise + 0.0025 * rng.standard_normal(len(level))
 
 
-NOISE = {"white": white, "AR": autocorrelated}
+def loud(rng: Random, level: np.ndarray) -> np.ndarray:
+    """Draw white noise of 0.04, as that of training rewards."""
+    return 0.04 * rng.standard_normal(len(level))
+
+
+NOISE = {"white": white, "AR": autocorrelated, "loud": loud}
 
 
 def observed(rng: Random, truth: Truth, noise: str, asymptote: float, points: int = POINTS) -> Run:
@@ -206,3 +211,57 @@ KINDS = {
     **{name: SCENARIOS[name] for name in ("saturated", "creeping", "late", "hardly begun")},
 }
 """Worlds of the calibration; their A is NaN if they have none."""
+
+
+def before_fall(rng: Random) -> tuple[Truth, float, float]:
+    """Draw a climb to 6 to 20 midpoints, how far it falls (0.3 to 0.8 of the climb), and at which compute."""
+    asymptote, initial = levels(rng)
+    midpoint, efficiency = 1 / log_uniform(rng, 6, 20), rng.uniform(1.5, 3)
+    lost, at = rng.uniform(0.3, 0.8) * (asymptote - initial), rng.uniform(0.5, 0.92)
+    return lambda c: sigmoid(c, asymptote, efficiency, midpoint, initial), lost, at
+
+
+def fell_at_once(rng: Random, noise: str) -> Run:
+    """Draw a run that falls between two evaluations and stays there."""
+    climb, lost, at = before_fall(rng)
+    return observed(rng, lambda c: climb(c) - lost * (c > at), noise, np.nan)
+
+
+def fell_slowly(rng: Random, noise: str) -> Run:
+    """Draw a run that falls within 0.05 to 0.4 of its compute, also after its last point, and stays there."""
+    climb, lost, at = before_fall(rng)
+    within = rng.uniform(0.05, 0.4)
+    return observed(rng, lambda c: climb(c) - lost * np.clip((c - at) / within, 0, 1), noise, np.nan)
+
+
+def fell_and_returned(rng: Random, noise: str) -> Run:
+    """Draw a run that falls at once, and at once returns after 3 to 16 evaluations."""
+    climb, lost, at = before_fall(rng)
+    back = at + log_uniform(rng, 3, 16) / (POINTS - 1)
+    return observed(rng, lambda c: climb(c) - lost * ((c > at) & (c < back)), noise, np.nan)
+
+
+def fell_and_recovers(rng: Random, noise: str) -> Run:
+    """Draw a run that falls at once, and recovers 0.5 to 1 of it with a time constant of 0.1 to 1 of the run."""
+    climb, lost, at = before_fall(rng)
+    share, tau = rng.uniform(0.5, 1), log_uniform(rng, 0.1, 1)
+    left = lambda c: 1 - share * -np.expm1(-np.maximum(c - at, 0) / tau)  # noqa: E731
+    return observed(rng, lambda c: climb(c) - lost * left(c) * (c > at), noise, np.nan)
+
+
+def lower_after_start(rng: Random, noise: str) -> Run:
+    """Draw a run that begins 0.3 to 0.5 above the level at which it stays from its second to fourth evaluation on."""
+    level, above = rng.uniform(0.1, 0.45), rng.uniform(0.3, 0.5)
+    first = rng.integers(1, 4) - 0.5
+    return observed(rng, lambda c: level + above * (c * (POINTS - 1) < first), noise, np.nan)
+
+
+FALLS = {
+    "fell at once": (fell_at_once, 10 / 26),
+    "fell slowly": (fell_slowly, 10 / 26),
+    "fell and returned": (fell_and_returned, 3 / 26),
+    "fell and recovers": (fell_and_recovers, 3 / 26),
+    "lower after the start": (lower_after_start, 0.0),
+}
+"""Worlds after a fall, and their shares: of 26 parts of public runs that had fallen, 20 recovered less than half of it
+(`counts.STAYED_DOWN`); the split of each is even. The last was reported and not counted, so it is in no mean."""

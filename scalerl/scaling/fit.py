@@ -323,7 +323,7 @@ def solved(everything: Curve, window: Curve, solution: Posterior, prior: Prior) 
         at_bound=at_bound,
         departures=solution.probability,
         fast_end=solution.fast_end,
-        futures=futures(window, window.last_compute, solution, averaged),
+        futures=futures(window, solution, averaged),
         curve=window,
         last_compute=everything.last_compute,
         warnings=(*(str(symptom) for symptom in symptoms), *bumps, *window.notes),

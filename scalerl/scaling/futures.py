@@ -5,6 +5,10 @@ every point of this run from the points before it (the prequential score). A tak
 cannot show, widens the interval at the rate seen in public runs; it does not move the mean. A later fall is in neither:
 the best checkpoint remains, and the share of public runs that fell is stated beside the forecast.
 
+A run that has fallen stays at its new level until it returns to its law. The law has no falls, so a fall far outside
+the noise is evidence for a level that changed, and the mean stays there. The interval includes returns at the rate of
+public runs, however clear the fall was.
+
 Axes in names: N points, M amounts of compute, D draws, R draws that rise, S draws that stay.
 """
 
@@ -12,21 +16,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalerl.scaling.counts import LATER_FALL, NO_CLIMB, TAKE_OFF, Count
+from scalerl.scaling.counts import LATER_FALL, NO_CLIMB, STAYED_DOWN, TAKE_OFF, Count
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.health import fallen_by, rolling_mean
 from scalerl.scaling.law import Array, Draws, joined, plain_draws
-from scalerl.scaling.level import LevelPosterior, level_posterior
+from scalerl.scaling.level import LevelDraws, LevelPosterior, level_after_change
 from scalerl.scaling.noise import SINGLE, Averaged, binomial, evaluations, least_noise, local_noise, relative_noise
 from scalerl.scaling.posterior import Posterior
 
 STAYS_AFTER_FALL = 0.77
-"""Prior probability that a run stays where it is after a fall, from `counts.STAYED_DOWN`. It is also the largest prior
-probability for other runs."""
+"""Prior probability that a run stays where it is after a fall, from `counts.STAYED_DOWN`, and its probability in
+intervals. It is also the largest prior probability for other runs."""
 
 EVEN_NOISE = 0.07
 """Noise of one evaluation, as a share of the range, at which a run that has not fallen is as likely to stay as to rise.
@@ -46,12 +50,6 @@ FALLEN = 0.1
 
 SURE_FALL = 3.0
 """Minimum fall in multiples of the noise: noise alone seldom puts the best mean of three this far above the last."""
-
-SINCE_BEST = 5
-"""Smallest number of points for the estimate of the level after a fall."""
-
-CLEARLY = 3.0
-"""Log evidence ratio above which the climb before a fall was clearly not noise around a level."""
 
 NEGLIGIBLE = 0.05
 """Probability below which the second future is left out."""
@@ -75,6 +73,33 @@ A creep that grows in proportion to compute would open the band of a finished ru
 value it rises by 0.8 of its rise so far until twice the compute, by 1.7 until four times, and by 4 in all."""
 
 
+class Down(NamedTuple):
+    """The state of a run that has fallen, for the D draws of its futures."""
+
+    draws: Draws
+    """Levels at the last point, and the noise around them, of shape (D,)."""
+
+    walk_D: Array
+    """How far each level wanders in one step; after k steps, sqrt(k) times as far."""
+
+    path_N: Array
+    """Mean level at each point minus the last one."""
+
+    return_D: Array
+    """Compute at which each draw returns to its law; infinite for draws that stay.
+
+    Nothing but the time since the fall tells how long a return takes, so the probability that a run that returns has
+    done so after a further time h is h / (time since the fall + h): one half when the time has doubled."""
+
+    log_evidence: float
+    """Log marginal likelihood of a level that changed."""
+
+    def until_return(self, num_staying: int) -> Down:
+        """Return the same if the last of the draws never return."""
+        num_returning = len(self.return_D) - num_staying
+        return self._replace(return_D=np.append(self.return_D[:num_returning], np.full(num_staying, np.inf)))
+
+
 @dataclass(frozen=True, eq=False)
 class Futures:
     """Draws of both futures in proportion to their probability, D = R + S, and the rates of rare events.
@@ -91,17 +116,11 @@ class Futures:
     excursion_D: Array
     """Expected distance of the run above each drawn curve one evaluation after its last point."""
 
-    walk_D: Array
-    """How far each level wanders in one step; after k steps, sqrt(k) times as far. 0 for draws that rise."""
-
-    path_N: Array
-    """Mean level at each point minus the last one, under the second future."""
+    down: Down | None
+    """The state of a run that has fallen; None for others."""
 
     curve: Curve
-    """The points of the run."""
-
-    last: float
-    """Compute of the run's last point, before any averaging."""
+    """The points of the run; means of neighboring evaluations if there were many."""
 
     fall: Count
     """How many similar public runs fell later."""
@@ -118,6 +137,11 @@ class Futures:
 
     averaged: Averaged = SINGLE
     """What the points of `curve` are means of."""
+
+    @property
+    def last(self) -> float:
+        """Compute of the last point."""
+        return self.curve.last_compute
 
     @property
     def for_intervals(self) -> Futures:
@@ -142,7 +166,13 @@ class Futures:
         if self.stays:
             where = "has fallen and stays down" if self.fallen else "stays where it is"
             sentences.append(f"with probability {self.stays:.2f} the run {where}, with {1 - self.stays:.2f} it rises")
-        if not self.fallen:
+        if self.fallen:
+            returned = STAYED_DOWN.all - STAYED_DOWN.happened
+            sentences.append(
+                f"{returned} of {STAYED_DOWN.all} public runs that had fallen recovered half of it or more; the band "
+                "includes this"
+            )
+        else:
             sentences.append(
                 f"{self.fall} public runs that looked like this fell later; the band leaves this out, because the best "
                 "checkpoint remains"
@@ -164,14 +194,16 @@ class Futures:
     def unbounded(self, compute_M: Array) -> Array:
         """Return the levels before they are clipped to the metric's bounds, shape (M, D)."""
         ahead_M1 = self.steps_ahead(compute_M)[:, None]
-        level_MD = self.draws.levels(compute_M) + np.sqrt(ahead_M1) * self.walk_D
+        level_MD = self.draws.levels(compute_M)
         if self.saturates:
             level_MD -= self.beyond_creep(compute_M)
+        if self.down is not None:
+            past_M1 = np.interp(compute_M, self.curve.compute, self.down.path_N)[:, None]
+            down_MD = self.down.draws.initial + np.sqrt(ahead_M1) * self.down.walk_D + past_M1
+            return np.where(compute_M[:, None] < self.down.return_D, down_MD, level_MD)
         # an excursion dies out as phi^steps; it belongs to the future, not to the fitted curve before the last point
         future_M = compute_M >= self.last
         level_MD[future_M] += self.draws.autocorrelation ** ahead_M1[future_M] * self.excursion_D
-        num_rising = round((1.0 - self.stays) * len(self.walk_D))
-        level_MD[:, num_rising:] += np.interp(compute_M, self.curve.compute, self.path_N)[:, None]
         return np.asarray(level_MD)
 
     def beyond_creep(self, compute_M: Array) -> Array:
@@ -248,13 +280,14 @@ class Futures:
             compute_M: Their compute.
             mean_of: Number of successive evaluations around each compute whose mean is meant; 1: a single one.
         """
-        phi_D, low, high = self.draws.autocorrelation, *self.curve.bounds
+        draws = self.draws if self.down is None else self.down.draws
+        phi_D, low, high = draws.autocorrelation, *self.curve.bounds
         # the part of the excursion that persists is known, so only the remaining noise is uncertain
         ahead_M1 = self.steps_ahead(compute_M)[:, None]
         new_MD = np.sqrt(1.0 - np.where(compute_M[:, None] >= self.last, phi_D ** (2 * ahead_M1 + 2), 0.0))
         here = binomial(np.array(self.curve.metric.mean()), low, high)
         relative_MD = np.sqrt(binomial(levels_MD, low, high) / here)
-        sd_MD = self.draws.noise_sd * new_MD * relative_MD
+        sd_MD = draws.noise_sd * new_MD * relative_MD
         sd_MD = sd_MD * np.sqrt(share_of_mean(phi_D, max(1, round(mean_of / self.averaged.evaluations))))
         sd_MD = np.hypot(sd_MD, self.averaged.within_sd / np.sqrt(mean_of) * relative_MD)
         # each row with the same random numbers, so that the band at a compute does not depend on the others
@@ -290,80 +323,81 @@ def prior_odds(curve: Curve) -> float:
     return most if has_fallen(curve) else min((max(measured_noise(curve), LEAST_NOISE) / EVEN_NOISE) ** 2, most)
 
 
-def level_after_fall(curve: Curve, evidence: float) -> tuple[LevelPosterior, Array, float]:
-    """Return the posterior of a level that wanders, its mean path, and the log evidence ratio of a climb to it.
+def level_after_fall(curve: Curve) -> LevelPosterior:
+    """Return the posterior of the level of a run that has fallen, in shares of the range."""
+    low, high = curve.bounds
+    share_N, floor, noise_N = (curve.metric - low) / (high - low), least_noise(curve) ** 2, relative_noise(curve)
+    best = int(rolling_mean(curve.metric).argmax())
+    return level_after_change(share_N, len(curve) * floor, best + 1, None if noise_N is None else 1.0 / noise_N)
 
-    Args:
-        curve: Curve of a run that has fallen.
-        evidence: log marginal likelihood of a climb.
 
-    Returns:
-        The posterior, in shares of the range; the mean level at each point, shape (N,); the log evidence ratio.
+def time_down(curve: Curve, level: float) -> float:
+    """Return the compute since the fall: since the last point above the middle of the best level and the present one.
+
+    It is at least the compute between the last two points.
     """
-    low, high = curve.bounds
-    share_N, least, noise_N = (curve.metric - low) / (high - low), least_noise(curve) ** 2, relative_noise(curve)
-    whole = level_posterior(share_N, len(curve) * least, None if noise_N is None else 1.0 / noise_N)
-    climb = evidence - whole.log_evidence
-    if climb <= CLEARLY:
-        # if the whole run looks like noise around a level, the fall is part of the noise
-        return whole, whole.path_N, climb
-    best = int(rolling_mean(curve.metric).argmax()) + 2
-    recent_N = share_N[min(best, len(curve) - SINCE_BEST) :]
-    since = level_posterior(recent_N, len(recent_N) * least)
-    return since, np.append(whole.path_N[: -len(recent_N)], since.path_N), climb
+    middle = (float(rolling_mean(curve.metric).max()) + level) / 2.0
+    last_above = int(np.flatnonzero(curve.metric > middle).max(initial=0))
+    return float(curve.last_compute - curve.compute[min(last_above, len(curve) - 2)])
 
 
-def wandering(curve: Curve, level: LevelPosterior, count: int) -> tuple[Draws, Array]:
-    """Return draws of a level, and how far each wanders in one step, shape (count,)."""
+def down_since_fall(curve: Curve, count: int) -> Down:
+    """Return the state of a run that has fallen, for this number of draws, as if all of them stayed down."""
     low, high = curve.bounds
-    rng = np.random.default_rng(3)
-    drawn = level.draws(count, rng)
-    level_S, one_S = low + (high - low) * drawn.level, np.ones(count)
+    width, after, rng = high - low, level_after_fall(curve), np.random.default_rng(3)
+    # in random order, because each draw that returns has a level before
+    drawn = LevelDraws(*np.stack(after.draws(count, rng))[:, rng.permutation(count)])
+    level_D, one_D = low + width * drawn.level, np.ones(count)
     # pairs of opposite deviates, so that the mean of the walks is the level
-    half_S = rng.standard_normal((count + 1) // 2)
-    walk_S = (high - low) * drawn.step_sd * np.concatenate([half_S, -half_S])[:count]
+    half_D = rng.standard_normal((count + 1) // 2)
     draws = plain_draws(
-        asymptote=level_S, efficiency=one_S, midpoint=one_S, initial=level_S, autocorrelation=0.0 * one_S,
-        noise_sd=(high - low) * drawn.noise_sd, most=high,
+        asymptote=level_D, efficiency=one_D, midpoint=one_D, initial=level_D, autocorrelation=0.0 * one_D,
+        noise_sd=width * drawn.noise_sd, most=high,
     )  # fmt: skip
-    return draws, walk_S
+    age = time_down(curve, low + width * float(after.weight_X @ after.level_X))
+    share_D = (rng.permutation(count) + 0.5) / count
+    return Down(
+        draws=draws,
+        walk_D=width * drawn.step_sd * np.concatenate([half_D, -half_D])[:count],
+        path_N=width * (after.path_N - after.path_N[-1]),
+        log_evidence=after.log_evidence,
+        # P(return within h) = h / (age + h)
+        return_D=curve.last_compute + age * share_D / (1.0 - share_D),
+    )
 
 
-def futures(curve: Curve, last: float, rising: Posterior, averaged: Averaged) -> Futures:
+def futures(curve: Curve, rising: Posterior, averaged: Averaged) -> Futures:
     """Return both futures in proportion to prior probability times evidence.
 
     Args:
         curve: Points of the run.
-        last: Compute of the run's last point.
         rising: The posterior of the law and its departures, and of a level.
         averaged: What the points are means of.
     """
-    fell = has_fallen(curve)
+    fell, num_draws = has_fallen(curve), len(rising.draws)
     steady, evidence_of_level = rising.level
     climb = rising.log_evidence - evidence_of_level
-    if fell:
-        after, share_N, climb = level_after_fall(curve, rising.log_evidence)
-    # a climb that followed the law gives no evidence about the time after a fall
-    evidence, num_draws = min(climb, 0.0) if fell else climb, len(rising.draws)
     noisy = measured_noise(curve) > NOISY
+    down = down_since_fall(curve, num_draws) if fell else None
+    # a climb that followed the law gives no evidence about the time after a fall
+    evidence = climb if down is None else min(rising.log_evidence - down.log_evidence, 0.0)
 
-    def with_draws(draws: Draws, odds: float, doubtful: Futures | None, saturates: bool = False) -> Futures:
+    def with_draws(
+        draws: Draws, odds: float, evidence: float, doubtful: Futures | None, saturates: bool = False
+    ) -> Futures:
         probability = 1.0 / (1.0 + np.exp(-np.clip(np.log(odds) - evidence, -50.0, 50.0)))
         num_staying = round(probability * num_draws) if probability > NEGLIGIBLE else 0
-        staying, walk_S, path_N = steady.evenly(num_staying), np.zeros(num_staying), np.zeros(len(curve))
-        if fell and num_staying:
-            staying, walk_S = wandering(curve, after, num_staying)
-            path_N = float(np.ptp(curve.bounds)) * (share_N - share_N[-1])
+        staying = (
+            steady.evenly(num_staying) if down is None else down.draws.select(slice(num_draws - num_staying, None))
+        )
         both = joined([draws.evenly(num_draws - num_staying), staying])
         above_D = curve.metric[-1] - both.levels(curve.compute[-1:])[0]
         return Futures(
             draws=both,
             stays=num_staying / num_draws,
             excursion_D=both.autocorrelation * above_D,
-            walk_D=np.append(np.zeros(num_draws - num_staying), walk_S),
-            path_N=path_N,
+            down=None if down is None else down.until_return(num_staying),
             curve=curve,
-            last=last,
             fall=LATER_FALL["noisy" if noisy else "smooth"],
             climb=climb,
             doubtful=doubtful,
@@ -373,5 +407,7 @@ def futures(curve: Curve, last: float, rising: Posterior, averaged: Averaged) ->
 
     odds = prior_odds(curve)
     # a creep that moves the mean has been seen; one that is only possible saturates
-    doubtful = with_draws(rising.doubtful, max(odds, EVEN_ODDS), None, saturates="creep" not in rising.probability)
-    return with_draws(rising.draws, odds, doubtful)
+    saturates = "creep" not in rising.probability
+    # no fall, however clear, shows that the run cannot return
+    doubtful = with_draws(rising.doubtful, max(odds, EVEN_ODDS), 0.0 if fell else evidence, None, saturates)
+    return with_draws(rising.draws, odds, evidence, doubtful)

@@ -8,7 +8,12 @@ is noise around one level; with a large q only the last values count, so a run t
 evaluations. The covariance I + q K, K_ij = min(i, j), has the known eigenvectors of K for every q, so that one matrix
 product solves the model for all values of q.
 
-Axes in names: N points, F values of phi, Q values of q, D draws.
+A run that has fallen may have done so between two evaluations. The step says nothing about the noise or the drift at
+the new level, but a walk would need a large q for it. `level_after_change` therefore also tries a change to any other
+level, at any evaluation after the best one, with separate values of q before and after it.
+
+Axes in names: N points, F values of phi, Q values of q, T evaluations at which the level may have changed, X models,
+D draws.
 """
 
 from __future__ import annotations
@@ -50,28 +55,31 @@ class LevelDraws(NamedTuple):
 
 
 class LevelPosterior(NamedTuple):
-    """The posterior of a level that wanders, in the unit of the data."""
+    """The posterior of a level that wanders, in the unit of the data. X models differ in q, or in more."""
 
     log_evidence: float
     """Log marginal likelihood, with a prior density of one for the level and 1/s for the noise, as in `linear`."""
     path_N: Array
     """Mean level at each point, given all points."""
-    weight_Q: Array
-    """Probability of each q."""
-    level_Q: Array
-    """Mean of the last level for each q."""
-    spread_Q: Array
-    """Variance of the last level for each q, in units of s^2."""
-    rss_Q: Array
-    """Residual sum of squares for each q, in units where s = 1."""
+    weight_X: Array
+    """Probability of each model."""
+    level_X: Array
+    """Mean of the last level."""
+    spread_X: Array
+    """Variance of the last level, in units of s^2."""
+    rss_X: Array
+    """Residual sum of squares, in units where s = 1."""
+    ratio_X: Array
+    """q at the last point."""
+    dof_X: Array
+    """Number of points less that of levels."""
 
     def draws(self, count: int, rng: np.random.Generator) -> LevelDraws:
         """Return draws of the level at the last point and of the noise, shape (count,)."""
-        chosen_D = systematic(self.weight_Q, count)
-        dof = len(self.path_N) - 1
-        sd_D = np.sqrt(self.rss_Q[chosen_D] / rng.chisquare(dof, count))
-        level_D = self.level_Q[chosen_D] + sd_D * np.sqrt(self.spread_Q[chosen_D]) * rng.standard_normal(count)
-        return LevelDraws(level_D, np.sqrt(STEP_RATIOS[chosen_D]) * sd_D, sd_D)
+        chosen_D = systematic(self.weight_X, count)
+        sd_D = np.sqrt(self.rss_X[chosen_D] / rng.chisquare(self.dof_X[chosen_D], count))
+        level_D = self.level_X[chosen_D] + sd_D * np.sqrt(self.spread_X[chosen_D]) * rng.standard_normal(count)
+        return LevelDraws(level_D, np.sqrt(self.ratio_X[chosen_D]) * sd_D, sd_D)
 
 
 def steady_level(
@@ -165,8 +173,99 @@ def level_posterior(y_N: Array, floor: float, weight_N: Array | None = None) -> 
     return LevelPosterior(
         log_evidence=peak + float(np.log(weight_Q.mean())) + log_scale(weight_N),
         path_N=offset + probability_Q @ path_QN,
-        weight_Q=probability_Q,
-        level_Q=offset + path_QN[:, -1],
-        spread_Q=walk_Q + kept_Q**2 / information_Q,
-        rss_Q=rss_Q,
+        weight_X=probability_Q,
+        level_X=offset + path_QN[:, -1],
+        spread_X=walk_Q + kept_Q**2 / information_Q,
+        rss_X=rss_Q,
+        ratio_X=STEP_RATIOS,
+        dof_X=np.full(len(STEP_RATIOS), len(y_N) - 1),
+    )
+
+
+class Tails(NamedTuple):
+    """A level that wanders, solved for every last part of the points and every q; each field has the shape (N, Q).
+
+    Entry n is that of the points from n on.
+    """
+
+    rss_NQ: Array
+    log_volume_NQ: Array
+    """Log of the determinant of the covariance times the information about the level, in units where s = 1."""
+    level_NQ: Array
+    """Mean of the level at the last point."""
+    spread_NQ: Array
+    """Its variance, in units of s^2."""
+
+
+def tails(y_N: Array, variance_N: Array) -> Tails:
+    """Return the solutions of every last part of the points, from a Kalman filter that runs back in time.
+
+    Its state is the level at the present point and at the last one (a fixed-point smoother). A flat prior of the level
+    at the last point is one at any point.
+
+    Args:
+        y_N: Data.
+        variance_N: Variance of the noise of each point, in units of s^2.
+    """
+    out = Tails(*np.zeros((4, len(y_N), len(STEP_RATIOS))))
+    here_Q = last_Q = np.full(len(STEP_RATIOS), y_N[-1])
+    var_Q = spread_Q = shared_Q = np.full(len(STEP_RATIOS), variance_N[-1])
+    rss_Q = log_volume_Q = np.zeros(len(STEP_RATIOS))
+    out.level_NQ[-1], out.spread_NQ[-1] = last_Q, spread_Q
+    for n in range(len(y_N) - 2, -1, -1):
+        var_Q = var_Q + STEP_RATIOS
+        total_Q, off_Q = var_Q + variance_N[n], y_N[n] - here_Q
+        rss_Q, log_volume_Q = rss_Q + off_Q**2 / total_Q, log_volume_Q + np.log(total_Q)
+        here_Q, last_Q = here_Q + var_Q / total_Q * off_Q, last_Q + shared_Q / total_Q * off_Q
+        spread_Q, shared_Q = spread_Q - shared_Q**2 / total_Q, shared_Q * variance_N[n] / total_Q
+        var_Q = var_Q * variance_N[n] / total_Q
+        out.rss_NQ[n], out.log_volume_NQ[n], out.level_NQ[n], out.spread_NQ[n] = rss_Q, log_volume_Q, last_Q, spread_Q
+    return out
+
+
+def level_after_change(y_N: Array, floor: float, first: int, weight_N: Array | None = None) -> LevelPosterior:
+    """Return the posterior of a level that wanders, and that may have changed to any other between two evaluations.
+
+    A change and none are equally likely before the data, and so are all evaluations from `first` on. The noise s is the
+    same before and after it, q is not.
+
+    Args:
+        y_N: Data, at least 3 points.
+        floor: Term added to the residual sum of squares, as in `linear.eliminate`.
+        first: Index of the first point that may have the new level, at least 1.
+        weight_N: Inverse of the noise of each point relative to the others; None if the noise is the same.
+    """
+    from scipy.special import gammaln
+
+    whole, count = level_posterior(y_N, floor, weight_N), len(y_N)
+    variance_N = np.ones(count) if weight_N is None else weight_N**-2.0
+    after, before = tails(y_N, variance_N), tails(y_N[::-1], variance_N[::-1])
+    # of the points before t, counted from the end of the reversed ones; axes T, q before, q after
+    rss_TQQ = before.rss_NQ[::-1][first - 1 : -1, :, None] + after.rss_NQ[first:, None, :] + floor
+    volume_TQQ = before.log_volume_NQ[::-1][first - 1 : -1, :, None] + after.log_volume_NQ[first:, None, :]
+    half = 0.5 * (count - 2)
+    log_density_TQQ = gammaln(half) - half * np.log(np.pi * rss_TQQ) - 0.5 * volume_TQQ
+    peak = float(log_density_TQQ.max())
+    mass_TQQ = np.exp(log_density_TQQ - peak)
+    changed = peak + float(np.log(mass_TQQ.mean()))
+    log_evidence = float(np.logaddexp(whole.log_evidence, changed)) - np.log(2.0)
+    share = np.exp(changed - log_evidence) / 2.0
+
+    def of_change(each_TQ: Array) -> Array:
+        return np.broadcast_to(each_TQ[:, None, :], mass_TQQ.shape).ravel()
+
+    at = first + int(mass_TQQ.sum(axis=(1, 2)).argmax())
+    parts = [y_N[part] if len(y_N[part]) < 3 else level_posterior(y_N[part], floor).path_N
+             for part in (slice(at), slice(at, None))]  # fmt: skip
+    ratio_TQ = np.broadcast_to(STEP_RATIOS, after.rss_NQ[first:].shape)
+    joined = np.concatenate
+    return LevelPosterior(
+        log_evidence=log_evidence,
+        path_N=(1.0 - share) * whole.path_N + share * joined(parts),
+        weight_X=joined([(1.0 - share) * whole.weight_X, share * (mass_TQQ / mass_TQQ.sum()).ravel()]),
+        level_X=joined([whole.level_X, of_change(after.level_NQ[first:])]),
+        spread_X=joined([whole.spread_X, of_change(after.spread_NQ[first:])]),
+        rss_X=joined([whole.rss_X, rss_TQQ.ravel()]),
+        ratio_X=joined([whole.ratio_X, of_change(ratio_TQ)]),
+        dof_X=joined([whole.dof_X, np.full(mass_TQQ.size, count - 2)]),
     )

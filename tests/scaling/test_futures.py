@@ -5,7 +5,16 @@ import pytest
 from simulated_runs import fallen, run
 
 from scalerl.scaling import Curve, advise, fit, forecast, sigmoid
-from scalerl.scaling.futures import EVEN_NOISE, LATER_FALL, STAYS_AFTER_FALL, TAKE_OFF, has_fallen, prior_odds
+from scalerl.scaling import futures as futures_of
+from scalerl.scaling.futures import (
+    EVEN_NOISE,
+    LATER_FALL,
+    STAYS_AFTER_FALL,
+    TAKE_OFF,
+    has_fallen,
+    prior_odds,
+    time_down,
+)
 from scalerl.scaling.noise import local_noise
 
 
@@ -221,3 +230,95 @@ def test_the_ceiling_is_not_identified_if_the_last_points_contradict_the_curve()
     metric[-3:] -= 0.03
     fitted = fit(Curve(curve.compute, metric))
     assert not fitted.identified and not has_fallen(fitted.curve)
+
+
+def dropped(at, to, noise, points=31, seed=0):
+    """Return a climb from 0.1 to 0.6 that falls to a level between the evaluations `at` - 1 and `at`, and stays."""
+    compute = np.arange(float(points))
+    level = np.where(compute < at, sigmoid(compute, 0.6, 3.0, 4.0, 0.1), to)
+    return Curve(compute, np.clip(level + noise * np.random.default_rng(seed).standard_normal(points), 0, 1))
+
+
+@pytest.mark.parametrize("at", [10, 20, 26, 28])
+@pytest.mark.parametrize("to", [0.0, 0.15, 0.35])
+@pytest.mark.parametrize("noise", [0.002, 0.01, 0.02])
+def test_the_mean_stays_down_after_a_fall_in_one_evaluation_and_the_band_includes_a_return(at, to, noise):
+    fitted = fit(dropped(at, to, noise))
+    assert fitted.futures.fallen and fitted.futures.stays > 0.95
+    band = fitted.predict([31.0, 33.0, 60.0])
+    assert band.mean == pytest.approx(to, abs=0.02 + noise)
+    # at twice the compute 0.23 times half or more have returned, which is above 0.05
+    assert band.high[-1] > to + 0.05 and band.low[-1] < to + 0.02
+    assert fitted.futures.for_intervals.stays == pytest.approx(0.77, abs=0.01)
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_the_mean_stays_at_a_lower_level_after_the_start(first):
+    values = np.where(np.arange(25) < first, 0.8, 0.3) + 0.01 * np.random.default_rng(first).standard_normal(25)
+    fitted = fit(Curve(np.arange(25.0), values))
+    assert fitted.futures.fallen
+    assert fitted.predict([30.0, 50.0]).mean == pytest.approx(0.3, abs=0.02)
+
+
+def test_a_fall_that_noise_may_explain_keeps_the_future_that_rises():
+    # three points of 0.12 below the others, with noise of 0.03
+    metric = 0.5 + 0.03 * (-1.0) ** np.arange(24)
+    metric[-3:] -= 0.13
+    stays = fit(Curve(np.arange(24.0), metric)).futures.stays
+    assert 0.5 < stays < fit(dropped(20, 0.1, 0.01)).futures.stays
+
+
+def test_the_time_since_a_fall_and_returns_by_hand():
+    metric = np.array([0.2, 0.5, 0.6, 0.6, 0.6, 0.55, 0.3, 0.2, 0.2, 0.2])
+    curve = Curve(np.arange(10.0) ** 2, metric)
+    # the middle of 0.6 and 0.2 is 0.4; the last point above it is at 25, the run ends at 81
+    assert time_down(curve, 0.2) == pytest.approx(81 - 25)
+    # a last point that is back counts as one evaluation
+    assert time_down(Curve(np.arange(10.0), np.append(metric[:-1], 0.6)), 0.2) == pytest.approx(1.0)
+    down = futures_of.down_since_fall(curve, 2000)
+    # half have returned after the time since the fall, three quarters after three times this
+    for times, share in ((1, 0.5), (3, 0.75)):
+        assert (down.return_D <= 81 + 56 * times).mean() == pytest.approx(share, abs=1e-3)
+    stays = down.until_return(1500).return_D
+    assert np.isinf(stays[500:]).all() and np.isfinite(stays[:500]).all()
+
+
+def test_a_return_is_to_the_law_and_before_it_every_draw_is_at_the_new_level():
+    futures = fit(dropped(24, 0.1, 0.005)).futures.for_intervals
+    now, later = futures.unbounded(np.array([30.0, 1e9]))
+    assert now == pytest.approx(0.1, abs=0.05)
+    law = futures.draws.levels(np.array([1e9]))[0]
+    returned = np.isfinite(futures.down.return_D) & (futures.down.return_D < 1e9)
+    assert later[returned] == pytest.approx(law[returned])
+    assert returned.mean() == pytest.approx(0.23, abs=0.01)
+
+
+def test_the_share_of_returns_is_stated():
+    assert "6 of 26 public runs that had fallen recovered half of it or more; the band includes this" in str(
+        forecast(fit(fallen()))
+    )
+
+
+UNFALLEN = {
+    **{f"law, noise {noise}": run(noise=noise, seed=9) for noise in (0.0, 0.004, 0.04)},
+    **{f"flat, noise {noise}": flat(noise=noise) for noise in (0.0, 0.003, 0.03)},
+    "young": run(last=1500.0), "long": run(points=900), "few points": run(points=6),
+    "shallow fall": dropped(24, 0.53, 0.004),
+    "equal": Curve(np.arange(8.0), np.full(8, 0.4)),
+    "one outlier": Curve(np.arange(12.0), [0.4] * 5 + [0.1] + [0.4] * 6),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNFALLEN)
+def test_a_run_without_a_fall_does_not_depend_on_the_state_after_one(name, monkeypatch):
+    """Its forecast is a function of the law, its departures and a steady level alone."""
+
+    def never(*_):
+        raise AssertionError("the state after a fall was computed")
+
+    monkeypatch.setattr(futures_of, "down_since_fall", never)
+    monkeypatch.setattr(futures_of, "level_after_change", never)
+    fitted = fit(UNFALLEN[name])
+    assert not has_fallen(fitted.curve) and fitted.futures.down is None and fitted.futures.for_intervals.down is None
+    with pytest.raises(AssertionError):
+        fit(fallen())

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
+from scipy.special import gamma
 from scipy.stats import multivariate_normal
 
-from scalerl.scaling.level import STEP_RATIOS, level_posterior, steady_level, walk_modes
+from scalerl.scaling.level import STEP_RATIOS, level_after_change, level_posterior, steady_level, tails, walk_modes
 
 
 def covariance(ratio, count):
@@ -35,16 +36,16 @@ def test_noise_gives_the_mean_and_a_fall_the_last_level():
     rng = np.random.default_rng(0)
     noise = 0.5 + 0.05 * rng.standard_normal(40)
     steady = level_posterior(noise, 1e-9)
-    assert steady.weight_Q @ steady.level_Q == pytest.approx(noise.mean(), abs=0.03)
+    assert steady.weight_X @ steady.level_X == pytest.approx(noise.mean(), abs=0.03)
     fallen = level_posterior(np.append(noise[:30], noise[30:] - 0.4), 1e-9)
-    assert fallen.weight_Q @ fallen.level_Q == pytest.approx((noise[30:] - 0.4).mean(), abs=0.08)
+    assert fallen.weight_X @ fallen.level_X == pytest.approx((noise[30:] - 0.4).mean(), abs=0.08)
 
 
 def test_draws_have_the_moments_of_the_posterior():
     y = np.array([0.31, 0.35, 0.33, 0.41, 0.40, 0.46, 0.44])
     level = level_posterior(y, 0.0)
     draws = level.draws(20_000, np.random.default_rng(0))
-    assert draws.level.mean() == pytest.approx(float(level.weight_Q @ level.level_Q), abs=2e-3)
+    assert draws.level.mean() == pytest.approx(float(level.weight_X @ level.level_X), abs=2e-3)
     assert np.sort(np.unique((draws.step_sd / draws.noise_sd).round(6) ** 2)).round(3) == pytest.approx(
         STEP_RATIOS, abs=1e-3
     )
@@ -59,20 +60,20 @@ def test_weights_are_those_of_generalized_least_squares():
     for i, ratio in enumerate(STEP_RATIOS):
         precision = np.linalg.inv(np.diag(weight**-2) + ratio * walk)
         mean = one @ precision @ y / (one @ precision @ one)
-        assert level.level_Q[i] == pytest.approx(mean + ratio * walk[-1] @ precision @ (y - mean))
-        assert level.rss_Q[i] == pytest.approx((y - mean) @ precision @ (y - mean))
+        assert level.level_X[i] == pytest.approx(mean + ratio * walk[-1] @ precision @ (y - mean))
+        assert level.rss_X[i] == pytest.approx((y - mean) @ precision @ (y - mean))
         # variance of the last level: of the walk given the mean, and of the mean
         kept = 1 - ratio * walk[-1] @ precision @ one
         spread = ratio * 6 - ratio**2 * walk[-1] @ precision @ walk[-1] + kept**2 / (one @ precision @ one)
-        assert level.spread_Q[i] == pytest.approx(spread)
+        assert level.spread_X[i] == pytest.approx(spread)
 
 
 def test_equal_weights_only_change_the_unit_of_the_noise():
     y = np.array([0.31, 0.35, 0.33, 0.41, 0.40])
     plain, twice = level_posterior(y, 0.0), level_posterior(y, 0.0, np.full(5, 2.0))
     # with half the noise, a walk with ratio q has ratio 4 q; only the model with q = 0 is unchanged
-    assert twice.level_Q[0] == pytest.approx(plain.level_Q[0])
-    assert twice.rss_Q[0] == pytest.approx(4 * plain.rss_Q[0])
+    assert twice.level_X[0] == pytest.approx(plain.level_X[0])
+    assert twice.rss_X[0] == pytest.approx(4 * plain.rss_X[0])
     ones = level_posterior(y, 0.0, np.ones(5))
     assert ones.log_evidence == pytest.approx(plain.log_evidence)
     assert ones.path_N == pytest.approx(plain.path_N)
@@ -113,3 +114,68 @@ def test_equal_weights_of_a_steady_level_only_change_the_unit_of_the_noise():
     assert twice.level_D == pytest.approx(plain.level_D)
     assert twice.noise_D == pytest.approx(2 * plain.noise_D)
     assert twice.log_evidence == pytest.approx(plain.log_evidence)
+
+
+def solved(y, spread, columns):
+    """Return RSS, the log determinant of spread and of the information, the estimates and their covariance."""
+    precision = np.linalg.inv(spread)
+    information = columns.T @ precision @ columns
+    estimate = np.linalg.solve(information, columns.T @ precision @ y)
+    rest = y - columns @ estimate
+    volume = np.linalg.slogdet(spread)[1] + np.linalg.slogdet(information)[1]
+    return rest @ precision @ rest, volume, estimate, np.linalg.inv(information)
+
+
+@pytest.mark.parametrize("weight", [np.ones(7), np.array([1.0, 0.5, 2.0, 1.0, 0.7, 1.3, 0.8])])
+def test_the_tails_are_those_of_generalized_least_squares(weight):
+    y = np.array([0.31, 0.35, 0.33, 0.41, 0.40, 0.46, 0.44])
+    found = tails(y, weight**-2.0)
+    for start in range(7):
+        index = np.arange(7 - start)
+        for i, ratio in enumerate(STEP_RATIOS):
+            # steps counted from the end, so that the level at the last point is the coefficient
+            spread = np.diag(weight[start:] ** -2.0) + ratio * np.minimum.outer(index, index)[::-1, ::-1]
+            rss, volume, (level,), ((variance,),) = solved(y[start:], spread, np.ones((7 - start, 1)))
+            assert found.rss_NQ[start, i] == pytest.approx(rss, abs=1e-12)
+            assert found.log_volume_NQ[start, i] == pytest.approx(volume, abs=1e-9)
+            assert found.level_NQ[start, i] == pytest.approx(level)
+            assert found.spread_NQ[start, i] == pytest.approx(variance)
+
+
+def test_the_evidence_of_a_change_is_that_of_all_its_places_and_walks():
+    y, floor = np.array([0.60, 0.62, 0.59, 0.61, 0.30, 0.31, 0.29]), 1e-9
+    densities = []
+    for at in range(2, 7):
+        for before in STEP_RATIOS:
+            for after in STEP_RATIOS:
+                first, rest = np.arange(at), np.arange(7 - at)
+                spread = np.eye(7)
+                spread[:at, :at] += before * np.minimum.outer(first, first)
+                spread[at:, at:] += after * np.minimum.outer(rest, rest)
+                columns = np.stack([np.arange(7) < at, np.arange(7) >= at], axis=1).astype(float)
+                rss, volume, *_ = solved(y, spread, columns)
+                densities.append(gamma(2.5) * (np.pi * (rss + floor)) ** -2.5 * np.exp(-volume / 2))
+    whole = np.exp(level_posterior(y, floor).log_evidence)
+    found = level_after_change(y, floor, 2)
+    assert found.log_evidence == pytest.approx(np.log((whole + np.mean(densities)) / 2))
+    assert found.weight_X.sum() == pytest.approx(1.0)
+    assert found.weight_X[8:].sum() == pytest.approx(np.mean(densities) / (whole + np.mean(densities)))
+
+
+@pytest.mark.parametrize("since", [1, 2, 3, 8, 25])
+def test_a_step_far_outside_the_noise_gives_the_new_level_and_leaves_the_noise(since):
+    y = np.concatenate([np.full(20, 0.7), np.full(since, 0.2)])
+    y += 0.01 * np.random.default_rng(since).standard_normal(len(y))
+    changed, walk = level_after_change(y, 1e-9, 18), level_posterior(y, 1e-9)
+    draws, of_walk = (each.draws(4000, np.random.default_rng(0)) for each in (changed, walk))
+    assert draws.level.mean() == pytest.approx(y[20:].mean(), abs=0.012)
+    assert 0.004 < np.median(draws.noise_sd) < 0.014
+    assert np.median(of_walk.noise_sd) > 0.02  # the walk has no other place for the step
+    assert changed.path_N[[0, 10, -1]] == pytest.approx([0.7, 0.7, 0.2], abs=0.02)
+
+
+def test_a_level_without_a_step_is_that_of_the_walk():
+    y = 0.5 + 0.02 * np.random.default_rng(2).standard_normal(40)
+    changed, walk = level_after_change(y, 1e-9, 10), level_posterior(y, 1e-9)
+    assert changed.weight_X @ changed.level_X == pytest.approx(walk.weight_X @ walk.level_X, abs=0.01)
+    assert changed.weight_X[:8].sum() > 0.5
