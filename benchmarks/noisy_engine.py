@@ -1,4 +1,4 @@
-"""A torch engine with noise in its matrices or routes, to study a mismatch with the trainer (docs/mismatch.md).
+"""A torch engine with noise in its matrices, logits or routes, to study a mismatch with the trainer (docs/mismatch.md).
 
     placement.engine = {kind = "custom", function = "noisy_engine:noisy", params = {sigma = 0.3}}
 
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 import zlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from scalerl.core.errors import ConfigError
+from scalerl.models.head import HeadRule
 from scalerl.models.routing import GivenTopK, routers_of
 from scalerl.rollouts.custom import EngineParts
 from scalerl.rollouts.engine import Engine
@@ -32,6 +33,19 @@ def shifted(weight: Tensor, sigma: float, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(weight.shape, generator=generator).to(weight)
     return weight + sigma * weight.square().mean().sqrt() * z
+
+
+@dataclass(frozen=True, slots=True)
+class CoarseHead(HeadRule):
+    """A head whose logits are rounded to multiples of a step."""
+
+    step: float = 1.0
+    """Distance between neighboring logits: a bf16 head has 0.125 for logits of 16 to 32, 1 for 128 to 256."""
+
+    def logits(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
+        """Return logits [N, V]."""
+        exact_NV = HeadRule.logits(self, hidden_ND, weight_VD, bias_V)
+        return (exact_NV / self.step).round() * self.step
 
 
 class Flipped:
@@ -52,7 +66,7 @@ class Flipped:
             return self.forward(*inputs, **options)
 
 
-def noisy(parts: EngineParts, bits: int = 23, sigma: float = 0.0, routes: float = 0.0) -> Engine:
+def noisy(parts: EngineParts, bits: int = 23, sigma: float = 0.0, routes: float = 0.0, logits: float = 0.0) -> Engine:
     """Return the PyTorch engine with noise while it samples for training.
 
     Args:
@@ -60,6 +74,7 @@ def noisy(parts: EngineParts, bits: int = 23, sigma: float = 0.0, routes: float 
         bits: Bits of each weight after the leading one; 23 is FP32.
         sigma: Standard deviation of the noise, in multiples of a matrix's root mean square.
         routes: The same for noise with which the routers of a mixture choose experts, and only there.
+        logits: Step to whose multiples the logits are rounded; 0: exact.
 
     Raises:
         ConfigError: The model has no routers to put noise in.
@@ -75,6 +90,10 @@ def noisy(parts: EngineParts, bits: int = 23, sigma: float = 0.0, routes: float 
         )
     for layer, router in enumerate(routers):
         router.forward = Flipped(router, routes, parts.seed + 1000 * layer)
+
+    if logits:
+        rule = policy.rule
+        policy.rule = CoarseHead(rule.fp32, rule.softcap, rule.scale, rule.compiled, step=logits)
 
     def changed(name: str, weight: Tensor) -> Tensor:
         if weight.ndim < 2:

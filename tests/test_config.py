@@ -205,7 +205,7 @@ def test_several_tasks_have_a_table_each(tmp_path):
     config = written(tmp_path, TWO_TASKS)
     assert config.tasks == ["arithmetic", "lines"] and shares(config.data) == {"arithmetic": 0.75, "lines": 0.25}
     assert config.data[0].operations == (1, 3) and config.data[1].points == 4
-    output = "512 held-out prompts of arithmetic and 100 held-out prompts of lines x 4 samples"
+    output = "512 held-out prompts of arithmetic and 100 held-out prompts of lines x 2 samples"
     assert any(output in line for line in derived_sizes(config))
     assert read_config(None, ["--data.kind", "programs"]).tasks == ["programs"]
     changed = written(tmp_path, TWO_TASKS, "--data.lines.points", "3", "--data.arithmetic.share", "1")

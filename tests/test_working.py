@@ -101,7 +101,7 @@ def test_a_run_in_a_log_prints_its_phase_and_its_step_after_every_silence(fast):
     time.sleep(0.4)
     shown.stop()
     lines = [line for line in console.file.getvalue().splitlines() if line.endswith(" s")]
-    assert lines[0] == "starting, 0 s" and "evaluating, 0 s" in lines and lines[-1] == "step 2/480, 0 s"
+    assert lines[0] == "starting, 0 s" and "evaluating, 0 s" in lines and lines[-1] == "step 2/240, 0 s"
 
 
 def test_the_live_table_of_a_run_says_what_is_done_before_the_first_step(fast):

@@ -36,7 +36,7 @@ USAGE = """scalerl study PLAN [BASE.toml] [options] [--any.field VALUE ...]
        scalerl study show DIR [-o PAGE.html] [--json]"""
 
 DESCRIPTION = """PLAN is loo, recipes, forward, axes, rates, frontier, or the path of a TOML file. BASE.toml
-and the dotted fields are as in `scalerl train`; without them the base is the quick variant of the embedded lab."""
+and the dotted fields are as in `scalerl train`; without them the base is the embedded lab."""
 
 
 def plan_or_resume(words: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Whole configurations by name: the embedded lab, a quicker lab for studies, sizes for your data, the paper's sizes."""
+"""Whole configurations by name: the embedded lab, sizes for your data, the paper's sizes."""
 
 from __future__ import annotations
 
@@ -10,29 +10,24 @@ from scalerl.config.run import Checkpointing, Evaluation, Rollouts, RunConfig
 from scalerl.core.machine import sees_gpu
 
 LAB = RunConfig(
-    steps=480,
+    steps=240,
     recipe=replace(
         SCALERL,
         name="scalerl-lab",
         prompts_per_step=16,
         length=Interruption(thinking_tokens=(50, 60), answer_tokens=9, phrase="</think>"),
-        optimizer=AdamW(learning_rate=6e-5, warmup_steps=20),
+        optimizer=AdamW(learning_rate=1.2e-4, warmup_steps=20),  # docs/replication.md#the-rate-of-the-lab
     ),
-    evaluation=Evaluation(every=15, prompts=512, samples=4),
+    evaluation=Evaluation(every=8, prompts=512, samples=2),
     checkpoint=Checkpointing(every=25),
 )
 
-QUICK = replace(
-    LAB,
-    steps=240,
-    recipe=replace(LAB.recipe, optimizer=replace(LAB.recipe.optimizer, learning_rate=1.2e-4)),
-    evaluation=Evaluation(every=8, prompts=512, samples=2),
-)
+QUICK = LAB
 
 LONG_TAIL = replace(
-    QUICK,
+    LAB,
     recipe=replace(
-        QUICK.recipe,
+        LAB.recipe,
         name="long-tail-lab",
         length=Interruption(thinking_tokens=(180, 200), answer_tokens=9, phrase="</think>"),
     ),
@@ -63,8 +58,8 @@ LAPTOP = replace(
 PRESETS = {
     "lab": LAB, "quick": QUICK, "long-tail": LONG_TAIL, "small": SMALL, "laptop": LAPTOP, "scalerl": RunConfig(),
 }  # fmt: skip
-"""lab: the embedded default, minutes on two cores. quick: fewer steps at a higher learning rate, for studies.
-long-tail: quick, with chains of lognormal length. small: the default for your model and data, for one machine with a
+"""lab: the embedded default, minutes on two cores. quick: the same, the base of studies, which published plans name.
+long-tail: the lab with chains of lognormal length. small: the default for your model and data, for one machine with a
 GPU. laptop: the same for a machine without: a few hours for a model of 135M parameters on two cores. scalerl: the
 paper's sizes.
 """

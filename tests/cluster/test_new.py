@@ -87,17 +87,17 @@ def test_the_interval_of_evaluations_identifies_the_ceiling_unless_that_costs_a_
 
 def test_a_plan_and_a_dry_run_say_what_the_curve_will_tell(capsys):
     code, out, _ = call(capsys, "train", "--dry-run")
-    lab = usual_prospect(Evaluations(33, 512, 4))  # 480 steps, evaluated every 15
-    assert code == 0 and "# curve: 33 evaluations of 512 prompts x 4 identify" in out
-    assert f"probability {lab.identified:.2f} and" in out and "for 55.0% of the completions" in out
-    code, out, _ = call(capsys, "train", "--dry-run", "--steps", "40")
+    lab = usual_prospect(Evaluations(31, 512, 2))  # 240 steps, evaluated every 8
+    assert code == 0 and "# curve: 31 evaluations of 512 prompts x 2 identify" in out
+    assert f"probability {lab.identified:.2f} and" in out and "for 51.7% of the completions" in out
+    code, out, _ = call(capsys, "train", "--dry-run", "--steps", "16")
     assert code == 0 and "# curve: 3 evaluations are too few for a forecast, which needs 5; lower evalu" in out
     speeds = ["--generator-tokens-per-s", "5000", "--trainer-tokens-per-s", "9000"]
     code, out, _ = call(capsys, "plan", *speeds)
-    assert code == 0 and "\ncurve: 33 evaluations of 512 prompts x 4 identify" in out
+    assert code == 0 and "\ncurve: 31 evaluations of 512 prompts x 2 identify" in out
     found = json.loads(call(capsys, "plan", *speeds, "--json")[1])["curve"]
-    assert found["identified"] == lab.identified and found["share"] == pytest.approx(33 * 2048 / (480 * 256))
-    assert json.loads(call(capsys, "plan", *speeds, "--steps", "40", "--json")[1])["curve"] is None
+    assert found["identified"] == lab.identified and found["share"] == pytest.approx(31 * 1024 / (240 * 256))
+    assert json.loads(call(capsys, "plan", *speeds, "--steps", "16", "--json")[1])["curve"] is None
 
 
 def test_a_dry_run_counts_the_held_out_prompts_of_the_file(lab_model, tmp_path, capsys):

@@ -168,11 +168,11 @@ def test_a_custom_logger_gets_its_calls_in_order_and_its_id_on_resume(tmp_path):
     session(config, tmp_path, 0, 2)
     session(config, tmp_path, 2, 3, resumed=1)
     received = calls(file)
-    assert received[0] == ["start", 480, tmp_path.name, "", None]
+    assert received[0] == ["start", 240, tmp_path.name, "", None]
     assert [call[0] for call in received[1:5]] == ["log", "log", "log", "finish"]
     assert received[2] == ["log", {"step": 1, "pass_rate": 0.01, "entropy": 0.5, "truncation_rate": 0.0}, 1]
     assert received[5:] == [
-        ["start", 480, tmp_path.name, "number-7", 1],
+        ["start", 240, tmp_path.name, "number-7", 1],
         ["log", {**received[3][1], "step": 3, "pass_rate": 0.03}, 3],
         ["finish", "finished"],
     ]
@@ -223,19 +223,19 @@ def test_a_run_that_went_back_starts_anew_in_the_tracker_with_all_its_rows(tmp_p
     notes = session(remembering(file, *rates), tmp_path, 21, 42, resumed=20, went_back=went_back)
     assert len(notes) == 1 and "went back to step 20, so a new run starts in the tracker" in notes[0]
     received = calls(file)
-    assert received[0] == ["start", 480, f"{tmp_path.name}-2", "", 20]
+    assert received[0] == ["start", 240, f"{tmp_path.name}-2", "", 20]
     assert steps_of(received, "pass_rate") == list(range(1, 43))
     assert steps_of(received, "eval/arithmetic/pass_rate") == list(range(0, 41, 5))
     assert received[1][1]["eval/arithmetic/pass_rate"] == point(0).pass_rate and received[-1] == ["finish", "finished"]
     assert ["figure", "curve", "step_000040.png", "PNG", 40] in received
     file.unlink()
     assert session(remembering(file, *rates), tmp_path, 41, 44, resumed=40) == []  # killed: the same steps again
-    assert calls(file)[0] == ["start", 480, f"{tmp_path.name}-2", "number-7", 40]
+    assert calls(file)[0] == ["start", 240, f"{tmp_path.name}-2", "number-7", 40]
     assert steps_of(calls(file), "pass_rate") == [43, 44]
     file.unlink()
     write_files(tmp_path, 10)
     session(remembering(file, (10, 1e-5)), tmp_path, 11, 12, resumed=10)
-    assert calls(file)[0] == ["start", 480, f"{tmp_path.name}-3", "", 10]
+    assert calls(file)[0] == ["start", 240, f"{tmp_path.name}-3", "", 10]
 
 
 def test_a_new_rate_after_the_last_logged_step_continues_the_logged_run(tmp_path):
@@ -244,7 +244,7 @@ def test_a_new_rate_after_the_last_logged_step_continues_the_logged_run(tmp_path
     file.unlink()
     write_files(tmp_path, 20)
     assert session(remembering(file, (20, 1e-4)), tmp_path, 21, 22, resumed=20) == []
-    assert calls(file)[0] == ["start", 480, tmp_path.name, "number-7", 20]
+    assert calls(file)[0] == ["start", 240, tmp_path.name, "number-7", 20]
     assert steps_of(calls(file), "pass_rate") == [21, 22]
 
 
@@ -260,7 +260,7 @@ def test_a_logger_that_a_resume_adds_gets_the_earlier_rows(tmp_path):
     file = tmp_path / "calls"
     write_files(tmp_path, 20)
     assert session(remembering(file), tmp_path, 21, 22, resumed=20) == []
-    assert calls(file)[0] == ["start", 480, tmp_path.name, "", 20]
+    assert calls(file)[0] == ["start", 240, tmp_path.name, "", 20]
     assert steps_of(calls(file), "pass_rate") == list(range(1, 23))
 
 

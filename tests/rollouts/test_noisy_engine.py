@@ -88,3 +88,26 @@ def test_replay_removes_the_whole_mismatch_of_an_engine_that_chooses_other_exper
 def test_a_dense_model_has_no_routes_to_flip():
     with pytest.raises(ConfigError, match=r"routes: got 0\.5 for Qwen3ForCausalLM"):
         flipped_rollouts([(3,)], tiny="qwen3")
+
+
+def test_a_coarse_head_rounds_logits_to_multiples_of_its_step(noisy_engine):
+    head = noisy_engine.CoarseHead(step=2.0)
+    hidden_ND, weight_VD = torch.tensor([[1.0, 0.5]]), torch.tensor([[3.5, 0.0], [0.0, 5.0], [-1.0, -1.0], [9.0, 0.5]])
+    assert head.logits(hidden_ND, weight_VD, None).tolist() == [[4.0, 2.0, -2.0, 10.0]]  # of 3.5, 2.5, -1.5, 9.25
+
+
+def test_training_engines_sample_from_the_coarse_head_and_evaluations_from_the_exact_one():
+    torch.manual_seed(0)
+    policy = Policy(tiny_model("qwen3"))
+    with torch.no_grad():
+        policy.head_weight.mul_(4)  # logits of a random model are near 0, to which all would be rounded
+    parts = EngineParts(
+        load_policy=lambda: Policy(tiny_model("qwen3")), model_path="m", slots=4, prompt_tokens=4,
+        rule=LengthRule(None, NEVER, 20), sampling=Sampling(), receive=lambda version: dict(policy.weights()),
+    )  # fmt: skip
+    training, evaluating = engine_pair(Custom(function=NOISY, params={"logits": 1.0}), parts)
+    training.swap(1)
+    for engine, low, high in ((evaluating, 0.0, 1e-4), (training, 1e-2, 0.5)):
+        engine.submit([Request((0, 0), (3, 5), 7)])
+        (done,) = [done for _ in range(20) for done in engine.poll()]
+        assert low <= largest_difference({1: policy}, [((3, 5), done.rollout)]).mean < high

@@ -2,12 +2,14 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from simulated_study import KNOWN, write_study
 
 from scalerl.core.rows import read_rows
+from scalerl.study.plan import read_plan
 from scalerl.view.study import study_results
 
 ROOT = Path(__file__).parents[2]
@@ -88,13 +90,25 @@ def test_the_arm_with_the_false_alarm_gets_the_note_on_departures_from_the_law(r
     assert study_results(study).notes[0].startswith("gspo: 1 of 2 runs depart from the law (second rise)")
 
 
-def test_every_plan_of_the_replication_is_valid():
-    from scalerl.study.plan import read_plan
+PLANS = sorted((ROOT / "benchmarks" / "replication").glob("*.toml"))
 
-    plans = sorted((ROOT / "benchmarks" / "replication").glob("*.toml"))
+
+def test_every_plan_of_the_replication_is_valid():
     pages = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
-    assert plans
-    for file in plans:
+    assert PLANS
+    for file in PLANS:
         plan = read_plan(file)
         assert plan.name == file.stem and plan.seeds == (0, 1, 2)
         assert f"benchmarks/replication/{file.name}" in pages
+
+
+@pytest.mark.parametrize("file", PLANS, ids=lambda file: file.stem)
+def test_published_plans_name_their_learning_rate(file):
+    """Their curves stay reproducible when the lab's rate changes."""
+    values = tomllib.loads(file.read_text())
+    tables = [values["changes"]] if "learning_rate" in str(values["changes"]) else list(values["arms"].values())
+    assert all(table["recipe"]["optimizer"]["learning_rate"] > 0 for table in tables)
+    packed = ROOT / "benchmarks" / "results" / "replication" / file.with_suffix(".json").name
+    if packed.exists():
+        base = tomllib.loads(json.loads(packed.read_text())["plan"])["base"]
+        assert read_plan(file).base.recipe.optimizer.learning_rate == base["recipe"]["optimizer"]["learning_rate"]
