@@ -145,6 +145,34 @@ class PpoOffPolicy(Part):
 OffPolicy = Annotated[PipelineRL | PpoOffPolicy, Field(discriminator="kind")]
 
 
+# -------------------------------------------------------------------------------------------------------------- credit
+
+
+class OutcomeCredit(Part):
+    """Every turn of a rollout has the reward of the whole rollout."""
+
+    kind: Literal["outcome"] = "outcome"
+
+
+class SumCredit(Part):
+    """A turn has the sum of its own reward and those of the later turns."""
+
+    kind: Literal["sum"] = "sum"
+    discount: ClassVar[float] = 1.0
+    """Factor per turn."""
+
+
+class DiscountedCredit(Part):
+    """As sum, with the reward of the n-th later turn multiplied by discount^n."""
+
+    kind: Literal["discounted"] = "discounted"
+    discount: Fraction = 0.95
+    """Factor per turn; 0.95 is that of GiGPO (arXiv 2505.10978). 1 is the kind sum."""
+
+
+TurnCredit = Annotated[OutcomeCredit | SumCredit | DiscountedCredit, Field(discriminator="kind")]
+
+
 # ----------------------------------------------------------------------------------------------------------- optimizer
 
 
@@ -218,6 +246,9 @@ class Recipe(Part):
     advantage: Annotated[Literal["batch", "group", "none"] | Custom, or_custom("batch", "group", "none")] = "batch"
     """Standard deviation by which group-centered rewards are divided: over the batch, over the group, or none; or your
     function."""
+    turn_credit: TurnCredit = OutcomeCredit()
+    """Environments: reward from which the advantage of a turn is computed. outcome: that of the whole rollout; sum or
+    discounted: the rewards from this turn on (docs/recipe.md). The same without an environment."""
     zero_variance: Literal["drop", "keep"] = "drop"
     """Prompts whose rollouts all got the same reward: drop them from the loss and its denominator, or keep them.
     Rollouts that carry no loss are not considered: truncated ones, and those whose tokens are all too old."""
@@ -373,8 +404,8 @@ def adopt(recipe: Recipe, base: Recipe) -> Recipe:
 
 
 __all__ = [
-    "BASELINE", "DAPO", "GRPO", "MAGISTRAL", "MINIMAX", "RECIPES", "SCALERL", "AdamW", "Cispo", "Dapo", "Grpo",
-    "Gspo", "Interruption", "LengthControl", "LengthPenalty", "Loss", "NoLengthControl", "OffPolicy", "PipelineRL",
-    "PpoOffPolicy", "Recipe", "Reinforce", "adopt", "as_penalty", "leave_one_out", "named_recipes",
-    "replace",
+    "BASELINE", "DAPO", "GRPO", "MAGISTRAL", "MINIMAX", "RECIPES", "SCALERL", "AdamW", "Cispo", "Dapo",
+    "DiscountedCredit", "Grpo", "Gspo", "Interruption", "LengthControl", "LengthPenalty", "Loss", "NoLengthControl",
+    "OffPolicy", "OutcomeCredit", "PipelineRL", "PpoOffPolicy", "Recipe", "Reinforce", "SumCredit", "adopt",
+    "as_penalty", "leave_one_out", "named_recipes", "replace",
 ]  # fmt: skip

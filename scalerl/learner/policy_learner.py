@@ -196,7 +196,8 @@ class PolicyLearner:
         behavior_bt, weights_bt = rollouts.behavior_BT[rows, :width], batch.weights_BT[rows, :width]
         stale_bt = rollouts.context_BT[rows, :width] < batch.settings.version
         mask_bt, behavior_bt, weights_bt, advantages_b, stale_bt = (
-            upload(one, device) for one in (trained_bt, behavior_bt, weights_bt, batch.advantages_B[rows], stale_bt)
+            upload(one, device)
+            for one in (trained_bt, behavior_bt, weights_bt, advantages_of(batch, rows, width), stale_bt)
         )
         routed_n = self._use_experts(batch, rows, width, packed)
         logp_n, entropy_n = self.policy(inputs, self._recipe.temperature)
@@ -309,6 +310,12 @@ class PolicyLearner:
                 f"{where}: holds the weights of another model: {len(differing)} of them differ, the first is {name} "
                 f"({there} in the checkpoint, {here} in the model); resume with the model that the run started with"
             )
+
+
+def advantages_of(batch: TrainBatch, rows: Tensor, width: int) -> Tensor:
+    """Return the advantages of some rows, one per rollout or one for each of the first `width` tokens."""
+    advantages_b = batch.advantages_B[rows]
+    return advantages_b if advantages_b.ndim == 1 else advantages_b[:, :width]
 
 
 def batch_flops(sizes: ModelSizes, batch: TrainBatch, checkpointing: bool) -> float:
