@@ -1,7 +1,7 @@
 """Policy losses, one function per equation: a loss for every token from log-probabilities and advantages.
 
-Aggregation is in aggregate.py. There is no KL and no entropy term. The denominator of the ratio is the log-probability
-that the generator returned, so the ratio covers both staleness and engine mismatch (ScaleRL eq. 2).
+Aggregation is in aggregate.py. policy_learner.py adds the terms of KL and entropy. The denominator of the ratio is the
+log-probability that the generator returned, so the ratio covers both staleness and engine mismatch (ScaleRL eq. 2).
 Legend: B rollouts, T tokens.
 """
 
@@ -100,6 +100,21 @@ def _ratio(logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Tensor, mask_BT: 
 def _check(logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor) -> None:
     assert logp_BT.ndim == 2 and logp_BT.shape == behavior_BT.shape == mask_BT.shape, (logp_BT.shape, mask_BT.shape)
     assert advantages_B.shape in (logp_BT.shape[:1], logp_BT.shape), (advantages_B.shape, logp_BT.shape)
+
+
+def kl_estimate(logp_BT: Tensor, reference_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return k3 = r - 1 - log r with r = reference / policy, at least 0 (Schulman 2020; DeepSeekMath eq. 4).
+
+    Over tokens of the policy its mean is KL(policy || reference). Its gradient is (1 - r) that of log pi.
+
+    Args:
+        logp_BT: Log-probabilities under the policy, with gradient.
+        reference_BT: Log-probabilities under the reference.
+        mask_BT: Trained tokens; 0 elsewhere.
+    """
+    assert logp_BT.shape == reference_BT.shape == mask_BT.shape, (logp_BT.shape, reference_BT.shape)
+    log_ratio_BT = ((reference_BT - logp_BT) * mask_BT).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return torch.expm1(log_ratio_BT) - log_ratio_BT
 
 
 def custom(

@@ -84,7 +84,8 @@ def update(run: Run, batch: TrainBatch) -> StepStats:
         stats = run.learner.step(batch)
     except BadGradient as error:
         raise failure(run, error, batch) from None
-    run.progress.training_flops += batch_flops(run.sizes, batch, recomputes(run.config))
+    reference = run.config.recipe.kl_coefficient > 0
+    run.progress.training_flops += batch_flops(run.sizes, batch, recomputes(run.config), reference)
     run.progress.step += 1
     return stats
 
