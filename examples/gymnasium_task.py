@@ -19,10 +19,10 @@ class Replayed:
             yield {"prompt": f"Game {seed}: {text}", "seed": seed}
 
     def reply(self, row, messages):
-        """Return the observation after the policy's actions, or the rewards of all turns."""
+        """Return the observation after the policy's actions and the last reward, or the rewards of all turns."""
         game, rewards = gymnasium.make(self.id), []
         game.reset(seed=row["seed"])
         for action in (one["content"] for one in messages if one["role"] == "assistant"):
             text, reward, terminated, truncated, _ = game.step(action.strip())
             rewards.append(reward)
-        return {"rewards": rewards} if terminated or truncated else text
+        return {"rewards": rewards} if terminated or truncated else {"reply": text, "reward": rewards[-1]}

@@ -29,7 +29,9 @@ class Lookups:
             yield {"prompt": f"{name}{chain[0]}>", "chain": chain}
 
     def reply(self, row, messages):
-        """Return the entry of the letter that the policy asked for; after a mistake or the last letter, the score.
+        """Return the entry of the letter that the policy asked for; after a mistake or the last letter, the end.
+
+        Every right turn has a reward. Their sum is the score.
 
         Args:
             row: The row.
@@ -38,10 +40,10 @@ class Lookups:
         if random.Random(str(messages)).random() < self.fails:  # the same reply fails again after a kill
             raise ConnectionError("the table is away")
         said = [one["content"] for one in messages if one["role"] == "assistant"]
-        if said == row["chain"][: len(said)] and len(said) <= self.hops:
-            return row["chain"][len(said)] + ">"
-        right = sum(a == b for a, b in zip(said, row["chain"], strict=False))
-        return {"score": right / (self.hops + 1), "lookups": len(said) - 1}
+        rewards = [(a == b) / (self.hops + 1) for a, b in zip(said, row["chain"], strict=False)]
+        if all(rewards) and len(said) <= self.hops:
+            return {"reply": row["chain"][len(said)] + ">", "reward": rewards[-1]}
+        return {"rewards": rewards, "lookups": len(said) - 1}
 
 
 SETTINGS = {

@@ -80,7 +80,9 @@ class Visit:
 class Outcome:
     """How the environment of a rollout ended it (docs/environments.md).
 
-    Example: Outcome(turns=3, ended="environment", score=1.0, problem="", metrics={"guesses": 2.0}, observed=31)
+    Example:
+        Outcome(turns=3, ended="environment", score=1.0, problem="", metrics={"guesses": 2.0}, observed=31,
+                rewards=(0.0, 0.25, 1.0), ends=(12, 35, 60))
     """
 
     turns: int
@@ -101,6 +103,10 @@ class Outcome:
     """Tokens sampled in the longest turn; the limit of `recipe.length` applies to each turn."""
     waited_s: float = field(default=0.0, compare=False)
     """Seconds between requests for replies and their use."""
+    rewards: tuple[float, ...] = ()
+    """Reward of each turn, in the unit of `score`; empty: the last turn has the score, the others 0."""
+    ends: tuple[int, ...] = ()
+    """Number of tokens of the rollout up to the end of each turn; empty: it is one turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +190,9 @@ class Score:
     counted: bool = True
     """False if the reward function, verifier or environment failed. Such a completion has no reward, and enters neither
     loss, baseline, normalization nor pass rates."""
+    of_turns: tuple[float, ...] = ()
+    """Reward of each turn of a rollout with an environment, in the unit of `reward`, for `recipe.turn_credit`; empty:
+    one turn, with `reward`."""
 
     @classmethod
     def missing(cls, problem: str) -> Score:

@@ -96,6 +96,7 @@ def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
         recomputes(config),
         adapter_params(sizes, config.lora) if config.lora else 0,
         place.expert_ranks,
+        reference=config.recipe.kl_coefficient > 0,
     )
     if on_gpus(config):
         config = replace(config, hardware=replace(config.hardware, device="cuda"))
@@ -205,6 +206,7 @@ def lines(config: RunConfig, layout: Layout) -> list[str]:
         f"  trainer {_gb(t.total)}: weights {_n(t.weights)}, masters {_n(t.masters)}, gradients {_n(t.gradients)}, "
         f"optimizer {_n(t.optimizer)}, gathered layers {_n(t.gathered)}, activations {_n(t.activations)} "
         f"({widest(config):,} tokens{how}), logits {_n(t.logits)}"
+        + (f", reference of the KL term {_n(t.reference)}" if t.reference else "")
     )
     out.append(
         f"  generator {_gb(g.total)} at the length limit: weights {_n(g.weights + g.head)}, cache of "

@@ -45,6 +45,8 @@ class TrainerMemory(NamedTuple):
     gathered: float
     activations: float
     logits: float
+    reference: float = 0.0
+    """Copy of the trained weights for the KL term."""
 
     @property
     def total(self) -> float:
@@ -191,6 +193,7 @@ def trainer_memory(
     expert_ranks: int = 1,
     width: int = BF16,
     helpers: int = 0,
+    reference: bool = False,
 ) -> TrainerMemory:
     """Return the memory of each trainer at the largest of three moments of a micro-batch's backward pass.
 
@@ -203,6 +206,7 @@ def trainer_memory(
         expert_ranks: Ranks over which experts are spread; a rank then gathers only its own, and sums their gradient.
         width: Bytes of a weight in the forward pass; with 4, one process trains these weights and needs no masters.
         helpers: Threads that compute further micro-batches; each holds their activations and two gradients.
+        reference: Whether the loss has a KL term (`recipe.kl_coefficient`).
     """
     elsewhere = 1 - 1 / expert_ranks
     layer = sizes.layer_params - elsewhere * sizes.layer_experts
@@ -217,6 +221,7 @@ def trainer_memory(
         gathered=0.0 if alone else width * (layer + ends),
         activations=threads * kept_bytes(sizes, tokens, checkpointing, width),
         logits=threads * logits_bytes(sizes, tokens),
+        reference=float((width if alone else FP32) * own) if reference else 0.0,
     )
     at_last_layer = at_head._replace(
         # the layer, the next one, and the FP32 gradient that is reduced

@@ -150,7 +150,8 @@ def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
     micro_batch, checkpointing = micro_batch_tokens(config), recomputes(config)
     work = (ranks, micro_batch, prompt_tokens(config)[0], checkpointing)
     expert_ranks = config.placement.expert_ranks
-    return training_roofline(given.found.sizes, given.assumed, *work, expert_ranks), "a roofline (assumed)"
+    reference = config.recipe.kl_coefficient > 0
+    return training_roofline(given.found.sizes, given.assumed, *work, expert_ranks, reference), "a roofline (assumed)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +283,7 @@ def duration(
     batch, engines, mean = config.recipe.completions_per_step, place.engines, float(lengths.mean())
     updates = training_roofline(
         sizes, trains, place.trainer_ranks, micro_batch_tokens(config), prompt, checkpointing,
-        place.expert_ranks,
+        place.expert_ranks, config.recipe.kl_coefficient > 0,
     )  # fmt: skip
     steps = decode_roofline(sizes, samples, place.gpus_of_a_generator)
     speeds = Speeds(steps, updates, prompt_tokens=prompt)

@@ -256,6 +256,7 @@ def _trainer(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> TrainerMe
         place.expert_ranks,
         _width(config),
         helpers_of(config.hardware) if together else 0,
+        reference=config.recipe.kl_coefficient > 0,
     )
 
 

@@ -232,6 +232,7 @@ def training_roofline(
     prompt_tokens: float,
     checkpointing: bool = False,
     expert_ranks: int = 1,
+    reference: bool = False,
 ) -> UpdateSeconds:
     """Return the seconds of an update: the larger of compute and FSDP2's communication, which overlap.
 
@@ -247,11 +248,15 @@ def training_roofline(
         prompt_tokens: Mean length of a prompt.
         checkpointing: Whether activations are recomputed in the backward pass.
         expert_ranks: Ranks over which experts are spread.
+        reference: Whether the reference of a KL term makes a forward pass.
     """
     peak = ranks * assumed.training_share * assumed.gpu.flops
 
     def seconds(lengths: Lengths) -> float:
-        compute = sizes.training_flops(lengths + prompt_tokens, lengths, checkpointing) / peak
+        flops = sizes.training_flops(lengths + prompt_tokens, lengths, checkpointing)
+        if reference:
+            flops += sizes.forward_flops(0, lengths + prompt_tokens) + sizes.head_flops(lengths)
+        compute = flops / peak
         tokens = float(lengths.sum()) + prompt_tokens * len(lengths)
         micro_batches = max(1, math.ceil(tokens / ranks / micro_batch_tokens))
         gather = gather_seconds(sizes, assumed, ranks, micro_batches, expert_ranks)

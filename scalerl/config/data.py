@@ -248,9 +248,12 @@ class EnvironmentTask(RepliedTask):
     named_by: ClassVar[str] = "environment"
     kind: Literal["verifiers"] = "verifiers"
     environment: str
-    """Id of an installed environment, as `verifiers.load_environment` takes it."""
+    """Id of an installed environment or taskset, as `verifiers` takes it."""
     arguments: dict[str, Any] = Field(default={})
-    """Arguments of the environment's `load_environment`."""
+    """Arguments of the environment's `load_environment`; with verifiers 0.4, the table [env], such as
+    {taskset = {difficulty = "easy"}}."""
+    prompts: Held | None = None
+    """Size of the training pool, with verifiers 0.4; none: all tasks, except those of evaluations."""
     pass_reward: float = 1.0
     """Smallest reward of the rubric that counts as passed in the pass rate and the curve."""
     truncated_reward: float | None = 0.0

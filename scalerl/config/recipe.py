@@ -145,6 +145,34 @@ class PpoOffPolicy(Part):
 OffPolicy = Annotated[PipelineRL | PpoOffPolicy, Field(discriminator="kind")]
 
 
+# -------------------------------------------------------------------------------------------------------------- credit
+
+
+class OutcomeCredit(Part):
+    """Every turn of a rollout has the reward of the whole rollout."""
+
+    kind: Literal["outcome"] = "outcome"
+
+
+class SumCredit(Part):
+    """A turn has the sum of its own reward and those of the later turns."""
+
+    kind: Literal["sum"] = "sum"
+    discount: ClassVar[float] = 1.0
+    """Factor per turn."""
+
+
+class DiscountedCredit(Part):
+    """As sum, with the reward of the n-th later turn multiplied by discount^n."""
+
+    kind: Literal["discounted"] = "discounted"
+    discount: Fraction = 0.95
+    """Factor per turn; 0.95 is that of GiGPO (arXiv 2505.10978). 1 is the kind sum."""
+
+
+TurnCredit = Annotated[OutcomeCredit | SumCredit | DiscountedCredit, Field(discriminator="kind")]
+
+
 # ----------------------------------------------------------------------------------------------------------- optimizer
 
 
@@ -188,6 +216,9 @@ class AdamW(Part):
 # -------------------------------------------------------------------------------------------------------------- recipe
 
 
+Coefficient = Annotated[float, Field(ge=0, le=1e3)]
+"""Weight of a term of the loss."""
+
 MOST_COMPLETIONS = 10**7
 """Largest number of completions per batch; a batch is in memory as a whole."""
 
@@ -218,6 +249,9 @@ class Recipe(Part):
     advantage: Annotated[Literal["batch", "group", "none"] | Custom, or_custom("batch", "group", "none")] = "batch"
     """Standard deviation by which group-centered rewards are divided: over the batch, over the group, or none; or your
     function."""
+    turn_credit: TurnCredit = OutcomeCredit()
+    """Environments: reward from which the advantage of a turn is computed. outcome: that of the whole rollout; sum or
+    discounted: the rewards from this turn on (docs/recipe.md). The same without an environment."""
     zero_variance: Literal["drop", "keep"] = "drop"
     """Prompts whose rollouts all got the same reward: drop them from the loss and its denominator, or keep them.
     Rollouts that carry no loss are not considered: truncated ones, and those whose tokens are all too old."""
@@ -243,6 +277,12 @@ class Recipe(Part):
     top_p: Fraction = 1.0
     """Nucleus sampling: sample from the smallest set of tokens whose probability reaches this. Below 1 the trainer
     normalizes over the same tokens (docs/recipe.md). With torch engines, or vLLM servers on GPUs."""
+    kl_coefficient: Coefficient = 0.0
+    """beta: the loss of a token gets beta times an estimate of the KL divergence from the model that the run started
+    with, whose weights the trainer then keeps (docs/recipe.md). 0: off, as in the paper."""
+    entropy_coefficient: Coefficient = 0.0
+    """The loss of a token loses this times the policy's entropy there, in nats (docs/recipe.md). 0: off, as in the
+    paper."""
     optimizer: AdamW = AdamW()
     """The optimizer's settings."""
 
@@ -301,6 +341,18 @@ normalization, interruption and no filter, on PipelineRL-8, which the paper uses
 GRPO = replace(BASELINE, name="grpo", loss=Grpo(), off_policy=PpoOffPolicy(batches=8))
 """DeepSeek's recipe as in the paper: symmetric clip, sample average, PPO-off-policy-8."""
 
+DEEPSEEKMATH = replace(
+    GRPO,
+    name="deepseekmath",
+    kl_coefficient=0.04,
+    off_policy=PpoOffPolicy(batches=1),
+    prompts_per_step=16,
+    generations_per_prompt=64,
+    length=NoLengthControl(max_tokens=1024),
+    optimizer=AdamW(learning_rate=1e-6),
+)
+"""DeepSeekMath's own GRPO (arXiv 2402.03300, section 4.2): KL term with 0.04, one update for each batch of 16 x 64."""
+
 DAPO = replace(
     BASELINE,
     name="dapo",
@@ -317,7 +369,7 @@ MAGISTRAL = replace(DAPO, name="magistral", off_policy=PipelineRL(max_lag=8))
 MINIMAX = replace(DAPO, name="minimax", loss=Cispo(), fp32_head=True)
 """MiniMax-M1's recipe: CISPO and the FP32 head, on PPO-off-policy-8."""
 
-RECIPES = {recipe.name: recipe for recipe in (SCALERL, MINIMAX, MAGISTRAL, DAPO, GRPO, BASELINE)}
+RECIPES = {recipe.name: recipe for recipe in (SCALERL, MINIMAX, MAGISTRAL, DAPO, GRPO, DEEPSEEKMATH, BASELINE)}
 """Recipes by name; docs/recipe.md has the choices that the paper leaves open."""
 
 
@@ -335,7 +387,7 @@ def leave_one_out(recipe: Recipe = SCALERL) -> dict[str, Recipe]:
 
     plan: group instead of batch normalization; lp: length penalty instead of interruption; batch: zero-variance prompts
     kept; 8op: PPO-off-policy-8; fp32: no FP32 head; savg: sample average; dapo: its loss; uniform-sampling: no
-    No-Positive-Resampling.
+    No-Positive-Resampling. Two that the paper does not have: kl and entropy, a term added to the loss.
     """
     changes: dict[str, dict[str, Any]] = {
         "plan": {"advantage": "group"},
@@ -346,6 +398,8 @@ def leave_one_out(recipe: Recipe = SCALERL) -> dict[str, Recipe]:
         "savg": {"aggregation": "sample"},
         "dapo": {"loss": Dapo()},
         "uniform-sampling": {"retire_pass_rate": None},
+        "kl": {"kl_coefficient": 1e-3},
+        "entropy": {"entropy_coefficient": 1e-3},
     }
     return {name: replace(recipe, name=f"{recipe.name}-{name}", **change) for name, change in changes.items()}
 
@@ -373,8 +427,8 @@ def adopt(recipe: Recipe, base: Recipe) -> Recipe:
 
 
 __all__ = [
-    "BASELINE", "DAPO", "GRPO", "MAGISTRAL", "MINIMAX", "RECIPES", "SCALERL", "AdamW", "Cispo", "Dapo", "Grpo",
-    "Gspo", "Interruption", "LengthControl", "LengthPenalty", "Loss", "NoLengthControl", "OffPolicy", "PipelineRL",
-    "PpoOffPolicy", "Recipe", "Reinforce", "adopt", "as_penalty", "leave_one_out", "named_recipes",
-    "replace",
+    "BASELINE", "DAPO", "DEEPSEEKMATH", "GRPO", "MAGISTRAL", "MINIMAX", "RECIPES", "SCALERL", "AdamW", "Cispo", "Dapo",
+    "DiscountedCredit", "Grpo", "Gspo", "Interruption", "LengthControl", "LengthPenalty", "Loss", "NoLengthControl",
+    "OffPolicy", "OutcomeCredit", "PipelineRL", "PpoOffPolicy", "Recipe", "Reinforce", "SumCredit", "adopt",
+    "as_penalty", "leave_one_out", "named_recipes", "replace",
 ]  # fmt: skip

@@ -1,7 +1,8 @@
 """Advantages and the zero-variance filter, as functions of [P, G] rewards.
 
 Legend: P prompts of the batch, G rollouts of each prompt. counted_PG is true for rollouts with a reward; the others
-enter neither means nor standard deviations, and their advantage is 0.
+enter neither means nor standard deviations, and their advantage is 0. With `recipe.turn_credit`, each function takes
+[P, K, G] for K turns: means are over the rollouts that have the turn, standard deviations over turns too.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ def batch_normalized(rewards_PG: Tensor, counted_PG: Tensor) -> Tensor:
 def group_normalized(rewards_PG: Tensor, counted_PG: Tensor) -> Tensor:
     """Center by prompt and divide by the standard deviation of the prompt's rewards (GRPO, ScaleRL eq. 3)."""
     deviations_PG = _deviations(rewards_PG, counted_PG)
-    count_P1 = counted_PG.sum(dim=1, keepdim=True).clamp(min=1)
-    scale_P1 = ((deviations_PG**2).sum(dim=1, keepdim=True) / count_P1).sqrt()
-    return (deviations_PG / (scale_P1 + EPS)).to(rewards_PG.dtype)
+    count_P = counted_PG.flatten(1).sum(dim=1).clamp(min=1)
+    scale_P = ((deviations_PG**2).flatten(1).sum(dim=1) / count_P).sqrt()
+    return (deviations_PG / (scale_P + EPS).view(-1, *[1] * (rewards_PG.ndim - 1))).to(rewards_PG.dtype)
 
 
 def centered(rewards_PG: Tensor, counted_PG: Tensor) -> Tensor:
@@ -52,16 +53,16 @@ def _deviations(rewards_PG: Tensor, counted_PG: Tensor) -> Tensor:
 
     In float32, the mean of equal rewards is off by rounding, and a division by EPS turns this into an advantage.
     """
-    assert rewards_PG.ndim == 2 and rewards_PG.shape == counted_PG.shape, (rewards_PG.shape, counted_PG.shape)
+    assert rewards_PG.ndim in (2, 3) and rewards_PG.shape == counted_PG.shape, (rewards_PG.shape, counted_PG.shape)
     exact_PG, mean_P1 = rewards_PG.double(), _means(rewards_PG, counted_PG)
-    differ_P1 = with_variance(of_trained(rewards_PG, counted_PG))[:, None]
+    differ_P1 = _differ(of_trained(rewards_PG, counted_PG))
     return (exact_PG - mean_P1) * (differ_P1 & counted_PG)
 
 
 def _means(rewards_PG: Tensor, counted_PG: Tensor) -> Tensor:
     """Return each prompt's mean reward mean_P1 in float64; 0 for a prompt without a reward."""
-    sums_P1 = (rewards_PG.double() * counted_PG).sum(dim=1, keepdim=True)
-    return sums_P1 / counted_PG.sum(dim=1, keepdim=True).clamp(min=1)
+    sums_P1 = (rewards_PG.double() * counted_PG).sum(dim=-1, keepdim=True)
+    return sums_P1 / counted_PG.sum(dim=-1, keepdim=True).clamp(min=1)
 
 
 ADVANTAGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -74,13 +75,17 @@ ADVANTAGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def advantages(choice: str | Custom, rewards_PG: Tensor, counted_PG: Tensor) -> Tensor:
     """Return advantages_PG by the recipe's choice, a name in ADVANTAGES or a user's function.
 
-    A user's function gets the mean reward of the prompt for rollouts without a reward.
+    A user's function gets the mean reward of the prompt for rollouts without a reward, and the turns of [P, K, G] one
+    at a time.
 
     Raises:
         PluginError: The function raised, or returned a tensor of another shape or with values that are not finite.
     """
     if isinstance(choice, str):
         return ADVANTAGES[choice](rewards_PG, counted_PG)
+    if rewards_PG.ndim == 3:
+        turns = zip(rewards_PG.unbind(1), counted_PG.unbind(1), strict=True)
+        return torch.stack([advantages(choice, *turn) for turn in turns], dim=1)
     function = plugins.loaded(choice.function, "recipe.advantage.function")
     neutral_PG = torch.where(counted_PG, rewards_PG, _means(rewards_PG, counted_PG).to(rewards_PG.dtype))
     found_PG = plugins.call(function, choice.function, neutral_PG, **choice.params)
@@ -104,14 +109,19 @@ def of_trained(rewards_PG: Tensor, trained_PG: Tensor) -> Tensor:
         trained_PG: Boolean mask of the rollouts that may carry loss. If a prompt has none, its first reward is used.
     """
     assert rewards_PG.shape == trained_PG.shape and trained_PG.dtype == torch.bool, (rewards_PG.shape, trained_PG.shape)
-    some_P1 = rewards_PG.gather(1, trained_PG.int().argmax(dim=1, keepdim=True))
+    some_P1 = rewards_PG.gather(-1, trained_PG.int().argmax(dim=-1, keepdim=True))
     return torch.where(trained_PG, rewards_PG, some_P1)
 
 
 def with_variance(rewards_PG: Tensor) -> Tensor:
-    """Return keep_P, which is true for prompts whose rewards differ by more than rounding (see EPS)."""
-    scale_P = rewards_PG.abs().amax(dim=1).clamp(min=1.0)
-    return rewards_PG.amax(dim=1) - rewards_PG.amin(dim=1) > EPS * scale_P
+    """Return keep_P, which is true for prompts whose rewards differ, at any turn, by more than rounding (see EPS)."""
+    return _differ(rewards_PG).flatten(1).any(dim=1)
+
+
+def _differ(rewards_PG: Tensor) -> Tensor:
+    """Return differ_P1, which is true where the rewards of rollouts differ by more than rounding (see EPS)."""
+    scale_P1 = rewards_PG.abs().amax(dim=-1, keepdim=True).clamp(min=1.0)
+    return rewards_PG.amax(dim=-1, keepdim=True) - rewards_PG.amin(dim=-1, keepdim=True) > EPS * scale_P1
 
 
 def every_prompt(rewards_PG: Tensor) -> Tensor:

@@ -41,7 +41,8 @@ def check_functions(recipe: Recipe) -> None:
         advantages_B = advantages(recipe.advantage, rewards_PG, counted_PG).view(-1)
         token_weights(recipe.aggregation, mask_BT, prompt_B)
         if isinstance(recipe.loss, Custom):
-            _check_loss(recipe.loss, advantages_B, mask_BT)
+            per_turn = recipe.turn_credit.kind != "outcome"
+            _check_loss(recipe.loss, advantages_B[:, None].repeat(1, 5) if per_turn else advantages_B, mask_BT)
     except plugins.PluginError as error:
         raise ConfigError(f"recipe: on a made-up batch of 2 prompts with 3 rollouts, {error}") from None
 

@@ -1,7 +1,7 @@
 """Policy losses, one function per equation: a loss for every token from log-probabilities and advantages.
 
-Aggregation is in aggregate.py. There is no KL and no entropy term. The denominator of the ratio is the log-probability
-that the generator returned, so the ratio covers both staleness and engine mismatch (ScaleRL eq. 2).
+Aggregation is in aggregate.py. policy_learner.py adds the terms of KL and entropy. The denominator of the ratio is the
+log-probability that the generator returned, so the ratio covers both staleness and engine mismatch (ScaleRL eq. 2).
 Legend: B rollouts, T tokens.
 """
 
@@ -37,14 +37,14 @@ def cispo(params: Cispo, logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Ten
         params: Parameters of the loss.
         logp_BT: Log-probabilities under the policy being trained, with gradient.
         behavior_BT: Log-probabilities under the policy that sampled the tokens.
-        advantages_B: One advantage per rollout.
+        advantages_B: One advantage per rollout; or [B, T], one per token, with `recipe.turn_credit`.
         mask_BT: Trained tokens.
 
     Returns:
         loss_BT, and capped_BT, the tokens whose ratio was capped.
     """
     ratio_BT = _ratio(logp_BT.detach(), behavior_BT, advantages_B, mask_BT)
-    loss_BT = -ratio_BT.clamp(max=params.max_ratio) * advantages_B[:, None] * logp_BT
+    loss_BT = -ratio_BT.clamp(max=params.max_ratio) * _of_tokens(advantages_B) * logp_BT
     return loss_BT, ratio_BT > params.max_ratio
 
 
@@ -53,7 +53,7 @@ def clipped_surrogate(
 ) -> tuple[Tensor, Tensor]:
     """Return -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) (ScaleRL eqs. 3, 7, 8); see `cispo`."""
     _check(logp_BT, behavior_BT, advantages_B, mask_BT)
-    return _pessimistic(logp_BT - behavior_BT, advantages_B[:, None], params)
+    return _pessimistic(logp_BT - behavior_BT, _of_tokens(advantages_B), params)
 
 
 def gspo(
@@ -67,7 +67,7 @@ def gspo(
     _check(logp_BT, behavior_BT, advantages_B, mask_BT)
     log_ratio_BT = (logp_BT - behavior_BT) * mask_BT
     mean_B = log_ratio_BT.sum(dim=1) / mask_BT.sum(dim=1).clamp(min=1)
-    return _pessimistic(mean_B[:, None].expand_as(logp_BT), advantages_B[:, None], params)
+    return _pessimistic(mean_B[:, None].expand_as(logp_BT), _of_tokens(advantages_B), params)
 
 
 def reinforce(
@@ -75,15 +75,20 @@ def reinforce(
 ) -> tuple[Tensor, Tensor]:
     """Return the loss -A * log pi, as if every token were on policy; see `cispo`."""
     _check(logp_BT, behavior_BT, advantages_B, mask_BT)
-    return -advantages_B[:, None] * logp_BT, torch.zeros_like(mask_BT)
+    return -_of_tokens(advantages_B) * logp_BT, torch.zeros_like(mask_BT)
 
 
-def _pessimistic(log_ratio_BT: Tensor, advantages_B1: Tensor, params: Dapo | Grpo | Gspo) -> tuple[Tensor, Tensor]:
+def _of_tokens(advantages_B: Tensor) -> Tensor:
+    """Return advantages of rollouts as [B, 1]; those of tokens are unchanged."""
+    return advantages_B[:, None] if advantages_B.ndim == 1 else advantages_B
+
+
+def _pessimistic(log_ratio_BT: Tensor, advantages_BT: Tensor, params: Dapo | Grpo | Gspo) -> tuple[Tensor, Tensor]:
     """Return the loss of the clipped surrogate, and the tokens clipped by the thresholds or by LOG_RATIO_LIMIT."""
     ratio_BT = log_ratio_BT.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    free_BT = ratio_BT * advantages_B1
-    clipped_BT = ratio_BT.clamp(1 - params.clip_low, 1 + params.clip_high) * advantages_B1
-    beyond_BT = (log_ratio_BT.detach().abs() > LOG_RATIO_LIMIT) & (advantages_B1 != 0)
+    free_BT = ratio_BT * advantages_BT
+    clipped_BT = ratio_BT.clamp(1 - params.clip_low, 1 + params.clip_high) * advantages_BT
+    beyond_BT = (log_ratio_BT.detach().abs() > LOG_RATIO_LIMIT) & (advantages_BT != 0)
     return -torch.minimum(free_BT, clipped_BT), (clipped_BT < free_BT) | beyond_BT
 
 
@@ -94,7 +99,22 @@ def _ratio(logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Tensor, mask_BT: 
 
 def _check(logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor) -> None:
     assert logp_BT.ndim == 2 and logp_BT.shape == behavior_BT.shape == mask_BT.shape, (logp_BT.shape, mask_BT.shape)
-    assert advantages_B.shape == logp_BT.shape[:1], (advantages_B.shape, logp_BT.shape)
+    assert advantages_B.shape in (logp_BT.shape[:1], logp_BT.shape), (advantages_B.shape, logp_BT.shape)
+
+
+def kl_estimate(logp_BT: Tensor, reference_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return k3 = r - 1 - log r with r = reference / policy, at least 0 (Schulman 2020; DeepSeekMath eq. 4).
+
+    Over tokens of the policy its mean is KL(policy || reference). Its gradient is (1 - r) that of log pi.
+
+    Args:
+        logp_BT: Log-probabilities under the policy, with gradient.
+        reference_BT: Log-probabilities under the reference.
+        mask_BT: Trained tokens; 0 elsewhere.
+    """
+    assert logp_BT.shape == reference_BT.shape == mask_BT.shape, (logp_BT.shape, reference_BT.shape)
+    log_ratio_BT = ((reference_BT - logp_BT) * mask_BT).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return torch.expm1(log_ratio_BT) - log_ratio_BT
 
 
 def custom(

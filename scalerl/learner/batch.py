@@ -221,7 +221,7 @@ class TrainBatch:
 
     rollouts: RolloutTensors
     advantages_B: Tensor
-    """One advantage per rollout."""
+    """One advantage per rollout; or [B, T], one per token, with `recipe.turn_credit`."""
     trained_BT: Tensor
     """Tokens that carry loss; never the first of a row."""
     weights_BT: Tensor
@@ -231,7 +231,7 @@ class TrainBatch:
     def __post_init__(self) -> None:
         shape = self.rollouts.tokens_BT.shape
         assert self.trained_BT.shape == self.weights_BT.shape == shape, (self.trained_BT.shape, shape)
-        assert self.advantages_B.shape == shape[:1], (self.advantages_B.shape, shape)
+        assert self.advantages_B.shape in (shape[:1], shape), (self.advantages_B.shape, shape)
         assert self.trained_BT.dtype == torch.bool, self.trained_BT.dtype
 
     @property

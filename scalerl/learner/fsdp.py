@@ -35,7 +35,7 @@ from scalerl.learner.batch import RolloutTensors, TrainBatch
 from scalerl.learner.checks import mean_difference, reshard, sampled_tokens
 from scalerl.learner.experts import experts_of, mesh_of, spread
 from scalerl.learner.metrics import TokenMeter, TokenSums, packed, unpacked
-from scalerl.learner.policy_learner import MOMENTS, PolicyLearner, by_mesh
+from scalerl.learner.policy_learner import MOMENTS, Pass, PolicyLearner, by_mesh
 from scalerl.learner.sharded_checkpoint import read_shards, save_shards, stored_tensors
 from scalerl.models.loading import save_model
 from scalerl.models.policy import Policy, decoder_layers, rounding
@@ -77,20 +77,32 @@ class ShardedLearner(PolicyLearner):
 
     # -------------------------------------------------------------------------------------------------------- update
 
-    def _add_gradients(self, batch: TrainBatch) -> TokenSums:
+    def _add_gradients(self, batch: TrainBatch, reference_BT: Tensor | None = None) -> TokenSums:
         """Compute the batch's gradient, summed over all ranks, into the masters of each rank.
 
         Every rank must be given the same batch, and all get the same sums. Each pass has collectives, which wait for
         the other ranks; the death of a rank raises an error.
         """
-        own, plan, packed = TokenMeter(), self._plan(batch), self.packs(batch)
-        for part in plan:
-            if part is None:
-                loss = self._micro_batch_loss(_EMPTY, (torch.tensor([0]), 2), packed, TokenMeter())
+        own = TokenMeter()
+        for one in self._passes(batch):
+            if one.batch is batch:
+                loss = self._micro_batch_loss(*one[:3], own, reference_BT=reference_BT)
             else:
-                loss = self._micro_batch_loss(batch, part, packed, own)
+                loss = self._micro_batch_loss(*one[:3], TokenMeter())
             loss.backward()  # type: ignore[no-untyped-call]
         return _over_ranks(own, self.policy.device)
+
+    def _reference_logps(self, batch: TrainBatch) -> Tensor | None:
+        """Return the reference's log-probabilities of the tokens that this rank trains; None without one."""
+        reference_BT = super()._reference_logps(batch)
+        if reference_BT is not None:
+            reshard(self.policy)  # the root stays unsharded after a forward pass without a backward pass
+        return reference_BT
+
+    def _passes(self, batch: TrainBatch) -> list[Pass]:
+        """Return this rank's micro-batches, and passes without weight where another rank has further ones."""
+        empty = Pass(_EMPTY, (torch.tensor([0]), 2), packed=self.packs(batch), shared=False)
+        return [empty if part is None else empty._replace(batch=batch, part=part) for part in self._plan(batch)]
 
     def _plan(self, batch: TrainBatch) -> list[tuple[Tensor, int] | None]:
         """Return this rank's micro-batches, followed by None for each further one that another rank has.

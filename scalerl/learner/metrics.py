@@ -41,6 +41,8 @@ class StepStats:
     """Effective sample size of the ratios as a share of the tokens, (sum r)^2 / (n sum r^2) (Kong 1992)."""
     corrected_share: float = 0.0
     """Share of trained tokens that `recipe.mismatch` masked or truncated."""
+    kl: float | None = None
+    """Mean estimate of the KL divergence from the reference, nats, if the loss has this term."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the columns without those that do not apply to the model."""
@@ -83,6 +85,10 @@ class TokenSums:
     ratio_squared: float = 0.0
     corrected: float = 0.0
     """Tokens that `recipe.mismatch` masked or truncated."""
+    referenced: float = 0.0
+    """Tokens whose log-probability under the reference is known."""
+    kl: float = 0.0
+    """Estimates of the KL divergence from the reference over these tokens, nats."""
 
     @classmethod
     def of(cls, parts: Sequence[TokenSums]) -> TokenSums:
@@ -106,6 +112,7 @@ class TokenSums:
             "log_ratio_stale": self.stale_gap / self.stale if self.stale else None,
             "effective_samples": self.ratio**2 / (n * self.ratio_squared) if self.ratio_squared else None,
             "corrected_share": self.corrected / n,
+            "kl": self.kl / self.referenced if self.referenced else None,
         }
 
 
@@ -152,6 +159,7 @@ class TokenMeter:
         stale_n: Tensor,
         corrected_n: Tensor,
         differs_nL: Tensor | None = None,
+        kl_n: Tensor | None = None,
     ) -> None:
         """Add one micro-batch: its share of the loss, and the other values for each of its n trained tokens.
 
@@ -163,6 +171,7 @@ class TokenMeter:
             stale_n: Whether older weights sampled the token or computed its context.
             corrected_n: Whether the correction for mismatch masked or truncated it.
             differs_nL: Whether the router's choice differs from the engine's, for each layer; None if not recorded.
+            kl_n: Estimate of the KL divergence from the reference, nats; None without one.
         """
         shape = log_ratio_n.shape
         assert len(shape) == 1 and shape == capped_n.shape == entropy_n.shape == stale_n.shape == corrected_n.shape
@@ -184,6 +193,8 @@ class TokenMeter:
         }
         if differs_nL is not None:
             values |= {"routed": differs_nL.numel(), "rerouted": differs_nL.sum()}
+        if kl_n is not None:
+            values |= {"referenced": len(kl_n), "kl": kl_n.sum()}
         self.parts.append(packed(values, loss.device))
 
     def read(self) -> TokenSums:

@@ -8,21 +8,23 @@ belong to a micro-batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from scalerl.config.recipe import Recipe
 from scalerl.core.errors import ConfigError
-from scalerl.learn.losses import LOSSES
+from scalerl.learn.losses import LOSSES, kl_estimate
 from scalerl.learn.mismatch import correction
 from scalerl.learner.base import BadGradient, PromptedRollout
 from scalerl.learner.batch import TrainBatch
 from scalerl.learner.checks import Packing, check_update, layout_in_use, sampled_tokens, wrap
 from scalerl.learner.cpu import HeapTrim
 from scalerl.learner.metrics import StepStats, TokenMeter, TokenSums
+from scalerl.learner.reference import Reference
 from scalerl.models.packing import upload
 from scalerl.models.policy import Policy
 from scalerl.models.routing import routing_of
@@ -33,6 +35,20 @@ from scalerl.rollouts.replay import Difference, NotFinite, check_current
 
 MicroBatch = tuple[Tensor, int]
 """Rows of a batch, and the number of tokens of the longest of them."""
+
+Result = TypeVar("Result")
+
+
+class Pass(NamedTuple):
+    """A forward pass over some rows of a batch."""
+
+    batch: TrainBatch
+    part: MicroBatch
+    packed: bool
+    """Whether the rows are computed as one row."""
+    shared: bool
+    """Whether each prompt is computed once; the rows are then ordered by prompt."""
+
 
 PADDING_ALLOWED = 0.1
 """Largest share of padding with which `learner.packing = "auto"` pads. Packing itself costs up to 5%."""
@@ -93,6 +109,7 @@ class PolicyLearner:
         self.compiled, fallback = wrap(policy, tokens_BT, recompute=gradient_checkpointing, compile=compile)
         self._notes |= {"compile": fallback} if fallback else {}
         check_update(policy, self._packing != "padded", tokens_BT)
+        self._reference = Reference(self._parameters, policy.weights_changed) if recipe.kl_coefficient else None
 
     # -------------------------------------------------------------------------------------------------------- update
 
@@ -102,7 +119,7 @@ class PolicyLearner:
         Raises:
             BadGradient: The loss or the gradient is not finite; the weights are unchanged.
         """
-        sums = self._add_gradients(batch)
+        sums = self._add_gradients(batch, self._reference_logps(batch))
         if not math.isfinite(sums.loss):  # the sum over all ranks, so that all raise together
             self._discard_gradient()
             raise BadGradient(f"the loss is {sums.loss}")
@@ -136,9 +153,48 @@ class PolicyLearner:
     def close(self) -> None:
         """Do nothing, because this learner has no other processes."""
 
-    def _add_gradients(self, batch: TrainBatch) -> TokenSums:
-        """Compute the batch's gradient into the masters and return the sums over the whole batch."""
+    def _add_gradients(self, batch: TrainBatch, reference_BT: Tensor | None = None) -> TokenSums:
+        """Compute the batch's gradient into the masters and return the sums over the whole batch.
+
+        Args:
+            batch: Batch of the update.
+            reference_BT: Log-probabilities under the reference, if the loss has a KL term.
+        """
         raise NotImplementedError
+
+    def _passes(self, batch: TrainBatch) -> list[Pass]:
+        """Return the forward passes of this process over a batch."""
+        raise NotImplementedError
+
+    def _results(self, tasks: Sequence[Callable[[], Result]], batch: TrainBatch) -> Iterator[Result]:
+        """Yield the results of tasks in order."""
+        return (task() for task in tasks)
+
+    def _reference_logps(self, batch: TrainBatch) -> Tensor | None:
+        """Return the reference's log-probabilities [B, T] of the tokens that this process trains; None without one.
+
+        They come from the same passes as the policy's, so that the KL term is 0 as long as the weights are equal.
+        """
+        if self._reference is None:
+            return None
+        reference_BT, passes = torch.zeros(batch.rollouts.tokens_BT.shape), self._passes(batch)
+        with self._reference.in_use():
+            tasks = [partial(self._logps, one) for one in passes]
+            for one, logp_bt in zip(passes, self._results(tasks, batch), strict=True):
+                if one.batch is batch:
+                    rows, width = one.part
+                    reference_BT[rows, :width] = logp_bt
+        return reference_BT
+
+    @torch.no_grad()
+    def _logps(self, one: Pass) -> Tensor:
+        """Return log-probabilities of the trained tokens of a pass, 0 elsewhere, on the host."""
+        if self.policy.sizes.experts:
+            routing_of(self.policy).use(None)
+        inputs, (rows, width) = self._inputs(*one), one.part
+        logp_n, _ = self.policy(inputs, self._recipe.temperature)
+        logp_bt = torch.zeros(len(rows), width)
+        return logp_bt.flatten().index_copy(0, inputs.place_n.cpu(), logp_n.float().cpu()).view_as(logp_bt)
 
     def packs(self, batch: TrainBatch) -> bool:
         """Return whether a batch's micro-batches are packed: as configured; for "auto", if padding costs more."""
@@ -167,18 +223,8 @@ class PolicyLearner:
         """Return full weights by the names with which they are sent: the model's, or those of a checkpoint."""
         return checkpoint_weights(self.policy.model, weights) if self._checkpoint_names else weights
 
-    def _micro_batch_loss(
-        self, batch: TrainBatch, part: MicroBatch, packed: bool, meter: TokenMeter, *, shared: bool = False
-    ) -> Tensor:
-        """Return a micro-batch's share of the loss, with its graph, and add its metrics to the meter.
-
-        Args:
-            batch: Batch of the update.
-            part: Rows of the micro-batch, and the number of tokens of the longest of them.
-            packed: Whether the rows are computed as one row.
-            meter: Meter of the update.
-            shared: Whether each prompt is computed once; the rows are then ordered by prompt.
-        """
+    def _inputs(self, batch: TrainBatch, part: MicroBatch, packed: bool, shared: bool) -> Rows:
+        """Return the inputs of a pass; the arguments are the fields of `Pass`."""
         rows, width = part
         rollouts, device = batch.rollouts, self.policy.device
         length_b = rollouts.length_B[rows]
@@ -193,18 +239,51 @@ class PolicyLearner:
         if rollouts.nucleus is not None:
             place_bt = rows[:, None] * rollouts.tokens_BT.shape[1] + torch.arange(width)
             inputs = inputs.within(rollouts.nucleus, place_bt[trained_bt])
-        behavior_bt, weights_bt = rollouts.behavior_BT[rows, :width], batch.weights_BT[rows, :width]
-        stale_bt = rollouts.context_BT[rows, :width] < batch.settings.version
+        return inputs
+
+    def _micro_batch_loss(
+        self,
+        batch: TrainBatch,
+        part: MicroBatch,
+        packed: bool,
+        meter: TokenMeter,
+        *,
+        shared: bool = False,
+        reference_BT: Tensor | None = None,
+    ) -> Tensor:
+        """Return a micro-batch's share of the loss, with its graph, and add its metrics to the meter.
+
+        Args:
+            batch: See Pass, also for `part`, `packed` and `shared`.
+            part: Rows and width.
+            packed: Whether the rows are computed as one row.
+            meter: Meter of the update.
+            shared: Whether each prompt is computed once.
+            reference_BT: Log-probabilities under the reference, if the loss has a KL term.
+        """
+        (rows, width), device = part, self.policy.device
+        inputs, trained_bt = self._inputs(batch, part, packed, shared), batch.trained_BT[rows, :width]
+        behavior_bt, weights_bt = batch.rollouts.behavior_BT[rows, :width], batch.weights_BT[rows, :width]
+        stale_bt = batch.rollouts.context_BT[rows, :width] < batch.settings.version
         mask_bt, behavior_bt, weights_bt, advantages_b, stale_bt = (
-            upload(one, device) for one in (trained_bt, behavior_bt, weights_bt, batch.advantages_B[rows], stale_bt)
+            upload(one, device)
+            for one in (trained_bt, behavior_bt, weights_bt, advantages_of(batch, rows, width), stale_bt)
         )
         routed_n = self._use_experts(batch, rows, width, packed)
-        logp_n, entropy_n = self.policy(inputs, self._recipe.temperature)
+        bonus = self._recipe.entropy_coefficient
+        logp_n, entropy_n = self.policy(inputs, self._recipe.temperature, entropy_gradient=bonus > 0)
         logp_bt = torch.zeros_like(behavior_bt).flatten().index_copy(0, inputs.place_n, logp_n).view_as(behavior_bt)
         surrogate = self._recipe.loss
         loss_bt, capped_bt = LOSSES[surrogate.kind](surrogate, logp_bt, behavior_bt, advantages_b, mask_bt)
         factor_bt, corrected_bt = correction(self._recipe.mismatch, logp_bt.detach() - behavior_bt, mask_bt)
         loss = (loss_bt * factor_bt * weights_bt).sum()
+        if bonus:
+            loss = loss - bonus * (entropy_n * weights_bt.flatten().index_select(0, inputs.place_n)).sum()
+        kl_n = None
+        if reference_BT is not None:
+            kl_bt = kl_estimate(logp_bt, upload(reference_BT[rows, :width], device), mask_bt)
+            loss = loss + self._recipe.kl_coefficient * (kl_bt * weights_bt).sum()
+            kl_n = kl_bt.detach().flatten().index_select(0, inputs.place_n)
         behavior_n, capped_n, stale_n, corrected_n = (
             x_bt.flatten().index_select(0, inputs.place_n) for x_bt in (behavior_bt, capped_bt, stale_bt, corrected_bt)
         )
@@ -213,10 +292,11 @@ class PolicyLearner:
             loss=loss,
             log_ratio_n=logp_n.detach() - behavior_n,
             capped_n=capped_n,
-            entropy_n=entropy_n,
+            entropy_n=entropy_n.detach(),
             stale_n=stale_n,
             corrected_n=corrected_n,
             differs_nL=differs_nL,
+            kl_n=kl_n,
         )
         return loss
 
@@ -311,17 +391,25 @@ class PolicyLearner:
             )
 
 
-def batch_flops(sizes: ModelSizes, batch: TrainBatch, checkpointing: bool) -> float:
+def advantages_of(batch: TrainBatch, rows: Tensor, width: int) -> Tensor:
+    """Return the advantages of some rows, one per rollout or one for each of the first `width` tokens."""
+    advantages_b = batch.advantages_B[rows]
+    return advantages_b if advantages_b.ndim == 1 else advantages_b[:, :width]
+
+
+def batch_flops(sizes: ModelSizes, batch: TrainBatch, checkpointing: bool, reference: bool = False) -> float:
     """Return the floating-point operations of one step over a batch; padding is not counted.
 
     Args:
         sizes: Sizes of the model.
         batch: The batch. Rollouts with trained tokens count; the head runs only on the trained tokens.
         checkpointing: Whether activations are recomputed in the backward pass.
+        reference: Whether the loss has a KL term, whose reference makes a forward pass.
     """
     trained_B = batch.trained_B
-    predicted_b = batch.trained_BT[trained_B].sum(dim=1)
-    return sizes.training_flops(batch.rollouts.length_B[trained_B].numpy(), predicted_b.numpy(), checkpointing)
+    counts = batch.rollouts.length_B[trained_B].numpy(), batch.trained_BT[trained_B].sum(dim=1).numpy()
+    further = sizes.forward_flops(0, counts[0]) + sizes.head_flops(counts[1]) if reference else 0.0
+    return sizes.training_flops(*counts, checkpointing) + further
 
 
 def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

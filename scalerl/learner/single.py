@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from scalerl.learner.batch import TrainBatch
 from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.learner.cpu import Helpers
 from scalerl.learner.metrics import TokenMeter, TokenSums
-from scalerl.learner.policy_learner import MOMENTS, MicroBatch, PolicyLearner
+from scalerl.learner.policy_learner import MOMENTS, Pass, PolicyLearner, Result
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy
 from scalerl.rollouts.weights import WeightChannel
@@ -50,22 +50,30 @@ class SingleLearner(PolicyLearner):
         together = policy.sizes.experts == 0 and not self._checkpointing and policy.device.type == "cpu"
         self._helpers = Helpers(helpers if together else 0)
 
-    def _add_gradients(self, batch: TrainBatch) -> TokenSums:
+    def _add_gradients(self, batch: TrainBatch, reference_BT: Tensor | None = None) -> TokenSums:
         """Accumulate the batch's gradient over micro-batches; the token weights make the split irrelevant.
 
         Helpers, if any, compute some of the micro-batches. The gradients are summed in the order of the micro-batches,
         so the sum does not depend on the helpers.
         """
-        packed, shared = self.packs(batch), self.shares(batch)
-        ordinary = partial(batch.micro_batches, packed=packed)
-        parts = (batch.shared_micro_batches if shared else ordinary)(self._even_budget(batch, shared))
-        tasks = [partial(self._gradients, batch, part, packed, shared) for part in parts]
+        tasks = [partial(self._gradients, one, reference_BT) for one in self._passes(batch)]
         meter = TokenMeter()
-        for own, gradients in self._helpers.in_order(tasks, batch.settings.idle_cores):
+        for own, gradients in self._results(tasks, batch):
             self._collect(gradients)
             del gradients  # otherwise they live until the next micro-batch has computed its own
             meter.parts += own.parts
         return meter.read()
+
+    def _passes(self, batch: TrainBatch) -> list[Pass]:
+        """Return the micro-batches."""
+        packed, shared = self.packs(batch), self.shares(batch)
+        ordinary = partial(batch.micro_batches, packed=packed)
+        parts = (batch.shared_micro_batches if shared else ordinary)(self._even_budget(batch, shared))
+        return [Pass(batch, part, packed, shared) for part in parts]
+
+    def _results(self, tasks: Sequence[Callable[[], Result]], batch: TrainBatch) -> Iterator[Result]:
+        """Yield the results of tasks in order; helpers compute some of them."""
+        return self._helpers.in_order(tasks, batch.settings.idle_cores)
 
     def _even_budget(self, batch: TrainBatch, shared: bool) -> int:
         """Return the budget that splits a batch into equal micro-batches, so that helpers finish together."""
@@ -75,12 +83,10 @@ class SingleLearner(PolicyLearner):
             return self._budget
         return min(self._budget, math.ceil(total / math.ceil(total / self._budget)) + int(length_B.max()))
 
-    def _gradients(
-        self, batch: TrainBatch, part: MicroBatch, packed: bool, shared: bool
-    ) -> tuple[TokenMeter, tuple[Tensor | None, ...]]:
+    def _gradients(self, one: Pass, reference_BT: Tensor | None) -> tuple[TokenMeter, tuple[Tensor | None, ...]]:
         """Return the meter of one micro-batch, and its gradient with respect to the parameters."""
         meter = TokenMeter()
-        loss = self._micro_batch_loss(batch, part, packed, meter, shared=shared)
+        loss = self._micro_batch_loss(*one[:3], meter, shared=one.shared, reference_BT=reference_BT)
         return meter, torch.autograd.grad(loss, self._parameters, allow_unused=True)
 
     @torch.no_grad()

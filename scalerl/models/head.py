@@ -115,6 +115,7 @@ def token_logprobs(
     rule: HeadRule | None = None,
     chunk: int = 0,
     nucleus: tuple[Tensor, Tensor] | None = None,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return log softmax(logits / temperature) at the targets, and the entropy of that distribution.
 
@@ -128,16 +129,17 @@ def token_logprobs(
         chunk: Vocabulary entries per chunk; 0 to choose by `chunk_elements`.
         nucleus: (number of the token, id) of every kept id; a softmax is then over the kept ids, among which the target
             must be. None: over the whole vocabulary.
+        entropy_gradient: Whether the entropy has a gradient, which the backward pass then computes too.
 
     Returns:
-        logp_N with gradient and entropy_N (nats) without gradient, both FP32.
+        logp_N with gradient and entropy_N (nats), both FP32.
     """
     assert hidden_ND.ndim == 2 and weight_VD.ndim == 2 and hidden_ND.shape[1] == weight_VD.shape[1]
     assert targets_N.shape == hidden_ND.shape[:1], (targets_N.shape, hidden_ND.shape)
     # rows of a block that do not start at a multiple of 16 bytes would get kernels without Hopper's matrix unit
     chunk = chunk or max(256, chunk_elements(hidden_ND.device) // max(len(hidden_ND), 1) // 256 * 256)
     out = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, weight_VD, bias_V, targets_N, (temperature, rule or HeadRule(), chunk, nucleus)
+        hidden_ND, weight_VD, bias_V, targets_N, (temperature, rule or HeadRule(), chunk, nucleus, entropy_gradient)
     )
     return cast(tuple[Tensor, Tensor], out)
 
@@ -166,10 +168,12 @@ def gradient_factors(
     temperature: float,
     rule: HeadRule,
     dtype: torch.dtype,
+    of_entropy: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
     """Return the gradient with respect to a block of the plain product, as factors of the following products.
 
-    d logp / d logit_v = (1[v is the target] - p_v) / temperature.
+    d logp / d logit_v = (1[v is the target] - p_v) / temperature, and for the entropy H = -sum_v p_v log p_v,
+    d H / d logit_v = -p_v (log p_v + H) / temperature.
 
     Args:
         logits_NV: Logits of the block, not divided by the temperature; may be overwritten.
@@ -180,12 +184,19 @@ def gradient_factors(
         temperature: Divisor of the logits.
         rule: The architecture's head.
         dtype: Type of the factors. An FP32 head with bf16 factors gets two, whose sum is the gradient.
+        of_entropy: (entropy_N, gradient with respect to it), if it has one.
     """
     inside_N, column_N = target
     # a compiler needs no copy; without one the block itself is overwritten, unless it is read again
     copied = torch.compiler.is_compiling() or rule.softcap is not None
     grad_NV = logits_NV / temperature if copied else logits_NV.div_(temperature)
-    grad_NV = grad_NV.sub_(logsum_N[:, None]).exp_().mul_(-grad_N[:, None])
+    grad_NV = grad_NV.sub_(logsum_N[:, None])
+    if of_entropy is None:
+        grad_NV = grad_NV.exp_().mul_(-grad_N[:, None])
+    else:
+        entropy_N, grad_entropy_N = of_entropy
+        factor_NV = (grad_NV + entropy_N[:, None]).mul_(-grad_entropy_N[:, None]).sub_(grad_N[:, None])
+        grad_NV = grad_NV.exp_().mul_(factor_NV)
     if outside_NV is not None:
         grad_NV.masked_fill_(outside_NV, 0.0)
     added_N = grad_N * inside_N
@@ -206,9 +217,9 @@ class _TokenLogprobs(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         targets_N: Tensor,
-        settings: tuple[float, HeadRule, int, tuple[Tensor, Tensor] | None],
+        settings: tuple[float, HeadRule, int, tuple[Tensor, Tensor] | None, bool],
     ) -> tuple[Tensor, Tensor]:
-        n, (temperature, rule, chunk, nucleus) = len(hidden_ND), settings
+        n, (temperature, rule, chunk, nucleus, entropy_gradient) = len(hidden_ND), settings
         high_N = torch.full((n,), -torch.inf, device=hidden_ND.device)
         total_N, weighted_N, target_N = (torch.zeros(n, device=hidden_ND.device) for _ in range(3))
         cast = rule.fp32 and not on_tensor_cores(hidden_ND, weight_VD)
@@ -224,16 +235,18 @@ class _TokenLogprobs(torch.autograd.Function):
             inside_N, column_N = _columns(targets_N, start, scaled_NV.shape[1])
             target_N = torch.where(inside_N, scaled_NV.gather(1, column_N[:, None])[:, 0], target_N)
         logsum_N = high_N + total_N.log()
-        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, logsum_N)
-        ctx.settings = settings
         entropy_N = logsum_N - weighted_N / total_N
-        ctx.mark_non_differentiable(entropy_N)
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, logsum_N, entropy_N)
+        ctx.settings = settings
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy_N)
         return target_N - logsum_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_ND, weight_VD, bias_V, targets_N, logsum_N = ctx.saved_tensors
-        temperature, rule, chunk, nucleus = ctx.settings
+        hidden_ND, weight_VD, bias_V, targets_N, logsum_N, entropy_N = ctx.saved_tensors
+        temperature, rule, chunk, nucleus, entropy_gradient = ctx.settings
+        of_entropy = (entropy_N, grads[1]) if entropy_gradient else None
         split = rule.fp32 and on_tensor_cores(hidden_ND, weight_VD)
         product_dtype = torch.float32 if rule.fp32 and not split else hidden_ND.dtype
         operand_ND = hidden_ND.to(product_dtype)
@@ -253,7 +266,8 @@ class _TokenLogprobs(torch.autograd.Function):
             end = start + logits_NV.shape[1]
             outside_NV = None if nucleus is None else _outside(nucleus, logits_NV, start)
             target = _columns(targets_N, start, end - start)
-            parts = gradient(logits_NV, logsum_N, grads[0], target, outside_NV, temperature, rule, product_dtype)
+            facts = (logits_NV, logsum_N, grads[0], target, outside_NV, temperature, rule, product_dtype, of_entropy)
+            parts = gradient(*facts)
             block_VD = weight_VD[start:end].to(product_dtype)
             grad_hidden_ND += product(parts, block_VD)
             if grad_weight_VD is not None:

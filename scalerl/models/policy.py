@@ -120,14 +120,21 @@ class Policy(nn.Module):
         """Rows of the LM head."""
         return len(self.head_weight)
 
-    def forward(self, rows: Rows, temperature: float = 1.0, uniforms_n: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities (with gradient) and entropies (nats, without) at the trained tokens, in row order.
+    def forward(
+        self,
+        rows: Rows,
+        temperature: float = 1.0,
+        uniforms_n: Tensor | None = None,
+        entropy_gradient: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities (with gradient) and entropies (nats) at the trained tokens, in row order.
 
         Args:
             rows: Tokens, and which are trained.
             temperature: Sampling temperature.
             uniforms_n: With uniform numbers in [0, 1), float64: draw a token after each of `before_n`, and return the
                 tokens and their log-probabilities. A sharded model has its weights only inside this call.
+            entropy_gradient: Whether the entropies have a gradient too.
         """
         inputs: dict[str, Any] = {}
         if rows.layout is not None:
@@ -141,7 +148,7 @@ class Policy(nn.Module):
         if uniforms_n is not None:
             return draw(self.rule.logits(hidden_nD, self.head_weight, self.head_bias), uniforms_n, temperature)
         head = (self.head_weight, self.head_bias, rows.targets_n, temperature, self.rule)
-        return token_logprobs(hidden_nD, *head, nucleus=rows.nucleus)
+        return token_logprobs(hidden_nD, *head, nucleus=rows.nucleus, entropy_gradient=entropy_gradient)
 
     def _by_layer_kind(self, mask: Tensor) -> Any:
         """Return a mask in the form that the architecture expects: one, or one for each kind of layer."""

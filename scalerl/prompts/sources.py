@@ -11,7 +11,7 @@ from typing import Any
 from scalerl.config.data import CustomTask, EnvironmentTask, ReasoningGymTask
 from scalerl.core.errors import ConfigError
 from scalerl.prompts.layouts import Row, prompt_of
-from scalerl.tasks import custom, environments, tools
+from scalerl.tasks import custom, environments, tasksets, tools
 from scalerl.tasks.environments import load
 from scalerl.tasks.gym import make_entries
 from scalerl.tasks.pool import Step, in_this_process
@@ -64,7 +64,34 @@ def environment_rows(task: EnvironmentTask, held_out: int, step: Step = in_this_
     Raises:
         ConfigError: The environment cannot be loaded, or has no data set of prompts.
     """
+    if tasksets.installed():
+        return step(f"{task.environment}.load", _taskset_rows, task, held_out)  # type: ignore[no-any-return]
     return step(f"{task.environment}.load_environment", _environment_rows, task)  # type: ignore[no-any-return]
+
+
+def _taskset_rows(task: EnvironmentTask, held_out: int) -> tuple[list[Row], list[str]]:
+    if not tasksets.answered_once(tasksets.load(task.environment, task.arguments)):
+        raise ConfigError(
+            f"data.environment: an episode of {task.environment!r} has turns, tools, or a program with a runtime; "
+            "allowed with this version of verifiers: tasks that the policy answers once, with the harness null"
+        )
+    unique: dict[str, Row] = {}
+    made = tasksets.rows(task, held_out)
+    for number, values in enumerate(made):
+        where = f"{task.environment} task {number}"
+        prompt = prompt_of(values["prompt"], "prompt", values, where)
+        data = {name: value for name, value in values["task"].items() if name != "idx"}
+        answer = data.get("answer")
+        columns = {"environment": task.environment, "arguments": task.arguments, "row": values["task"]}
+        reference = answer if isinstance(answer, str) and answer else json.dumps(data, sort_keys=True, default=str)
+        row = Row(prompt, reference, columns, where)
+        unique.setdefault(row.id, row)
+    if not unique:
+        raise ConfigError(
+            f"data.environment: the taskset {task.environment!r} has no tasks; choose another, or other arguments"
+        )
+    dropped = len(made) - len(unique)
+    return list(unique.values()), [f"dropped {dropped} duplicate tasks of {task.environment}"] if dropped else []
 
 
 def _environment_rows(task: EnvironmentTask) -> tuple[list[Row], list[str]]:

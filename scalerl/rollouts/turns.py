@@ -62,6 +62,8 @@ class Episode:
     """Step at which the reply is used; -1 while a turn is sampled."""
     waited_s: float = 0.0
     """Seconds between requests for replies and their use; those before a resume do not count."""
+    rewards: tuple[float | None, ...] = ()
+    """Reward of each finished turn; None until a reply gives it."""
 
     def request(self) -> Request:
         """Return the request of the next turn."""
@@ -70,6 +72,16 @@ class Episode:
             tokens += [*turn.tokens.tolist(), *observed.tolist()]
         key = stream_key(self.key, "turn", number) if number else self.key
         return Request(self.id, tuple(tokens), key)
+
+    def credited(self, score: float) -> tuple[float, ...]:
+        """Return the reward of each turn; without one, it is 0, and that of the last turn the score."""
+        *earlier, last = self.rewards
+        return (*(one or 0.0 for one in earlier), score if last is None else last)
+
+    def ends(self) -> tuple[int, ...]:
+        """Return the number of tokens of the rollout up to the end of each turn."""
+        before = np.cumsum([0, *map(len, self.observed)])
+        return tuple(int(sum(map(len, self.turns[: n + 1])) + before[n]) for n in range(len(self.turns)))
 
     def rollout(self, outcome: Outcome) -> Rollout:
         """Return turns and replies as one rollout; replies carry no loss."""
@@ -165,6 +177,7 @@ class TurnEngine:
             return [finished]
         text = self._text.judged(episode.request().prompt, turn.tokens.tolist())
         episode.turns += (turn,)
+        episode.rewards += (None,)
         episode.said.append({"role": "assistant", "content": text})
         if turn.truncated:
             return [self._end(episode, "tokens")]
@@ -186,6 +199,7 @@ class TurnEngine:
         problem = ""
         try:
             reply = asked.result()
+            episode.rewards = (*episode.rewards[: len(episode.turns) - len(reply.rewards)], *reply.rewards)
             if not reply.messages:
                 return [self._end(episode, "environment", reply=reply)]
             if len(episode.turns) == settings["turns"]:
@@ -214,7 +228,8 @@ class TurnEngine:
         outcome = Outcome(
             len(episode.turns), ended, reply.score, problem, reply.metrics, calls,
             observed=sum(map(len, episode.observed)), waited_s=episode.waited_s,
-            longest=max(int(turn.sampled.sum()) for turn in episode.turns),
+            longest=max(int(turn.sampled.sum()) for turn in episode.turns), rewards=episode.credited(reply.score),
+            ends=episode.ends(),
         )  # fmt: skip
         return Finished(episode.id, episode.rollout(outcome))
 

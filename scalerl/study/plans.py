@@ -67,16 +67,22 @@ LEFT_OUT = {
     "savg": "sample average instead of prompt average",
     "dapo": "DAPO's loss instead of CISPO",
     "uniform-sampling": "no No-Positive-Resampling",
+    "kl": "a KL term with 0.001, as DeepSeek-R1's",
+    "entropy": "an entropy bonus with 0.001",
 }
 """Description of each arm of the leave-one-out plan."""
 
 
 def recipes(base: RunConfig) -> Plan:
     """Compare the five recipes at the base's sizes (figure 2, appendix A.16)."""
-    adopted = {name: adopt(recipe, base.recipe) for name, recipe in RECIPES.items() if name != "baseline"}
+    adopted = {name: adopt(recipe, base.recipe) for name, recipe in RECIPES.items() if name not in NOT_COMPARED}
     base = replace(base, recipe=adopted["scalerl"])
     about = "Which recipe has the higher ceiling, and which is only more efficient?"
     return _plan("recipes", about, base, _variants(adopted, adopted["scalerl"], {}))
+
+
+NOT_COMPARED = ("baseline", "deepseekmath")
+"""Recipes that the paper does not compare."""
 
 
 def forward(base: RunConfig) -> Plan:

@@ -1,6 +1,7 @@
-"""Environments of the `verifiers` package (0.1.x), in separate processes: a rubric may call judge models and may hang.
+"""Environments of the `verifiers` package, in separate processes: a rubric may call judge models and may hang.
 
 With a single turn, the rubric is a reward function in TRL's form. Environments of several turns run their own loop.
+Here is the interface of versions 0.1.x; tasksets.py has that of 0.4.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.files import parse_json
 from scalerl.core.plugins import PluginError, call
 from scalerl.core.printable import encodable
+from scalerl.tasks import tasksets
 from scalerl.tasks.tools import calls
 from scalerl.tasks.turns import Reply
 from scalerl.types import TURNS
@@ -34,7 +36,8 @@ def load(environment: str, arguments: Mapping[str, Any]) -> Any:
         from verifiers import load_environment
     except ImportError as error:  # not installed, or a version without this function
         raise ConfigError(
-            f"data.kind: 'verifiers' needs that package in version 0.1.x ({error}): pip install 'verifiers>=0.1.9,<0.2'"
+            f"data.kind: 'verifiers' needs that package ({error}): pip install 'verifiers>=0.4' for environments that "
+            "are tasksets, or 'verifiers>=0.1.9,<0.2' for those with load_environment"
         ) from None
     try:
         loaded = call(load_environment, environment, environment, **arguments)
@@ -160,6 +163,9 @@ def rewards(
         row: Row of its data set, for each completion.
         columns: Other columns of the row, which are ignored.
     """
+    if tasksets.installed():
+        texts = [one if isinstance(one, str) else str(one[-1]["content"]) for one in completions]
+        return tasksets.rewards(environment[0], arguments[0], row[0], texts)
     loaded = _cached(environment[0], json.dumps(arguments[0], sort_keys=True))
     return asyncio.run(_score(loaded, prompts, completions, row))
 

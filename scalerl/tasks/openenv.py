@@ -51,11 +51,11 @@ class OpenEnv:
         for seed in count():
             yield {"prompt": self._prompt.format(text=self._episode(seed, [])[0], seed=seed), "seed": seed}
 
-    def reply(self, row: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) -> str | dict[str, list[float]]:
-        """Return the observation, or at the end the rewards."""
+    def reply(self, row: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+        """Return the observation and the reward of the last turn, or at the end the rewards of all turns."""
         said = [one["content"] for one in messages if one["role"] == "assistant"]
         text, rewards, done = self._episode(row["seed"], said)
-        return {"rewards": rewards} if done else text
+        return {"rewards": rewards} if done else {"reply": text, "reward": rewards[-1]}
 
     def _episode(self, seed: int, said: Sequence[str]) -> tuple[str, list[float], bool]:
         """Return the last observation as text, the reward of each action, and whether the episode has ended."""

@@ -20,7 +20,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.packages import check_installed
 from scalerl.core.plugins import PluginError, call, load_function
 from scalerl.tasks import environments
-from scalerl.tasks.base import Verdict, Verifier, judged_text, reward, verdict
+from scalerl.tasks.base import CORRECT, INCORRECT, Verdict, Verifier, judged_text, reward, verdict
 from scalerl.tasks.pool import ProcessEnded, ScoringPool
 from scalerl.tasks.repetition import stands_in
 from scalerl.tasks.user_rewards import Failures, call_by_name
@@ -144,7 +144,10 @@ class PendingGroup:
         pending = self._begun.result()
         scores = pending.finish(pending.futures)
         pairs = zip(scores, self.group.rollouts, strict=True)
-        return ScoredGroup(self.group, tuple(self._scorer.truncated(s) if r.truncated else s for s, r in pairs))
+        return ScoredGroup(self.group, tuple(self._truncated(s) if r.truncated else s for s, r in pairs))
+
+    def _truncated(self, score: Score) -> Score:
+        return replace(self._scorer.truncated(score), of_turns=score.of_turns)
 
 
 def make_scorers(config: RunConfig) -> dict[str, Scorer]:
@@ -322,16 +325,21 @@ def _scores(scores: Sequence[Score | str], failures: Failures) -> list[Score]:
 
 
 def _outcomes(group: Group, failures: Failures) -> list[Score]:
-    """Return the scores that environments gave."""
+    """Return the scores that environments gave, and the rewards of turns in the same unit.
+
+    A score from 0 to 1 becomes a reward from -1 to 1, so a reward of a turn is doubled. The shift would matter to
+    discounted returns, whose sum it is not, so turns do not have it.
+    """
     columns, scores = group.visit.prompt.columns, list[Score | str]()
     for outcome in (rollout.outcome for rollout in group.rollouts):
         assert outcome is not None
         got, reason = outcome.score, f"score {outcome.score:g} after {outcome.turns} turns"
         if "pass_reward" in columns:  # a reward in any scale
-            score = Score(got, got >= columns["pass_reward"], reason)
+            score, unit = Score(got, got >= columns["pass_reward"], reason), 1.0
         else:
-            score = reward(Verdict(got >= columns["pass_score"], got, reason))
-        scores.append(outcome.problem or score)
+            score, unit = reward(Verdict(got >= columns["pass_score"], got, reason)), CORRECT - INCORRECT
+        of_turns = outcome.rewards or (*[0.0] * (outcome.turns - 1), got)
+        scores.append(outcome.problem or replace(score, of_turns=tuple(unit * one for one in of_turns)))
     return _scores(scores, failures)
 
 

@@ -27,9 +27,10 @@ TOOL = "tool"
 """Role of the messages with results of tools."""
 
 ALLOWED = (
-    "the text of the next message, a list of messages with `role` and `content`, or the end: a score from 0 to 1, or a "
-    "dict with metrics that are numbers and either `score` or `rewards` (a list with a number for each turn of the "
-    "policy, whose discounted sum is from 0 to 1)"
+    "the text of the next message, a list of messages with `role` and `content`, a dict with either of them as `reply` "
+    "and the `reward` of the turn, or the end: a score from 0 to 1, or a dict with metrics that are numbers and either "
+    "`score` or `rewards` (a list with a number for each turn of the policy, whose discounted sum is from 0 to 1); "
+    "next to `score`, `reward` is that of the last turn"
 )
 
 
@@ -46,6 +47,8 @@ class Reply:
     """Score of the whole rollout, from 0 to 1; any number from an environment of `verifiers`."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Your own numbers of the rollout."""
+    rewards: tuple[float, ...] = ()
+    """Rewards of the policy's latest turns, that of the last one last; empty: none was given."""
 
 
 def is_chat(value: Any) -> bool:
@@ -130,42 +133,65 @@ def read_reply(returned: Any, name: str, turns: int, discount: float) -> Reply:
         PluginError: It is not a reply.
     """
     if isinstance(returned, Reply):
-        return _checked(returned, name)
-    if isinstance(returned, str):
-        returned = [{"role": "user", "content": returned}]
-    if is_chat(returned) and all(one["role"] in ("user", TOOL, "system") for one in returned):
-        return Reply(tuple(_message(one["role"], one["content"]) for one in returned))
+        return _checked(returned, name, turns)
     values = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
-    if "rewards" in values and "score" not in values:
-        values["score"] = discounted(values.pop("rewards"), turns, discount)
+    if not isinstance(returned, Mapping) and _messages(returned):
+        values = {"reply": returned}
+    rewards = [number(values.pop("reward"))] if "reward" in values else []
+    if "rewards" in values and not rewards and "score" not in values:
+        rewards = _rewards(values.pop("rewards"), turns)
+        values["score"] = discounted(rewards, discount)
+    messages = _messages(values.pop("reply")) if "reply" in values else ()
+    if messages and not values:
+        score: float | None = 0.0
+    else:
+        score = None if messages is None or messages else number(values.pop("score", None))
     numbers = {encodable(str(key)): number(value) for key, value in values.items()}
-    score = numbers.pop("score", None)
-    if score is None or not 0 <= score <= 1 or None in numbers.values():
+    if score is None or not 0 <= score <= 1 or None in (*numbers.values(), *rewards):
         raise PluginError(f"{name}.reply returned {describe(returned)} after turn {turns}; allowed: {ALLOWED}")
-    return Reply((), score, {key: value for key, value in numbers.items() if value is not None})
+    metrics = {key: value for key, value in numbers.items() if value is not None}
+    return Reply(messages or (), score, metrics, tuple(one for one in rewards if one is not None))
 
 
-def _checked(reply: Reply, name: str) -> Reply:
+def _checked(reply: Reply, name: str, turns: int) -> Reply:
     """Return an adapter's reply, which may have any score, as plain values.
 
     Raises:
-        PluginError: A message has no text, or the score or a metric is not finite.
+        PluginError: A message has no text, a number is not finite, or there are more rewards than turns.
     """
     if reply.messages and not is_chat(list(reply.messages)):
         raise PluginError(f"{name}.reply returned {short(reply.messages)}; allowed: messages with text")
     score, numbers = number(reply.score), {encodable(str(key)): number(value) for key, value in reply.metrics.items()}
-    if score is None or None in numbers.values():
-        raise PluginError(f"{name}.reply returned {describe(reply)}; allowed: a score and metrics that are finite")
+    rewards = [number(one) for one in reply.rewards]
+    if score is None or None in (*numbers.values(), *rewards) or len(rewards) > turns:
+        raise PluginError(
+            f"{name}.reply returned {describe(reply)} after turn {turns}; allowed: a score, metrics and rewards that "
+            "are finite, at most one reward for each turn"
+        )
     messages = tuple(_message(one["role"], one["content"]) for one in reply.messages)
-    return Reply(messages, score, {key: value for key, value in numbers.items() if value is not None})
+    metrics = {key: value for key, value in numbers.items() if value is not None}
+    return Reply(messages, score, metrics, tuple(one for one in rewards if one is not None))
 
 
 def _message(role: str, content: str) -> Message:
     return {"role": encodable(role), "content": encodable(content)}
 
 
-def discounted(rewards: Any, turns: int, discount: float) -> float | None:
-    """Return the sum of discount^i times the reward of turn i, from i = 0; None without one number for each turn."""
-    given = [number(one) for one in rewards] if isinstance(rewards, list | tuple) else []
-    told = [discount**i * one for i, one in enumerate(given) if one is not None]
-    return math.fsum(told) if len(given) == len(told) == turns else None
+def _messages(value: Any) -> tuple[Message, ...] | None:
+    """Return text or a list of messages as messages to the policy; None for anything else."""
+    if isinstance(value, str):
+        return (_message("user", value),)
+    if is_chat(value) and all(one["role"] in ("user", TOOL, "system") for one in value):
+        return tuple(_message(one["role"], one["content"]) for one in value)
+    return None
+
+
+def _rewards(values: Any, turns: int) -> list[float | None]:
+    """Return a list with a reward for each turn; [None] for anything else."""
+    return [number(one) for one in values] if isinstance(values, list | tuple) and len(values) == turns else [None]
+
+
+def discounted(rewards: Sequence[float | None], discount: float) -> float | None:
+    """Return the sum of discount^i times the reward of turn i, from i = 0; None if one is no number."""
+    weighed = [discount**i * one for i, one in enumerate(rewards) if one is not None]
+    return math.fsum(weighed) if len(weighed) == len(rewards) else None

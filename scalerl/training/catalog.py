@@ -39,6 +39,9 @@ METRICS = {
         "learning", "Entropy", "mean entropy of the policy at trained tokens; near 0 it no longer explores", "nats",
         main=True,
     ),
+    "kl": Metric(
+        "learning", "KL from the start", "mean estimate at trained tokens, with recipe.kl_coefficient", "nats"
+    ),
     "grad_norm": Metric("learning", "Gradient norm", "L2 norm before clipping; 0 for a skipped step", main=True),
     "loss": Metric("learning", "Loss", "aggregated loss; it must be finite, and its level means little"),
     "learning_rate": Metric("learning", "Learning rate", "learning rate of the step; 0 for a skipped step"),

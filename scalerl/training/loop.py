@@ -19,6 +19,7 @@ from scalerl.learner.batch import RolloutTensors, TrainBatch, UpdateSettings, co
 from scalerl.learner.metrics import StepStats
 from scalerl.learner.policy_learner import batch_flops
 from scalerl.placement.choices import recomputes
+from scalerl.training.credit import Credited, credited
 from scalerl.training.evaluation import evaluate_if_due
 from scalerl.training.metrics import record_step, rollout_row, staleness, why_untrained
 from scalerl.training.run import Run, publish, record_pass_rates
@@ -46,10 +47,11 @@ def train(run: Run) -> None:
         # pass rates -> curriculum: No-Positive-Resampling retires the solved prompts
         record_pass_rates(run, taken, rollouts)
 
-        # rewards -> advantages, normalized before prompts without variance are dropped
-        advantages_B = advantages(recipe.advantage, rewards_PG, rollouts.counted_PG).view(-1)
+        # rewards -> advantages of rollouts or turns, normalized before prompts without variance are dropped
+        turns = credited(taken.groups, rollouts, rewards_PG, recipe.turn_credit)
+        advantages_B = turns.of_tokens(advantages(recipe.advantage, turns.rewards_PKG, turns.counted_PKG))
         usable_BT = loss_tokens(rollouts, recipe, oldest=now - recipe.off_policy.max_lag)
-        keep_P = kept_prompts(rewards_PG, usable_BT, recipe)
+        keep_P = kept_prompts(turns, usable_BT, recipe)
 
         # trained tokens -> token weights that sum to one after filtering
         trained_BT = usable_BT & keep_P[rollouts.prompt_B][:, None]
@@ -82,7 +84,8 @@ def update(run: Run, batch: TrainBatch) -> StepStats:
         stats = run.learner.step(batch)
     except BadGradient as error:
         raise failure(run, error, batch) from None
-    run.progress.training_flops += batch_flops(run.sizes, batch, recomputes(run.config))
+    reference = run.config.recipe.kl_coefficient > 0
+    run.progress.training_flops += batch_flops(run.sizes, batch, recomputes(run.config), reference)
     run.progress.step += 1
     return stats
 
@@ -109,7 +112,6 @@ def loss_tokens(rollouts: RolloutTensors, recipe: Recipe, oldest: int) -> Tensor
     return rollouts.sampled_BT & usable_B[:, None] & (rollouts.version_BT >= oldest)
 
 
-def kept_prompts(rewards_PG: Tensor, usable_BT: Tensor, recipe: Recipe) -> Tensor:
-    """Return keep_P: prompts that the zero-variance filter keeps, judged by the rollouts with usable tokens."""
-    usable_PG = usable_BT.any(dim=1).view_as(rewards_PG)
-    return ZERO_VARIANCE[recipe.zero_variance](of_trained(rewards_PG, usable_PG))
+def kept_prompts(turns: Credited, usable_BT: Tensor, recipe: Recipe) -> Tensor:
+    """Return keep_P: prompts that the zero-variance filter keeps, judged by the turns with usable tokens."""
+    return ZERO_VARIANCE[recipe.zero_variance](of_trained(turns.rewards_PKG, turns.turns_with(usable_BT)))

@@ -97,7 +97,7 @@ def rollout_row(
 
 
 def _environment(end: Outcome | None) -> dict[str, Any] | None:
-    return {name: getattr(end, name) for name in ("turns", "calls", "ended", "metrics")} if end else None
+    return {name: getattr(end, name) for name in ("turns", "calls", "ended", "metrics", "rewards")} if end else None
 
 
 def token_detail(

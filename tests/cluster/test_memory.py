@@ -92,6 +92,19 @@ def test_a_single_trainer_holds_20_bytes_per_parameter_and_each_of_four_ranks_4(
     assert alone.gathered == 0 and four.gathered == 2 * (2 * 576 + 80) + 4 * 576
 
 
+def test_the_reference_of_the_kl_term_is_a_copy_of_the_trained_weights():
+    """In BF16 next to FP32 masters, FP32 in shards and on CPU, and only of adapters if these are trained."""
+    for ranks, options, held in [
+        (1, {}, 2 * SMALL.params), (4, {}, SMALL.params), (1, {"width": 4}, 4 * SMALL.params),
+        (1, {"adapters": 100}, 200),
+    ]:  # fmt: skip
+        plain, with_reference = (
+            trainer_memory(SMALL, ranks, 1, True, reference=given, **options) for given in (False, True)
+        )
+        assert plain.reference == 0 and with_reference.reference == held
+        assert with_reference.total == plain.total + held
+
+
 def test_experts_on_other_ranks_are_not_gathered():
     sizes = of_config({**VALUES, "num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 50}.get)
     assert sizes.layer_experts == 4 * 3 * 8 * 50 == 4800

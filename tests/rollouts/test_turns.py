@@ -330,7 +330,7 @@ def test_rewards_of_turns_are_summed_or_discounted_to_the_score(user_code):
     for discount, score in ((1.0, 0.75), (0.5, 0.5)):  # 0.5 - 0.25 / 2 + 0.5 / 4
         rows, _ = custom_rows(CustomTask(function="paid_turns:Paid", prompts=2, discount=discount), 1)
         prompt = Prompt("0", "", (1,), "", "Paid", rows[0].columns)
-        assert ask(prompt, said) == Reply((), score, {"calls": 2.0})
+        assert ask(prompt, said) == Reply((), score, {"calls": 2.0}, (0.5, -0.25, 0.5))
     with pytest.raises(PluginError, match=r"reply returned \{'rewards': 1\} after turn 3; allowed: .* for each turn"):
         ask(prompt, [*said[:-1], {"role": "assistant", "content": "one"}])
     for wrong in ([0.5, 0.5], [0.5, "a", 0.5], [1.0, 0.5, 0.0], [0.0, -0.5, 0.0]):  # one is missing; 1.5; -0.5
@@ -338,6 +338,72 @@ def test_rewards_of_turns_are_summed_or_discounted_to_the_score(user_code):
             read_reply({"rewards": wrong}, "x", 3, 1.0)
     with pytest.raises(PluginError, match="either `score` or `rewards`"):
         read_reply({"rewards": [1.0], "score": 1.0}, "x", 1, 1.0)
+
+
+def test_a_reply_may_have_the_reward_of_the_turn():
+    chat = [{"role": "tool", "content": "7"}]
+    for reply, messages in (("more", ({"role": "user", "content": "more"},)), (chat, tuple(chat))):
+        assert read_reply({"reply": reply}, "x", 2, 1.0) == Reply(messages)
+        assert read_reply({"reply": reply, "reward": -0.5}, "x", 2, 1.0) == Reply(messages, rewards=(-0.5,))
+    end = read_reply({"score": 0.75, "reward": np.float32(3), "calls": 2}, "x", 2, 1.0)
+    assert end == Reply((), 0.75, {"calls": 2.0}, (3.0,))
+    wrong = [
+        {"reply": "more", "reward": "a"}, {"reply": "more", "reward": float("nan")}, {"reply": "more", "score": 1.0},
+        {"reply": "more", "calls": 1}, {"reply": 0.5}, {"reply": None}, {"reply": []}, {"reward": 0.5},
+        {"reply": [{"role": "assistant", "content": "I am the policy"}], "reward": 0.5},
+        {"rewards": [0.5, 0.5], "reward": 0.5}, {"score": 1.0, "reward": None}, {"reply": "more", "rewards": [0.5]},
+    ]  # fmt: skip
+    for returned in wrong:
+        with pytest.raises(PluginError, match=r"x\.reply returned .* after turn 2; allowed: the text of"):
+            read_reply(returned, "x", 2, 1.0)
+    assert read_reply(Reply((), 0.5, rewards=(1.0, 2.0)), "x", 2, 1.0).rewards == (1.0, 2.0)
+    for rewards in ((1.0, 2.0, 3.0), (float("inf"),)):
+        with pytest.raises(PluginError, match="at most one reward for each turn"):
+            read_reply(Reply((), 0.5, rewards=rewards), "x", 2, 1.0)
+
+
+def paid(prompt, said):
+    """As `echo`; a reply after an odd first token pays that number, other turns have no reward of their own."""
+    reply, first = echo(prompt, said), int(said[-1]["content"].split()[0])
+    return replace(reply, rewards=(float(first),) if reply.messages and first > 15 else ())
+
+
+def pay(prompt, said):
+    future = Future()
+    future.set_result(paid(prompt, said))
+    return future
+
+
+def test_an_end_has_the_reward_and_the_end_of_each_turn():
+    done, _ = run(make(ask=pay))
+    several = 0
+    for rollout in done.values():
+        outcome, starts = rollout.outcome, [0, *turn_starts(rollout)]
+        ends = [start - 2 for start in starts[1:]] + [len(rollout)]  # a reply has two tokens
+        assert outcome.ends == tuple(ends)
+        firsts = rollout.tokens[starts].tolist()
+        expected = [float(first) if first % 2 and first > 15 else 0.0 for first in firsts]
+        if outcome.ended == "environment":
+            expected[-1] = 0.5  # the score
+        elif outcome.ended == "tokens":
+            expected[-1] = 0.0  # never asked
+        assert outcome.rewards == tuple(expected), (firsts, outcome)
+        several += any(expected[:-1])
+    assert several >= 3
+
+
+def test_rewards_of_turns_survive_a_resume():
+    expected, _ = run(make(ask=pay))
+    engine = make(ask=pay)
+    done = {}
+    for _ in range(12):
+        done |= {one.id: one.rollout for one in engine.poll()}
+    resumed = make([], ask=pay)
+    resumed.load_state(engine.state())
+    done |= run(resumed)[0]
+    assert {id: one.outcome.rewards for id, one in done.items()} == {
+        id: one.outcome.rewards for id, one in expected.items()
+    }
 
 
 def test_a_reply_continues_the_conversation_as_the_template_writes_it(chat):
@@ -455,7 +521,8 @@ def test_the_example_replays_a_text_environment_of_gymnasium(user_code, monkeypa
         reply = ask(prompt, said)
         said += reply.messages
         texts += [one["content"] for one in reply.messages]
-    assert texts == ["4 left", "4 left"] and reply == Reply((), 0.25 + 0.25 / 4)  # the second turn earned nothing
+    # the second turn earned nothing
+    assert texts == ["4 left", "4 left"] and reply == Reply((), 0.25 + 0.25 / 4, rewards=(0.25, 0.0, 0.25))
 
 
 def test_a_column_turns_of_a_file_is_no_environment(tmp_path):

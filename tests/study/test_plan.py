@@ -26,10 +26,10 @@ def test_every_built_in_plan_is_valid_and_reads_back_from_toml(name, tmp_path):
     assert read_plan(tmp_path / "study.toml") == made
 
 
-def test_leave_one_out_has_the_papers_nine_arms_with_one_changed_component_each():
+def test_leave_one_out_has_the_papers_nine_arms_and_two_terms_with_one_changed_component_each():
     made = PLANS["loo"](QUICK)
     assert [a.name for a in made.arms] == [
-        "scalerl", "plan", "lp", "batch", "8op", "fp32", "savg", "dapo", "uniform-sampling",
+        "scalerl", "plan", "lp", "batch", "8op", "fp32", "savg", "dapo", "uniform-sampling", "kl", "entropy",
     ]  # fmt: skip
     configs = {a.name: made.config(a, 0).recipe for a in made.arms}
     differing = {
@@ -39,6 +39,7 @@ def test_leave_one_out_has_the_papers_nine_arms_with_one_changed_component_each(
     assert differing == {
         "scalerl": [], "plan": ["advantage"], "lp": ["length"], "batch": ["zero_variance"], "8op": ["off_policy"],
         "fp32": ["fp32_head"], "savg": ["aggregation"], "dapo": ["loss"], "uniform-sampling": ["retire_pass_rate"],
+        "kl": ["kl_coefficient"], "entropy": ["entropy_coefficient"],
     }  # fmt: skip
     assert configs["8op"].off_policy == PpoOffPolicy(batches=8) and configs["dapo"].loss == Dapo()
     # the lab has 60 tokens of thinking and 9 for the answer: the penalty grows over the last 9 of 69

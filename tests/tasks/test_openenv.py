@@ -119,4 +119,4 @@ def test_an_episode_is_replayed_for_each_reply(url):
         assert waiting.is_alive()
     waiting.join(10)
     assert texts[-1].messages[0]["content"] == "6"
-    assert ask(prompt, [*said, {"role": "assistant", "content": '{"add": 3}'}]) == Reply((), 0.5)
+    assert ask(prompt, [*said, {"role": "assistant", "content": '{"add": 3}'}]) == Reply((), 0.5, rewards=(0.25, 0.25))

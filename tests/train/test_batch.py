@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 from texts import rollout
 
 from scalerl.config.base import replace
-from scalerl.config.recipe import SCALERL, PipelineRL, PpoOffPolicy
+from scalerl.config.recipe import SCALERL, OutcomeCredit, PipelineRL, PpoOffPolicy
 from scalerl.learn.advantages import advantages
 from scalerl.learn.aggregate import AGGREGATIONS, token_weights
 from scalerl.learner.batch import TrainBatch, UpdateSettings, collate
+from scalerl.training.credit import credited
 from scalerl.training.loop import kept_prompts, loss_tokens
 from scalerl.training.metrics import rollout_row, staleness, why_untrained
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
@@ -60,7 +61,7 @@ def test_the_batch_of_an_update_is_the_example_of_its_documentation():
     groups = [group([5, 6], *first, scores=[passed, failed]), group([1], *second, scores=[failed, passed])]
     rollouts = collate(groups)
     usable_BT = loss_tokens(rollouts, SCALERL, oldest=0)
-    keep_P = kept_prompts(rollouts.rewards_PG, usable_BT, SCALERL)
+    keep_P = kept_prompts(as_one_turn(rollouts), usable_BT, SCALERL)
     trained_BT = usable_BT & keep_P[rollouts.prompt_B][:, None]
     weights_BT = token_weights(SCALERL.aggregation, trained_BT, rollouts.prompt_B)
     advantages_B = advantages(SCALERL.advantage, rollouts.rewards_PG, rollouts.counted_PG).view(-1)
@@ -137,10 +138,14 @@ def test_a_prompt_whose_failures_are_all_truncated_is_dropped():
         assert filtered(batch, recipe)[0] == [True, True]
 
 
+def as_one_turn(batch):
+    return credited([], batch, batch.rewards_PG, OutcomeCredit())
+
+
 def filtered(batch, recipe, oldest=0):
     """Return the prompts that are kept and the tokens that are trained."""
     usable = loss_tokens(batch, recipe, oldest)
-    keep = kept_prompts(batch.rewards_PG, usable, recipe)
+    keep = kept_prompts(as_one_turn(batch), usable, recipe)
     return keep.tolist(), (usable & keep[batch.prompt_B][:, None]).int().tolist()
 
 
@@ -228,7 +233,7 @@ PASSED, FAILED, MISSING = Score(1.0, True), Score(-1.0, False), Score.missing("n
 def test_a_skipped_update_has_its_cause(rollouts, scores, reason):
     batch = collate([group([1], *rollouts, scores=scores)])
     usable = loss_tokens(batch, SCALERL, oldest=2)
-    assert not kept_prompts(batch.rewards_PG, usable, SCALERL).any()
+    assert not kept_prompts(as_one_turn(batch), usable, SCALERL).any()
     assert why_untrained(batch, usable) == reason
 
 

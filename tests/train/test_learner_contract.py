@@ -197,6 +197,21 @@ def test_recomputed_activations_and_packing_change_no_gradient(benches, option):
         torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("model", ["qwen3", "qwen3-moe"])
+def test_ranks_hold_their_part_of_the_reference_of_the_kl_term(benches, model):
+    terms = replace(CONFIG.recipe, kl_coefficient=0.5, entropy_coefficient=0.1)
+    config = replace(CONFIG, recipe=terms)
+    group, single, without = benches.group(2, model, config), benches.single(model, config), benches.single(model)
+    for number, rows in enumerate((7, 1, 6)):  # with 1, a rank has no rollout
+        given = batch(rows, seed=number)
+        ours, theirs = group.step(given).to_dict(), single.step(given).to_dict()
+        without.step(given)
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4), number
+    close(benches.weights(group), benches.weights(single), atol=1e-4)
+    apart = [(a - b).detach().abs().max() for a, b in zip(single._masters, without._masters, strict=True)]
+    assert max(map(float, apart)) > 1e-4
+
+
 def test_ranks_reject_the_rollouts_that_one_process_rejects_and_report_the_same_metrics(benches):
     given = batch()  # an untrained model: log-probabilities near -log 48
     behavior = -3.87 + 0.8 * torch.randn(given.rollouts.tokens_BT.shape, generator=torch.Generator().manual_seed(1))

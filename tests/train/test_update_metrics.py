@@ -30,6 +30,7 @@ def two_micro_batches():
         stale_n=torch.tensor([True, False, False, True]),
         corrected_n=torch.tensor([False, True, True, True]),
         differs_nL=torch.tensor([[True, True, False]] * 3 + [[True, False, False]]),
+        kl_n=torch.tensor([0.01, 0.02, 0.03, 0.3], dtype=torch.float64),
     )
     meter.add(
         loss=torch.tensor(-0.75, dtype=torch.float64),
@@ -58,6 +59,8 @@ SUMS = {
     "ratio": 2 + 1 / 2 + 1 + 4 + 1 / 8,
     "ratio_squared": 4 + 1 / 4 + 1 + 16 + 1 / 64,
     "corrected": 3,
+    "referenced": 4,
+    "kl": 0.36,
 }
 
 
@@ -80,6 +83,7 @@ def test_every_mean_is_the_one_worked_by_hand():
         "log_ratio_stale": 3 * LN2 / 2,
         "effective_samples": 7.625**2 / (5 * 21.265625),
         "corrected_share": 3 / 5,
+        "kl": 0.36 / 4,
     }
     assert two_micro_batches().read().means() == pytest.approx(expected)
     assert len({round(value, 9) for value in expected.values()}) == len(expected)

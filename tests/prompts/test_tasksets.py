@@ -1,0 +1,194 @@
+"""Environments of `verifiers` 0.4; tests that need it are skipped if the package is not installed."""
+
+import json
+import os
+import shutil
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from scalerl.config.data import EnvironmentTask
+from scalerl.core.errors import ConfigError
+from scalerl.prompts.sources import environment_rows
+from scalerl.tasks import tasksets
+from scalerl.tasks.environments import REWARD
+from scalerl.tasks.user_rewards import call_by_name
+from scalerl.types import Prompt
+
+TASKSET = """
+import itertools
+import verifiers.v1 as vf
+
+__all__ = ["Sums"]
+
+
+class Data(vf.TaskData):
+    answer: str
+
+
+class Sum(vf.Task[Data, vf.State, vf.TaskConfig]):
+    @vf.reward(weight=0.5)
+    async def near(self, trace) -> float:
+        return float(trace.last_reply in (self.data.answer, "0"))
+
+    @vf.reward
+    async def right(self, trace: vf.Trace) -> float:
+        assert trace.messages[0].content == "Answer with a number." and trace.num_turns == 1
+        return float(trace.last_reply == self.data.answer)
+
+    @vf.metric
+    async def length(self, trace) -> float:
+        return float(len(trace.last_reply))
+
+
+class Config(vf.TasksetConfig):
+    most: int = 9
+    endless: bool = False
+
+
+class Sums(vf.Taskset[Sum, Config]):
+    @property
+    def bounded(self):
+        return not self.config.endless
+
+    def load(self):
+        for n in itertools.count() if self.config.endless else range(self.config.most):
+            data = Data(prompt=f"What is {n}+1?", system_prompt="Answer with a number.", answer=str(n + 1))
+            yield Sum(data, self.config.task)
+"""
+
+BOXED = TASKSET.replace("async def near(self, trace)", "async def near(self, trace, runtime)")
+
+TALK = (
+    TASKSET.replace(" and trace.num_turns == 1", "").replace('__all__ = ["Sums"]', '__all__ = ["Sums", "Talk"]')
+    + """
+
+class TalkConfig(vf.EnvConfig):
+    player: vf.AgentConfig = vf.AgentConfig()
+
+
+class Talk(vf.Env[TalkConfig]):
+    async def run(self, task, agents):
+        async with agents.player.interaction(task) as interaction:
+            segment = await interaction.turn()
+            while not segment.terminated and segment.last_reply != task.data.answer:
+                segment = await interaction.turn(f"not {segment.last_reply}")
+"""
+)
+
+
+@pytest.fixture
+def taskset(tmp_path, monkeypatch):
+    if not tasksets.installed():
+        pytest.skip("verifiers 0.4 is not installed")
+    for name, text in (("sums_taskset", TASKSET), ("boxed_taskset", BOXED), ("talk_taskset", TALK)):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "sums-taskset"
+    for name in ("sums_taskset", "boxed_taskset", "talk_taskset"):
+        sys.modules.pop(name, None)
+
+
+def test_prompts_are_tasks_and_rewards_are_those_of_the_task(taskset):
+    task = EnvironmentTask(environment=taskset, arguments={"taskset": {"most": 5}})
+    made, notes = environment_rows(task, 2)
+    assert len(made) == 5 and notes == [] and [row.answer for row in made] == ["1", "2", "3", "4", "5"]
+    assert made[3].prompt == [
+        {"role": "system", "content": "Answer with a number."}, {"role": "user", "content": "What is 3+1?"}
+    ]  # fmt: skip
+    columns = {**json.loads(json.dumps(made[3].columns)), "prompt": made[3].prompt}  # they are sent to a process
+    prompt = Prompt("0" * 16, "text", (1,), made[3].answer, taskset, columns)
+    assert call_by_name(REWARD, prompt, ["4", "0", "7"]) == [1.5, 0.5, 0.0]
+
+
+def test_an_endless_taskset_needs_a_number_of_prompts(taskset):
+    endless = {"taskset": {"endless": True}}
+    with pytest.raises(ConfigError, match=r"data\.prompts: a value is needed, because the taskset .* is endless"):
+        environment_rows(EnvironmentTask(environment=taskset, arguments=endless), 2)
+    made, _ = environment_rows(EnvironmentTask(environment=taskset, arguments=endless, prompts=4), 2)
+    assert [row.answer for row in made] == ["1", "2", "3", "4", "5", "6"]
+    with pytest.raises(ConfigError, match="has 9 tasks; allowed: at least 22"):
+        environment_rows(EnvironmentTask(environment=taskset, prompts=20), 2)
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "message"),
+    [
+        ("nowhere-to-be-found", {}, "cannot load 'nowhere-to-be-found'"),
+        ("sums-taskset", {"taskset": {"moist": 1}}, "moist"),
+        ("sums-taskset", {"difficulty": "easy"}, "difficulty"),
+        ("sums-taskset", {"agent": {"harness": {"id": "bash"}}}, "has turns, tools, or a program with a runtime"),
+        ("boxed-taskset", {}, "has turns, tools, or a program with a runtime"),
+        ("talk-taskset", {}, "has turns, tools, or a program with a runtime"),
+    ],
+)
+def test_what_cannot_be_scored_from_one_answer_is_refused(taskset, environment, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        environment_rows(EnvironmentTask(environment=environment, arguments=arguments), 2)
+
+
+class Policy(BaseHTTPRequestHandler):
+    """A policy that answers 1, 2, 3, ... to further turns of a conversation."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.seen.append((self.headers["authorization"], body))
+        text = str(sum(one["role"] == "assistant" for one in body["messages"]) + 1)
+        choice = {"index": 0, "finish_reason": "stop"}
+        shared = {"id": "1", "created": 1, "model": body["model"]}
+        usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+        if body.get("stream"):
+            delta = {"role": "assistant", "content": text}
+            chunk = {**shared, "object": "chat.completion.chunk", "choices": [{**choice, "delta": delta}]}
+            out, kind = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n", "text/event-stream"
+        else:
+            message = {"role": "assistant", "content": text}
+            whole = {**shared, "object": "chat.completion", "choices": [{**choice, "message": message}], "usage": usage}
+            out, kind = json.dumps(whole), "application/json"
+        self.send_response(200)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(out)))
+        self.end_headers()
+        self.wfile.write(out.encode())
+
+
+@pytest.fixture
+def policy():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Policy) as server:
+        server.seen = []
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("environment", "number", "contents"),
+    [("sums-taskset", 0, ["What is 0+1?"]), ("talk-taskset", 2, ["What is 2+1?", "1", "not 1", "2", "not 2"])],
+)
+def test_an_episode_calls_the_policy_and_returns_a_reward(taskset, policy, monkeypatch, environment, number, contents):
+    if shutil.which("uv") is None:
+        pytest.skip("uv, which starts the package's harnesses, is not installed")
+    row = tasksets.rows(EnvironmentTask(environment=environment), 2)[number]
+    monkeypatch.setitem(os.environ, tasksets.KEY, "")
+    url = f"http://127.0.0.1:{policy.server_port}/v1"
+    assert tasksets.episode(json.loads(json.dumps(row)), url, "key-7") == {"reward": 1.5, "length": 1.0}
+    (*_, (key, body)) = policy.seen
+    assert key == "Bearer key-7" and body["model"] == "policy"
+    assert [one["content"] for one in body["messages"]] == ["Answer with a number.", *contents]
+
+
+def test_a_failed_episode_has_its_cause(taskset, monkeypatch):
+    monkeypatch.setitem(os.environ, tasksets.KEY, "")
+    if shutil.which("uv") is None:
+        pytest.skip("uv, which starts the package's harnesses, is not installed")
+    row = tasksets.rows(EnvironmentTask(environment="sums-taskset"), 2)[0]
+    with pytest.raises(RuntimeError, match="sums-taskset: "):
+        tasksets.episode(row, "http://127.0.0.1:9/v1", "key")
