@@ -1,10 +1,28 @@
-"""Fixtures of the tests against the fake vLLM server."""
+"""Fixtures of the tests with vLLM and with its fake server."""
+
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
+import vllm_contract
 from fake_vllm import STOP, FakeVllm
 from vllm_setup import NEEDS, PLAIN, Files
 
 from scalerl.rollouts.engine import Sampling
+
+
+@pytest.fixture(scope="session")
+def vllm_source(tmp_path_factory):
+    """Return a directory with vLLM's source: of SCALERL_VLLM_PYTHON, or of the newest supported wheel on PyPI."""
+    if python := os.environ.get("SCALERL_VLLM_PYTHON"):
+        find = "import importlib.util as i; print(i.find_spec('vllm').submodule_search_locations[0])"
+        done = subprocess.run([python, "-c", find], capture_output=True, text=True, check=True)
+        return Path(done.stdout.strip()).parent
+    try:
+        return vllm_contract.unpacked(vllm_contract.supported(), tmp_path_factory.mktemp("vllm"))
+    except (OSError, TimeoutError):
+        pytest.skip("PyPI does not answer")
 
 
 @pytest.fixture

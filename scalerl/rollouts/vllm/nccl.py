@@ -2,9 +2,8 @@
 
 The process of trainer rank 0 drives each server's update over HTTP, broadcasts the tensors, and names the version. An
 engine only waits until its server reports the version (updates.py). vLLM must also be installed in the trainer's
-environment. Written from the source of vLLM 0.32 and 0.33 (`vllm/distributed/weight_transfer/`), against which
-tests/rollouts/vllm_contract.py checks it. Not tested on two GPUs; tested up to the broadcast, and between two networks
-with gloo in the place of NCCL.
+environment. Written from the source of vLLM 0.32 and 0.33 (`vllm/distributed/weight_transfer/`). The tests run its code
+of both sides with gloo in the place of NCCL (tests/rollouts/gloo_vllm.py). Not tested on two GPUs.
 """
 
 from __future__ import annotations
