@@ -32,6 +32,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.rng import stream_key
 from scalerl.models.policy import Policy
 from scalerl.models.weights import WeightLayout, checkpoint_weights
+from scalerl.rollouts.directory import DirectoryChannel
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.process_engine import EngineDied
@@ -40,8 +41,6 @@ from scalerl.rollouts.vllm.checks import Needs
 from scalerl.rollouts.vllm.engine import vllm_engines
 from scalerl.rollouts.vllm.nccl import NcclChannel
 from scalerl.rollouts.vllm.server import Server, ServerSpec
-from scalerl.rollouts.vllm.updates import UPDATES
-from scalerl.rollouts.weights import DirectoryChannel
 
 INSIDE = Path(__file__).parents[1] / "tests/rollouts"
 """Directory of gloo_worker.py, which the server loads."""
@@ -101,7 +100,7 @@ def measure(name: str, python: str, directory: Path, weights: str = "directory",
             channel.announce(0, server.address)
         engine, _ = vllm_engines(
             server, slots=(4, 4), rule=LengthRule(None, NEVER, 32), sampling=Sampling(),
-            updates=UPDATES[weights](channel, 0), needs=Needs(tiny_model(name).config.vocab_size, 512, 8, backend),
+            updates=channel.updates(0), needs=Needs(tiny_model(name).config.vocab_size, 512, 8, backend),
         )  # fmt: skip
         for version in range(swaps + 1):
             model = model_of(name, version)
@@ -137,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAMES")
     parser.add_argument("--vllm", default=sys.executable, metavar="PYTHON")
-    parser.add_argument("--weights", choices=tuple(UPDATES), default="directory")
+    parser.add_argument("--weights", choices=("directory", "nccl"), default="directory")
     parser.add_argument("--swaps", type=int, default=SWAPS)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "swaps.json")
     options = parser.parse_args()

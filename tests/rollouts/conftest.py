@@ -42,9 +42,9 @@ def files(tmp_path):
 @pytest.fixture
 def make(server, files, monkeypatch):
     """Return a function that makes (training, evaluating) over the server; they are closed at the end."""
+    from scalerl.rollouts.directory import DirectoryUpdates
     from scalerl.rollouts.vllm import connection, protocol
     from scalerl.rollouts.vllm.engine import vllm_engines
-    from scalerl.rollouts.vllm.updates import DirectoryUpdates
 
     monkeypatch.setattr(connection, "BACKOFF_S", 0.01)
     monkeypatch.setattr(protocol, "STREAM_INTERVAL", 3)

@@ -22,8 +22,7 @@ from scalerl.models.weights import WeightLayout
 from scalerl.placement.choices import channel_choice, trains_in_loop
 from scalerl.placement.devices import Host
 from scalerl.rollouts.vllm import nccl
-from scalerl.rollouts.vllm.nccl import NcclChannel, ServersClient, address_towards
-from scalerl.rollouts.vllm.updates import UPDATES
+from scalerl.rollouts.vllm.nccl import NcclChannel, PushedUpdates, ServersClient, address_towards
 from scalerl.training import resolve
 
 PYTHON = os.environ.get("SCALERL_VLLM_PYTHON", "")
@@ -211,7 +210,7 @@ def test_the_engines_see_whether_a_transfer_is_under_way(monkeypatch):
 
 def test_an_engine_waits_for_pushed_weights(make, server):
     engine, _ = make()
-    engine._connection._updates = UPDATES["nccl"](None, 0)
+    engine._connection._updates = PushedUpdates()
     engine.swap(3)
     engine.submit(requests(2))
     assert engine.poll(0.2) == [] and engine.version == -1  # waits until the server has the requested version
@@ -266,7 +265,7 @@ def test_the_server_samples_with_weights_sent_over_nccl(tmp_path):
     channel.announce(0, server.address)
     engine, _ = vllm_engines(
         server, slots=(4, 4), rule=LengthRule(None, NEVER, 60), sampling=Sampling(),
-        needs=Needs(vocabulary=48, positions=128, sequences=8, backend="nccl"), updates=UPDATES["nccl"](channel, 0),
+        needs=Needs(vocabulary=48, positions=128, sequences=8, backend="nccl"), updates=channel.updates(0),
     )  # fmt: skip
     for version, policy in enumerate(policies):
         channel.send(version, policy.weights())
