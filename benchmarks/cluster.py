@@ -92,7 +92,8 @@ def transfers(channel: Any, receive: Callable[[int], float]) -> list[tuple[float
 def by_process(kind: str) -> list[tuple[float, float]]:
     """Return (send, receive) seconds to a child process."""
     from scalerl.models.weights import WeightLayout
-    from scalerl.rollouts.weights import DirectoryChannel, SharedMemoryChannel
+    from scalerl.rollouts.directory import DirectoryChannel
+    from scalerl.rollouts.shared_memory import SharedMemoryChannel
 
     with tempfile.TemporaryDirectory() as scratch:
         shared = SharedMemoryChannel(WeightLayout.of(weights())) if kind == "shared" else None

@@ -36,7 +36,8 @@ from scalerl.learner.policy_learner import batch_flops
 from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy
 from scalerl.models.weights import WeightLayout
-from scalerl.rollouts.weights import DirectoryChannel, SharedMemoryChannel
+from scalerl.rollouts.directory import DirectoryChannel
+from scalerl.rollouts.shared_memory import SharedMemoryChannel
 
 FORMS = (
     ("compiled", True, False), ("compiled, recomputed", True, True), ("eager", False, False),

@@ -106,7 +106,7 @@ def _save(path: Path, name: str, state: dict[str, Any]) -> None:
     (path / name).write_bytes(pickle.dumps(state))
 
 
-class NumberChannel:
+class NumberChannel(WeightChannel):
     """A weight channel whose weights are one number, so that a process does not need torch."""
 
     capacity = 4

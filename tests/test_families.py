@@ -13,10 +13,10 @@ from scalerl.learner.batch import RolloutTensors, TrainBatch
 from scalerl.learner.metrics import TokenMeter
 from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy, check_head, load_policy
+from scalerl.rollouts.directory import DirectoryChannel
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import check_engine
 from scalerl.rollouts.replay import check_current
-from scalerl.rollouts.weights import DirectoryChannel
 from scalerl.training.run_model import check_length
 
 OTHERS = ("qwen3-eager", "qwen3-many-heads", "gemma3-mixed", "mistral4")  # AutoModelForCausalLM lacks Mistral 4

@@ -18,8 +18,8 @@ from scalerl.learner.ranks import LearnerGroup, RankSpec
 from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy, load_policy
 from scalerl.placement.devices import this_machine
+from scalerl.rollouts.directory import DirectoryChannel
 from scalerl.rollouts.engine import Sampling
-from scalerl.rollouts.weights import DirectoryChannel
 
 pytestmark = [
     pytest.mark.gpu,

@@ -153,12 +153,10 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     changes["routing_replay"] = "off"  # it trains on nothing, and servers on CPU do not report experts
     if arguments.max_tokens:
         changes["length"] = build(NoLengthControl, {"max_tokens": arguments.max_tokens}, "--max-tokens")
-    # nccl: the servers wait for nothing, because nobody sends weights
-    weights = "nccl" if arguments.engine == "vllm" else "auto"
     shared: dict[str, Any] = {
         "model": model,
         "recipe": build(Recipe, {**dict(recipe), **changes}, "options"),
-        "rollouts": build(Rollouts, {"slots": arguments.slots or 0, "weights": weights}, "options"),
+        "rollouts": build(Rollouts, {"slots": arguments.slots or 0}, "options"),
         "hardware": Hardware(device=arguments.device or "auto"),
         "placement": _placement(arguments, base),
         "loggers": (),  # an evaluation sends nothing

@@ -10,7 +10,6 @@ from typing import Any
 
 from scalerl.cluster.remote import Actor, RayRemote
 from scalerl.core.remote import End, host
-from scalerl.placement.choices import channel_name
 from scalerl.rollouts.build import EngineSpec, restarted_engines
 from scalerl.rollouts.engine import Engine
 from scalerl.rollouts.free_running import FreeRunner, Report
@@ -121,7 +120,7 @@ def _vllm_life(spec: EngineSpec) -> Life:
     from scalerl.rollouts.vllm.launch import server_life
 
     # over NCCL, the trainer's node drives the server; who reaches it there reaches Ray too, which runs any code
-    remote = channel_name(spec.generator.config) == "nccl"
+    remote = spec.channel.into_engines
     return server_life(spec, host=ray.util.get_node_ip_address() if remote else "127.0.0.1")
 
 

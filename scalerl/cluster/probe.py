@@ -291,14 +291,13 @@ def serve_miniature(config: RunConfig, limit_s: float, directory: Path) -> str:
     from scalerl.models.miniature import VOCABULARY, miniature
     from scalerl.models.policy import Policy
     from scalerl.models.weights import checkpoint_weights
+    from scalerl.rollouts.directory import DirectoryChannel
     from scalerl.rollouts.engine import Request, Sampling
     from scalerl.rollouts.interrupt import NEVER, LengthRule
     from scalerl.rollouts.replay import check_current
     from scalerl.rollouts.vllm.checks import Needs
     from scalerl.rollouts.vllm.engine import vllm_engines
     from scalerl.rollouts.vllm.server import Server, ServerSpec
-    from scalerl.rollouts.vllm.updates import DirectoryUpdates
-    from scalerl.rollouts.weights import DirectoryChannel
 
     place, dtype, began = config.placement, config.hardware.dtype, time.monotonic()
     model, name = miniature(config.model, place.tensor_parallel)
@@ -318,7 +317,7 @@ def serve_miniature(config: RunConfig, limit_s: float, directory: Path) -> str:
         ready_s, channel = time.monotonic() - began, DirectoryChannel(directory / "weights")
         engine, _ = vllm_engines(
             server, slots=(8, 8), rule=LengthRule(None, NEVER, 64), sampling=Sampling(), needs=needs,
-            updates=DirectoryUpdates(channel),
+            updates=channel.updates(0),
         )  # fmt: skip
         worst = 0.0
         for version in (0, 1, 2):

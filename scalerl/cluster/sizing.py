@@ -47,7 +47,7 @@ from scalerl.placement.choices import (
 )
 from scalerl.placement.devices import GB, USABLE, devices, shares_gpus
 from scalerl.rollouts.engine import EVALUATION_CACHE
-from scalerl.rollouts.weights import channel_versions
+from scalerl.rollouts.shared_memory import channel_versions
 
 SHARE = 0.5
 """Share of a host's memory that sizes chosen here may take: other programs run on it, too. If a run cannot do with it,

@@ -88,8 +88,8 @@ class Placement(Part):
     """ray: actors that score completions, each with `scoring.workers` processes (1 if that is 0) and as many cores; an
     actor that dies is replaced. 0: processes next to the trainer."""
     restarts: Natural = 3
-    """ray: how often a run restarts from its last checkpoint after a trainer rank has died; each checkpoint resets the
-    count. Engines that die are replaced without a restart."""
+    """How often a run goes back to its last checkpoint after a trainer rank has died on Ray, or could not end a
+    transfer over NCCL to a server that died; each checkpoint resets the count. Engines are replaced without this."""
     gpus: Natural = 0
     """Largest number of GPUs of the run, without those of servers given by address; 0: not checked. With 1, the engines
     of this machine share the trainer's GPU, however many it has."""

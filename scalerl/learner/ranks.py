@@ -37,6 +37,13 @@ class LearnerDied(ProcessDied):
     """A trainer rank ended, failed or did not answer in time; the message says which. The others were ended too."""
 
 
+class TransferDied(LearnerDied):
+    """The ranks ended in a transfer into running engines, such as one that NCCL does not end when a server has died.
+
+    Engines are replaced while a run goes on, so the run then replaces the ranks too (training/complete.py).
+    """
+
+
 BuildLearner = Callable[[], Learner]
 """Creates a rank's learner inside its process; must be picklable."""
 
@@ -76,10 +83,20 @@ class LearnerGroup:
         return stats
 
     def send(self, version: int, channel: WeightChannel) -> None:
-        """Let rank 0 send the weights over its end of a channel that the ranks were started with."""
+        """Let rank 0 send the weights over its end of a channel that the ranks were started with.
+
+        Raises:
+            TransferDied: The ranks were ended, because a transfer into running engines did not end or failed.
+            LearnerDied: A rank ended in another transfer.
+        """
         numbers = [number for number, own in enumerate(self._channels) if own is channel]
         assert numbers, f"the ranks have no end of {channel}; pass the channel when the ranks are started"
-        self._ranks.call("send", version, numbers[0], timeout_s=self._transfer_timeout_s)
+        try:
+            self._ranks.call("send", version, numbers[0], timeout_s=self._transfer_timeout_s)
+        except LearnerDied as error:
+            if not channel.into_engines:
+                raise
+            raise TransferDied(str(error), error.trace) from None
 
     def check(self, version: int, rollouts: Sequence[PromptedRollout]) -> Difference | None:
         """Recompute the log-probabilities of rollouts on all ranks."""

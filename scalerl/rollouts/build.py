@@ -171,7 +171,7 @@ def restarted_engines(
             (spec.slots, spec.slots),
             spec.generator.config.placement,
             note,
-            getattr(spec.channel, "sending", lambda: True),
+            spec.channel.sending,
         )
         for spec in specs
     ]

@@ -16,7 +16,7 @@ from typing import Any
 
 from scalerl.core.rng import stream_key
 from scalerl.core.serialization import from_plain, to_plain
-from scalerl.rollouts.engine import POLL_S, Engine, Finished, Request, Seconds, Stopped, Work, generate
+from scalerl.rollouts.engine import NO_WEIGHTS, POLL_S, Engine, Finished, Request, Seconds, Stopped, Work, generate
 from scalerl.rollouts.schedule import Schedule
 from scalerl.types import GeneratorStats, Group, Rollout, Visit
 
@@ -124,12 +124,16 @@ class Coordinator:
 
     @property
     def sampling_version(self) -> int:
-        """Version of the weights in use: the smallest over the engines; after `settle`, that which they should use."""
-        return self._wanted if self._settled else min(engine.version for engine in self.engines)
+        """Version of the weights in use: the smallest over the engines; if none has any, that which they should use."""
+        in_use = [engine.version for engine in self.engines if engine.version != NO_WEIGHTS]
+        return self._wanted if self._settled else min(in_use, default=self._wanted)
 
     def needed_versions(self) -> set[int]:
         """Return the versions whose weights are in use or wait for activation."""
-        return {self.sampling_version, *(version for version, update in self._updates.items() if update.weights)}
+        waiting = {version for version, update in self._updates.items() if update.weights}
+        if any(engine.version == NO_WEIGHTS for engine in self.engines):
+            waiting.add(self._asked)  # an engine that is replaced loads it
+        return {self.sampling_version, *waiting}
 
     def blocked(self) -> bool:
         """Return whether the next update must arrive before anything can be done."""
@@ -264,12 +268,15 @@ class Coordinator:
         return not may_start and not any(engine.occupancy().busy for engine in self.engines)
 
     def _ask(self, version: int) -> bool:
-        """Request a version from all engines, once; return whether all of them use it."""
+        """Request a version from all engines, once; return whether all that have weights use it.
+
+        An engine that is replaced loads the requested version before it samples, and does not hold back the others.
+        """
         if self._asked != version:
             self._asked, self._asked_at = version, time.perf_counter()
             for engine in self.engines:
                 engine.swap(version)
-        return all(engine.version == version for engine in self.engines)
+        return all(engine.version in (version, NO_WEIGHTS) for engine in self.engines)
 
     def _swap(self, version: int, stop: Callable[[], bool] = lambda: False) -> None:
         """Wait until all engines use a version; collect the sequences that finish during the wait."""

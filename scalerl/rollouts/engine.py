@@ -20,6 +20,8 @@ import numpy.typing as npt
 from scalerl.core.rng import stream_key
 from scalerl.types import TURNS, Group, IntArray, Prompt, Rollout, Visit
 
+NO_WEIGHTS = -1
+"""Version of an engine that uses no weights: before the first swap, or while it is replaced."""
 POLL_S = 0.02
 """Seconds to wait in a poll of all asynchronous engines after one that found nothing."""
 
@@ -205,7 +207,7 @@ class Engine(Protocol):
 
     @property
     def version(self) -> int:
-        """Version of the weights in use."""
+        """Version of the weights in use, never of those that were only requested; `NO_WEIGHTS`: none."""
 
     def occupancy(self) -> Occupancy:
         """Return how full the engine is."""
@@ -326,6 +328,7 @@ def generate(
                 done += 1
                 if not missing[i]:
                     del missing[i]
-                    yield i, Group(visits[i], tuple(groups.pop(i)), engines[0].version)  # type: ignore[arg-type]
+                    rollouts = tuple(rollout for rollout in groups.pop(i) if rollout is not None)
+                    yield i, Group(visits[i], rollouts, min(int(rollout.versions[0]) for rollout in rollouts))
         finished(done)
     assert not any(under_way) and not missing, "an engine has lost sequences"

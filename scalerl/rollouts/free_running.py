@@ -33,7 +33,7 @@ class Report:
     works: tuple[Work, ...]
     """Work per engine since it was made."""
     version: int
-    """Version of the weights in use; -1 before the first swap."""
+    """Version of the weights in use; `NO_WEIGHTS` before the first swap."""
 
 
 class FreeRunner:

@@ -146,7 +146,6 @@ class Pipeline:
         self._launch, self._watch, self._cure = launch, watch, cure
         self._worker: Remote | None = None
         self._build, self._channel, self._score, self._stop_requested = build, channel, score, stop_requested
-        self._lost: Callable[[], str] = getattr(channel, "lost", lambda: "")
         self._first: Callable[[], None] = lambda: None
         self._latest: Callable[[], None] = lambda: None
         self._held: set[int] = set()
@@ -171,7 +170,7 @@ class Pipeline:
             version: Version of those weights.
             visits: Prompts that may be started with them.
         """
-        if getattr(self._channel, "into_engines", False):
+        if self._channel.into_engines:
             self._first = partial(self._send_weights, version, send)
         else:
             self._send_weights(version, send)
@@ -318,7 +317,7 @@ class Pipeline:
         Raises:
             NoAnswer: A stop was requested, and engines that get the weights directly do not take them.
         """
-        if not getattr(self._channel, "into_engines", False):
+        if not self._channel.into_engines:
             return self._latest()
         done: Future[None] = Future()
         threading.Thread(target=outcome, args=(self._latest, done), daemon=True).start()
@@ -413,7 +412,7 @@ class Pipeline:
                     if interruptible:
                         raise Interrupted from None
                     self._settle(stopping.seconds())
-                elif reason := self._lost():
+                elif reason := self._channel.lost():
                     self._inbox["note"].put(f"the latest weights are sent again: {reason}")
                     self._transfer()
         return None

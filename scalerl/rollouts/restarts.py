@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from scalerl.config.placement import Placement
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.plugins import PluginError
-from scalerl.rollouts.engine import EngineDefaults, Finished, Occupancy, Request, Work
+from scalerl.rollouts.engine import NO_WEIGHTS, EngineDefaults, Finished, Occupancy, Request, Work
 from scalerl.rollouts.free_running import Report
 from scalerl.rollouts.process_engine import EngineDied
 
@@ -76,7 +76,8 @@ class Restarter:
         self.name, self._make, self._note, self._sending = name, make, note, sending
         self._silence_s, self._transfer_s = placement.silence_timeout_s, placement.transfer_timeout_s
         self.engines = tuple(RestartedEngine(self, number, count) for number, count in enumerate(slots))
-        self.version = -1
+        self.version = NO_WEIGHTS
+        """Version that new tokens are sampled with, as the engines have reported it."""
         self._life: Life | None = None
         self._wanted, self._caught_up, self._in_a_row = -1, False, 0
         self._asked_at = self._heard_at = self._moved_at = time.monotonic()
@@ -87,11 +88,6 @@ class Restarter:
         self._future.result()
 
     # ------------------------------------------------------------------------------------------------- for the engines
-
-    @property
-    def version_in_use(self) -> int:
-        """Version that new tokens are sampled with; a dead engine does not hold back the others."""
-        return self.version if self._caught_up else self._wanted
 
     def post(self, number: int, method: str, *arguments: Any) -> None:
         """Forward a call to a live engine; otherwise its requests are submitted after the restart.
@@ -181,9 +177,10 @@ class Restarter:
         if swapping and not self._sending():
             self._asked_at = now
         if swapping and self._wanted >= 0 and now - self._asked_at > self._transfer_s:
+            state = f"still uses version {self.version}" if self.version != NO_WEIGHTS else "has no weights yet"
             raise EngineDied(
                 f"{self.name}: the transfer of version {self._wanted} of the weights took more than "
-                f"{self._transfer_s:g} s (placement.transfer_timeout_s); it still uses version {self.version}"
+                f"{self._transfer_s:g} s (placement.transfer_timeout_s); it {state}"
             )
         if now - self._heard_at > (self._transfer_s if swapping else self._silence_s):
             raise EngineDied(
@@ -198,7 +195,7 @@ class Restarter:
     def _bury(self, error: EngineDied) -> None:
         if self._life is not None:
             self._life.kill()
-        self._life, self._caught_up = None, False
+        self._life, self._caught_up, self.version = None, False, NO_WEIGHTS
         self._in_a_row += 1
         again = sum(engine.bury() for engine in self.engines)
         if self._in_a_row >= DEATHS:
@@ -228,8 +225,8 @@ class RestartedEngine(EngineDefaults):
 
     @property
     def version(self) -> int:
-        """Version of the weights in use."""
-        return self._restarter.version_in_use
+        """Version of the weights in use; `NO_WEIGHTS` from a death until the new engine has loaded the latest."""
+        return self._restarter.version
 
     def occupancy(self) -> Occupancy:
         """Return how full the engine is; it accepts 1/8 more than its slots, because answers are delayed."""

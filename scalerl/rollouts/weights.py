@@ -1,178 +1,80 @@
-"""The channels that carry weights: the learner sends a version, and engines receive it by its number.
+"""The contract of the ways in which weights move: the learner sends a version, engines receive it by its number.
 
-To add a channel, write a class with the methods of `WeightChannel` and add it to CHANNELS. Channels are pickled to
-reach engine processes. Every channel is tested by replay: the log-probabilities after a swap must match the weights
-that were sent. If engines can lose the weights, the channel also has a method `lost() -> str`. When it returns a
-reason, the trainer tells it to the user and sends the latest version again. A channel that sends into running engines
-has `into_engines = True`, and may have a method `sending() -> bool`: whether a transfer is under way, outside which an
-engine that waits for weights does not count as dead. torch is imported only when weights are sent or received.
+To add a way, write one file with both of its ends, a class with the methods of `WeightChannel`, and an entry of
+CHANNELS (channels.py). Channels are pickled to reach engine processes. Every channel is tested by replay: the
+log-probabilities after a swap must match the weights that were sent. torch is imported only when weights are sent or
+received.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from scalerl.core.files import as_umask
-from scalerl.core.machine import host_memory
-
-if TYPE_CHECKING:  # torch, which the pipeline does not need
-    from scalerl.models.weights import WeightLayout
-
-_FREE = -1
-"""Marks a slot of shared memory without a version."""
+Call = Callable[..., Awaitable[Any]]
+"""(method, path, body, again) -> answer; `again` is true if the request may be repeated."""
 
 
-class WeightChannel(Protocol):
-    """A way to carry weights from the learner to the engines."""
+class Updates(Protocol):
+    """What the client of a vLLM server does when the server gets new weights.
+
+    A server uses new weights from the first decode step after `finish`, and labels every token with the version that
+    sampled it. vLLM accepts weights only while it is paused. `mode=keep&clear_cache=false` freezes running sequences
+    with their keys and values, so that they continue with the old cache.
+    """
+
+    backend: str
+    """Backend in the server's `--weight-transfer-config`; empty: the server takes no weights."""
+
+    def hold(self, version: int) -> Any:
+        """Keep a version from being dropped; called by the caller's thread when the version is requested."""
+
+    def release(self, held: Any) -> None:
+        """Release what `hold` returned: the server has loaded it, or will not."""
+
+    async def apply(self, call: Call, version: int, held: Any) -> None:
+        """Give the server a version; return when it uses it.
+
+        Raises:
+            EngineDied: The server does not use the version.
+        """
+
+
+class WeightChannel:
+    """A way to carry weights from the learner to the engines; the defaults are those of one that stores versions."""
 
     capacity: int
     """Versions that it holds at a time; when it is full, the sender waits until one is dropped."""
+    into_engines: bool = False
+    """Whether `send` reaches into running engines, which must be there before the first version is sent."""
+
+    # ------------------------------------------------------------------------------------------- the learner's end
 
     def send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
-        """Make a version available (learner's side). Weights are tensors by the model's parameter names."""
-
-    def receive(self, version: int) -> Mapping[str, Any]:
-        """Return the weights of a version (engine's side); the caller must copy them at once."""
+        """Make a version available. Weights are tensors by the model's parameter names."""
+        raise NotImplementedError
 
     def drop(self, version: int) -> None:
-        """Discard a version that no engine needs any more (learner's side)."""
+        """Discard a version that no engine needs any more."""
+        raise NotImplementedError
 
+    def lost(self) -> str:
+        """Return why engines do not have the latest version, which is then sent again; empty: they can get it."""
+        return ""
 
-class DirectoryChannel:
-    """A directory of safetensors files, one per version, written atomically: slow, for a shared file system."""
-
-    def __init__(self, path: Path, capacity: int = 4) -> None:
-        """Use a directory; remove files that an earlier process left there.
-
-        Args:
-            path: Directory; created if it does not exist.
-            capacity: Versions held at a time.
-        """
-        self.path, self.capacity = path, capacity
-        path.mkdir(parents=True, exist_ok=True)
-        for left in path.glob("*version_*.safetensors"):
-            left.unlink()
-
-    def send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
-        """Write a version."""
-        from safetensors.torch import save_file
-
-        temporary = self.path / f".version_{version:08d}.safetensors"
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights}, temporary)
-        as_umask(temporary)
-        temporary.replace(self.file(version))
+    # ------------------------------------------------------------------------------------------- the engines' end
 
     def receive(self, version: int) -> Mapping[str, Any]:
-        """Read a version."""
-        from safetensors.torch import load_file
+        """Return the weights of a version; the caller must copy them at once."""
+        raise NotImplementedError
 
-        weights: Mapping[str, Any] = load_file(self.file(version))
-        return weights
+    def updates(self, engine: int) -> Updates:
+        """Return the client's part in an update of a vLLM server; `engine` is the number of its engine."""
+        raise NotImplementedError(f"{type(self).__name__} does not reach vLLM servers")
 
-    def drop(self, version: int) -> None:
-        """Remove a version."""
-        self.file(version).unlink()
+    def announce(self, engine: int, address: str) -> None:
+        """Say where an engine's server listens, http://host:port; empty: it has ended."""
 
-    def file(self, version: int) -> Path:
-        """Return the path of a version's file, whether or not it exists."""
-        return self.path / f"version_{version:08d}.safetensors"
-
-
-class SharedBlock:
-    """Bytes shared with a child process; can be passed as a process argument.
-
-    Uses an anonymous file (memfd) instead of /dev/shm: containers often limit /dev/shm to 64 MiB, and an anonymous file
-    disappears with a killed process.
-    """
-
-    def __init__(self, size: int) -> None:
-        """Make a block of `size` bytes, zeroed."""
-        if hasattr(os, "memfd_create"):
-            self._fd = os.memfd_create("scalerl-weights")
-        else:
-            with tempfile.TemporaryFile() as file:
-                self._fd = os.dup(file.fileno())
-        os.ftruncate(self._fd, size)
-        self.bytes = np.frombuffer(mmap.mmap(self._fd, size), dtype=np.uint8)
-
-    def __getstate__(self) -> dict[str, Any]:
-        from multiprocessing.reduction import DupFd
-
-        return {"fd": DupFd(self._fd), "size": len(self.bytes)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._fd = state["fd"].detach()
-        self.bytes = np.frombuffer(mmap.mmap(self._fd, state["size"]), dtype=np.uint8)
-
-
-class SharedMemoryChannel:
-    """Shared memory for processes on one machine: a few equal slots, each with the number of its version.
-
-    The message that announces a version is sent after its bytes, so no reader sees a slot that is being written.
-    """
-
-    def __init__(self, layout: WeightLayout, capacity: int = 4) -> None:
-        """Allocate the slots.
-
-        Args:
-            layout: Layout of the model's weights.
-            capacity: Versions held at a time: in use, waiting, or being written.
-        """
-        self.capacity, self._layout = capacity, layout
-        self._versions_block, self._block = SharedBlock(8 * capacity), SharedBlock(max(1, layout.total) * capacity)
-        self._versions[:] = _FREE
-
-    @property
-    def _versions(self) -> npt.NDArray[np.int64]:
-        return self._versions_block.bytes.view(np.int64)
-
-    def send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
-        """Copy the weights into a free slot, or into the slot of the same version."""
-        import torch
-
-        held = self._versions.tolist()
-        slot = held.index(version) if version in held else held.index(_FREE)
-        views = self._views(slot)
-        with torch.no_grad():
-            for name, tensor in weights:
-                views[name].copy_(tensor)
-        self._versions[slot] = version
-
-    def receive(self, version: int) -> Mapping[str, Any]:
-        """Return views of a version's slot."""
-        return self._views(self._versions.tolist().index(version))
-
-    def drop(self, version: int) -> None:
-        """Free a version's slot."""
-        self._versions[self._versions.tolist().index(version)] = _FREE
-
-    def _views(self, slot: int) -> dict[str, Any]:
-        import torch
-
-        size = self._layout.total
-        return self._layout.views(torch.from_numpy(self._block.bytes[slot * size : (slot + 1) * size]))
-
-
-def channel_versions(weights: float, host: float) -> int:
-    """Return how many versions of the weights shared memory holds: 4, or 2 if 4 take over a tenth of the host.
-
-    With 2 the trainer waits more often until a generator has left the older one. Both numbers are bytes.
-    """
-    return 4 if 4 * weights <= 0.1 * host else 2
-
-
-CHANNELS: dict[str, Callable[[WeightLayout, Path], WeightChannel]] = {
-    "shared-memory": lambda layout, run: SharedMemoryChannel(
-        layout, channel_versions(layout.total, host_memory().total)
-    ),
-    "directory": lambda layout, run: DirectoryChannel(run / "weights"),
-}
-"""Channels on one machine by `rollouts.weights`; each factory takes the layout of the weights and the run directory."""
+    def sending(self) -> bool:
+        """Return whether a transfer may be under way; if not, an engine that waits for weights is not dead."""
+        return True

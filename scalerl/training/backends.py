@@ -13,8 +13,9 @@ from scalerl.learner.rank_processes import RankProcesses
 from scalerl.models.weights import WeightLayout
 from scalerl.placement.choices import channel_name
 from scalerl.rollouts.build import MakeEngines, local_engines
+from scalerl.rollouts.channels import CHANNELS
 from scalerl.rollouts.pipeline import Launch, WorkerDied, spawn_generator
-from scalerl.rollouts.weights import CHANNELS, WeightChannel
+from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.scoring import Scorer, make_scorers
 from scalerl.training.resolve import Resolved
 
@@ -84,9 +85,4 @@ def channel_of(config: RunConfig, layout: WeightLayout, run: Path) -> WeightChan
         layout: Layout of the weights that are sent.
         run: The run directory.
     """
-    if channel_name(config) == "nccl":
-        from scalerl.rollouts.vllm.nccl import NcclChannel
-
-        placement = config.placement
-        return NcclChannel(layout, run / "servers", placement.trainer_address, placement.transfer_timeout_s)
-    return CHANNELS[channel_name(config)](layout, run)
+    return CHANNELS[channel_name(config)](layout, run, config.placement)

@@ -15,7 +15,7 @@ from scalerl.core.machine import memory_report, peak_bytes
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
 from scalerl.core.status import Heartbeat
-from scalerl.learner.ranks import LearnerDied
+from scalerl.learner.ranks import LearnerDied, TransferDied
 from scalerl.rollouts.pipeline import Interrupted, NoAnswer, WorkerDied
 from scalerl.tasks.user_rewards import RewardError
 from scalerl.training.display import RunDisplay
@@ -53,7 +53,8 @@ def complete(make_run: MakeRun, display: RunDisplay, stop_requested: Callable[[]
     """Start or resume a run and train it to its end.
 
     If a process of a run on a cluster dies, the run goes back to its last checkpoint, `placement.restarts` times from
-    each checkpoint, because nodes may be lost and replaced.
+    each checkpoint, because nodes may be lost and replaced. So does a run on one machine whose trainer had to be ended
+    because a vLLM server died or hung in a transfer: the server alone would have been replaced.
 
     Args:
         make_run: Function that starts or resumes the run.
@@ -75,7 +76,8 @@ def complete(make_run: MakeRun, display: RunDisplay, stop_requested: Callable[[]
                 return _trained(run)
             except DIED as error:
                 placement, latest = run.config.placement, max(run.store.steps(), default=0)
-                if stop_requested() or placement.backend != "ray" or returns.count(latest) >= placement.restarts:
+                replaced = placement.backend == "ray" or isinstance(error, TransferDied)
+                if stop_requested() or not replaced or returns.count(latest) >= placement.restarts:
                     raise
                 returns.append(latest)
                 display.note(f"{recorded(error, path)}\ngoing back to the last checkpoint")

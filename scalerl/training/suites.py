@@ -243,10 +243,10 @@ class Evaluator:
             sampling, slots = Sampling(recipe.temperature, recipe.top_p, stop), self._slots(longest, sequences)
             return [torch_engine(self._policy, slots=slots, prompt_tokens=longest, rule=self._rule, sampling=sampling)]
         if not self._servers:
+            from scalerl.rollouts.kept_weights import KeptWeights
             from scalerl.rollouts.vllm.launch import server_engines
 
             count = self.config.placement.engines
-            channel: Any = None  # the servers keep the weights that they load
             slots = self.config.rollouts.slots or SERVED_SLOTS * count
             config = replace(self.config, rollouts=replace(self.config.rollouts, slots=slots))
             assert isinstance(config.model, HuggingFaceModel)
@@ -256,7 +256,7 @@ class Evaluator:
                 config, partial(load_in_engine, config, path), self._longest, self._rule, stop, None, save_state, facts,
                 self._where, server_engines, served_places(config),
             )  # fmt: skip
-            pairs = server_engines([EngineSpec(spec, channel, number) for number in range(count)], self._note)
+            pairs = server_engines([EngineSpec(spec, KeptWeights(), number) for number in range(count)], self._note)
             self._servers = [training for training, _ in pairs]
             for engine in self._servers:
                 engine.swap(0)

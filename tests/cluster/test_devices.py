@@ -23,9 +23,9 @@ from scalerl.models.sizes import Attention, ModelSizes
 from scalerl.models.weights import WeightLayout
 from scalerl.placement.devices import Host, described, devices, needs, shares_gpus, this_machine
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts, local_engines
+from scalerl.rollouts.directory import DirectoryChannel
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.vllm.nccl import NcclChannel
-from scalerl.rollouts.weights import DirectoryChannel
 from scalerl.training.backends import BACKENDS, channel_of
 from scalerl.training.resolve import resolve
 

@@ -253,7 +253,7 @@ def test_files_are_created_with_the_umask_of_the_user(place, mask):
 
     from scalerl.learner.checkpoint import save_state
     from scalerl.models.policy import Policy
-    from scalerl.rollouts.weights import DirectoryChannel
+    from scalerl.rollouts.directory import DirectoryChannel
 
     before = os.umask(mask)
     try:

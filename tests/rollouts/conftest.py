@@ -1,10 +1,28 @@
-"""Fixtures of the tests against the fake vLLM server."""
+"""Fixtures of the tests with vLLM and with its fake server."""
+
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
+import vllm_contract
 from fake_vllm import STOP, FakeVllm
 from vllm_setup import NEEDS, PLAIN, Files
 
 from scalerl.rollouts.engine import Sampling
+
+
+@pytest.fixture(scope="session")
+def vllm_source(tmp_path_factory):
+    """Return a directory with vLLM's source: of SCALERL_VLLM_PYTHON, or of the newest supported wheel on PyPI."""
+    if python := os.environ.get("SCALERL_VLLM_PYTHON"):
+        find = "import importlib.util as i; print(i.find_spec('vllm').submodule_search_locations[0])"
+        done = subprocess.run([python, "-c", find], capture_output=True, text=True, check=True)
+        return Path(done.stdout.strip()).parent
+    try:
+        return vllm_contract.unpacked(vllm_contract.supported(), tmp_path_factory.mktemp("vllm"))
+    except (OSError, TimeoutError):
+        pytest.skip("PyPI does not answer")
 
 
 @pytest.fixture
@@ -24,9 +42,9 @@ def files(tmp_path):
 @pytest.fixture
 def make(server, files, monkeypatch):
     """Return a function that makes (training, evaluating) over the server; they are closed at the end."""
+    from scalerl.rollouts.directory import DirectoryUpdates
     from scalerl.rollouts.vllm import connection, protocol
     from scalerl.rollouts.vllm.engine import vllm_engines
-    from scalerl.rollouts.vllm.updates import DirectoryUpdates
 
     monkeypatch.setattr(connection, "BACKOFF_S", 0.01)
     monkeypatch.setattr(protocol, "STREAM_INTERVAL", 3)

@@ -1,134 +1,163 @@
-"""vLLM's classes for weights over NCCL with gloo in the place of NCCL, and a server whose workers use them.
+"""vLLM's own code for weights over NCCL on CPU: gloo takes the place of the communicator, and streams do nothing.
 
-As programs: `gloo_vllm.py serve HOST PORT FILE` runs a server that writes the weights that it receives to FILE;
-`gloo_vllm.py send ADDRESS` sends version 3 to it.
+Trainer and worker run vLLM's classes, its packed tensors, its rendezvous and its messages. Real servers load it through
+gloo_worker.py, trainers call `replace` if vLLM is installed and `use` otherwise. As programs, with vLLM's worker-side
+engine behind the routes of the fake server:
+
+    gloo_vllm.py serve SOURCE HOST PORT FILE     writes the weights that it receives to FILE
+    gloo_vllm.py send SOURCE ADDRESS             sends versions 1 to 3 to it
+
+SOURCE is a directory with vLLM's Python files in `vllm/`: only those of the transfer are loaded.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
 import time
 import types
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import torch
 import torch.distributed as dist
-from fake_vllm import FakeVllm, Handler
 
 LIMIT = timedelta(seconds=20)
+TRANSFER = "vllm.distributed.weight_transfer"
+LOADED = ("base", "factory", "nccl_common", "nccl_engine", "packed_tensor")
+"""vLLM's modules of the transfer over NCCL."""
+BUFFER = 24
+"""Bytes of a packed buffer in tests: the tensors of `weights` need two."""
+
+# ------------------------------------------------------------------------------- what is replaced, in any process
 
 
-def join(address: str, port: int, rank: int, size: int) -> Any:
-    """Join a group as vLLM does: rank 0 listens on the address, the others connect to it."""
-    listen = {}
-    if rank == 0:
-        listening = socket.create_server((address, port))
-        listen = {"master_listen_fd": listening.detach()}
-    store = dist.TCPStore(address, port, size, rank == 0, LIMIT, use_libuv=False, **listen)
-    return dist.ProcessGroupGloo(store, rank, size, LIMIT)
+class Gloo:
+    """Stands for PyNcclCommunicator, over the rendezvous that vLLM has made."""
+
+    def __init__(self, group: Any, device: Any) -> None:
+        store = dist.PrefixStore("gloo", group.store)
+        self._group = dist.ProcessGroupGloo(store, group.rank, group.world_size, LIMIT)
+
+    def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
+        self._group.broadcast(torch.Tensor.as_subclass(tensor, torch.Tensor), src).wait()
+
+    def destroy(self) -> None:
+        self._group = None
+
+
+class Stream:
+    """Stands for streams and events of a device: everything has happened when it was called."""
+
+    def __init__(self, device: Any = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def record(self, stream: Any) -> None: ...
+
+    def wait_event(self, event: Any) -> None: ...
+
+
+class Buffer(torch.Tensor):
+    """A tensor on the CPU that takes streams."""
+
+    def record_stream(self, stream: Any) -> None: ...
+
+
+class Torch:
+    """torch as vLLM's transfer sees it."""
+
+    Event = Stream
+    cuda = types.SimpleNamespace(
+        Stream=Stream, stream=contextlib.nullcontext, current_stream=Stream, is_available=lambda: False
+    )
+    accelerator = types.SimpleNamespace(
+        current_device_index=lambda: 0, current_stream=Stream, synchronize=lambda: None, is_available=lambda: False
+    )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def empty(*sizes: Any, **options: Any) -> torch.Tensor:
+        return torch.empty(*sizes, **options).as_subclass(Buffer)
+
+
+def replace() -> None:
+    """Put gloo and `Torch` into vLLM's modules."""
+    import vllm.distributed.device_communicators.pynccl as pynccl
+
+    for name in LOADED:
+        module = __import__(f"{TRANSFER}.{name}", fromlist=["torch"])
+        if hasattr(module, "torch"):
+            module.torch = Torch()
+    pynccl.PyNcclCommunicator = Gloo
+
+
+# --------------------------------------------------------------------------------------------- from the source alone
+
+
+class Absent(types.ModuleType):
+    """Stands for modules of vLLM that its transfer imports and does not need here: loggers, settings, reloading."""
+
+    __path__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return 128 if name.isupper() else type(name, (), {}) if name[0].isupper() else MagicMock()
 
 
 @dataclass
-class InitInfo:
-    """Stands for NCCLTrainerInitInfo."""
+class Finder:
+    """Finds vLLM's modules of the transfer in a directory, and `Absent` for all others."""
 
-    rank: int
-    master_address: str
-    master_port: int
-    world_size: int
-    packed_buffer_size_bytes: int
+    source: Path
 
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name.partition(".")[0] not in ("vllm", "pybase64"):
+            return None
+        if name in {f"{TRANSFER}.{part}" for part in LOADED} | {"vllm.distributed.utils"}:
+            return spec_from_file_location(name, self.source.joinpath(*name.split(".")).with_suffix(".py"))
+        return ModuleSpec(name, self, is_package=True)
 
-class Trainer:
-    """Stands for NCCLTrainerWeightTransferEngine, which follows the same order of requests and broadcasts."""
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        return Absent(spec.name)
 
-    @classmethod
-    def trainer_init(cls, info: InitInfo, *, client: Any, source: Any) -> Trainer:
-        made = cls()
-        made.client, made.source = client, source
-        where = {"master_address": info.master_address, "master_port": info.master_port}
-        with ThreadPoolExecutor(1) as threads:
-            asked = threads.submit(
-                client.init_weight_transfer_engine, {**where, "rank_offset": 1, "world_size": info.world_size}
-            )
-            made.group = join(info.master_address, info.master_port, 0, info.world_size)
-            asked.result()
-        return made
-
-    def send_weights(self) -> None:
-        places = [(meta.name, str(meta.dtype)[6:], list(meta.shape)) for meta in self.source.metadata()]
-        self.client.start_weight_update()
-        with ThreadPoolExecutor(1) as threads:
-            asked = threads.submit(self.client.update_weights, {"places": places})
-            for _, tensor in self.source:
-                self.group.broadcast(tensor.contiguous(), 0).wait()
-            asked.result()
-        self.client.finish_weight_update()
-
-    def shutdown(self) -> None:
-        self.group = None
+    def exec_module(self, module: types.ModuleType) -> None: ...
 
 
-class WorkerHandler(Handler):
-    """The routes for weights, with one worker in a group."""
-
-    def on_init_weight_transfer_engine(self, body: dict) -> None:
-        info = body["init_info"]
-        self.fake.bodies.append(body)
-        try:
-            self.fake.group = join(info["master_address"], info["master_port"], info["rank_offset"], info["world_size"])
-        except (RuntimeError, dist.DistError) as error:
-            return self.answer(500, {"error": str(error)[:300]})
-        self.answer(200, {})
-
-    def on_shutdown_weight_transfer_engine(self, body: dict | None) -> None:
-        if self.fake.stuck:
-            time.sleep(30.0)  # its workers wait inside NCCL
-        assert not self.fake.partial, "vLLM does not leave a group during an update"
-        self.fake.group = None
-        self.answer(200, {})
-
-    def on_update_weights(self, body: dict) -> None:
-        got = {}
-        for name, dtype, shape in body["update_info"]["places"]:
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-            try:
-                self.fake.group.broadcast(tensor, 0).wait()
-            except RuntimeError as error:
-                return self.answer(500, {"error": str(error)[:300]})
-            got[name] = tensor.tolist()
-        master = self.fake.bodies[-1]["init_info"]["master_address"]
-        Path(self.fake.file).write_text(json.dumps({"weights": got, "master": master}))
-        self.answer(200, {})
+def use(source: Path) -> None:
+    """Make the transfer of an unpacked vLLM importable in this process, over gloo."""
+    sys.meta_path.insert(0, Finder(source))
+    replace()
 
 
-def install(modules: Any = sys.modules) -> None:
-    """Make the classes importable under vLLM's names."""
-    parent = "vllm.distributed.weight_transfer"
-    base, engine, factory = (types.ModuleType(f"{parent}.{name}") for name in ("base", "nccl_engine", "factory"))
-    base.ParamMeta = lambda name, dtype, shape: types.SimpleNamespace(name=name, dtype=dtype, shape=shape)
-    base.WeightSource, engine.NCCLTrainerInitInfo, factory.WeightTransferTrainerFactory = object, InitInfo, Trainer
-    packages = [types.ModuleType(name) for name in ("vllm", "vllm.distributed", parent)]
-    modules.update({module.__name__: module for module in (*packages, base, engine, factory)})
+# -------------------------------------------------------------------------------------------------- what tests send
 
 
 def weights(version: int) -> list[tuple[str, torch.Tensor]]:
-    return [("a", torch.full((2, 3), float(version))), ("b", torch.arange(4).to(torch.bfloat16) * version)]
+    """Return three tensors of 24, 8 and 20 bytes."""
+    return [
+        ("a", torch.full((2, 3), float(version))),
+        ("b", torch.arange(4).to(torch.bfloat16) * version),
+        ("c", torch.arange(5.0) - version),
+    ]
 
 
 def channel_to(*servers: str, **options: Any) -> Any:
-    """Return a channel for `weights`, over gloo, whose servers have been announced."""
+    """Return a channel for `weights` whose servers have been announced."""
     from scalerl.models.weights import WeightLayout
     from scalerl.rollouts.vllm.nccl import NcclChannel
 
@@ -142,31 +171,91 @@ def channel_to(*servers: str, **options: Any) -> Any:
 class Sender:
     """The learner of one rank, whose send sends `weights`; made inside the process of the rank."""
 
+    source: Path
     kills: int = 0
-    """Process that dies between the two tensors of version 2."""
+    """Process that dies between the two buffers of version 2."""
 
     def __call__(self) -> Sender:
-        install()
+        from scalerl.rollouts.vllm import nccl
+
+        use(self.source)
+        nccl.BUFFER = BUFFER
         return self
 
     def send(self, version: int, channel: Any) -> None:
         channel.send(version, self.weights(version))
 
     def weights(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        for number, pair in enumerate(weights(version)):
-            if number == 1 and version == 2 and self.kills:
+        for name, tensor in weights(version):
+            if name == "c" and version == 2 and self.kills:
                 os.kill(self.kills, signal.SIGKILL)
                 self.kills = 0
-            yield pair
+            yield name, tensor
+
+
+# ---------------------------------------------------------------------------------------------------------- programs
+
+
+def serve(host: str, port: int, file: Path) -> None:
+    """Run a server without a model: the fake's routes, and one worker with vLLM's engine."""
+    from fake_vllm import FakeVllm, Handler
+
+    engine_of = __import__(f"{TRANSFER}.nccl_engine", fromlist=["x"]).NCCLWeightTransferEngine
+    place = types.SimpleNamespace(data_parallel_index=0, world_size=1, rank=0)
+    received: dict[str, Any] = {}
+
+    class Model(torch.nn.Module):
+        def load_weights(self, pairs: Any) -> None:
+            received.update({name: tensor.tolist() for name, tensor in pairs})
+
+    engine = engine_of(None, types.SimpleNamespace(parallel_config=place, model_config=None), "cpu", Model())
+    stuck = threading.Event()
+
+    class WorkerHandler(Handler):
+        def call(self, function: Any, *values: Any) -> None:
+            try:
+                function(*values)
+            except (RuntimeError, ValueError, dist.DistError) as error:
+                return self.answer(500, {"error": str(error)[:300]})
+            self.answer(200, {})
+
+        def on_init_weight_transfer_engine(self, body: dict) -> None:
+            received["master"] = body["init_info"]["master_address"]
+            self.call(lambda: engine.init_transfer_engine(engine.parse_init_info(body["init_info"])))
+
+        def on_shutdown_weight_transfer_engine(self, body: dict | None) -> None:
+            if stuck.is_set():
+                time.sleep(30.0)  # its workers wait inside NCCL
+            assert not self.fake.partial, "vLLM does not leave a group during an update"
+            self.call(engine.shutdown)
+
+        def on_update_weights(self, body: dict) -> None:
+            def update() -> None:
+                engine.update_weights(body["update_info"])
+                file.write_text(json.dumps(received))
+
+            self.call(update)
+
+    with FakeVllm(port, host=host, handler=WorkerHandler) as server:
+        signal.signal(signal.SIGUSR1, lambda *_: stuck.set())
+        print(server.address, flush=True)
+        threading.Event().wait()
+
+
+def main(word: str, source: str, *words: str) -> None:
+    """Run one of the programs."""
+    use(Path(source))
+    if word == "serve":
+        host, port, file = words
+        return serve(host, int(port), Path(file))
+    from scalerl.rollouts.vllm import nccl
+
+    nccl.BUFFER = BUFFER
+    channel = channel_to(words[0], timeout_s=40.0)
+    for version in (1, 2, 3):
+        channel.send(version, weights(version))
+    print("sent", flush=True)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        with FakeVllm(int(sys.argv[3]), host=sys.argv[2], handler=WorkerHandler) as server:
-            server.file, server.stuck = sys.argv[4], "stuck" in sys.argv
-            signal.signal(signal.SIGUSR1, lambda *_: setattr(server, "stuck", True))
-            print(server.address, flush=True)
-            threading.Event().wait()
-    install()
-    channel_to(sys.argv[2], timeout_s=40.0).send(3, weights(3))
-    print("sent", flush=True)
+    main(*sys.argv[1:])

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from coordinator_runs import (
     ACTIVATIONS,
@@ -30,6 +31,7 @@ from scalerl.rollouts.activation import AtTick, OnArrival
 from scalerl.rollouts.coordinator import Coordinator, Update, sample_key
 from scalerl.rollouts.engine import Finished, Occupancy, Request, Stopped, Work, generate
 from scalerl.rollouts.schedule import PipelineSchedule
+from scalerl.types import Rollout
 
 schedules = pytest.mark.parametrize("schedule", PIPELINES + ROUNDS, ids=lambda s: "-".join(map(str, s)))
 activations = pytest.mark.parametrize("activation", [*ACTIVATIONS, "on arrival"])
@@ -332,6 +334,9 @@ def test_parked_sequences_are_counted_times_the_time_that_they_wait():
     assert restored.stats().parked_s == coordinator.stats().parked_s
 
 
+ROLLOUT = Rollout(*map(np.array, ([1], [-0.5], [7], [True])), truncated=False, interrupted=False)
+
+
 class Server:
     """Two engines over one server: the first samples three tokens for each of the 5 tokens of the second."""
 
@@ -351,7 +356,7 @@ class Server:
     def poll(self, timeout_s):
         time.sleep(0.02)
         self.work, self.training.work = self.work + Work(tokens=1), self.training.work + Work(tokens=3)
-        return [Finished(self._left.pop(0), None)]
+        return [Finished(self._left.pop(0), ROLLOUT)]
 
 
 def test_training_tokens_sampled_during_an_evaluation_count_as_generation():

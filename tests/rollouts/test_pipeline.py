@@ -3,7 +3,6 @@
 import random
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +15,8 @@ from scalerl.core.processes import ProcessDied
 from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.pipeline import Interrupted, Pipeline, WorkerDied
-from scalerl.rollouts.weights import SharedMemoryChannel
+from scalerl.rollouts.shared_memory import SharedMemoryChannel
+from scalerl.rollouts.weights import WeightChannel
 
 
 def train(spec, updates, delay=lambda: 0.0, shared=False):
@@ -127,7 +127,8 @@ def test_a_channel_into_running_engines_gets_the_first_weights_when_they_are_rea
             events.append("ready")
             return "ready", None
 
-    channel = SimpleNamespace(capacity=2, into_engines=into_engines)
+    channel = WeightChannel()
+    channel.capacity, channel.into_engines = 2, into_engines
     pipeline = Pipeline(None, channel, Scored, launch=Process)
     pipeline.start(lambda version, channel: events.append(f"sent {version}"), 4)
     pipeline.wait_ready()

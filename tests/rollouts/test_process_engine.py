@@ -13,7 +13,7 @@ from scalerl.models.policy import Policy
 from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.engine import Request
 from scalerl.rollouts.process_engine import EngineDied, EngineProcess
-from scalerl.rollouts.weights import SharedMemoryChannel
+from scalerl.rollouts.shared_memory import SharedMemoryChannel
 
 
 @pytest.fixture

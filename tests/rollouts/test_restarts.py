@@ -13,7 +13,7 @@ from scalerl.config.placement import Placement
 from scalerl.config.recipe import PipelineRL
 from scalerl.rollouts.activation import OnArrival
 from scalerl.rollouts.coordinator import Coordinator, Update
-from scalerl.rollouts.engine import Request, Work
+from scalerl.rollouts.engine import NO_WEIGHTS, Request, Work
 from scalerl.rollouts.free_running import FreeRunner, Report
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.slot_engine import SlotEngine
@@ -130,12 +130,54 @@ def test_unfinished_sequences_of_a_dead_engine_are_sampled_again_with_the_latest
     world.lives[0].dead = True
     assert world.engine.poll() == [] and world.lives[0].killed
     world.engine.swap(7)
-    assert world.engine.version == 7  # while it is dead, it does not hold back others
+    assert world.engine.version == NO_WEIGHTS  # 7 is only requested
     again = wait_for(lambda more: len(more) == left, world.engine)
     assert sorted(f.id for f in finished + again) == [(i, 0) for i in range(40)]
     assert {int(v) for f in again for v in f.rollout.versions} == {7}
     assert (world.engine.work.restarts, world.engine.work.resampled) == (1, left)
     assert len(world.lives) == 2 and "40" not in world.notes[0] and f"its {left} unfinished" in world.notes[0]
+
+
+def test_the_version_in_use_is_never_one_that_was_only_requested():
+    """Over random swaps and deaths, it is what the living engine loaded last; it samples with nothing else."""
+    rng, world = random.Random(5), World(swap_s=0.01)
+    for version in range(12):
+        world.engine.swap(version)
+        assert world.engine.version != version  # the transfer takes time
+        if rng.random() < 0.5:
+            world.lives[-1].dead = True
+        until = time.monotonic() + 20.0
+        while world.engine.version != version:
+            assert time.monotonic() < until
+            world.engine.poll(0.001)
+            loaded = world.lives[-1].engines[0].version
+            assert world.engine.version in (NO_WEIGHTS, *range(version)) or world.engine.version == loaded
+        world.engine.submit(requests(1, first=version))
+        finished = wait_for(lambda found: len(found) == 1, world.engine)
+        assert {int(v) for v in finished[0].rollout.versions} == {version}
+    assert len(world.lives) > 3
+
+
+@pytest.mark.parametrize("dead", [1, 2])
+def test_engines_without_weights_hold_back_no_version_and_keep_only_what_they_will_load(dead):
+    """Two engines, one or both of which die and do not come back: updates become active, old versions are released."""
+    worlds = [World() for _ in range(2)]
+    schedule = SCHEDULES["pipeline"](PipelineRL(max_lag=4), 1, OnArrival())
+    coordinator = Coordinator([w.engine for w in worlds], schedule, 1, seed=0, evaluators=[w.evaluator for w in worlds])
+    coordinator.begin(0, tuple(map(visit_of, range(12))))
+    until = time.monotonic() + 20.0
+    while not coordinator.step():
+        assert time.monotonic() < until
+    for world in worlds[:dead]:
+        world.restarter._make = lambda: time.sleep(60.0)  # a start that takes long
+        world.lives[-1].dead = True
+        world.engine.poll()
+    coordinator.receive(Update(1, True, ()))
+    while schedule.active < 1:
+        assert time.monotonic() < until
+        coordinator.step()
+    assert [world.engine.version for world in worlds] == [NO_WEIGHTS, NO_WEIGHTS if dead == 2 else 1]
+    assert coordinator.sampling_version == 1 and coordinator.needed_versions() == {1}
 
 
 CALLS = {
@@ -155,7 +197,7 @@ def test_an_engine_that_died_since_the_last_poll_is_replaced_at_the_next_call(ca
     world.lives[0].dead = True
     CALLS[call](world)
     assert world.lives[0].killed and "unfinished sequences are sampled again" in world.notes[0]
-    assert world.engine.occupancy().busy and world.engine.version == (7 if call == "swap" else 3)
+    assert world.engine.occupancy().busy and world.engine.version == NO_WEIGHTS
     expected = {(i, 0) for i in range(30 if call == "cancel" else 40)}
     expected |= {(i, 0) for i in range(90, 100)} if call == "submit" else {f.id for f in finished}
     finished += wait_for(lambda more: len(finished) + len(more) == len(expected), world.engine)

@@ -15,6 +15,7 @@ from vllm_setup import PLAIN, agree, drain, prompts_of, requests, wait_for
 
 from scalerl.rollouts.activation import OnArrival
 from scalerl.rollouts.coordinator import Coordinator, Update
+from scalerl.rollouts.directory import DirectoryUpdates
 from scalerl.rollouts.engine import Finished, Request, Sampling, generate
 from scalerl.rollouts.interrupt import NEVER, LengthRule, forced_tokens
 from scalerl.rollouts.local.slots import SlotTable
@@ -22,7 +23,6 @@ from scalerl.rollouts.schedule import PipelineSchedule
 from scalerl.rollouts.vllm.connection import _settle
 from scalerl.rollouts.vllm.protocol import BadAnswer, Chunk, Span
 from scalerl.rollouts.vllm.sequence import TokenSequence
-from scalerl.rollouts.vllm.updates import DirectoryUpdates
 from scalerl.types import Prompt, Visit
 
 # --------------------------------------------------------------------------------------------------------- generation
@@ -190,7 +190,7 @@ HOLD = """
 import pathlib, sys
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from vllm_setup import Files
-from scalerl.rollouts.vllm.updates import DirectoryUpdates
+from scalerl.rollouts.directory import DirectoryUpdates
 print(DirectoryUpdates(Files(pathlib.Path(sys.argv[3])), int(sys.argv[4])).hold(3))
 """
 

@@ -19,12 +19,15 @@ from scalerl.models.sizes import Attention, ModelSizes
 from scalerl.models.weights import WeightLayout
 from scalerl.placement.choices import channel_name
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
+from scalerl.rollouts.channels import CHANNELS
+from scalerl.rollouts.directory import DirectoryChannel
 from scalerl.rollouts.engine import RoutingShape
+from scalerl.rollouts.kept_weights import KeptWeights
+from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.vllm.checks import Needs
 from scalerl.rollouts.vllm.launch import _server_spec, server_engines, server_life
 from scalerl.rollouts.vllm.nccl import NcclChannel
-from scalerl.rollouts.vllm.updates import UPDATES
-from scalerl.rollouts.weights import DirectoryChannel
+from scalerl.rollouts.vllm.server import command
 from scalerl.training.resolve import resolve
 
 
@@ -174,8 +177,35 @@ def test_a_server_that_sends_nothing_at_all_is_used_again_after_the_limit_of_sil
         assert "no token" in note and "placement.silence_timeout_s" in note and engine.work.restarts == 1
 
 
-def test_the_documented_server_takes_weights_by_the_default_channel_on_gpus():
+def test_the_documented_server_takes_weights_by_the_default_channel_on_gpus(tmp_path):
     config = RunConfig(hardware=Hardware(device="cuda"), placement=Placement(engine="vllm", servers=("http://x:1",)))
     page = (Path(__file__).parents[2] / "docs/vllm.md").read_text()
     (backend,) = re.findall(r"--weight-transfer-config '(.*?)' --worker-extension-cls", page)
-    assert json.loads(backend) == {"backend": UPDATES[channel_name(config)].backend}
+    channel = CHANNELS[channel_name(config)](WeightLayout.of([]), tmp_path, config.placement)
+    assert json.loads(backend) == {"backend": channel.updates(0).backend}
+
+
+def test_servers_that_keep_their_weights_are_started_without_a_transfer_and_need_none(tmp_path):
+    """As in `scalerl eval`: nobody sends, whatever `rollouts.weights` says."""
+    with FakeVllm() as server:
+        server.settings["weight_transfer_config"] = None
+        spec = dataclasses.replace(spec_of(server.address, tmp_path), channel=KeptWeights())
+        assert "--weight-transfer-config" not in command(
+            _server_spec(spec, Needs(VOCABULARY, 42, 16, spec.channel.updates(0).backend), {}), 1, "n"
+        )
+        ((engine, _),) = server_engines([spec], print)
+        engine.swap(0)
+        engine.submit(requests(4))
+        assert {int(v) for done in collect(engine, 4) for v in done.rollout.versions} == {0}
+        assert engine.version == 0 and not any("weight_update" in call for call in server.calls)
+
+
+def test_a_server_whose_weights_another_client_replaces_is_not_evaluated(tmp_path):
+    notes = []
+    with FakeVllm() as server:
+        server.label = "7"
+        spec = dataclasses.replace(spec_of(server.address, tmp_path), channel=KeptWeights())
+        ((engine, _),) = server_engines([spec], notes.append)
+        engine.swap(0)
+        with pytest.raises(EngineDied, match="reports version 7"):
+            collect(engine, 1)

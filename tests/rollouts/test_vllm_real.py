@@ -12,6 +12,7 @@ from vllm_setup import drain, prompts_of, wait_for
 
 from scalerl.core.rng import stream_key
 from scalerl.models.policy import Policy
+from scalerl.rollouts.directory import DirectoryChannel, DirectoryUpdates
 from scalerl.rollouts.engine import Request, Sampling, generate
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.process_engine import EngineDied
@@ -20,8 +21,6 @@ from scalerl.rollouts.vllm import connection, protocol
 from scalerl.rollouts.vllm.checks import Needs
 from scalerl.rollouts.vllm.engine import vllm_engines
 from scalerl.rollouts.vllm.server import Server, ServerSpec
-from scalerl.rollouts.vllm.updates import DirectoryUpdates
-from scalerl.rollouts.weights import DirectoryChannel
 from scalerl.types import Prompt, Visit
 
 PYTHON = os.environ.get("SCALERL_VLLM_PYTHON", "")

@@ -8,13 +8,13 @@ import pytest
 from fake_vllm import FakeVllm
 from vllm_setup import Files, drain, wait_for
 
+from scalerl.rollouts.directory import DirectoryUpdates
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.vllm import protocol
 from scalerl.rollouts.vllm.checks import Needs
 from scalerl.rollouts.vllm.engine import vllm_engines
-from scalerl.rollouts.vllm.updates import DirectoryUpdates
 
 EXCHANGES = json.loads(Path(__file__).with_name("vllm_recorded.json").read_text())
 

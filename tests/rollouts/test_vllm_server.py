@@ -368,10 +368,10 @@ def test_a_server_ignores_a_hangup_and_can_be_terminated(tmp_path):
 def test_an_engine_reports_at_once_how_its_server_died(spec, tmp_path):
     from vllm_setup import PLAIN, Files, drain, requests
 
+    from scalerl.rollouts.directory import DirectoryUpdates
     from scalerl.rollouts.engine import Sampling
     from scalerl.rollouts.process_engine import EngineDied
     from scalerl.rollouts.vllm.engine import vllm_engines
-    from scalerl.rollouts.vllm.updates import DirectoryUpdates
 
     server = Server(spec)
     server.wait_ready()

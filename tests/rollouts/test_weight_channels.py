@@ -8,12 +8,15 @@ import pytest
 import torch
 from engine_builds import answer_weights
 
+from scalerl.config.placement import Placement
 from scalerl.models.weights import WeightLayout
-from scalerl.rollouts.weights import CHANNELS, DirectoryChannel
+from scalerl.rollouts.channels import CHANNELS
+from scalerl.rollouts.directory import DirectoryChannel
 
 SHAPES = {"scalar": (), "one": (1,), "odd": (3, 5, 7), "seventeen": (17,), "empty": (0, 4), "matrix": (33, 31)}
 
-channels = pytest.mark.parametrize("kind", list(CHANNELS))
+STORED = ["shared-memory", "directory"]
+channels = pytest.mark.parametrize("kind", STORED)
 
 
 def weights(seed):
@@ -27,7 +30,7 @@ def weights(seed):
 
 
 def make(kind, path):
-    return CHANNELS[kind](WeightLayout.of(weights(0).items()), path)
+    return CHANNELS[kind](WeightLayout.of(weights(0).items()), path, Placement())
 
 
 def equal(received, sent):

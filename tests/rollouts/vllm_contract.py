@@ -43,6 +43,17 @@ def newest(count: int = 2) -> list[str]:
     return list(by_minor.values())[:count]
 
 
+def supported() -> str:
+    """Return the newest version on PyPI that scalerl supports.
+
+    Raises:
+        OSError: PyPI does not answer.
+    """
+    from scalerl.rollouts.vllm.checks import NEWEST
+
+    return next(v for v in newest(5) if tuple(map(int, v.split(".")[:2])) < NEWEST)
+
+
 def unpacked(version: str, place: Path) -> Path:
     """Download a version's wheel without dependencies, unpack its Python files into a directory, and return it.
 
@@ -301,87 +312,28 @@ def missing(where: str, used: Iterable[str], existing: set[str]) -> Iterator[str
     yield from (f"{where} has no {name!r}" for name in sorted(set(used) - existing))
 
 
-TRANSFER = """
-import logging, sys, types
-from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_file_location
-from pathlib import Path
-import torch
-from scalerl.models.weights import WeightLayout
-from scalerl.rollouts.vllm.nccl import BUFFER, weight_source
-root = Path(sys.argv[1])
-parts = ("base", "nccl_engine", "nccl_common", "packed_tensor", "factory")
-real = {"vllm.distributed.weight_transfer." + part for part in parts}
-
-class Absent(types.ModuleType):  # stands for modules of vLLM that its transfer code imports and does not use here
-    __path__ = []
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return 128 if name.isupper() else type(name, (), {}) if name[0].isupper() else lambda *a: logging.getLogger()
-
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("vllm", "pybase64") and name not in real:
-            return ModuleSpec(name, self, is_package=True)
-        if name in real:
-            return spec_from_file_location(name, root.joinpath(*name.split(".")).with_suffix(".py"))
-    def create_module(self, spec):
-        return Absent(spec.name)
-    def exec_module(self, module):
-        pass
-
-sys.meta_path.insert(0, Finder())
-from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
-import vllm.distributed.weight_transfer.nccl_engine
-theirs = sys.modules["vllm.distributed.weight_transfer.nccl_engine"]
-
-sent, calls = [], []
-
-class Group:  # in the place of NCCL
-    def broadcast(self, tensor, src, stream=None):
-        sent.append(tensor.clone())
-
-class Client:
-    def init_weight_transfer_engine(self, init_info): calls.append(("init", init_info))
-    def start_weight_update(self): calls.append(("start",))
-    def update_weights(self, update_info): calls.append(("update", update_info))
-    def finish_weight_update(self, weight_version=None): calls.append(("finish",))
-
-def packed(iterator, group, src, post_iter_func, buffer_size_bytes, num_buffers):
-    from vllm.distributed.weight_transfer.packed_tensor import pack_tensors
-    while (chunk := pack_tensors(iterator, post_iter_func, buffer_size_bytes)) is not None:
-        group.broadcast(chunk.packed_tensor, src)
-
-theirs.packed_nccl_broadcast_producer = packed  # without streams
-theirs.open_trainer_endpoint = lambda info: Group()
-pairs = lambda v: [("a", torch.full((2, 3), float(v))), ("b", (torch.arange(4) * v).to(torch.bfloat16))]
-info = theirs.NCCLTrainerInitInfo(
-    rank=0, master_address="127.0.0.1", master_port=1, world_size=2, packed_buffer_size_bytes=BUFFER
-)
-source = weight_source(WeightLayout.of(pairs(0)))
-engine = WeightTransferTrainerFactory.trainer_init(info, client=Client(), source=source)
-for version in (1, 2):
-    source.weights = iter(pairs(version))
-    engine.send_weights()
-names = [call[0] for call in calls]
-assert names == ["init", *["start", "update", "finish"] * 2], names
-assert calls[0][1]["rank_offset"] == 1 and calls[2][1]["names"] == ["a", "b"], calls
-for version, tensor in zip((1, 2), sent, strict=True):
-    expected = torch.cat([t.contiguous().view(-1).view(torch.uint8) for _, t in pairs(version)])
-    assert torch.equal(tensor, expected)
-print("sent", len(sent))
-"""
-"""Sends two versions with vLLM's own trainer-side classes; only NCCL and its streams are replaced."""
-
-
 def check_transfer(source: Source) -> Iterator[str]:
-    """Yield why vLLM's own trainer-side code does not send scalerl's weights."""
-    words = [sys.executable, "-c", TRANSFER, str(source.place)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment)
-    if done.stdout.strip() != "sent 2":
-        yield f"vLLM's transfer of two versions: {done.stderr.strip().splitlines()[-1:] or done.stdout}"
+    """Yield why vLLM's own code, of trainer and worker, does not move scalerl's weights: three versions over gloo."""
+    program = [sys.executable, str(Path(__file__).with_name("gloo_vllm.py"))]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    options = {"env": environment, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "received"
+        serve = [*program, "serve", str(source.place), "127.0.0.1", "0", str(file)]
+        with subprocess.Popen(serve, **options) as server:
+            address = server.stdout.readline().strip() if server.stdout else ""
+            done = subprocess.run([*program, "send", str(source.place), address], **options, timeout=120)
+            server.kill()
+            errors = server.stderr.read() if server.stderr else ""
+        if done.stdout.strip() != "sent":
+            yield f"vLLM's transfer: {done.stderr.strip().splitlines()[-1:]}; the server: {errors.splitlines()[-1:]}"
+        else:
+            from gloo_vllm import weights
+
+            received = json.loads(file.read_text())
+            for name, tensor in weights(3):
+                if received.get(name) != tensor.tolist():
+                    yield f"vLLM's transfer: {name} should be {tensor.tolist()}, is {received.get(name)}"
 
 
 CHECKS = (check_routes, check_answers, check_command_line, check_imports, check_worker, check_client, check_transfer)

@@ -9,12 +9,13 @@ from scalerl.core.rng import stream_key
 from scalerl.rollouts.engine import Request
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.vllm.checks import Needs
+from scalerl.rollouts.weights import WeightChannel
 
 PLAIN = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=40)
 NEEDS = Needs(vocabulary=VOCABULARY, positions=200, sequences=12, backend="scalerl_directory")
 
 
-class Files:
+class Files(WeightChannel):
     """A weight channel without weights: the fake server reads the version from the file name."""
 
     def __init__(self, path):

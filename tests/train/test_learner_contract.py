@@ -34,7 +34,8 @@ from scalerl.learner.single import SingleLearner
 from scalerl.models.build import with_adapters
 from scalerl.models.policy import Policy, load_policy
 from scalerl.models.weights import WeightLayout
-from scalerl.rollouts.weights import DirectoryChannel, SharedMemoryChannel
+from scalerl.rollouts.directory import DirectoryChannel
+from scalerl.rollouts.shared_memory import SharedMemoryChannel
 
 MODELS = ("qwen3", "qwen3-untied", "qwen3-moe", "qwen3-moe-untied")
 FEW = "two experts"  # on three ranks, which split another axis

@@ -21,8 +21,8 @@ from scalerl.models.lora import LoraPolicy, target_names
 from scalerl.models.policy import Policy, load_policy, rounding
 from scalerl.models.rows import Rows
 from scalerl.models.sizes import Attention, ModelSizes, of_model
+from scalerl.rollouts.directory import DirectoryChannel
 from scalerl.rollouts.replay import check_current
-from scalerl.rollouts.weights import DirectoryChannel
 
 peft = pytest.importorskip("peft")
 

@@ -1,12 +1,18 @@
 """Records of a dead process: one line for the user, and its traceback in errors.log."""
 
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
-from scalerl.core.processes import fault
-from scalerl.learner.ranks import LearnerDied
+from scalerl.config.placement import Placement
+from scalerl.core.errors import RunFailed
+from scalerl.core.processes import ProcessDied, fault
+from scalerl.learner.ranks import LearnerDied, LearnerGroup, TransferDied
+from scalerl.rollouts.pipeline import WorkerDied
 from scalerl.rollouts.process_engine import EngineDied
+from scalerl.rollouts.weights import WeightChannel
+from scalerl.training import complete
 from scalerl.training.run_dir import recorded
 
 
@@ -40,3 +46,65 @@ def test_a_full_disk_does_not_hide_the_message(tmp_path):
 def test_an_error_with_a_traceback_survives_pickling(kind):
     back = pickle.loads(pickle.dumps(kind("it failed", "Traceback ...")))
     assert (str(back), back.trace) == ("it failed", "Traceback ...")
+
+
+class Run:
+    """Runs of one directory: each start of training raises the next error of a list, and then one ends well."""
+
+    def __init__(self, monkeypatch, tmp_path, errors, backend="local", restarts=3):
+        self.errors, self.starts, self.closed, self.notes = list(errors), 0, 0, []
+        self.path, self.placement = tmp_path, Placement(backend=backend, restarts=restarts)
+        monkeypatch.setattr(complete, "_trained", self.train)
+        monkeypatch.setattr(complete, "resume", lambda path, steps, display, stop: self.session())
+
+    def session(self):
+        self.starts += 1
+
+        def close():
+            self.closed += 1
+
+        records = SimpleNamespace(directory=SimpleNamespace(path=self.path), ended=lambda state: None, points=[1])
+        store = SimpleNamespace(steps=lambda: [7])
+        config = SimpleNamespace(placement=self.placement)
+        return SimpleNamespace(records=records, config=config, store=store, close=close)
+
+    def train(self, session):
+        if self.errors:
+            raise self.errors.pop(0)
+        return complete.Ended(self.path, [], True)
+
+    def complete(self):
+        display = SimpleNamespace(start=lambda: None, stop=lambda: None, note=self.notes.append)
+        return complete.complete(lambda *arguments: self.session(), display, lambda: False)
+
+
+def test_a_run_on_one_machine_survives_a_transfer_that_its_trainer_could_not_end(monkeypatch, tmp_path):
+    """As it survives a server that dies a second earlier; other deaths of the trainer end it."""
+    run = Run(monkeypatch, tmp_path, [TransferDied("trainer rank 1 of 1 did not answer in time")] * 3)
+    assert run.complete().finished and run.starts == 4 and run.closed == 4
+    assert len(run.notes) == 3 and "going back to the last checkpoint" in run.notes[0]
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [[TransferDied("late")] * 4, [LearnerDied("killed")], [WorkerDied("ended")], [TransferDied("a"), LearnerDied("b")]],
+)
+def test_a_run_on_one_machine_ends_with_other_deaths_and_after_its_restarts(errors, monkeypatch, tmp_path):
+    run = Run(monkeypatch, tmp_path, errors)
+    with pytest.raises(RunFailed, match=f"{errors[-1]}.*\n?.*continue with: scalerl resume"):
+        run.complete()
+    assert run.starts == len(errors)
+
+
+@pytest.mark.parametrize(("into_engines", "kind"), [(True, TransferDied), (False, LearnerDied)])
+def test_only_a_transfer_into_running_engines_counts_as_one_that_the_engines_may_have_stopped(into_engines, kind):
+    class Ranks:
+        def call(self, method, *arguments, timeout_s):
+            raise LearnerDied("trainer rank 1 of 1 was killed", "Traceback ...")
+
+    channel = WeightChannel()
+    channel.into_engines = into_engines
+    group = LearnerGroup(Ranks(), [channel], step_timeout_s=1, transfer_timeout_s=1)
+    with pytest.raises(ProcessDied) as caught:
+        group.send(1, channel)
+    assert type(caught.value) is kind and caught.value.trace == "Traceback ..."

@@ -137,7 +137,7 @@ def _check_development_mode(address: str, client: httpx.Client) -> None:
 def _check_settings(address: str, client: httpx.Client, needs: Needs) -> list[str]:
     settings = client.get(SERVER_INFO).json()["vllm_config"]
     backend = (settings["weight_transfer_config"] or {}).get("backend")
-    if backend != needs.backend:
+    if needs.backend and backend != needs.backend:
         raise ConfigError(
             f"vllm: {address} takes weights by {backend!r}; needed: {needs.backend!r}; start it with "
             f'--weight-transfer-config \'{{"backend": "{needs.backend}"}}\''

@@ -30,7 +30,7 @@ from scalerl.rollouts.vllm.protocol import (
     parse_chunk,
 )
 from scalerl.rollouts.vllm.sequence import TokenSequence
-from scalerl.rollouts.vllm.updates import Updates
+from scalerl.rollouts.weights import Updates
 
 CONNECT_S = 10.0
 """Seconds to connect. The Restarter (rollouts/restarts.py) limits silence, and the duration of a transfer."""

@@ -13,7 +13,7 @@ from scalerl.rollouts.vllm.connection import Connection
 from scalerl.rollouts.vllm.lane import Lane
 from scalerl.rollouts.vllm.sequence import TokenSequence
 from scalerl.rollouts.vllm.server import Server
-from scalerl.rollouts.vllm.updates import Updates
+from scalerl.rollouts.weights import Updates
 
 _SHORTEST_WAIT_S = 0.005
 """Minimum wait of a poll: a caller that polls in a loop would otherwise keep a core busy."""
@@ -118,7 +118,7 @@ def vllm_engines(
         rule: Length limits of completions.
         sampling: Temperature and stop tokens.
         needs: Requirements on the server.
-        updates: Method by which the server gets weights; see UPDATES.
+        updates: Method by which the server gets weights; `updates` of the weight channel.
         sizes: Sizes that the FLOPs are computed from; None: they are not counted.
 
     Raises:

@@ -9,14 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from scalerl.placement.choices import channel_name
 from scalerl.rollouts.build import EngineSpec, restarted_engines
 from scalerl.rollouts.engine import Engine, RoutingShape, Sampling
 from scalerl.rollouts.free_running import PolledEngines
 from scalerl.rollouts.vllm.checks import Needs, check_version, installed_version
 from scalerl.rollouts.vllm.engine import vllm_engines
 from scalerl.rollouts.vllm.server import Server, ServerSpec, wait_for_server
-from scalerl.rollouts.vllm.updates import UPDATES
 
 
 def server_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[Sequence[Engine]]:
@@ -52,7 +50,7 @@ def server_life(
     """
     generator, config = spec.generator, spec.generator.config
     recipe, placement, model = config.recipe, config.placement, spec.generator.model
-    updates = UPDATES[channel_name(config)](spec.channel, spec.number)
+    updates = spec.channel.updates(spec.number)
     positions = generator.longest_prompt + generator.rule.capacity
     fp32_head = recipe.fp32_head and config.hardware.dtype != "float32"
     sizes = model.sizes
@@ -81,11 +79,10 @@ def server_life(
     for line in engines[0].notes:
         note(line)
 
-    announce = getattr(spec.channel, "announce", lambda number, address: None)
-    announce(spec.number, server.address if isinstance(server, Server) else server)
+    spec.channel.announce(spec.number, server.address if isinstance(server, Server) else server)
 
     def end() -> None:
-        announce(spec.number, "")
+        spec.channel.announce(spec.number, "")
         engines[0].close()
         running.close()
 

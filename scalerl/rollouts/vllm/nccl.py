@@ -1,14 +1,14 @@
 """Weights over NCCL, directly from the learner's GPU to those of vLLM servers, with vLLM's transfer classes.
 
 The process of trainer rank 0 drives each server's update over HTTP, broadcasts the tensors, and names the version. An
-engine only waits until its server reports the version (updates.py). vLLM must also be installed in the trainer's
-environment. Written from the source of vLLM 0.32 and 0.33 (`vllm/distributed/weight_transfer/`), against which
-tests/rollouts/vllm_contract.py checks it. Not tested on two GPUs; tested up to the broadcast, and between two networks
-with gloo in the place of NCCL.
+engine only waits until its server reports the version (`PushedUpdates`). vLLM must also be installed in the trainer's
+environment. Written from the source of vLLM 0.32 and 0.33 (`vllm/distributed/weight_transfer/`). The tests run its code
+of both sides with gloo in the place of NCCL (tests/rollouts/gloo_vllm.py). Not tested on two GPUs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import math
@@ -41,7 +41,9 @@ from scalerl.rollouts.vllm.protocol import (
     UPDATE,
     WEIGHT_INFO,
     WORLD_SIZE,
+    version_of,
 )
+from scalerl.rollouts.weights import Call, Updates, WeightChannel
 
 ASK_S = 5.0
 """Seconds between two questions whether a server needs weights, and time limit of an answer."""
@@ -71,7 +73,7 @@ class ServerFailed(ProcessFailure):
     """A server died or failed in a transfer; the others have no complete weights."""
 
 
-class NcclChannel:
+class NcclChannel(WeightChannel):
     """Sends every version to all servers at once; engines receive nothing.
 
     Each engine writes the address of its server into a directory when the server is ready, and removes it when it ends.
@@ -80,7 +82,6 @@ class NcclChannel:
     capacity = 2
     """The version in use and one that was sent: a third would overwrite one that no engine has used yet."""
     into_engines = True
-    """The engines must run before the first version is sent."""
 
     def __init__(
         self, layout: WeightLayout, directory: Path, master_address: str = "", timeout_s: float = 600.0
@@ -224,11 +225,32 @@ class NcclChannel:
     def drop(self, version: int) -> None:
         """Do nothing: a server holds one version."""
 
+    def updates(self, engine: int) -> Updates:
+        """Return the client that waits until its server has a version."""
+        return PushedUpdates()
+
     def close(self) -> None:
         """Leave the transfer group."""
         if self._sender is not None:
             self._sender.close()
             self._sender = None
+
+
+class PushedUpdates(Updates):
+    """The learner's process sends the weights; the engine's client only waits for them."""
+
+    backend = "nccl"
+
+    def hold(self, version: int) -> None:
+        """Do nothing: the weights are in the server or on the way."""
+
+    def release(self, held: None) -> None:
+        """Do nothing."""
+
+    async def apply(self, call: Call, version: int, held: None) -> None:
+        """Poll the server until it has the version; the restarter replaces an engine that waits too long."""
+        while version_of((await call("GET", WEIGHT_INFO))["weight_version"]) < version:
+            await asyncio.sleep(0.05)
 
 
 def _label(address: str) -> str | None:

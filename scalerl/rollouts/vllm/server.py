@@ -58,7 +58,7 @@ class ServerSpec:
     python: str = "python"
     """Python of an environment with vLLM."""
     backend: str = "scalerl_directory"
-    """Backend by which it receives weights: scalerl_directory or nccl."""
+    """Backend by which it receives weights: scalerl_directory or nccl; empty: it receives none."""
     dtype: str = "auto"
     """Dtype of the weights: auto, float32 or bfloat16."""
     fp32_head: bool = False
@@ -84,8 +84,9 @@ def command(spec: ServerSpec, port: int, name: str) -> list[str]:
         "--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--dtype", spec.dtype,
         "--max-model-len", str(spec.max_model_len), "--max-num-seqs", str(spec.max_num_seqs),
         "--tensor-parallel-size", str(spec.tensor_parallel), "--disable-uvicorn-access-log",
-        "--weight-transfer-config", json.dumps({"backend": spec.backend}),
     ]  # fmt: skip
+    if spec.backend:
+        line += ["--weight-transfer-config", json.dumps({"backend": spec.backend})]
     if spec.backend == "scalerl_directory":
         line += ["--worker-extension-cls", "scalerl_weights.WorkerExtension"]
     if spec.fp32_head and spec.dtype != "float32":

