@@ -1,12 +1,13 @@
 """Evidence for `scalerl frontier`: simulated worlds, ScaleRL's Table 1, and public runs of one family of models.
 
-    python benchmarks/frontier.py worlds [law] [--seeds 3]
+    python benchmarks/frontier.py worlds [law] [--seeds 3] [--repeats 40] [--first 2000]
     python benchmarks/frontier.py table
     python benchmarks/frontier.py sizes public_runs.csv      (columns run, compute, value)
     python benchmarks/frontier.py speed
 
 A world has 5 sizes x 3 batches; 8 of the 12 settings of the 4 smaller sizes are run, to a quarter of the budget. The
-largest size is never run. Only "law" follows the law; none is drawn from its prior.
+largest size is never run. Only "law", "noisy" and "flat" follow the law; none is drawn from its prior. In "inside" the
+ceiling is highest at a size within those that are run; in "flat" no setting changes anything.
 """
 
 import argparse
@@ -45,7 +46,27 @@ def saturating(slopes, s, b):
     return np.array([np.log(share / (1 - share)) + 0.1 * b, theta[1], theta[2] - 0.1 * s * b, theta[3]])
 
 
-WORLDS = {"law": (law, "white"), "noisy": (law, "AR"), "curved": (curved, "AR"), "saturating": (saturating, "AR")}
+def inside(slopes, s, b):
+    """The ceiling highest at a size of 1.5 to 5.5 (of 1 to 8 that are run), and 0.1 to 0.3 lower in its logit per ln^2.
+
+    The place is uniform in the log; it and the height follow from slopes that `law` would use otherwise.
+    """
+    theta = law(slopes, s, b)
+    place, height = 0.4 + 1.3 * (slopes[1][0] - 0.1) / 0.3, 0.1 + 0.25 * slopes[2][1]
+    return np.array([slopes[0][0] + 0.4 - height * (s - place) ** 2 + slopes[2][0] * b, *theta[1:]])
+
+
+def flat(slopes, s, b):
+    """No effect of any setting."""
+    return slopes[0]
+
+
+WORLDS = {
+    "law": (law, "white"), "noisy": (law, "AR"), "curved": (curved, "AR"), "saturating": (saturating, "AR"),
+    "inside": (inside, "AR"), "flat": (flat, "AR"),
+}  # fmt: skip
+WRONG = 0.02
+"""Regret above which a decision was wrong: the margin within which `frontier` counts settings as the same."""
 
 
 def drawn_slopes(rng):
@@ -114,18 +135,21 @@ def one_world(name, seed, seeds):
     picks["line in the logs"] = max(typical, key=lambda x: straight @ [1, *np.log(x)])
     for method, x in picks.items():
         row[f"regret of {method}"].append(best - typical[x])
+    wrong = best - typical[picks["frontier"]] > WRONG
+    row["decided wrongly, of all"] = [answer.decided and wrong]
     if answer.decided:
         row["regret of frontier when decided"].append(best - typical[picks["frontier"]])
+        row["decided wrongly, of decided"].append(wrong)
     return row
 
 
-def worlds(repeats, names, seeds):
-    """Return the table of these worlds."""
+def worlds(repeats, names, seeds, first):
+    """Return the table of these worlds, made with the random seeds from the first on."""
     table = {}
     for name in names:
         columns = defaultdict(list)
         for seed in range(repeats):
-            for key, values in one_world(name, 2000 + seed, seeds).items():
+            for key, values in one_world(name, first + seed, seeds).items():
                 columns[key] += values
         table[name] = {
             key: float(np.sqrt(np.mean(np.square(v))) if key.startswith("error") else np.mean(v))
@@ -225,10 +249,11 @@ def main():
     parser.add_argument("path", nargs="?")
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=1, help="worlds: runs per setting")
+    parser.add_argument("--first", type=int, default=2000, help="worlds: first random seed")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     made = {
-        "worlds": lambda: worlds(args.repeats, [args.path] if args.path else WORLDS, args.seeds),
+        "worlds": lambda: worlds(args.repeats, [args.path] if args.path else WORLDS, args.seeds, args.first),
         "table": table_1,
         "sizes": lambda: sizes(args.path),
         "speed": speed,

@@ -2,14 +2,16 @@
 
     theta_i = slopes^T x_i + bends^T x_i^2 + s(x_i) + e_i,    theta = (logit A, ln C_mid, ln B, R0)
 
-Bends are smaller than slopes, and keep the law from going straight on where no setting was run. `s` is a smooth
-deviation from this line, shared by settings within a factor of about four, and `e` the scatter of single runs; tau^2 is
-their variance. The posterior of each run, divided by its prior, is its likelihood: a mixture of normal distributions,
-so a ceiling that is not identified stays wide and curved. Slopes, bends, s and e are integrated in closed form. A Gibbs
-sampler draws tau, the share of s, and the parameters of each run given those of the others.
+Bends keep the law from going straight on where no setting was run. They are much smaller than slopes or nearly as
+large, for each parameter, as the data decide. `s` is a smooth deviation from this line, shared by settings within a
+factor of about four, and `e` the scatter of single runs; tau^2 is their variance. The posterior of each run, divided by
+its prior, is its likelihood: a mixture of normal distributions, so a ceiling that is not identified stays wide and
+curved. Slopes, bends, s and e are integrated in closed form. A Gibbs sampler draws tau, the share of s, and the
+parameters of each run given those of the others.
 
-Axes in names: N runs, U different settings of runs, S settings to predict, P columns of the design, K = 4 parameters,
-T values of tau, B directions of a basis of U settings, D components or draws, C chains.
+Axes in names: N runs, U different settings of runs, S settings to predict, P columns of the design, K = 4 parameters, T
+values of tau, the share of s and the size of bends, B directions of a basis of U settings, D components or draws, C
+chains.
 """
 
 from __future__ import annotations
@@ -39,18 +41,23 @@ SLOPE_SD = np.array([0.3, 1.0, 0.2, 0.15])
 In ScaleRL's Table 1, ln C_mid changes by up to 1.8, logit A by 0.18 and ln B by 0.1 per factor e; R0 of public models
 of one family changes by up to 0.24."""
 
-BEND_SD = SLOPE_SD / 8
-"""Prior standard deviation of the quadratic term in the log of a number: within a factor of 55, a slope changes by
-about as much as slopes differ from zero."""
+BEND_SD = (SLOPE_SD / 8, SLOPE_SD / 2)
+"""Prior standard deviations of the quadratic term in the log of a number, either equally likely.
+
+With the first, a slope changes within a factor of 55 by about as much as slopes differ from zero: the law goes straight
+on. With the second it does so within a factor of e^2 = 7, over which settings are usually varied. Half of all laws then
+have an optimum (or a worst value) inside this range, as a user expects who tries values on both sides of a default. An
+optimum inside the range is 7 standard deviations of the first kind, which then missed it with confidence."""
 
 SCATTER = np.array([0.1, 0.2, 0.15, 0.02])
 """Prior median of tau. Three seeds of the paper scatter by 0.05 in logit A; deviations from the line come on top."""
 
-SCATTER_GRID, SMOOTH_GRID = (
-    grid.ravel() for grid in np.meshgrid(np.exp(np.linspace(-1.6, 1.6, 9)), [0.1, 0.5, 0.9], indexing="ij")
+SCATTER_GRID, SMOOTH_GRID, BENT_GRID = (
+    grid.ravel()
+    for grid in np.meshgrid(np.exp(np.linspace(-1.6, 1.6, 9)), [0.1, 0.5, 0.9], range(len(BEND_SD)), indexing="ij")
 )
-"""Values of tau in multiples of SCATTER, whose logarithm has the prior standard deviation 0.8, and of the share of
-tau^2 that similar settings have in common, which only more than one run per setting can tell."""
+"""Values of tau in multiples of SCATTER, whose logarithm has the prior standard deviation 0.8; of the share of tau^2
+that similar settings have in common, which only more than one run per setting can tell; and of the index in BEND_SD."""
 
 REACH = np.log(4.0)
 """Distance in the log of a setting at which the shared deviations have correlation exp(-1/2)."""
@@ -146,7 +153,7 @@ class Scatter(NamedTuple):
     count_U: np.typing.NDArray[np.intp]
     columns_UP: Array
     mean_PK: Array
-    sd_PK: Array
+    sd_KTP: Array
     basis_UB: Array
     weight_KTB: Array
     """Inverse variance of each direction, less `alone`."""
@@ -218,17 +225,18 @@ class Law:
         rng, before = np.random.default_rng(seed), self.scatter
         drawn_DSK = np.empty((len(self.mean_DUK), len(line_SP), 4))
         for k in range(4):
-            spread_SP = line_SP * before.sd_PK[:, k] ** 2
             rest_DU = self.mean_DUK[:, :, k] - before.columns_UP @ before.mean_PK[:, k]
             for t in np.unique(self.tau_DK[:, k]):
                 here_D = self.tau_DK[:, k] == t
+                spread_SP = line_SP * before.sd_KTP[k, t] ** 2
                 shared = SMOOTH_GRID[t] * (SCATTER[k] * SCATTER_GRID[t]) ** 2
                 cross_SU = spread_SP @ before.columns_UP.T + shared * near_SU
                 gain_SU = before.times_precision(cross_SU, k, t)
                 value_S, vector_SS = np.linalg.eigh(spread_SP @ line_SP.T + shared * near_SS - gain_SU @ cross_SU.T)
                 mean_DS = line_SP @ before.mean_PK[:, k] + rest_DU[here_D] @ gain_SU.T
-                own_DS = rng.standard_normal(mean_DS.shape) * np.sqrt(np.maximum(value_S, 0.0))
-                drawn_DSK[here_D, :, k] = mean_DS + own_DS @ vector_SS.T
+                # the symmetric root does not depend on the signs of eigenvectors, which differ between libraries
+                root_SS = (vector_SS * np.sqrt(np.maximum(value_S, 0.0))) @ vector_SS.T
+                drawn_DSK[here_D, :, k] = mean_DS + rng.standard_normal(mean_DS.shape) @ root_SS
         return drawn_DSK
 
 
@@ -258,8 +266,10 @@ def before_curves(design: Design, settings: Sequence[Setting], clouds: Sequence[
     setting_N = np.array([index[tuple(setting.items())] for setting in settings])
     count_U = np.bincount(setting_N)
     columns_UP, (_, names) = bent_columns(design, unique), design.columns(unique)
-    sd_PK = np.stack([SLOPE_SD if name else CENTER_SD for name in names] + [BEND_SD] * len(design.numbers))
-    mean_PK = np.zeros_like(sd_PK)
+    of_kind = [np.stack([SLOPE_SD if name else CENTER_SD for name in names] + [sd_K] * len(design.numbers))
+               for sd_K in BEND_SD]  # fmt: skip
+    sd_KTP = np.moveaxis(np.stack(of_kind)[BENT_GRID], 2, 0)
+    mean_PK = np.zeros_like(of_kind[0])
     # the unit of compute is arbitrary, and so is the level before training
     center_K = np.mean([cloud.center_DK.mean(axis=0) for cloud in clouds], axis=0)
     mean_PK[0] = 0.0, center_K[1], np.log(Prior().efficiency), center_K[3]
@@ -277,19 +287,18 @@ def before_curves(design: Design, settings: Sequence[Setting], clouds: Sequence[
     alone_KT = np.zeros_like(single_KT) if told_B.all() else 1 / single_KT
     weight_KTB = whole_KTB - alone_KT[:, :, None]
     # by the lemmas of Woodbury and of the determinant: the slopes and bends have P columns, far fewer than runs
-    sd_KP = sd_PK.T
     inner_KTPP = np.einsum("bp,ktb,bq->ktpq", columns_BP, weight_KTB, columns_BP, optimize=True)
     inner_KTPP += ((columns_UP.T * count_U) @ columns_UP) * alone_KT[:, :, None, None]
-    inner_KTPP = sd_KP[:, None, :, None] * inner_KTPP * sd_KP[:, None, None] + np.eye(len(sd_PK))
+    inner_KTPP = sd_KTP[..., None] * inner_KTPP * sd_KTP[:, :, None] + np.eye(len(mean_PK))
     value_KTP, vector_KTPP = np.linalg.eigh(inner_KTPP)
-    root_KTPP = sd_KP[:, None, :, None] * vector_KTPP / np.sqrt(value_KTP)[:, :, None]
+    root_KTPP = sd_KTP[..., None] * vector_KTPP / np.sqrt(value_KTP)[:, :, None]
     tie_KTUP = basis_UB @ (weight_KTB[..., None] * (columns_BP @ root_KTPP))
     tie_KTUP += (columns_UP * count_U[:, None]) @ root_KTPP * alone_KT[:, :, None, None]
     diagonal_KTU = weight_KTB @ (basis_UB**2).T + count_U * alone_KT[:, :, None] - (tie_KTUP**2).sum(axis=-1)
     log_determinant_KT = np.log(value_KTP).sum(axis=-1) - np.log(whole_KTB).sum(axis=-1)
     log_determinant_KT += (len(settings) - len(value_B)) * np.log(single_KT)
     return Scatter(
-        setting_N, count_U, columns_UP, mean_PK, sd_PK, basis_UB, weight_KTB, alone_KT, tie_KTUP, diagonal_KTU,
+        setting_N, count_U, columns_UP, mean_PK, sd_KTP, basis_UB, weight_KTB, alone_KT, tie_KTUP, diagonal_KTU,
         single_KT, log_determinant_KT,
     )  # fmt: skip
 

@@ -71,10 +71,10 @@ def test_the_covariance_of_all_runs_follows_from_the_means_of_the_settings():
     columns, near = bent_columns(design, settings), correlation(design, settings, settings)
     rest = RNG(0).standard_normal(len(settings))
     mean, apart = before.means(rest[:, None])[:, 0], rest - before.means(rest[:, None])[before.setting_N, 0]
-    for k, t in ((0, 0), (1, 13), (3, 26)):
+    for k, t in ((0, 0), (1, 13), (3, 26), (2, 27), (0, 53)):
         variance, share = (SCATTER[k] * SCATTER_GRID[t]) ** 2, SMOOTH_GRID[t]
         deviations = variance * (share * near + (1 - share) * np.eye(len(settings)))
-        dense = (columns * before.sd_PK[:, k] ** 2) @ columns.T + deviations
+        dense = (columns * before.sd_KTP[k, t] ** 2) @ columns.T + deviations
         assert before.log_determinant_KT[k, t] == pytest.approx(np.linalg.slogdet(dense)[1])
         precision = before.times_precision(np.eye(len(before.count_U)), k, t)
         assert np.diag(precision) == pytest.approx(before.diagonal_KTU[k, t])
@@ -170,6 +170,35 @@ def test_a_law_that_bends_is_not_continued_as_a_straight_line():
     logit_D = law.at([{"size": 16.0}])[:, 0, 0]
     low, high = np.quantile(logit_D, (0.05, 0.95))
     assert low < 0.780 < high < 0.973 and logit_D.mean() == pytest.approx(0.780, abs=0.06)
+
+
+@pytest.mark.parametrize("place", [0.6, 1.0, 1.5])
+@pytest.mark.parametrize("height", [0.15, 0.3])
+def test_an_optimum_inside_the_range_is_not_missed(place, height):
+    """logit A is 0.6 - height (s - place)^2 in s = ln size; sizes 1 to 8 were run, each once or three times."""
+
+    def theta_of(size):
+        s = np.log(size)
+        return np.array([0.6 - height * (s - place) ** 2, 0.5 * s, 0.6, 0.2])
+
+    for seeds in (1, 3):
+        sizes = seeds * [1.0, 2.0, 4.0, 8.0]
+        clouds = [cloud(theta_of(size), (0.02, 0.05, 0.05, 0.01)) for size in sizes]
+        law = pooled(clouds, [{"size": size} for size in sizes], published=False)
+        low, high = np.quantile(law.at([{"size": 16.0}])[:, 0, 0], (0.05, 0.95))
+        assert low < theta_of(16.0)[0] < high
+
+
+def test_draws_do_not_depend_on_the_signs_of_eigenvectors(monkeypatch):
+    law = pooled([likelihood(f) for f in FITS], GRID, published=False)
+    drawn, eigh = law.at(GRID), np.linalg.eigh
+
+    def mirrored(matrix):
+        values, vectors = eigh(matrix)
+        return values, -vectors
+
+    monkeypatch.setattr(np.linalg, "eigh", mirrored)
+    assert law.at(GRID) == pytest.approx(drawn, abs=1e-9)
 
 
 def test_intervals_contain_nine_of_ten_new_runs():
