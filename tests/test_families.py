@@ -103,7 +103,7 @@ def test_weights_and_export_contain_the_whole_model(name, tmp_path):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_weights_sent_to_vllm_equal_the_exported_checkpoint(name, tmp_path):
     """Experts are sent one by one if they are published so, such as `mlp.experts.3.up_proj.weight` of Qwen3-MoE."""
-    learner = SingleLearner(Policy(tiny_model(name)), Recipe(loss=Reinforce()), checkpoint_names=True)
+    learner = SingleLearner(Policy(tiny_model(name)), Recipe(loss=Reinforce()), sent="checkpoint")
     channel = DirectoryChannel(tmp_path / "weights")
     learner.send(0, channel)
     sent = channel.receive(0)

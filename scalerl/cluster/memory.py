@@ -129,8 +129,12 @@ CHANNEL_VERSIONS = 4
 
 
 def channel_bytes(config: RunConfig, sizes: ModelSizes) -> float:
-    """Return the bytes of the versions of the weights in a channel through files or shared memory, 4 w params."""
-    return CHANNEL_VERSIONS * (FP32 if config.hardware.dtype == "float32" else BF16) * sizes.params
+    """Return the bytes of the versions of the weights in a channel through files or shared memory, 4 w params.
+
+    If only adapters are sent, they count instead of the model's parameters.
+    """
+    sent = adapter_params(sizes, config.lora) if config.lora and channel_name(config) == "adapters" else sizes.params
+    return CHANNEL_VERSIONS * (FP32 if config.hardware.dtype == "float32" else BF16) * sent
 
 
 def disk_bytes(config: RunConfig, sizes: ModelSizes) -> float:
@@ -139,7 +143,7 @@ def disk_bytes(config: RunConfig, sizes: ModelSizes) -> float:
     There are the newest checkpoints, those kept for good, the one that is being written, and the best one; a short run
     makes fewer.
     """
-    sent = channel_bytes(config, sizes) * (channel_name(config) == "directory")
+    sent = channel_bytes(config, sizes) * (channel_name(config) in ("directory", "adapters"))
     return checkpoint_bytes(config, sizes) * (kept_checkpoints(config) + 1) + sent
 
 
@@ -202,7 +206,7 @@ def trainer_memory(
         ranks: Processes that shard masters, gradients and optimizer state equally.
         tokens: Padded tokens of one micro-batch.
         checkpointing: Whether activations are recomputed in the backward pass.
-        adapters: Entries of adapters that one rank trains instead of the model (`model.lora`); 0: none.
+        adapters: Entries of adapters that are trained instead of the model (`model.lora`); 0: none.
         expert_ranks: Ranks over which experts are spread; a rank then gathers only its own, and sums their gradient.
         width: Bytes of a weight in the forward pass; with 4, one process trains these weights and needs no masters.
         helpers: Threads that compute further micro-batches; each holds their activations and two gradients.
@@ -210,11 +214,12 @@ def trainer_memory(
     """
     elsewhere = 1 - 1 / expert_ranks
     layer = sizes.layer_params - elsewhere * sizes.layer_experts
-    own, alone = adapters or sizes.params / ranks, ranks == 1
+    own, alone = (adapters or sizes.params) / ranks, ranks == 1
+    reduced = adapters / sizes.layers if adapters else layer
     head, threads = 0 if adapters else width * sizes.head_params, 1 + helpers
     ends = sizes.head_params * (1 if sizes.tied else 2)
     at_head = TrainerMemory(
-        weights=width * (sizes.params + adapters) if alone else 0.0,
+        weights=width * (sizes.params + adapters) if alone else width * sizes.params / ranks * bool(adapters),
         masters=0.0 if alone and width == FP32 else FP32 * own,
         gradients=FP32 * own + head + 2.0 * helpers * width * own,
         optimizer=2 * FP32 * own,
@@ -225,15 +230,15 @@ def trainer_memory(
     )
     at_last_layer = at_head._replace(
         # the layer, the next one, and the FP32 gradient that is reduced
-        gathered=0.0 if alone else width * (2.0 * layer + ends) + FP32 * layer,
+        gathered=0.0 if alone else width * (2.0 * layer + ends) + FP32 * reduced,
         activations=at_head.activations + threads * layer_bytes(sizes, tokens, checkpointing, width),
         logits=0.0,
     )
     # autograd adds the gradients of a tied head and embedding out of place
     last = width * (own + (2 * sizes.head_params if sizes.tied and not adapters else 0.0))
     at_embedding = at_last_layer._replace(
-        gradients=at_head.gradients - head + (last if alone else width * ends),
-        gathered=0.0 if alone else float(FP32 * ends),
+        gradients=at_head.gradients - head + (last if alone else 0.0 if adapters else width * ends),
+        gathered=0.0 if alone or adapters else float(FP32 * ends),
         activations=0.0,
     )
     return max(at_head, at_last_layer, at_embedding, key=lambda moment: moment.total)

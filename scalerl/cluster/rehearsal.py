@@ -207,10 +207,10 @@ def _learner(config: RunConfig, found: Found, mesh: Any, answers: Answers) -> An
     model = AutoModelForCausalLM.from_config(architecture(found), dtype=weights, attn_implementation="sdpa")
     policy = Policy(model, fp32_head=config.recipe.fp32_head)
     answers.built = True
+    if config.lora:
+        policy = LoraPolicy(policy, config.lora, 0)
     if not alone:
         shard(policy, mesh, getattr(torch, dtype), expert_ranks=config.placement.expert_ranks)
-    elif config.lora:
-        policy = LoraPolicy(policy, config.lora, 0)
     return single_learner(config, policy) if alone else sharded_learner(config, policy)
 
 

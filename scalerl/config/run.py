@@ -64,6 +64,8 @@ AUTO_PROMPTS = 200
 """Largest number of held-out prompts with `evaluation.prompts = "auto"`."""
 MOST_SEQUENCES = 10**8
 """Largest number of sequences per evaluation."""
+MOST_RANK = 512
+"""Largest --max-lora-rank of vLLM."""
 
 
 class Rollouts(Part):
@@ -85,11 +87,12 @@ class Rollouts(Part):
     """Deterministic schedule: decode steps from the completion of a batch to the use of the weights trained on it.
     follow: 1.5 times the steps of the latest 8 batches. auto: follow, or 1.5 times the expected steps of a batch if
     `expected_tokens` is given."""
-    weights: Literal["auto", "shared-memory", "directory", "nccl"] = "auto"
+    weights: Literal["auto", "shared-memory", "directory", "nccl", "adapters"] = "auto"
     """Channel by which weights reach the generators. shared-memory: torch engines on one machine. directory:
     safetensors files in the run directory, which both sides must see. nccl: vLLM servers with their own GPUs, if the
-    trainer's environment has vLLM too; not run on GPUs yet. auto: nccl for servers that the run starts on GPUs, if it
-    is possible, else the first that fits the placement."""
+    trainer's environment has vLLM too; not run on GPUs yet. adapters: with `model.lora`, files with only the adapters,
+    for vLLM servers that the run starts. auto: adapters if they are trained and vLLM can load them; nccl for servers
+    that the run starts on GPUs, if it is possible; else the first that fits the placement."""
 
 
 class Judge(Part):
@@ -295,17 +298,13 @@ class RunConfig(Part):
                 f"rollouts.slots: got {self.rollouts.slots} for {engines} generators; allowed: at least one slot for "
                 "each generator"
             )
-        allowed = ("auto", *self.placement.channels)
+        adapters = self.lora is not None and self.placement.engine == "vllm" and not self.merged_because()
+        allowed = ("auto", *self.placement.channels, *(["adapters"] if adapters else []))
         if self.rollouts.weights not in allowed:
             raise ValueError(
                 f"rollouts.weights: got {self.rollouts.weights!r} with placement.backend {self.placement.backend!r} "
                 f"and placement.engine {self.placement.engine_name!r}; allowed: {', '.join(allowed)}"
-            )
-        ranks = self.placement.trainer_ranks
-        if self.lora and ranks > 1:
-            raise ValueError(
-                f"model.lora: got adapters with placement.trainer_ranks = {ranks}, which can only train all weights; "
-                "allowed: one trainer rank, or no [model.lora]"
+                + (f" ({self.merged_because()})" if self.lora and self.placement.servers else "")
             )
         if self.rollouts.schedule == "deterministic" and not self.placement.deterministic:
             raise ValueError(
@@ -362,3 +361,14 @@ class RunConfig(Part):
     def evaluated_sequences(self) -> int:
         """Sequences per evaluation, all tasks together."""
         return sum(self.held_out(task) * self.samples(task) for task in self.data)
+
+    def merged_because(self, unable: str = "") -> str:
+        """Return why vLLM servers get merged weights although adapters are trained; empty: they get the adapters.
+
+        `unable`: why vLLM cannot load adapters of this model (`adapter_problem` of rollouts/vllm/adapters.py).
+        """
+        if self.placement.servers:
+            return "servers given by address were not started for adapters"
+        if self.lora and self.lora.rank > MOST_RANK:
+            return f"vLLM loads adapters up to rank {MOST_RANK}"
+        return unable

@@ -1,7 +1,8 @@
 """The learner of several ranks: FSDP2 over torch.distributed; every rank calls the same methods with the same batch.
 
-Each rank holds a shard of the FP32 weights and moments and trains a part of a batch's rollouts. There is no tensor
-parallelism: each rank computes whole blocks for its rollouts, except experts that are on other ranks (experts.py).
+Each rank holds a shard of the FP32 weights and moments and trains a part of a batch's rollouts. With adapters these are
+theirs, and the frozen model is sharded in the type of the forward pass. There is no tensor parallelism: each rank
+computes whole blocks for its rollouts, except experts that are on other ranks (experts.py).
 
 At the start every rank builds the model on torch's meta device. It receives one decoder block at a time from rank 0 and
 keeps its shard. During this, rank 0 holds the whole model in host memory, in the type of the forward pass; every rank
@@ -13,7 +14,7 @@ Legend: B sequences, T tokens of the longest, N compared tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
@@ -38,6 +39,7 @@ from scalerl.learner.metrics import TokenMeter, TokenSums, packed, unpacked
 from scalerl.learner.policy_learner import MOMENTS, Pass, PolicyLearner, by_mesh
 from scalerl.learner.sharded_checkpoint import read_shards, save_shards, stored_tensors
 from scalerl.models.loading import save_model
+from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, decoder_layers, rounding
 from scalerl.models.rows import Rows
 from scalerl.models.weights import plain_model
@@ -137,26 +139,27 @@ class ShardedLearner(PolicyLearner):
 
         All ranks must call this, and they wait for each other at every weight; the death of a rank raises an error.
         """
-        weights = self._whole_weights()
+        weights = self._sent()
         if dist.get_rank() == 0:
-            channel.send(version, self._sent(weights))
+            channel.send(version, weights)
         for _ in weights:  # the other ranks, and rank 0 if the channel did not consume all
             pass
 
     def export(self, directory: Path) -> None:
         """Write the weights as a Hugging Face model on rank 0, whose host memory must hold the whole model."""
-        if dist.get_rank() == 0:
-            weights = {name: weight.cpu().contiguous() for name, weight in self._whole_weights()}
+        first = dist.get_rank() == 0
+        weights = {name: weight.cpu().contiguous() for name, weight in self.policy.weights(self._whole) if first}
+        if first:
             save_model(plain_model(self.policy.model, weights), directory)
-        else:
-            for _ in self._whole_weights():
-                pass
+        if isinstance(self.policy, LoraPolicy):
+            adapters = {name: weight.cpu() for name, weight in self.policy.adapters(self._whole) if first}
+            if first:
+                self.policy.save_adapter(directory.with_name("adapter"), adapters)
         dist.barrier()
 
-    def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield full weights by parameter name, tied ones once; every rank must consume all of them."""
-        for name, share in self.policy.weights():
-            yield name, cast(DTensor, share.to(self._dtype)).full_tensor()
+    def _whole(self, weight: Tensor) -> Tensor:
+        """Gather a weight; every rank must do this for all weights in the same order."""
+        return cast(DTensor, weight.detach().to(self._dtype)).full_tensor()
 
     # ---------------------------------------------------------------------------------------------------- checkpoint
 
@@ -243,7 +246,7 @@ def shard(
     only inside `Policy.forward`.
 
     Args:
-        policy: Policy with FP32 weights, equal on all ranks.
+        policy: Policy with FP32 weights, equal on all ranks; frozen ones may have the type of the forward pass.
         mesh: One-dimensional mesh.
         dtype: Type of the forward pass.
         fill: Function called with each block, and at the end with the model, before it is sharded.
@@ -261,6 +264,9 @@ def shard(
     def over(module: nn.Module, ranks: DeviceMesh) -> None:
         fully_shard(module, mesh=ranks, mp_policy=precision, shard_placement_fn=partial(_axis, ranks.size()))
 
+    for parameter in policy.model.parameters():
+        if not parameter.requires_grad:  # frozen: its shards need no more precision than the forward pass
+            parameter.data = parameter.data.to(dtype)
     for block in decoder_layers(policy.model):
         fill(block)
         for module in [one for one in block.modules() if one in experts]:  # in the same order on every rank
@@ -296,28 +302,30 @@ def load_sharded(config: RunConfig, path: str, mesh: DeviceMesh) -> Policy:
     Each weight is broadcast from rank 0; the death of a rank raises an error.
 
     Args:
-        config: The resolved configuration; the shards are FP32 whatever the type of its forward pass.
+        config: The resolved configuration; trained shards are FP32 whatever the type of its forward pass.
         path: Directory or name on the hub; only rank 0 reads the weights.
         mesh: One-dimensional mesh; the shards are on its device type.
 
     Raises:
-        ConfigError: From `load_of` or `experts_of`, or sharding changes the log-probabilities.
+        ConfigError: From `load_of`, `with_adapters` or `experts_of`, or sharding changes the log-probabilities.
     """
     from transformers import AutoModelForCausalLM
 
-    from scalerl.models.build import load_of, revision_of
+    from scalerl.models.build import load_of, revision_of, with_adapters
     from scalerl.models.cpu.onednn import accelerate
     from scalerl.models.loading import load_config
 
-    source = load_of(config, path, "cpu") if mesh.get_rank() == 0 else None
+    source = with_adapters(config, load_of(config, path, "cpu")) if mesh.get_rank() == 0 else None
     architecture, _ = load_config(path, revision_of(config))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(architecture, dtype=torch.float32)
-    policy = Policy(model, fp32_head=config.recipe.fp32_head)
+    policy = with_adapters(config, Policy(model, fp32_head=config.recipe.fp32_head))
     if mesh.device_type == "cpu":
         accelerate(model)
     if source is not None:
         model.generation_config = source.model.generation_config
+        if isinstance(policy, LoraPolicy) and isinstance(source, LoraPolicy):
+            policy.adapter_config = source.adapter_config  # which has the path of the model
     device = torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")
     fill = _Fill(model, None if source is None else source.model, device)
     dtype = getattr(torch, config.hardware.dtype)
@@ -340,7 +348,8 @@ class _Fill:
                 if parameter.is_meta:
                     full_name = self._prefixes[module] + name
                     if parameter not in self._made:
-                        self._made[parameter] = nn.Parameter(self._received(parameter, full_name, "get_parameter"))
+                        received = self._received(parameter, full_name, "get_parameter")
+                        self._made[parameter] = nn.Parameter(received, requires_grad=parameter.requires_grad)
                     setattr(module, name, self._made[parameter])
             for name, buffer in list(module.named_buffers(recurse=False)):
                 if buffer.is_meta:

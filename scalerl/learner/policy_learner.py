@@ -25,12 +25,12 @@ from scalerl.learner.checks import Packing, check_update, layout_in_use, sampled
 from scalerl.learner.cpu import HeapTrim
 from scalerl.learner.metrics import StepStats, TokenMeter, TokenSums
 from scalerl.learner.reference import Reference
+from scalerl.models.build import Sent, sent_weights
 from scalerl.models.packing import upload
 from scalerl.models.policy import Policy
 from scalerl.models.routing import routing_of
 from scalerl.models.rows import Rows
 from scalerl.models.sizes import ModelSizes
-from scalerl.models.weights import checkpoint_weights
 from scalerl.rollouts.replay import Difference, NotFinite, check_current
 
 MicroBatch = tuple[Tensor, int]
@@ -76,7 +76,7 @@ class PolicyLearner:
         gradient_checkpointing: bool = False,
         compile: Literal["auto"] | bool = False,
         packing: Packing = "padded",
-        checkpoint_names: bool = False,
+        sent: Sent = "model",
     ) -> None:
         """Take over a policy, whose weights are trained in place.
 
@@ -87,7 +87,7 @@ class PolicyLearner:
             gradient_checkpointing: Whether to recompute activations in the backward pass.
             compile: Whether to compile the decoder layers (`learner.compile`).
             packing: Packing of the sequences of a micro-batch (`learner.packing`).
-            checkpoint_names: Whether to send weights by the names of a checkpoint on disk instead of the model's.
+            sent: What engines get, by which names.
 
         Raises:
             ConfigError: From `layout_in_use`, `wrap` and `check_update`.
@@ -95,7 +95,7 @@ class PolicyLearner:
         self.policy, self.updates, self._trim_heap = policy, 0, HeapTrim()
         self._recipe, optimizer = recipe, recipe.optimizer
         self._budget, self._checkpointing = micro_batch_tokens, gradient_checkpointing
-        tokens_BT, self._checkpoint_names = sampled_tokens(policy), checkpoint_names
+        tokens_BT, self._sent_kind = sampled_tokens(policy), sent
         self._packing, fallback = layout_in_use(policy, packing, tokens_BT)
         self._notes = {"packing": fallback} if fallback else {}
         self._names = [name for name, _ in policy.trained()]
@@ -219,9 +219,13 @@ class PolicyLearner:
             return False
         return tokens < SHARED_BELOW * int(length_B.sum())
 
-    def _sent(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
-        """Return full weights by the names with which they are sent: the model's, or those of a checkpoint."""
-        return checkpoint_weights(self.policy.model, weights) if self._checkpoint_names else weights
+    def _sent(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what engines get: full tensors by the names that they expect."""
+        return sent_weights(self.policy, self._sent_kind, self._whole)
+
+    def _whole(self, weight: Tensor) -> Tensor:
+        """Return a weight as a whole, in the type of the forward pass."""
+        return weight.detach()
 
     def _inputs(self, batch: TrainBatch, part: MicroBatch, packed: bool, shared: bool) -> Rows:
         """Return the inputs of a pass; the arguments are the fields of `Pass`."""

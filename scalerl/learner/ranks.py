@@ -240,12 +240,14 @@ def load_learner(spec: RankSpec, mesh: DeviceMesh) -> ShardedLearner:
 
 def learner_options(config: RunConfig) -> dict[str, Any]:
     """Return the options of `PolicyLearner` that a run's configuration has."""
+    from scalerl.models.build import sent_of
+
     return {
         "micro_batch_tokens": micro_batch_tokens(config),
         "gradient_checkpointing": recomputes(config),
         "compile": config.learner.compile,
         "packing": config.learner.packing,
-        "checkpoint_names": config.placement.engine == "vllm",
+        "sent": sent_of(config),
     }
 
 

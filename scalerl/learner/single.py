@@ -107,7 +107,7 @@ class SingleLearner(PolicyLearner):
 
     def send(self, version: int, channel: WeightChannel) -> None:
         """Send the weights over a channel, by the names that the engines use."""
-        channel.send(version, self._sent(self.policy.weights()))
+        channel.send(version, self._sent())
 
     def export(self, directory: Path) -> None:
         """Write the weights as a Hugging Face model, and adapters next to it."""

@@ -1,4 +1,4 @@
-"""Low-rank adapters: peft's layers are trained; engines and exports get merged weights.
+"""Low-rank adapters: peft's layers are trained; engines get them, or merged weights as exports do.
 
 The weights of the base model never change. Every merge creates a copy, so rounding does not accumulate over updates, as
 it would if adapters were merged and unmerged in place.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.files import as_umask
 from scalerl.models.loading import save_model
 from scalerl.models.policy import Policy
-from scalerl.models.weights import plain_model
+from scalerl.models.weights import checkpoint_weights, plain_model
 
 ADAPTER = "default"
 """The adapter name that peft uses by default."""
@@ -70,42 +70,74 @@ class LoraPolicy(Policy):
         frozen, own = self.sizes.matmul_params, sum(parameter.numel() for _, parameter in self.trained())
         self.sizes = dataclasses.replace(self.sizes, matmul_params=frozen + own, frozen_params=frozen)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, whole: Callable[[Tensor], Tensor] = Tensor.detach) -> Iterator[tuple[str, Tensor]]:
         """Yield merged weights by the names of the model without adapters, tied ones once, in a fixed order.
 
         Each merged tensor is computed when the iterator reaches it: W + alpha / rank x B A, rounded once to the type
         of W.
+
+        Args:
+            whole: Function that returns a weight as a whole, if the model is sharded.
         """
         for name, parameter in self.model.named_parameters():
             if name in self._layers:
-                yield name.replace(".base_layer.", "."), _merged(self._layers[name], parameter.detach())
+                yield name.replace(".base_layer.", "."), _merged(self._layers[name], parameter, whole)
             elif not parameter.requires_grad:
-                yield name.replace(".base_layer.", "."), parameter.detach()  # the bias of an adapted module
+                yield name.replace(".base_layer.", "."), whole(parameter)  # the bias of an adapted module
+
+    def adapters(self, whole: Callable[[Tensor], Tensor] = Tensor.detach) -> Iterator[tuple[str, Tensor]]:
+        """Yield A and B of every adapter by peft's names in files, for an engine that has the model already.
+
+        Args:
+            whole: Function that returns a weight as a whole, if the model is sharded.
+        """
+        for name, parameter in self.trained():
+            # peft expects the names of its wrapper around the model
+            yield f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}", whole(parameter)
+
+    def check_names(self) -> None:
+        """Refuse adapters of modules whose weights have other names or shapes on disk, as engines know them.
+
+        Raises:
+            ConfigError: Only merged weights can be sent.
+        """
+        for name, layer in self._layers.items():
+            plain, shape = name.replace(".base_layer.", "."), layer.base_layer.weight.shape
+            stored = dict(checkpoint_weights(self.model, [(plain, torch.empty(shape, device="meta"))]))
+            if {key: weight.shape for key, weight in stored.items()} != {plain: shape} or _is_conv1d(layer.base_layer):
+                raise ConfigError(
+                    f"rollouts.weights: got 'adapters' for {type(self.model).__name__}, in whose files {plain} is "
+                    f"{', '.join(stored)}; allowed: 'directory' or 'nccl', which send merged weights"
+                )
 
     def export(self, directory: Path) -> None:
         """Write the merged weights as a Hugging Face model, which is read again and compared (`save_model`)."""
         save_model(plain_model(self.model, {name: weight.cpu() for name, weight in self.weights()}), directory)
 
-    def save_adapter(self, directory: Path) -> None:
-        """Write the adapters in peft's format, which `PeftModel.from_pretrained(model, directory)` reads."""
+    def save_adapter(self, directory: Path, adapters: Mapping[str, Tensor] | None = None) -> None:
+        """Write the adapters in peft's format, which `PeftModel.from_pretrained(model, directory)` reads.
+
+        Args:
+            directory: Directory to write.
+            adapters: What `adapters` yields, if the model is sharded.
+        """
         from safetensors.torch import save_file
 
         directory.mkdir(parents=True, exist_ok=True)
-        found = _peft().get_peft_model_state_dict(self.model, adapter_name=ADAPTER)
-        # peft expects the names of its wrapper around the model
-        tensors = {f"base_model.model.{name}": tensor.cpu().contiguous() for name, tensor in found.items()}
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in (adapters or dict(self.adapters())).items()}
         save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
         dataclasses.replace(self.adapter_config, inference_mode=True).save_pretrained(str(directory))
         as_umask(directory)
 
 
-def _merged(layer: Any, weight: Tensor) -> Tensor:
+def _merged(layer: Any, weight: Tensor, whole: Callable[[Tensor], Tensor]) -> Tensor:
     """Return W + alpha / rank x B A in the type of W, [O, I], or [I, O] for a Conv1D.
 
     peft would also round the product before the sum.
     """
-    a_RI: Tensor = layer.lora_A[ADAPTER].weight.detach().float()
-    b_OR: Tensor = layer.lora_B[ADAPTER].weight.detach().float()
+    weight = whole(weight)
+    a_RI = whole(layer.lora_A[ADAPTER].weight).float()
+    b_OR = whole(layer.lora_B[ADAPTER].weight).float()
     change_OI = float(layer.scaling[ADAPTER]) * (b_OR @ a_RI)
     return (weight.float() + (change_OI.T if _is_conv1d(layer.base_layer) else change_OI)).to(weight.dtype)
 

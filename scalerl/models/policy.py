@@ -169,9 +169,13 @@ class Policy(nn.Module):
             weight_VD = self._upcast_head
         return self.rule.logits(hidden_ND, weight_VD, self.head_bias)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights by the names of the model's parameters, tied ones once, in a fixed order."""
-        return ((name, parameter.detach()) for name, parameter in self.model.named_parameters())
+    def weights(self, whole: Callable[[Tensor], Tensor] = Tensor.detach) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights by the names of the model's parameters, tied ones once, in a fixed order.
+
+        Args:
+            whole: Function that returns a weight as a whole, if the model is sharded.
+        """
+        return ((name, whole(parameter)) for name, parameter in self.model.named_parameters())
 
     def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the trained parameters by name in a fixed order: all, or those of the adapters."""

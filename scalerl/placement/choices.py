@@ -39,12 +39,15 @@ def channel_name(config: RunConfig) -> str:
     return chosen if chosen != "auto" else channel_choice(config, shared, vllm=True)[0]
 
 
-def channel_choice(config: RunConfig, shared: bool, vllm: bool) -> tuple[str, str]:
+def channel_choice(config: RunConfig, shared: bool, vllm: bool, unable: str = "") -> tuple[str, str]:
     """Return the weight channel for `auto`, and the reason if vLLM servers on GPUs get files instead of NCCL.
 
-    `shared`: engines use the trainer's GPUs. `vllm`: the trainer's environment has vLLM.
+    `shared`: engines use the trainer's GPUs. `vllm`: the trainer's environment has vLLM. `unable`: why vLLM cannot load
+    adapters of this model; empty: it can.
     """
     rounds, reason = config.recipe.off_policy, ""
+    if config.placement.engine == "vllm" and config.lora and not config.merged_because(unable):
+        return "adapters", ""
     if config.placement.engine != "vllm" or config.hardware.device == "cpu":
         return config.placement.channels[0], ""
     if config.placement.servers:

@@ -12,27 +12,36 @@ from scalerl.rollouts.shared_memory import SharedMemoryChannel, channel_versions
 from scalerl.rollouts.weights import WeightChannel
 
 if TYPE_CHECKING:  # torch, which loads when the weights do
-    from scalerl.config.placement import Placement
+    from scalerl.config.run import RunConfig
     from scalerl.models.weights import WeightLayout
 
 
-def _shared_memory(layout: WeightLayout, run: Path, placement: Placement) -> WeightChannel:
+def _shared_memory(layout: WeightLayout, run: Path, config: RunConfig) -> WeightChannel:
     return SharedMemoryChannel(layout, channel_versions(layout.total, host_memory().total))
 
 
-def _directory(layout: WeightLayout, run: Path, placement: Placement) -> WeightChannel:
+def _directory(layout: WeightLayout, run: Path, config: RunConfig) -> WeightChannel:
     return DirectoryChannel(run / "weights")
 
 
-def _nccl(layout: WeightLayout, run: Path, placement: Placement) -> WeightChannel:
+def _nccl(layout: WeightLayout, run: Path, config: RunConfig) -> WeightChannel:
     from scalerl.rollouts.vllm.nccl import NcclChannel
 
+    placement = config.placement
     return NcclChannel(layout, run / "servers", placement.trainer_address, placement.transfer_timeout_s)
 
 
-CHANNELS: dict[str, Callable[[WeightLayout, Path, Placement], WeightChannel]] = {
+def _adapters(layout: WeightLayout, run: Path, config: RunConfig) -> WeightChannel:
+    from scalerl.rollouts.vllm.adapters import AdapterChannel
+
+    assert config.lora is not None
+    return AdapterChannel(run / "weights", layout, config.lora)
+
+
+CHANNELS: dict[str, Callable[[WeightLayout, Path, RunConfig], WeightChannel]] = {
     "shared-memory": _shared_memory,
     "directory": _directory,
     "nccl": _nccl,
+    "adapters": _adapters,
 }
-"""Channels by `rollouts.weights`; each takes the layout of the weights, the run directory and the placement."""
+"""Channels by `rollouts.weights`; each takes the layout of the weights, the run directory and the configuration."""

@@ -25,6 +25,8 @@ class Updates(Protocol):
 
     backend: str
     """Backend in the server's `--weight-transfer-config`; empty: the server takes no weights."""
+    adapter: str = ""
+    """Name of the adapter that requests ask for; empty: none."""
 
     def hold(self, version: int) -> Any:
         """Keep a version from being dropped; called by the caller's thread when the version is requested."""

@@ -85,4 +85,4 @@ def channel_of(config: RunConfig, layout: WeightLayout, run: Path) -> WeightChan
         layout: Layout of the weights that are sent.
         run: The run directory.
     """
-    return CHANNELS[channel_name(config)](layout, run, config.placement)
+    return CHANNELS[channel_name(config)](layout, run, config)

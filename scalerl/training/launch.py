@@ -28,7 +28,7 @@ from scalerl.learner.checkpoint import CheckpointStore, load_plain, load_state, 
 from scalerl.learner.ranks import LearnerDied, LearnerGroup, single_learner
 from scalerl.loggers.base import Logger, makers_of
 from scalerl.loggers.follow import Followers
-from scalerl.models.build import load_of, revision_of, with_adapters
+from scalerl.models.build import load_of, revision_of, sent_of, sent_weights, with_adapters
 from scalerl.models.loading import end_tokens, load_tokenizer
 from scalerl.models.policy import Policy, check_vocabulary, stop_tokens
 from scalerl.models.sizes import Found, ModelSizes
@@ -60,7 +60,6 @@ from scalerl.training.run_model import (
     known_sizes,
     load_in_engine,
     model_path_of,
-    sent_weights,
 )
 from scalerl.training.saved import checkpoint_of, continued, overrule, sound_checkpoint
 from scalerl.training.warnings import KEPT_ROWS, RunWarnings
@@ -199,7 +198,7 @@ def _assemble(
         devices=resolved.devices,
         environments=environments,
     )
-    channel = channel_of(config, WeightLayout.of(sent_weights(config, policy)), path)
+    channel = channel_of(config, WeightLayout.of(sent_weights(policy, sent_of(config))), path)
     learner = _learner(config, model_path, policy, channel, backend, path)
     pipeline = Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch, learner.watch, cure(config))
     curriculum = make_curriculum(config.data, prompts.training, config.seed, config.recipe.retire_pass_rate)

@@ -77,11 +77,14 @@ def resolve(config: RunConfig) -> Resolved:
     config, on_gpus = replace(config, hardware=hardware), hardware.device == "cuda"
     shared = shares_gpus(config, sum(len(host.gpus) for host in hosts) if on_gpus else 0)
     if config.placement.engine == "vllm":
-        chosen, reason = channel_choice(config, shared, find_spec("vllm") is not None)
+        unable = _unable(config)
+        chosen, reason = channel_choice(config, shared, find_spec("vllm") is not None, unable)
         if config.rollouts.weights == "auto":
             config = replace(config, rollouts=replace(config.rollouts, weights=chosen))
         if reason and channel_name(config) == "directory":
             notes.append(f"weights reach the vLLM servers through files: {reason} (docs/vllm.md)")
+        if config.lora and (why := config.merged_because(unable)):
+            notes.append(f"the vLLM servers get merged weights instead of the adapters: {why} (docs/vllm.md)")
     if channel_name(config) == "nccl" and on_gpus and shared:
         only = "the only GPU of the run (placement.gpus = 1)" if config.placement.gpus == 1 else "the only GPU here"
         raise ConfigError(
@@ -122,6 +125,15 @@ def resolve_hardware(hardware: Hardware, has_gpu: bool | None = None, where: str
         generator_threads=hardware.generator_threads or half,
         trainer_threads=hardware.trainer_threads or half,
     )
+
+
+def _unable(config: RunConfig) -> str:
+    """Return why vLLM cannot load the adapters of a run, empty if it can or there are none."""
+    if config.lora is None:
+        return ""
+    from scalerl.rollouts.vllm.adapters import adapter_problem
+
+    return adapter_problem(config)
 
 
 def _device_notes(given: Hardware, here: Hardware) -> list[str]:

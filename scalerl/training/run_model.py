@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.recipe import Custom
@@ -20,7 +19,6 @@ from scalerl.models.policy import Policy
 from scalerl.models.quantized import DEQUANTIZE, method_of
 from scalerl.models.routing import can_record, routing_of
 from scalerl.models.sizes import ModelSizes, of_config, sizes_of
-from scalerl.models.weights import checkpoint_weights
 from scalerl.placement.choices import loop_device, schedule_name
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import check_engine
@@ -95,12 +93,6 @@ def load_in_engine(config: RunConfig, model_path: str) -> Policy:
     """Load the model in an engine's process, with this engine's share of the CPU threads."""
     torch.set_num_threads(max(1, config.hardware.generator_threads // config.placement.engines))
     return load_of(config, model_path, config.hardware.device)
-
-
-def sent_weights(config: RunConfig, policy: Policy) -> Iterable[tuple[str, Tensor]]:
-    """Return the weights by the names that the engines expect; vLLM expects those of a checkpoint on disk."""
-    weights = policy.weights()
-    return checkpoint_weights(policy.model, weights) if config.placement.engine == "vllm" else weights
 
 
 def check_sampled(config: RunConfig, policy: Policy, model_path: str) -> None:

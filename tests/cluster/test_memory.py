@@ -193,6 +193,14 @@ def test_bytes_of_a_trainer_with_adapters_by_hand():
     assert whole.gradients - 4 * SMALL.params == 2 * 8 * 10  # of the head, which adapters freeze
 
 
+def test_bytes_of_ranks_with_adapters_by_hand():
+    """The frozen model is sharded in BF16, and of the FP32 values there are only those of 100 entries."""
+    alone, found = (trainer_memory(SMALL, ranks, 50, False, adapters=100) for ranks in (1, 4))
+    assert found.weights == 2 * SMALL.params / 4
+    assert (found.masters, found.optimizer) == (4 * 100 / 4, 8 * 100 / 4)
+    assert found.gathered > 0 and found.gradients < alone.gradients
+
+
 def test_adapter_entries_match_those_of_the_model():
     pytest.importorskip("peft")
     model = tiny_model("qwen3")

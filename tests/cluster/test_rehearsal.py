@@ -60,6 +60,16 @@ def test_each_of_two_ranks_holds_half_of_the_masters_and_moments(tmp_path, capsy
     assert found["total"] == sum(found["parts"].values())
 
 
+def test_of_adapters_on_ranks_only_a_and_b_are_reduced_and_the_frozen_model_is_sharded_in_bf16(tmp_path, capsys):
+    saved_llama(tmp_path / "model")
+    found = rehearsed(tmp_path, capsys, "--model.lora.rank", "8")
+    half = (PARAMS + NORMS) // 2
+    assert found["parts"]["parameters"] == pytest.approx(2 * half + 4 * ADAPTERS // 2, rel=0.01)
+    assert found["parts"]["optimizer"] == pytest.approx(8 * ADAPTERS // 2, rel=0.02)
+    assert found["sent"]["reduce-scatter"] == 4 * 2 * ADAPTERS  # FP32, after each of two micro-batches
+    assert found["total"] == pytest.approx(found["estimate"], rel=0.1)
+
+
 def saved_mixture(directory, experts):
     """Write the config.json of a mixture of 2 layers of width 64, with experts of width 32; return their entries."""
     made = transformers.Qwen3MoeConfig(

@@ -68,6 +68,8 @@ class FakeVllm:
         """--return-sampling-mask."""
         self.served = "fake"
         self.label, self.weights = "default", 0
+        self.adapters: set[str] = set()
+        """Names of the adapters that requests can ask for."""
         self.partial = False
         """Whether an update has begun that did not finish: a request then ends the server, as it does vLLM's."""
         self.requests: list[dict] = []
@@ -215,6 +217,33 @@ class Handler(BaseHTTPRequestHandler):
             self.fake.label = body["weight_version"]
         self.answer(200, {"message": "Weight update finished"})
 
+    def on_load_lora_adapter(self, body: dict) -> None:
+        if body["lora_name"] in self.fake.adapters:
+            return self.answer(400, {"error": {"message": "The lora adapter has already been loaded."}})
+        if self.adapter_in(body["lora_path"]):
+            self.fake.adapters.add(body["lora_name"])
+            self.plain(200, b"Success: LoRA adapter added successfully.", "text/plain")
+
+    def on_collective_rpc(self, body: dict) -> None:
+        name, path = body["args"]
+        assert body["method"] == "replace_adapter" and name in self.fake.adapters, body
+        assert not self.fake.unpaused.is_set(), "adapters are replaced only in a paused server"
+        if self.adapter_in(path):
+            self.fake.weights = int(re.search(r"version_(\d+)", path)[1])
+            self.answer(200, {"results": [None]})
+
+    def adapter_in(self, path: str) -> bool:
+        files = {file.name for file in Path(path).glob("*")}
+        if not self.fake.suffers("no_load") and files >= {"adapter_config.json", "adapter_model.safetensors"}:
+            return True
+        self.answer(500, {"error": {"message": f"No adapter found for {path}"}})
+        return False
+
+    def on_update_weight_version(self, body: dict) -> None:
+        if not self.fake.suffers("wrong_label"):
+            self.fake.label = body["new_version"]
+        self.answer(200, {"success": True, "new_version": body["new_version"]})
+
     # ---------------------------------------------------------------------------------------------- generation
 
     def on_generate(self, body: dict) -> None:
@@ -223,6 +252,8 @@ class Handler(BaseHTTPRequestHandler):
         allowed = body["sampling_params"].get("allowed_token_ids", [0])
         if max(allowed) >= self.fake.vocabulary:
             return self.answer(400, {"error": {"message": "allowed_token_ids contains out-of-vocab token id!"}})
+        if "model" in body and body["model"] not in self.fake.adapters:
+            return self.answer(404, {"error": {"message": f"The model `{body['model']}` does not exist."}})
         if body.get("stream"):
             with self.fake.lock:
                 self.fake.requests.append(body)

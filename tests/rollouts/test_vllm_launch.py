@@ -181,7 +181,7 @@ def test_the_documented_server_takes_weights_by_the_default_channel_on_gpus(tmp_
     config = RunConfig(hardware=Hardware(device="cuda"), placement=Placement(engine="vllm", servers=("http://x:1",)))
     page = (Path(__file__).parents[2] / "docs/vllm.md").read_text()
     (backend,) = re.findall(r"--weight-transfer-config '(.*?)' --worker-extension-cls", page)
-    channel = CHANNELS[channel_name(config)](WeightLayout.of([]), tmp_path, config.placement)
+    channel = CHANNELS[channel_name(config)](WeightLayout.of([]), tmp_path, config)
     assert json.loads(backend) == {"backend": channel.updates(0).backend}
 
 

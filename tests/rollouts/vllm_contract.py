@@ -15,6 +15,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -173,7 +174,8 @@ def used_routes() -> list[Route]:
         Route("post", p.START_UPDATE), Route("post", p.UPDATE, ("update_info",)),
         Route("post", p.FINISH_UPDATE, ("weight_version",)), Route("get", p.WEIGHT_INFO), Route("get", p.IS_PAUSED),
         Route("post", p.INIT_TRANSFER, ("init_info",)), Route("post", p.SHUTDOWN_TRANSFER),
-        Route("get", p.WORLD_SIZE),
+        Route("get", p.WORLD_SIZE), Route("post", p.LOAD_ADAPTER), Route("post", p.RPC),
+        Route("post", p.SET_VERSION, ("new_version",)),
     ]  # fmt: skip
 
 
@@ -194,7 +196,7 @@ def check_answers(source: Source) -> Iterator[str]:
     from scalerl.rollouts.engine import Sampling
     from scalerl.rollouts.vllm.protocol import generate_body
 
-    body = generate_body([1, 2], 4, Sampling(1.0, 0.9, ()), "a", "b", experts=True)
+    body = generate_body([1, 2], 4, Sampling(1.0, 0.9, ()), "a", "b", experts=True, adapter="c")
     yield from missing("GenerateRequest", set(body), source.fields("GenerateRequest", TOKENS))
     parameters = {*body["sampling_params"], "allowed_token_ids"}
     yield from missing("SamplingParams", parameters, source.fields("SamplingParams", "sampling_params.py"))
@@ -219,7 +221,7 @@ def check_command_line(source: Source) -> Iterator[str]:
     declared = [path for path in source.files(API) if path.name == "cli_args.py"]
     text = "".join(path.read_text() for path in (*declared, *source.files("engine/arg_utils.py")))
     spec = ServerSpec("m", 10, 10, Path("log"), fp32_head=True, dtype="bfloat16")
-    launch = re.findall(r'"(--[\w-]+)"', (OURS / "launch.py").read_text())
+    launch = re.findall(r'"(--[\w-]+)"', "".join((OURS / name).read_text() for name in ("launch.py", "adapters.py")))
     for option in {word for word in command(spec, 1, "n") if word.startswith("--")} | set(launch):
         field = option[2:].replace("-", "_")
         if not re.search(rf"\b{field}\b\s*[:=]|[\"']{option}[\"']", text):
@@ -233,7 +235,7 @@ def check_command_line(source: Source) -> Iterator[str]:
     if source.module(module) is None:
         yield f"no module {module}"
     variables = "".join(path.read_text() for path in source.files("envs.py"))
-    for name in environment(spec, {}):
+    for name in environment(replace(spec, backend="scalerl_adapters"), {}):
         if name.startswith("VLLM_") and name not in variables:
             yield f"no environment variable {name}"
 
@@ -288,6 +290,35 @@ def check_worker(source: Source) -> Iterator[str]:
         yield "no class ParallelLMHead"
 
 
+def check_adapters(source: Source) -> Iterator[str]:
+    """Yield what the replacement of adapters uses and vLLM does not have."""
+    from scalerl.rollouts.vllm.adapters import RANKS, has_adapter_layers
+
+    ranks = re.search(r"MaxLoRARanks = Literal\[([\d, ]+)\]", (source.root / "config/lora.py").read_text())
+    if ranks is None or tuple(map(int, ranks[1].split(","))) != RANKS:
+        yield f"MaxLoRARanks is {ranks and ranks[1]}, not {RANKS}"
+    request = source.fields("LoRARequest", "lora/request.py")
+    yield from missing("LoRARequest", {"lora_name", "lora_int_id", "lora_path", "load_inplace"}, request)
+    worker = source.fields("LRUCacheWorkerLoRAManager", "lora/worker_manager.py")
+    yield from missing("LRUCacheWorkerLoRAManager", {"add_adapter", "list_adapters"}, worker)
+    yield from missing("LoRAModelManager", {"get_adapter"}, source.fields("LoRAModelManager", "lora/model_manager.py"))
+    settings = source.fields("PEFTHelper", "lora/peft_helper.py")
+    yield from missing("PEFTHelper", {"r", "lora_alpha", "target_modules", "bias"}, settings)
+    add = source.definition("LRUCacheWorkerLoRAManager", "lora/worker_manager.py")
+    for word, text in (
+        ("lora_request.load_inplace", "" if add is None else ast.unparse(add)),
+        ("self._adapter_manager", (source.root / "lora/worker_manager.py").read_text()),
+        ("self.modules", (source.root / "lora/model_manager.py").read_text()),
+        ("self.lora_manager = ", (source.root / "v1/worker/lora_model_runner_mixin.py").read_text()),
+        ("cache_salt", (source.root / "v1/core/kv_cache_utils.py").read_text()),
+    ):
+        if word not in text:
+            yield f"vllm/lora has no {word}"
+    for name, able in (("Qwen3ForCausalLM", True), ("MistralForCausalLM", True), ("GPT2LMHeadModel", False)):
+        if has_adapter_layers(source.root, name) != able:
+            yield f"{name} has {'no ' * able}adapters"
+
+
 def check_client(source: Source) -> Iterator[str]:
     """Yield the methods of vLLM's client protocol that `ServersClient` lacks, and other arguments."""
     from scalerl.rollouts.vllm.nccl import ServersClient
@@ -336,7 +367,16 @@ def check_transfer(source: Source) -> Iterator[str]:
                     yield f"vLLM's transfer: {name} should be {tensor.tolist()}, is {received.get(name)}"
 
 
-CHECKS = (check_routes, check_answers, check_command_line, check_imports, check_worker, check_client, check_transfer)
+CHECKS = (
+    check_routes,
+    check_answers,
+    check_command_line,
+    check_imports,
+    check_worker,
+    check_client,
+    check_adapters,
+    check_transfer,
+)
 
 
 def problems(place: Path) -> list[str]:

@@ -1,5 +1,6 @@
 """The contract of a learner: one process and one, two and three ranks make the same updates."""
 
+import json
 import math
 import os
 import signal
@@ -569,3 +570,91 @@ def test_a_single_rank_makes_the_updates_of_one_process_and_writes_its_adapter(p
     finally:
         torch.set_num_threads(threads)
         group.close()
+
+
+# ----------------------------------------------------------------------------------------------------------- adapters
+
+
+def adapted(config=CONFIG, **lora):
+    pytest.importorskip("peft")
+    settings = Lora(**({"rank": 4, "alpha": 8.0} | lora))
+    return replace(config, model=HuggingFaceModel(path="given to the ranks", lora=settings))
+
+
+def of_one_process(benches, config, model="qwen3-untied"):
+    policy = load_policy(benches.paths[model], dtype=config.hardware.dtype)
+    return single_learner(config, with_adapters(config, policy))
+
+
+@pytest.mark.parametrize(("ranks", "model"), [(2, "qwen3"), (3, "qwen3-untied")])
+def test_adapters_on_ranks_have_the_gradient_and_the_updates_of_one_process(benches, ranks, model):
+    config = adapted()
+    group, single = benches.group(ranks, model, config), of_one_process(benches, config, model)
+    assert distance(benches.gradients(group, batch()), benches.gradients(single, batch())) < 1e-5
+    for step in range(20):
+        ours, theirs = group.step(batch(seed=step)), single.step(batch(seed=step))
+        assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-4)
+    found, expected = benches.weights(group), benches.weights(single)
+    close(found, expected, atol=2e-6)
+    base = load_policy(benches.paths[model])
+    moved = {name for name, weight in base.weights() if not torch.allclose(weight, expected[name], atol=1e-4)}
+    assert len(moved) == 14  # 2 layers of 7 matrices; embedding, norms and head are frozen
+
+
+def test_adapters_of_a_mixture_on_expert_ranks_equal_those_of_one_process(benches):
+    config = adapted(on_mesh(1, 2), targets=("q_proj", "o_proj"))
+    group, single = benches.group(2, "qwen3-moe", config), of_one_process(benches, config, "qwen3-moe")
+    for step in range(5):
+        group.step(batch(seed=step))
+        single.step(batch(seed=step))
+    close(benches.weights(group), benches.weights(single), atol=2e-6)
+
+
+def test_bf16_adapters_on_ranks_start_as_those_of_one_process_and_engines_get_them_in_bf16(benches):
+    config = adapted(replace(CONFIG, hardware=replace(CONFIG.hardware, dtype="bfloat16")))
+    group, single = benches.group(2, "qwen3", config), of_one_process(benches, config, "qwen3")
+    found, expected = benches.weights(group), benches.weights(single)
+    assert equal(found, expected) and {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
+    group.step(batch())
+    single.step(batch())
+    close(benches.weights(group), benches.weights(single), atol=4e-3)
+
+
+def test_only_adapters_are_in_what_ranks_send_to_vllm_in_their_checkpoints_and_next_to_their_export(benches, tmp_path):
+    config = adapted()
+    config = replace(config, placement=Placement(engine="vllm"), rollouts=replace(config.rollouts, weights="adapters"))
+    group, single = benches.group(2, "qwen3", config), of_one_process(benches, config, "qwen3")
+    for learner in (group, single):
+        learner.step(batch())
+        learner.export(tmp_path / str(learner is group) / "model")
+    found, expected = benches.weights(group), benches.weights(single)
+    close(found, expected, atol=2e-6)
+    first = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    assert len(found) == 28 and found[first].shape == (4, 32)
+    files = [load_file(tmp_path / str(mine) / "adapter/adapter_model.safetensors") for mine in (True, False)]
+    close(*files, atol=2e-6)
+    assert equal(files[0], found)
+    ours, theirs = (json.loads((tmp_path / str(m) / "adapter/adapter_config.json").read_text()) for m in (True, False))
+    assert ours | {"target_modules": sorted(ours["target_modules"])} == theirs | {
+        "target_modules": sorted(theirs["target_modules"])  # a set in peft
+    }
+    close(*(load_file(tmp_path / str(mine) / "model/model.safetensors") for mine in (True, False)), atol=2e-6)
+
+
+def test_any_number_of_ranks_continues_a_checkpoint_of_adapters(benches, tmp_path):
+    """One process, two ranks, three, and one process again, each one update further; compared with one process."""
+    config, undisturbed = adapted(), of_one_process(benches, adapted())
+    for number in (1, 2, 3, 1):
+        learner = of_one_process(benches, config) if number == 1 else benches.group(number, "qwen3-untied", config)
+        done = undisturbed.updates
+        if done:
+            learner.load(tmp_path / f"step_{done}", done)
+        for one in (learner, undisturbed):
+            one.step(batch(seed=done))
+        place = tmp_path / f"step_{done + 1}"
+        place.mkdir()
+        learner.save(place)
+    close(benches.weights(learner), benches.weights(undisturbed), atol=2e-6)
+    size = sum(file.stat().st_size for file in (tmp_path / "step_4").rglob("*"))
+    # A, B and two moments of 2 x 4 x (2 x 64 + 2 x 48 + 3 x 80) entries, in FP32
+    assert 12 * 3712 < size < 12 * 3712 + 20_000

@@ -27,6 +27,7 @@ from scalerl.rollouts.vllm.protocol import (
     experts_of,
     nuclei_of,
 )
+from scalerl.rollouts.vllm.server import ADAPTERS
 
 OLDEST, NEWEST = (0, 32), (0, 34)
 """Supported versions of vLLM: at least OLDEST, below NEWEST."""
@@ -74,7 +75,7 @@ def check_server(address: str, needs: Needs) -> list[str]:
             notes = _check_settings(address, client, needs)
             _check_length(address, client, needs)
             if client.get(IS_PAUSED).json()["is_paused"]:
-                _resume(client)
+                _resume(client, needs)
             _check_logprobs(address, client, needs)
             _check_vocabulary(address, client, needs)
         except httpx.TransportError as error:
@@ -91,13 +92,14 @@ def check_server(address: str, needs: Needs) -> list[str]:
     return [*notes, *_warn_of_network(address)]
 
 
-def _resume(client: httpx.Client) -> None:
+def _resume(client: httpx.Client, needs: Needs) -> None:
     """Resume a server that an earlier run left paused, perhaps in the middle of an update.
 
     Layers of an open or failed update have no weights, so that one request would end the server. An update without
     tensors gives them back, and the engine's first swap replaces them. The first request fails if an update is open.
+    Adapters are replaced without such an update, which would remove them.
     """
-    for path in (START_UPDATE, FINISH_UPDATE, RESUME):
+    for path in (RESUME,) if needs.backend == ADAPTERS else (START_UPDATE, FINISH_UPDATE, RESUME):
         client.post(path, json={}, headers={"connection": "close"})  # vLLM closes it after an error
 
 
@@ -137,7 +139,10 @@ def _check_development_mode(address: str, client: httpx.Client) -> None:
 def _check_settings(address: str, client: httpx.Client, needs: Needs) -> list[str]:
     settings = client.get(SERVER_INFO).json()["vllm_config"]
     backend = (settings["weight_transfer_config"] or {}).get("backend")
-    if needs.backend and backend != needs.backend:
+    if needs.backend == ADAPTERS:
+        if not settings["lora_config"]:
+            raise ConfigError(f"vllm: {address} takes no adapters; start it with --enable-lora")
+    elif needs.backend and backend != needs.backend:
         raise ConfigError(
             f"vllm: {address} takes weights by {backend!r}; needed: {needs.backend!r}; start it with "
             f'--weight-transfer-config \'{{"backend": "{needs.backend}"}}\''

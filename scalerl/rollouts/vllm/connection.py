@@ -210,7 +210,7 @@ class Connection:
         body = generate_body(
             sequence.prefix, allowance, self._sampling, f"scalerl-{lane.name}-{next(self._numbers)}",
             # within a frozen round a version may be used again; its earlier prefix cache must not be
-            salt=f"{self._epoch}.{version}", experts=sequence.routing is not None,
+            salt=f"{self._epoch}.{version}", experts=sequence.routing is not None, adapter=self._updates.adapter,
         )  # fmt: skip
         self._prefilling.add(sequence)
         try:
@@ -281,7 +281,7 @@ class Connection:
         self._asked_for.clear()
 
     async def _call(self, method: str, path: str, body: Any = None, *, again: bool = True) -> Any:
-        """Send a request and return its JSON answer.
+        """Send a request and return its answer, JSON or text.
 
         Args:
             method: GET or POST.
@@ -296,7 +296,8 @@ class Connection:
             try:
                 response = await self._client.request(method, path, json=body)
                 if response.status_code == 200:
-                    return response.json()
+                    # some routes answer with a text
+                    return response.json() if "json" in response.headers.get("content-type", "") else response.text
                 problem = f"{response.status_code}: {response.text[:500]}"
                 again = again and response.status_code >= 500
             except httpx.TransportError as error:

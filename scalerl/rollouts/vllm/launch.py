@@ -12,6 +12,7 @@ from dataclasses import replace
 from scalerl.rollouts.build import EngineSpec, restarted_engines
 from scalerl.rollouts.engine import Engine, RoutingShape, Sampling
 from scalerl.rollouts.free_running import PolledEngines
+from scalerl.rollouts.vllm.adapters import AdapterChannel
 from scalerl.rollouts.vllm.checks import Needs, check_version, installed_version
 from scalerl.rollouts.vllm.engine import vllm_engines
 from scalerl.rollouts.vllm.server import Server, ServerSpec, wait_for_server
@@ -96,6 +97,7 @@ def _server_spec(spec: EngineSpec, needs: Needs, environment: Mapping[str, str])
     eager = ("--enforce-eager",) if generator.config.hardware.device == "cpu" else ()  # compiling takes a minute
     experts = ("--enable-return-routed-experts",) if needs.routing else ()
     masks = ("--return-sampling-mask",) if needs.nucleus else ()
+    adapters = spec.channel.server_arguments() if isinstance(spec.channel, AdapterChannel) else ()
     share = ("--gpu-memory-utilization", f"{place.share:.2f}") if place.share else ()
     return ServerSpec(
         model=model.path,
@@ -108,6 +110,6 @@ def _server_spec(spec: EngineSpec, needs: Needs, environment: Mapping[str, str])
         fp32_head=needs.fp32_head,
         tensor_parallel=placement.tensor_parallel,
         start_s=placement.start_timeout_s,
-        extra=(*revision, *eager, *experts, *masks, *share, *placement.vllm_arguments),
+        extra=(*revision, *eager, *experts, *masks, *adapters, *share, *placement.vllm_arguments),
         environment=environment,
     )

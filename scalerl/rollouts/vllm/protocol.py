@@ -38,6 +38,9 @@ IS_PAUSED = "/is_paused"
 INIT_TRANSFER = "/init_weight_transfer_engine"
 SHUTDOWN_TRANSFER = "/shutdown_weight_transfer_engine"
 WORLD_SIZE = "/get_world_size"
+LOAD_ADAPTER = "/v1/load_lora_adapter"
+RPC = "/collective_rpc"
+SET_VERSION = "/update_weight_version"
 
 UNLABELED = "default"
 """The server's label for the weights that it started with."""
@@ -101,6 +104,7 @@ def generate_body(
     request_id: str,
     salt: str,
     experts: bool = False,
+    adapter: str = "",
 ) -> dict[str, Any]:
     """Return the body of a request that continues `tokens`.
 
@@ -113,6 +117,7 @@ def generate_body(
         request_id: Id of the request in the server's log.
         salt: Text; only requests with the same salt share entries of the server's prefix cache.
         experts: Whether to request the experts of the last of `tokens` and of those that follow.
+        adapter: Name of the adapter to sample with; empty: none.
     """
     parameters = {
         "temperature": sampling.temperature,
@@ -132,6 +137,7 @@ def generate_body(
         "sampling_params": parameters,
         "stream": True,
         "cache_salt": salt,
+        **({"model": adapter} if adapter else {}),
     }
 
 

@@ -24,6 +24,11 @@ from scalerl.rollouts.vllm.protocol import HEALTH, MODELS
 INSIDE = Path(__file__).parent / "inside"
 """Directory of the code that the server loads."""
 
+ADAPTERS = "scalerl_adapters"
+"""Backend of a server that takes adapters; it needs no weight transfer."""
+EXTENSIONS = {"scalerl_directory": "scalerl_weights.WorkerExtension", ADAPTERS: "scalerl_adapters.WorkerExtension"}
+"""Code in INSIDE that the workers load, by backend."""
+
 _PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:[A-Z]+ \S+ \S+ \[[^]]*\] )?")
 """Process, level, time and place before vLLM's messages."""
 _ERROR = re.compile(r"(?:[\w./-]+: )?[\w.]*(?:[Ee]rror|Exception)(?:: .|$)")
@@ -58,7 +63,7 @@ class ServerSpec:
     python: str = "python"
     """Python of an environment with vLLM."""
     backend: str = "scalerl_directory"
-    """Backend by which it receives weights: scalerl_directory or nccl; empty: it receives none."""
+    """Backend by which it receives weights: scalerl_directory, scalerl_adapters or nccl; empty: it receives none."""
     dtype: str = "auto"
     """Dtype of the weights: auto, float32 or bfloat16."""
     fp32_head: bool = False
@@ -85,10 +90,10 @@ def command(spec: ServerSpec, port: int, name: str) -> list[str]:
         "--max-model-len", str(spec.max_model_len), "--max-num-seqs", str(spec.max_num_seqs),
         "--tensor-parallel-size", str(spec.tensor_parallel), "--disable-uvicorn-access-log",
     ]  # fmt: skip
-    if spec.backend:
+    if spec.backend in EXTENSIONS:
+        line += ["--worker-extension-cls", EXTENSIONS[spec.backend]]
+    if spec.backend not in ("", ADAPTERS):
         line += ["--weight-transfer-config", json.dumps({"backend": spec.backend})]
-    if spec.backend == "scalerl_directory":
-        line += ["--worker-extension-cls", "scalerl_weights.WorkerExtension"]
     if spec.fp32_head and spec.dtype != "float32":
         line += ["--hf-overrides", json.dumps({"head_dtype": "float32"})]
     return [*line, *spec.extra]
@@ -98,6 +103,8 @@ def environment(spec: ServerSpec, inherited: Mapping[str, str]) -> dict[str, str
     """Return the environment of a server: the inherited one, with the routes for weights and the path of INSIDE."""
     path = os.pathsep.join(part for part in (str(INSIDE), spec.environment.get("PYTHONPATH", "")) if part)
     required = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONSAFEPATH": "1"}
+    if spec.backend == ADAPTERS:
+        required["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     return {**inherited, **required, **spec.environment, "PYTHONPATH": path}  # the inherited path is not for its Python
 
 
