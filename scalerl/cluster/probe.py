@@ -80,8 +80,12 @@ class Probe:
 
         self._address = address
 
-    def look(self) -> Seen:
-        """Return what this process sees."""
+    def look(self, vllm_python: str = "") -> Seen:
+        """Return what this process sees.
+
+        Args:
+            vllm_python: Python whose vLLM serves the model on this host; empty: none does.
+        """
         import torch
 
         problem, cuda = gpu_problem(), torch.cuda
@@ -92,8 +96,13 @@ class Probe:
         known, advice = versions(installed), ""
         if "driver" in known and not problem:  # otherwise the problem has the advice
             advice = driver_advice(torch.version.cuda, known["driver"])
-        bad = (*unsupported(installed), *([advice] if advice else []))
-        return Seen(socket.gethostname(), known, seen, problem, bad)
+        bad = [*unsupported(installed), *([advice] if advice else [])]
+        if vllm_python:
+            from scalerl.rollouts.vllm.checks import installed_version, server_problems
+
+            known["vllm"] = installed_version(vllm_python)
+            bad += server_problems(vllm_python, known["vllm"], known.get("driver", ""))
+        return Seen(socket.gethostname(), known, seen, problem, tuple(bad))
 
     def learner(self, config: RunConfig) -> str:
         """Compare updates of the model in miniature with float64 on CPU; return the errors in words.

@@ -20,15 +20,8 @@ from scalerl.rollouts.weights import Call, Updates, WeightChannel
 class DirectoryChannel(WeightChannel):
     """A directory of safetensors files, one per version, written atomically: slow, for a shared file system."""
 
-<<<<<<< HEAD:scalerl/rollouts/directory.py
     def __init__(self, path: Path, capacity: int = 4) -> None:
         """Use a directory; remove files that an earlier process left there.
-=======
-    backend: str
-    """Backend in the server's `--weight-transfer-config`."""
-    adapter: str
-    """Name of the adapter that requests ask for; empty: none."""
->>>>>>> e68aefd6 (Adapters travel to vLLM without the model, and are trained on several ranks):scalerl/rollouts/vllm/updates.py
 
         Args:
             path: Directory; created if it does not exist.
@@ -132,30 +125,3 @@ class DirectoryUpdates(Updates):
         if got != version:
             raise EngineDied(f"it received version {version} of the weights, but reports version {got}")
         await call("POST", RESUME)
-<<<<<<< HEAD:scalerl/rollouts/directory.py
-=======
-
-
-class PushedUpdates:
-    """The learner's process sends the weights (nccl.py); this class only waits for them."""
-
-    backend, adapter = "nccl", ""
-
-    def __init__(self, channel: Any = None, engine: int = 0) -> None:
-        """Wait for pushed weights; the arguments, which all classes in UPDATES take, are unused."""
-
-    def hold(self, version: int) -> None:
-        """Do nothing: the weights are in the server or on the way."""
-
-    def release(self, held: None) -> None:
-        """Do nothing."""
-
-    async def apply(self, call: Call, version: int, held: None) -> None:
-        """Poll the server until it has the version; the restarter ends a life that waits too long."""
-        while version_of((await call("GET", WEIGHT_INFO))["weight_version"]) < version:
-            await asyncio.sleep(0.05)
-
-
-UPDATES: dict[str, Callable[[Any, int], Updates]] = {"directory": DirectoryUpdates, "nccl": PushedUpdates}
-"""Methods by `rollouts.weights`; each takes the weight channel and the number of the engine."""
->>>>>>> e68aefd6 (Adapters travel to vLLM without the model, and are trained on several ranks):scalerl/rollouts/vllm/updates.py

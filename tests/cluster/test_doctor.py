@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from scalerl.models.miniature import VOCABULARY, miniature
 from scalerl.models.sizes import sizes_of
 from scalerl.placement import devices as placement
 from scalerl.placement.devices import Host, Place, check_shared_memory
+from scalerl.rollouts.vllm.checks import installed_cuda, server_problems
 from scalerl.training import resolve as resolve_module
 from scalerl.training.resolve import resolve, resolve_hardware
 
@@ -128,12 +130,44 @@ def fake_python(path, version):
 
 def test_another_vllm_is_refused_before_a_server_starts(tmp_path):
     python = fake_python(tmp_path / "python", "0.31.2")
-    site = site_of("--placement.engine", "vllm", "--placement.vllm_python", python, seen=[Seen("a")])
+    (problem,) = Probe("here").look(python).unsupported
+    assert f"{python} runs version 0.31.2; allowed: >=0.32,<0.34" in problem
+    seen = Probe("here").look(fake_python(tmp_path / "other", "0.33.0"))
+    assert seen.versions["vllm"] == "0.33.0" and seen.unsupported == ()
+    site = site_of("--placement.engine", "vllm", seen=[Seen("a", unsupported=(problem,))])
     verdict, text = doctor.versions(site)
-    assert verdict == FAILS and f"{python} on a runs version 0.31.2; allowed: >=0.32,<0.34" in text
-    python = fake_python(tmp_path / "other", "0.33.0")
-    site = site_of("--placement.engine", "vllm", "--placement.vllm_python", python, seen=[Seen("a")])
-    assert doctor.versions(site) == (WORKS, "vllm 0.33.0")
+    assert verdict == FAILS and f"a: vllm: {python} runs version 0.31.2" in text
+
+
+def test_two_versions_of_vllm_on_two_hosts_are_named_with_the_hosts():
+    seen = [Seen("a", {"torch": "2.13.0", "vllm": "0.32.0"}), Seen("b", {"torch": "2.13.0", "vllm": "0.33.0"})]
+    verdict, text = doctor.versions(site_of("--placement.engine", "vllm", seen=seen))
+    assert verdict == FAILS and text == "vllm is 0.32.0 on a and 0.33.0 on b; install the same everywhere"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver", "advice"),
+    [
+        ("13.0", "560.35.03", "NVIDIA driver 560.35.03 is loaded, and torch's CUDA 13.0 needs 580 or newer; install"),
+        ("13.0", "580.65.06", ""),
+        ("12.8", "560.35.03", ""),
+        ("13.0", "", ""),  # no GPU: the server computes on the CPU
+        (None, "560.35.03", ""),
+    ],
+)
+def test_the_cuda_of_vllms_torch_is_compared_with_the_driver(cuda, driver, advice, tmp_path):
+    """The environment of the servers may have another torch than the trainer's; it is read, not imported."""
+    place = tmp_path / "lib" / "torch"
+    place.mkdir(parents=True)
+    (place / "__init__.py").write_text("raise ImportError('imported')")
+    value = "None" if cuda is None else repr(cuda)
+    (place / "version.py").write_text(f"__version__ = '2.14.0'\ncuda: Optional[str] = {value}\nhip = None\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nshift\nPYTHONPATH={tmp_path / "lib"} exec {sys.executable} -P "$@"\n')
+    python.chmod(0o755)
+    assert installed_cuda(str(python)) == (cuda or "")
+    problems = server_problems(str(python), "0.33.0", driver)
+    assert len(problems) == bool(advice) and all(f"{python}: {advice}" in problem for problem in problems)
 
 
 # ------------------------------------------------------------------------------------------------- disk and memory

@@ -57,9 +57,12 @@ class AdapterChannel(DirectoryChannel):
         super().__init__(path, capacity)
         for left in path.glob(".serving_*_version_*"):
             shutil.rmtree(left)
-        ends = dict.fromkeys(place.name.rpartition(".lora_")[0].rpartition(".")[2] for place in layout.places)
-        self.settings = {
-            "peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha, "target_modules": list(ends), "bias": "none",
+        self._rank = lora.rank
+        self._ends = tuple(
+            dict.fromkeys(place.name.rpartition(".lora_")[0].rpartition(".")[2] for place in layout.places)
+        )
+        self.settings: dict[str, object] = {
+            "peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha, "target_modules": list(self._ends), "bias": "none",
         }  # fmt: skip
         """Contents of adapter_config.json."""
 
@@ -69,9 +72,9 @@ class AdapterChannel(DirectoryChannel):
         Without the targets, vLLM would compute adapters for all layers and for the head, which needs room for the
         vocabulary.
         """
-        rank = next(most for most in RANKS if most >= self.settings["r"])
+        rank = next(most for most in RANKS if most >= self._rank)
         most = ("--max-loras", "1", "--max-lora-rank", str(rank))
-        return ("--enable-lora", *most, "--lora-target-modules", *self.settings["target_modules"])
+        return ("--enable-lora", *most, "--lora-target-modules", *self._ends)
 
     def updates(self, engine: int) -> Updates:
         """Return the client that lets a server load adapters of this directory."""
@@ -137,7 +140,8 @@ def adapter_problem(config: RunConfig) -> str:
     from scalerl.models.sizes import of_config
 
     assert isinstance(config.model, HuggingFaceModel)
-    loading = outcome(lambda: load_config(config.model.path, revision_of(config))[0])
+    path = config.model.path
+    loading = outcome(lambda: load_config(path, revision_of(config))[0])
     if loading.exception() is not None:  # loading the model, which comes next, reports it
         return ""
     model = loading.result()

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from scalerl.core.addresses import is_loopback
-from scalerl.core.errors import ConfigError
+from scalerl.core.errors import ConfigError, outcome
+from scalerl.placement.devices import driver_advice
 from scalerl.rollouts.engine import RoutingShape
 from scalerl.rollouts.vllm.protocol import (
     FINISH_UPDATE,
@@ -114,6 +115,36 @@ def installed_version(python: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip()
+
+
+def installed_cuda(python: str) -> str:
+    """Return the CUDA that the torch of a Python is built with, such as 13.0, without importing it; empty if none."""
+    code = (
+        "import importlib.util as u, pathlib as p, re; s = u.find_spec('torch'); "
+        "t = p.Path(s.origin).with_name('version.py').read_text() if s else ''; "
+        "print(*re.findall(r\"cuda(?:: *[^=]+)? *= *'([\\d.]+)'\", t)[:1])"
+    )
+    try:
+        done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
+
+
+def server_problems(python: str, version: str, driver: str) -> list[str]:
+    """Return why the vLLM of a Python cannot serve on this host: its version, or a CUDA that the driver does not run.
+
+    Args:
+        python: The Python.
+        version: Version of its vLLM; empty: none.
+        driver: Version of the NVIDIA driver; empty: none, and the server computes on the CPU.
+    """
+    problems = []
+    if error := outcome(lambda: check_version(python, version)).exception():
+        problems.append(str(error))
+    if advice := driver_advice(installed_cuda(python) or "0", driver) if driver else "":
+        problems.append(f"{python}: {advice}")
+    return problems
 
 
 def check_version(where: str, got: str) -> None:
