@@ -162,7 +162,7 @@ def test_the_server_sees_only_the_code_that_it_loads(spec):
         "PATH": "/bin", "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
         "PYTHONPATH": str(INSIDE), "PYTHONSAFEPATH": "1",
     }  # fmt: skip
-    assert [path.name for path in INSIDE.glob("*.py")] == ["scalerl_weights.py"]
+    assert sorted(path.name for path in INSIDE.glob("*.py")) == ["scalerl_adapters.py", "scalerl_weights.py"]
 
 
 # ------------------------------------------------------------------------------------------------------------ process

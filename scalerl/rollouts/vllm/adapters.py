@@ -58,11 +58,11 @@ class AdapterChannel(DirectoryChannel):
         for left in path.glob(".serving_*_version_*"):
             shutil.rmtree(left)
         self._rank = lora.rank
-        self._ends = tuple(
-            dict.fromkeys(place.name.rpartition(".lora_")[0].rpartition(".")[2] for place in layout.places)
-        )
+        modules = [place.name.rpartition(".lora_")[0] for place in layout.places]
+        self._ends = tuple(dict.fromkeys(module.rpartition(".")[2] for module in modules))
         self.settings: dict[str, object] = {
-            "peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha, "target_modules": list(self._ends), "bias": "none",
+            "peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha, "bias": "none",
+            "target_modules": list(self._ends),
         }  # fmt: skip
         """Contents of adapter_config.json."""
 
