@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.32, help="step time of the lab on this machine, seconds")
     arguments = parser.parse_args()
     os.environ.setdefault("WANDB_MODE", "offline")
-    follow.FINISH_S = 120.0
+    follow.LOGGER_FINISH_S = 120.0
     follow.curve_picture = lambda view: b""
     for name in arguments.loggers:
         measure(name, arguments.steps, arguments.step_s)

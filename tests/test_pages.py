@@ -1,5 +1,6 @@
 """Blocks of the documentation pages that no other test runs: configurations are read, study commands pass a dry run."""
 
+import ast
 import re
 import shlex
 
@@ -7,7 +8,8 @@ import pytest
 from doc_pages import ROOT, blocks
 
 from scalerl import cli
-from scalerl.config import read_config
+from scalerl.config import RunConfig, read_config
+from scalerl.core import limits
 from scalerl.importers import IMPORTERS
 from scalerl.study.plan import read_plan
 from scalerl.training.catalog import METRICS
@@ -118,6 +120,42 @@ def test_the_tables_of_metrics_and_trainers_have_a_row_for_each(monkeypatch):
         "importing.md"
     )
     assert {"verl", "trl", "trl-ppo", "slime"} <= first_cells("importing.md")
+
+
+def test_the_table_of_time_limits_has_every_limit_and_only_real_settings(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import constants
+
+    constant = {name for name in vars(limits) if name.endswith("_S")}
+    named = {name for row in limits.WATCHED for name in row.limits}
+    assert {name for name in named if "." not in name} == constant
+    for name in named - constant:
+        section, field = name.split(".")
+        assert getattr(getattr(RunConfig(), section), field) > 0, name
+    page = constants.on_page_markdown((ROOT / "docs" / "operating.md").read_text())
+    assert "| trainer rank 0 | 120 s (`TRANSFER_JOIN_S`), 10 s (`TRANSFER_LEAVE_S`) |" in page
+    assert page.count("\n| ") > len(limits.WATCHED) and all(f"| {row.process} |" in page for row in limits.WATCHED)
+
+
+PAUSES = {
+    "ABANDONED_S", "BACKOFF_S", "BEAT_S", "CALLS_S", "COMPILE_S", "DEAD_AFTER_S", "EVERY_S", "FIRST_S", "FULL_S",
+    "GATHER_S", "LIFE_S", "LOOK_S", "POLL_S", "READING_S", "REDRAW_S", "REPORT_S", "RESTING_S", "SEARCH_S", "SLICE_S",
+    "SOON_S", "_LOOK_S", "_ORPHANED_S", "_PATIENCE_S", "_SHORTEST_WAIT_S",
+}  # fmt: skip
+"""Names of intervals, pauses and ages outside limits.py, and of limits in programs that run without scalerl."""
+
+
+def test_time_limits_stand_in_one_file():
+    """A constant in seconds elsewhere is a pause or an interval; a new limit belongs into the table."""
+    found = set()
+    for path in (ROOT / "scalerl").rglob("*.py"):
+        if path.name == "limits.py":
+            continue
+        for node in ast.parse(path.read_text()).body:
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            names = [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]
+            found |= {name for name in names if re.fullmatch(r"_?[A-Z_]+_S", name) and "PER_S" not in name}
+    assert found == PAUSES
 
 
 def test_text_in_a_generated_table_stays_text(monkeypatch):

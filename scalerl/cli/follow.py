@@ -18,6 +18,7 @@ from scalerl.cli.options import Parser, add_decision_options, add_json, add_read
 from scalerl.cli.terminal import say
 from scalerl.cli.watch import add_address, check_page, listen, serving
 from scalerl.core.errors import UserError
+from scalerl.core.limits import PAGE_CLOSE_S
 from scalerl.importers.errors import TooEarly
 from scalerl.importers.trackers import wandb_path
 from scalerl.scaling.stop import FORMS, StopRule, reason_to_stop, stop_rule
@@ -37,9 +38,6 @@ exit codes:
   2    the log needs a choice, or cannot be read
   130  Ctrl-C (143: SIGTERM)
 """
-
-CLOSING_S = 5.0
-"""Seconds in which the page's server ends."""
 
 PATIENCE_H = 24.0
 """Hours without new rows after which the command gives up."""
@@ -122,7 +120,7 @@ def paged(log: FollowedLog, show: Show, options: argparse.Namespace) -> Iterator
         yield
     finally:
         server.should_exit = True
-        thread.join(CLOSING_S)
+        thread.join(PAGE_CLOSE_S)
 
 
 Show = Callable[[FollowedLog, Change], None]

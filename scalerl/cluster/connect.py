@@ -9,13 +9,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from scalerl.core.errors import ConfigError
+from scalerl.core.limits import NODE_ANSWER_S
 from scalerl.core.signals import same_handlers
 from scalerl.placement.devices import Host, shared_free
-
-STARTED_S = 600.0
-"""Seconds within which the coordinator and the scorers must be placed; they load no model."""
-SHARED_S = 60.0
-"""Seconds in which the nodes must say how much of their /dev/shm is free; each starts a process for it."""
 
 
 def connect(address: str, asked_by: str) -> Any:
@@ -72,7 +68,7 @@ def shared_memory(ray: Any, hosts: Collection[str]) -> dict[str, int]:
     """Return the free bytes of /dev/shm on nodes of the cluster; a node that does not answer in time is left out."""
     ask = ray.remote(shared_free)
     asked = {ask.options(num_cpus=0, resources={f"node:{host}": 0.001}).remote(): host for host in hosts}
-    done, late = ray.wait(list(asked), num_returns=len(asked), timeout=SHARED_S)
+    done, late = ray.wait(list(asked), num_returns=len(asked), timeout=NODE_ANSWER_S)
     for one in late:
         ray.cancel(one, force=True)
     return {asked[one]: ray.get(one) for one in done}

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.cluster.memory import channel_bytes, check_disk, disk_bytes
-from scalerl.cluster.probe import REACHED_S, Probe, Seen
+from scalerl.cluster.probe import Probe, Seen
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config.base import replace
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError, outcome
+from scalerl.core.limits import DOCTOR_CALL_S, DOCTOR_START_S, DOCTOR_SWAPS_S, TCP_CONNECT_S
 from scalerl.core.machine import host_memory
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import PASSED, Group, LocalRemote, serve
@@ -41,14 +42,6 @@ WORKS, SLOW, FAILS = "works", "works slowly", "does not work"
 
 SLOW_BELOW = 0.5
 """Share of the bandwidth that plans assume below which a pair of hosts is slow."""
-
-LIMIT_S, VLLM_S = 45.0, 90.0
-"""Time limits in seconds of a call to a process, and of the swaps of vLLM's check. A check has at most three such
-calls."""
-
-START_S = 300.0
-"""Seconds in which a process must have loaded torch, or a server vLLM. From a disk that is shared and cold, this takes
-minutes; warm, 5 to 30 s."""
 
 Outcome = tuple[str, str]
 """Verdict and text."""
@@ -75,9 +68,9 @@ class Site:
     def __init__(
         self,
         config: RunConfig | None,
-        limit_s: float = LIMIT_S,
+        limit_s: float = DOCTOR_CALL_S,
         hosts: Sequence[Host] = (),
-        start_s: float = START_S,
+        start_s: float = DOCTOR_START_S,
     ) -> None:
         """Find the machines and their GPUs.
 
@@ -286,10 +279,10 @@ def vllm(site: Site) -> Outcome:
     from scalerl.rollouts.vllm.server import wait_for_server
 
     for address in site.config.placement.servers:
-        wait_for_server(address, REACHED_S)
+        wait_for_server(address, TCP_CONNECT_S)
     if servers := site.config.placement.servers:
         return WORKS, f"{len(servers)} servers answer; the run checks their settings when it starts"
-    group, limit_s = site.group("generator"), site.start_s + VLLM_S
+    group, limit_s = site.group("generator"), site.start_s + DOCTOR_SWAPS_S
     return WORKS, group.call("vllm", site.config, site.start_s, timeout_s=limit_s)[0]
 
 
@@ -306,7 +299,10 @@ CHECKS: dict[str, Callable[[Site], Outcome]] = {
 
 
 def examine(
-    config: RunConfig | None, limit_s: float = LIMIT_S, checks: Iterable[str] = CHECKS, start_s: float = START_S
+    config: RunConfig | None,
+    limit_s: float = DOCTOR_CALL_S,
+    checks: Iterable[str] = CHECKS,
+    start_s: float = DOCTOR_START_S,
 ) -> Iterator[Finding]:
     """Run checks and yield their findings, in a second process, and in a new one after a crash or a time limit.
 

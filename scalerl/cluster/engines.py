@@ -9,6 +9,7 @@ from threading import Thread
 from typing import Any
 
 from scalerl.cluster.remote import Actor, RayRemote
+from scalerl.core.limits import ACTOR_START_SPARE_S
 from scalerl.core.remote import End, host
 from scalerl.rollouts.build import EngineSpec, restarted_engines
 from scalerl.rollouts.engine import Engine
@@ -16,8 +17,6 @@ from scalerl.rollouts.free_running import FreeRunner, Report
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.restarts import Life
 
-START_SPARE_S = 60.0
-"""Seconds that an actor may take longer than its server to report a start that failed."""
 REPORT_S = 1.0
 """Seconds after which an actor answers a report even without results, as a heartbeat."""
 
@@ -51,7 +50,7 @@ class RayLife:
             failed.callback(self.kill)  # an actor that starts later would occupy its cores and GPUs
             self._remote.placed(start_s, setting)
             # a server measures the same time, and its message gives the reason
-            self._remote.receive(start_s + START_SPARE_S, f"its start ({setting})")
+            self._remote.receive(start_s + ACTOR_START_SPARE_S, f"its start ({setting})")
             failed.pop_all()
 
     def post(self, number: int, method: str, *arguments: Any) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
+from scalerl.core.limits import TCP_CONNECT_S
 from scalerl.core.machine import gpu_memory
 from scalerl.placement.choices import recomputes
 from scalerl.placement.devices import driver_advice, driver_version, gpu_problem
@@ -33,9 +34,6 @@ ERROR = {"float32": 1e-3, "bfloat16": 0.1}
 
 HEAD_ERROR = 1e-3
 """Largest error of log-probabilities of the FP32 head against float64, nats."""
-
-REACHED_S = 5.0
-"""Time limit of one TCP connection between two hosts, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +171,7 @@ class Probe:
         for address in addresses:
             host, _, port = address.rpartition(":")
             try:
-                socket.create_connection((host, int(port)), timeout=REACHED_S).close()
+                socket.create_connection((host, int(port)), timeout=TCP_CONNECT_S).close()
             except OSError as error:
                 return f"{address} ({error})"
         return ""

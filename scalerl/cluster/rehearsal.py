@@ -31,12 +31,10 @@ from scalerl.cluster.layout import prompt_tokens, widest
 from scalerl.config.base import replace
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError, raising
+from scalerl.core.limits import REHEARSAL_S
 from scalerl.core.remote import End, LocalRemote
 from scalerl.learner.batch import RolloutTensors, TrainBatch
 from scalerl.models.sizes import Found
-
-TIME_LIMIT_S = 3600.0
-"""Time limit of a rehearsal, which takes one to four minutes for an 8B model."""
 
 SENT = {
     "_allgather_base_": "all-gather",
@@ -85,7 +83,7 @@ def rehearse(config: RunConfig, found: Found) -> Rehearsal:
     """
     remote = LocalRemote(partial(_run, config, found), "the rehearsal (process {})")
     try:
-        result: Rehearsal = remote.receive(TIME_LIMIT_S)
+        result: Rehearsal = remote.receive(REHEARSAL_S)
         return result
     finally:
         remote.end()

@@ -7,11 +7,9 @@ from queue import Queue, SimpleQueue
 from typing import Any
 
 from scalerl.cluster.connect import last_line
+from scalerl.core.limits import ACTOR_LAST_ANSWER_S
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import Remote, Run, host
-
-LAST_S = 2.0
-"""Seconds in which the last answer of an actor arrives after the actor's function has ended."""
 
 
 class Actor:
@@ -113,9 +111,9 @@ class RayRemote(Remote):
     def read(self) -> tuple[str, Any]:
         """Return the result of the call of `take`, and request the next one."""
         try:
-            kind, content = self._ray.get(self._answer, timeout=LAST_S)
+            kind, content = self._ray.get(self._answer, timeout=ACTOR_LAST_ANSWER_S)
         except self._ray.exceptions.RayError:  # it has ended, or has given its last answer
-            return "ended", self.ended(LAST_S) or "ended"
+            return "ended", self.ended(ACTOR_LAST_ANSWER_S) or "ended"
         self._answer = self._take.remote()
         return kind, content
 

@@ -7,11 +7,12 @@ from concurrent.futures import Future
 from copy import copy
 from typing import Any, NamedTuple
 
-from scalerl.cluster.connect import STARTED_S, last_line
+from scalerl.cluster.connect import last_line
 from scalerl.config.base import replace
 from scalerl.config.data import TaskData
 from scalerl.config.run import RunConfig, Scoring
 from scalerl.core.errors import ConfigError
+from scalerl.core.limits import ACTOR_PLACED_S
 from scalerl.placement.devices import devices
 from scalerl.tasks.scoring import Pending, Scorer, make_scorer, make_scorers
 from scalerl.tasks.user_rewards import Failures, RewardError
@@ -96,7 +97,7 @@ class ActorPool:
         self._actors = [self._start() for _ in range(config.placement.scorers)]
         self._under_way = [0] * len(self._actors)
         try:
-            ray.get([actor.ready.remote() for actor in self._actors], timeout=STARTED_S)
+            ray.get([actor.ready.remote() for actor in self._actors], timeout=ACTOR_PLACED_S)
         except ray.exceptions.RayError as error:
             self.close()
             raise ConfigError(f"placement.scorers: a scorer could not be started: {last_line(error)}") from None

@@ -17,16 +17,13 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from scalerl.core.errors import ConfigError
+from scalerl.core.limits import GROUP_GRACE_S
 from scalerl.core.machine import largest_child, memory_report
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import LACKED_MEMORY, ChildContext, ProcessDied, fault
 
 PASSED: tuple[type[Exception], ...] = (ConfigError, PluginError)
 """Errors for the user, which the caller raises unchanged."""
-
-GRACE_S = {"raised": 10.0, "failed": 2.0, "ended": 0.0}
-"""Seconds that the other processes of a group have to answer, by the kind of the first bad answer. They wait for the
-process that raised; one that failed may have noticed the death of another one first."""
 
 KILLED = f"was killed by signal {signal.SIGKILL:d}"
 """How a process ends that the kernel kills for memory; a user's `kill -9` looks the same."""
@@ -301,7 +298,7 @@ class Group:
             for number, remote in list(waiting.items()):
                 if remote.poll(SLICE_S):
                     answered[number] = remote.read()
-                    until = min(until, time.monotonic() + GRACE_S.get(answered[number][0], timeout_s))
+                    until = min(until, time.monotonic() + GROUP_GRACE_S.get(answered[number][0], timeout_s))
                     del waiting[number]
         for kind in ("ended", "failed"):  # a killed process before those that failed after it
             for number in sorted(answered):

@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from scalerl.core.limits import LOGGER_FINISH_S
 from scalerl.core.rows import read_points, read_rows
 from scalerl.core.run_files import RunInfo
 from scalerl.loggers.base import LoggedRun, Logger
@@ -20,9 +21,6 @@ from scalerl.types import EvalPoint
 from scalerl.view.figures import picture
 from scalerl.view.outlook import forecast_numbers
 from scalerl.view.run import RunView
-
-FINISH_S = 30.0
-"""Time limit of a logger for sending pending data at the end of a run, seconds."""
 
 
 class Followers:
@@ -85,8 +83,8 @@ class Followers:
         self._state = state
 
     def close(self) -> None:
-        """End the logged runs; wait at most `FINISH_S`."""
-        until = time.monotonic() + FINISH_S
+        """End the logged runs; wait at most `LOGGER_FINISH_S`."""
+        until = time.monotonic() + LOGGER_FINISH_S
         for one in self._all:
             for line in one.worker.close(until, partial(one.finish, self._state)):
                 self._note(line)

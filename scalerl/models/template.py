@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.core.errors import ConfigError, raising, short
-
-LIMIT_S = 10.0
-"""Time limit in seconds for rendering one prompt. jinja2's sandbox limits neither time nor memory."""
+from scalerl.core.limits import TEMPLATE_S
 
 LONGEST = 1_000_000
 """Maximum length of a rendered text, characters, in addition to ten times the length of its messages."""
@@ -194,7 +192,7 @@ def render(
 
     Raises:
         ConfigError: The template, a program by the model's authors that runs in jinja2's sandbox, fails, does not end
-            within `LIMIT_S` (in the main thread), or returns a text that is far longer than its messages.
+            within `TEMPLATE_S` (in the main thread), or returns a text that is far longer than its messages.
     """
 
     def problem(error: Exception) -> str:
@@ -206,7 +204,7 @@ def render(
         )
 
     with raising(ConfigError, problem):
-        with _time_limit(LIMIT_S):
+        with _time_limit(TEMPLATE_S):
             template = None
             if day != "auto" and prints_date(tokenizer):
                 template = _with_date(tokenizer.get_chat_template(None, tools or None), day)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from scalerl.core.errors import ConfigError, outcome
+from scalerl.core.limits import GENERATOR_END_S, STOP_ANSWER_S, STOP_PATIENCE_S, STOP_SUSPENDED_S, THREAD_END_S
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied, stopped_process
 from scalerl.core.remote import LocalRemote, Remote, Run
@@ -44,14 +45,8 @@ def spawn_generator(run: Run, environment: Mapping[str, str] | None = None) -> L
     return LocalRemote(run, "the generator process ({})", WorkerDied, environment)
 
 
-PATIENCE_S = 10.0
-"""Seconds that a requested stop waits for engines that may hang, such as servers, before the run ends without them."""
-ANSWER_S = 30.0
-"""Seconds after that in which a process must answer, to save its part of a checkpoint."""
 MOST_PENDING = 512
 """Groups of an evaluation whose scores are computed together; with more, the next ones wait."""
-STOPPED_S = 3.0
-"""Seconds that a requested stop waits for a process that SIGSTOP has stopped."""
 
 
 class Interrupted(RuntimeError):
@@ -231,7 +226,7 @@ class Pipeline:
             set to the start of sampling.
 
         Raises:
-            Interrupted: A stop was requested, and the engines did not finish the evaluation in `PATIENCE_S`.
+            Interrupted: A stop was requested, and the engines did not finish the evaluation in `STOP_PATIENCE_S`.
         """
         if version not in self._held:
             self._send_weights(version, send)
@@ -323,7 +318,7 @@ class Pipeline:
         threading.Thread(target=outcome, args=(self._latest, done), daemon=True).start()
         stopping = _Clock()
         while not wait((done,), 0.2).done:
-            if self._stop_requested() and stopping.seconds() > PATIENCE_S + ANSWER_S:
+            if self._stop_requested() and stopping.seconds() > STOP_PATIENCE_S + STOP_ANSWER_S:
                 raise NoAnswer
         return done.result()
 
@@ -352,9 +347,9 @@ class Pipeline:
             return
         self._send("stop")
         self._outbox.put(None)
-        self._worker.end(wait_s=2)
+        self._worker.end(wait_s=GENERATOR_END_S)
         for thread in self._threads:  # a signal may have interrupted `start`
-            thread.join(timeout=5)
+            thread.join(timeout=THREAD_END_S)
         for version in self._held:
             self._channel.drop(version)
         self._held.clear()
@@ -378,7 +373,7 @@ class Pipeline:
     def _result(self, pending: PendingScores, interruptible: bool = True) -> ScoredGroup:
         stopping = _Clock()
         while not pending.wait(0.2):
-            if self._stop_requested() and (interruptible or (self._may_hang and stopping.seconds() > PATIENCE_S)):
+            if self._stop_requested() and (interruptible or (self._may_hang and stopping.seconds() > STOP_PATIENCE_S)):
                 raise Interrupted
         return pending.result()
 
@@ -392,8 +387,8 @@ class Pipeline:
 
         `meanwhile` is called several times a second while it waits.
 
-        If a stop is requested and engines may hang, the generator gets `PATIENCE_S` before it is told to do without
-        them. It then releases no version, and None is returned.
+        If a stop is requested and engines may hang, the generator gets `STOP_PATIENCE_S` before it is told to do
+        without them. It then releases no version, and None is returned.
 
         Raises:
             Interrupted: A stop was requested, and nothing is lost if this message does not arrive.
@@ -419,12 +414,12 @@ class Pipeline:
 
     def _settle(self, waited_s: float) -> None:
         """Let the generator do without engines that may hang, once a stop has waited long enough."""
-        if self._may_hang and waited_s > PATIENCE_S and not self._settled:
+        if self._may_hang and waited_s > STOP_PATIENCE_S and not self._settled:
             self._settled = True
             self._send("settle")
-        if self._may_hang and waited_s > PATIENCE_S + ANSWER_S:
+        if self._may_hang and waited_s > STOP_PATIENCE_S + STOP_ANSWER_S:
             raise NoAnswer
-        if waited_s > STOPPED_S and (stopped := self._stopped()):
+        if waited_s > STOP_SUSPENDED_S and (stopped := self._stopped()):
             raise NoAnswer(f"process {stopped} is stopped (SIGSTOP)")
 
     def _stopped(self) -> int | None:

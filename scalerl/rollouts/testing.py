@@ -16,6 +16,7 @@ import torch
 
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
+from scalerl.core.limits import CONTRACT_S
 from scalerl.core.plugins import PluginError, call
 from scalerl.models.policy import Policy, load_policy, rounding
 from scalerl.rollouts.custom import EngineParts, make_engine
@@ -28,9 +29,6 @@ TOKENS = 6
 """Length of every made-up completion: there is no stop token."""
 SLOTS = 2
 """Fewer slots than requests, so that slots are refilled."""
-WAIT_S = 120.0
-"""Seconds without a finished sequence after which the check fails."""
-
 MakeEngine = Callable[[EngineParts], Engine]
 """Makes the engine under test."""
 
@@ -66,7 +64,7 @@ class Bench:
     def swap(engine: Engine, version: int) -> None:
         """Swap and wait until the version is in use."""
         engine.swap(version)
-        until = time.monotonic() + WAIT_S
+        until = time.monotonic() + CONTRACT_S
         while engine.version != version:
             expect(
                 not engine.deterministic and time.monotonic() < until,
@@ -90,16 +88,16 @@ def expect(holds: bool, message: str) -> None:
 def finish(engine: Engine, polls: int | None = None) -> dict[tuple[int, int], Rollout]:
     """Poll until the engine is idle, at most `polls` times; return the finished rollouts by id."""
     rollouts: dict[tuple[int, int], Rollout] = {}
-    until, done = time.monotonic() + WAIT_S, 0
+    until, done = time.monotonic() + CONTRACT_S, 0
     while engine.occupancy().busy and (polls is None or done < polls):
-        expect(time.monotonic() < until, f"nothing finished for {WAIT_S:g} s with {engine.occupancy()}")
+        expect(time.monotonic() < until, f"nothing finished for {CONTRACT_S:g} s with {engine.occupancy()}")
         engine.advance()
         polled = engine.poll(POLL_S)
         twice = [one.id for one in polled if one.id in rollouts]
         expect(not twice, f"poll returned {twice} a second time; expected each sequence once")
         rollouts |= {one.id: one.rollout for one in polled}
         done += 1
-        until = time.monotonic() + WAIT_S if polled else until
+        until = time.monotonic() + CONTRACT_S if polled else until
     return rollouts
 
 

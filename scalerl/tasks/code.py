@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from scalerl.config.placement import Sandbox
 from scalerl.config.run import Scoring
 from scalerl.core.errors import raising
+from scalerl.core.limits import SANDBOX_SPARE_S, SANDBOX_START_S
 from scalerl.tasks.base import Verdict, verdict
 from scalerl.tasks.code_answer import difference, program_of, value_difference, with_prompt
 from scalerl.tasks.code_tests import Calls, Checks, InputOutput, Tests, read_tests
@@ -25,10 +26,6 @@ from scalerl.tasks.sandbox.guest.plain import dumps, loads
 from scalerl.tasks.sandbox.guest.program import FROM
 from scalerl.types import Prompt
 
-START_S = 4.0
-"""Seconds that a sandbox may take to start on a busy machine, in addition to the program's limit."""
-SPARE_S = 0.5
-"""Seconds added to each deadline for the transfer of frames."""
 T = TypeVar("T")
 MOST_QUESTIONS = 100_000
 """Maximum number of calls that the tests of one program may make."""
@@ -95,7 +92,7 @@ class Judge:
     def _report(self, box: Box, given: str, ends: float) -> bytes:
         """Return the report on a program's run with a given input."""
         box.send(b"I", given.encode("utf-8", "surrogatepass"), self._soon(ends))
-        kind, payload = box.receive(self._soon(ends, START_S))  # the harness inside enforces test_s
+        kind, payload = box.receive(self._soon(ends, SANDBOX_START_S))  # the harness inside enforces test_s
         self._refused(kind, payload, b"O")
         return payload
 
@@ -142,7 +139,7 @@ class Judge:
         """
         questions, began = 0, False
         while questions < MOST_QUESTIONS:
-            kind, payload = checker.receive(self._soon(ends, SPARE_S if began else START_S))
+            kind, payload = checker.receive(self._soon(ends, SANDBOX_SPARE_S if began else SANDBOX_START_S))
             began = True
             if kind == b"P" and questions:
                 return f"the checks, with {questions} calls"
@@ -157,7 +154,7 @@ class Judge:
     def _serve(self, box: Box, program: str, ends: float) -> None:
         """Run the program in a sandbox that then serves calls of it."""
         box.begin("serve", self._soon(ends), program=program)
-        self._refused(*box.receive(self._soon(ends, START_S)), b"R")
+        self._refused(*box.receive(self._soon(ends, SANDBOX_START_S)), b"R")
 
     def _refused(self, kind: bytes, payload: bytes, wanted: bytes) -> None:
         if kind == b"X":
@@ -165,7 +162,7 @@ class Judge:
         if kind != wanted:
             raise Failed("sent an unexpected frame")
 
-    def _soon(self, ends: float, spare_s: float = SPARE_S) -> float:
+    def _soon(self, ends: float, spare_s: float = SANDBOX_SPARE_S) -> float:
         """Return the deadline of one exchange: the limit of a test, plus `spare_s` for the transfer."""
         return min(ends, time.monotonic() + self._settings.test_s) + spare_s
 

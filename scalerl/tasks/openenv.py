@@ -16,15 +16,12 @@ from typing import Any
 
 from scalerl.core.errors import ConfigError, short
 from scalerl.core.files import parse_json
+from scalerl.core.limits import SESSION_CLOSE_S
 from scalerl.core.plugins import PluginError
 from scalerl.tasks.base import judged_text
 
 FULL_S = 0.05
 """Pause in seconds before a session is asked for again, if the server has all that it allows."""
-
-
-CLOSE_S = 1.0
-"""Seconds for the end of a session; the server may not answer any more."""
 
 
 class OpenEnv:
@@ -68,7 +65,7 @@ class OpenEnv:
             with (
                 self._answering(),
                 connect(
-                    f"{self._url}/ws", max_size=None, proxy=None, open_timeout=left_s, close_timeout=CLOSE_S
+                    f"{self._url}/ws", max_size=None, proxy=None, open_timeout=left_s, close_timeout=SESSION_CLOSE_S
                 ) as socket,
             ):
                 found = _exchange(socket, "reset", {"seed": seed}, left_s)

@@ -52,14 +52,14 @@ def _local(resolved: Resolved) -> Backend:
 def _ray(resolved: Resolved) -> Backend:
     import ray  # connected by `resolve`
 
-    from scalerl.cluster.connect import STARTED_S
     from scalerl.cluster.engines import actor_engines
     from scalerl.cluster.ranks import RayRanks
     from scalerl.cluster.remote import CoordinatorActor, RayRemote
+    from scalerl.core.limits import ACTOR_PLACED_S
 
     def launch(run: Run) -> Remote:
         remote = RayRemote(ray, CoordinatorActor, run, "the coordinator (Ray actor)", WorkerDied, {"num_cpus": 0})
-        remote.placed(STARTED_S)
+        remote.placed(ACTOR_PLACED_S)
         return remote
 
     def start_ranks(config: RunConfig, model_path: str, channels: Sequence[WeightChannel]) -> Group:

@@ -21,6 +21,7 @@ from scalerl.config.base import replace
 from scalerl.config.data import PromptFile, TaskData, TextTask
 from scalerl.config.placement import Hardware
 from scalerl.core.errors import ConfigError, outcome
+from scalerl.core.limits import HUB_REQUEST_S
 from scalerl.core.machine import sees_gpu
 from scalerl.models.template import prints_date
 from scalerl.placement.choices import channel_choice, channel_name
@@ -35,9 +36,6 @@ from scalerl.placement.devices import (
 )
 from scalerl.prompts.files import on_hub
 from scalerl.rollouts.interrupt import LengthRule
-
-TIMEOUT_S = 10.0
-"""Time limit of a request to the hub, seconds."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -196,7 +194,7 @@ def _commit(repository: str, revision: str, kind: str, note: Callable[[str], Non
     from huggingface_hub import HfApi
 
     # the types of errors depend on the HTTP library of the installed huggingface_hub
-    asked = outcome(lambda: HfApi().repo_info(repository, revision=revision, repo_type=kind, timeout=TIMEOUT_S).sha)
+    asked = outcome(lambda: HfApi().repo_info(repository, revision=revision, repo_type=kind, timeout=HUB_REQUEST_S).sha)
     if error := asked.exception():
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         note(f"{repository}: the commit of revision {revision!r} could not be looked up and is not recorded ({reason})")

@@ -456,7 +456,7 @@ def test_a_miniature_keeps_head_size_and_grouping_and_divides_over_gpus(tmp_path
 
 def test_a_server_given_by_address_that_does_not_answer(monkeypatch):
     site = site_of("--placement.engine", "vllm", "--placement.servers", "['http://127.0.0.1:9']")
-    monkeypatch.setattr(doctor, "REACHED_S", 0.5)
+    monkeypatch.setattr(doctor, "TCP_CONNECT_S", 0.5)
     with pytest.raises(ConfigError, match=r"no answer from http://127.0.0.1:9"):
         doctor.vllm(site)
 
@@ -466,7 +466,7 @@ def test_a_server_given_by_address_that_does_not_answer(monkeypatch):
 def test_a_real_server_samples_with_the_weights_that_it_gets(monkeypatch):
     python = os.environ["SCALERL_VLLM_PYTHON"]
     config = read_config(None, ["--placement.engine", "vllm", "--placement.vllm_python", python])
-    monkeypatch.setattr(doctor, "VLLM_S", 400.0)
+    monkeypatch.setattr(doctor, "DOCTOR_SWAPS_S", 400.0)
     (finding,) = examine(config, checks=["vLLM"])
     assert finding.verdict == WORKS and "after each of three swaps" in finding.text, finding
 

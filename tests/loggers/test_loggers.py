@@ -130,7 +130,7 @@ def test_a_tracker_has_every_row_once_with_forecast_picture_and_configuration_af
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
     warnings.simplefilter("ignore")  # warnings of the libraries
-    monkeypatch.setattr(follow, "FINISH_S", 120.0)  # a first start on a busy machine
+    monkeypatch.setattr(follow, "LOGGER_FINISH_S", 120.0)  # a first start on a busy machine
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.chdir(tmp_path)  # mlflow puts artifacts here
     config = config_of(
@@ -269,7 +269,7 @@ def test_a_tracker_keeps_both_parts_of_a_run_that_went_back_apart(name, tmp_path
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
     warnings.simplefilter("ignore")
-    monkeypatch.setattr(follow, "FINISH_S", 120.0)
+    monkeypatch.setattr(follow, "LOGGER_FINISH_S", 120.0)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.chdir(tmp_path)
     address = f"sqlite:///{tmp_path}/mlflow.db"
@@ -321,7 +321,7 @@ def test_a_logger_that_raises_is_reported_once_and_the_others_continue(where, lo
 
 
 def test_a_hanging_logger_does_not_delay_the_run_and_its_drops_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(follow, "FINISH_S", 0.2)
+    monkeypatch.setattr(follow, "LOGGER_FINISH_S", 0.2)
     output = []
     followers = Followers(
         plain_values(config_of(), mode="json"),

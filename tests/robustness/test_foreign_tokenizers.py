@@ -118,7 +118,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_template_without_end_is_refused_within_its_time_limit(model, name, monkeypatch):
-    monkeypatch.setattr("scalerl.models.template.LIMIT_S", 0.3)
+    monkeypatch.setattr("scalerl.models.template.TEMPLATE_S", 0.3)
     tokenizer = load_tokenizer(str(model))
     tokenizer.chat_template = ENDLESS[name]
     began, limits = time.monotonic(), resource.getrlimit(resource.RLIMIT_AS)

@@ -29,8 +29,8 @@ class Run:
     """A trainer that only waits, with a generator whose engines never take a version or a newer one."""
 
     def __init__(self, monkeypatch, policy=POLICIES[0], hangs_at=1, **changed):
-        monkeypatch.setattr(module, "PATIENCE_S", 0.3)
-        monkeypatch.setattr(module, "ANSWER_S", 5.0)
+        monkeypatch.setattr(module, "STOP_PATIENCE_S", 0.3)
+        monkeypatch.setattr(module, "STOP_ANSWER_S", 5.0)
         self.spec = replace(ScriptedSpec(policy, slots=12, eager=True, hangs_at=hangs_at), **changed)
         self.stopped_at, self.trained, self.drawn = float("inf"), Counter(), 0
         self.pipeline = Pipeline(
@@ -168,7 +168,7 @@ WAITS = {
 @pytest.mark.parametrize("wait", WAITS)
 def test_a_generator_that_does_not_answer_ends_the_wait_after_a_stop(wait, begin, monkeypatch):
     run = begin()
-    monkeypatch.setattr(module, "ANSWER_S", 0.5)
+    monkeypatch.setattr(module, "STOP_ANSWER_S", 0.5)
     run.start()
     run.step(0)
     os.kill(run.pipeline._worker.pid, signal.SIGSTOP)
@@ -181,7 +181,7 @@ def test_a_generator_that_does_not_answer_ends_the_wait_after_a_stop(wait, begin
 
 @pytest.mark.parametrize("wait", WAITS)
 def test_a_stopped_generator_in_lockstep_ends_the_wait_after_a_stop(wait, begin, monkeypatch):
-    monkeypatch.setattr(module, "STOPPED_S", 0.5)
+    monkeypatch.setattr(module, "STOP_SUSPENDED_S", 0.5)
     run = begin(hangs_at=-1, eager=False)
     run.start()
     run.step(0)
@@ -197,7 +197,7 @@ def test_a_stopped_generator_in_lockstep_ends_the_wait_after_a_stop(wait, begin,
 
 
 def test_a_generator_that_goes_on_before_the_limit_is_waited_for(begin, monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "STOPPED_S", 3.0)
+    monkeypatch.setattr(module, "STOP_SUSPENDED_S", 3.0)
     run = begin(hangs_at=-1, eager=False)
     run.start()
     run.step(0)
@@ -209,7 +209,7 @@ def test_a_generator_that_goes_on_before_the_limit_is_waited_for(begin, monkeypa
 
 
 def test_without_a_stop_a_stopped_generator_is_waited_for_and_may_go_on(begin, monkeypatch):
-    monkeypatch.setattr(module, "STOPPED_S", 0.2)
+    monkeypatch.setattr(module, "STOP_SUSPENDED_S", 0.2)
     run = begin(hangs_at=-1, eager=False)
     run.start()
     pid = run.pipeline._worker.pid
@@ -246,8 +246,8 @@ def test_the_stopped_process_of_a_family_is_found():
 
 
 def test_a_transfer_into_servers_that_hang_ends_after_a_stop(monkeypatch):
-    monkeypatch.setattr(module, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(module, "STOP_PATIENCE_S", 0.2)
+    monkeypatch.setattr(module, "STOP_ANSWER_S", 0.3)
     channel, stopped_at = SimpleNamespace(capacity=2, into_engines=True), time.monotonic() + 0.3
     pipeline = Pipeline(None, channel, Scored, stop_requested=lambda: time.monotonic() > stopped_at)
     began = time.monotonic()
@@ -261,7 +261,7 @@ def test_engines_in_lockstep_never_hang_so_that_a_stop_waits_for_them(begin, tmp
     run.start()
     run.stop()
     groups, seconds = run.pipeline.evaluate(0, weights, visits(1000, 4), samples=8)
-    assert len(groups) == 4 and seconds > 0.35 and not run.pipeline._settled  # longer than PATIENCE_S
+    assert len(groups) == 4 and seconds > 0.35 and not run.pipeline._settled  # longer than STOP_PATIENCE_S
 
 
 @pytest.mark.parametrize("when", ["evaluation", "training", "write", "commit"])

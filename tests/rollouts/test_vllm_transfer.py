@@ -157,7 +157,7 @@ def test_a_server_that_ended_is_left_out_and_joins_again_at_its_new_address(gloo
 
 
 def test_a_blocked_port_is_one_line_with_host_process_cause_and_cure(gloo, serve, monkeypatch):
-    monkeypatch.setattr(nccl, "JOIN_S", 2.0)
+    monkeypatch.setattr(nccl, "TRANSFER_JOIN_S", 2.0)
     _, address = serve("got")
     channel = gloo_vllm.channel_to(address, master_address="127.0.0.2")
     monkeypatch.setattr(gloo_vllm.Gloo, "__init__", lambda *where: time.sleep(30))  # like NCCL, which waits forever
@@ -216,7 +216,7 @@ def test_servers_that_fail_in_three_transfers_in_a_row_end_the_run_with_the_reas
 
 
 def test_a_transfer_that_nccl_does_not_end_is_an_error_although_its_server_has_died(gloo, serve, monkeypatch):
-    monkeypatch.setattr(nccl, "GRACE_S", 1.0)
+    monkeypatch.setattr(nccl, "TRANSFER_ABORT_S", 1.0)
     server, address = serve("got")
     channel = gloo_vllm.channel_to(address)
     channel.send(1, gloo_vllm.weights(1))
@@ -233,7 +233,7 @@ def test_a_transfer_that_nccl_does_not_end_is_an_error_although_its_server_has_d
 
 
 def test_a_server_whose_workers_wait_for_a_dead_one_is_left_out_until_its_restart(gloo, serve, tmp_path, monkeypatch):
-    monkeypatch.setattr(nccl, "LEAVE_S", 0.5)
+    monkeypatch.setattr(nccl, "TRANSFER_LEAVE_S", 0.5)
     (stuck, address), (_, other) = serve("first"), serve("other")
     channel = gloo_vllm.channel_to(address, other, timeout_s=60.0)
     channel.send(1, gloo_vllm.weights(1))

@@ -12,6 +12,7 @@ import httpx
 
 from scalerl.core.addresses import is_loopback
 from scalerl.core.errors import ConfigError, outcome
+from scalerl.core.limits import SERVER_PROBE_S
 from scalerl.placement.devices import driver_advice
 from scalerl.rollouts.engine import RoutingShape
 from scalerl.rollouts.vllm.protocol import (
@@ -32,9 +33,6 @@ from scalerl.rollouts.vllm.server import ADAPTERS
 
 OLDEST, NEWEST = (0, 32), (0, 34)
 """Supported versions of vLLM: at least OLDEST, below NEWEST."""
-
-_PROBE_S = 120.0
-"""Seconds for an answer: the first request to a server triggers compilation and may take long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ def check_server(address: str, needs: Needs) -> list[str]:
     Raises:
         ConfigError: The server does not meet the requirements.
     """
-    with httpx.Client(base_url=address, timeout=_PROBE_S, trust_env=False) as client:
+    with httpx.Client(base_url=address, timeout=SERVER_PROBE_S, trust_env=False) as client:
         try:
             check_version(address, client.get(VERSION).json()["version"])
             _check_development_mode(address, client)

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from scalerl.core.limits import CONNECTION_END_S, SERVER_CONNECT_S, SERVER_PREFILL_S
 from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.vllm.lane import Lane
@@ -32,15 +33,10 @@ from scalerl.rollouts.vllm.protocol import (
 from scalerl.rollouts.vllm.sequence import TokenSequence
 from scalerl.rollouts.weights import Updates
 
-CONNECT_S = 10.0
-"""Seconds to connect. The Restarter (rollouts/restarts.py) limits silence, and the duration of a transfer."""
 RETRIES = 5
 """Retries of a sequence without a token in between, or of a request, before the engine counts as dead."""
 BACKOFF_S = 0.25
 """Seconds before the first retry; doubles with each further retry, up to 10 s."""
-PREFILL_S = 30.0
-"""Seconds that a swap waits for the first tokens of requests already sent, so that no prompt is processed partly with
-old and partly with new weights."""
 
 
 class Connection:
@@ -77,7 +73,7 @@ class Connection:
         self._client = httpx.AsyncClient(
             base_url=address,
             trust_env=False,  # otherwise a proxy would be used for loopback addresses too
-            timeout=httpx.Timeout(None, connect=CONNECT_S),  # the restarter measures silence
+            timeout=httpx.Timeout(None, connect=SERVER_CONNECT_S),  # the restarter measures silence
             # vLLM closes an idle connection after 5 s; one that is about to be closed must not be used
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0),
         )
@@ -113,7 +109,7 @@ class Connection:
         """End the thread; the server drops the requests under way."""
         if self._thread.is_alive():
             self._soon(self._loop.stop)
-            self._thread.join(timeout=10)
+            self._thread.join(timeout=CONNECTION_END_S)
 
     def _soon(self, function: Callable[..., None], *arguments: Any) -> None:
         self._loop.call_soon_threadsafe(function, *arguments)
@@ -265,7 +261,7 @@ class Connection:
             self._release_all()  # older versions
             try:
                 began = time.monotonic()
-                while self._prefilling and time.monotonic() < began + PREFILL_S:
+                while self._prefilling and time.monotonic() < began + SERVER_PREFILL_S:
                     await asyncio.sleep(0.002)
                 await self._updates.apply(self._call, version, held)
                 self._epoch += 1

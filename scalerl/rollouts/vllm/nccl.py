@@ -28,6 +28,7 @@ import httpx
 from scalerl.core.addresses import reserved_port
 from scalerl.core.errors import ConfigError, ProcessFailure, outcome
 from scalerl.core.files import write_whole
+from scalerl.core.limits import SERVER_LABEL_S, TRANSFER_ABORT_S, TRANSFER_JOIN_S, TRANSFER_LEAVE_S, TRANSFER_NOTICE_S
 from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.vllm.protocol import (
     FINISH_UPDATE,
@@ -45,21 +46,11 @@ from scalerl.rollouts.vllm.protocol import (
 )
 from scalerl.rollouts.weights import Call, Updates, WeightChannel
 
-ASK_S = 5.0
-"""Seconds between two questions whether a server needs weights, and time limit of an answer."""
-JOIN_S = 120.0
-"""Seconds in which all servers must join the transfer group, which takes a few."""
 BUFFER = 1 << 28
 """Bytes of one broadcast; both sides hold two of them, and a larger tensor. vLLM's default of 1 GB would need memory
 that the servers' cache takes."""
 SPARE = 0.9
 """Share of the time limit that this process uses: the loop ends it at the limit, and does not know the servers."""
-LEAVE_S = 10.0
-"""Seconds in which a server must leave an earlier group. Its workers may wait for a process that died, inside NCCL."""
-NOTICE_S = 5.0
-"""Seconds in which the request to a server breaks that died, if NCCL has noticed the death first."""
-GRACE_S = 30.0
-"""Seconds in which vLLM's thread must end after a server has failed; aborting NCCL takes up to 5."""
 FAILURES = 3
 """Transfers in a row in which a server failed, after which the run ends."""
 UNABLE, PROBLEM, SENDING = "unable", "problem", "sending"
@@ -187,7 +178,7 @@ class NcclChannel(WeightChannel):
             text = problem.read_text(encoding="utf-8")
             problem.unlink()
             return text
-        if time.monotonic() - self._asked_at < ASK_S:
+        if time.monotonic() - self._asked_at < SERVER_LABEL_S:
             return ""
         labels = set(self._labels().values())
         self._asked_at = time.monotonic()
@@ -256,7 +247,7 @@ class PushedUpdates(Updates):
 def _label(address: str) -> str | None:
     """Return the label of a server's weights; None if it does not answer."""
     try:
-        answer = httpx.get(address + WEIGHT_INFO, timeout=ASK_S, trust_env=False)
+        answer = httpx.get(address + WEIGHT_INFO, timeout=SERVER_LABEL_S, trust_env=False)
     except httpx.TransportError:  # it is ending, or away
         return None
     return str(answer.json()["weight_version"]) if answer.status_code == 200 else None
@@ -292,7 +283,7 @@ class _Sender:
                 "hosts (firewall), set placement.trainer_address to an address that they reach, or use "
                 "rollouts.weights = 'directory'"
             )
-            self._engine = self._limited(begin, min(JOIN_S, limit_s), late)
+            self._engine = self._limited(begin, min(TRANSFER_JOIN_S, limit_s), late)
 
     def send(self, version: int, weights: Iterator[tuple[str, Any]], limit_s: float) -> None:
         self._client.version = version
@@ -313,13 +304,13 @@ class _Sender:
         Thread(target=outcome, args=(call, done), name="weights", daemon=True).start()
         wait((done, self._client.failure), max(0.0, limit_s), FIRST_COMPLETED)
         if done.done() and done.exception() is not None:
-            wait((self._client.failure,), NOTICE_S)
+            wait((self._client.failure,), TRANSFER_NOTICE_S)
         if self._client.failure.done():
             self._client.close()
             text = str(self._client.failure.exception())
             if self._engine is not None:  # otherwise it joins, with no weights under way
                 self._engine.shutdown()  # aborts NCCL, in which the call may wait for the server
-                if not wait((done,), GRACE_S).done:
+                if not wait((done,), TRANSFER_ABORT_S).done:
                     raise RuntimeError(f"{text}; the transfer does not end, because NCCL waits for the server")
             raise ServerFailed(text)
         if not done.done():
@@ -350,7 +341,7 @@ def finish_kernels() -> None:
 
 def leave_group(address: str) -> bool:
     """Let a server leave an earlier transfer group, and end an update that was not finished; return whether it did."""
-    with httpx.Client(base_url=address, timeout=LEAVE_S, trust_env=False) as client:
+    with httpx.Client(base_url=address, timeout=TRANSFER_LEAVE_S, trust_env=False) as client:
         try:
             if client.get(IS_PAUSED).json().get("is_paused"):
                 # fails if no update is open; vLLM closes the connection then

@@ -19,6 +19,7 @@ import httpx
 
 from scalerl.core.addresses import reserved_port
 from scalerl.core.errors import ConfigError
+from scalerl.core.limits import SERVER_HEALTH_S
 from scalerl.rollouts.vllm.protocol import HEALTH, MODELS
 
 INSIDE = Path(__file__).parent / "inside"
@@ -220,7 +221,7 @@ def _answers(address: str, limit_s: float, death: Callable[[], str | None] = lam
         name: Name of its model: another program may answer at a port that it has not got. Empty: any.
     """
     end = time.monotonic() + limit_s
-    with httpx.Client(base_url=address, timeout=5.0, trust_env=False) as client:
+    with httpx.Client(base_url=address, timeout=SERVER_HEALTH_S, trust_env=False) as client:
         while death() is None and time.monotonic() < end:
             with contextlib.suppress(httpx.TransportError):
                 if client.get(HEALTH).status_code == 200 and (not name or name in client.get(MODELS).text):

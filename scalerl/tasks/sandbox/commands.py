@@ -18,6 +18,7 @@ from typing import Any
 
 from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
+from scalerl.core.limits import PYTHON_PATHS_S
 from scalerl.tasks.sandbox.box import RULES, Command, group_parent
 
 KERNEL_SURFACE = (
@@ -188,8 +189,6 @@ def _system_directory(name: str) -> list[str]:
 
 THREADS_OF_LIBRARIES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Without a limit, such a library starts one thread per core, and its stacks exceed the limits of a program."""
-ANSWER_S = 60.0
-"""Time limit of the question for the directories of a Python, seconds; the machine may be busy."""
 OLDEST = (3, 11)
 """Oldest Python that runs the harness."""
 
@@ -226,7 +225,7 @@ def _prefixes(python: str) -> tuple[str, ...]:
     words = [python, "-I", "-c", "import sys; print(*sys.version_info[:2], sys.prefix, sys.base_prefix, sep='\\n')"]
     allowed = f"allowed: the path of a Python {OLDEST[0]}.{OLDEST[1]} or newer"
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=ANSWER_S)
+        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=PYTHON_PATHS_S)
         major, minor, *prefixes = done.stdout.splitlines()
         version = (int(major), int(minor))
     except (OSError, subprocess.SubprocessError, ValueError) as error:

@@ -13,13 +13,12 @@ from typing import Any
 
 from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
+from scalerl.core.limits import SANDBOX_PROBE_S
 from scalerl.tasks.sandbox.box import Box, BoxEnded, BoxFlood, BoxLate, Command
 from scalerl.tasks.sandbox.commands import GUEST, bubblewrap, no_sandbox, unsafe
 from scalerl.tasks.sandbox.guest.plain import loads
 
 PROBE = "print(6 * 7)"
-PROBE_S = 60.0
-"""Time limit of the test program in seconds."""
 
 
 def offer(settings: Sandbox, needed: Mapping[str, str] | None = None) -> Command:
@@ -90,8 +89,8 @@ def _offer(settings: Sandbox) -> Command:
 
 def run_program(command: Command, program: str) -> dict[str, Any] | str:
     """Return the report on a trusted program without input, or why there is none."""
-    command = replace(command, limits={**command.limits, "test_s": PROBE_S})  # the machine may be busy
-    deadline = time.monotonic() + PROBE_S
+    command = replace(command, limits={**command.limits, "test_s": SANDBOX_PROBE_S})  # the machine may be busy
+    deadline = time.monotonic() + SANDBOX_PROBE_S
     try:
         with closing(Box(command)) as box:
             box.begin("stdin", deadline, program=program)
@@ -114,7 +113,9 @@ def _complaint(command: Command) -> str:
     """Return the last line of the command's standard error, if the command does not start."""
     words = [word for word in command.words if word not in ("--seccomp", "RULES")]
     try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, env={}, timeout=PROBE_S)
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, env={}, timeout=SANDBOX_PROBE_S
+        )
     except (subprocess.TimeoutExpired, OSError) as error:
         return str(error)
     return done.stderr.strip().splitlines()[-1][:200] if done.stderr.strip() else ""

@@ -14,7 +14,7 @@ from texts import report_of
 
 from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
-from scalerl.tasks.code import START_S, Judge
+from scalerl.tasks.code import SANDBOX_START_S, Judge
 from scalerl.tasks.code_tests import Calls, Checks, InputOutput
 from scalerl.tasks.sandbox.box import Box
 from scalerl.tasks.sandbox.detect import offer
@@ -149,7 +149,7 @@ def test_a_result_that_cannot_be_read_is_a_wrong_result_and_costs_no_time_outsid
     for form in ("calls", "check"):
         began = time.monotonic()
         assert not hurried.verdict(UNREADABLE[name], FORMS[form]).passed, form
-        assert time.monotonic() - began < HURRIED.program_s + START_S + 5  # the rest is for a busy machine
+        assert time.monotonic() - began < HURRIED.program_s + SANDBOX_START_S + 5  # the rest is for a busy machine
 
 
 def test_a_function_cannot_end_a_loop_of_the_tests_early(judge):
