@@ -20,6 +20,7 @@ from scalerl.core.processes import stopped_process
 from scalerl.rollouts import pipeline as module
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.pipeline import Interrupted, NoAnswer, Pipeline
+from scalerl.training import complete
 from scalerl.training.complete import run_to_end
 
 POLICIES = [PipelineRL(max_lag=8), PpoOffPolicy(batches=4)]
@@ -265,7 +266,7 @@ def test_engines_in_lockstep_never_hang_so_that_a_stop_waits_for_them(begin, tmp
 
 
 @pytest.mark.parametrize("when", ["evaluation", "training", "write", "commit"])
-def test_a_run_whose_generator_does_not_answer_ends_with_its_last_checkpoint(when, tmp_path):
+def test_a_run_whose_generator_does_not_answer_ends_with_its_last_checkpoint(when, tmp_path, monkeypatch):
     calls = []
 
     def at(name):
@@ -276,7 +277,7 @@ def test_a_run_whose_generator_does_not_answer_ends_with_its_last_checkpoint(whe
 
         return call
 
-    run = stopped_run(tmp_path, at)
+    run = stopped_run(tmp_path, at, monkeypatch)
     lines, finished = run_to_end(run)
     assert not finished and calls[-1] == when
     assert lines == [
@@ -285,7 +286,7 @@ def test_a_run_whose_generator_does_not_answer_ends_with_its_last_checkpoint(whe
     ]
 
 
-def test_a_run_that_is_stopped_in_its_last_evaluation_is_not_finished_but_saved(tmp_path):
+def test_a_run_that_is_stopped_in_its_last_evaluation_is_not_finished_but_saved(tmp_path, monkeypatch):
     calls = []
 
     def at(name):
@@ -296,15 +297,17 @@ def test_a_run_that_is_stopped_in_its_last_evaluation_is_not_finished_but_saved(
 
         return call
 
-    run = stopped_run(tmp_path, at)
+    run = stopped_run(tmp_path, at, monkeypatch)
     run.finished = True
     lines, finished = run_to_end(run)
     assert lines == [f"stopped at step 7; continue with: scalerl resume {tmp_path}"] and not finished
     assert calls == ["evaluation", "commit", "write", "commit"]
 
 
-def stopped_run(path, at):
-    """Return a session at step 7 with a checkpoint of step 4, which calls `at`."""
+def stopped_run(path, at, monkeypatch):
+    """Return a run at step 7 with a checkpoint of step 4, whose parts call `at`."""
+    for function, name in (("evaluate_if_due", "evaluation"), ("save", "write"), ("commit", "commit")):
+        monkeypatch.setattr(complete, function, at(name))
 
     def stop_requested():
         at("training")()
@@ -318,9 +321,8 @@ def stopped_run(path, at):
         records=SimpleNamespace(
             directory=SimpleNamespace(path=path),
             phase=lambda name: None,
-            compute=SimpleNamespace(clock=SimpleNamespace(start=lambda: None)),
         ),
+        compute=SimpleNamespace(clock=SimpleNamespace(start=lambda: None)),
         config=SimpleNamespace(recipe=None),
-        evaluate_if_due=at("evaluation"),
-        checkpoints=SimpleNamespace(write=at("write"), commit=at("commit"), store=SimpleNamespace(steps=lambda: [4])),
+        store=SimpleNamespace(steps=lambda: [4]),
     )
