@@ -57,6 +57,9 @@ class Prompt:
 TURNS = "limits of turns"
 """Column of a prompt with an environment, for its limits (config/data.py); files may have a column `turns`."""
 
+AGENT = "settings of an agent"
+"""Column of a prompt whose rollouts are made by a program over the endpoint (config/data.py)."""
+
 PROGRAMS = "runs programs"
 """Column of such a prompt: whether a tool runs programs of the policy, which needs a sandbox."""
 
@@ -140,12 +143,27 @@ class Rollout:
     """Under top-p: [T] number of tokens that each was sampled from, and the ids of all of these, one set after the
     other; the set of an injected token is empty. None: sampled from the whole vocabulary."""
 
+    prompt: tuple[int, ...] | None = None
+    """Tokens before it, if they are not those of its group's prompt."""
+    others: tuple[Rollout, ...] = ()
+    """Further sequences of the same rollout, such as conversations of sub-agents; all have its reward."""
+
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def sequences(self) -> tuple[Rollout, ...]:
+        """All sequences of the rollout, this one first."""
+        return (self, *self.others)
+
+    def after(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the tokens before it, given the prompt of its group."""
+        return prompt.tokens if self.prompt is None else self.prompt
+
     def without_tokens(self) -> Rollout:
         """Return the rollout with its length and its end only: every token is -1, and takes no memory."""
-        return replace(self, **_blank(len(self)), experts=None, nucleus=None)
+        others = tuple(other.without_tokens() for other in self.others)
+        return replace(self, **_blank(len(self)), experts=None, nucleus=None, others=others)
 
 
 @lru_cache(4096)

@@ -15,7 +15,7 @@ import runs
 from scalerl.core import plugins
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-OWN = ("tiny_model", "own_reward", "own_loss", "own_task", "own_engine", "own_environment", "own_logger")
+OWN = ("tiny_model", "own_reward", "own_loss", "own_task", "own_engine", "own_environment", "own_agent", "own_logger")
 """Modules of the examples that a run imports."""
 NOTEBOOK = json.loads((EXAMPLES / "forecast_and_train.ipynb").read_text())
 
@@ -43,6 +43,7 @@ def place(tmp_path, monkeypatch):
         ("own_loss", "highest = 1.1", "staleness_mean"),
         ("own_task", 'function = "own_task:Reverse"', "truncation_rate"),
         ("own_environment", 'function = "own_environment:Lookups"', "truncation_rate"),
+        ("own_agent", 'function = "own_agent:follow"', "turns"),
         ("own_engine", 'function = "own_engine:Counting"', "replay_difference"),
         ("own_logger", 'function = "own_logger:Lines"', "truncation_rate"),
     ],

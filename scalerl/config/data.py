@@ -282,8 +282,87 @@ class CustomTask(RepliedTask):
         return self.name or self.function.rpartition(":")[2]
 
 
+class AgentTask(TextTask):
+    """Your agent: a program that gets a row and the address of an OpenAI endpoint, and returns a reward (agents.md).
+
+    `max_prompt_tokens` is the limit of a conversation before each turn of the policy.
+    """
+
+    kind: Literal["agent"] = "agent"
+    command: tuple[str, ...] = ()
+    """The program and its arguments, started for each rollout. It gets the row as JSON on standard input, and the
+    variables OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL. Its last line of output that is a JSON object has the
+    reward: {"reward": 0.5}."""
+    function: str = ""
+    """In place of `command`: `package.module:function`, called as f(row, base_url, api_key) in a process for each
+    rollout. It returns the reward, or a dict with `reward`; it may be async."""
+    path: str
+    """A JSONL, JSON or Parquet file with the rows, or a data set on the hub (needs `datasets`). A column `prompt`, if
+    there is one, is shown in lists of rollouts."""
+    subset: str = ""
+    """Configuration of a data set on the hub that has several."""
+    split: str = "train"
+    """Split, for a data set on the hub."""
+    revision: str = "main"
+    """Branch, tag or commit, for a data set on the hub."""
+    max_line_mb: Annotated[int, Field(ge=1, le=10**6)] = 64
+    """Longest allowed line of a JSONL file, MiB."""
+    processes: Few = 16
+    """Most rollouts whose program runs at the same time, divided among the generators."""
+    turns: Few = 64
+    """Most turns of the policy in a rollout; further requests get an error. `recipe.length` is the limit of each."""
+    rollout_s: Positive = 600.0
+    """Time limit of a rollout, seconds, without those in which it waits for the policy only."""
+    changed_history: Literal["fork", "refuse"] = "fork"
+    """Requests whose messages differ from those before. fork: the longest unchanged prefix stays as it was sampled, and
+    the rest becomes a further sequence of the rollout. refuse: they get an error."""
+    model: Annotated[str, Field(min_length=1)] = "policy"
+    """Name under which the endpoint serves the policy; requests for another model get an error."""
+    environment: tuple[str, ...] = ()
+    """Names of further environment variables that the program gets, such as the key of a tool. Otherwise it gets only
+    those of paths, language and time zone, and no key of the run."""
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Address on which the endpoint listens. Other than loopback, for programs that run elsewhere, such as containers:
+    0.0.0.0 for all addresses of this machine. Every request needs the key of its rollout."""
+    url_host: str = ""
+    """Name of this machine in the address that the program gets; empty: `host`, or loopback if that is 0.0.0.0."""
+    pass_reward: float = 1.0
+    """Smallest reward that counts as passed in the pass rate and the curve."""
+
+    @model_validator(mode="after")
+    def _check(self) -> AgentTask:
+        if bool(self.command) == bool(self.function):
+            raise ValueError(
+                f"command: got {short(list(self.command))} with function {self.function!r}; allowed: one of them, such "
+                'as command = ["python", "agent.py"] or function = "my_agent:run"'
+            )
+        if self.command and not self.command[0]:
+            raise ValueError("command: got an empty program; allowed: a program and its arguments")
+        return self
+
+    @property
+    def curve(self) -> str:
+        """The name, that of the function, or that of the command's script or program."""
+        scripts = [word for word in self.command if word.endswith((".py", ".sh"))]
+        program = (scripts or [*self.command, ""])[0].rpartition("/")[2].rpartition(".")
+        return self.name or self.function.rpartition(":")[2] or program[0] or program[2]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a rollout needs, for the columns of a prompt."""
+        dated = {} if self.template_date == "auto" else {"template_date": self.template_date}
+        return {name: getattr(self, name) for name in AGENT_SETTINGS} | dated
+
+
+AGENT_SETTINGS = (
+    "command", "function", "processes", "turns", "rollout_s", "changed_history", "model", "environment", "host",
+    "url_host", "max_prompt_tokens", "chat_template", "template_arguments", "system_prompt",
+)  # fmt: skip
+"""Fields of an AgentTask that its prompts carry."""
+
+
 AnyTask = Annotated[
-    ArithmeticTask | ProgramsTask | PromptFile | ReasoningGymTask | EnvironmentTask | CustomTask,
+    ArithmeticTask | ProgramsTask | PromptFile | ReasoningGymTask | EnvironmentTask | CustomTask | AgentTask,
     Field(discriminator="kind"),
 ]
 

@@ -27,6 +27,7 @@ from scalerl.config.base import (
     as_list,
 )
 from scalerl.config.data import (
+    AgentTask,
     AnyTask,
     ArithmeticTask,
     PromptFile,
@@ -79,7 +80,8 @@ class Rollouts(Part):
     """Expected mean length of a completion, tokens; 0: 0.4 of the limit. Determines the default slots and lag."""
     schedule: Literal["auto", "deterministic", "eager"] = "auto"
     """deterministic: new weights become active at a tick that depends on the data only. eager: as soon as they arrive.
-    auto: deterministic with torch engines on one machine, else eager: engines on Ray or vLLM do not step together."""
+    auto: deterministic with torch engines on one machine, else eager: engines on Ray or vLLM do not step together, and
+    the programs of agents take time of their own."""
     ahead: Natural = 1
     """Eager schedule of PipelineRL: number of complete batches that may wait for the trainer while generation
     continues. Each keeps the trainer busier and makes every token one update older; `max_lag` bounds the number."""
@@ -311,6 +313,11 @@ class RunConfig(Part):
                 "rollouts.schedule: got 'deterministic' with engines on Ray or of vLLM, which do not step together; "
                 "allowed: auto, eager"
             )
+        if self.rollouts.schedule == "deterministic" and self.has_agents:
+            raise ValueError(
+                "rollouts.schedule: got 'deterministic' with data.kind = 'agent', whose programs take wall-clock time; "
+                "allowed: auto, eager"
+            )
         place = self.placement
         if place.engine == "vllm" and not place.servers and self.hardware.device == "cpu":
             for field, value, usual, reports in (
@@ -334,6 +341,11 @@ class RunConfig(Part):
     def lora(self) -> Lora | None:
         """Adapters that are trained in place of the model's weights; None: all weights are trained."""
         return self.model.lora if isinstance(self.model, HuggingFaceModel) else None
+
+    @property
+    def has_agents(self) -> bool:
+        """Whether programs make rollouts of a task."""
+        return any(isinstance(task, AgentTask) for task in self.data)
 
     @property
     def tasks(self) -> list[str]:

@@ -20,7 +20,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from scalerl.config.data import CustomTask, EnvironmentTask, PromptFile
+from scalerl.config.data import AgentTask, CustomTask, EnvironmentTask, PromptFile
 from scalerl.config.model import HuggingFaceModel
 from scalerl.config.recipe import Custom
 from scalerl.config.run import RunConfig
@@ -30,6 +30,9 @@ from scalerl.core.printable import printable
 
 ARGUMENTS = "placement.vllm_arguments"
 """A list of words; on a command line, it is recognized by the name of the field."""
+
+COMMAND = "data.command"
+"""The same, for the program of an agent."""
 
 DESTINATIONS = {"tensorboard": "directory", "wandb": "entity", "mlflow": "tracking_uri"}
 """Field of each logger that says where the data goes; empty: the run directory, or the user's own default."""
@@ -70,6 +73,8 @@ def code_of(config: RunConfig) -> list[Code]:
             code.append(_function("data.reward", task.reward.function))
         elif isinstance(task, CustomTask):
             code.append(_function("data.function", task.function))
+        elif isinstance(task, AgentTask):
+            code.append(_agent(task))
         elif isinstance(task, EnvironmentTask):
             module = task.environment.rpartition("/")[2].replace("-", "_")
             code.append(_code("data.environment", task.environment, _sources(module)))
@@ -128,7 +133,7 @@ def check_trust(configs: Iterable[RunConfig], source: str, *, trusted: bool = Fa
 
 def _spells(word: str, code: Code) -> bool:
     """Return whether a word of the command line contains the full name of this code, not as part of a longer name."""
-    name = code.field if code.field == ARGUMENTS else code.name.replace("=", " ")
+    name = code.field if code.field in (ARGUMENTS, COMMAND) else code.name.replace("=", " ")
     return (
         re.search(rf"(?<![\w.:/-]){re.escape(name)}(?![\w.:/-])", word.removeprefix("--").replace("=", " ")) is not None
     )
@@ -179,6 +184,15 @@ def _code(field: str, name: str, files: Sequence[str]) -> Code:
 
 def _function(field: str, name: str) -> Code:
     return _code(field, name, _sources(name.partition(":")[0]))
+
+
+def _agent(task: AgentTask) -> Code:
+    """Return the code of an agent: its function, or its command with the files among its words."""
+    if task.function:
+        return _function("data.function", task.function)
+    program = shutil.which(task.command[0])
+    files = [os.path.abspath(word) for word in task.command[1:] if os.path.isfile(word)]
+    return _code(COMMAND, json.dumps(list(task.command)), [os.path.abspath(program), *files] if program else [])
 
 
 def _program(field: str, name: str) -> Code:

@@ -20,6 +20,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "ray": ("ray",),
     "report": ("plotly",),
     "watch": ("starlette", "uvicorn"),
+    "agents": ("starlette", "uvicorn"),
     "reasoning-gym": ("reasoning_gym",),
 }
 """Modules that an extra of pyproject.toml installs."""

@@ -27,10 +27,16 @@ def prompt_mean(mask_BT: Tensor, prompt_B: Tensor) -> Tensor:
     return _share(mask_BT, tokens_P[prompt_B] * (tokens_P > 0).sum())
 
 
-def sample_mean(mask_BT: Tensor, prompt_B: Tensor) -> Tensor:
-    """Weigh rollouts equally, and tokens equally within a rollout (GRPO: 1/B sum_i 1/|y_i| sum_t l)."""
-    tokens_B = _tokens(mask_BT, prompt_B)
-    return _share(mask_BT, tokens_B * (tokens_B > 0).sum())
+def sample_mean(mask_BT: Tensor, prompt_B: Tensor, rollout_B: Tensor | None = None) -> Tensor:
+    """Weigh rollouts equally, and tokens equally within a rollout (GRPO: 1/B sum_i 1/|y_i| sum_t l).
+
+    Args:
+        mask_BT: Trained tokens.
+        prompt_B: Index of the prompt of each row.
+        rollout_B: Index of the rollout of each row, from 0 on; None: each row is one. All rows of a rollout together
+            weigh as much as another rollout.
+    """
+    return prompt_mean(mask_BT, torch.arange(len(mask_BT), device=mask_BT.device) if rollout_B is None else rollout_B)
 
 
 def token_mean(mask_BT: Tensor, prompt_B: Tensor) -> Tensor:
@@ -50,27 +56,28 @@ def _share(mask_BT: Tensor, denominator_B: Tensor) -> Tensor:
     return mask_BT / denominator_B.clamp(min=1.0)[:, None]
 
 
-AGGREGATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+AGGREGATIONS: dict[str, Callable[..., Tensor]] = {
     "prompt": prompt_mean,
     "sample": sample_mean,
     "token": token_mean,
 }
 
 
-def token_weights(choice: str | Custom, mask_BT: Tensor, prompt_B: Tensor) -> Tensor:
+def token_weights(choice: str | Custom, mask_BT: Tensor, prompt_B: Tensor, rollout_B: Tensor | None = None) -> Tensor:
     """Return weights_BT by the recipe's choice: a name in AGGREGATIONS, or a user's function.
 
     Args:
         choice: The recipe's `aggregation`.
         mask_BT: Trained tokens.
-        prompt_B: Index in 0..P-1 of the prompt of each rollout.
+        prompt_B: Index in 0..P-1 of the prompt of each row.
+        rollout_B: Index of the rollout of each row, if some have several; a user's function does not get it.
 
     Raises:
         PluginError: The function raised, or its weights have another shape, are negative, are not zero outside the
             mask or do not sum to one (to zero if no token is trained).
     """
     if isinstance(choice, str):
-        return AGGREGATIONS[choice](mask_BT, prompt_B)
+        return AGGREGATIONS[choice](mask_BT, prompt_B, *([rollout_B] if choice == "sample" else []))
     function = plugins.loaded(choice.function, "recipe.aggregation.function")
     weights_BT = plugins.call(function, choice.function, mask_BT.clone(), prompt_B.clone(), **choice.params)
     expected = f"expected weights_BT of the shape of mask_BT, {tuple(mask_BT.shape)}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Self
 
 import numpy as np
@@ -31,6 +32,8 @@ class RolloutTensors:
         length_B          [5, 3, 3, 2]
         prompt_length_B   [2, 2, 1, 1]
         prompt_B          [0, 0, 1, 1]
+        rollout_B         [0, 1, 2, 3]
+        shared_B          [0, 0, 1, 1]
         truncated_B       [False, False, False, False]
         interrupted_B     [True, False, False, False]
         rewards_PG        [[1.0, -1.0], [-1.0, 1.0]]
@@ -57,6 +60,12 @@ class RolloutTensors:
     """Number of prompt and completion tokens."""
     prompt_B: Tensor
     """Index of each rollout's prompt."""
+    rollout_B: Tensor
+    """Index, in the order of rewards_PG, of the rollout of each row: rows are sequences, and the rollouts of agents may
+    have several. Otherwise 0, 1, 2, ..."""
+    shared_B: Tensor
+    """A number for each sequence of prompt tokens; equal ones are next to each other. Rows of one prompt share one,
+    unless they have prompts of their own."""
     truncated_B: Tensor
     """Rollouts that reached their length limit."""
     interrupted_B: Tensor
@@ -81,12 +90,12 @@ class RolloutTensors:
         assert len(shape) == 2, shape
         for tokenwise_BT in (self.sampled_BT, self.behavior_BT, self.version_BT, self.context_BT):
             assert tokenwise_BT.shape == shape, (tokenwise_BT.shape, shape)
-        of_rollouts = (self.length_B, self.prompt_length_B, self.prompt_B, self.truncated_B, self.interrupted_B)
-        for rolloutwise_B in of_rollouts:
+        prompts = (self.prompt_length_B, self.prompt_B, self.shared_B)
+        for rolloutwise_B in (self.length_B, *prompts, self.rollout_B, self.truncated_B, self.interrupted_B):
             assert rolloutwise_B.shape == shape[:1], (rolloutwise_B.shape, shape)
         for scores_PG in (self.rewards_PG, self.passed_PG, self.counted_PG, self.sampled_PG):
             assert scores_PG.shape == self.rewards_PG.shape, (scores_PG.shape, self.rewards_PG.shape)
-        assert self.rewards_PG.ndim == 2 and self.rewards_PG.numel() == shape[0], (self.rewards_PG.shape, shape)
+        assert self.rewards_PG.ndim == 2 and self.rewards_PG.numel() <= shape[0], (self.rewards_PG.shape, shape)
         experts = self.experts_BTLK
         assert experts is None or (experts.ndim == 4 and experts.shape[:2] == shape), (experts, shape)
         assert self.nucleus is None or self.nucleus[0].shape == self.nucleus[1].shape
@@ -111,6 +120,7 @@ class RolloutTensors:
             prompt_length_B: Number of prompt tokens; 1 by default.
         """
         rows = len(tokens_BT)
+        prompt_B = torch.arange(rows) if prompt_B is None else prompt_B
         prompt_length_B = torch.ones(rows, dtype=torch.long) if prompt_length_B is None else prompt_length_B
         position_T = torch.arange(tokens_BT.shape[1])
         sampled_BT = (position_T >= prompt_length_B[:, None]) & (position_T < length_B[:, None])
@@ -123,7 +133,9 @@ class RolloutTensors:
             context_BT=versions_BT,
             prompt_length_B=prompt_length_B,
             length_B=length_B,
-            prompt_B=torch.arange(rows) if prompt_B is None else prompt_B,
+            prompt_B=prompt_B,
+            rollout_B=torch.arange(rows),
+            shared_B=prompt_B,
             truncated_B=nothing_B,
             interrupted_B=nothing_B,
             rewards_PG=torch.zeros(rows, 1),
@@ -134,13 +146,22 @@ class RolloutTensors:
 
     @property
     def completion_tokens_PG(self) -> Tensor:
-        """Completion lengths in tokens."""
-        return (self.length_B - self.prompt_length_B).view(self.rewards_PG.shape)
+        """Completion lengths in tokens, all sequences of a rollout together."""
+        counts_B = self.length_B - self.prompt_length_B
+        counts_N = torch.zeros(self.rewards_PG.numel(), dtype=counts_B.dtype).index_add_(0, self.rollout_B, counts_B)
+        return counts_N.view(self.rewards_PG.shape)
 
 
 def collate(groups: Sequence[ScoredGroup]) -> RolloutTensors:
     """Pad the rollouts of a batch of groups into tensors."""
-    rollouts = [(p, g.group.visit.prompt.tokens, r) for p, g in enumerate(groups) for r in g.group.rollouts]
+    of_rollout, rollouts = list[int](), list[tuple[int, tuple[int, ...], Rollout]]()
+    for p, group in enumerate(groups):
+        own = group.group.rollouts
+        rows = [(p * len(own) + number, one) for number, whole in enumerate(own) for one in whole.sequences]
+        if any(one.prompt is not None for _, one in rows):
+            rows = _by_prompt(rows)
+        of_rollout += [number for number, _ in rows]
+        rollouts += [(p, one.after(group.group.visit.prompt), one) for _, one in rows]
     lengths = [len(prompt) + len(rollout) for _, prompt, rollout in rollouts]
     shape = (len(rollouts), max(lengths))
     tokens, sampled = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
@@ -162,6 +183,8 @@ def collate(groups: Sequence[ScoredGroup]) -> RolloutTensors:
         prompt_length_B=torch.tensor([len(prompt) for _, prompt, _ in rollouts]),
         length_B=torch.tensor(lengths),
         prompt_B=torch.tensor([p for p, _, _ in rollouts]),
+        rollout_B=torch.tensor(of_rollout),
+        shared_B=torch.tensor(_shared([(p, prompt) for p, prompt, _ in rollouts])),
         truncated_B=torch.tensor([r.truncated for _, _, r in rollouts]),
         interrupted_B=torch.tensor([r.interrupted for _, _, r in rollouts]),
         rewards_PG=torch.tensor([[score.reward for score in group.scores] for group in groups]),
@@ -171,6 +194,18 @@ def collate(groups: Sequence[ScoredGroup]) -> RolloutTensors:
         experts_BTLK=_experts(with_start, shape[1]),
         nucleus=flat_nuclei(with_start, shape[1]),
     )
+
+
+def _by_prompt(rows: Sequence[tuple[int, Rollout]]) -> list[tuple[int, Rollout]]:
+    """Return rows with those of equal prompts next to each other, which then share its computation."""
+    places: dict[tuple[int, ...] | None, int] = {}
+    return sorted(rows, key=lambda row: places.setdefault(row[1].prompt, len(places)))
+
+
+def _shared(prompts: Sequence[tuple[int, tuple[int, ...]]]) -> list[int]:
+    """Return a number for each run of equal entries."""
+    changes = [a is not b and a != b for a, b in pairwise(prompts)]
+    return list(accumulate(changes, initial=0))
 
 
 def _longest_turn(rollout: Rollout) -> int:
@@ -272,7 +307,7 @@ class TrainBatch:
         kept = kept[self.rollouts.length_B[kept].argsort(stable=True, descending=True)]
         lengths, prompts = self.rollouts.length_B.tolist(), self.rollouts.prompt_length_B.tolist()
         by_prompt: dict[int, list[int]] = {}  # in the order of their longest rollouts
-        for row, prompt in zip(kept.tolist(), self.rollouts.prompt_B[kept].tolist(), strict=True):
+        for row, prompt in zip(kept.tolist(), self.rollouts.shared_B[kept].tolist(), strict=True):
             by_prompt.setdefault(prompt, []).append(row)
         rows: list[int] = []
         used = 0
@@ -291,5 +326,5 @@ class TrainBatch:
         """Return the number of tokens to compute if each prompt is computed once."""
         trained_B, rollouts = self.trained_B, self.rollouts
         lengths_b = rollouts.prompt_length_B[trained_B]
-        length_of_prompt = dict(zip(rollouts.prompt_B[trained_B].tolist(), lengths_b.tolist(), strict=True))
+        length_of_prompt = dict(zip(rollouts.shared_B[trained_B].tolist(), lengths_b.tolist(), strict=True))
         return int((rollouts.length_B[trained_B] - lengths_b).sum()) + sum(length_of_prompt.values())

@@ -234,7 +234,7 @@ class PolicyLearner:
         length_b = rollouts.length_B[rows]
         tokens_bt, trained_bt = rollouts.tokens_BT[rows, :width], batch.trained_BT[rows, :width]
         if shared:
-            of_prompt = (rollouts.prompt_length_B[rows], rollouts.prompt_B[rows])
+            of_prompt = (rollouts.prompt_length_B[rows], rollouts.shared_B[rows])
             inputs = Rows.shared(tokens_bt, trained_bt, length_b, *of_prompt, device)
         elif packed:
             inputs = Rows.packed(tokens_bt, trained_bt, length_b, device)

@@ -28,6 +28,10 @@ class TokenText:
         self._ends = set(stop)
         self._fillers = {tokenizer.pad_token_id, tokenizer.bos_token_id} - {None}
 
+    def ends(self, token: int) -> bool:
+        """Return whether a token ends a completion."""
+        return token in self._ends
+
     def whole(self, before: Sequence[int], tokens: Sequence[int]) -> str:
         """Return the text of all tokens, special ones included.
 

@@ -29,7 +29,8 @@ def expected_tokens(config: RunConfig) -> int:
 def schedule_name(config: RunConfig) -> Literal["deterministic", "eager"]:
     """The schedule by which new weights become active."""
     chosen = config.rollouts.schedule
-    return chosen if chosen != "auto" else "deterministic" if config.placement.deterministic else "eager"
+    steps_together = config.placement.deterministic and not config.has_agents
+    return chosen if chosen != "auto" else "deterministic" if steps_together else "eager"
 
 
 def channel_name(config: RunConfig) -> str:

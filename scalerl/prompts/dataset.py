@@ -29,12 +29,12 @@ from scalerl.models.template import check_tools, render, template_notes
 from scalerl.models.text import encoded, prompt_tokens
 from scalerl.prompts.kept import KeptPrompts
 from scalerl.prompts.layouts import Row, read_rows
-from scalerl.prompts.sources import custom_rows, environment_rows, gym_rows
+from scalerl.prompts.sources import agent_rows, custom_rows, environment_rows, gym_rows
 from scalerl.tasks.checks import check_tests
 from scalerl.tasks.generated import GENERATED
 from scalerl.tasks.pool import Step, Trial, in_this_process
 from scalerl.tasks.turns import opening
-from scalerl.types import TURNS, Prompt
+from scalerl.types import AGENT, TURNS, Prompt
 
 Encode = Callable[[Sequence[str]], Iterator[list[int]]]
 """Turns texts into tokens, in batches."""
@@ -226,6 +226,7 @@ def _file_rows(data: PromptFile, held_out: int, step: Step) -> tuple[list[Row], 
 SOURCES: dict[str, Callable[[Any, int, Step], tuple[list[Row], list[str]]]] = {
     "file": _file_rows,
     "custom": custom_rows,
+    "agent": agent_rows,
     "reasoning-gym": gym_rows,
     "verifiers": environment_rows,
 }
@@ -273,8 +274,8 @@ def _tokenize(rows: Sequence[Row], task: str, texts: Sequence[str], encode: Enco
                 f"{row.where}: the model's tokenizer returns no tokens for the prompt {text!r}; change or drop the row"
             )
         columns = {**row.columns, "prompt": row.prompt} if row.columns else {}
-        if "environment" in columns and TURNS in columns:
-            content = row.id  # the prompts of an environment may be equal: what it asks is in the row
+        if AGENT in columns or ("environment" in columns and TURNS in columns):
+            content = row.id  # the prompts of an environment or agent may be equal: what it asks is in the row
         else:  # a system message of several rows is an instruction; that of one row is what it asks
             content = content_of(row.prompt, systems[_system(row.prompt)] == 1)
         own = tuple(map(shared.setdefault, tokens, tokens))

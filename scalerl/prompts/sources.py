@@ -8,14 +8,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from scalerl.config.data import CustomTask, EnvironmentTask, ReasoningGymTask
+from scalerl.config.data import AgentTask, CustomTask, EnvironmentTask, PromptFile, ReasoningGymTask
 from scalerl.core.errors import ConfigError
+from scalerl.core.packages import check_installed
+from scalerl.core.plugins import load_function
+from scalerl.prompts.files import read_objects
 from scalerl.prompts.layouts import Row, prompt_of
 from scalerl.tasks import custom, environments, tasksets, tools
 from scalerl.tasks.environments import load
 from scalerl.tasks.gym import make_entries
 from scalerl.tasks.pool import Step, in_this_process
-from scalerl.types import PROGRAMS, TURNS
+from scalerl.tasks.turns import is_chat
+from scalerl.types import AGENT, PROGRAMS, TURNS
 
 TRIES = 4
 """Largest number of entries created per required prompt. With fewer distinct ones, the run does not start."""
@@ -56,6 +60,42 @@ def custom_rows(task: CustomTask, held_out: int, step: Step = in_this_process) -
         prompt = prompt_of(row["prompt"], "prompt", row, where)
         rows.append(Row(prompt, str(row.get("answer", "")), columns, where))
     return rows, []
+
+
+QUESTION = 300
+"""Characters of a row without a prompt that lists of rollouts show."""
+
+
+def agent_rows(task: AgentTask, held_out: int, step: Step = in_this_process) -> tuple[list[Row], list[str]]:
+    """Return the distinct rows of an agent's file.
+
+    Raises:
+        ConfigError: The file cannot be read, has no rows, or has a row that JSON cannot hold; a package is missing.
+    """
+    check_installed(("starlette", "uvicorn"))
+    if task.function:
+        step(task.function, _load, task.function)
+    given = {name: getattr(task, name) for name in ("path", "subset", "split", "revision", "max_line_mb")}
+    unique, count = dict[str, Row](), 0
+    for where, values in read_objects(PromptFile(task="arithmetic", **given)):
+        try:
+            text = json.dumps(values, sort_keys=True, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{where}: the program gets rows as JSON, which cannot hold this one ({error})") from None
+        prompt: Any = values.get("prompt")
+        shown = prompt if is_chat(prompt) or (isinstance(prompt, str) and prompt) else text[:QUESTION]
+        columns = {AGENT: task.settings, "row": values, "pass_reward": task.pass_reward}
+        row = Row(shown, text, columns, where)
+        unique[row.id] = row
+        count += 1
+    if not unique:
+        raise ConfigError(f"{task.path}: the file has no rows; allowed: one JSON object per line")
+    notes = [f"dropped {count - len(unique)} duplicate rows of {task.path}"] if len(unique) < count else []
+    return list(unique.values()), notes
+
+
+def _load(function: str) -> None:
+    load_function(function, "data.function")
 
 
 def environment_rows(task: EnvironmentTask, held_out: int, step: Step = in_this_process) -> tuple[list[Row], list[str]]:

@@ -70,6 +70,8 @@ class GeneratorSpec:
     """Devices of all processes."""
     environments: bool = False
     """Whether environments reply to completions."""
+    agents: bool = False
+    """Whether programs make rollouts."""
 
     def __call__(self, channel: WeightChannel) -> WorkerParts:
         """Load the model and restore the state, in the generator process."""
@@ -77,9 +79,10 @@ class GeneratorSpec:
         notes: list[str] = []
         specs = [EngineSpec(self, channel, number) for number in range(config.placement.engines)]
         pairs = self.make_engines(specs, notes.append)
-        if self.environments:
+        if self.environments or self.agents:
             text = TokenText(load_tokenizer(self.model.path, self.model.revision), self.stop)
-            pairs = with_turns(pairs, text, config.scoring)
+            pairs = with_turns(pairs, text, config.scoring) if self.environments else pairs
+            pairs = _with_agents(pairs, text) if self.agents else pairs
         schedule = schedule_of(config, lag_ticks(config))
         engines, evaluators = zip(*pairs, strict=True)
         coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, config.seed, evaluators)
@@ -140,6 +143,12 @@ class EngineSpec:
         training = make(slots=own)
         evaluator = make(slots=evaluated, lender=training, spare_rows=max(1, fit))
         return training, evaluator
+
+
+def _with_agents(pairs: Sequence[Sequence[Engine]], text: TokenText) -> Sequence[Sequence[Engine]]:
+    from scalerl.rollouts.agents.engine import with_agents  # its server is an extra
+
+    return with_agents(pairs, text)
 
 
 MakeEngines = Callable[[Sequence[EngineSpec], Callable[[str], None]], Sequence[Sequence[Engine]]]

@@ -337,7 +337,7 @@ class Coordinator:
         if not group.missing:
             del self._open[index]
             rollouts = tuple(r for r in group.rollouts if r is not None)
-            oldest = min(int(r.versions[0]) for r in rollouts)
+            oldest = min(int(one.versions[0]) for r in rollouts for one in r.sequences)
             self.finished[index] = Group(group.visit, rollouts, oldest)
             self.fresh.append((index, self.finished[index]))
             self.schedule.finish(index)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.core.rng import stream_key
-from scalerl.types import TURNS, Group, IntArray, Prompt, Rollout, Visit
+from scalerl.types import AGENT, TURNS, Group, IntArray, Prompt, Rollout, Visit
 
 NO_WEIGHTS = -1
 """Version of an engine that uses no weights: before the first swap, or while it is replaced."""
@@ -49,12 +49,13 @@ class Request:
     key: int
     """Key of the rollout's random stream (core/rng.py)."""
     source: Prompt | None = None
-    """The prompt if its environment replies, for `TurnEngine`; other engines never see it."""
+    """The prompt if its environment replies, or a program makes its rollouts, for `TurnEngine` and `AgentEngine`; other
+    engines never see it."""
 
     @classmethod
     def of(cls, id: tuple[int, int], prompt: Prompt, key: int) -> Request:
         """Return the request for a rollout of a prompt."""
-        return cls(id, prompt.tokens, key, prompt if TURNS in prompt.columns else None)
+        return cls(id, prompt.tokens, key, prompt if {TURNS, AGENT} & prompt.columns.keys() else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from scalerl.tasks import code, turns
 from scalerl.tasks.custom import create
 from scalerl.tasks.pool import ProcessEnded, ScoringPool, Trial
 from scalerl.tasks.turns import Message, Reply
-from scalerl.types import TURNS, IntArray, Outcome, Prompt, Rollout
+from scalerl.types import AGENT, TURNS, IntArray, Outcome, Prompt, Rollout
 
 Ask = Callable[[Prompt, Sequence[Message]], "Future[Reply]"]
 """Asks an environment, given the messages after the opening."""
@@ -84,20 +84,28 @@ class Episode:
         return tuple(int(sum(map(len, self.turns[: n + 1])) + before[n]) for n in range(len(self.turns)))
 
     def rollout(self, outcome: Outcome) -> Rollout:
-        """Return turns and replies as one rollout; replies carry no loss."""
-        pieces: list[Rollout] = []
-        for number, turn in enumerate(self.turns):
-            pieces.append(turn)
-            if number < len(self.observed):
-                pieces.append(_observed(self.observed[number], turn))
-        first, cut = self.turns[0], outcome.ended in ("tokens", "turns")
-        names = ["tokens", "logps", "versions", "sampled", *(["experts"] if first.experts is not None else [])]
-        joined: dict[str, Any] = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in names}
-        if first.nucleus is not None:
-            sets = [piece.nucleus for piece in pieces if piece.nucleus is not None]
-            joined["nucleus"] = tuple(np.concatenate(parts) for parts in zip(*sets, strict=True))
-        interrupted = any(turn.interrupted for turn in self.turns)
-        return Rollout(**joined, truncated=cut, interrupted=interrupted, outcome=outcome)
+        """Return turns and replies as one rollout."""
+        cut = outcome.ended in ("tokens", "turns")
+        return Rollout(**joined(self.turns, self.observed), truncated=cut, outcome=outcome)
+
+
+def joined(turns: Sequence[Rollout], observed: Sequence[IntArray]) -> dict[str, Any]:
+    """Return turns of the policy, and the tokens after each of them, as arguments of one `Rollout`.
+
+    The tokens in between carry no loss.
+    """
+    pieces: list[Rollout] = []
+    for number, turn in enumerate(turns):
+        pieces.append(turn)
+        if number < len(observed):
+            pieces.append(_observed(observed[number], turn))
+    first = turns[0]
+    names = ["tokens", "logps", "versions", "sampled", *(["experts"] if first.experts is not None else [])]
+    found: dict[str, Any] = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in names}
+    if first.nucleus is not None:
+        sets = [piece.nucleus for piece in pieces if piece.nucleus is not None]
+        found["nucleus"] = tuple(np.concatenate(parts) for parts in zip(*sets, strict=True))
+    return {**found, "interrupted": any(turn.interrupted for turn in turns)}
 
 
 def _observed(tokens_T: IntArray, turn: Rollout) -> Rollout:
@@ -320,6 +328,7 @@ def with_replies(prompts: Sequence[Prompt], capacity: int) -> tuple[int, bool]:
         settings, later = prompt.columns.get(TURNS), 0
         if settings:
             later, replied = (settings["turns"] - 1) * (capacity + settings["reply_tokens"]), True
+        longest = max(longest, prompt.columns.get(AGENT, {}).get("max_prompt_tokens", 0))
         longest = max(longest, len(prompt.tokens) + later)
     return longest, replied
 

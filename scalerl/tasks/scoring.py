@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from scalerl.config.data import EnvironmentTask, PromptFile, TaskData
+from scalerl.config.data import AgentTask, EnvironmentTask, PromptFile, TaskData
 from scalerl.config.run import RunConfig, Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.packages import check_installed
@@ -170,6 +170,10 @@ def make_scorer(task: TaskData, settings: Scoring) -> Scorer:
         return FunctionScorer(
             task.reward.function, task.pass_reward, settings, task.truncated_reward, task.reward.params
         )
+    if isinstance(task, AgentTask):  # the program gives the reward, so the function is never called
+        scorer = FunctionScorer(task.curve, task.pass_reward, settings, None)
+        scorer.failures = Failures(f"the agent {task.curve}")
+        return scorer
     if isinstance(task, EnvironmentTask):
         return FunctionScorer(environments.REWARD, task.pass_reward, settings, task.truncated_reward)
     return verifier_scorer(task.verifier, settings)

@@ -1,6 +1,7 @@
 """The rewards of turns from which `recipe.turn_credit` computes advantages.
 
-Legend: P prompts, G rollouts per prompt, B = P x G rollouts, T tokens of the longest prompt plus completion, K turns.
+Legend: P prompts, G rollouts per prompt, N = P x G rollouts, B rows (N, or more with agents), T tokens of the longest
+prompt plus completion, K turns.
 """
 
 from __future__ import annotations
@@ -30,19 +31,21 @@ class Credited(NamedTuple):
     """Turns of rollouts with a reward; a rollout need not have all K."""
     turn_BT: Tensor | None
     """Turn of each token, also that of padding; None: all tokens are of one turn."""
+    rollout_B: Tensor
+    """Index of the rollout of each row; the rows of one rollout are sequences of an agent."""
 
     def of_tokens(self, values_PKG: Tensor) -> Tensor:
         """Return values of turns as values_BT of tokens, or as values_B if a rollout is one turn."""
-        values_BK = values_PKG.transpose(1, 2).flatten(0, 1)
+        values_BK = values_PKG.transpose(1, 2).flatten(0, 1)[self.rollout_B]
         return values_BK[:, 0] if self.turn_BT is None else of_tokens(values_BK, self.turn_BT)
 
     def turns_with(self, tokens_BT: Tensor) -> Tensor:
         """Return which turns have any of some tokens, [P, K, G]."""
         p, k, g = self.rewards_PKG.shape
-        if self.turn_BT is None:
-            return tokens_BT.any(dim=1).view(p, 1, g)
-        counts_BK = torch.zeros(len(tokens_BT), k, dtype=torch.long).scatter_add_(1, self.turn_BT, tokens_BT.long())
-        return (counts_BK > 0).view(p, g, k).transpose(1, 2)
+        turn_BT = torch.zeros(tokens_BT.shape, dtype=torch.long) if self.turn_BT is None else self.turn_BT
+        counts_BK = torch.zeros(len(tokens_BT), k, dtype=torch.long).scatter_add_(1, turn_BT, tokens_BT.long())
+        counts_NK = torch.zeros(p * g, k, dtype=torch.long).index_add_(0, self.rollout_B, counts_BK)
+        return (counts_NK > 0).view(p, g, k).transpose(1, 2)
 
 
 def credited(
@@ -58,20 +61,21 @@ def credited(
         credit: The choice.
     """
     if credit.kind == "outcome":
-        return Credited(rewards_PG[:, None], rollouts.counted_PG[:, None], None)
+        return Credited(rewards_PG[:, None], rollouts.counted_PG[:, None], None, rollouts.rollout_B)
     scores = [score for group in groups for score in group.scores]
     ends = [(rollout.outcome.ends if rollout.outcome else ()) for g in groups for rollout in g.group.rollouts]
     turns = [max(1, len(score.of_turns)) for score in scores]
-    rewards_BK = torch.zeros(len(scores), max(turns), dtype=torch.float64)
+    rewards_NK = torch.zeros(len(scores), max(turns), dtype=torch.float64)
     turn_BT = torch.zeros(rollouts.tokens_BT.shape, dtype=torch.long)
-    added_B = (rewards_PG - rollouts.rewards_PG).view(-1).double()
-    for b, score in enumerate(scores):
-        rewards_BK[b, : turns[b]] = torch.tensor(score.of_turns or (score.reward,), dtype=torch.float64)
-        rewards_BK[b, turns[b] - 1] += added_B[b]
-        for end in ends[b][: turns[b] - 1]:  # the tokens after a turn are those of its reply, then those of the next
+    added_N = (rewards_PG - rollouts.rewards_PG).view(-1).double()
+    for n, score in enumerate(scores):
+        rewards_NK[n, : turns[n]] = torch.tensor(score.of_turns or (score.reward,), dtype=torch.float64)
+        rewards_NK[n, turns[n] - 1] += added_N[n]
+    for b, n in enumerate(rollouts.rollout_B.tolist()):
+        for end in ends[n][: turns[n] - 1]:  # the tokens after a turn are those of its reply, then those of the next
             turn_BT[b, int(rollouts.prompt_length_B[b]) + end :] += 1
-    has_BK = torch.arange(max(turns)) < torch.tensor(turns)[:, None]
-    returns_BK = returns_to_go(rewards_BK, credit.discount).to(rewards_PG.dtype)
+    has_NK = torch.arange(max(turns)) < torch.tensor(turns)[:, None]
+    returns_NK = returns_to_go(rewards_NK, credit.discount).to(rewards_PG.dtype)
     shape = (*rewards_PG.shape, max(turns))
-    counted_PKG = (has_BK & rollouts.counted_PG.view(-1, 1)).view(shape).transpose(1, 2)
-    return Credited(returns_BK.view(shape).transpose(1, 2), counted_PKG, turn_BT)
+    counted_PKG = (has_NK & rollouts.counted_PG.view(-1, 1)).view(shape).transpose(1, 2)
+    return Credited(returns_NK.view(shape).transpose(1, 2), counted_PKG, turn_BT, rollouts.rollout_B)

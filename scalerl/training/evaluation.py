@@ -96,8 +96,8 @@ def evaluate(run: Run, taken: RolloutBatch | None = None) -> None:
     records.directory.append("rollouts.jsonl", evaluation_rows(run.text, step, groups, log_ratios, saved))
     if sample:
         rows = sample_rows(run.text, step, sample, of_sample)
-        prompt, rollouts = sample.group.visit.prompt.tokens, sample.group.rollouts[: len(rows)]
-        records.directory.add_samples(rows, [packed(prompt, rollout) for rollout in rollouts])
+        prompt, rollouts = sample.group.visit.prompt, sample.group.rollouts[: len(rows)]
+        records.directory.add_samples(rows, [packed(rollout.after(prompt), rollout) for rollout in rollouts])
     flops, tokens = run.progress.flops, run.progress.generator.tokens
     records.evaluated(
         [
@@ -127,7 +127,8 @@ def _replay(
     chosen = [(groups[number].group, groups[number].group.rollouts[0]) for number in numbers]
     chosen += [(sample.group, one) for one in sample.group.rollouts[:DETAILED]] if sample else []
     try:
-        difference = run.learner.check(step, [(group.visit.prompt.tokens, rollout) for group, rollout in chosen])
+        pairs = [(rollout.after(group.visit.prompt), rollout) for group, rollout in chosen]
+        difference = run.learner.check(step, pairs)
     except BadGradient as error:
         raise failure(run, error) from None
     if difference is None:
@@ -217,7 +218,7 @@ def eval_point(
         samples_per_prompt=len(groups[0].scores),
         truncated=float(np.mean([r.truncated for r in rollouts])),
         failed=1.0 - float(counted_PK.mean()),
-        mean_tokens=float(np.mean([len(r) for r in rollouts])),
+        mean_tokens=float(np.mean([sum(map(len, r.sequences)) for r in rollouts])),
         eval_s=eval_s,
         turns=told.get("turns"),
         tool_calls=told.get("tool_calls"),

@@ -63,7 +63,7 @@ from scalerl.training.run_model import (
 )
 from scalerl.training.saved import checkpoint_of, continued, overrule, sound_checkpoint
 from scalerl.training.warnings import KEPT_ROWS, RunWarnings
-from scalerl.types import Prompt
+from scalerl.types import AGENT, Prompt
 
 
 def start(config: RunConfig, path: Path, display: RunDisplay, stop_requested: Callable[[], bool]) -> Run:
@@ -197,6 +197,7 @@ def _assemble(
         make_engines=backend.make_engines,
         devices=resolved.devices,
         environments=environments,
+        agents=any(AGENT in prompt.columns for prompt in prompts.everything),
     )
     channel = channel_of(config, WeightLayout.of(sent_weights(policy, sent_of(config))), path)
     learner = _learner(config, model_path, policy, channel, backend, path)

@@ -55,7 +55,7 @@ def train(run: Run) -> None:
 
         # trained tokens -> token weights that sum to one after filtering
         trained_BT = usable_BT & keep_P[rollouts.prompt_B][:, None]
-        weights_BT = token_weights(recipe.aggregation, trained_BT, rollouts.prompt_B)
+        weights_BT = token_weights(recipe.aggregation, trained_BT, rollouts.prompt_B, rollouts.rollout_B)
 
         # advantages -> loss -> update
         settings = UpdateSettings(version=now, idle_cores=run.generators_idle)
@@ -106,7 +106,7 @@ def loss_tokens(rollouts: RolloutTensors, recipe: Recipe, oldest: int) -> Tensor
         recipe: Recipe, whose `truncated` determines whether truncated rollouts carry loss.
         oldest: Oldest version of the weights whose tokens carry loss.
     """
-    usable_B = rollouts.counted_PG.view(-1)
+    usable_B = rollouts.counted_PG.view(-1)[rollouts.rollout_B]
     if recipe.truncated == "exclude":
         usable_B = usable_B & ~rollouts.truncated_B
     return rollouts.sampled_BT & usable_B[:, None] & (rollouts.version_BT >= oldest)

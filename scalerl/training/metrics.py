@@ -75,7 +75,7 @@ def step_row(
 
 def why_untrained(rollouts: RolloutTensors, usable_BT: Tensor) -> str:
     """Return why a batch has no trained token, given the tokens that may carry loss before prompts are filtered."""
-    usable_B, counted_B = usable_BT.any(dim=1), rollouts.counted_PG.view(-1)
+    usable_B, counted_B = usable_BT.any(dim=1), rollouts.counted_PG.view(-1)[rollouts.rollout_B]
     causes = {
         "without a reward": ~counted_B,
         "truncated": ~usable_B & counted_B & rollouts.truncated_B,
@@ -93,9 +93,11 @@ def staleness(rollouts: RolloutTensors, now: int, off_policy: OffPolicy) -> dict
     """Return the staleness in updates of the batch's sampled tokens, and the share that was too old to carry loss.
 
     Unless `off_policy` masks old tokens, the schedule must not let them arise; an engine must not report weights that
-    it cannot have.
+    it cannot have. Without a sampled token, as if all programs of agents failed, they are NaN.
     """
     age_N, bound = (now - rollouts.version_BT[rollouts.sampled_BT]).float(), off_policy.max_lag
+    if not len(age_N):
+        return dict.fromkeys(("staleness_mean", "staleness_max", "stale_share"), math.nan)
     low, high = float(age_N.min()), float(age_N.max())
     assert low >= 0 and (high <= bound or off_policy.masks), f"{low:g} to {high:g} updates old; the bound is {bound}"
     return {

@@ -21,6 +21,9 @@ Pair = tuple[int, int]
 INJECTED = "⟦{}⟧"
 """Format of text that was injected into a rollout, such as the phrase of an interruption."""
 
+SEQUENCE = "\n⟦the next conversation of the rollout⟧\n"
+"""Text between the sequences of a rollout."""
+
 LogRatios = Mapping[int, FloatArray]
 """Log ratios of the first rollout of each replayed group at its sampled tokens, by index of the group."""
 
@@ -78,13 +81,13 @@ def rollout_row(
         "prompt_id": prompt.id,
         "sample": sample,
         "question": prompt.question,
-        "prompt": prompt.text,
-        "completion": marked_text(text, prompt.tokens, rollout),
+        "prompt": prompt.text if rollout.prompt is None else text.whole((), rollout.prompt),
+        "completion": SEQUENCE.join(marked_text(text, one.after(prompt), one) for one in rollout.sequences),
         "answer": prompt.answer,
         "reward": score.reward if score.counted else None,
         "passed": score.passed if score.counted else None,
         "reason": score.reason,
-        "tokens": len(rollout),
+        "tokens": sum(map(len, rollout.sequences)),
         "truncated": rollout.truncated,
         "interrupted": rollout.interrupted,
         "environment": _environment(rollout.outcome),
@@ -92,7 +95,7 @@ def rollout_row(
         "staleness": step - int(versions.min()),
         "log_ratio_min": min(ratios, default=None),
         "log_ratio_max": max(ratios, default=None),
-        "token_detail": token_detail(text, prompt.tokens, step, rollout, log_ratio_N) if detailed else None,
+        "token_detail": token_detail(text, rollout.after(prompt), step, rollout, log_ratio_N) if detailed else None,
     }
 
 

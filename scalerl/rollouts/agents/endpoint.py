@@ -1,0 +1,296 @@
+"""The HTTP server of the programs of agents: /v1/chat/completions, /v1/completions and /v1/models.
+
+Each rollout has a key. A request with it is checked, becomes tokens, waits for the policy, and is answered. The server
+runs in a thread; the engine's thread answers its calls (engine.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from scalerl.core.addresses import is_loopback
+from scalerl.core.errors import ConfigError
+from scalerl.core.files import trouble
+from scalerl.models.text import TokenText
+from scalerl.rollouts.agents.conversations import Conversations
+from scalerl.rollouts.agents.protocol import CHAT, COMPLETION, MOST_BYTES, Refused, Turn, read_request
+from scalerl.types import Rollout
+
+CONNECTED_S = 0.5
+"""Seconds between looks whether a program that waits is still connected."""
+KEPT_S = 3600
+"""Seconds for which an idle connection stays open; a server that closes it first could do so during a request."""
+MOST_ENDED = 10_000
+"""Keys of rollouts that have ended for which a late call gets an answer of its own."""
+
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+class Gone(Exception):
+    """The program closed its connection."""
+
+
+@dataclass(eq=False)
+class Session:
+    """One rollout, as the endpoint sees it. The server's thread uses it until `close`."""
+
+    conversations: Conversations
+    ask: Callable[[tuple[int, ...], Future[Rollout]], None]
+    """Asks for a turn after these tokens; the future gets it."""
+    drop: Callable[[Future[Rollout]], None]
+    """Takes a call back."""
+    refused: int = 0
+    """Requests that got an error."""
+    disconnects: int = 0
+    """Requests whose connection was closed before the answer."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    closed: bool = False
+    _began: float = field(default_factory=time.monotonic)
+    _waiting: int = 0
+    _waiting_since: float = 0.0
+    _waited_s: float = 0.0
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Settings of its task."""
+        return self.conversations.settings
+
+    def start(self) -> None:
+        """Begin to count its time."""
+        self._began = time.monotonic()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time inside the block as waiting for the policy."""
+        with self.lock:
+            if not self._waiting:
+                self._waiting_since = time.monotonic()
+            self._waiting += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._waiting -= 1
+                if not self._waiting:
+                    self._waited_s += time.monotonic() - self._waiting_since
+
+    def own_s(self) -> float:
+        """Return the seconds in which the program did not wait for the policy."""
+        with self.lock:
+            now = time.monotonic()
+            return now - self._began - self._waited_s - (now - self._waiting_since if self._waiting else 0.0)
+
+    def close(self) -> None:
+        """Record nothing more."""
+        with self.lock:
+            self.closed = True
+
+
+class Endpoint:
+    """A server on one address of this machine."""
+
+    def __init__(self, host: str, url_host: str, text: TokenText) -> None:
+        """Start listening on a free port.
+
+        Args:
+            host: Address on which it listens.
+            url_host: Name of this machine for programs; empty: that of `host`.
+            text: Decoder of the policy's tokens.
+
+        Raises:
+            ConfigError: This machine does not have the address.
+        """
+        self.text, self._sessions = text, dict[str, Session]()
+        self._ended: dict[str, None] = {}
+        self._late, self._lock = 0, threading.Lock()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.socket(family)
+        try:
+            self._socket.bind((host, 0))
+            self._socket.listen(2048)
+        except OSError as error:
+            raise ConfigError(
+                f"data.host: cannot listen on {host!r} ({trouble(error)}); allowed: 127.0.0.1, an address of this "
+                "machine, or 0.0.0.0 for all"
+            ) from None
+        name = url_host or WILDCARDS.get(host, host)
+        self.loopback = is_loopback(host)
+        self.base_url = f"http://{f'[{name}]' if ':' in name else name}:{self._socket.getsockname()[1]}/v1"
+        routes = [
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/completions", self._completion, methods=["POST"]),
+            Route("/v1/models", self._models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self._models, methods=["GET"]),
+        ]
+        app = Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app, log_level="critical", access_log=False, server_header=False, date_header=False, lifespan="off",
+                proxy_headers=False, timeout_keep_alive=KEPT_S,
+            )
+        )  # fmt: skip
+        # a daemon, because the process may end while programs are connected
+        threading.Thread(target=self._serve, name="endpoint", daemon=True).start()
+
+    def _serve(self) -> None:
+        """Serve requests.
+
+        Consumes: requests. Produces: answers. Waits for: clients, and the engine's thread. Unblocked by: `close`, or
+        the end of the process.
+        """
+        asyncio.run(self._server.serve(sockets=[self._socket]))
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.should_exit = True
+
+    def open(self, session: Session) -> str:
+        """Begin to serve a rollout; return its key."""
+        key = f"sk-{secrets.token_urlsafe(24)}"
+        self._sessions[key] = session
+        return key
+
+    def end(self, key: str) -> None:
+        """Stop serving a rollout."""
+        self._sessions.pop(key).close()
+        self._ended[key] = None
+        while len(self._ended) > MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    def late_calls(self) -> int:
+        """Return the calls for rollouts that had ended, since the last time."""
+        with self._lock:
+            late, self._late = self._late, 0
+        return late
+
+    # ------------------------------------------------------------------------------------------------------- requests
+
+    def _session(self, request: Request) -> Session:
+        kind, _, key = request.headers.get("authorization", "").partition(" ")
+        session = self._sessions.get(key.strip()) if kind.lower() == "bearer" else None
+        if session is not None:
+            return session
+        if key.strip() in self._ended:
+            with self._lock:
+                self._late += 1
+            raise Refused("this rollout has ended", 401, "rollout_ended")
+        raise Refused("the key is not that of a rollout; allowed: OPENAI_API_KEY as the program got it", 401,
+                      "invalid_api_key")  # fmt: skip
+
+    async def _models(self, request: Request) -> Response:
+        try:
+            session = self._session(request)
+        except Refused as error:
+            return JSONResponse(error.body, error.status)
+        name = session.settings["model"]
+        one = {"id": name, "object": "model", "created": 0, "owned_by": "scalerl"}
+        asked = request.path_params.get("name")
+        if asked is None:
+            return JSONResponse({"object": "list", "data": [one]})
+        if asked == name:
+            return JSONResponse(one)
+        session.refused += 1
+        refused = Refused(f"there is no model {asked!r}; allowed: {name!r} (data.model)", 404, "model_not_found")
+        return JSONResponse(refused.body, refused.status)
+
+    async def _chat(self, request: Request) -> Response:
+        return await self._answer(request, chat=True)
+
+    async def _completion(self, request: Request) -> Response:
+        return await self._answer(request, chat=False)
+
+    async def _answer(self, request: Request, chat: bool) -> Response:
+        session = None
+        try:
+            session = self._session(request)
+            body, model = await _body(request), session.settings["model"]
+            asked = read_request(body, CHAT if chat else COMPLETION, model)
+            turn = await self._turn(request, session, asked)
+        except Refused as error:
+            if session is not None:
+                session.refused += 1
+            return JSONResponse(error.body, error.status)
+        except ConfigError as error:  # the chat template fails on the messages
+            assert session is not None
+            session.refused += 1
+            return JSONResponse(Refused(str(error)).body, 400)
+        except Gone:
+            assert session is not None
+            session.disconnects += 1
+            return Response(status_code=499)
+        if asked.streamed:
+            return StreamingResponse(turn.chunks(model, chat, asked.usage), media_type="text/event-stream")
+        return JSONResponse(turn.chat(model) if chat else turn.completion(model))
+
+    async def _turn(self, request: Request, session: Session, asked: Any) -> Turn:
+        """Return the policy's turn for a request.
+
+        Consumes: a request. Produces: a turn. Waits for: the engine. Unblocked by: its tokens, the end of the rollout,
+        or that of the connection.
+        """
+        with session.lock:
+            conversations = session.conversations
+            if conversations.turns >= (most := session.settings["turns"]):
+                raise Refused(f"this rollout had its {most} turns (data.turns)", code="turn_limit")
+            plan = conversations.plan(asked)
+        call: Future[Rollout] = Future()
+        with session.waiting():
+            session.ask(plan.tokens, call)
+            waiting = asyncio.wrap_future(call)
+            while not waiting.done():
+                await asyncio.wait({waiting}, timeout=CONNECTED_S)
+                if not waiting.done() and await request.is_disconnected():
+                    session.drop(call)
+                    raise Gone
+        if waiting.cancelled():
+            raise Refused("this rollout has ended", 401, "rollout_ended")
+        sampled = waiting.result()
+        if await request.is_disconnected():  # nobody has seen the turn
+            raise Gone
+        with session.lock:
+            if session.closed:
+                raise Refused("this rollout has ended", 401, "rollout_ended")
+            return conversations.record(asked, plan, sampled)
+
+
+def _not_found(request: Request, error: Exception) -> Response:
+    known = "POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
+    refused = Refused(f"got {request.method} {request.url.path}; allowed: {known}", 404, "not_found")
+    return JSONResponse(refused.body, refused.status)
+
+
+async def _body(request: Request) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        Refused: It is larger than `MOST_BYTES`; it was read, because a client that still writes sees no answer.
+        Gone: The connection was closed.
+    """
+    parts, size = list[bytes](), 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size <= MOST_BYTES:
+                parts.append(part)
+            elif size > 10 * MOST_BYTES:
+                break
+    except Exception as error:  # starlette's ClientDisconnect, which it has moved before
+        raise Gone from error
+    if size > MOST_BYTES:
+        raise Refused(f"the body has {size:,} bytes or more; allowed: {MOST_BYTES:,}", 413, "request_too_large")
+    return b"".join(parts)

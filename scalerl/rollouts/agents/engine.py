@@ -1,0 +1,291 @@
+"""Adds programs of agents to an engine: every turn that a program asks for is a request, as in turns.py.
+
+A program takes wall-clock time, so this engine is asynchronous, whatever the inner one is. It saves no state: after a
+resume, the programs of rollouts that were under way start again, and nothing of their first attempt is trained on.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+from scalerl.core.printable import encodable
+from scalerl.core.rng import stream_key
+from scalerl.models.text import TokenText
+from scalerl.rollouts.agents.conversations import Conversations
+from scalerl.rollouts.agents.endpoint import Endpoint, Session
+from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request
+from scalerl.tasks.agents import harness
+from scalerl.tasks.agents.harness import Report
+from scalerl.types import AGENT, Outcome, Prompt, Rollout
+
+Run = Callable[..., Report]
+"""Runs a program (`tasks.agents.harness.run`)."""
+
+Event = Callable[[], None]
+"""What another thread wants done in the engine's thread."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A rollout under way."""
+
+    request: Request
+    prompt: Prompt
+    session: Session
+    key: str = ""
+    """Key for the endpoint; empty before its program starts."""
+    asked: int = 0
+    """Turns that were asked for; each has a random stream."""
+    dropped: bool = False
+    report: Report | None = None
+
+
+class Endpoints:
+    """The endpoints of a process, one for each address, which start when they are needed."""
+
+    def __init__(self, text: TokenText) -> None:
+        """Prepare; `text` decodes the policy's tokens."""
+        self.text, self._by_host = text, dict[tuple[str, str], Endpoint]()
+
+    def of(self, settings: Mapping[str, Any]) -> Endpoint:
+        """Return the endpoint of a task."""
+        key = settings["host"], settings["url_host"]
+        if key not in self._by_host:
+            self._by_host[key] = Endpoint(*key, self.text)
+        return self._by_host[key]
+
+    def close(self) -> None:
+        """Stop all."""
+        for endpoint in self._by_host.values():
+            endpoint.close()
+
+
+class AgentEngine:
+    """Requests for an agent's rollout start its program, whose turns the inner engine samples; others pass through."""
+
+    deterministic = False
+    exact_resume = False
+
+    def __init__(self, inner: Engine, endpoints: Endpoints, share: int = 1, run: Run = harness.run) -> None:
+        """Wrap an engine.
+
+        Args:
+            inner: Engine that samples the turns.
+            endpoints: The endpoints of this process.
+            share: Number of engines among which the processes are divided.
+            run: Function that runs a program.
+        """
+        self._inner, self._endpoints, self._share, self._run = inner, endpoints, share, run
+        self._jobs: dict[tuple[int, int], Job] = {}
+        self._queued: deque[Job] = deque()
+        self._running = 0
+        self._calls: dict[tuple[int, int], tuple[Job, Future[Rollout]]] = {}
+        """Turns that are being sampled, by the ids of their requests."""
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._done: list[Finished] = []
+        self._asked, self._advanced = 0, False
+
+    def __getattr__(self, name: str) -> Any:
+        """Forward the rest to the inner engine: version, work, swap."""
+        return getattr(self._inner, name)
+
+    def occupancy(self) -> Occupancy:
+        """Return how full the engine is; rollouts whose program has not started take the room of others."""
+        inner, queued = self._inner.occupancy(), len(self._queued)
+        rest = len(self._jobs) - len({job.request.id for job, _ in self._calls.values()})
+        return replace(inner, waiting=inner.waiting + rest, room=inner.room - queued, parked=rest - queued)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue rollouts."""
+        others = []
+        for request in requests:
+            if request.source is None or AGENT not in request.source.columns:
+                others.append(request)
+                continue
+            conversations = Conversations(request.source.columns[AGENT], self._endpoints.text)
+            ask = partial(self._ask, request.id)
+            job = Job(request, request.source, Session(conversations, ask, self._take_back))
+            self._jobs[request.id] = job
+            self._queued.append(job)
+        self._inner.submit(others)
+        self._start()
+
+    def cancel(self, ids: Collection[tuple[int, int]]) -> None:
+        """Drop unfinished rollouts, and end their programs."""
+        for id in ids:
+            if (job := self._jobs.pop(id, None)) is not None:
+                job.dropped = True
+        self._queued = deque(job for job in self._queued if not job.dropped)
+        for call, (job, future) in list(self._calls.items()):
+            if job.dropped:
+                self._inner.cancel([call])
+                del self._calls[call]
+                future.cancel()
+        self._inner.cancel([id for id in ids if id not in self._jobs])
+
+    def advance(self) -> None:
+        """Do what programs asked for, and begin a step of the inner engine."""
+        self._handle(0.0)
+        self._inner.advance()
+        self._advanced = True
+
+    def poll(self, timeout_s: float = 0.0) -> list[Finished]:
+        """Do what programs asked for, let the inner engine work, and return the rollouts that ended.
+
+        Consumes: turns that programs ask for, and their ends. Produces: requests, turns and rollouts. Waits for: an
+        event, at most `timeout_s` and only while the inner engine is idle. Unblocked by: a program.
+        """
+        idle = not self._inner.occupancy().busy
+        if not self._advanced:  # an inner engine in another process takes nothing between `advance` and `poll`
+            self._handle(timeout_s if idle and not self._done else 0.0)
+            self._inner.advance()
+        self._advanced = False
+        for finished in self._inner.poll(0.0 if self._inner.deterministic or idle else timeout_s):
+            if finished.id not in self._calls:
+                self._done.append(finished)
+                continue
+            _, future = self._calls.pop(finished.id)
+            if future.set_running_or_notify_cancel():
+                future.set_result(finished.rollout)
+        done, self._done = self._done, []
+        return done
+
+    def _handle(self, timeout_s: float) -> None:
+        """Handle all events; wait at most `timeout_s` for the first."""
+        try:
+            event = self._events.get(timeout=timeout_s) if timeout_s else self._events.get_nowait()
+            while True:
+                event()
+                event = self._events.get_nowait()
+        except queue.Empty:
+            return
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: rollouts under way start again on resume."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore nothing."""
+
+    # ------------------------------------------------------------------------------------------------------- programs
+
+    def _start(self) -> None:
+        """Start programs of queued rollouts, as many as may run."""
+        while self._queued and self._running < -(-self._queued[0].session.settings["processes"] // self._share):
+            job = self._queued.popleft()
+            job.session.start()
+            endpoint = self._endpoints.of(job.session.settings)
+            job.key = endpoint.open(job.session)
+            self._running += 1
+            # a daemon, because the process may end while a program runs, which the launcher then kills
+            threading.Thread(target=self._follow, args=(job, endpoint), name="agent", daemon=True).start()
+
+    def _follow(self, job: Job, endpoint: Endpoint) -> None:
+        """Run the program of a rollout.
+
+        Consumes: a rollout. Produces: its end. Waits for: the program. Unblocked by: its end, or its time limit.
+        """
+        session, row = job.session, job.prompt.columns["row"]
+        try:
+            report = self._run(session.settings, row, endpoint.base_url, job.key, session.own_s, lambda: job.dropped)
+        except Exception as error:  # a thread that dies would leave its rollout open for ever
+            report = Report(problem=encodable(f"the program of the agent: {type(error).__name__}: {error}"))
+        endpoint.end(job.key)
+        job.report = report
+        self._events.put(partial(self._ended, job, endpoint))
+
+    def _ask(self, id: tuple[int, int], tokens: tuple[int, ...], call: Future[Rollout]) -> None:
+        self._events.put(partial(self._sample, id, tokens, call))
+
+    def _sample(self, rollout: tuple[int, int], tokens: tuple[int, ...], call: Future[Rollout]) -> None:
+        job = self._jobs.get(rollout)
+        if job is None or job.report is not None:
+            call.cancel()
+            return
+        key = stream_key(job.request.key, "turn", job.asked) if job.asked else job.request.key
+        job.asked += 1
+        self._asked += 1
+        id = (job.request.id[0], -self._asked)  # samples have numbers from 0, so no other request has this id
+        self._calls[id] = job, call
+        self._inner.submit([Request(id, tokens, key)])
+
+    def _take_back(self, call: Future[Rollout]) -> None:
+        self._events.put(partial(self._cancel, call))
+
+    def _cancel(self, call: Future[Rollout]) -> None:
+        for id, (_, future) in list(self._calls.items()):
+            if future is call:
+                self._inner.cancel([id])
+                del self._calls[id]
+        call.cancel()
+
+    def _ended(self, job: Job, endpoint: Endpoint) -> None:
+        """Return the rollout of a program that has ended."""
+        self._running -= 1
+        for id, (own, future) in list(self._calls.items()):
+            if own is job:
+                self._inner.cancel([id])
+                del self._calls[id]
+                future.cancel()
+        if not job.dropped:
+            del self._jobs[job.request.id]
+            assert job.report is not None
+            rollout = rollout_of(job.prompt, job.session, job.report, endpoint.late_calls(), self._inner.version)
+            self._done.append(Finished(job.request.id, rollout))
+        self._start()
+
+
+def rollout_of(prompt: Prompt, session: Session, report: Report, late: int, version: int) -> Rollout:
+    """Return a rollout with all sequences of its conversations.
+
+    Args:
+        prompt: Prompt of the rollout.
+        session: The rollout, which has ended.
+        report: How its program ended.
+        late: Calls after the end of other rollouts.
+        version: Version of the weights in use, for a rollout without a turn.
+    """
+    conversations = session.conversations
+    problem = report.problem or ("" if conversations.turns else NEVER_CALLED.format(report.reward))
+    counts = {
+        "conversations": len(conversations.sequences),
+        "forks": conversations.forks,
+        "refused": session.refused,
+        "disconnects": session.disconnects,
+        "late_calls": late,
+    }
+    parts = conversations.rollouts()
+    outcome = Outcome(
+        conversations.turns,
+        "problem" if problem else "environment",
+        0.0 if problem else report.reward,
+        problem,
+        {**report.metrics, **{name: float(count) for name, count in counts.items()}},
+        conversations.calls,
+        observed=sum(int((~part["sampled"]).sum()) for part in parts),
+        longest=max((len(turn) for one in conversations.sequences for turn in one.turns), default=0),
+        waited_s=session.own_s(),
+    )
+    if not parts:  # one token that carries no loss, because a rollout has tokens
+        one, zero = np.full(1, prompt.tokens[-1], np.int32), np.zeros(1, np.float32)
+        return Rollout(one, zero, np.full(1, version, np.int32), np.zeros(1, np.bool_), False, False, outcome)
+    first, *others = (Rollout(**part, truncated=False) for part in parts)
+    return replace(first, outcome=outcome, others=tuple(others))
+
+
+NEVER_CALLED = "the program returned the reward {:g} and never called the policy at OPENAI_BASE_URL"
+
+
+def with_agents(pairs: Sequence[Sequence[Engine]], text: TokenText) -> Sequence[Sequence[Engine]]:
+    """Add programs of agents to engines, which share the endpoints."""
+    endpoints = Endpoints(text)
+    return [[cast(Engine, AgentEngine(engine, endpoints, len(pairs))) for engine in pair] for pair in pairs]

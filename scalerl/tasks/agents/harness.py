@@ -1,0 +1,183 @@
+"""One run of an agent's program: its environment, its time limit, and the reward that it prints.
+
+The program never gets the environment of the run, and no process that it starts outlives it (launcher.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scalerl.core.errors import short
+from scalerl.core.files import parse_json
+from scalerl.core.plugins import number
+from scalerl.core.printable import encodable
+from scalerl.core.signals import SAFE_PATH
+
+PASSED_ON = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV",
+    "CONDA_PREFIX", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR",
+)  # fmt: skip
+"""Environment variables of the run that every program gets, with those that begin with LC_; none holds a key."""
+
+OUTPUT = 1 << 20
+"""Bytes at the end of a program's standard output in which the reward is looked for."""
+COMPLAINT = 1 << 12
+"""Bytes at the end of its standard error that a message may contain."""
+WAIT_S = 0.1
+"""Seconds between looks at the clock."""
+END_S = 10.0
+"""Seconds in which the launcher must end the processes of a program."""
+
+ALLOWED = 'a last line such as {"reward": 0.5}, with `reward` and further numbers'
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a program ended.
+
+    Example: Report(reward=1.0, metrics={"steps": 3.0})
+    """
+
+    reward: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Its own numbers."""
+    problem: str = ""
+    """Reason for which it gave no reward."""
+
+
+def run(
+    settings: Mapping[str, Any],
+    row: Mapping[str, Any],
+    base_url: str,
+    key: str,
+    own_s: Callable[[], float],
+    stopped: Callable[[], bool],
+) -> Report:
+    """Run the program of an agent until it ends; return its report.
+
+    Args:
+        settings: Settings of its task (`AgentTask.settings`).
+        row: Row of the rollout, which JSON can hold.
+        base_url: Address of the endpoint.
+        key: Key of the rollout; it never appears in the report.
+        own_s: Function that returns the seconds that count for the time limit.
+        stopped: Function that returns whether the rollout is no longer needed.
+    """
+    directory = Path(__file__).parent
+    name = settings["function"] or settings["command"][0]
+    command = list(settings["command"]) or [sys.executable, str(directory / "call.py"), settings["function"]]
+    environment = environment_of(settings, base_url, key)
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(directory / "launcher.py"), *command],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True,
+    )  # fmt: skip
+    text = json.dumps(row).encode()
+    tails = {process.stdout: b"", process.stderr: b""}
+    late = _follow(process, len(text).to_bytes(8, "little") + text, tails, settings["rollout_s"], own_s, stopped)
+    output, complaint = (part.decode("utf-8", "replace").replace(key, "KEY") for part in tails.values())
+    if late:
+        return Report(problem=f"{name} took longer than data.rollout_s = {settings['rollout_s']:g} s")
+    if process.returncode:
+        said = " ".join((complaint or output)[-500:].split())
+        return Report(problem=encodable(f"{name} ended with exit code {process.returncode}: {said}"))
+    return read_report(output, name)
+
+
+def environment_of(settings: Mapping[str, Any], base_url: str, key: str) -> dict[str, str]:
+    """Return the environment of a program: nothing of the run's but paths, language and what the user lists."""
+    kept = {name: value for name, value in os.environ.items() if name in PASSED_ON or name.startswith("LC_")}
+    kept |= {name: os.environ[name] for name in settings["environment"] if name in os.environ}
+    safe = dict([SAFE_PATH]) if settings["function"] else {}
+    return kept | safe | {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "OPENAI_MODEL": settings["model"]}
+
+
+def _follow(
+    process: subprocess.Popen[bytes],
+    text: bytes,
+    tails: dict[Any, bytes],
+    limit_s: float,
+    own_s: Callable[[], float],
+    stopped: Callable[[], bool],
+) -> bool:
+    """Write the row, and read the output until the launcher ends; return whether the program was late.
+
+    Consumes: the output. Produces: the end of the output in `tails`. Waits for: the launcher. Unblocked by: its end, or
+    the time limit, at which the end of its standard input makes it kill the program.
+    """
+    assert process.stdin is not None
+    late, deadline, unread = False, math.inf, len(tails)
+    os.set_blocking(process.stdin.fileno(), False)
+    with selectors.DefaultSelector() as ready:
+        for file in tails:
+            ready.register(file, selectors.EVENT_READ)
+        ready.register(process.stdin, selectors.EVENT_WRITE)
+        while unread:
+            for event, _ in ready.select(WAIT_S):
+                if event.fileobj is process.stdin:
+                    text = _write(event.fd, text)
+                    if not text:
+                        ready.unregister(process.stdin)
+                elif part := os.read(event.fd, 1 << 16):
+                    most = OUTPUT if event.fileobj is process.stdout else COMPLAINT
+                    tails[event.fileobj] = (tails[event.fileobj] + part)[-most:]
+                else:
+                    ready.unregister(event.fileobj)
+                    unread -= 1
+            late = late or own_s() > limit_s
+            if deadline == math.inf and (late or stopped()):
+                if text:
+                    ready.unregister(process.stdin)
+                    text = b""
+                process.stdin.close()
+                deadline = time.monotonic() + END_S
+            if time.monotonic() > deadline:
+                process.kill()
+                break
+    process.wait()
+    for file in (process.stdin, *tails):
+        file.close()
+    return late
+
+
+def _write(pipe: int, text: bytes) -> bytes:
+    """Write as much of a text as a pipe takes; return the rest, empty if the launcher has ended."""
+    try:
+        return text[os.write(pipe, text[: 1 << 16]) :]
+    except BlockingIOError:
+        return text
+    except BrokenPipeError:
+        return b""
+
+
+def read_report(output: str, name: str) -> Report:
+    """Return the report in the last line of an output that is a JSON object.
+
+    Args:
+        output: Text of the standard output.
+        name: Name of the program, for messages.
+    """
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    for line in reversed(lines):
+        if not line.startswith("{"):
+            continue
+        try:
+            values = parse_json(line)
+        except ValueError:
+            continue
+        numbers = {encodable(str(key)): number(value) for key, value in values.items()}
+        reward = numbers.pop("reward", None)
+        if reward is None or None in numbers.values():
+            return Report(problem=encodable(f"{name} printed {short(line)}; allowed: {ALLOWED}"))
+        return Report(reward, {key: value for key, value in numbers.items() if value is not None})
+    last = f"printed {short(lines[-1])} last" if lines else "printed nothing"
+    return Report(problem=encodable(f"{name} {last}; allowed: {ALLOWED}"))

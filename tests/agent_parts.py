@@ -1,0 +1,147 @@
+"""Parts of tests of agents: a policy that says what a test tells it, and a client of plain HTTP."""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+
+import numpy as np
+from tiny_tokenizers import byte_level
+
+from scalerl.config.data import AgentTask
+from scalerl.models.text import TokenText
+from scalerl.rollouts.agents.engine import AgentEngine, Endpoints
+from scalerl.rollouts.engine import EngineDefaults, Finished, Occupancy, Request, Work
+from scalerl.tasks.agents.harness import Report
+from scalerl.types import AGENT, Prompt, Rollout
+
+CHATML = (
+    "{% if tools %}{{ '<|im_start|>system\nTools: ' + tools | tojson + '<|im_end|>\n' }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def tokenizer(template=CHATML):
+    made = byte_level()
+    made.add_tokens(["<|im_start|>", "<|im_end|>"], special_tokens=True)
+    made.chat_template = template
+    return made
+
+
+class Told(EngineDefaults):
+    """An engine whose turns are what a function of the prompt's text returns; each ends with <|im_end|>."""
+
+    deterministic = True
+
+    def __init__(self, tokenizer, say, polls=1):
+        self.tokenizer, self.say, self.polls, self.version, self.work = tokenizer, say, polls, 0, Work()
+        self.end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+        self.under_way, self.prompts, self.cancelled = {}, [], []
+
+    def occupancy(self):
+        return Occupancy(4, len(self.under_way), 0, 4 - len(self.under_way))
+
+    def submit(self, requests):
+        for request in requests:
+            self.prompts.append(request.prompt)
+            self.under_way[request.id] = [self.polls, request]
+
+    def cancel(self, ids):
+        for id in ids:
+            self.cancelled += [id] if self.under_way.pop(id, None) else []
+
+    def swap(self, version):
+        self.version = version
+
+    def poll(self, timeout_s=0.0):
+        done = []
+        for id, entry in list(self.under_way.items()):
+            entry[0] -= 1
+            if entry[0] <= 0:
+                done.append(Finished(id, self.turn(entry[1].prompt)))
+                del self.under_way[id]
+        return done
+
+    def turn(self, prompt):
+        said = self.say(self.tokenizer.decode(list(prompt)))
+        tokens = [*self.tokenizer(said, add_special_tokens=False)["input_ids"], self.end]
+        count = len(tokens)
+        return Rollout(
+            np.asarray(tokens, np.int32), -np.arange(1, count + 1, dtype=np.float32) / 100,
+            np.full(count, self.version, np.int32), np.ones(count, np.bool_), False, False,
+        )  # fmt: skip
+
+
+def settings(**changes):
+    return AgentTask(command=("true",), path="rows.jsonl", **changes).settings
+
+
+def engine_of(say, run, template=CHATML, polls=1, **changes):
+    """Return an engine over one that says what `say` returns, whose programs are calls of `run(url, key, row)`."""
+    made = tokenizer(template)
+    inner = Told(made, say, polls)
+
+    def call(settings, row, base_url, key, own_s, stopped):
+        returned = run(base_url, key, row)
+        return returned if isinstance(returned, Report) else Report(returned)
+
+    engine = AgentEngine(inner, Endpoints(TokenText(made, (inner.end,))), run=call)
+    engine.settings = settings(**changes)
+    return engine
+
+
+def submit(engine, count=1, row=None):
+    columns = {AGENT: engine.settings, "row": row or {}, "pass_reward": 1.0}
+    prompt = Prompt("0", "", (3, 4), "", "agent", columns)
+    engine.submit([Request.of((0, number), prompt, number) for number in range(count)])
+
+
+def finish(engine, seconds=30.0):
+    """Poll until nothing is under way; return the rollouts by number."""
+    done, until = {}, time.monotonic() + seconds
+    while engine.occupancy().busy:
+        assert time.monotonic() < until, "rollouts are still under way"
+        for one in engine.poll(0.02):
+            done[one.id[1]] = one.rollout
+    return done
+
+
+def rollout_of(say, run, **changes):
+    """Return the rollout of one program, which is a call of `run(url, key, row)`."""
+    engine = engine_of(say, run, **changes)
+    submit(engine)
+    return finish(engine)[0], engine
+
+
+def post(url, key, body, path="/chat/completions"):
+    """Return (status, JSON) of a request; a body that is bytes is sent as it is."""
+    data = body if isinstance(body, bytes) else json.dumps({"model": "policy", **body}).encode()
+    request = urllib.request.Request(
+        url + path, data, {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def chat(url, key, messages, **more):
+    """Return the policy's message."""
+    status, answer = post(url, key, {"messages": messages, **more})
+    assert status == 200, answer
+    return answer["choices"][0]["message"]
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+@contextmanager
+def refusal(url, key, body, status=400, path="/chat/completions"):
+    """Yield the message of a request that must be refused."""
+    got, answer = post(url, key, body, path)
+    assert got == status, answer
+    yield answer["error"]["message"]

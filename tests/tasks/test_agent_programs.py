@@ -1,0 +1,209 @@
+"""Programs of agents: rewards, failures, time limits, what they may see, and that nothing outlives them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import runs
+
+from scalerl.config.data import AgentTask
+from scalerl.config.overrides import build
+from scalerl.config.run import RunConfig
+from scalerl.core.errors import ConfigError
+from scalerl.prompts.sources import agent_rows
+from scalerl.tasks.agents import harness
+
+KEY = "sk-of-this-rollout"
+
+
+def run(*command, row=None, stopped=lambda: False, **changes):
+    given = {"command": command} if command else {}
+    settings = AgentTask(path="rows.jsonl", **given, **{"rollout_s": 20.0, **changes}).settings
+    began = time.monotonic()
+    return harness.run(settings, row or {}, "http://127.0.0.1:1/v1", KEY, lambda: time.monotonic() - began, stopped)
+
+
+def python(code, **more):
+    return run(sys.executable, "-c", code, **more)
+
+
+def test_the_last_json_line_of_the_output_is_the_reward():
+    report = python("print('{\"reward\": 0}'); print('{\"reward\": 0.5, \"steps\": 3}'); print('bye')")
+    assert report == harness.Report(0.5, {"steps": 3.0})
+
+
+REWARDS = {
+    '{"reward": -2, "won": true}': harness.Report(-2.0, {"won": 1.0}),
+    '[1]\n{"reward": 1}\nnot {json': harness.Report(1.0),
+    '{"reward": 0.25}\n\n  \n': harness.Report(0.25),
+}
+
+
+@pytest.mark.parametrize("output", REWARDS)
+def test_output_with_a_reward(output):
+    assert harness.read_report(output, "agent") == REWARDS[output]
+
+
+@pytest.mark.parametrize(
+    "output",
+    ["", "0.5", '{"score": 1}', '{"reward": "high"}', '{"reward": null}', '{"reward": NaN}', '{"reward": 1e999}',
+     '{"reward": 1, "name": "x"}', "[0.5]", '{"reward": 1, "reward": 2}'],
+)  # fmt: skip
+def test_output_without_a_reward_says_what_is_allowed(output):
+    report = harness.read_report(output, "agent")
+    assert report.reward == 0 and "agent printed" in report.problem and '{"reward": 0.5}' in report.problem
+
+
+def test_the_row_is_on_standard_input():
+    row = {"prompt": "héllo", "large": "x" * 3_000_000, "list": [1, {"a": None}]}
+    code = "import json, sys; row = json.load(sys.stdin); print(json.dumps({'reward': len(row['large'])}))"
+    assert python(code, row=row).reward == 3_000_000
+    assert python("print('{\"reward\": 1}')", row=row).reward == 1  # it need not read it
+
+
+def test_a_program_that_fails_has_its_last_words_in_the_problem_and_no_key():
+    report = python(f"import os, sys; sys.exit('bad luck {{}}'.format(os.environ['OPENAI_API_KEY'] == {KEY!r}))")
+    assert "exit code 1: bad luck True" in report.problem
+    report = python("import os, sys; print('{\"reward\": 1}', flush=True); sys.exit(os.environ['OPENAI_API_KEY'])")
+    assert report.reward == 0 and KEY not in report.problem and "exit code 1: KEY" in report.problem
+    assert "exit code 139" in python("import os; os.kill(os.getpid(), 11)").problem
+    assert "cannot start no-such-program: No such file" in run("no-such-program").problem
+
+
+def test_a_late_program_is_killed():
+    began = time.monotonic()
+    report = python("import time; time.sleep(60)", rollout_s=0.5)
+    assert "longer than data.rollout_s = 0.5 s" in report.problem and time.monotonic() - began < 8
+    report = python("import signal\nsignal.signal(15, signal.SIG_IGN)\nwhile True: print('x' * 999)", rollout_s=0.5)
+    assert "longer than" in report.problem
+
+
+def test_a_rollout_that_is_no_longer_needed_ends_its_program():
+    began = time.monotonic()
+    python("import time; time.sleep(60)", stopped=lambda: time.monotonic() - began > 0.5)
+    assert time.monotonic() - began < 8
+
+
+ESCAPES = """
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99.25)'], start_new_session=True)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.environ.clear()
+        for fd in range(3): os.close(fd)
+        os.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(99.25)'])
+    os._exit(0)
+print('{"reward": 1}', flush=True)
+"""
+
+
+def sleepers():
+    return [pid for pid in runs.everyone() if "time.sleep(99.25)" in runs.command_of(pid)]
+
+
+def test_no_process_of_a_program_outlives_it():
+    assert python(ESCAPES).reward == 1
+    assert sleepers() == []
+    assert "longer" in python(ESCAPES + "time.sleep(60)", rollout_s=1.5).problem
+    assert sleepers() == []
+
+
+def test_programs_end_when_the_process_that_runs_them_is_killed():
+    paths = [os.path.dirname(runs.__file__), os.path.dirname(__file__)]
+    code = f"import sys; sys.path[:0] = {paths!r}; import test_agent_programs as t;"
+    code += f"t.run({sys.executable!r}, '-c', t.ESCAPES + 'time.sleep(99.25)')"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    runs.wait_for(lambda: len(sleepers()) >= 3, what="the program")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    runs.wait_for(lambda: not sleepers(), seconds=10, what="the end of its processes")
+
+
+def test_a_program_gets_no_variable_of_the_run_but_those_that_the_task_lists(monkeypatch):
+    for name in ("WANDB_API_KEY", "HF_TOKEN", "MY_TOOL", "OPENAI_ORG_ID"):
+        monkeypatch.setenv(name, "secret-of-the-trainer")
+    code = "import os; print(sum(v == 'secret-of-the-trainer' for v in os.environ.values()));"
+    code += "print('{\"reward\": ' + str(sum(v == 'secret-of-the-trainer' for v in os.environ.values())) + '}')"
+    assert python(code).reward == 0
+    assert python(code, environment=("MY_TOOL", "ABSENT")).reward == 1
+    report = python("import os; assert os.environ['OPENAI_MODEL'] == 'mine'; print('{\"reward\": 1}')", model="mine")
+    assert report.reward == 1
+
+
+def test_a_function_is_called_in_a_process_of_its_own(user_code):
+    user_code(
+        "my_agent",
+        """
+        import os
+        def run(row, base_url, api_key):
+            print("a line without an end", end="")
+            assert base_url.endswith("/v1") and api_key == os.environ["OPENAI_API_KEY"]
+            return {"reward": row["value"], "own_process": os.getppid() != row["parent"]}
+        async def wait(row, base_url, api_key):
+            return 0.75
+        def broken(row, base_url, api_key):
+            return {}["missing"]
+        def leaves(row, base_url, api_key):
+            os._exit(3)
+        """,
+    )
+    row = {"value": 2, "parent": os.getpid()}
+    assert run(function="my_agent:run", row=row) == harness.Report(2.0, {"own_process": 1.0})
+    assert run(function="my_agent:wait").reward == 0.75
+    assert "KeyError: 'missing'" in run(function="my_agent:broken").problem
+    assert "exit code 3" in run(function="my_agent:leaves").problem
+    assert "has no function or class 'no'" in run(function="my_agent:no").problem
+
+
+def test_rows_are_those_of_a_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": "a", "n": 1}, {"prompt": "a", "n": 2}, {"task": "fix it"}, {"prompt": "a", "n": 1}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found, notes = agent_rows(AgentTask(command=("true",), path=str(path)), 0)
+    assert [row.columns["row"] for row in found] == rows[:3] and len({row.id for row in found}) == 3
+    assert found[0].prompt == "a" and "fix it" in found[2].prompt and "dropped 1 duplicate" in notes[0]
+    path.write_text("")
+    with pytest.raises(ConfigError, match=r"empty|no rows"):
+        agent_rows(AgentTask(command=("true",), path=str(path)), 0)
+
+
+def agent(**fields):
+    return {"data": {"kind": "agent", "path": "rows.jsonl", **fields}, "model": {"kind": "hf", "path": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "allowed: one of them"),
+        ({"command": ["a"], "function": "b:c"}, "allowed: one of them"),
+        ({"command": [""]}, "empty program"),
+        ({"command": ["a"], "changed_history": "keep"}, "changed_history"),
+        ({"command": ["a"], "rollout_s": 0}, "rollout_s"),
+        ({"command": ["a"], "model": ""}, "model"),
+    ],
+)
+def test_bad_settings_are_errors(fields, words):
+    with pytest.raises(ConfigError, match=words):
+        build(RunConfig, agent(**fields), "a test")
+
+
+def test_a_run_with_an_agent_takes_weights_on_arrival_and_refuses_to_be_deterministic():
+    from scalerl.placement.choices import schedule_name
+
+    assert schedule_name(build(RunConfig, agent(command=["a"]), "a test")) == "eager"
+    with pytest.raises(ConfigError, match="programs take wall-clock time"):
+        build(RunConfig, {**agent(command=["a"]), "rollouts": {"schedule": "deterministic"}}, "a test")
+
+
+def test_names_of_curves_are_those_of_the_programs():
+    def name(**given):
+        return AgentTask(path="x", **given).curve
+
+    assert name(command=("python", "agents/solve.py", "--fast")) == "solve"
+    assert name(command=("/usr/bin/agent",)) == "agent" and name(function="a.b:run") == "run"
+    assert name(command=("a",), name="mine") == "mine"
