@@ -6,6 +6,7 @@ Each function returns distinct rows with the columns that the scorer needs, and 
 from __future__ import annotations
 
 import json
+import shutil
 from typing import Any
 
 from scalerl.config.data import AgentTask, CustomTask, EnvironmentTask, PromptFile, ReasoningGymTask
@@ -70,11 +71,16 @@ def agent_rows(task: AgentTask, held_out: int, step: Step = in_this_process) -> 
     """Return the distinct rows of an agent's file.
 
     Raises:
-        ConfigError: The file cannot be read, has no rows, or has a row that JSON cannot hold; a package is missing.
+        ConfigError: The file cannot be read, has no rows, or has a row that JSON cannot hold; the program or a package
+            is missing.
     """
     check_installed(("starlette", "uvicorn"))
     if task.function:
         step(task.function, _load, task.function)
+    elif shutil.which(task.command[0]) is None:
+        raise ConfigError(
+            f"data.command: there is no program {task.command[0]!r} here; allowed: a program on the PATH, or its path"
+        )
     given = {name: getattr(task, name) for name in ("path", "subset", "split", "revision", "max_line_mb")}
     unique, count = dict[str, Row](), 0
     for where, values in read_objects(PromptFile(task="arithmetic", **given)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from scalerl.rollouts.schedule import schedule_of
 from scalerl.rollouts.turns import with_turns
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.rollouts.worker import SaveState, WorkerParts
+from scalerl.types import AGENT, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class GeneratorSpec:
         if self.environments or self.agents:
             text = TokenText(load_tokenizer(self.model.path, self.model.revision), self.stop)
             pairs = with_turns(pairs, text, config.scoring) if self.environments else pairs
-            pairs = _with_agents(pairs, text) if self.agents else pairs
+            pairs = with_programs(pairs, text) if self.agents else pairs
         schedule = schedule_of(config, lag_ticks(config))
         engines, evaluators = zip(*pairs, strict=True)
         coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, config.seed, evaluators)
@@ -145,7 +146,13 @@ class EngineSpec:
         return training, evaluator
 
 
-def _with_agents(pairs: Sequence[Sequence[Engine]], text: TokenText) -> Sequence[Sequence[Engine]]:
+def has_agents(prompts: Iterable[Prompt]) -> bool:
+    """Return whether programs make rollouts of a prompt."""
+    return any(AGENT in prompt.columns for prompt in prompts)
+
+
+def with_programs(pairs: Sequence[Sequence[Engine]], text: TokenText) -> Sequence[Sequence[Engine]]:
+    """Add programs of agents to engines, which share the endpoints."""
     from scalerl.rollouts.agents.engine import with_agents  # its server is an extra
 
     return with_agents(pairs, text)

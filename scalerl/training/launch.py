@@ -38,7 +38,7 @@ from scalerl.placement.choices import derived_sizes, loop_device, trains_in_loop
 from scalerl.placement.devices import GB, USABLE, counted
 from scalerl.prompts.curriculum import make_curriculum
 from scalerl.prompts.dataset import PromptSplit, load_prompts
-from scalerl.rollouts.build import GeneratorSpec, ModelFacts
+from scalerl.rollouts.build import GeneratorSpec, ModelFacts, has_agents
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.pipeline import Pipeline
 from scalerl.rollouts.turns import check_replies, with_replies
@@ -63,7 +63,7 @@ from scalerl.training.run_model import (
 )
 from scalerl.training.saved import checkpoint_of, continued, overrule, sound_checkpoint
 from scalerl.training.warnings import KEPT_ROWS, RunWarnings
-from scalerl.types import AGENT, Prompt
+from scalerl.types import Prompt
 
 
 def start(config: RunConfig, path: Path, display: RunDisplay, stop_requested: Callable[[], bool]) -> Run:
@@ -197,7 +197,7 @@ def _assemble(
         make_engines=backend.make_engines,
         devices=resolved.devices,
         environments=environments,
-        agents=any(AGENT in prompt.columns for prompt in prompts.everything),
+        agents=has_agents(prompts.everything),
     )
     channel = channel_of(config, WeightLayout.of(sent_weights(policy, sent_of(config))), path)
     learner = _learner(config, model_path, policy, channel, backend, path)

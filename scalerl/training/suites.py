@@ -33,7 +33,7 @@ from scalerl.models.policy import check_vocabulary, stop_tokens
 from scalerl.models.text import TokenText
 from scalerl.placement.devices import served_places
 from scalerl.prompts.dataset import load_prompts, task_prompts
-from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
+from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts, has_agents, with_programs
 from scalerl.rollouts.engine import Engine, Sampling, generate
 from scalerl.rollouts.interrupt import length_rule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
@@ -183,6 +183,8 @@ class Evaluator:
         engines: Sequence[Engine] = self._engines(longest, samples * len(prompts))
         if replies:
             engines = [one for (one,) in with_turns([[one] for one in engines], self._text, self.config.scoring)]
+        if has_agents(prompts):
+            engines = [one for (one,) in with_programs([[one] for one in engines], self._text)]
         texts.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(texts) as ordered, _Results(len(prompts), samples, ordered, self._text) as results:
             sampled_s, seconds = self._sample(task, engines, prompts, samples, results)

@@ -167,6 +167,8 @@ def test_rows_are_those_of_a_file(tmp_path):
     found, notes = agent_rows(AgentTask(command=("true",), path=str(path)), 0)
     assert [row.columns["row"] for row in found] == rows[:3] and len({row.id for row in found}) == 3
     assert found[0].prompt == "a" and "fix it" in found[2].prompt and "dropped 1 duplicate" in notes[0]
+    with pytest.raises(ConfigError, match="no program 'no-such-agent'"):
+        agent_rows(AgentTask(command=("no-such-agent",), path=str(path)), 0)
     path.write_text("")
     with pytest.raises(ConfigError, match=r"empty|no rows"):
         agent_rows(AgentTask(command=("true",), path=str(path)), 0)
