@@ -1,4 +1,4 @@
-"""Generation engines as Ray actors, and their lives for the restarter."""
+"""Generation engines as Ray actors, and their handles for the restarter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scalerl.rollouts.build import EngineSpec, restarted_engines
 from scalerl.rollouts.engine import Engine
 from scalerl.rollouts.free_running import FreeRunner, Report
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.restarts import Life
+from scalerl.rollouts.restarts import EngineHandle
 
 REPORT_S = 1.0
 """Seconds after which an actor answers a report even without results, as a heartbeat."""
@@ -25,11 +25,11 @@ class EngineActor(Actor):
     """Asynchronous engines over one model, in a Ray process or in a server next to it."""
 
 
-class RayLife:
-    """One life of the engines in an EngineActor (rollouts/restarts.py)."""
+class RayHandle:
+    """The handle of the engines in an EngineActor (rollouts/restarts.py)."""
 
     def __init__(
-        self, ray: Any, begin: Callable[[], Life], name: str, resources: Mapping[str, float], start_s: float
+        self, ray: Any, begin: Callable[[], EngineHandle], name: str, resources: Mapping[str, float], start_s: float
     ) -> None:
         """Start an actor and wait until its model is loaded.
 
@@ -44,7 +44,7 @@ class RayLife:
             EngineDied: The actor could not be placed or started in time, or ended.
             ConfigError, PluginError: From starting the engines, such as a missing model.
         """
-        self._remote = RayRemote(ray, EngineActor, partial(report_life, begin), name, EngineDied, resources)
+        self._remote = RayRemote(ray, EngineActor, partial(report_engines, begin), name, EngineDied, resources)
         setting = "placement.start_timeout_s"
         with ExitStack() as failed:
             failed.callback(self.kill)  # an actor that starts later would occupy its cores and GPUs
@@ -70,23 +70,23 @@ class RayLife:
         self._remote.end()
 
 
-def report_life(begin: Callable[[], Life], end: End) -> None:
+def report_engines(begin: Callable[[], EngineHandle], end: End) -> None:
     """Run engines in an actor and report what they have finished, at least every `REPORT_S` seconds.
 
     Consumes: calls of `post`. Produces: reports. Waits for: results, or the caller to take the last report.
     Unblocked by: results, the time limit, or the caller.
     """
-    life = begin()
+    handle = begin()
     end.say("done", None)
-    Thread(target=host, args=(end, partial(_post, life)), daemon=True).start()
+    Thread(target=host, args=(end, partial(_post, handle)), daemon=True).start()
     while True:
-        end.say("done", life.report(REPORT_S))
+        end.say("done", handle.report(REPORT_S))
 
 
-def _post(life: Life, end: End) -> None:
+def _post(handle: EngineHandle, end: End) -> None:
     while True:
         _, arguments = end.next()
-        life.post(*arguments)
+        handle.post(*arguments)
 
 
 def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[Sequence[Engine]]:
@@ -101,27 +101,27 @@ def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> S
 
         return server_engines(specs, note)
 
-    def begin(spec: EngineSpec) -> Life:
+    def begin(spec: EngineSpec) -> EngineHandle:
         placement = spec.generator.config.placement
         begun = partial(BEGIN[placement.engine_name], spec)
-        return RayLife(ray, begun, spec.name, spec.place.resources, placement.start_timeout_s)
+        return RayHandle(ray, begun, spec.name, spec.place.resources, placement.start_timeout_s)
 
     return restarted_engines(specs, begin, note)
 
 
-def _torch_life(spec: EngineSpec) -> Life:
+def _torch_handle(spec: EngineSpec) -> EngineHandle:
     return FreeRunner(spec(), spec.name)
 
 
-def _vllm_life(spec: EngineSpec) -> Life:
+def _vllm_handle(spec: EngineSpec) -> EngineHandle:
     import ray
 
-    from scalerl.rollouts.vllm.launch import server_life
+    from scalerl.rollouts.vllm.launch import server_handle
 
     # over NCCL, the trainer's node drives the server; who reaches it there reaches Ray too, which runs any code
     remote = spec.channel.into_engines
-    return server_life(spec, host=ray.util.get_node_ip_address() if remote else "127.0.0.1")
+    return server_handle(spec, host=ray.util.get_node_ip_address() if remote else "127.0.0.1")
 
 
-BEGIN: dict[str, Callable[[EngineSpec], Life]] = {"torch": _torch_life, "vllm": _vllm_life}
+BEGIN: dict[str, Callable[[EngineSpec], EngineHandle]] = {"torch": _torch_handle, "vllm": _vllm_handle}
 """Functions that start engines inside an actor, by `placement.engine`."""

@@ -303,11 +303,11 @@ class Group:
         for kind in ("ended", "failed"):  # a killed process before those that failed after it
             for number in sorted(answered):
                 if answered[number][0] == kind:
-                    raise self._bury(self._processes[number], *answered[number], method)
+                    raise self._failure(self._processes[number], *answered[number], method)
         raised = [answered[number][1] for number in sorted(answered) if answered[number][0] == "raised"]
         if waiting and not raised:
             late = f"did not answer within {timeout_s:g} s"
-            raise self._bury(next(iter(waiting.values())), "late", late, method)
+            raise self._failure(next(iter(waiting.values())), "late", late, method)
         if waiting:  # they wait for the one that raised
             self.close()
         if raised:
@@ -322,7 +322,7 @@ class Group:
         """
         for remote in self._processes:
             if how := remote.ended():
-                raise self._bury(remote, "ended", how, during)
+                raise self._failure(remote, "ended", how, during)
 
     def close(self) -> None:
         """End all processes; may be called more than once. They hold no unsaved state."""
@@ -331,7 +331,8 @@ class Group:
             self.death = self.death or remote.death("ended", "was ended")
         self._processes = []
 
-    def _bury(self, remote: Remote, kind: str, content: Any, during: str) -> ProcessDied:
+    def _failure(self, remote: Remote, kind: str, content: Any, during: str) -> ProcessDied:
+        """End all processes; return the error for the one that failed."""
         self.death = remote.death(kind, content, f"`{during}`")
         self.close()
         return self.death

@@ -67,7 +67,7 @@ class DirectoryUpdates(Updates):
     backend = "scalerl_directory"
 
     def __init__(self, channel: DirectoryChannel, engine: int = 0) -> None:
-        """Release what an earlier life of the engine held: an actor that was killed could not.
+        """Release what the engine held before its last start: an actor that was killed could not.
 
         Args:
             channel: The directory.

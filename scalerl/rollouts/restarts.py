@@ -23,8 +23,8 @@ DEATHS = 3
 """Consecutive deaths, without a finished sequence in between, after which the run stops."""
 
 
-class Life(Protocol):
-    """One life (from start to death) of a training engine and other engines over the same model."""
+class EngineHandle(Protocol):
+    """A running training engine, and other engines over the same model, until they end."""
 
     def post(self, number: int, method: str, *arguments: Any) -> None:
         """Request a submit, cancel or swap, executed in order; return immediately.
@@ -55,7 +55,7 @@ class Restarter:
 
     def __init__(
         self,
-        make: Callable[[], Life],
+        make: Callable[[], EngineHandle],
         name: str,
         slots: Sequence[int],
         placement: Placement,
@@ -78,7 +78,7 @@ class Restarter:
         self.engines = tuple(RestartedEngine(self, number, count) for number, count in enumerate(slots))
         self.version = NO_WEIGHTS
         """Version that new tokens are sampled with, as the engines have reported it."""
-        self._life: Life | None = None
+        self._handle: EngineHandle | None = None
         self._wanted, self._caught_up, self._in_a_row = -1, False, 0
         self._asked_at = self._heard_at = self._moved_at = time.monotonic()
         self._future = self._begin()
@@ -113,52 +113,52 @@ class Restarter:
         Raises:
             EngineDied: The engines died too often.
         """
-        if self._life is None and not self._born(wait_s):
+        if self._handle is None and not self._has_started(wait_s):
             return
-        assert self._life is not None
+        assert self._handle is not None
         try:
-            report = self._life.report(wait_s)
+            report = self._handle.report(wait_s)
             if report is not None:
-                self._hear(report)
-            if self._life is not None:
+                self._receive_report(report)
+            if self._handle is not None:
                 self._check_time()
         except EngineDied as error:
-            self._bury(error)
+            self._handle_failure(error)
 
-    # ------------------------------------------------------------------------------------------------ lives and deaths
+    # --------------------------------------------------------------------------------------------- starts and failures
 
-    def _begin(self) -> Future[Life]:
+    def _begin(self) -> Future[EngineHandle]:
         """Start the engines in a daemon thread, because a start that hangs must not keep the process alive."""
-        future: Future[Life] = Future()
+        future: Future[EngineHandle] = Future()
 
         Thread(target=outcome, args=(self._make, future), name=f"begin {self.name}", daemon=True).start()
         return future
 
-    def _born(self, wait_s: float) -> bool:
+    def _has_started(self, wait_s: float) -> bool:
         if not self._future.done():
             time.sleep(wait_s)
             return False
         try:
-            self._life = self._future.result()
+            self._handle = self._future.result()
         except (EngineDied, ConfigError, PluginError) as error:  # no user's error: the configuration has worked before
-            self._bury(EngineDied(str(error), getattr(error, "trace", "")))
+            self._handle_failure(EngineDied(str(error), getattr(error, "trace", "")))
             return False
         self._asked_at = self._heard_at = self._moved_at = time.monotonic()
         if self._wanted >= 0:
             self._call(0, "swap", self._wanted)
-        return self._life is not None
+        return self._handle is not None
 
     def _call(self, number: int, method: str, *arguments: Any) -> None:
-        """Pass a call to the life, if there is one; bury it if it has died since its last report."""
+        """Pass a call to the engine, if it runs; replace it if it has ended since its last report."""
         try:
-            if self._life is not None:
-                self._life.post(number, method, *arguments)
+            if self._handle is not None:
+                self._handle.post(number, method, *arguments)
         except EngineDied as error:
-            self._bury(error)
+            self._handle_failure(error)
 
-    def _hear(self, report: Report) -> None:
+    def _receive_report(self, report: Report) -> None:
         now = self._heard_at = time.monotonic()
-        moved = [engine.hears(work) for engine, work in zip(self.engines, report.works, strict=True)]
+        moved = [engine.receive_work(work) for engine, work in zip(self.engines, report.works, strict=True)]
         idle = not any(engine.requests for engine in self.engines)
         if idle or not self._caught_up or self.version != self._wanted or any(moved):  # a swap may take longer
             self._moved_at = now
@@ -192,12 +192,12 @@ class Restarter:
                 "although it has sequences"
             )
 
-    def _bury(self, error: EngineDied) -> None:
-        if self._life is not None:
-            self._life.kill()
-        self._life, self._caught_up, self.version = None, False, NO_WEIGHTS
+    def _handle_failure(self, error: EngineDied) -> None:
+        if self._handle is not None:
+            self._handle.kill()
+        self._handle, self._caught_up, self.version = None, False, NO_WEIGHTS
         self._in_a_row += 1
-        again = sum(engine.bury() for engine in self.engines)
+        again = sum(engine.fail() for engine in self.engines)
         if self._in_a_row >= DEATHS:
             raise EngineDied(
                 f"{self.name} died {self._in_a_row} times without finishing a sequence; the last: {error}", error.trace
@@ -220,7 +220,7 @@ class RestartedEngine(EngineDefaults):
 
     @property
     def work(self) -> Work:
-        """Work of all lives."""
+        """Work of all starts."""
         return self._before + self._now
 
     @property
@@ -258,8 +258,8 @@ class RestartedEngine(EngineDefaults):
 
     # ------------------------------------------------------------------------------------------------ the restarter's
 
-    def hears(self, work: Work) -> bool:
-        """Record the work of this life; return whether it sampled a token since the last report."""
+    def receive_work(self, work: Work) -> bool:
+        """Record the work since the last start; return whether it sampled a token since the last report."""
         moved, self._now = work.tokens != self._now.tokens, work
         return moved
 
@@ -267,8 +267,8 @@ class RestartedEngine(EngineDefaults):
         """Keep finished sequences for the next poll, unless they were canceled."""
         self._inbox += [one for one in finished if self.requests.pop(one.id, None)]
 
-    def bury(self) -> int:
-        """Add the work of the dead life; return how many sequences must be sampled again."""
+    def fail(self) -> int:
+        """Keep the work until the engine failed; return how many sequences must be sampled again."""
         self._before += self._now + Work(restarts=self.number == 0, resampled=len(self.requests))
         self._now = Work()
         return len(self.requests)

@@ -33,7 +33,7 @@ def test_connecting_to_a_cluster_keeps_the_handlers_of_this_process(handlers):
 
 @pytest.mark.slow
 def test_an_engine_has_its_limit_twice_to_be_placed_and_to_start_and_a_server_reports_first():
-    from scalerl.cluster.engines import RayLife
+    from scalerl.cluster.engines import RayHandle
 
     def slow():  # pickled by value, because the actor cannot import this file
         time.sleep(16.0)  # longer than the limit of a server, which reports this itself
@@ -41,8 +41,8 @@ def test_an_engine_has_its_limit_twice_to_be_placed_and_to_start_and_a_server_re
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
         with pytest.raises(EngineDied, match=r"generator 1 of 1: after 1 s .*start_timeout_s.* not placed"):
-            RayLife(ray, slow, "generator 1 of 1", {"num_cpus": 2}, start_s=1.0)
-        RayLife(ray, slow, "generator 1 of 1", {"num_cpus": 1}, start_s=15.0).kill()
+            RayHandle(ray, slow, "generator 1 of 1", {"num_cpus": 2}, start_s=1.0)
+        RayHandle(ray, slow, "generator 1 of 1", {"num_cpus": 1}, start_s=15.0).kill()
     finally:
         ray.shutdown()
 
@@ -59,7 +59,7 @@ time.sleep(600)
 @pytest.mark.slow
 def test_the_server_of_an_actor_ends_with_it_and_so_do_the_servers_workers(how, tmp_path):
     """Ray kills the children of an actor, and nothing below them."""
-    from scalerl.cluster.engines import RayLife
+    from scalerl.cluster.engines import RayHandle
 
     program, python, facts = tmp_path / "server.py", tmp_path / "python", tmp_path / "facts"
     program.write_text(SERVER)
@@ -74,23 +74,23 @@ def test_the_server_of_an_actor_ends_with_it_and_so_do_the_servers_workers(how, 
         while not facts.exists():
             time.sleep(0.05)
 
-        class Life:
+        class EngineHandle:
             process = server
 
             def report(self, wait_s):
                 time.sleep(wait_s)
 
-        return Life()
+        return EngineHandle()
 
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
-        life = RayLife(ray, begin, "generator 1 of 1", {"num_cpus": 1}, start_s=60.0)
+        handle = RayHandle(ray, begin, "generator 1 of 1", {"num_cpus": 1}, start_s=60.0)
         (actor,) = [pid for pid in runs.descendants(os.getpid()) if "EngineActor" in runs.command_of(pid)]
         started = {pid: born for pid, born in runs.everyone().items() if str(tmp_path) in runs.command_of(pid)}
         started |= {pid: born for pid, born in runs.everyone().items() if pid == int(facts.read_text())}
         assert len(started) >= 3  # the guard, the server and its worker
         if how == "replaced":
-            life.kill()
+            handle.kill()
         else:
             os.kill(actor, signal.SIGKILL)
         assert runs.left_of(started, 10.0) == []

@@ -37,7 +37,7 @@ def pair(swap_s=0.0, decode_s=0.0):
 
 
 class Mortal:
-    """A life that dies, becomes silent, or fails in its engine on demand."""
+    """A handle that dies, becomes silent, or fails in its engine on demand."""
 
     def __init__(self, **delays):
         self.engines = pair(**delays)
@@ -66,11 +66,11 @@ class World:
     """A restarter and all its lives."""
 
     def __init__(self, placement=None, sending=lambda: True, **delays):
-        self.lives, self.notes = [], []
+        self.handles, self.notes = [], []
 
         def make():
-            self.lives.append(Mortal(**delays))
-            return self.lives[-1]
+            self.handles.append(Mortal(**delays))
+            return self.handles[-1]
 
         placement = placement or Placement()
         self.restarter = Restarter(make, "generator 1 of 1", (SLOTS, SLOTS), placement, self.notes.append, sending)
@@ -127,15 +127,15 @@ def test_unfinished_sequences_of_a_dead_engine_are_sampled_again_with_the_latest
     world.engine.submit(requests(40))
     finished = wait_for(lambda finished: len(finished) >= 5, world.engine)
     left = 40 - len(finished)
-    world.lives[0].dead = True
-    assert world.engine.poll() == [] and world.lives[0].killed
+    world.handles[0].dead = True
+    assert world.engine.poll() == [] and world.handles[0].killed
     world.engine.swap(7)
     assert world.engine.version == NO_WEIGHTS  # 7 is only requested
     again = wait_for(lambda more: len(more) == left, world.engine)
     assert sorted(f.id for f in finished + again) == [(i, 0) for i in range(40)]
     assert {int(v) for f in again for v in f.rollout.versions} == {7}
     assert (world.engine.work.restarts, world.engine.work.resampled) == (1, left)
-    assert len(world.lives) == 2 and "40" not in world.notes[0] and f"its {left} unfinished" in world.notes[0]
+    assert len(world.handles) == 2 and "40" not in world.notes[0] and f"its {left} unfinished" in world.notes[0]
 
 
 def test_the_version_in_use_is_never_one_that_was_only_requested():
@@ -145,17 +145,17 @@ def test_the_version_in_use_is_never_one_that_was_only_requested():
         world.engine.swap(version)
         assert world.engine.version != version  # the transfer takes time
         if rng.random() < 0.5:
-            world.lives[-1].dead = True
+            world.handles[-1].dead = True
         until = time.monotonic() + 20.0
         while world.engine.version != version:
             assert time.monotonic() < until
             world.engine.poll(0.001)
-            loaded = world.lives[-1].engines[0].version
+            loaded = world.handles[-1].engines[0].version
             assert world.engine.version in (NO_WEIGHTS, *range(version)) or world.engine.version == loaded
         world.engine.submit(requests(1, first=version))
         finished = wait_for(lambda found: len(found) == 1, world.engine)
         assert {int(v) for v in finished[0].rollout.versions} == {version}
-    assert len(world.lives) > 3
+    assert len(world.handles) > 3
 
 
 @pytest.mark.parametrize("dead", [1, 2])
@@ -170,7 +170,7 @@ def test_engines_without_weights_hold_back_no_version_and_keep_only_what_they_wi
         assert time.monotonic() < until
     for world in worlds[:dead]:
         world.restarter._make = lambda: time.sleep(60.0)  # a start that takes long
-        world.lives[-1].dead = True
+        world.handles[-1].dead = True
         world.engine.poll()
     coordinator.receive(Update(1, True, ()))
     while schedule.active < 1:
@@ -194,9 +194,9 @@ def test_an_engine_that_died_since_the_last_poll_is_replaced_at_the_next_call(ca
     world.engine.swap(3)
     world.engine.submit(requests(40))
     finished = wait_for(lambda finished: len(finished) >= 5, world.engine)
-    world.lives[0].dead = True
+    world.handles[0].dead = True
     CALLS[call](world)
-    assert world.lives[0].killed and "unfinished sequences are sampled again" in world.notes[0]
+    assert world.handles[0].killed and "unfinished sequences are sampled again" in world.notes[0]
     assert world.engine.occupancy().busy and world.engine.version == NO_WEIGHTS
     expected = {(i, 0) for i in range(30 if call == "cancel" else 40)}
     expected |= {(i, 0) for i in range(90, 100)} if call == "submit" else {f.id for f in finished}
@@ -205,7 +205,7 @@ def test_an_engine_that_died_since_the_last_poll_is_replaced_at_the_next_call(ca
     if call == "submit to the evaluator":
         more = wait_for(lambda more: len(more) == 10, world.evaluator)
         assert {f.id for f in more} == {(i, 0) for i in range(90, 100)}
-    assert len(world.notes) == 1 and world.engine.work.restarts == 1 and len(world.lives) == 2
+    assert len(world.notes) == 1 and world.engine.work.restarts == 1 and len(world.handles) == 2
 
 
 @pytest.mark.parametrize("moment", ["before its first weights", "before its first sequences"])
@@ -215,22 +215,22 @@ def test_an_engine_that_dies_while_it_starts_is_replaced(moment):
 
     def broken():
         world.restarter._make = made
-        life = made()
-        post = life.post
+        handle = made()
+        post = handle.post
 
         def dying(number, method, *arguments):
-            life.dead |= method == ("swap" if "weights" in moment else "submit")
+            handle.dead |= method == ("swap" if "weights" in moment else "submit")
             post(number, method, *arguments)
 
-        life.post = dying
-        return life
+        handle.post = dying
+        return handle
 
     world.restarter._make = broken
     world.engine.swap(3)
     world.engine.submit(requests(40))
     wait_for(lambda finished: len(finished) >= 5, world.engine)
-    world.lives[0].dead = True
-    wait_for(lambda _: len(world.lives) == 3 and not world.engine.occupancy().busy, world.engine)
+    world.handles[0].dead = True
+    wait_for(lambda _: len(world.handles) == 3 and not world.engine.occupancy().busy, world.engine)
     assert len(world.notes) == 2 and world.engine.work.restarts == 2
 
 
@@ -239,18 +239,18 @@ def test_an_engine_that_dies_in_every_call_stops_the_run_after_three_deaths_in_a
     made = world.restarter._make
 
     def broken():
-        life = made()
-        life.dead = True
-        return life
+        handle = made()
+        handle.dead = True
+        return handle
 
     world.restarter._make = broken
-    world.lives[0].dead = True
+    world.handles[0].dead = True
     world.engine.swap(0)
     with pytest.raises(
         EngineDied, match=r"died 3 times without finishing a sequence; the last: generator 1 of 1 ended"
     ):
         wait_for(lambda found: False, world.engine)
-    assert len(world.notes) == 2 and all(life.killed for life in world.lives)
+    assert len(world.notes) == 2 and all(handle.killed for handle in world.handles)
 
 
 def test_canceled_sequences_are_never_returned():
@@ -270,7 +270,7 @@ def test_an_evaluation_pauses_training_sequences():
     wait_for(lambda finished: len(finished) > 5, world.engine)
     world.evaluator.submit(requests(300))
     finished = wait_for(lambda finished: len(finished) > 5, world.evaluator)
-    training = world.lives[0].engines[0]
+    training = world.handles[0].engines[0]
     before = training.work.tokens
     finished += wait_for(lambda more: len(finished) + len(more) > 150, world.evaluator)
     assert training.work.tokens == before and training.occupancy().busy
@@ -285,17 +285,17 @@ def test_a_restarted_engine_waits_for_weights_without_limit_until_a_transfer_is_
     world = World(Placement(transfer_timeout_s=0.2), sending=lambda: bool(under_way))
     world.engine.swap(1)
     wait_for(lambda _: world.engine.version == 1, world.engine)
-    world.lives[0].dead = True
-    wait_for(lambda _: len(world.lives) == 2, world.engine)
-    for engine in world.lives[1].engines:
+    world.handles[0].dead = True
+    wait_for(lambda _: len(world.handles) == 2, world.engine)
+    for engine in world.handles[1].engines:
         engine._receive = lambda version: time.sleep(1e3)  # pushed weights do not come
-    world.lives[1].runner.post = lambda *call: None
+    world.handles[1].runner.post = lambda *call: None
     until = time.monotonic() + 1.0
     while time.monotonic() < until:
         world.engine.poll(0.01)
-    assert len(world.lives) == 2 and len(world.notes) == 1
+    assert len(world.handles) == 2 and len(world.notes) == 1
     under_way.append(True)
-    wait_for(lambda _: len(world.lives) == 3, world.engine, seconds=3.0)
+    wait_for(lambda _: len(world.handles) == 3, world.engine, seconds=3.0)
     assert "transfer of version 1 of the weights took more than 0.2 s" in world.notes[1]
 
 
@@ -319,17 +319,17 @@ def test_an_engine_that_hangs_counts_as_dead_with_the_reason_in_the_note(placeme
         world.engine.submit(requests(1, first=9))
         wait_for(lambda found: found, world.engine)
     if "swap_s" in delays:
-        for engine in world.lives[0].engines:
+        for engine in world.handles[0].engines:
             engine._receive = lambda version: time.sleep(delays["swap_s"])
     world.engine.submit(requests(4))
     world.engine.swap(2 if "swap_s" in delays else 1)
-    world.lives[0].silent = reason.startswith("has not")
+    world.handles[0].silent = reason.startswith("has not")
     wait_for(lambda _: world.notes, world.engine)
-    assert reason in world.notes[0] and world.lives[0].killed
+    assert reason in world.notes[0] and world.handles[0].killed
 
 
 class Told:
-    """A life that reports what the test sets."""
+    """A handle that reports what the test sets."""
 
     version, tokens = 1, 5
 
@@ -341,9 +341,9 @@ class Told:
 
 
 def test_a_transfer_may_take_longer_than_the_limit_of_silence():
-    life, notes = Told(), []
+    handle, notes = Told(), []
     placement = Placement(silence_timeout_s=0.2)
-    restarter = Restarter(lambda: life, "generator 1 of 1", (SLOTS, SLOTS), placement, notes.append)
+    restarter = Restarter(lambda: handle, "generator 1 of 1", (SLOTS, SLOTS), placement, notes.append)
     restarter.wait_ready()
     engine = restarter.engines[0]
     engine.swap(1)
@@ -352,7 +352,7 @@ def test_a_transfer_may_take_longer_than_the_limit_of_silence():
     engine.swap(2)
     time.sleep(0.3)
     engine.poll()
-    life.version = 2  # used from now on, but no token was sampled with it yet
+    handle.version = 2  # used from now on, but no token was sampled with it yet
     engine.poll()
     assert engine.version == 2 and notes == []
 
@@ -365,12 +365,12 @@ def test_a_bug_in_the_engine_stops_the_run_after_three_consecutive_deaths():
         raise ValueError("no such slot: 99")
 
     def broken():
-        life = made()
-        life.engines[0].poll = fail
-        return life
+        handle = made()
+        handle.engines[0].poll = fail
+        return handle
 
     world.restarter._make = broken
-    world.lives[0].engines[0].poll = fail
+    world.handles[0].engines[0].poll = fail
     world.engine.swap(0)
     world.engine.submit(requests(4))
     with pytest.raises(EngineDied, match=r"died 3 times without finishing a sequence(.|\n)*no such slot: 99"):
@@ -403,7 +403,7 @@ def test_a_pipeline_over_dying_engines_trains_every_prompt_once_within_the_bound
         assert time.monotonic() < until, coordinator.schedule
         if deaths and done >= deaths[0]:
             deaths.pop(0)
-            rng.choice(worlds).lives[-1].dead = True
+            rng.choice(worlds).handles[-1].dead = True
         for formed in coordinator.step():
             trained.update(g.visit.index for g in formed.groups.values())
             dropped.update(v.index for v in formed.dropped)

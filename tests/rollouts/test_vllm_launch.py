@@ -25,7 +25,7 @@ from scalerl.rollouts.engine import RoutingShape
 from scalerl.rollouts.kept_weights import KeptWeights
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.vllm.checks import Needs
-from scalerl.rollouts.vllm.launch import _server_spec, server_engines, server_life
+from scalerl.rollouts.vllm.launch import _server_spec, server_engines, server_handle
 from scalerl.rollouts.vllm.nccl import NcclChannel
 from scalerl.rollouts.vllm.server import command
 from scalerl.training.resolve import resolve
@@ -110,12 +110,12 @@ def test_an_engine_announces_its_server_to_the_trainer_as_long_as_it_lives(tmp_p
     with FakeVllm() as server:
         server.settings["weight_transfer_config"] = {"backend": "nccl"}
         spec = dataclasses.replace(spec_of(server.address, tmp_path, "--rollouts.weights", "nccl"), channel=channel)
-        life = server_life(spec)
+        handle = server_handle(spec)
         assert channel._labels() == {server.address: "default"} and channel.lost()
         server.label = "3"
         channel._asked_at = -1e9
         assert not channel.lost()
-        life.kill()
+        handle.kill()
         assert channel._labels() == {}
 
 

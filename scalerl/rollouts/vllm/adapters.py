@@ -87,7 +87,7 @@ class AdapterUpdates(DirectoryUpdates):
     backend, adapter = ADAPTERS, NAME
 
     def __init__(self, channel: AdapterChannel, engine: int = 0) -> None:
-        """Release what an earlier life of the engine held.
+        """Release what the engine held before its last start.
 
         Args:
             channel: The directory.
@@ -119,7 +119,7 @@ class AdapterUpdates(DirectoryUpdates):
         """Pause the server, replace its adapter, label it, check the version that it reports, and resume it."""
         path = str(held.resolve())
         await call("POST", PAUSE)
-        if not self._loaded:  # makes the name known, once in a server's life
+        if not self._loaded:  # makes the name known, once for each start of a server
             await call("POST", LOAD_ADAPTER, {"lora_name": NAME, "lora_path": path}, again=False)
             self._loaded = True
         await call("POST", RPC, {"method": "replace_adapter", "args": [NAME, path]}, again=False)

@@ -20,19 +20,19 @@ from scalerl.rollouts.vllm.server import Server, ServerSpec, wait_for_server
 
 def server_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[Sequence[Engine]]:
     """Make the engines of a run on one machine, each over a new server or over a server given by address."""
-    lives: Counter[int] = Counter()
+    starts: Counter[int] = Counter()
 
     def begin(spec: EngineSpec) -> PolledEngines:
         placement, number = spec.generator.config.placement, spec.number
-        lives[number] += 1
-        if placement.servers and lives[number] > 1:  # the user restarts it
+        starts[number] += 1
+        if placement.servers and starts[number] > 1:  # the user restarts it
             wait_for_server(placement.servers[number], placement.start_timeout_s)
-        return server_life(spec, note, spec.place.environment)
+        return server_handle(spec, note, spec.place.environment)
 
     return restarted_engines(specs, begin, note)
 
 
-def server_life(
+def server_handle(
     spec: EngineSpec,
     note: Callable[[str], None] = lambda text: None,
     environment: Mapping[str, str] | None = None,
