@@ -48,10 +48,10 @@ def start(report: Any = None) -> Path:
 
 
 def config_of(model: Path) -> RunConfig:
-    """Return the resolved configuration of an evaluation."""
-    from scalerl.training.resolve import resolve
+    """Return the configuration of an evaluation on this machine."""
+    from scalerl.training.resolve import resolve_hardware
 
-    return replace(resolve(replace(QUICK, model=HuggingFaceModel(path=str(model)))), rollouts=QUICK.rollouts)
+    return replace(QUICK, model=HuggingFaceModel(path=str(model)), hardware=resolve_hardware(QUICK.hardware))
 
 
 def save_prompts(model: Path, to: Path) -> None:

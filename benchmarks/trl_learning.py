@@ -38,7 +38,8 @@ class Progress(TrainerCallback):
         """Evaluate after every `every` updates."""
         if state.global_step % self.every == 0:
             self.note(state.global_step, model)
-            control.should_training_stop = learning.reached(self.rows, self.until) is not None
+            if learning.reached(self.rows, self.until) is not None:  # else the trainer's own decision stands
+                control.should_training_stop = True
         return control
 
     def note(self, step, model):
