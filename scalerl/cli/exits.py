@@ -16,7 +16,7 @@ from typing import Any
 
 from scalerl.cli.terminal import wrapped
 from scalerl.core.errors import ScalerlError, UserError, lacks_memory
-from scalerl.core.files import system_error, system_errors, trouble
+from scalerl.core.files import DISK, system_error, system_errors, trouble
 from scalerl.core.printable import error_handler, escape_unknown, indented
 from scalerl.core.stops import StopFlag, stop_message
 
@@ -24,8 +24,6 @@ FAILED = 1
 """Exit code of a command that could not do a part of its work."""
 MESSAGE_CHARACTERS = 1000
 """Length in characters above which the middle of a message is left out."""
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Errors of a disk; they may come without a path."""
 
 
 class _Output(io.FileIO):

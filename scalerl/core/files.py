@@ -34,6 +34,9 @@ ADVICE = {
 """Advice for the user, by errno, where the text of the system has none."""
 
 
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a disk; they may come without a path."""
+
 DEEPEST = 100
 """Largest depth of a JSON document. Python can copy, print and write such a value within its limit of recursion."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import NamedTuple
 
 from scalerl.cluster.sizing import trainer_cure
 from scalerl.core.errors import ConfigError, ProcessFailure, RunError, RunFailed, lacks_memory
-from scalerl.core.files import move_into
+from scalerl.core.files import DISK, move_into, system_error
 from scalerl.core.machine import memory_report, peak_bytes
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
@@ -90,9 +92,10 @@ def complete(make_run: MakeRun, display: RunDisplay, stop_requested: Callable[[]
                 run.close()  # first, because its processes and loggers write into the directory
                 run.records.directory.discard()
                 run = None
-        lacked = lacks_memory(error)
+        lacked, cause = lacks_memory(error), system_error(error)
+        full = cause is not None and cause.errno in DISK
         reported = isinstance(error, RunError | ProcessFailure)
-        if not reported and not (lacked and run):
+        if not reported and not ((lacked or full) and run):
             raise
         if run is None:
             raise RunFailed(str(error)) from error
@@ -103,11 +106,24 @@ def complete(make_run: MakeRun, display: RunDisplay, stop_requested: Callable[[]
                 f"the trainer ran out of memory: {memory_report(peak_bytes())} ({text.splitlines()[0][:200]}). To need "
                 f"less, {trainer_cure(run.config)}"
             )
+        if full and cause is not None:
+            text = disk_problem(run, cause)
         raise RunFailed(f"{text}\nAll saved results are kept; continue with: scalerl resume {path}") from error
     finally:
         display.stop()
         if run is not None:
             run.close()
+
+
+def disk_problem(run: Run, error: OSError) -> str:
+    """Return what an error of the disk means for a run: host, directory, what is left there, what is safe."""
+    path, step = run.records.directory.path, max(run.store.steps(), default=0)
+    safe = f"the checkpoint of step {step} is whole" if step else "there is no checkpoint yet"
+    free = shutil.disk_usage(path).free
+    return (
+        f"{socket.gethostname()}:{path.resolve()}: the trainer could not write ({os.strerror(error.errno or 0)}); "
+        f"{free / 1e6:,.0f} MB are free there, and {safe}. Free space on this disk, or raise the limit or quota"
+    )
 
 
 def _trained(run: Run) -> Ended:

@@ -1,9 +1,12 @@
 """Records of a dead process: one line for the user, and its traceback in errors.log."""
 
+import errno
 import pickle
+import socket
 from types import SimpleNamespace
 
 import pytest
+from safetensors import SafetensorError
 
 from scalerl.config.placement import Placement
 from scalerl.core.errors import RunFailed
@@ -108,3 +111,26 @@ def test_only_a_transfer_into_running_engines_counts_as_one_that_the_engines_may
     with pytest.raises(ProcessDied) as caught:
         group.send(1, channel)
     assert type(caught.value) is kind and caught.value.trace == "Traceback ..."
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "Disk quota exceeded", "metrics.jsonl"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_disk_that_fills_during_a_run_is_told_with_its_host_and_what_is_safe(error, monkeypatch, tmp_path):
+    run = Run(monkeypatch, tmp_path, [error])
+    with pytest.raises(RunFailed) as caught:
+        run.complete()
+    text = str(caught.value)
+    assert text.startswith(f"{socket.gethostname()}:{tmp_path}: the trainer could not write (")
+    assert "MB are free there, and the checkpoint of step 7 is whole" in text
+    assert text.endswith(f"continue with: scalerl resume {tmp_path}") and run.closed == 1
+
+
+def test_another_error_of_the_system_is_not_taken_for_a_full_disk(monkeypatch, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        Run(monkeypatch, tmp_path, [FileNotFoundError(errno.ENOENT, "none", "x")]).complete()
