@@ -108,11 +108,7 @@ def installed_version(python: str) -> str:
         "import importlib.metadata as m; "
         "print(*(m.version(name) for name in m.packages_distributions().get('vllm', ())[:1]))"
     )
-    try:
-        done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip()
+    return _output_of(python, code)
 
 
 def installed_cuda(python: str) -> str:
@@ -122,6 +118,11 @@ def installed_cuda(python: str) -> str:
         "t = p.Path(s.origin).with_name('version.py').read_text() if s else ''; "
         "print(*re.findall(r\"cuda(?:: *[^=]+)? *= *'([\\d.]+)'\", t)[:1])"
     )
+    return _output_of(python, code)
+
+
+def _output_of(python: str, code: str) -> str:
+    """Return what a Python prints for a piece of code; empty if it does not run or takes a minute."""
     try:
         done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
