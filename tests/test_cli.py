@@ -154,13 +154,15 @@ def test_recipes_prints_how_each_recipe_differs_from_the_first_in_80_columns(cap
     table, _, variants = out.partition("leave one out")
     rows = [line.split() for line in table.splitlines()]
     assert code == 0 and max(map(len, out.splitlines())) <= 80
-    assert [row[-2:] for row in rows if "loss" in row] == [["cispo", name] for name in ("dapo", "dapo", "grpo", "dapo")]
+    assert [row[-2:] for row in rows if "loss" in row] == [
+        ["cispo", name] for name in ("dapo", "dapo", "grpo", "grpo", "dapo")
+    ]
     assert ["minimax", "prompts_per_step", "48", "80"] in rows and ["off_policy.max_lag", "8", "-"] in rows
     assert ["fp32", "fp32_head", "True", "False"] in [line.split() for line in variants.splitlines()]
     assert "temperature" not in out  # equal in all recipes
     others = {"recipe", "leave", "train", "every", "settings"}
     names = {line.split()[0] for line in out.splitlines() if line[:1].isalnum()} - others
-    assert {"grpo", "savg", "scalerl-dapo", "uniform-sampling"} <= names and len(names) == 13
+    assert {"grpo", "savg", "scalerl-dapo", "uniform-sampling"} <= names and len(names) == 16
     for name in names:
         config = read_config(None, ["--recipe", name])
         assert name in (config.recipe.name, config.recipe.name.removeprefix("scalerl-"))

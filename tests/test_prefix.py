@@ -27,7 +27,7 @@ def grouped_batch():
     weights_BT = trained_BT / trained_BT.sum()
     return change(
         batch, tokens_BT=tokens_BT, trained_BT=trained_BT, weights_BT=weights_BT, prompt_B=prompt_B,
-        prompt_length_B=prompt_length_B,
+        shared_B=prompt_B, prompt_length_B=prompt_length_B,
     )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def test_auto_shares_prompts_if_this_saves_a_tenth_of_the_tokens():
     batch = grouped_batch()  # 40 of 46 tokens
     learner = SingleLearner(Policy(tiny_model("qwen3")), Recipe(loss=Reinforce()), packing="auto")
     assert learner.shares(batch)
-    assert not learner.shares(change(batch, prompt_B=torch.arange(5)))  # nothing in common
+    assert not learner.shares(change(batch, shared_B=torch.arange(5)))  # nothing in common
     assert not learner.shares(training_batch())  # prompts of one token each
     assert not SingleLearner(Policy(tiny_model("qwen3-moe")), Recipe(loss=Reinforce()), packing="auto").shares(batch)
     assert not SingleLearner(Policy(tiny_model("gemma2-softcap")), Recipe(loss=Reinforce()), packing="auto").shares(

@@ -55,6 +55,8 @@ TRANSFER_NOTICE_S = 5.0
 """Seconds in which the request to a server breaks that died, if NCCL has noticed the death first."""
 TRANSFER_ABORT_S = 30.0
 """Seconds in which vLLM's thread must end after a server has failed; aborting NCCL takes up to 5."""
+PROGRAM_END_S = 10.0
+"""Seconds in which the launcher of an agent's program must end the processes of the program."""
 CONTRACT_S = 120.0
 """Seconds without a finished sequence after which the check of a custom engine fails."""
 
@@ -165,6 +167,12 @@ WATCHED: tuple[Watch, ...] = (
         "trainer rank 0",
         ("TRANSFER_JOIN_S", "TRANSFER_LEAVE_S"),
         "a group that servers do not join is an error; a server that does not leave is left out until it is replaced",
+    ),
+    Watch(
+        "the program of an agent",
+        "its launcher, and the generator",
+        ("PROGRAM_END_S",),
+        "after `data.rollout_s` it is killed with everything that it started; its rollout has no reward and is counted",
     ),
     Watch(
         "a vLLM server whose parent ended or ends it",

@@ -52,7 +52,7 @@ def test_the_supported_versions_are_the_same_in_the_package_its_extras_and_its_d
 
 def test_every_path_of_the_protocol_is_in_the_contract():
     paths = {value for name, value in vars(protocol).items() if name.isupper() and str(value).startswith("/")}
-    assert len(paths) == 15
+    assert len(paths) == 18
     assert {path.partition("?")[0] for path in paths} == {route.path for route in contract.used_routes()}
     arguments = {word.partition("=")[0] for path in paths for word in path.partition("?")[2].split("&") if word}
     assert arguments <= {name for route in contract.used_routes() for name in route.arguments}

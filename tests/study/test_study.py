@@ -82,7 +82,7 @@ def test_a_dry_run_names_arms_sizes_and_seeds_and_starts_nothing(capsys, monkeyp
     monkeypatch.chdir(tmp_path)
     assert cli.main(["study", "loo", "--dry-run", "--seeds", "2"]) == 0
     out = capsys.readouterr().out
-    assert "9 arms x seeds 0, 1 = 18 runs" in out and "240 steps x 16 x 16" in out
+    assert "11 arms x seeds 0, 1 = 22 runs" in out and "240 steps x 16 x 16" in out
     assert "uniform-sampling" in out and not list(tmp_path.iterdir())
     assert cli.main(["study", "loo", "--dry-run", "--seeds", "4,"]) == 0
-    assert "9 arms x seeds 4 = 9 runs" in capsys.readouterr().out
+    assert "11 arms x seeds 4 = 11 runs" in capsys.readouterr().out

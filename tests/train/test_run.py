@@ -35,7 +35,7 @@ def test_a_run_writes_all_documented_files(undisturbed):
     assert [p["step"] for p in points] == [0, 6, 12, 18, 24] and [m["step"] for m in metrics] == list(range(1, 25))
     environments = {"turns", "tool_calls", "observed_tokens", "reply_wait_s", "parked"}
     forms = {f"answer_{form}" for form in (*FORMS, "unread")}  # of mathematical answers
-    assert {"step", *METRICS} - environments - forms - {"router_disagreement"} == set().union(*metrics)
+    assert {"step", *METRICS} - environments - forms - {"router_disagreement", "kl"} == set().union(*metrics)
     documented = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
     assert all(f"`{name}`" in documented for name in points[0])
     assert points[0]["flops"] == points[0]["tokens"] == points[0]["device_hours"] == 0

@@ -15,7 +15,7 @@ METRICS = {
     "interruption_rate": 0.1, "completion_tokens_mean": 48.0, "completion_tokens_max": 80, "staleness_mean": 3.2,
     "staleness_max": 7.0, "stale_share": 0.0, "loss": -0.01, "trained_tokens": 9000, "log_ratio_mean": 0.001,
     "log_ratio_min": -0.4, "log_ratio_max": 0.5, "capped_share": 0.001,
-    "log_ratio_fresh": 0.001, "log_ratio_stale": 0.01, "effective_samples": 0.99, "corrected_share": 0.0,
+    "log_ratio_fresh": 0.001, "log_ratio_stale": 0.01, "effective_samples": 0.99, "corrected_share": 0.0, "kl": 0.002,
     "entropy": 0.31, "router_disagreement": None,
     "grad_norm": 0.2, "learning_rate": 5e-4, "occupancy": 0.9, "generator_tokens_per_s": 5000.0, "generator_idle": 0.05,
     "trainer_tokens_per_s": 8000.0, "trainer_idle": 0.12, "scoring_wait_s": 0.0, "swap_ms": 3.0, "step_s": 1.5,

@@ -19,6 +19,7 @@ from typing import Any
 
 from scalerl.core.errors import short
 from scalerl.core.files import parse_json
+from scalerl.core.limits import PROGRAM_END_S
 from scalerl.core.plugins import number
 from scalerl.core.printable import encodable
 from scalerl.core.signals import SAFE_PATH
@@ -35,8 +36,6 @@ COMPLAINT = 1 << 12
 """Bytes at the end of its standard error that a message may contain."""
 WAIT_S = 0.1
 """Seconds between looks at the clock."""
-END_S = 10.0
-"""Seconds in which the launcher must end the processes of a program."""
 
 ALLOWED = 'a last line such as {"reward": 0.5}, with `reward` and further numbers'
 
@@ -139,7 +138,7 @@ def _follow(
                     ready.unregister(process.stdin)
                     text = b""
                 process.stdin.close()
-                deadline = time.monotonic() + END_S
+                deadline = time.monotonic() + PROGRAM_END_S
             if time.monotonic() > deadline:
                 process.kill()
                 break
