@@ -127,7 +127,8 @@ CLAIMS = (
     ),
     Claim(
         "the FP32 head raises A from 0.52 to 0.61 (3.2)",
-        "not measured",
+        "not measured in bf16; a [simulated coarse head](#a-lab-in-which-ceilings-should-differ) changes A of DAPO's "
+        "loss by {ceilings[dapo-coarse][A]}, that of CISPO by {ceilings[cispo-coarse][A]}",
         "undecided",
     ),
     Claim(
