@@ -96,7 +96,9 @@ def environment_of(settings: Mapping[str, Any], base_url: str, key: str) -> dict
     """Return the environment of a program: nothing of the run's but paths, language and what the user lists."""
     kept = {name: value for name, value in os.environ.items() if name in PASSED_ON or name.startswith("LC_")}
     kept |= {name: os.environ[name] for name in settings["environment"] if name in os.environ}
-    safe = dict([SAFE_PATH]) if settings["function"] else {}
+    # a function is imported from where the run would import it, such as the directory of the user's script
+    found = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    safe = dict([SAFE_PATH]) | found if settings["function"] else {}
     return kept | safe | {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "OPENAI_MODEL": settings["model"]}
 
 
