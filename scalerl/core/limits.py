@@ -79,8 +79,8 @@ TEMPLATE_S = 10.0
 """Seconds for rendering one prompt: jinja2's sandbox limits neither time nor memory."""
 SANDBOX_PROBE_S = 60.0
 """Seconds of the program that tests the sandbox at the start of a run."""
-PYTHON_PATHS_S = 60.0
-"""Seconds in which a Python names its directories; the machine may be busy."""
+PYTHON_ANSWER_S = 60.0
+"""Seconds for an answer of another Python about itself, such as its paths or packages; the machine may be busy."""
 SANDBOX_START_S = 4.0
 """Seconds that a sandbox may take to start on a busy machine, in addition to the program's limit."""
 SANDBOX_SPARE_S = 0.5
@@ -207,7 +207,7 @@ WATCHED: tuple[Watch, ...] = (
     Watch(
         "sandbox and Python of a run that starts",
         "the loop",
-        ("SANDBOX_PROBE_S", "PYTHON_PATHS_S", "HUB_REQUEST_S", "TEMPLATE_S"),
+        ("SANDBOX_PROBE_S", "PYTHON_ANSWER_S", "HUB_REQUEST_S", "TEMPLATE_S"),
         "an error before the first step; a hub that does not answer is not asked again",
     ),
     Watch(

