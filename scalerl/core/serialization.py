@@ -28,7 +28,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[T], values: Any) -> T:
-    """Build a record from the output of `to_plain`; a field that an earlier version did not write has its default."""
+    """Build a record from the output of `to_plain`. A field that is missing, as in an older file, gets its default."""
     hints = _hints(cls)  # type: ignore[arg-type]
     return cls(**{name: _revive(hint, values[name]) for name, hint in hints.items() if name in values})
 

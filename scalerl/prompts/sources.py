@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 from scalerl.config.data import AgentTask, CustomTask, EnvironmentTask, PromptFile, ReasoningGymTask
@@ -121,23 +122,16 @@ def _taskset_rows(task: EnvironmentTask, held_out: int) -> tuple[list[Row], list
             f"data.environment: an episode of {task.environment!r} has turns, tools, or a program with a runtime; "
             "allowed with this version of verifiers: tasks that the policy answers once, with the harness null"
         )
-    unique: dict[str, Row] = {}
-    made = tasksets.rows(task, held_out)
-    for number, values in enumerate(made):
+    made: list[Row] = []
+    for number, values in enumerate(tasksets.rows(task, held_out)):
         where = f"{task.environment} task {number}"
         prompt = prompt_of(values["prompt"], "prompt", values, where)
         data = {name: value for name, value in values["task"].items() if name != "idx"}
         answer = data.get("answer")
         columns = {"environment": task.environment, "arguments": task.arguments, "row": values["task"]}
         reference = answer if isinstance(answer, str) and answer else json.dumps(data, sort_keys=True, default=str)
-        row = Row(prompt, reference, columns, where)
-        unique.setdefault(row.id, row)
-    if not unique:
-        raise ConfigError(
-            f"data.environment: the taskset {task.environment!r} has no tasks; choose another, or other arguments"
-        )
-    dropped = len(made) - len(unique)
-    return list(unique.values()), [f"dropped {dropped} duplicate tasks of {task.environment}"] if dropped else []
+        made.append(Row(prompt, reference, columns, where))
+    return _distinct(made, task, "taskset", "tasks")
 
 
 def _environment_rows(task: EnvironmentTask) -> tuple[list[Row], list[str]]:
@@ -150,16 +144,24 @@ def _environment_rows(task: EnvironmentTask) -> tuple[list[Row], list[str]]:
         ) from None
     replies = loaded.max_turns != 1 or getattr(loaded, "tool_defs", None)  # the policy must see the tools
     several = environments.several_turns(task, loaded) if replies else {}
-    unique: dict[str, Row] = {}
-    for number, values in enumerate(dataset):
-        row = _environment_row(task, dict(values), several, f"{task.environment} row {number}")
-        unique.setdefault(row.id, row)
-    if not unique:
+    made = [
+        _environment_row(task, dict(values), several, f"{task.environment} row {number}")
+        for number, values in enumerate(dataset)
+    ]
+    return _distinct(made, task, "data set of", "rows")
+
+
+def _distinct(rows: Sequence[Row], task: EnvironmentTask, source: str, things: str) -> tuple[list[Row], list[str]]:
+    """Return the first row of each id, and a note about the others; `source` and `things` are words for messages."""
+    first: dict[str, Row] = {}
+    for row in rows:
+        first.setdefault(row.id, row)
+    if not first:
         raise ConfigError(
-            f"data.environment: the data set of {task.environment!r} has no rows; choose another, or other arguments"
+            f"data.environment: the {source} {task.environment!r} has no {things}; choose another, or other arguments"
         )
-    dropped = len(dataset) - len(unique)
-    return list(unique.values()), [f"dropped {dropped} duplicate rows of {task.environment}"] if dropped else []
+    dropped = len(rows) - len(first)
+    return list(first.values()), [f"dropped {dropped} duplicate {things} of {task.environment}"] if dropped else []
 
 
 def _environment_row(task: EnvironmentTask, values: dict[str, Any], several: dict[str, Any], where: str) -> Row:

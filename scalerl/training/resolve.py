@@ -66,11 +66,12 @@ def resolve(config: RunConfig) -> Resolved:
             too few GPUs or cores, or too little memory between GPU processes.
     """
     ray = connect(config.placement.ray_address, "placement.ray_address") if config.placement.backend == "ray" else None
-    hosts = hosts_of(ray) if ray else [this_machine()]
     if ray:
+        hosts = hosts_of(ray)
         hardware = resolve_hardware(config.hardware, any(host.gpus for host in hosts), "the Ray cluster has no GPU")
     else:
         hardware = resolve_hardware(config.hardware)
+        hosts = [this_machine()] if hardware.device == "cuda" else []  # which makes a CUDA context
     notes = _device_notes(config.hardware, hardware)
     config, on_gpus = replace(config, hardware=hardware), hardware.device == "cuda"
     shared = shares_gpus(config, sum(len(host.gpus) for host in hosts) if on_gpus else 0)
@@ -89,7 +90,7 @@ def resolve(config: RunConfig) -> Resolved:
             f"rollouts.weights: got 'nccl', but trainer and engine share {only}, and NCCL needs one for each process; "
             "allowed: auto, directory"
         )
-    table = devices(config, hosts if ray or on_gpus else None, lambda: lay_out(config).trainer.total)
+    table = devices(config, hosts or None, lambda: lay_out(config).trainer.total)
     if ray:
         check_resources(ray, needs(table), "placement: trainer ranks and generators together")
     check_shared_memory(table, partial(shared_memory, ray) if ray else None)
