@@ -32,7 +32,7 @@ from scalerl.config.base import replace
 from scalerl.config.presets import LAB
 from scalerl.config.recipe import NoLengthControl, PipelineRL
 from scalerl.config.run import RunConfig
-from scalerl.placement.choices import lag_ticks
+from scalerl.placement.choices import generation_of
 from scalerl.rollouts.coordinator import Coordinator
 from scalerl.rollouts.schedule import first_visits, schedule_of
 
@@ -90,9 +90,9 @@ def trainer_of(
     config, clock = config_of(rule, size[0] * size[1], size[0] * size[1], group_size, MEAN), Clock()
     length_of = by_key(lognormal(MEAN, 1.0, config.recipe.length))
     engines = [wrap(SimulatedEngine(size[1], length_of, clock=clock)) for _ in range(size[0])]
-    coordinator = Coordinator(engines, schedule_of(config, lag_ticks(config)), group_size, 0)
+    coordinator = Coordinator(engines, schedule_of(config.recipe, generation_of(config)), group_size, 0)
     trainer = SimulatedTrainer(coordinator, Speeds(update_seconds=lambda lengths: MEAN / 2), clock)
-    trainer.start(first_visits(config))
+    trainer.start(first_visits(config.recipe, generation_of(config)))
     return trainer
 
 

@@ -199,7 +199,8 @@ def prompts(rows: int, meter: Meter, place: Path) -> None:
     for name in ("", "again_"):
         split = None  # the first ones would count as memory that is free for the second
         with meter.measured(name):
-            split = load_prompts(config, tokenizer)
+            per_step = config.recipe.prompts_per_step
+            split = load_prompts(config.data, config.evaluation, config.scoring, per_step, tokenizer)
             prompt_inputs(split)
     curriculum = Curriculum(split.training, 0, 0.9)
     for visit in curriculum.draw(len(split.training) // 2):

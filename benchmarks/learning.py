@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,9 @@ def save_prompts(model: Path, to: Path) -> None:
     from scalerl.models.loading import load_tokenizer
     from scalerl.prompts.dataset import load_prompts
 
-    prompts: Iterable[Any] = load_prompts(config_of(model), load_tokenizer(str(model), "main")).training
+    config, tokenizer = config_of(model), load_tokenizer(str(model), "main")
+    per_step = config.recipe.prompts_per_step
+    prompts = load_prompts(config.data, config.evaluation, config.scoring, per_step, tokenizer).training
     to.write_text("".join(json.dumps({"prompt": p.text, "answer": p.answer}) + "\n" for p in prompts))
 
 
@@ -80,4 +82,5 @@ class Evaluation:
         """Return the mean pass rate of a transformers model with the same architecture."""
         self._evaluator._policy.load_weights(0, dict(model.named_parameters()))
         task = self.config.data[0]
-        return self._evaluator.evaluate(task, self._prompts, self.config.samples(task), self._scratch / "x.jsonl").mean
+        samples = self.config.evaluation.samples_of(task)
+        return self._evaluator.evaluate(task, self._prompts, samples, self._scratch / "x.jsonl").mean

@@ -10,14 +10,23 @@ from typing import Any
 
 from scalerl.config import RunConfig
 from scalerl.core.plugins import PluginError
-from scalerl.learner.ranks import RankSpec, join, load_learner
+from scalerl.learner.base import LearnerSpec
+from scalerl.learner.ranks import join, load_learner
+from scalerl.placement.choices import learner_settings, policy_spec
+
+
+def learner_spec(config: RunConfig, path: str, **rank: Any) -> LearnerSpec:
+    """Return the learner of a configuration over the model in a directory."""
+    return LearnerSpec(
+        policy_spec(config, path), config.recipe, learner_settings(config), config.hardware, config.placement, **rank
+    )
 
 
 @dataclass(frozen=True)
 class Bench:
     """Builds a `BenchRank`; sent to the process by pickling."""
 
-    spec: RankSpec
+    spec: LearnerSpec
 
     def __call__(self) -> BenchRank:
         return BenchRank(self.spec)
@@ -26,12 +35,12 @@ class Bench:
 class BenchRank:
     """A rank whose learner is chosen by `use`; other methods are those of the learner."""
 
-    def __init__(self, spec: RankSpec) -> None:
+    def __init__(self, spec: LearnerSpec) -> None:
         self.spec, self.mesh = spec, join(spec)
 
     def use(self, config: RunConfig, model_path: str) -> None:
         spec = self.spec
-        spec = RankSpec(config, model_path, spec.rank, spec.ranks, spec.init_method)
+        spec = learner_spec(config, model_path, rank=spec.rank, ranks=spec.ranks, init_method=spec.init_method)
         self.learner = load_learner(spec, self.mesh)
 
     def gradients(self, batch: Any) -> list[Any]:

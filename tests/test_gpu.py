@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import runs
 import torch
-from rank_builds import Bench, random_batch
+from rank_builds import Bench, learner_spec, random_batch
 from sampled import log_probabilities, samples
 from test_prefix import grouped_batch
 from tiny_models import tiny_model
@@ -14,7 +14,7 @@ from scalerl.config.base import replace
 from scalerl.config.recipe import SCALERL, AdamW, Reinforce
 from scalerl.config.run import Hardware, Learner
 from scalerl.learner.rank_processes import RankProcesses
-from scalerl.learner.ranks import LearnerGroup, RankSpec
+from scalerl.learner.ranks import LearnerGroup
 from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy, load_policy
 from scalerl.placement.devices import this_machine
@@ -97,7 +97,10 @@ def test_updates_over_nccl_equal_those_of_one_process(ranks, dtype, model, tmp_p
     policy = load_policy(config.model.path, device="cuda", dtype=dtype)
     single = SingleLearner(policy, config.recipe, micro_batch_tokens=50)
     channel = DirectoryChannel(tmp_path / "weights")
-    specs = [RankSpec(config, config.model.path, r, ranks, f"file://{tmp_path}/meet") for r in range(ranks)]
+    specs = [
+        learner_spec(config, config.model.path, rank=r, ranks=ranks, init_method=f"file://{tmp_path}/meet")
+        for r in range(ranks)
+    ]
     own = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in this_machine().gpus]
     processes = RankProcesses([Bench(spec) for spec in specs], [channel], timeout_s=300, environments=own)
     try:

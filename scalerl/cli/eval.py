@@ -125,7 +125,7 @@ def _results(
     prompts = [evaluator.prompts_of(task, most) for task in tasks] or evaluator.held_out_of_run(most)
     for task, own in zip(tasks or config.data, prompts, strict=True):
         evaluator.config = replace(config, data=(task,)) if tasks else config
-        samples = arguments.samples or (1 if tasks else config.samples(task))
+        samples = arguments.samples or (1 if tasks else config.evaluation.samples_of(task))
         results.append(evaluator.evaluate(task, own, samples, where / f"{safe_name(task.curve)}.jsonl"))
         set_saved_note(f"finished suites are in {where}: {', '.join(result.suite for result in results)}")
         if not arguments.json:

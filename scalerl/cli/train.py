@@ -150,7 +150,8 @@ def prompts_here(config: RunConfig) -> PromptSplit | None:
     from scalerl.prompts.dataset import load_prompts
 
     tokenizer = load_tokenizer(str(model), "main")
-    return load_prompts(config, tokenizer, end_tokens(str(model), "main", tokenizer))
+    stop, per_step = end_tokens(str(model), "main", tokenizer), config.recipe.prompts_per_step
+    return load_prompts(config.data, config.evaluation, config.scoring, per_step, tokenizer, stop)
 
 
 def run_resume(words: list[str]) -> int:

@@ -96,13 +96,13 @@ def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> S
     """
     import ray
 
-    if specs[0].generator.config.placement.servers:
+    if specs[0].generator.placement.servers:
         from scalerl.rollouts.vllm.launch import server_engines
 
         return server_engines(specs, note)
 
     def begin(spec: EngineSpec) -> EngineHandle:
-        placement = spec.generator.config.placement
+        placement = spec.generator.placement
         begun = partial(BEGIN[placement.engine_name], spec)
         return RayHandle(ray, begun, spec.name, spec.place.resources, placement.start_timeout_s)
 

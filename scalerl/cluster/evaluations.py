@@ -23,7 +23,10 @@ def count_of(config: RunConfig) -> int:
 
 def sizes_of_tasks(config: RunConfig, held_out: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     """Return the held-out prompts of each task, and the samples of each prompt."""
-    return {task.curve: (held_out.get(task.curve, config.held_out(task)), config.samples(task)) for task in config.data}
+    return {
+        task.curve: (held_out.get(task.curve, config.evaluation.held_out_of(task)), config.evaluation.samples_of(task))
+        for task in config.data
+    }
 
 
 def evaluations_of(config: RunConfig, held_out: Mapping[str, int] | None = None) -> Evaluations:

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from scalerl.cluster.remote import Actor, RayRemote
-from scalerl.config.run import RunConfig
 from scalerl.core.addresses import reserved_port
 from scalerl.core.remote import End, Group
-from scalerl.learner.ranks import LearnerDied, RankSpec, build_rank, serve_rank
+from scalerl.learner.base import LearnerSpec
+from scalerl.learner.ranks import LearnerDied, build_rank, serve_rank
 from scalerl.rollouts.weights import WeightChannel
 
 
@@ -26,8 +26,7 @@ class RayRanks(Group):
     def __init__(
         self,
         ray: Any,
-        config: RunConfig,
-        model_path: str,
+        spec: LearnerSpec,
         channels: Sequence[WeightChannel],
         resources: Mapping[str, float],
     ) -> None:
@@ -35,8 +34,8 @@ class RayRanks(Group):
 
         Args:
             ray: The module `ray`, connected.
-            config: Resolved configuration.
-            model_path: Directory that every node can read, or name on the hub.
+            spec: Their learner, with a directory that every node can read or a name on the hub; the rank is filled in
+                here, and the rendezvous by rank 0.
             channels: Channels over which weights will be sent.
             resources: num_cpus and num_gpus of each rank.
 
@@ -44,7 +43,7 @@ class RayRanks(Group):
             ConfigError: Loading the model failed.
             LearnerDied: The ranks could not be placed or started in time.
         """
-        count, limit_s = config.placement.trainer_ranks, config.placement.step_timeout_s
+        count, limit_s = spec.ranks, spec.placement.step_timeout_s
         self._ray, self._group = ray, placed(ray, count, resources, limit_s)
         places = [
             ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, number)
@@ -54,7 +53,7 @@ class RayRanks(Group):
             RayRemote(
                 ray,
                 RankActor,
-                partial(_meet, RankSpec(config, model_path, rank, count, ""), channels),
+                partial(_meet, replace(spec, rank=rank), channels),
                 f"trainer rank {rank} of {count} (Ray actor)",
                 LearnerDied,
                 {**resources, "scheduling_strategy": place},
@@ -89,7 +88,7 @@ def placed(ray: Any, count: int, resources: Mapping[str, float], limit_s: float)
     )
 
 
-def _meet(spec: RankSpec, channels: Sequence[WeightChannel], end: End) -> None:
+def _meet(spec: LearnerSpec, channels: Sequence[WeightChannel], end: End) -> None:
     """Run a rank, which answers first with an address on its node and then waits for that of rank 0."""
     import ray
 

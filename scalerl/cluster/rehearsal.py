@@ -191,10 +191,12 @@ def _learner(config: RunConfig, found: Found, mesh: Any, answers: Answers) -> An
     """Build the learner of a rank as ranks.py does, with fake weights."""
     from transformers import AutoModelForCausalLM
 
+    from scalerl.learner.base import LearnerSpec
     from scalerl.learner.fsdp import shard
     from scalerl.learner.ranks import sharded_learner, single_learner
     from scalerl.models.lora import LoraPolicy
     from scalerl.models.policy import Policy
+    from scalerl.placement.choices import learner_settings, policy_spec
 
     dtype = "bfloat16" if config.hardware.dtype == "auto" else config.hardware.dtype
     config = replace(config, hardware=replace(config.hardware, dtype=dtype, trainer_helpers=0))
@@ -209,7 +211,9 @@ def _learner(config: RunConfig, found: Found, mesh: Any, answers: Answers) -> An
         policy = LoraPolicy(policy, config.lora, 0)
     if not alone:
         shard(policy, mesh, getattr(torch, dtype), expert_ranks=config.placement.expert_ranks)
-    return single_learner(config, policy) if alone else sharded_learner(config, policy)
+    model, settings = policy_spec(config, found.source), learner_settings(config)
+    spec = LearnerSpec(model, config.recipe, settings, config.hardware, config.placement)
+    return single_learner(spec, policy) if alone else sharded_learner(spec, policy)
 
 
 def architecture(found: Found) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from copy import copy
 from typing import Any, NamedTuple
@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 from scalerl.cluster.connect import last_line
 from scalerl.config.base import replace
 from scalerl.config.data import TaskData
-from scalerl.config.run import RunConfig, Scoring
+from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.limits import ACTOR_PLACED_S
-from scalerl.placement.devices import devices
 from scalerl.tasks.scoring import Pending, Scorer, make_scorer, make_scorers
 from scalerl.tasks.user_rewards import Failures, RewardError
 from scalerl.types import Prompt, Score
@@ -81,20 +80,27 @@ class Sent(NamedTuple):
 class ActorPool:
     """The scorer actors of a run; a dead actor is replaced and its groups are scored again."""
 
-    def __init__(self, ray: Any, config: RunConfig) -> None:
+    def __init__(
+        self, ray: Any, tasks: Sequence[TaskData], settings: Scoring, count: int, resources: Mapping[str, float]
+    ) -> None:
         """Start the actors and wait until they are ready.
 
         Args:
             ray: The module `ray`, connected.
-            config: Resolved configuration; `placement.scorers` is the number of actors.
+            tasks: Tasks of the run.
+            settings: Settings of their verifiers and reward functions.
+            count: Number of actors.
+            resources: num_cpus of each.
 
         Raises:
             ConfigError: The cluster lacks resources, or a reward function cannot be imported there.
         """
-        self._ray, self._config = ray, config
+        self._ray = ray
+        self._options = {"max_concurrency": GROUPS, "max_restarts": 0, **resources}
+        self._arguments = tasks, replace(settings, workers=settings.workers or 1)
         self.deaths = 0
         """Number of actors that died and were replaced."""
-        self._actors = [self._start() for _ in range(config.placement.scorers)]
+        self._actors = [self._start() for _ in range(count)]
         self._under_way = [0] * len(self._actors)
         try:
             ray.get([actor.ready.remote() for actor in self._actors], timeout=ACTOR_PLACED_S)
@@ -103,11 +109,7 @@ class ActorPool:
             raise ConfigError(f"placement.scorers: a scorer could not be started: {last_line(error)}") from None
 
     def _start(self) -> Any:
-        scoring = self._config.scoring
-        settings = replace(scoring, workers=scoring.workers or 1)
-        resources = devices(self._config)["scorer", 0].resources
-        actor = self._ray.remote(max_concurrency=GROUPS, max_restarts=0, **resources)(ScorerActor)
-        return actor.remote(self._config.data, settings)
+        return self._ray.remote(**self._options)(ScorerActor).remote(*self._arguments)
 
     def send(self, task: str, prompt: Prompt, completions: Sequence[str]) -> Sent:
         """Send a group to the actor with the fewest groups."""
@@ -172,8 +174,10 @@ class ActorScorer(Scorer):
         self._near.close()
 
 
-def actor_scorers(ray: Any, config: RunConfig) -> dict[str, Scorer]:
-    """Return a scorer per task, all in the same actors; raises what `make_scorers` and ActorPool raise."""
-    near = make_scorers(config)  # its processes start at the first call, which never comes
-    pool = ActorPool(ray, config)
+def actor_scorers(
+    ray: Any, count: int, resources: Mapping[str, float], tasks: Sequence[TaskData], settings: Scoring
+) -> dict[str, Scorer]:
+    """Return a scorer per task, all in the same `count` actors; raises what `make_scorers` and ActorPool raise."""
+    near = make_scorers(tasks, settings)  # its processes start at the first call, which never comes
+    pool = ActorPool(ray, tasks, settings, count, resources)
     return {name: ActorScorer(pool, name, scorer) for name, scorer in near.items()}

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scalerl.cluster.simulated_engine import Clock, SimulatedEngine, by_key
 from scalerl.cluster.speed import Lengths, Speeds
 from scalerl.config.run import RunConfig
-from scalerl.placement.choices import lag_ticks, slots_of
+from scalerl.placement.choices import generation_of, slots_of
 from scalerl.rollouts.coordinator import Coordinator, Formed, Update
 from scalerl.rollouts.schedule import first_visits, schedule_of
 from scalerl.types import Prompt, Visit
@@ -207,13 +207,13 @@ def simulate_run(config: RunConfig, speeds: Speeds, lengths: Lengths, updates: i
         SimulatedEngine(slots // count + (number < slots % count), length_of, speeds, clock, lockstep)
         for number in range(count)
     ]
-    schedule = schedule_of(config, lag_ticks(config))
+    schedule = schedule_of(recipe, generation_of(config))
     coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, config.seed)
     mean = float(lengths.mean())
     batch_steps = mean * recipe.completions_per_step / slots
     poll_s = speeds.mean_step(engines[0].slots, mean) * max(1.0, min(mean, batch_steps) / quanta)
     trainer = SimulatedTrainer(coordinator, speeds, clock, recipe.off_policy.samples_with, poll_s)
-    trainer.start(first_visits(config))
+    trainer.start(first_visits(recipe, generation_of(config)))
 
     def counters() -> npt.NDArray[np.float64]:
         stats, idle_s = coordinator.stats(), trainer.blocked_s + sum(engine.empty_s for engine in engines) / count

@@ -43,6 +43,11 @@ from scalerl.config.named import NAMED
 from scalerl.config.placement import Hardware, Placement, Sandbox
 from scalerl.config.recipe import SCALERL, Recipe
 
+AUTO_PROMPTS = 200
+"""Largest number of held-out prompts with `evaluation.prompts = "auto"`."""
+MOST_SEQUENCES = 10**8
+"""Largest number of sequences per evaluation."""
+
 
 class Evaluation(Part):
     """Held-out mean@k at regular steps, including step 0; its time does not count as training compute."""
@@ -60,11 +65,18 @@ class Evaluation(Part):
     saved: Natural = 16
     """Samples per evaluation and task that are written to rollouts.jsonl as text; 0: none."""
 
+    def held_out_of(self, task: TaskData, prompts: int = MOST_SEQUENCES) -> int:
+        """Return the held-out prompts of a task with `prompts` in all; for "all", the set's documented size."""
+        if isinstance(task.held_out, int):
+            return task.held_out
+        known = NAMED[task.set].size if isinstance(task, PromptFile) and task.set and is_suite(task) else 0
+        return known or (self.prompts if self.prompts != "auto" else max(1, min(AUTO_PROMPTS, prompts // 5)))
 
-AUTO_PROMPTS = 200
-"""Largest number of held-out prompts with `evaluation.prompts = "auto"`."""
-MOST_SEQUENCES = 10**8
-"""Largest number of sequences per evaluation."""
+    def samples_of(self, task: TaskData) -> int:
+        """Return k, the samples per held-out prompt of a task."""
+        return task.samples or self.samples
+
+
 MOST_RANK = 512
 """Largest --max-lora-rank of vLLM."""
 
@@ -357,22 +369,10 @@ class RunConfig(Part):
         """Names of the tasks with a forecast: all except evaluation suites."""
         return [task.curve for task in self.data if not is_suite(task)]
 
-    def held_out(self, task: TaskData, prompts: int = MOST_SEQUENCES) -> int:
-        """Return the held-out prompts of a task with `prompts` in all; for "all", the set's documented size."""
-        if isinstance(task.held_out, int):
-            return task.held_out
-        known = NAMED[task.set].size if isinstance(task, PromptFile) and task.set and is_suite(task) else 0
-        wanted = self.evaluation.prompts
-        return known or (wanted if wanted != "auto" else max(1, min(AUTO_PROMPTS, prompts // 5)))
-
-    def samples(self, task: TaskData) -> int:
-        """Return k, the samples per held-out prompt of a task."""
-        return task.samples or self.evaluation.samples
-
     @property
     def evaluated_sequences(self) -> int:
         """Sequences per evaluation, all tasks together."""
-        return sum(self.held_out(task) * self.samples(task) for task in self.data)
+        return sum(self.evaluation.held_out_of(task) * self.evaluation.samples_of(task) for task in self.data)
 
     def merged_because(self, unable: str = "") -> str:
         """Return why vLLM servers get merged weights although adapters are trained; empty: they get the adapters.

@@ -1,4 +1,4 @@
-"""The contract between the loop and a learner, which makes one update from one batch.
+"""The contract between the loop and a learner, which makes one update from one batch, and what a learner is made of.
 
 tests/train/test_learner_contract.py tests every learner.
 """
@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from scalerl.config.placement import Hardware, Placement
+from scalerl.config.recipe import Recipe
+from scalerl.config.run import Learner as LearnerSettings
 from scalerl.core.errors import RunError
 from scalerl.learner.batch import TrainBatch
 from scalerl.learner.metrics import StepStats
+from scalerl.models.build import PolicySpec
 from scalerl.rollouts.replay import Difference
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.types import Rollout
@@ -23,6 +28,28 @@ PromptedRollout = tuple[tuple[int, ...], Rollout]
 
 class BadGradient(RunError):
     """The loss, the gradient or a weight is not finite; the weights were not changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSpec:
+    """Picklable specification from which a process builds its learner, the only one or that of a rank.
+
+    Example: LearnerSpec(policy=PolicySpec(path="/models/qwen3", ...), recipe=Recipe(), settings=Learner(...),
+                         hardware=Hardware(...), placement=Placement(...), rank=1, ranks=2,
+                         init_method="tcp://10.0.0.5:29500")
+    """
+
+    policy: PolicySpec
+    recipe: Recipe
+    settings: LearnerSettings
+    """With the sizes that were chosen."""
+    hardware: Hardware
+    placement: Placement
+    rank: int = 0
+    ranks: int = 1
+    """Number of ranks."""
+    init_method: str = ""
+    """Rendezvous of torch.distributed: file:///path/of/a/new/file or tcp://host:port."""
 
 
 class Learner(Protocol):

@@ -29,9 +29,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from scalerl.config.recipe import Recipe
-from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError, outcome
-from scalerl.learner.base import PromptedRollout
+from scalerl.learner.base import LearnerSpec, PromptedRollout
 from scalerl.learner.batch import RolloutTensors, TrainBatch
 from scalerl.learner.checks import mean_difference, reshard, sampled_tokens
 from scalerl.learner.experts import experts_of, mesh_of, spread
@@ -296,30 +295,29 @@ def _axis(ranks: int, parameter: nn.Parameter) -> Shard:
     return Shard(0 if len(parameter) >= ranks and not spread else next(even, 0))
 
 
-def load_sharded(config: RunConfig, path: str, mesh: DeviceMesh) -> Policy:
+def load_sharded(spec: LearnerSpec, mesh: DeviceMesh) -> Policy:
     """Load a causal LM over all ranks of a mesh; every rank must call this.
 
     Each weight is broadcast from rank 0; the death of a rank raises an error.
 
     Args:
-        config: The resolved configuration; trained shards are FP32 whatever the type of its forward pass.
-        path: Directory or name on the hub; only rank 0 reads the weights.
+        spec: The learner; only rank 0 reads the weights, and trained shards are FP32 whatever the type of the forward
+            pass.
         mesh: One-dimensional mesh; the shards are on its device type.
 
     Raises:
-        ConfigError: From `load_of`, `with_adapters` or `experts_of`, or sharding changes the log-probabilities.
+        ConfigError: From `PolicySpec` or `experts_of`, or sharding changes the log-probabilities.
     """
     from transformers import AutoModelForCausalLM
 
-    from scalerl.models.build import load_of, revision_of, with_adapters
     from scalerl.models.cpu.onednn import accelerate
     from scalerl.models.loading import load_config
 
-    source = with_adapters(config, load_of(config, path, "cpu")) if mesh.get_rank() == 0 else None
-    architecture, _ = load_config(path, revision_of(config))
+    source = spec.policy.adapted(spec.policy.load("cpu")) if mesh.get_rank() == 0 else None
+    architecture, _ = load_config(spec.policy.path, spec.policy.revision)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(architecture, dtype=torch.float32)
-    policy = with_adapters(config, Policy(model, fp32_head=config.recipe.fp32_head))
+    policy = spec.policy.adapted(Policy(model, fp32_head=spec.policy.fp32_head))
     if mesh.device_type == "cpu":
         accelerate(model)
     if source is not None:
@@ -328,8 +326,8 @@ def load_sharded(config: RunConfig, path: str, mesh: DeviceMesh) -> Policy:
             policy.adapter_config = source.adapter_config  # which has the path of the model
     device = torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")
     fill = _Fill(model, None if source is None else source.model, device)
-    dtype = getattr(torch, config.hardware.dtype)
-    shard(policy, mesh, dtype, fill, config.placement.expert_ranks)
+    dtype = getattr(torch, spec.policy.dtype)
+    shard(policy, mesh, dtype, fill, spec.placement.expert_ranks)
     _check_sharded(policy, source, device)
     return policy
 

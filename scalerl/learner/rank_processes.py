@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from scalerl.config.run import RunConfig
 from scalerl.core.remote import Group, LocalRemote
-from scalerl.learner.ranks import BuildLearner, LearnerDied, RankSpec, build_rank, serve_rank
+from scalerl.learner.base import LearnerSpec
+from scalerl.learner.ranks import BuildLearner, LearnerDied, build_rank, serve_rank
 from scalerl.rollouts.weights import WeightChannel
 
 
@@ -49,22 +50,19 @@ class RankProcesses(Group):
     def of(
         cls,
         environments: Sequence[Mapping[str, str]],
-        config: RunConfig,
-        model_path: str,
+        spec: LearnerSpec,
         channels: Sequence[WeightChannel],
     ) -> RankProcesses:
         """Start the ranks of a run; they meet in a temporary file.
 
         Args:
             environments: Additional environment variables of each rank.
-            config: The resolved configuration.
-            model_path: Directory or name on the hub.
+            spec: Their learner; rank and rendezvous are filled in here.
             channels: Channels over which weights will be sent.
         """
-        ranks, meeting = config.placement.trainer_ranks, Path(tempfile.mkdtemp(prefix="scalerl-ranks-"))
-        specs = [RankSpec(config, model_path, rank, ranks, f"file://{meeting}/meet") for rank in range(ranks)]
-        builds = [partial(build_rank, spec) for spec in specs]
-        limit_s = config.placement.step_timeout_s
+        meeting = Path(tempfile.mkdtemp(prefix="scalerl-ranks-"))
+        spec, limit_s = replace(spec, init_method=f"file://{meeting}/meet"), spec.placement.step_timeout_s
+        builds = [partial(build_rank, replace(spec, rank=rank)) for rank in range(spec.ranks)]
         try:
             return cls(builds, channels, timeout_s=limit_s, environments=environments)
         finally:

@@ -9,19 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.config.run import RunConfig
 from scalerl.core.errors import outcome
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import PASSED, Group, Run, serve
-from scalerl.learner.base import BadGradient, Learner, PromptedRollout
+from scalerl.learner.base import BadGradient, Learner, LearnerSpec, PromptedRollout
 from scalerl.learner.batch import TrainBatch
 from scalerl.learner.metrics import StepStats
-from scalerl.placement.choices import micro_batch_tokens, recomputes
 from scalerl.rollouts.weights import WeightChannel
 
 if TYPE_CHECKING:
@@ -165,25 +162,7 @@ def serve_rank(build: BuildLearner, channels: Sequence[WeightChannel]) -> Run:
     return partial(serve, partial(_Rank, build, tuple(channels)), (BadGradient, *PASSED))
 
 
-@dataclass(frozen=True, slots=True)
-class RankSpec:
-    """Picklable specification from which a rank builds its learner.
-
-    Example: RankSpec(config=RunConfig(), model_path="/models/qwen3", rank=1, ranks=2,
-                      init_method="tcp://10.0.0.5:29500")
-    """
-
-    config: RunConfig
-    """The resolved configuration."""
-    model_path: str
-    rank: int
-    ranks: int
-    """Number of ranks."""
-    init_method: str
-    """Rendezvous of torch.distributed: file:///path/of/a/new/file or tcp://host:port."""
-
-
-def build_rank(spec: RankSpec) -> Learner:
+def build_rank(spec: LearnerSpec) -> Learner:
     """Join the process group and load this rank's shard of the model; every rank must call this.
 
     This waits until all ranks have joined, and fails after `placement.step_timeout_s`. A single rank joins no group and
@@ -195,7 +174,7 @@ def build_rank(spec: RankSpec) -> Learner:
     return load_learner(spec, join(spec)) if spec.ranks > 1 else load_single(spec)
 
 
-def join(spec: RankSpec) -> DeviceMesh:
+def join(spec: LearnerSpec) -> DeviceMesh:
     """Set threads and device of this process, join the process group and return the mesh of all ranks."""
     from datetime import timedelta
 
@@ -203,9 +182,9 @@ def join(spec: RankSpec) -> DeviceMesh:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    device, cuda = spec.config.hardware.device, spec.config.hardware.device == "cuda"
+    device, cuda = spec.hardware.device, spec.hardware.device == "cuda"
     expand_segments(device)
-    torch.set_num_threads(max(1, spec.config.hardware.trainer_threads // spec.ranks))
+    torch.set_num_threads(max(1, spec.hardware.trainer_threads // spec.ranks))
     if cuda:
         torch.cuda.set_device(0)  # the only one that this process sees; the mesh would guess it, with a warning
     dist.init_process_group(
@@ -213,7 +192,7 @@ def join(spec: RankSpec) -> DeviceMesh:
         init_method=spec.init_method,
         rank=spec.rank,
         world_size=spec.ranks,
-        timeout=timedelta(seconds=spec.config.placement.step_timeout_s),
+        timeout=timedelta(seconds=spec.placement.step_timeout_s),
         device_id=torch.device("cuda", 0) if cuda else None,
     )
     return init_device_mesh(device, (spec.ranks,))
@@ -231,61 +210,46 @@ def expand_segments(device: str) -> None:
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
-def load_learner(spec: RankSpec, mesh: DeviceMesh) -> ShardedLearner:
+def load_learner(spec: LearnerSpec, mesh: DeviceMesh) -> ShardedLearner:
     """Load this rank's shard of the model and create the learner for the recipe."""
     from scalerl.learner.fsdp import load_sharded
 
-    return sharded_learner(spec.config, load_sharded(spec.config, spec.model_path, mesh))
+    return sharded_learner(spec, load_sharded(spec, mesh))
 
 
-def learner_options(config: RunConfig) -> dict[str, Any]:
-    """Return the options of `PolicyLearner` that a run's configuration has."""
-    from scalerl.models.build import sent_of
-
+def learner_options(spec: LearnerSpec) -> dict[str, Any]:
+    """Return the options of `PolicyLearner` that a specification has."""
+    settings = spec.settings
     return {
-        "micro_batch_tokens": micro_batch_tokens(config),
-        "gradient_checkpointing": recomputes(config),
-        "compile": config.learner.compile,
-        "packing": config.learner.packing,
-        "sent": sent_of(config),
+        "micro_batch_tokens": settings.micro_batch_tokens,
+        "gradient_checkpointing": settings.gradient_checkpointing,
+        "compile": settings.compile,
+        "packing": settings.packing,
+        "sent": spec.policy.sent,
     }
 
 
-def sharded_learner(config: RunConfig, policy: Policy) -> ShardedLearner:
+def sharded_learner(spec: LearnerSpec, policy: Policy) -> ShardedLearner:
     """Create a rank's learner, which takes over a sharded policy."""
     import torch
 
     from scalerl.learner.fsdp import ShardedLearner
 
-    return ShardedLearner(
-        policy,
-        config.recipe,
-        **learner_options(config),
-        dtype=getattr(torch, config.hardware.dtype),
-    )
+    return ShardedLearner(policy, spec.recipe, **learner_options(spec), dtype=getattr(torch, spec.hardware.dtype))
 
 
-def load_single(spec: RankSpec) -> SingleLearner:
+def load_single(spec: LearnerSpec) -> SingleLearner:
     """Load the whole model and create the learner for the recipe, in the process of the only rank."""
     import torch
 
-    from scalerl.models.build import load_of, with_adapters
-
-    config = spec.config
-    torch.set_num_threads(config.hardware.trainer_threads)
-    policy = load_of(config, spec.model_path, config.hardware.device)
-    return single_learner(config, with_adapters(config, policy))
+    torch.set_num_threads(spec.hardware.trainer_threads)
+    return single_learner(spec, spec.policy.adapted(spec.policy.load(spec.hardware.device)))
 
 
-def single_learner(config: RunConfig, policy: Policy) -> SingleLearner:
+def single_learner(spec: LearnerSpec, policy: Policy) -> SingleLearner:
     """Create the learner of one process, which takes over a policy."""
     from scalerl.learner.cpu import helpers_of
     from scalerl.learner.single import SingleLearner
 
-    expand_segments(config.hardware.device)
-    return SingleLearner(
-        policy,
-        config.recipe,
-        **learner_options(config),
-        helpers=helpers_of(config.hardware),
-    )
+    expand_segments(spec.hardware.device)
+    return SingleLearner(policy, spec.recipe, **learner_options(spec), helpers=helpers_of(spec.hardware))

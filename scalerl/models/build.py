@@ -1,60 +1,73 @@
-"""The policy of a run, from its configuration."""
+"""The policy of a run, as each of its processes loads it, and the weights that its engines get."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
+from scalerl.config.model import Lora
 
-from scalerl.config import HuggingFaceModel, RunConfig
-from scalerl.models.lora import LoraPolicy
-from scalerl.models.policy import Policy, load_policy
-from scalerl.models.weights import checkpoint_weights
+if TYPE_CHECKING:  # torch, which loads when a policy does
+    from torch import Tensor
+
+    from scalerl.models.policy import Policy
 
 Sent = Literal["model", "checkpoint", "adapters"]
 """What engines get: all weights by the names of the model, or by those of a checkpoint on disk; or adapters only."""
 
 
-def revision_of(config: RunConfig) -> str:
-    """Return the revision of the model on the hub."""
-    return config.model.revision if isinstance(config.model, HuggingFaceModel) else "main"
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """The policy of a run before it is loaded; picklable.
 
-
-def load_of(config: RunConfig, model_path: str, device: str) -> Policy:
-    """Return the run's policy on a device."""
-    return load_policy(
-        model_path,
-        revision=revision_of(config),
-        device=device,
-        dtype=config.hardware.dtype,
-        fp32_head=config.recipe.fp32_head,
-    )
-
-
-def with_adapters(config: RunConfig, policy: Policy) -> Policy:
-    """Return the policy to train: the given one, or a LoraPolicy made from it.
-
-    Raises:
-        ConfigError: From `LoraPolicy` and `check_names`.
+    Example: PolicySpec(path="Qwen/Qwen3-8B", revision="main", dtype="bfloat16", fp32_head=True, lora=None, seed=0,
+                        sent="checkpoint")
     """
-    if config.lora is None:
-        return policy
-    adapted = LoraPolicy(policy, config.lora, config.seed)
-    if config.rollouts.weights == "adapters":
-        adapted.check_names()
-    return adapted
 
+    path: str
+    """Directory, or name on the hub."""
+    revision: str
+    """Branch, tag or commit, for a name on the hub."""
+    dtype: str
+    """Type of the forward pass, such as bfloat16."""
+    fp32_head: bool
+    """Whether the LM head computes in FP32."""
+    lora: Lora | None
+    """Adapters that are trained in place of the weights."""
+    seed: int
+    """Seed of the adapters' first values."""
+    sent: Sent
+    """What engines get."""
 
-def sent_of(config: RunConfig) -> Sent:
-    """Return what the run's engines get; vLLM expects the names of a checkpoint."""
-    if config.rollouts.weights == "adapters":
-        return "adapters"
-    return "checkpoint" if config.placement.engine == "vllm" else "model"
+    def load(self, device: str) -> Policy:
+        """Return the policy on a device, without adapters.
+
+        Raises:
+            ConfigError: From `load_policy`.
+        """
+        from scalerl.models.policy import load_policy
+
+        return load_policy(self.path, revision=self.revision, device=device, dtype=self.dtype, fp32_head=self.fp32_head)
+
+    def adapted(self, policy: Policy) -> Policy:
+        """Return the policy to train: the given one, or a LoraPolicy made from it.
+
+        Raises:
+            ConfigError: From `LoraPolicy` and `check_names`.
+        """
+        if self.lora is None:
+            return policy
+        from scalerl.models.lora import LoraPolicy
+
+        adapted = LoraPolicy(policy, self.lora, self.seed)
+        if self.sent == "adapters":
+            adapted.check_names()
+        return adapted
 
 
 def sent_weights(
-    policy: Policy, sent: Sent, whole: Callable[[Tensor], Tensor] = Tensor.detach
+    policy: Policy, sent: Sent, whole: Callable[[Tensor], Tensor] = lambda weight: weight.detach()
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors that engines get, by the names that they expect, in a fixed order.
 
@@ -63,6 +76,9 @@ def sent_weights(
         sent: What engines get.
         whole: Function that returns a weight as a whole, if the model is sharded.
     """
+    from scalerl.models.lora import LoraPolicy
+    from scalerl.models.weights import checkpoint_weights
+
     if sent == "adapters":
         assert isinstance(policy, LoraPolicy), type(policy)
         return policy.adapters(whole)

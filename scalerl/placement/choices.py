@@ -7,11 +7,17 @@ configurations that they only consider.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
+from scalerl.config.base import replace
 from scalerl.config.data import is_suite
+from scalerl.config.model import HuggingFaceModel
 from scalerl.config.recipe import AGGREGATION_OF_LOSS, Recipe
-from scalerl.config.run import RunConfig
+from scalerl.config.run import Learner, RunConfig
+
+if TYPE_CHECKING:
+    from scalerl.models.build import PolicySpec
 
 CPU_MICRO_BATCH = 1280
 """Default tokens of a micro-batch on CPU."""
@@ -84,6 +90,67 @@ def recomputes(config: RunConfig) -> bool:
     return config.learner.gradient_checkpointing is True
 
 
+def learner_settings(config: RunConfig) -> Learner:
+    """The settings of the trainer with its choices of sizes."""
+    tokens, again = micro_batch_tokens(config), recomputes(config)
+    return replace(config.learner, micro_batch_tokens=tokens, gradient_checkpointing=again)
+
+
+def policy_spec(config: RunConfig, path: str) -> PolicySpec:
+    """Return the policy of a run as its processes load it from a directory, or from the hub by name."""
+    from scalerl.models.build import PolicySpec
+
+    adapters, vllm = config.rollouts.weights == "adapters", config.placement.engine == "vllm"
+    return PolicySpec(
+        path=path,
+        revision=config.model.revision if isinstance(config.model, HuggingFaceModel) else "main",
+        dtype=config.hardware.dtype,
+        fp32_head=config.recipe.fp32_head,
+        lora=config.lora,
+        seed=config.seed,
+        sent="adapters" if adapters else "checkpoint" if vllm else "model",  # vLLM expects the names of a checkpoint
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Sizes and seed of the generators, and when they use new weights.
+
+    Example (the lab): Generation(slots=256, expected_tokens=28, schedule="deterministic", lag_ticks=21,
+                                  lag_follows=False, ahead=1, evaluated_sequences=1024, seed=0)
+    """
+
+    slots: int
+    """Sequences decoded together by all generators."""
+    expected_tokens: int
+    """Expected mean length of a completion."""
+    schedule: Literal["deterministic", "eager"]
+    """Whether new weights become active at a tick that the data determine, or as soon as they arrive."""
+    lag_ticks: int
+    """Decode steps from a batch to the use of its weights."""
+    lag_follows: bool
+    """Whether `lag_ticks` is only the first value, and follows the steps of recent batches."""
+    ahead: int
+    """Complete batches that may wait for the trainer while an eager schedule goes on."""
+    evaluated_sequences: int
+    """Sequences of an evaluation."""
+    seed: int
+
+
+def generation_of(config: RunConfig) -> Generation:
+    """Return the sizes and schedule of a configuration."""
+    return Generation(
+        slots=slots_of(config),
+        expected_tokens=expected_tokens(config),
+        schedule=schedule_name(config),
+        lag_ticks=lag_ticks(config),
+        lag_follows=lag_follows(config),
+        ahead=config.rollouts.ahead,
+        evaluated_sequences=config.evaluated_sequences,
+        seed=config.seed,
+    )
+
+
 def slots_of(config: RunConfig) -> int:
     """Sequences decoded together by all generators; for 0 before its resolution, as many as the schedule wants.
 
@@ -142,7 +209,7 @@ def derived_sizes(config: RunConfig) -> list[str]:
     longest = recipe.length.max_tokens
     most = "at most " if checks.prompts == "auto" else ""
     sets = " and ".join(
-        ("all prompts" if is_suite(task) else f"{most}{config.held_out(task)} held-out prompts")
+        ("all prompts" if is_suite(task) else f"{most}{checks.held_out_of(task)} held-out prompts")
         + (f" of {task.curve}" if len(config.data) > 1 else "")
         + (f" ({task.samples} samples each)" if task.samples else "")
         for task in config.data

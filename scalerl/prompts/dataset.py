@@ -19,9 +19,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from scalerl.config import RunConfig
 from scalerl.config.data import GeneratedTask, PromptFile, RepliedTask, TaskData, TextTask, is_suite, shares
-from scalerl.config.run import Scoring
+from scalerl.config.run import Evaluation, Scoring
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.exact import is_plain
 from scalerl.core.files import parse_json
@@ -59,11 +58,21 @@ class PromptSplit:
     """Notes for the user about rows that were left out."""
 
 
-def load_prompts(config: RunConfig, tokenizer: Any, stop: Sequence[int] = ()) -> PromptSplit:
+def load_prompts(
+    tasks: Sequence[TaskData],
+    evaluation: Evaluation,
+    scoring: Scoring,
+    per_step: int,
+    tokenizer: Any,
+    stop: Sequence[int] = (),
+) -> PromptSplit:
     """Read, tokenize and split the prompts of a run.
 
     Args:
-        config: Configuration of the run.
+        tasks: Tasks of the run.
+        evaluation: Settings of the evaluations, which say how many prompts are held out.
+        scoring: Settings of the verifiers.
+        per_step: Prompts of a training step.
         tokenizer: A transformers tokenizer.
         stop: Ids of the tokens that end a completion, for the check of the chat template.
 
@@ -72,7 +81,7 @@ def load_prompts(config: RunConfig, tokenizer: Any, stop: Sequence[int] = ()) ->
             limit, or the held-out split leaves too few training prompts. The message has file and line.
     """
     with _without_collector():
-        return _load(config, tokenizer, stop)
+        return _load(tasks, evaluation, scoring, per_step, tokenizer, stop)
 
 
 @contextmanager
@@ -87,15 +96,22 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _load(config: RunConfig, tokenizer: Any, stop: Sequence[int]) -> PromptSplit:
+def _load(
+    tasks: Sequence[TaskData],
+    evaluation: Evaluation,
+    scoring: Scoring,
+    per_step: int,
+    tokenizer: Any,
+    stop: Sequence[int],
+) -> PromptSplit:
     """Do what `load_prompts` says."""
     training, held_out, everything = list[Prompt](), list[Prompt](), list[Prompt]()
     notes, needed = list[str](), dict[str, int]()
-    for task in config.data:
-        share, of_task = shares(config.data)[task.curve], f"{task.curve}: " if len(config.data) > 1 else ""
-        needed[task.curve] = math.ceil(share * config.recipe.prompts_per_step)
+    for task in tasks:
+        share, of_task = shares(tasks)[task.curve], f"{task.curve}: " if len(tasks) > 1 else ""
+        needed[task.curve] = math.ceil(share * per_step)
         # a task with share 0 is never trained, so all its prompts are held out
-        pool, new_notes = task_prompts(task, tokenizer, config.held_out(task), config.scoring, stop)
+        pool, new_notes = task_prompts(task, tokenizer, evaluation.held_out_of(task), scoring, stop)
         notes += [note for note in new_notes if note not in notes]
         everything += pool
         if is_suite(task):
@@ -106,14 +122,14 @@ def _load(config: RunConfig, tokenizer: Any, stop: Sequence[int]) -> PromptSplit
                 f"{of_task}{repeats} of {len(pool)} prompts repeat another one with another answer or notation; those "
                 "with the same text are all held out or all trained on"
             )
-        wanted = config.held_out(task, len(pool))
+        wanted = evaluation.held_out_of(task, len(pool))
         parts = _split(pool, wanted, needed[task.curve], of_task)
-        if config.evaluation.prompts == "auto" and task.held_out is None:
+        if evaluation.prompts == "auto" and task.held_out is None:
             notes.append(f"held out {len(parts[1])} of {len(pool)} prompts; --evaluation.prompts N sets another number")
         elif len(parts[1]) != wanted:
             notes.append(f"{of_task}held out {len(parts[1])} prompts, not {wanted}, because equal texts stay together")
         training, held_out = training + parts[0], held_out + parts[1]
-    if len(config.data) > 1:
+    if len(tasks) > 1:
         held_out.sort(key=lambda p: p.id)  # mixes the tasks evenly over engines that share an evaluation
         known = {prompt.content for prompt in held_out}
         clean = [prompt for prompt in training if prompt.content not in known]

@@ -8,13 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scalerl.config.recipe import Custom
-from scalerl.config.run import RunConfig
+import torch
+
+from scalerl.config.placement import Hardware, Placement
+from scalerl.config.recipe import Custom, Recipe
+from scalerl.config.run import Scoring
+from scalerl.models.build import PolicySpec
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import Policy
 from scalerl.models.sizes import ModelSizes
 from scalerl.models.text import TokenText
-from scalerl.placement.choices import lag_ticks, slots_of
+from scalerl.placement.choices import Generation
 from scalerl.placement.devices import Place, Table
 from scalerl.rollouts.coordinator import Coordinator
 from scalerl.rollouts.custom import EngineParts, engine_pair
@@ -30,30 +34,20 @@ from scalerl.rollouts.worker import SaveState, WorkerParts
 from scalerl.types import AGENT, Prompt
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """Facts about the model for engines that load it themselves.
-
-    Example: ModelFacts(path="Qwen/Qwen3-8B", revision="main", vocabulary=151936, sizes=ModelSizes(...))
-    """
-
-    path: str
-    """Directory, or name on the hub."""
-    revision: str
-    """Branch, tag or commit, for a name on the hub."""
-    vocabulary: int
-    """Rows of the LM head."""
-    sizes: ModelSizes
-    """Sizes that the FLOPs are computed from."""
-
-
 @dataclass(frozen=True)
 class GeneratorSpec:
     """Picklable function that makes the coordinator and its engines in the generator process."""
 
-    config: RunConfig
-    """Resolved configuration."""
-    load_policy: Callable[[], Policy]
+    policy: PolicySpec
+    vocabulary: int
+    """Rows of the LM head."""
+    sizes: ModelSizes
+    """Sizes that the FLOPs are computed from."""
+    recipe: Recipe
+    placement: Placement
+    hardware: Hardware
+    scoring: Scoring
+    generation: Generation
     longest_prompt: int
     """Longest prompt, tokens; with environments, of a last turn."""
     rule: LengthRule
@@ -62,7 +56,6 @@ class GeneratorSpec:
     load_state: Callable[[], Any] | None
     """Reads the generator's part of the checkpoint to resume from; None for a new run."""
     save: SaveState
-    model: ModelFacts
     run: Path
     """The run directory, for logs."""
     make_engines: MakeEngines
@@ -76,20 +69,24 @@ class GeneratorSpec:
 
     def __call__(self, channel: WeightChannel) -> WorkerParts:
         """Load the model and restore the state, in the generator process."""
-        config, recipe = self.config, self.config.recipe
         notes: list[str] = []
-        specs = [EngineSpec(self, channel, number) for number in range(config.placement.engines)]
+        specs = [EngineSpec(self, channel, number) for number in range(self.placement.engines)]
         pairs = self.make_engines(specs, notes.append)
         if self.environments or self.agents:
-            text = TokenText(load_tokenizer(self.model.path, self.model.revision), self.stop)
-            pairs = with_turns(pairs, text, config.scoring) if self.environments else pairs
+            text = TokenText(load_tokenizer(self.policy.path, self.policy.revision), self.stop)
+            pairs = with_turns(pairs, text, self.scoring) if self.environments else pairs
             pairs = with_programs(pairs, text) if self.agents else pairs
-        schedule = schedule_of(config, lag_ticks(config))
+        schedule, size = schedule_of(self.recipe, self.generation), self.recipe.generations_per_prompt
         engines, evaluators = zip(*pairs, strict=True)
-        coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, config.seed, evaluators)
+        coordinator = Coordinator(engines, schedule, size, self.generation.seed, evaluators)
         if self.load_state is not None:
             coordinator.load_state(self.load_state())
         return WorkerParts(coordinator, self.save, notes)
+
+    def load_policy(self) -> Policy:
+        """Load the policy in an engine's process, with this engine's share of the CPU threads."""
+        torch.set_num_threads(max(1, self.hardware.generator_threads // self.placement.engines))
+        return self.policy.load(self.hardware.device)
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ class EngineSpec:
     @property
     def name(self) -> str:
         """Name of the engine in messages."""
-        return f"generator {self.number + 1} of {self.generator.config.placement.engines}"
+        return f"generator {self.number + 1} of {self.generator.placement.engines}"
 
     @property
     def place(self) -> Place:
@@ -114,29 +111,28 @@ class EngineSpec:
     @property
     def slots(self) -> int:
         """The engine's share of the slots."""
-        config = self.generator.config
-        count = config.placement.engines
-        return slots_of(config) // count + (self.number < slots_of(config) % count)
+        slots, count = self.generator.generation.slots, self.generator.placement.engines
+        return slots // count + (self.number < slots % count)
 
     def __call__(self) -> tuple[Engine, Engine]:
         """Load the model, in the engine's process."""
-        generator, config = self.generator, self.generator.config
-        count, own, engine = config.placement.engines, self.slots, config.placement.engine
+        generator, recipe = self.generator, self.generator.recipe
+        count, own, engine = generator.placement.engines, self.slots, generator.placement.engine
         parts = EngineParts(
             load_policy=generator.load_policy,
-            model_path=generator.model.path,
+            model_path=generator.policy.path,
             slots=own,
             prompt_tokens=generator.longest_prompt,
             rule=generator.rule,
-            sampling=Sampling(config.recipe.temperature, config.recipe.top_p, generator.stop),
+            sampling=Sampling(recipe.temperature, recipe.top_p, generator.stop),
             receive=self.channel.receive,
-            seed=config.seed,
+            seed=generator.generation.seed,
         )
         if isinstance(engine, Custom):
             return engine_pair(engine, parts)
         policy = generator.load_policy()
         fit = EVALUATION_CACHE // (policy.cache_bytes * (generator.longest_prompt + generator.rule.capacity))
-        evaluated = min(max(own, fit), -(-config.evaluated_sequences // count))
+        evaluated = min(max(own, fit), -(-generator.generation.evaluated_sequences // count))
         make = partial(
             torch_engine, policy, prompt_tokens=parts.prompt_tokens, rule=parts.rule, sampling=parts.sampling,
             receive=parts.receive,
@@ -185,7 +181,7 @@ def restarted_engines(
             partial(begin, spec),
             spec.name,
             (spec.slots, spec.slots),
-            spec.generator.config.placement,
+            spec.generator.placement,
             note,
             spec.channel.sending,
         )

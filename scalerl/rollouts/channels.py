@@ -12,33 +12,33 @@ from scalerl.rollouts.shared_memory import SharedMemoryChannel, channel_versions
 from scalerl.rollouts.weights import WeightChannel
 
 if TYPE_CHECKING:  # torch, which loads when the weights do
-    from scalerl.config.run import RunConfig
+    from scalerl.config.model import Lora
+    from scalerl.config.placement import Placement
     from scalerl.models.weights import WeightLayout
 
 
-def _shared_memory(layout: WeightLayout, run: Path, config: RunConfig) -> WeightChannel:
+def _shared_memory(layout: WeightLayout, run: Path, placement: Placement, lora: Lora | None) -> WeightChannel:
     return SharedMemoryChannel(layout, channel_versions(layout.total, host_memory().total))
 
 
-def _directory(layout: WeightLayout, run: Path, config: RunConfig) -> WeightChannel:
+def _directory(layout: WeightLayout, run: Path, placement: Placement, lora: Lora | None) -> WeightChannel:
     return DirectoryChannel(run / "weights")
 
 
-def _nccl(layout: WeightLayout, run: Path, config: RunConfig) -> WeightChannel:
+def _nccl(layout: WeightLayout, run: Path, placement: Placement, lora: Lora | None) -> WeightChannel:
     from scalerl.rollouts.vllm.nccl import NcclChannel
 
-    placement = config.placement
     return NcclChannel(layout, run / "servers", placement.trainer_address, placement.transfer_timeout_s)
 
 
-def _adapters(layout: WeightLayout, run: Path, config: RunConfig) -> WeightChannel:
+def _adapters(layout: WeightLayout, run: Path, placement: Placement, lora: Lora | None) -> WeightChannel:
     from scalerl.rollouts.vllm.adapters import AdapterChannel
 
-    assert config.lora is not None
-    return AdapterChannel(run / "weights", layout, config.lora)
+    assert lora is not None
+    return AdapterChannel(run / "weights", layout, lora)
 
 
-CHANNELS: dict[str, Callable[[WeightLayout, Path, RunConfig], WeightChannel]] = {
+CHANNELS: dict[str, Callable[[WeightLayout, Path, Placement, Lora | None], WeightChannel]] = {
     "shared-memory": _shared_memory,
     "directory": _directory,
     "nccl": _nccl,

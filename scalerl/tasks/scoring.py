@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from scalerl.config.data import AgentTask, EnvironmentTask, PromptFile, TaskData
-from scalerl.config.run import RunConfig, Scoring
+from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.packages import check_installed
 from scalerl.core.plugins import PluginError, call, load_function
@@ -150,13 +150,13 @@ class PendingGroup:
         return replace(self._scorer.truncated(score), of_turns=score.of_turns)
 
 
-def make_scorers(config: RunConfig) -> dict[str, Scorer]:
+def make_scorers(tasks: Sequence[TaskData], settings: Scoring) -> dict[str, Scorer]:
     """Return a scorer for each task, by the task's name.
 
     Raises:
         ConfigError: A reward function cannot be imported.
     """
-    return {task.curve: make_scorer(task, config.scoring) for task in config.data}
+    return {task.curve: make_scorer(task, settings) for task in tasks}
 
 
 def make_scorer(task: TaskData, settings: Scoring) -> Scorer:

@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
-from scalerl.config.run import RunConfig
+from scalerl.config.data import TaskData
+from scalerl.config.run import Scoring
 from scalerl.core.remote import Group, Remote, Run
+from scalerl.learner.base import LearnerSpec
 from scalerl.learner.rank_processes import RankProcesses
-from scalerl.models.weights import WeightLayout
-from scalerl.placement.choices import channel_name
 from scalerl.rollouts.build import MakeEngines, local_engines
-from scalerl.rollouts.channels import CHANNELS
 from scalerl.rollouts.pipeline import Launch, WorkerDied, spawn_generator
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.scoring import Scorer, make_scorers
 from scalerl.training.resolve import Resolved
 
-StartRanks = Callable[[RunConfig, str, Sequence[WeightChannel]], Group]
-"""(resolved configuration, path of the model, channels over which the ranks send weights) -> ranks."""
+StartRanks = Callable[[LearnerSpec, Sequence[WeightChannel]], Group]
+"""(learner of each rank, channels over which they send weights) -> ranks."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Backend:
     """Creates the engines, inside that process."""
     start_ranks: StartRanks
     """Starts several trainer ranks and waits until they are ready."""
-    scorers: Callable[[RunConfig], Mapping[str, Scorer]] = make_scorers
+    scorers: Callable[[Sequence[TaskData], Scoring], Mapping[str, Scorer]] = make_scorers
     """Creates the scorer of each task."""
 
 
@@ -62,27 +60,17 @@ def _ray(resolved: Resolved) -> Backend:
         remote.placed(ACTOR_PLACED_S)
         return remote
 
-    def start_ranks(config: RunConfig, model_path: str, channels: Sequence[WeightChannel]) -> Group:
-        return RayRanks(ray, config, model_path, channels, resolved.devices["trainer", 0].resources)
+    def start_ranks(spec: LearnerSpec, channels: Sequence[WeightChannel]) -> Group:
+        return RayRanks(ray, spec, channels, resolved.devices["trainer", 0].resources)
 
-    def scorers(config: RunConfig) -> Mapping[str, Scorer]:
-        from scalerl.cluster.scorers import actor_scorers
+    count = resolved.config.placement.scorers
+    if not count:
+        return Backend(launch, actor_engines, start_ranks)
+    from scalerl.cluster.scorers import actor_scorers
 
-        return actor_scorers(ray, config) if config.placement.scorers else make_scorers(config)
-
+    scorers = partial(actor_scorers, ray, count, resolved.devices["scorer", 0].resources)
     return Backend(launch, actor_engines, start_ranks, scorers)
 
 
 BACKENDS: dict[str, Callable[[Resolved], Backend]] = {"local": _local, "ray": _ray}
 """Backends by `placement.backend`."""
-
-
-def channel_of(config: RunConfig, layout: WeightLayout, run: Path) -> WeightChannel:
-    """Return the weight channel of a run.
-
-    Args:
-        config: Resolved configuration.
-        layout: Layout of the weights that are sent.
-        run: The run directory.
-    """
-    return CHANNELS[channel_name(config)](layout, run, config)

@@ -77,7 +77,7 @@ def evaluate(run: Run, taken: RolloutBatch | None = None) -> None:
         Interrupted: A stop was requested; nothing was measured.
     """
     step, visits, records, clock = run.progress.step, held_out_visits(run.held_out), run.records, run.compute.clock
-    samples = {task.curve: run.config.samples(task) for task in run.config.data}
+    samples = {task.curve: run.config.evaluation.samples_of(task) for task in run.config.data}
     wanted, saved = [samples[visit.prompt.task] for visit in visits], run.config.evaluation.saved
     kept = kept_samples(visits, wanted, _replayed(run, len(visits)), saved)
     began = time.perf_counter()

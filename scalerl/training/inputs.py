@@ -17,12 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from scalerl.config import RunConfig
 from scalerl.core.errors import ConfigError, short
 from scalerl.core.exact import exact_bytes
 from scalerl.core.manifest import digest
 from scalerl.core.serialization import leaves
-from scalerl.models.build import revision_of
+from scalerl.models.build import PolicySpec
 from scalerl.models.files import weight_files
 from scalerl.models.policy import Policy, stop_tokens
 from scalerl.prompts.dataset import PromptSplit
@@ -110,27 +109,26 @@ def _changed_rows(prompts: Sequence[Prompt], new: npt.NDArray[np.bool_], gone: n
     return f"{source}: row {int(gone.argmax()) + 1} of those with which the run began is missing ({counts})"
 
 
-def model_inputs(config: RunConfig, path: str, policy: Policy, tokenizer: Any, prompts: PromptSplit) -> dict[str, Any]:
+def model_inputs(spec: PolicySpec, policy: Policy, tokenizer: Any, prompts: PromptSplit) -> dict[str, Any]:
     """Return what a run takes from the directory of its model, besides the weights that it trains.
 
     Files of frozen weights are digested as a whole: 0.12 s per GB that is in the page cache, from which the model has
     just been loaded.
 
     Args:
-        config: Configuration of the run.
-        path: Directory of the model, or its name on the hub.
+        spec: The policy before it was loaded.
         policy: The loaded model.
         tokenizer: The model's tokenizer.
         prompts: The prompts of the run.
     """
     from transformers import PretrainedConfig
 
-    settings, _ = PretrainedConfig.get_config_dict(path, revision=revision_of(config), trust_remote_code=False)
+    settings, _ = PretrainedConfig.get_config_dict(spec.path, revision=spec.revision, trust_remote_code=False)
     return {
         "config.json": {k: v for k, v in settings.items() if k not in NOTED and not k.startswith("_")},
         "end tokens": [tokenizer.convert_ids_to_tokens(token) for token in stop_tokens(policy, tokenizer)],
         "tokenizer": tokenizer_inputs(tokenizer, any(TURNS in prompt.columns for prompt in prompts.everything)),
-        "weights": _weight_digests(config, path) if config.lora else {},
+        "weights": _weight_digests(spec) if spec.lora else {},
     }
 
 
@@ -156,13 +154,13 @@ def _text_digest(text: str) -> str:
     return xxhash.xxh3_128_hexdigest(text.encode("utf-8", "surrogatepass"))
 
 
-def _weight_digests(config: RunConfig, path: str) -> dict[str, str]:
+def _weight_digests(spec: PolicySpec) -> dict[str, str]:
     """Return the digests of a model's files of weights by name."""
-    directory = Path(path)
+    directory = Path(spec.path)
     if not directory.is_dir():
         from transformers.utils import cached_file
 
-        directory = Path(cached_file(path, "config.json", revision=revision_of(config))).parent
+        directory = Path(cached_file(spec.path, "config.json", revision=spec.revision)).parent
     files = weight_files(directory)
     with ThreadPoolExecutor(FILES_AT_ONCE) as threads:
         return dict(zip([file.name for file in files], threads.map(digest, files), strict=True))

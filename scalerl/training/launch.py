@@ -23,29 +23,38 @@ from scalerl.core.rows import read_rows
 from scalerl.core.run_files import EVENTS, METRICS
 from scalerl.core.serialization import from_plain
 from scalerl.learn.custom import check_functions
-from scalerl.learner.base import Learner
+from scalerl.learner.base import Learner, LearnerSpec
 from scalerl.learner.checkpoint import CheckpointStore, load_plain, load_state, references, save_state
 from scalerl.learner.ranks import LearnerDied, LearnerGroup, single_learner
 from scalerl.loggers.base import Logger, makers_of
 from scalerl.loggers.follow import Followers
-from scalerl.models.build import load_of, revision_of, sent_of, sent_weights, with_adapters
+from scalerl.models.build import PolicySpec, sent_weights
 from scalerl.models.loading import end_tokens, load_tokenizer
 from scalerl.models.policy import Policy, check_vocabulary, stop_tokens
 from scalerl.models.sizes import Found, ModelSizes
 from scalerl.models.text import TokenText
 from scalerl.models.weights import WeightLayout
-from scalerl.placement.choices import derived_sizes, loop_device, trains_in_loop
+from scalerl.placement.choices import (
+    channel_name,
+    derived_sizes,
+    generation_of,
+    learner_settings,
+    loop_device,
+    policy_spec,
+    trains_in_loop,
+)
 from scalerl.placement.devices import GB, USABLE, counted
 from scalerl.prompts.curriculum import make_curriculum
 from scalerl.prompts.dataset import PromptSplit, load_prompts
-from scalerl.rollouts.build import GeneratorSpec, ModelFacts, has_agents
+from scalerl.rollouts.build import GeneratorSpec, has_agents
+from scalerl.rollouts.channels import CHANNELS
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.pipeline import Pipeline
 from scalerl.rollouts.turns import check_replies, with_replies
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.checks import check_rewards, reference_notes, repetition_notes, sandbox_notes
 from scalerl.tasks.scoring import ScoringService
-from scalerl.training.backends import BACKENDS, Backend, channel_of
+from scalerl.training.backends import BACKENDS, Backend
 from scalerl.training.display import RunDisplay
 from scalerl.training.inputs import check_model, check_prompts, model_inputs, prompt_inputs
 from scalerl.training.progress import Compute, Progress, Stopwatch
@@ -58,7 +67,6 @@ from scalerl.training.run_model import (
     check_length,
     check_sampled,
     known_sizes,
-    load_in_engine,
     model_path_of,
 )
 from scalerl.training.saved import checkpoint_of, continued, overrule, sound_checkpoint
@@ -146,11 +154,14 @@ def _assemble(
     check_functions(config.recipe)
     backend = BACKENDS[config.placement.backend](resolved)
     model_path = model_path_of(config, path, display.note)
-    tokenizer = load_tokenizer(model_path, revision_of(config))
+    model = policy_spec(config, model_path)
+    tokenizer = load_tokenizer(model.path, model.revision)
     if checkpoint is None:
         config = directory.config = dated(config, tokenizer, display.note)
     named = isinstance(config.model, HuggingFaceModel)
-    prompts = load_prompts(config, tokenizer, end_tokens(model_path, revision_of(config), tokenizer) if named else ())
+    stop = end_tokens(model.path, model.revision, tokenizer) if named else ()
+    per_step = config.recipe.prompts_per_step
+    prompts = load_prompts(config.data, config.evaluation, config.scoring, per_step, tokenizer, stop)
     inputs: dict[str, Any] = {"prompts": prompt_inputs(prompts)}
     if state:
         check_prompts(state["inputs"]["prompts"], inputs["prompts"], prompts, path)
@@ -158,33 +169,39 @@ def _assemble(
     longest, environments = with_replies(prompts.everything, rule.capacity)
     sizes = known_sizes(config)
     # sizes that config.json does not tell are counted in the loaded model
-    loaded = load_of(config, model_path, loop_device(config)) if sizes is None else None
+    loaded = model.load(loop_device(config)) if sizes is None else None
     sizes = loaded.sizes if loaded is not None else cast(ModelSizes, sizes)
     written = sum(file.stat().st_size for file in path.glob("checkpoints/**/*") if file.is_file())
     check_disk(config, sizes, path, written)
     config, about = _with_sizes(directory, sizes, longest + rule.capacity, prompts)
-    policy = load_of(config, model_path, loop_device(config)) if loaded is None else loaded
+    policy = model.load(loop_device(config)) if loaded is None else loaded
     check_vocabulary(tokenizer, policy, model_path)
     text = TokenText(tokenizer, stop_tokens(policy, tokenizer))
-    scoring = ScoringService(backend.scorers(config), text.judged)
+    scoring = ScoringService(backend.scorers(config.data, config.scoring), text.judged)
     check_replies(prompts.everything, tokenizer, config.scoring)
-    inputs["model"] = model_inputs(config, model_path, policy, tokenizer, prompts)
+    inputs["model"] = model_inputs(model, policy, tokenizer, prompts)
     if state:
         check_model(state["inputs"]["model"], inputs["model"], model_path, path)
     check_length(policy, rule, longest)
-    check_sampled(config, policy, model_path)
+    check_sampled(config, model, policy)
     repeated = check_rewards(config.data, config.scoring, prompts.training, repetitions=not state)
     notes = [*resolved.notes, *_notes(config, prompts, rule, state), *repeated]
-    facts = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.sizes)
-    policy = with_adapters(config, policy)  # after the facts, because the engines' model has no adapters
+    vocabulary, sizes = policy.vocab_size, policy.sizes  # those of the engines' model, which has no adapters
+    policy = model.adapted(policy)
     display.configured(config)
     for note in [*derived_sizes(config), *about, *notes]:
         display.note(note)
 
     progress = overrule(from_plain(Progress, state["progress"]), display) if state else Progress()
     spec = GeneratorSpec(
-        config=config,
-        load_policy=partial(load_in_engine, config, model_path),
+        policy=model,
+        vocabulary=vocabulary,
+        sizes=sizes,
+        recipe=config.recipe,
+        placement=config.placement,
+        hardware=config.hardware,
+        scoring=config.scoring,
+        generation=generation_of(config),
         longest_prompt=longest,
         rule=rule,
         stop=stop_tokens(policy, tokenizer),
@@ -192,15 +209,15 @@ def _assemble(
         if checkpoint
         else None,
         save=save_state,
-        model=facts,
         run=path,
         make_engines=backend.make_engines,
         devices=resolved.devices,
         environments=environments,
         agents=has_agents(prompts.everything),
     )
-    channel = channel_of(config, WeightLayout.of(sent_weights(policy, sent_of(config))), path)
-    learner = _learner(config, model_path, policy, channel, backend, path)
+    layout = WeightLayout.of(sent_weights(policy, model.sent))
+    channel = CHANNELS[channel_name(config)](layout, path, config.placement, config.lora)
+    learner = _learner(config, model, policy, channel, backend, path)
     pipeline = Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch, learner.watch, cure(config))
     curriculum = make_curriculum(config.data, prompts.training, config.seed, config.recipe.retire_pass_rate)
     devices = counted(resolved.devices)
@@ -256,7 +273,7 @@ def _with_sizes(
         about.append(note)
     if config.placement.backend == "local":
         mean = sum(len(prompt.tokens) for prompt in prompts.everything) / len(prompts.everything)
-        samples = {task.curve: config.samples(task) for task in config.data}
+        samples = {task.curve: config.evaluation.samples_of(task) for task in config.data}
         evaluated = sum(samples[prompt.task] for prompt in prompts.held_out)
         about += run_lines(config, sizes, row_tokens, machine, mean, evaluated)
     return config, about
@@ -279,15 +296,17 @@ def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, state: Map
 
 
 def _learner(
-    config: RunConfig, model_path: str, policy: Policy, channel: WeightChannel, backend: Backend, run: Path
+    config: RunConfig, model: PolicySpec, policy: Policy, channel: WeightChannel, backend: Backend, run: Path
 ) -> Learner:
     """Return the learner: this process, which owns the policy from then on, or ranks, which load their own."""
-    if trains_in_loop(config):
-        return single_learner(config, policy)
     placement = config.placement
+    settings, ranks = learner_settings(config), placement.trainer_ranks
+    spec = LearnerSpec(model, config.recipe, settings, config.hardware, placement, ranks=ranks)
+    if trains_in_loop(config):
+        return single_learner(spec, policy)
     try:
         return LearnerGroup(
-            backend.start_ranks(config, model_path, [channel]),
+            backend.start_ranks(spec, [channel]),
             [channel],
             step_timeout_s=placement.step_timeout_s,
             transfer_timeout_s=placement.transfer_timeout_s,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
@@ -128,11 +129,12 @@ def resolve_hardware(hardware: Hardware, has_gpu: bool | None = None, where: str
 
 def _unable(config: RunConfig) -> str:
     """Return why vLLM cannot load the adapters of a run, empty if it can or there are none."""
-    if config.lora is None:
+    model = config.model
+    if not isinstance(model, HuggingFaceModel) or model.lora is None:
         return ""
     from scalerl.rollouts.vllm.adapters import adapter_problem
 
-    return adapter_problem(config)
+    return adapter_problem(model.path, model.revision, config.placement.vllm_python or sys.executable)
 
 
 def _device_notes(given: Hardware, here: Hardware) -> list[str]:

@@ -19,6 +19,7 @@ from scalerl.learner.batch import RolloutTensors
 from scalerl.learner.checkpoint import CheckpointStore
 from scalerl.models.sizes import ModelSizes
 from scalerl.models.text import TokenText
+from scalerl.placement.choices import generation_of
 from scalerl.prompts.curriculum import Curriculum, Mixture
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
@@ -88,7 +89,7 @@ class Run:
 
 def draw_first(run: Run) -> tuple[Visit, ...]:
     """Draw the prompts that may be started with the first weights."""
-    return _draw(run, first_visits(run.config))
+    return _draw(run, first_visits(run.config.recipe, generation_of(run.config)))
 
 
 def _draw(run: Run, n: int) -> tuple[Visit, ...]:

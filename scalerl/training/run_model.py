@@ -12,7 +12,7 @@ from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.status import Heartbeat
-from scalerl.models.build import load_of, revision_of
+from scalerl.models.build import PolicySpec
 from scalerl.models.files import check_model_files
 from scalerl.models.loading import load_config
 from scalerl.models.policy import Policy
@@ -89,13 +89,7 @@ def check_length(policy: Policy, rule: LengthRule, longest_prompt: int) -> None:
         )
 
 
-def load_in_engine(config: RunConfig, model_path: str) -> Policy:
-    """Load the model in an engine's process, with this engine's share of the CPU threads."""
-    torch.set_num_threads(max(1, config.hardware.generator_threads // config.placement.engines))
-    return load_of(config, model_path, config.hardware.device)
-
-
-def check_sampled(config: RunConfig, policy: Policy, model_path: str) -> None:
+def check_sampled(config: RunConfig, spec: PolicySpec, policy: Policy) -> None:
     """Refuse a model or a custom engine that would sample incorrectly; vLLM is checked by replay during the run."""
     engine, replay = config.placement.engine, config.recipe.routing_replay == "on"
     if replay and not can_record(policy):
@@ -104,16 +98,16 @@ def check_sampled(config: RunConfig, policy: Policy, model_path: str) -> None:
             f"recipe.routing_replay: got 'on' for {type(policy.model).__name__}, {kind}; allowed: off, or a mixture "
             "such as Mixtral, Qwen3-MoE, OLMoE or GPT-OSS (docs/models.md)"
         )
-    if engine == "vllm" and not config.placement.servers and (table := load_config(model_path, revision_of(config))[1]):
+    if engine == "vllm" and not config.placement.servers and (table := load_config(spec.path, spec.revision)[1]):
         raise ConfigError(
-            f"placement.engine: got 'vllm' with {model_path} in {method_of(table)}, whose weights a server cannot "
+            f"placement.engine: got 'vllm' with {spec.path} in {method_of(table)}, whose weights a server cannot "
             f"replace with trained ones; allowed: torch, or a directory in full precision. {DEQUANTIZE}"
         )
     if engine == "torch":
         check_engine(policy)
     elif isinstance(engine, Custom):
-        load = partial(load_of, config, model_path, loop_device(config))
-        rollouts = check_engine_plugin(engine, policy, load, model_path, schedule_name(config) == "deterministic")
+        load = partial(spec.load, loop_device(config))
+        rollouts = check_engine_plugin(engine, policy, load, spec.path, schedule_name(config) == "deterministic")
         if replay and any(rollout.experts is None for rollout in rollouts):
             raise ConfigError(
                 f"recipe.routing_replay: got 'on' with placement.engine {engine.function!r}, whose rollouts have no "

@@ -27,13 +27,13 @@ from scalerl.config.data import TaskData
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import atomic_file
 from scalerl.learner.checkpoint import save_state
-from scalerl.models.build import load_of
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import check_vocabulary, stop_tokens
 from scalerl.models.text import TokenText
+from scalerl.placement.choices import generation_of, policy_spec
 from scalerl.placement.devices import served_places
 from scalerl.prompts.dataset import load_prompts, task_prompts
-from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts, has_agents, with_programs
+from scalerl.rollouts.build import EngineSpec, GeneratorSpec, has_agents, with_programs
 from scalerl.rollouts.engine import Engine, Sampling, generate
 from scalerl.rollouts.interrupt import length_rule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
@@ -43,7 +43,7 @@ from scalerl.scaling.estimate import as_json, with_error
 from scalerl.tasks.scoring import PendingGroup, ScoringService, make_scorers
 from scalerl.training.evaluation import held_out_visits, mean_at_k
 from scalerl.training.rollout_rows import rollout_row
-from scalerl.training.run_model import check_length, load_in_engine
+from scalerl.training.run_model import check_length
 from scalerl.types import BoolArray, Prompt, ScoredGroup
 
 MOST_SLOTS = 256
@@ -133,7 +133,8 @@ class Evaluator:
         self.config, self._where, self._note, self._on = config, where, note, on
         self._longest, self._servers = 0, list[Engine]()
         model, served = config.model, config.placement.engine == "vllm"
-        self._policy = load_of(config, model.path, "cpu" if served else config.hardware.device)
+        self._model = policy_spec(config, model.path)
+        self._policy = self._model.load("cpu" if served else config.hardware.device)
         self.tokenizer = load_tokenizer(model.path, model.revision)
         check_vocabulary(self.tokenizer, self._policy, model.path)
         self._stop = stop_tokens(self._policy, self.tokenizer)
@@ -149,10 +150,10 @@ class Evaluator:
 
     def held_out_of_run(self, most: int | None) -> list[list[Prompt]]:
         """Return the held-out prompts of each task of the configured run."""
-        split = load_prompts(self.config, self.tokenizer, self._stop)
-        return [
-            self._first([p for p in split.held_out if p.task == task], split.notes, most) for task in self.config.tasks
-        ]
+        config = self.config
+        per_step = config.recipe.prompts_per_step
+        split = load_prompts(config.data, config.evaluation, config.scoring, per_step, self.tokenizer, self._stop)
+        return [self._first([p for p in split.held_out if p.task == task], split.notes, most) for task in config.tasks]
 
     def _first(self, prompts: list[Prompt], notes: Sequence[str], most: int | None) -> list[Prompt]:
         for note in notes:
@@ -214,7 +215,7 @@ class Evaluator:
         """
         began, total = time.perf_counter(), samples * len(prompts)
         pending: deque[tuple[int, PendingGroup]] = deque()
-        scoring = ScoringService(make_scorers(self.config), self._text.judged)
+        scoring = ScoringService(make_scorers(self.config.data, self.config.scoring), self._text.judged)
 
         def take() -> None:
             index, scores = pending.popleft()
@@ -251,13 +252,24 @@ class Evaluator:
             count = self.config.placement.engines
             slots = self.config.rollouts.slots or SERVED_SLOTS * count
             config = replace(self.config, rollouts=replace(self.config.rollouts, slots=slots))
-            assert isinstance(config.model, HuggingFaceModel)
-            path = config.model.path
-            facts = ModelFacts(path, config.model.revision, self._policy.vocab_size, self._policy.sizes)
             spec = GeneratorSpec(
-                config, partial(load_in_engine, config, path), self._longest, self._rule, stop, None, save_state, facts,
-                self._where, server_engines, served_places(config),
-            )  # fmt: skip
+                policy=self._model,
+                vocabulary=self._policy.vocab_size,
+                sizes=self._policy.sizes,
+                recipe=recipe,
+                placement=config.placement,
+                hardware=config.hardware,
+                scoring=config.scoring,
+                generation=generation_of(config),
+                longest_prompt=self._longest,
+                rule=self._rule,
+                stop=stop,
+                load_state=None,
+                save=save_state,
+                run=self._where,
+                make_engines=server_engines,
+                devices=served_places(config),
+            )
             pairs = server_engines([EngineSpec(spec, KeptWeights(), number) for number in range(count)], self._note)
             self._servers = [training for training, _ in pairs]
             for engine in self._servers:

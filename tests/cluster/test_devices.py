@@ -11,6 +11,7 @@ import pytest
 import torch
 from commands import call
 from engine_builds import Seen
+from generator_specs import generator_spec
 
 from scalerl.config import LAB, HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
@@ -19,14 +20,14 @@ from scalerl.config.placement import Placement
 from scalerl.config.run import Hardware
 from scalerl.core.errors import ConfigError
 from scalerl.learner.rank_processes import RankProcesses
-from scalerl.models.sizes import Attention, ModelSizes
 from scalerl.models.weights import WeightLayout
 from scalerl.placement.devices import Host, described, devices, needs, shares_gpus, this_machine
-from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts, local_engines
+from scalerl.rollouts.build import EngineSpec, local_engines
+from scalerl.rollouts.channels import CHANNELS
 from scalerl.rollouts.directory import DirectoryChannel
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.vllm.nccl import NcclChannel
-from scalerl.training.backends import BACKENDS, channel_of
+from scalerl.training.backends import BACKENDS
 from scalerl.training.resolve import resolve
 
 BASE = RunConfig(
@@ -165,11 +166,9 @@ def test_the_printed_table_of_a_large_cluster_is_short():
 
 def specs_of(config, table, tmp_path, build=None):
     rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=40)
-    generator = GeneratorSpec(
-        config=config, load_policy=None, longest_prompt=2, rule=rule, stop=(1,), load_state=None, save=None,
-        model=ModelFacts(str(tmp_path), "main", 12, ModelSizes(10.0, (Attention(4, 0),))),
-        run=tmp_path, make_engines=local_engines, devices=table,
-    )  # fmt: skip
+    generator = generator_spec(
+        config, str(tmp_path), 12, rule=rule, stop=(1,), run=tmp_path, make_engines=local_engines, devices=table
+    )
     channel = DirectoryChannel(tmp_path / "weights")
     return [EngineSpec(generator, channel, number) for number in range(config.placement.engines)]
 
@@ -232,7 +231,7 @@ def test_vllm_servers_are_started_on_the_gpus_of_their_rows(four_gpus, tmp_path)
     place = Placement(engine="vllm", generators=2, vllm_python=str(program))
     hardware, rollouts = replace(BASE.hardware, dtype="float32"), replace(BASE.rollouts, weights="nccl")
     resolved = resolve(replace(BASE, placement=place, hardware=hardware, rollouts=rollouts))
-    channel = channel_of(resolved.config, WeightLayout.of([]), tmp_path)
+    channel = CHANNELS["nccl"](WeightLayout.of([]), tmp_path, resolved.config.placement, None)
     assert isinstance(channel, NcclChannel)
     specs = [
         dataclasses.replace(spec, channel=channel) for spec in specs_of(resolved.config, resolved.devices, tmp_path)

@@ -6,6 +6,7 @@ import textwrap
 import pytest
 
 from scalerl.config.overrides import parse_config
+from scalerl.placement.devices import devices
 from scalerl.tasks.scoring import make_scorers
 from scalerl.tasks.user_rewards import RewardError
 from scalerl.types import Prompt, Score
@@ -61,7 +62,9 @@ def scorers(cluster):
     made = []
 
     def make(text):
-        made.append(actor_scorers(cluster, parse_config(text, "test")))
+        config = parse_config(text, "test")
+        resources = devices(config)["scorer", 0].resources
+        made.append(actor_scorers(cluster, config.placement.scorers, resources, config.data, config.scoring))
         return made[-1]
 
     yield make
@@ -80,7 +83,8 @@ PLACED = '[model]\nkind = "hf"\npath = "none"\n[placement]\nbackend = "ray"\nsco
 
 def test_actors_give_the_same_scores_as_processes_next_to_the_trainer(scorers):
     text = PLACED + '[[data]]\nkind = "file"\npath = "none.jsonl"\n[[data]]\nkind = "arithmetic"'
-    far, near = scorers(text), make_scorers(parse_config(text, "test"))
+    config = parse_config(text, "test")
+    far, near = scorers(text), make_scorers(config.data, config.scoring)
     texts = ["so $x = 2$", "\\boxed{3}", ""]
     failed, passed = Score(-1.0, False), Score(1.0, True)
     for _ in range(3):  # over both actors

@@ -20,10 +20,10 @@ from scalerl.config.base import replace
 from scalerl.config.model import Lora
 from scalerl.core.errors import ConfigError
 from scalerl.core.rng import stream_key
-from scalerl.models.build import sent_of
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy
 from scalerl.models.weights import WeightLayout
+from scalerl.placement.choices import policy_spec
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.process_engine import EngineDied
@@ -323,7 +323,7 @@ def test_adapters_are_sent_where_vllm_can_load_them_and_else_a_note_says_why_not
     resolved = resolve(config_of(model_of(tmp_path, name), *words))
     config, notes = resolved.config, resolved.notes
     assert config.rollouts.weights == channel
-    assert sent_of(config) == ("adapters" if channel == "adapters" else "checkpoint")
+    assert policy_spec(config, "m").sent == ("adapters" if channel == "adapters" else "checkpoint")
     assert len(notes) == bool(reason) and all("merged weights" in note and reason in note for note in notes)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from fake_vllm import STOP, VOCABULARY, FakeVllm
+from generator_specs import generator_spec
 from vllm_setup import PLAIN, agree, prompts_of, requests
 
 from scalerl.config import Hardware, RunConfig, read_config
@@ -18,7 +19,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import Attention, ModelSizes
 from scalerl.models.weights import WeightLayout
 from scalerl.placement.choices import channel_name
-from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
+from scalerl.rollouts.build import EngineSpec
 from scalerl.rollouts.channels import CHANNELS
 from scalerl.rollouts.directory import DirectoryChannel
 from scalerl.rollouts.engine import RoutingShape
@@ -39,17 +40,8 @@ def spec_of(addresses, tmp_path, *words):
     channel = DirectoryChannel(tmp_path / "weights")
     for version in (0, 1, 2):
         channel.send(version, [("weight", torch.zeros(1))])
-    generator = GeneratorSpec(
-        config=config,
-        load_policy=None,
-        longest_prompt=2,
-        rule=PLAIN,
-        stop=(STOP,),
-        load_state=None,
-        save=None,
-        model=ModelFacts("model", "main", VOCABULARY, ModelSizes(10.0, (Attention(4, 0),))),
-        run=tmp_path,
-        make_engines=server_engines,
+    generator = generator_spec(
+        config, "model", VOCABULARY, rule=PLAIN, stop=(STOP,), run=tmp_path, make_engines=server_engines
     )
     return EngineSpec(generator, channel, 0)
 
@@ -124,8 +116,7 @@ def test_routing_replay_requests_the_experts_of_the_model(tmp_path):
         server.experts = (3, 2, 8)
         spec = spec_of(server.address, tmp_path, "--recipe.routing_replay", "on")
         sizes = ModelSizes(10.0, (Attention(4, 0),), experts=8, active_experts=2, layers=3)
-        model = ModelFacts("model", "main", VOCABULARY, sizes)
-        spec = dataclasses.replace(spec, generator=dataclasses.replace(spec.generator, model=model))
+        spec = dataclasses.replace(spec, generator=dataclasses.replace(spec.generator, sizes=sizes))
         ((engine, _),) = server_engines([spec], print)
         engine.swap(1)
         engine.submit(requests(1))
@@ -181,7 +172,7 @@ def test_the_documented_server_takes_weights_by_the_default_channel_on_gpus(tmp_
     config = RunConfig(hardware=Hardware(device="cuda"), placement=Placement(engine="vllm", servers=("http://x:1",)))
     page = (Path(__file__).parents[2] / "docs/vllm.md").read_text()
     (backend,) = re.findall(r"--weight-transfer-config '(.*?)' --worker-extension-cls", page)
-    channel = CHANNELS[channel_name(config)](WeightLayout.of([]), tmp_path, config)
+    channel = CHANNELS[channel_name(config)](WeightLayout.of([]), tmp_path, config.placement, None)
     assert json.loads(backend) == {"backend": channel.updates(0).backend}
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from engine_builds import answer_weights
 
-from scalerl.config import RunConfig
+from scalerl.config.placement import Placement
 from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.channels import CHANNELS
 from scalerl.rollouts.directory import DirectoryChannel
@@ -30,7 +30,7 @@ def weights(seed):
 
 
 def make(kind, path):
-    return CHANNELS[kind](WeightLayout.of(weights(0).items()), path, RunConfig())
+    return CHANNELS[kind](WeightLayout.of(weights(0).items()), path, Placement(), None)
 
 
 def equal(received, sent):

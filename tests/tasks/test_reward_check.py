@@ -62,7 +62,7 @@ def test_options_override_reward_parameters_and_a_new_function_drops_them(tmp_pa
 def test_parameters_reach_the_function_in_the_process_that_calls_it():
     words = ["--model", "m", "--data", "d.jsonl", "--reward", "checked_rewards:length"]
     config = read_config(None, [*words, "--data.reward.params", "{limit = 8}"])
-    (scorer,) = make_scorers(config).values()
+    (scorer,) = make_scorers(config.data, config.scoring).values()
     try:
         pending = scorer.submit(ROW, ["", "four", "twelve chars"])
         assert [score.reward for score in pending.finish(pending.futures)] == [0.0, 0.5, 1.0]

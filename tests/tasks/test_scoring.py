@@ -311,7 +311,7 @@ def test_a_comparison_that_ends_its_process_fails_its_completion(monkeypatch):
 def scored(config, asked, *texts, truncated=()):
     """Score one group with the scoring of a configuration."""
     given = group(asked, *texts, truncated=truncated)
-    service = ScoringService(make_scorers(config), decode)
+    service = ScoringService(make_scorers(config.data, config.scoring), decode)
     try:
         pending = service.submit(given)
         while not pending.wait(0.1):
@@ -329,7 +329,8 @@ def test_the_configuration_chooses_the_scorer(tmp_path, monkeypatch):
     words = ["--model", "m", "--data", "d.jsonl", "--reward", "my_rewards:f"]
     assert scored(read_config(None, words), prompt(task="my_rewards:f"), "c") == [Score(3.0, True)]
     for extra, task, kind in (([], "arithmetic", ThreadScorer), (words[:4], "math", ProcessScorer)):
-        (scorer,) = (scorers := make_scorers(read_config(None, extra))).values()
+        config = read_config(None, extra)
+        (scorer,) = (scorers := make_scorers(config.data, config.scoring)).values()
         assert [*scorers] == [task] and type(scorer) is kind
         scorer.close()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import runs
+from prompt_splits import prompts_of
 from safetensors.torch import load_file, save_file
 from texts import Tokenizer
 
@@ -15,7 +16,8 @@ from scalerl.core.errors import ConfigError
 from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import load_policy
-from scalerl.prompts.dataset import PromptSplit, load_prompts
+from scalerl.placement.choices import policy_spec
+from scalerl.prompts.dataset import PromptSplit
 from scalerl.training.inputs import check_model, check_prompts, model_inputs, prompt_inputs
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b), "level": {"a": a}} for a in range(4) for b in range(5)]
@@ -23,7 +25,7 @@ ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b), "level": {"a": a}} for a i
 
 def split_of(path, tokenizer, *words):
     sizes = ["--recipe.prompts_per_step", "4", "--evaluation.prompts", "5", *words]
-    return load_prompts(read_config(None, ["--model", "m", "--data", str(path), *sizes]), tokenizer)
+    return prompts_of(read_config(None, ["--model", "m", "--data", str(path), *sizes]), tokenizer)
 
 
 def write(path, rows, **options):
@@ -147,7 +149,7 @@ ADAPTERS = ("norms", "one weight")
 def inputs_of(model, *words):
     config = read_config(None, ["--model", str(model), "--preset", "lab", *words])
     policy, tokenizer = load_policy(str(model)), load_tokenizer(str(model))
-    return model_inputs(config, str(model), policy, tokenizer, load_prompts(config, tokenizer))
+    return model_inputs(policy_spec(config, str(model)), policy, tokenizer, prompts_of(config, tokenizer))
 
 
 @pytest.mark.parametrize("change", CHANGES)

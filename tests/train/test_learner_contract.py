@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from batches import change
-from rank_builds import Bench, Misbehaving
+from rank_builds import Bench, Misbehaving, learner_spec
 from rank_builds import random_batch as batch
 from safetensors.torch import load_file
 from tiny_models import tiny_model
@@ -30,9 +30,8 @@ from scalerl.learner.checkpoint import load_state
 from scalerl.learner.experts import experts_of
 from scalerl.learner.fsdp import balanced_split
 from scalerl.learner.rank_processes import RankProcesses
-from scalerl.learner.ranks import LearnerDied, LearnerGroup, RankSpec, single_learner
+from scalerl.learner.ranks import LearnerDied, LearnerGroup, single_learner
 from scalerl.learner.single import SingleLearner
-from scalerl.models.build import with_adapters
 from scalerl.models.policy import Policy, load_policy
 from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.directory import DirectoryChannel
@@ -76,7 +75,8 @@ class Benches:
     def ranks(self, number):
         if number not in self.started or not self.started[number]._processes:
             meet = f"file://{self.parent}/meet-{number}-{time.monotonic_ns()}"
-            builds = [Bench(RankSpec(CONFIG, "", rank, number, meet)) for rank in range(number)]
+            parts = {"ranks": number, "init_method": meet}
+            builds = [Bench(learner_spec(CONFIG, "", rank=rank, **parts)) for rank in range(number)]
             self.started[number] = RankProcesses(builds, [self.directory, self.memory], timeout_s=120)
         return self.started[number]
 
@@ -555,12 +555,13 @@ def test_a_single_rank_makes_the_updates_of_one_process_and_writes_its_adapter(p
     model = HuggingFaceModel(path=paths["qwen3"], lora=Lora(rank=2))
     hardware = replace(CONFIG.hardware, trainer_helpers=0)
     config = replace(CONFIG, model=model, hardware=hardware)
-    ranks = RankProcesses.of([{}], config, paths["qwen3"], [])
+    ranks = RankProcesses.of([{}], learner_spec(config, paths["qwen3"]), [])
     group = LearnerGroup(ranks, [], step_timeout_s=60, transfer_timeout_s=60)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        single = single_learner(config, with_adapters(config, load_policy(paths["qwen3"])))
+        spec = learner_spec(config, paths["qwen3"])
+        single = single_learner(spec, spec.policy.adapted(load_policy(paths["qwen3"])))
         for rows in (7, 8):
             assert group.step(batch(rows)) == single.step(batch(rows))
         for learner, name in ((group, "far"), (single, "near")):
@@ -583,7 +584,8 @@ def adapted(config=CONFIG, **lora):
 
 def of_one_process(benches, config, model="qwen3-untied"):
     policy = load_policy(benches.paths[model], dtype=config.hardware.dtype)
-    return single_learner(config, with_adapters(config, policy))
+    spec = learner_spec(config, benches.paths[model])
+    return single_learner(spec, spec.policy.adapted(policy))
 
 
 @pytest.mark.parametrize(("ranks", "model"), [(2, "qwen3"), (3, "qwen3-untied")])

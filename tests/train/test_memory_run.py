@@ -15,6 +15,7 @@ from scalerl.cluster import sizing
 from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.core.machine import Memory
+from scalerl.models.build import PolicySpec
 from scalerl.training import launch
 
 
@@ -63,7 +64,7 @@ def test_a_models_first_command_trains_under_a_limit(smol, tmp_path, gigabytes):
 def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded(smol, tmp_path, monkeypatch):
     loaded = []
     monkeypatch.chdir(smol)
-    monkeypatch.setattr(launch, "load_of", lambda *given: loaded.append(given))
+    monkeypatch.setattr(PolicySpec, "load", lambda *given: loaded.append(given))
     monkeypatch.setattr(sizing, "host_memory", lambda: Memory(4e9, 3.9e9, "the control group (memory.max)"))
     config = read_config(None, [*COMMAND[1:], *FEW])
     display = SimpleNamespace(note=lambda text: None, configured=lambda config: None, belongs_to=lambda path: None)

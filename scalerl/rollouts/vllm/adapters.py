@@ -15,11 +15,9 @@ import ast
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.config.model import HuggingFaceModel
 from scalerl.core.errors import outcome
 from scalerl.rollouts.directory import DirectoryChannel, DirectoryUpdates
 from scalerl.rollouts.process_engine import EngineDied
@@ -39,7 +37,6 @@ from scalerl.rollouts.weights import Call, Updates
 
 if TYPE_CHECKING:  # the import loads torch, which a client of a server does not need
     from scalerl.config.model import Lora
-    from scalerl.config.run import RunConfig
     from scalerl.models.weights import WeightLayout
 
 NAME = "policy"
@@ -140,18 +137,20 @@ class AdapterUpdates(DirectoryUpdates):
         await call("POST", RESUME)
 
 
-def adapter_problem(config: RunConfig) -> str:
-    """Return why vLLM cannot load the adapters of a run's model, by its configuration and vLLM's source.
+def adapter_problem(path: str, revision: str, python: str) -> str:
+    """Return why vLLM cannot load the adapters of a model, by its configuration and vLLM's source.
 
     Empty if it can, or if that is not known here: vLLM may be installed on other machines only.
+
+    Args:
+        path: Directory, or name on the hub.
+        revision: Branch, tag or commit on the hub.
+        python: The Python that has vLLM.
     """
-    from scalerl.models.build import revision_of
     from scalerl.models.loading import load_config
     from scalerl.models.sizes import of_config
 
-    assert isinstance(config.model, HuggingFaceModel)
-    path = config.model.path
-    loading = outcome(lambda: load_config(path, revision_of(config))[0])
+    loading = outcome(lambda: load_config(path, revision)[0])
     if loading.exception() is not None:  # loading the model, which comes next, reports it
         return ""
     model = loading.result()
@@ -159,7 +158,7 @@ def adapter_problem(config: RunConfig) -> str:
     if sizes.exception() is None and sizes.result().experts:
         return "adapters of a mixture have not been tried with vLLM"
     (architecture,) = (model.architectures or [""])[:1]
-    package = _package(config.placement.vllm_python or sys.executable)
+    package = _package(python)
     if package is not None and not has_adapter_layers(package, architecture):
         return f"vLLM cannot load adapters of {architecture or 'this model'}"
     return ""

@@ -23,7 +23,7 @@ def server_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> 
     starts: Counter[int] = Counter()
 
     def begin(spec: EngineSpec) -> PolledEngines:
-        placement, number = spec.generator.config.placement, spec.number
+        placement, number = spec.generator.placement, spec.number
         starts[number] += 1
         if placement.servers and starts[number] > 1:  # the user restarts it
             wait_for_server(placement.servers[number], placement.start_timeout_s)
@@ -49,14 +49,14 @@ def server_handle(
     Raises:
         ConfigError: The server does not start, or does not meet the run's requirements.
     """
-    generator, config = spec.generator, spec.generator.config
-    recipe, placement, model = config.recipe, config.placement, spec.generator.model
+    generator = spec.generator
+    recipe, placement, sizes = generator.recipe, generator.placement, generator.sizes
     updates = spec.channel.updates(spec.number)
     positions = generator.longest_prompt + generator.rule.capacity
-    fp32_head = recipe.fp32_head and config.hardware.dtype != "float32"
-    sizes = model.sizes
+    fp32_head = recipe.fp32_head and generator.hardware.dtype != "float32"
     routing = RoutingShape(sizes.layers, sizes.active_experts, sizes.experts) if recipe.routing_replay == "on" else None
-    needs = Needs(model.vocabulary, positions, 2 * spec.slots, updates.backend, fp32_head, routing, recipe.top_p < 1)
+    nucleus = recipe.top_p < 1
+    needs = Needs(generator.vocabulary, positions, 2 * spec.slots, updates.backend, fp32_head, routing, nucleus)
     with ExitStack() as failed:
         if placement.servers:
             server: Server | str = placement.servers[spec.number]
@@ -92,9 +92,9 @@ def server_handle(
 
 def _server_spec(spec: EngineSpec, needs: Needs, environment: Mapping[str, str]) -> ServerSpec:
     generator, place = spec.generator, spec.place
-    placement, model = generator.config.placement, generator.model
+    placement, model = generator.placement, generator.policy
     revision = () if os.path.isdir(model.path) else ("--revision", model.revision)
-    eager = ("--enforce-eager",) if generator.config.hardware.device == "cpu" else ()  # compiling takes a minute
+    eager = ("--enforce-eager",) if generator.hardware.device == "cpu" else ()  # compiling takes a minute
     experts = ("--enable-return-routed-experts",) if needs.routing else ()
     masks = ("--return-sampling-mask",) if needs.nucleus else ()
     adapters = spec.channel.server_arguments() if isinstance(spec.channel, AdapterChannel) else ()
@@ -106,7 +106,7 @@ def _server_spec(spec: EngineSpec, needs: Needs, environment: Mapping[str, str])
         log=generator.run / f"vllm_{spec.number + 1}.log",
         python=placement.vllm_python or sys.executable,
         backend=needs.backend,
-        dtype=generator.config.hardware.dtype,
+        dtype=generator.hardware.dtype,
         fp32_head=needs.fp32_head,
         tensor_parallel=placement.tensor_parallel,
         start_s=placement.start_timeout_s,
