@@ -37,8 +37,9 @@ from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.replay import ReplayMismatch, check_current
+from scalerl.rollouts.served import Submit, Swap
 from scalerl.rollouts.vllm.checks import Needs
-from scalerl.rollouts.vllm.engine import vllm_engines
+from scalerl.rollouts.vllm.client import vllm_client
 from scalerl.rollouts.vllm.nccl import NcclChannel
 from scalerl.rollouts.vllm.server import Server, ServerSpec
 
@@ -93,12 +94,12 @@ def measure(name: str, python: str, directory: Path, weights: str = "directory",
     if over_nccl:
         layout = WeightLayout.of(checkpoint_weights(model, Policy(model).weights()))
         channel = NcclChannel(layout, directory / "servers", timeout_s=120.0)
-    largest, engine = list[float](), None
+    largest, client = list[float](), None
     try:
         server.wait_ready()
         if over_nccl:
             channel.announce(0, server.address)
-        engine, _ = vllm_engines(
+        client = vllm_client(
             server, slots=(4, 4), rule=LengthRule(None, NEVER, 32), sampling=Sampling(),
             updates=channel.updates(0), needs=Needs(tiny_model(name).config.vocab_size, 512, 8, backend),
         )  # fmt: skip
@@ -109,12 +110,12 @@ def measure(name: str, python: str, directory: Path, weights: str = "directory",
                 channel.send(version, checkpoint_weights(model, policy.weights()))
                 if over_nccl and (problem := channel.lost()):
                     raise EngineDied(problem)
-                engine.swap(version)
+                client.post(Swap(version))
             sent = {(n, 0): Request((n, 0), (5, 9, 2 + n), stream_key("swaps", version, n)) for n in range(8)}
-            engine.submit(list(sent.values()))
+            client.post(Submit(0, tuple(sent.values())))
             pairs = list[Any]()
             while len(pairs) < len(sent):
-                pairs += [(sent[done.id].prompt, done.rollout) for done in engine.poll(0.1)]
+                pairs += [(sent[done.id].prompt, done.rollout) for done in client.report(0.1).finished[0]]
             difference = check_current(policy, version, pairs, bound=float("inf"))
             assert difference is not None and difference.rollouts == 8
             largest.append(difference.largest)
@@ -122,8 +123,8 @@ def measure(name: str, python: str, directory: Path, weights: str = "directory",
         why = server.reason() if isinstance(error, ConfigError) else str(error)
         return {"largest": largest, "error": re.sub(r"\(log: .*?\)|http://\S+|\s+", " ", why)[:200].strip()}
     finally:
-        if engine is not None:
-            engine.close()
+        if client is not None:
+            client.stop()
         if over_nccl:
             channel.close()
         with contextlib.suppress(ValueError):  # it ended already if it was never ready

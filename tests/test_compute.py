@@ -13,7 +13,7 @@ from scalerl.models.policy import Policy
 from scalerl.models.rows import Rows
 from scalerl.models.sizes import Attention, ModelSizes, of_config, of_model
 from scalerl.rollouts.engine import Request
-from scalerl.rollouts.vllm.lane import Lane
+from scalerl.rollouts.vllm.client import Lane
 from scalerl.training.progress import Stopwatch
 
 

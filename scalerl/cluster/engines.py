@@ -1,4 +1,4 @@
-"""Generation engines as Ray actors, and their handles for the restarter."""
+"""Generation engines as Ray actors, and their handles."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from scalerl.cluster.remote import Actor, RayRemote
 from scalerl.core.limits import ACTOR_START_SPARE_S
 from scalerl.core.remote import End, host
-from scalerl.rollouts.build import EngineSpec, restarted_engines
+from scalerl.rollouts.build import EngineSpec, served_engines
 from scalerl.rollouts.engine import Engine
-from scalerl.rollouts.free_running import FreeRunner, Report
+from scalerl.rollouts.free_running import FreeRunner
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.restarts import EngineHandle
+from scalerl.rollouts.served import Command, EngineHandle, Report
 
 REPORT_S = 1.0
 """Seconds after which an actor answers a report even without results, as a heartbeat."""
@@ -25,8 +25,8 @@ class EngineActor(Actor):
     """Asynchronous engines over one model, in a Ray process or in a server next to it."""
 
 
-class RayHandle:
-    """The handle of the engines in an EngineActor (rollouts/restarts.py)."""
+class RayHandle(EngineHandle):
+    """The handle of the engines in an EngineActor, which has their own handle (rollouts/served.py)."""
 
     def __init__(
         self, ray: Any, begin: Callable[[], EngineHandle], name: str, resources: Mapping[str, float], start_s: float
@@ -47,15 +47,15 @@ class RayHandle:
         self._remote = RayRemote(ray, EngineActor, partial(report_engines, begin), name, EngineDied, resources)
         setting = "placement.start_timeout_s"
         with ExitStack() as failed:
-            failed.callback(self.kill)  # an actor that starts later would occupy its cores and GPUs
+            failed.callback(self.stop)  # an actor that starts later would occupy its cores and GPUs
             self._remote.placed(start_s, setting)
             # a server measures the same time, and its message gives the reason
             self._remote.receive(start_s + ACTOR_START_SPARE_S, f"its start ({setting})")
             failed.pop_all()
 
-    def post(self, number: int, method: str, *arguments: Any) -> None:
-        """Request a submit, cancel or swap, executed in order; return immediately."""
-        self._remote.tell("post", number, method, *arguments)
+    def post(self, command: Command) -> None:
+        """Send a command; return at once."""
+        self._remote.tell("post", command)
 
     def report(self, wait_s: float) -> Report | None:
         """Return the results since the last report; None if no answer came in time.
@@ -65,7 +65,7 @@ class RayHandle:
         """
         return self._remote.receive() if self._remote.poll(wait_s) else None
 
-    def kill(self) -> None:
+    def stop(self) -> None:
         """End the actor's process."""
         self._remote.end()
 
@@ -85,8 +85,8 @@ def report_engines(begin: Callable[[], EngineHandle], end: End) -> None:
 
 def _post(handle: EngineHandle, end: End) -> None:
     while True:
-        _, arguments = end.next()
-        handle.post(*arguments)
+        _, (command,) = end.next()
+        handle.post(command)
 
 
 def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[Sequence[Engine]]:
@@ -106,7 +106,7 @@ def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> S
         begun = partial(BEGIN[placement.engine_name], spec)
         return RayHandle(ray, begun, spec.name, spec.place.resources, placement.start_timeout_s)
 
-    return restarted_engines(specs, begin, note)
+    return served_engines(specs, begin, note)
 
 
 def _torch_handle(spec: EngineSpec) -> EngineHandle:

@@ -302,8 +302,9 @@ def serve_miniature(config: RunConfig, limit_s: float, directory: Path) -> str:
     from scalerl.rollouts.engine import Request, Sampling
     from scalerl.rollouts.interrupt import NEVER, LengthRule
     from scalerl.rollouts.replay import check_current
+    from scalerl.rollouts.served import Submit, Swap
     from scalerl.rollouts.vllm.checks import Needs
-    from scalerl.rollouts.vllm.engine import vllm_engines
+    from scalerl.rollouts.vllm.client import vllm_client
     from scalerl.rollouts.vllm.server import Server, ServerSpec
 
     place, dtype, began = config.placement, config.hardware.dtype, time.monotonic()
@@ -322,7 +323,7 @@ def serve_miniature(config: RunConfig, limit_s: float, directory: Path) -> str:
     try:
         server.wait_ready()
         ready_s, channel = time.monotonic() - began, DirectoryChannel(directory / "weights")
-        engine, _ = vllm_engines(
+        client = vllm_client(
             server, slots=(8, 8), rule=LengthRule(None, NEVER, 64), sampling=Sampling(), needs=needs,
             updates=channel.updates(0),
         )  # fmt: skip
@@ -331,15 +332,15 @@ def serve_miniature(config: RunConfig, limit_s: float, directory: Path) -> str:
             policy = Policy(_scaled(model, 1.0 - 0.2 * version).to(_device()), fp32_head=config.recipe.fp32_head)
             channel.send(version, checkpoint_weights(model, policy.weights()))
             sent = {(n, 0): Request((n, 0), (5, 9, 2 + n), stream_key("doctor", version, n)) for n in range(8)}
-            engine.swap(version)
-            engine.submit(list(sent.values()))
+            client.post(Swap(version))
+            client.post(Submit(0, tuple(sent.values())))
             pairs: list[Any] = []
             while len(pairs) < len(sent):
-                pairs += [(sent[done.id].prompt, done.rollout) for done in engine.poll(0.1)]
+                pairs += [(sent[done.id].prompt, done.rollout) for done in client.report(0.1).finished[0]]
             difference = check_current(policy, version, pairs)
             assert difference is not None, f"a server that was asked for version {version} sampled with another one"
             worst = max(worst, difference.mean)
-        engine.close()
+        client.stop()
     finally:
         server.close()
     return (

@@ -26,8 +26,8 @@ from scalerl.rollouts.engine import EVALUATION_CACHE, Engine, Sampling
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.process_engine import EngineProcess
-from scalerl.rollouts.restarts import EngineHandle, Restarter
 from scalerl.rollouts.schedule import schedule_of
+from scalerl.rollouts.served import EngineHandle, Restarter
 from scalerl.rollouts.turns import with_turns
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.rollouts.worker import SaveState, WorkerParts
@@ -166,7 +166,7 @@ def local_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> S
     return [process.engines() for process in processes]
 
 
-def restarted_engines(
+def served_engines(
     specs: Sequence[EngineSpec], begin: Callable[[EngineSpec], EngineHandle], note: Callable[[str], None]
 ) -> Sequence[Sequence[Engine]]:
     """Make engines that run asynchronously and are restarted when they die; they start in parallel.

@@ -94,7 +94,7 @@ def test_engines_and_ranks_get_different_gpus_from_ray(cluster, tmp_path, monkey
     finally:
         ranks.close()
         for pair in pairs:
-            pair[0]._restarter._future.result().kill()
+            pair[0]._restarter._future.result().stop()
 
 
 def test_an_actor_without_gpus_sees_none(cluster):

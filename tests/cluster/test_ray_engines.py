@@ -42,7 +42,7 @@ def test_an_engine_has_its_limit_twice_to_be_placed_and_to_start_and_a_server_re
     try:
         with pytest.raises(EngineDied, match=r"generator 1 of 1: after 1 s .*start_timeout_s.* not placed"):
             RayHandle(ray, slow, "generator 1 of 1", {"num_cpus": 2}, start_s=1.0)
-        RayHandle(ray, slow, "generator 1 of 1", {"num_cpus": 1}, start_s=15.0).kill()
+        RayHandle(ray, slow, "generator 1 of 1", {"num_cpus": 1}, start_s=15.0).stop()
     finally:
         ray.shutdown()
 
@@ -90,7 +90,7 @@ def test_the_server_of_an_actor_ends_with_it_and_so_do_the_servers_workers(how, 
         started |= {pid: born for pid, born in runs.everyone().items() if pid == int(facts.read_text())}
         assert len(started) >= 3  # the guard, the server and its worker
         if how == "replaced":
-            handle.kill()
+            handle.stop()
         else:
             os.kill(actor, signal.SIGKILL)
         assert runs.left_of(started, 10.0) == []

@@ -1,8 +1,10 @@
 """Complete runs over real vLLM servers on CPU, with dying and hanging servers. Run: make test-vllm."""
 
+import json
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -103,3 +105,76 @@ def test_a_signal_stops_a_run_whose_server_hangs_with_a_checkpoint_that_resumes(
     print(f"\nstopped after {seconds:.1f} s at step {last}")
     runs.finish("resume", str(path), "--steps", str(last + 2), **CPU)
     assert [row["step"] for row in metrics(path)] == list(range(1, last + 3))
+
+
+COUNTED = """
+from pathlib import Path
+
+def score(prompts, completions, **columns):
+    with Path(__file__).with_name("scored").open("a") as file:
+        file.writelines(f"{prompt}\\n" for prompt in prompts)
+    return [len(text) % 3 / 2 for text in completions]
+"""
+
+
+def reading(processes, path):
+    """Return whether one of the processes has a version of the weights open or mapped."""
+    for pid in processes:
+        try:
+            mapped = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+            links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+        except OSError:  # a file was closed between two looks
+            continue
+        if any(f"{path}/weights/.serving" in name for name in (mapped, *links)):
+            return True
+    return False
+
+
+def kill_while_reading(started, path, seconds):
+    """Kill all processes of a server while one reads the weights of a version; stopped, it cannot finish before."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if not reading(started, path):
+            continue
+        for pid in started:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.2)
+        caught = reading(started, path)
+        for pid in started:
+            os.kill(pid, signal.SIGKILL if caught else signal.SIGCONT)
+        if caught:
+            return
+    raise AssertionError("no version was being read at any look")
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_while_it_reads_new_weights_is_replaced_and_nothing_is_trained_twice(
+    model, tmp_path, monkeypatch
+):
+    """80 of 100 prompts, so that each is drawn once: it is scored as one group of 4, or in 3 evaluations of 2."""
+    path, before, steps = tmp_path / "run", files(), 12
+    monkeypatch.chdir(tmp_path)  # where the reward is imported from
+    (tmp_path / "counted.py").write_text(COUNTED)
+    rows = [{"prompt": f"{a}+{b}=<think>", "answer": str(a + b)} for a in range(10) for b in range(10)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = [word for word in runs.RECIPE if word not in ("--rollouts.lag_ticks", "12")]
+    words = ["--model", str(model), "--data", "rows.jsonl", "--reward", "counted:score", *recipe]
+    words += [*WORDS[-6:], "--steps", str(steps), "--run-dir", str(path)]
+    process = runs.start(["train", *words], **CPU)
+    try:
+        runs.wait_for(lambda: len(metrics(path)) >= 2 or process.poll() is not None, STARTED, "two steps")
+        started = servers(model)
+        assert process.poll() is None and len(started) >= 3, process.communicate()
+        kill_while_reading(started, path, 120.0)
+        text, _ = process.communicate(timeout=STARTED)
+    finally:
+        process.kill()
+    assert process.returncode == 0, text
+    assert "was killed by signal 9" in text and "The engine is restarted" in text, text
+    assert [row["step"] for row in metrics(path)] == list(range(1, steps + 1))
+    assert metrics(path)[-1]["engine_restarts"] == 1
+    assert max(row["replay_difference"] for row in metrics(path)) < 5e-5
+    counts = Counter(Counter((tmp_path / "scored").read_text().splitlines()).values())
+    assert counts.keys() == {4, 6} and counts[6] == 16 and counts[4] >= 4 * steps, counts
+    assert not runs.left_of(started | servers(model), 20.0)
+    assert files() <= before and list((path / "weights").glob(".serving*")) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import vllm_contract
 from fake_vllm import STOP, FakeVllm
-from vllm_setup import NEEDS, PLAIN, Files
+from vllm_setup import NEEDS, PLAIN, Files, direct
 
 from scalerl.rollouts.engine import Sampling
 
@@ -43,20 +43,20 @@ def files(tmp_path):
 def make(server, files, monkeypatch):
     """Return a function that makes (training, evaluating) over the server; they are closed at the end."""
     from scalerl.rollouts.directory import DirectoryUpdates
-    from scalerl.rollouts.vllm import connection, protocol
-    from scalerl.rollouts.vllm.engine import vllm_engines
+    from scalerl.rollouts.vllm import client, protocol
 
-    monkeypatch.setattr(connection, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(client, "BACKOFF_S", 0.01)
     monkeypatch.setattr(protocol, "STREAM_INTERVAL", 3)
     made = []
 
     def engines(rule=PLAIN, slots=(8, 4), sampling=None, needs=NEEDS):
         sampling = sampling or Sampling(stop=(STOP,))
         updates = DirectoryUpdates(files)
-        pair = vllm_engines(server.address, slots=slots, rule=rule, sampling=sampling, needs=needs, updates=updates)
-        made.append(pair[0])
-        return pair
+        made.append(
+            client.vllm_client(server.address, slots=slots, rule=rule, sampling=sampling, needs=needs, updates=updates)
+        )
+        return direct(made[-1])
 
     yield engines
-    for engine in made:
-        engine.close()
+    for one in made:
+        one.stop()

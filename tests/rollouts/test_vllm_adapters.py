@@ -13,7 +13,7 @@ import torch
 from fake_vllm import STOP, FakeVllm
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM, Qwen3Config
-from vllm_setup import CPU, PATIENCE, PLAIN, PYTHON, REAL, SIZES, agree, drain, prompts_of, requests, wait_for
+from vllm_setup import CPU, PATIENCE, PLAIN, PYTHON, REAL, SIZES, agree, direct, drain, prompts_of, requests, wait_for
 
 from scalerl.config import read_config
 from scalerl.config.base import replace
@@ -31,7 +31,7 @@ from scalerl.rollouts.replay import largest_difference
 from scalerl.rollouts.vllm import adapters
 from scalerl.rollouts.vllm.adapters import AdapterChannel, AdapterUpdates
 from scalerl.rollouts.vllm.checks import Needs
-from scalerl.rollouts.vllm.engine import vllm_engines
+from scalerl.rollouts.vllm.client import vllm_client
 from scalerl.rollouts.vllm.server import ADAPTERS, Server, ServerSpec, command, environment
 from scalerl.training.resolve import resolve
 
@@ -83,12 +83,12 @@ def started(request, tmp_path_factory):
 @pytest.fixture
 def engine(started):
     server, _, channel, _ = started
-    made, _ = vllm_engines(
-        server, slots=(8, 4), rule=LONG, sampling=Sampling(), needs=NEEDS, updates=AdapterUpdates(channel)
+    made, _ = direct(
+        vllm_client(server, slots=(8, 4), rule=LONG, sampling=Sampling(), needs=NEEDS, updates=AdapterUpdates(channel))
     )
     made.swap(0)
     yield made
-    made.close()
+    made.client.stop()
 
 
 def sampled(engine, prompts, name="real"):
@@ -153,10 +153,10 @@ def fake_engine(server, tmp_path, number=0):
     layout = WeightLayout.of(adapted("qwen3", torch.float32, 0).adapters())
     channel = AdapterChannel(tmp_path / "weights", layout, LORA)
     needs = Needs(vocabulary=12, positions=200, sequences=12, backend=ADAPTERS)
-    engine, _ = vllm_engines(
+    engine, _ = direct(vllm_client(
         server.address, slots=(8, 4), rule=PLAIN, sampling=Sampling(stop=(STOP,)), needs=needs,
         updates=AdapterUpdates(channel, number),
-    )  # fmt: skip
+    ))  # fmt: skip
     return engine, channel
 
 
@@ -176,7 +176,7 @@ def test_every_version_is_sampled_with_the_adapter_under_its_label_and_a_salt_of
         loads = [call for call in server.calls if call in ("/v1/load_lora_adapter", "/collective_rpc")]
         assert loads == ["/v1/load_lora_adapter", *["/collective_rpc"] * 3]
         assert not any("update_weights" in call for call in server.calls)
-        engine.close()
+        engine.client.stop()
     assert sorted(p.name for p in (tmp_path / "weights").iterdir()) == [
         f"version_{version:08d}.safetensors" for version in (0, 3, 4)
     ]
@@ -189,7 +189,7 @@ def test_a_second_client_replaces_the_adapter_that_the_server_has_and_does_not_l
             channel.send(version, [("a", torch.zeros(1))])
             engine.swap(version)
             wait_for(lambda engine=engine, version=version: engine.version == version)
-            engine.close()
+            engine.client.stop()
         assert server.calls.count("/v1/load_lora_adapter") == 1 and server.calls.count("/collective_rpc") == 2
 
 
@@ -203,7 +203,7 @@ def test_a_server_that_does_not_take_an_adapter_is_lost(fault, tmp_path):
         with pytest.raises(EngineDied, match=r"No adapter found|reports version 0|Failed to pause"):
             while True:
                 engine.poll(0.05)
-        engine.close()
+        engine.client.stop()
 
 
 def test_a_server_without_adapters_is_an_error_before_the_run(tmp_path):
@@ -212,7 +212,7 @@ def test_a_server_without_adapters_is_an_error_before_the_run(tmp_path):
         layout = WeightLayout.of(adapted("qwen3", torch.float32, 0).adapters())
         updates = AdapterUpdates(AdapterChannel(tmp_path, layout, LORA))
         needs = Needs(vocabulary=12, positions=200, sequences=12, backend=ADAPTERS)
-        vllm_engines(
+        vllm_client(
             server.address, slots=(8, 4), rule=PLAIN, sampling=Sampling(stop=(STOP,)), needs=needs, updates=updates
         )
 

@@ -20,7 +20,7 @@ from scalerl.rollouts.engine import Finished, Request, Sampling, generate
 from scalerl.rollouts.interrupt import NEVER, LengthRule, forced_tokens
 from scalerl.rollouts.local.slots import SlotTable
 from scalerl.rollouts.schedule import PipelineSchedule
-from scalerl.rollouts.vllm.connection import _settle
+from scalerl.rollouts.vllm.client import _settle
 from scalerl.rollouts.vllm.protocol import BadAnswer, Chunk, Span
 from scalerl.rollouts.vllm.sequence import TokenSequence
 from scalerl.types import Prompt, Visit
@@ -87,7 +87,7 @@ def test_training_and_evaluation_share_a_server_with_separate_sequences(make, se
     training, evaluating = make(rule=LengthRule(None, NEVER, 300), sampling=Sampling())
     training.submit(requests(8))
     wait_for(lambda: server.running == 8)
-    evaluating._rule = PLAIN
+    evaluating.client._rule = PLAIN  # of the sequences that are submitted from now on
     visit = Visit(Prompt("a", "", (5, 9), "", "t"), 0, 0)
     ((_, group),) = generate([evaluating], [visit], samples=3, seed=0, purpose="evaluate")
     assert [len(rollout) for rollout in group.rollouts] == [40, 40, 40]
@@ -240,7 +240,7 @@ def test_superseded_versions_are_skipped_and_released(make, server, files):
     for version in (1, 2, 3):
         engine.swap(version)
         files.file(version - 1).unlink()  # the learner drops a version as soon as a newer one is requested
-    wait_for(lambda: engine.version == 3 and engine._connection._gate.is_set())
+    wait_for(lambda: engine.version == 3 and engine.client._gate.is_set())
     assert server.calls.count("/update_weights") == 2 and server.weights == 3
     assert list(files.path.glob(".serving*")) == []
 
@@ -251,7 +251,7 @@ def test_a_version_requested_again_while_it_is_loaded_still_exists(make, server,
     for version in (1, 2, 1, 2, 1):
         engine.swap(version)
         time.sleep(0.03)
-    wait_for(lambda: engine.version == 1 and engine._connection._gate.is_set())
+    wait_for(lambda: engine.version == 1 and engine.client._gate.is_set())
     assert server.calls.count("/update_weights") == 2 and list(files.path.glob(".serving*")) == []
 
 

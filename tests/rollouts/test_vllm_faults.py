@@ -48,7 +48,7 @@ def test_every_token_has_the_experts_of_the_token_before_it_and_those_of_a_broke
         assert (rollout.experts[known_T] == expected_TLK[known_T]).all()
         assert (rollout.experts[~known_T] == UNKNOWN).all() and rollout.sampled[known_T].all()
         known += known_T.mean()
-    assert engine._connection.retried == 3 and known > 6
+    assert engine.client.retried == 3 and known > 6
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_under_top_p_every_token_has_the_set_that_it_was_sampled_from_across_bro
     sent = requests(12)
     engine.submit(sent)
     finished = drain(engine)
-    assert engine._connection.retried == 3 and any(done.rollout.interrupted for done in finished)
+    assert engine.client.retried == 3 and any(done.rollout.interrupted for done in finished)
     for done in finished:
         rollout, before = done.rollout, sent[done.id[0]].prompt[-1]
         sizes_T, ids = rollout.nucleus
@@ -104,7 +104,7 @@ def test_a_broken_request_is_resumed_with_its_tokens(make, server, fault):
     assert [done.id for done in finished] == [request.id for request in sent]
     assert all(len(done.rollout) == 60 for done in finished)
     agree(finished, prompts_of(sent))
-    assert engine._connection.retried == 4
+    assert engine.client.retried == 4
     lengths = Counter(len(body["token_ids"]) for body in server.requests)
     resumed = sum(count for length, count in lengths.items() if length > 2)
     assert resumed == (0 if fault == "refuse" else 4)  # the others had received some tokens
@@ -124,7 +124,7 @@ def test_tokens_of_a_broken_request_never_get_a_newer_version(make, server):
     wait_for(lambda: engine.work.tokens > 120)
     server.faults["drop"] = 4
     finished = drain(engine)
-    assert engine._connection.retried == 4
+    assert engine.client.retried == 4
     restarts = {len(body["token_ids"]) - 2 for body in server.requests} - {0}
     assert len(restarts) >= 1
     for done in finished:
@@ -145,7 +145,7 @@ def test_a_sequence_may_break_often_if_it_gets_tokens_in_between(make, server):
     engine.submit(sent)
     finished = drain(engine)
     agree(finished, prompts_of(sent))
-    assert [len(done.rollout) for done in finished] == [60, 60, 60] and engine._connection.retried == 3 * 14
+    assert [len(done.rollout) for done in finished] == [60, 60, 60] and engine.client.retried == 3 * 14
 
 
 def test_a_request_that_breaks_repeatedly_ends_the_engine_with_address_and_loss(make, server):
@@ -171,7 +171,7 @@ def test_an_invalid_answer_is_not_retried(make, server, fault, message):
     engine.submit(requests(1))
     with pytest.raises(EngineDied, match=message):
         drain(engine)
-    assert engine._connection.retried == 0
+    assert engine.client.retried == 0
 
 
 def test_a_sampling_mask_of_another_length_ends_the_engine(make, server):
@@ -226,7 +226,7 @@ def test_a_swap_that_fails_leaves_no_file_behind(how, make, server, files):
         engine.swap(3)  # held while the other one is loaded
         engine.swap(4)
     if how == "the engine is closed":
-        engine.close()
+        engine.client.stop()
     else:
         with pytest.raises(EngineDied):
             while True:
@@ -235,14 +235,14 @@ def test_a_swap_that_fails_leaves_no_file_behind(how, make, server, files):
 
 
 def test_a_version_requested_of_a_dead_engine_is_not_held(make, server, files):
-    """The server may die between the check of the caller's thread and the request in the connection's."""
+    """The server may die between the check of the caller's thread and the request in the client's."""
     engine, _ = make()
     server.faults["no_load"] = 1
     engine.swap(1)
     with pytest.raises(EngineDied):
         while True:
             engine.poll(0.05)
-    engine._connection.check = lambda: None
+    engine.client._check = lambda: None
     engine.swap(2)
     wait_for(lambda: list(files.path.glob(".serving*")) == [])
 

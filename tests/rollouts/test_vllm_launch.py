@@ -107,7 +107,7 @@ def test_an_engine_announces_its_server_to_the_trainer_as_long_as_it_lives(tmp_p
         server.label = "3"
         channel._asked_at = -1e9
         assert not channel.lost()
-        handle.kill()
+        handle.stop()
         assert channel._labels() == {}
 
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import torch
 from fake_vllm import FakeVllm
-from vllm_setup import drain, requests, wait_for
+from vllm_setup import direct, drain, requests, wait_for
 
 from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
@@ -210,7 +210,7 @@ def test_the_engines_see_whether_a_transfer_is_under_way(monkeypatch):
 
 def test_an_engine_waits_for_pushed_weights(make, server):
     engine, _ = make()
-    engine._connection._updates = PushedUpdates()
+    engine.client._updates = PushedUpdates()
     engine.swap(3)
     engine.submit(requests(2))
     assert engine.poll(0.2) == [] and engine.version == -1  # waits until the server has the requested version
@@ -248,7 +248,7 @@ def test_the_server_samples_with_weights_sent_over_nccl(tmp_path):
     from scalerl.rollouts.interrupt import NEVER, LengthRule
     from scalerl.rollouts.replay import check_current
     from scalerl.rollouts.vllm.checks import Needs
-    from scalerl.rollouts.vllm.engine import vllm_engines
+    from scalerl.rollouts.vllm.client import vllm_client
     from scalerl.rollouts.vllm.server import Server, ServerSpec
 
     sizes = {"hidden_size": 128, "head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -263,16 +263,16 @@ def test_the_server_samples_with_weights_sent_over_nccl(tmp_path):
     server.wait_ready()
     channel = NcclChannel(WeightLayout.of(policies[0].weights()), tmp_path / "servers")
     channel.announce(0, server.address)
-    engine, _ = vllm_engines(
+    engine, _ = direct(vllm_client(
         server, slots=(4, 4), rule=LengthRule(None, NEVER, 60), sampling=Sampling(),
         needs=Needs(vocabulary=48, positions=128, sequences=8, backend="nccl"), updates=channel.updates(0),
-    )  # fmt: skip
+    ))  # fmt: skip
     for version, policy in enumerate(policies):
         channel.send(version, policy.weights())
         engine.swap(version)
         engine.submit(requests(8))
         pairs = [((5, 2 + done.id[0] % 7), done.rollout) for done in drain(engine, 60)]
         assert check_current(policy, version, pairs).largest < 1e-3
-    engine.close()
+    engine.client.stop()
     channel.close()
     server.close()

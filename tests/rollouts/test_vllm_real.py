@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import tiny_model
-from vllm_setup import CPU, PATIENCE, PYTHON, REAL, SIZES, drain, prompts_of, wait_for
+from vllm_setup import CPU, PATIENCE, PYTHON, REAL, SIZES, direct, drain, prompts_of, wait_for
 
 from scalerl.core.rng import stream_key
 from scalerl.models.policy import Policy
@@ -18,7 +18,7 @@ from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.replay import check_current, largest_difference
 from scalerl.rollouts.vllm import connection, protocol
 from scalerl.rollouts.vllm.checks import Needs
-from scalerl.rollouts.vllm.engine import vllm_engines
+from scalerl.rollouts.vllm.client import vllm_client
 from scalerl.rollouts.vllm.server import Server, ServerSpec
 from scalerl.types import Prompt, Visit
 
@@ -63,17 +63,17 @@ def make(started):
     made = []
 
     def engines(rule=LONG, sampling=None):
-        pair = vllm_engines(
+        pair = direct(vllm_client(
             server, slots=(8, 4), rule=rule, sampling=sampling or Sampling(stop=(STOP,)), needs=NEEDS,
             updates=DirectoryUpdates(channel),
-        )  # fmt: skip
+        ))  # fmt: skip
         made.append(pair[0])
         pair[0].swap(0)
         return pair
 
     yield engines
     for engine in made:
-        engine.close()
+        engine.client.stop()
 
 
 def requests(count, name="real"):
@@ -169,7 +169,7 @@ def test_broken_requests_are_resumed_with_the_same_log_probabilities(make, start
     sent = requests(16, "broken")
     engine.submit(sent)
     pairs = pairs_of(drain(engine, PATIENCE), sent)
-    assert engine._connection.retried >= 6 and all(len(rollout) == 200 for _, rollout in pairs)
+    assert engine.client.retried >= 6 and all(len(rollout) == 200 for _, rollout in pairs)
     assert check_current(versions[0], 0, pairs).largest < 5e-5
 
 

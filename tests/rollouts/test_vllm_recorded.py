@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_vllm import FakeVllm
-from vllm_setup import Files, drain, wait_for
+from vllm_setup import Files, direct, drain, wait_for
 
 from scalerl.rollouts.directory import DirectoryUpdates
 from scalerl.rollouts.engine import Request, Sampling
@@ -14,7 +14,7 @@ from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.vllm import protocol
 from scalerl.rollouts.vllm.checks import Needs
-from scalerl.rollouts.vllm.engine import vllm_engines
+from scalerl.rollouts.vllm.client import vllm_client
 
 EXCHANGES = json.loads(Path(__file__).with_name("vllm_recorded.json").read_text())
 
@@ -34,13 +34,15 @@ def test_the_engine_sends_the_recorded_requests_and_reads_the_recorded_answers(t
     files.send(7)
     files.send(8)
     with FakeVllm(recorded=list(EXCHANGES)) as server:
-        engine, _ = vllm_engines(
-            server.address,
-            slots=(4, 4),
-            rule=LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=7),
-            sampling=Sampling(stop=(1,)),
-            needs=Needs(vocabulary=48, positions=256, sequences=8, backend="scalerl_directory"),
-            updates=DirectoryUpdates(files),
+        engine, _ = direct(
+            vllm_client(
+                server.address,
+                slots=(4, 4),
+                rule=LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=7),
+                sampling=Sampling(stop=(1,)),
+                needs=Needs(vocabulary=48, positions=256, sequences=8, backend="scalerl_directory"),
+                updates=DirectoryUpdates(files),
+            )
         )
         engine.submit([Request((0, 0), (5, 9, 2), 1)])
         (before,) = drain(engine)
@@ -52,7 +54,7 @@ def test_the_engine_sends_the_recorded_requests_and_reads_the_recorded_answers(t
         with pytest.raises(EngineDied, match="No such file"):
             while True:
                 engine.poll(0.05)
-        engine.close()
+        engine.client.stop()
     for done, number, version, reason in ((before, 0, 0, "length"), (after, 1, 7, "stop")):
         tokens, logps, last = streamed(number)
         rollout = done.rollout

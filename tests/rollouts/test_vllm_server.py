@@ -366,17 +366,24 @@ def test_a_server_ignores_a_hangup_and_can_be_terminated(tmp_path):
 
 
 def test_an_engine_reports_at_once_how_its_server_died(spec, tmp_path):
-    from vllm_setup import PLAIN, Files, drain, requests
+    from vllm_setup import PLAIN, Files, direct, drain, requests
 
     from scalerl.rollouts.directory import DirectoryUpdates
     from scalerl.rollouts.engine import Sampling
     from scalerl.rollouts.process_engine import EngineDied
-    from scalerl.rollouts.vllm.engine import vllm_engines
+    from scalerl.rollouts.vllm.client import vllm_client
 
     server = Server(spec)
     server.wait_ready()
-    engine, _ = vllm_engines(
-        server, slots=(4, 4), rule=PLAIN, sampling=Sampling(), needs=NEEDS, updates=DirectoryUpdates(Files(tmp_path))
+    engine, _ = direct(
+        vllm_client(
+            server,
+            slots=(4, 4),
+            rule=PLAIN,
+            sampling=Sampling(),
+            needs=NEEDS,
+            updates=DirectoryUpdates(Files(tmp_path)),
+        )
     )
     engine.submit(requests(4))
     server.close()
@@ -385,4 +392,4 @@ def test_an_engine_reports_at_once_how_its_server_died(spec, tmp_path):
         engine.submit(requests(100, first=4))
         drain(engine)
     assert time.monotonic() - began < 5
-    engine.close()
+    engine.client.stop()

@@ -7,8 +7,9 @@ import pytest
 from fake_vllm import VOCABULARY, logps
 
 from scalerl.core.rng import stream_key
-from scalerl.rollouts.engine import Request
+from scalerl.rollouts.engine import EngineDefaults, Occupancy, Request
 from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.rollouts.served import Cancel, Submit, Swap
 from scalerl.rollouts.vllm.checks import Needs
 from scalerl.rollouts.weights import WeightChannel
 
@@ -41,6 +42,50 @@ class Files(WeightChannel):
 
     def send(self, version):
         self.file(version).write_bytes(b"weights")
+
+
+class Direct(EngineDefaults):
+    """One engine of a client, without restarts; its version and its work are those of this moment."""
+
+    def __init__(self, client, number, inboxes):
+        self.client, self._number, self._inboxes, self._open = client, number, inboxes, set()
+
+    @property
+    def version(self):
+        return self.client.version
+
+    @property
+    def work(self):
+        return self.client.lanes[self._number].work
+
+    def occupancy(self):
+        slots, count = self.client.lanes[self._number].slots, len(self._open)
+        return Occupancy(slots, min(slots, count), max(0, count - slots), slots - count)
+
+    def submit(self, requests):
+        self._open |= {request.id for request in requests}
+        self.client.post(Submit(self._number, tuple(requests)))
+
+    def cancel(self, ids):
+        self._open -= set(ids)
+        self.client.post(Cancel(self._number, frozenset(ids)))
+
+    def swap(self, version):
+        self.client.post(Swap(version))
+
+    def poll(self, timeout_s=0.0):
+        for inbox, finished in zip(self._inboxes, self.client.report(timeout_s).finished, strict=True):
+            inbox += finished
+        own = [one for one in self._inboxes[self._number] if one.id in self._open]
+        self._inboxes[self._number].clear()
+        self._open -= {one.id for one in own}
+        return own
+
+
+def direct(client):
+    """Return the engines of a client: for training, and for evaluations."""
+    inboxes = [[], []]
+    return Direct(client, 0, inboxes), Direct(client, 1, inboxes)
 
 
 def requests(count, first=0):

@@ -3,7 +3,7 @@
 The servers hold the model as it was before training; only A and B travel, which are about 0.5% of an 8B model at rank
 16. All requests ask for one adapter, which a server replaces while it is paused: running sequences keep their keys and
 values and continue with the new one, as with merged weights. Entries of the prefix cache are found only by requests of
-the same version (`salt` in connection.py).
+the same version (`salt` in client.py).
 
 Both ends are here: `AdapterChannel` is the learner's, `AdapterUpdates` that of a server's client. What runs inside the
 server is inside/scalerl_adapters.py. Written from the source of vLLM 0.32 and 0.33 (`vllm/lora/`).

@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from scalerl.rollouts.build import EngineSpec, restarted_engines
+from scalerl.rollouts.build import EngineSpec, served_engines
 from scalerl.rollouts.engine import Engine, RoutingShape, Sampling
-from scalerl.rollouts.free_running import PolledEngines
 from scalerl.rollouts.vllm.adapters import AdapterChannel
 from scalerl.rollouts.vllm.checks import Needs, check_version, installed_version
-from scalerl.rollouts.vllm.engine import vllm_engines
+from scalerl.rollouts.vllm.client import VllmClient, vllm_client
 from scalerl.rollouts.vllm.server import Server, ServerSpec, wait_for_server
 
 
@@ -22,14 +21,14 @@ def server_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> 
     """Make the engines of a run on one machine, each over a new server or over a server given by address."""
     starts: Counter[int] = Counter()
 
-    def begin(spec: EngineSpec) -> PolledEngines:
+    def begin(spec: EngineSpec) -> VllmClient:
         placement, number = spec.generator.placement, spec.number
         starts[number] += 1
         if placement.servers and starts[number] > 1:  # the user restarts it
             wait_for_server(placement.servers[number], placement.start_timeout_s)
         return server_handle(spec, note, spec.place.environment)
 
-    return restarted_engines(specs, begin, note)
+    return served_engines(specs, begin, note)
 
 
 def server_handle(
@@ -37,7 +36,7 @@ def server_handle(
     note: Callable[[str], None] = lambda text: None,
     environment: Mapping[str, str] | None = None,
     host: str = "127.0.0.1",
-) -> PolledEngines:
+) -> VllmClient:
     """Start a server, or use the one given by address, and connect to it.
 
     Args:
@@ -57,7 +56,7 @@ def server_handle(
     routing = RoutingShape(sizes.layers, sizes.active_experts, sizes.experts) if recipe.routing_replay == "on" else None
     nucleus = recipe.top_p < 1
     needs = Needs(generator.vocabulary, positions, 2 * spec.slots, updates.backend, fp32_head, routing, nucleus)
-    with ExitStack() as failed:
+    with ExitStack() as at_stop:
         if placement.servers:
             server: Server | str = placement.servers[spec.number]
         else:
@@ -66,8 +65,8 @@ def server_handle(
                 check_version(python, version)
             server = Server(replace(_server_spec(spec, needs, environment or {}), host=host))
             server.wait_ready()
-            failed.callback(server.close)
-        engines = vllm_engines(
+            at_stop.callback(server.close)
+        client = vllm_client(
             server,
             slots=(spec.slots, spec.slots),
             rule=generator.rule,
@@ -75,19 +74,13 @@ def server_handle(
             needs=needs,
             updates=updates,
             sizes=sizes,
+            at_stop=at_stop,
         )
-        running = failed.pop_all()
-    for line in engines[0].notes:
+    for line in client.notes:
         note(line)
-
-    spec.channel.announce(spec.number, server.address if isinstance(server, Server) else server)
-
-    def end() -> None:
-        spec.channel.announce(spec.number, "")
-        engines[0].close()
-        running.close()
-
-    return PolledEngines(engines, end)
+    spec.channel.announce(spec.number, client.address)
+    client.at_stop.callback(spec.channel.announce, spec.number, "")
+    return client
 
 
 def _server_spec(spec: EngineSpec, needs: Needs, environment: Mapping[str, str]) -> ServerSpec:

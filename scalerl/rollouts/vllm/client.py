@@ -1,26 +1,31 @@
-"""The client of one vLLM server: a thread that runs its requests, retries broken ones, and swaps weights.
+"""The client of one vLLM server: a thread that runs its requests, resumes broken ones, and swaps weights.
 
-Engines over the same server share a connection; each has its own slots. The caller's thread may use only the methods
-and attributes that are marked for it; all others belong to the connection's thread.
+It is a handle (served.py) of a training engine and an engine for held-out prompts, which share the server's weights.
+Each has its own slots. The caller's thread may use only the methods of a handle, and the attributes that are marked for
+it; everything else belongs to the client's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from functools import partial
 from typing import Any
 
 import httpx
 
 from scalerl.core.limits import CONNECTION_END_S, SERVER_CONNECT_S, SERVER_PREFILL_S
-from scalerl.rollouts.engine import Sampling
+from scalerl.models.sizes import ModelSizes
+from scalerl.rollouts.engine import Finished, Sampling, Work
+from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.vllm.lane import Lane
+from scalerl.rollouts.served import Cancel, Command, EngineHandle, Report, Submit, Swap
+from scalerl.rollouts.vllm.checks import Needs, check_server
 from scalerl.rollouts.vllm.protocol import (
     GENERATE,
     BadAnswer,
@@ -31,38 +36,86 @@ from scalerl.rollouts.vllm.protocol import (
     parse_chunk,
 )
 from scalerl.rollouts.vllm.sequence import TokenSequence
+from scalerl.rollouts.vllm.server import Server
 from scalerl.rollouts.weights import Updates
 
 RETRIES = 5
 """Retries of a sequence without a token in between, or of a request, before the engine counts as dead."""
 BACKOFF_S = 0.25
 """Seconds before the first retry; doubles with each further retry, up to 10 s."""
+SHORTEST_WAIT_S = 0.005
+"""Minimum wait of a report while sequences are sampled: a caller that asks in a loop would keep a core busy."""
 
 
-class Connection:
-    """The caller's side of one server."""
+class Lane:
+    """One engine's share of a server."""
+
+    def __init__(self, name: str, slots: int, sizes: ModelSizes | None = None) -> None:
+        """Make a lane.
+
+        Args:
+            name: Name in the server's log.
+            slots: Sequences decoded together.
+            sizes: Sizes that the FLOPs are computed from; None: they are not counted.
+        """
+        self.name, self.slots, self._sizes = name, slots, sizes
+        self.work = Work()
+        """Replaced and never modified, so that the caller's thread may read it."""
+        self.free = asyncio.Semaphore(slots)
+        """Free slots."""
+        self.tasks: dict[TokenSequence, asyncio.Task[None]] = {}
+        """The task of each sequence that waits for a slot or is being sampled."""
+        self._steps = 0.0
+
+    def count(self, sequence: TokenSequence, before: int) -> None:
+        """Count a sequence's tokens from index `before` on.
+
+        Each token counts as its share of a decode step of all running sequences. Each prompt is counted once per
+        sequence, because the tokens that the server saves with its prefix cache or recomputes after a swap are unknown.
+        """
+        tokens, prompt = len(sequence) - before, len(sequence.request.prompt)
+        self._steps += tokens / max(1, min(self.slots, len(self.tasks)))
+        flops = 0.0
+        if self._sizes is not None:
+            first = 0 if before == 0 else prompt + before - 1  # the latest token has been sampled but not fed yet
+            flops = self._sizes.forward_flops(first, prompt + len(sequence) - 1 - first, predicted=tokens)
+        steps, work = int(self._steps), self.work
+        self.work = Work(steps, work.tokens + tokens, int(self._steps * self.slots), work.flops + flops)
+
+
+class VllmClient(EngineHandle):
+    """The handle of the engines over one server."""
 
     def __init__(
         self,
         address: str,
+        lanes: Sequence[Lane],
+        rule: LengthRule,
         sampling: Sampling,
         updates: Updates,
-        lanes: Sequence[Lane],
+        needs: Needs,
         obituary: Callable[[], str | None] = lambda: None,
+        at_stop: ExitStack | None = None,
     ) -> None:
-        """Start the thread.
+        """Start the thread; call `vllm_client` instead.
 
         Args:
             address: http://host:port.
+            lanes: The shares of the engines, by their numbers.
+            rule: Length limits of completions.
             sampling: Temperature, nucleus, stop tokens.
             updates: Method by which the server gets weights.
-            lanes: Lanes of the engines that share the connection.
+            needs: Requirements that the server meets.
             obituary: Function that returns how the server process ended, or None if it is not known to have ended.
+            at_stop: What `stop` ends after the connection, such as the server; the client takes it over.
         """
-        self.address, self._sampling, self._updates = address, sampling, updates
-        self._lanes, self._obituary = lanes, obituary
+        self.address, self.lanes, self._rule, self._sampling = address, lanes, rule, sampling
+        self._updates, self._routing, self._obituary = updates, needs.routing, obituary
         self.version, self.retried = -1, 0
         """Version in use, -1 before the first swap; number of retries. Any thread may read them."""
+        self.notes: list[str] = []
+        """Warnings about the server."""
+        self._done: queue.SimpleQueue[tuple[Lane, TokenSequence] | None] = queue.SimpleQueue()
         self._death: EngineDied | None = None
         self._epoch = 0
         self._asked_for: list[tuple[int, Any]] = []
@@ -79,34 +132,58 @@ class Connection:
         )
         self._thread = threading.Thread(target=self._run_loop, name=f"vllm {address}", daemon=True)
         self._thread.start()
+        self.at_stop = (at_stop or ExitStack()).pop_all()
+        """What `stop` ends, the latest entry first."""
+        self.at_stop.callback(self._close)
 
     # ------------------------------------------------------------------------------------------- the caller's thread
 
-    def check(self) -> None:
-        """Raise if the server is lost.
+    def post(self, command: Command) -> None:
+        """Queue a command; sequences are sampled with the version requested last, or a newer one.
 
         Raises:
-            EngineDied: The server is lost; the message gives the reason.
+            EngineDied: The server is lost, or the weights of a swap do not exist.
         """
+        self._check()
+        match command:
+            case Submit(number, requests):
+                stop = self._sampling.stop
+                sequences = [TokenSequence(request, self._rule, stop, self._routing) for request in requests]
+                self._soon(self._enqueue, self.lanes[number], sequences)
+            case Cancel(number, ids):
+                self._soon(self._cancel, self.lanes[number], ids)
+            case Swap(version):
+                self._soon(self._ask, version, self._updates.hold(version))
+
+    def report(self, wait_s: float) -> Report:
+        """Return the results since the last report; wait up to `wait_s` for a finished sequence or a swap.
+
+        Raises:
+            EngineDied: The server is lost.
+        """
+        finished: dict[Lane, list[Finished]] = {lane: [] for lane in self.lanes}
+        busy = any(lane.tasks for lane in self.lanes)
+        wait_s = max(wait_s, SHORTEST_WAIT_S) if busy else wait_s
+        try:
+            done = self._done.get(timeout=wait_s) if wait_s and self._death is None else self._done.get_nowait()
+            while True:
+                if done is not None:
+                    finished[done[0]].append(done[1].finish())
+                done = self._done.get_nowait()
+        except queue.Empty:
+            pass
+        self._check()
+        return Report(tuple(map(tuple, finished.values())), tuple(lane.work for lane in self.lanes), self.version)
+
+    def stop(self) -> None:
+        """End the connection, and the server if this process started it; the server drops the requests under way."""
+        self.at_stop.close()
+
+    def _check(self) -> None:
         if self._death is not None:
             raise self._death
 
-    def submit(self, lane: Lane, sequences: Sequence[TokenSequence]) -> None:
-        """Queue sequences; they are sampled with the version requested last, or a newer one."""
-        self.check()
-        self._soon(self._enqueue, lane, list(sequences))
-
-    def cancel(self, lane: Lane, ids: Collection[tuple[int, int]]) -> None:
-        """Drop sequences; one that has just finished may still be returned."""
-        self._soon(self._cancel, lane, set(ids))
-
-    def swap(self, version: int) -> None:
-        """Request a version and return; `version` changes when the server uses it."""
-        self.check()
-        self._soon(self._ask, version, self._updates.hold(version))
-
-    def close(self) -> None:
-        """End the thread; the server drops the requests under way."""
+    def _close(self) -> None:
         if self._thread.is_alive():
             self._soon(self._loop.stop)
             self._thread.join(timeout=CONNECTION_END_S)
@@ -114,13 +191,13 @@ class Connection:
     def _soon(self, function: Callable[..., None], *arguments: Any) -> None:
         self._loop.call_soon_threadsafe(function, *arguments)
 
-    # -------------------------------------------------------------------------------------- the connection's thread
+    # ------------------------------------------------------------------------------------------ the client's thread
 
     def _run_loop(self) -> None:
-        """Run until closed.
+        """Run until stopped.
 
         Consumes: sequences, cancellations and versions. Produces: finished sequences, and `_death`.
-        Waits for: the server. Unblocked by: an answer, a timeout, or `close`.
+        Waits for: the server. Unblocked by: an answer, a timeout, or `stop`.
         """
         asyncio.set_event_loop(self._loop)
         self._gate = asyncio.Event()
@@ -150,13 +227,12 @@ class Connection:
         if self._death is not None:
             return
         what = self._obituary() or (str(error) if isinstance(error, (EngineDied, BadAnswer)) else repr(error))
-        lost = sum(len(lane.tasks) for lane in self._lanes)
+        lost = sum(len(lane.tasks) for lane in self.lanes)
         self._death = EngineDied(f"the vLLM server at {self.address}: {what}. {lost} sequences in flight are lost")
         for task in self._tasks:
             task.cancel()
         self._release_all()
-        for lane in self._lanes:
-            lane.done.put(None)
+        self._done.put(None)  # ends a wait
 
     # ------------------------------------------------------------------------------------------------- generation
 
@@ -165,7 +241,7 @@ class Connection:
             task = lane.tasks[sequence] = self._start(self._generate, lane, sequence)
             task.add_done_callback(partial(self._ended, lane, sequence))
 
-    def _cancel(self, lane: Lane, ids: set[tuple[int, int]]) -> None:
+    def _cancel(self, lane: Lane, ids: Collection[tuple[int, int]]) -> None:
         for task in [task for sequence, task in lane.tasks.items() if sequence.request.id in ids]:
             task.cancel()  # closes the stream, which makes the server drop the request
 
@@ -174,7 +250,7 @@ class Connection:
             return
         del lane.tasks[sequence]
         if not task.cancelled():
-            lane.done.put(sequence)
+            self._done.put((lane, sequence))
 
     async def _generate(self, lane: Lane, sequence: TokenSequence) -> None:
         """Wait for a slot, and send requests until the sequence is over; resume a broken request at its last token.
@@ -266,6 +342,7 @@ class Connection:
                 await self._updates.apply(self._call, version, held)
                 self._epoch += 1
                 self.version = version
+                self._done.put(None)
             finally:
                 await asyncio.to_thread(self._updates.release, held)  # a busy disk must not hold up the streams
         self._gate.set()
@@ -337,3 +414,39 @@ async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
             data = event.removeprefix(b"data: ")
             if data and data != b"[DONE]":
                 yield data
+
+
+def vllm_client(
+    server: Server | str,
+    *,
+    slots: tuple[int, int],
+    rule: LengthRule,
+    sampling: Sampling,
+    needs: Needs,
+    updates: Updates,
+    sizes: ModelSizes | None = None,
+    at_stop: ExitStack | None = None,
+) -> VllmClient:
+    """Check a server and connect to it, for a training engine and an evaluation engine that share its weights.
+
+    Args:
+        server: A server started by this process, or the address of a running one (http://host:port).
+        slots: Sequences that each engine decodes together; the server's --max-num-seqs should be their sum.
+        rule: Length limits of completions.
+        sampling: Temperature and stop tokens.
+        needs: Requirements on the server.
+        updates: Method by which the server gets weights; `updates` of the weight channel.
+        sizes: Sizes that the FLOPs are computed from; None: they are not counted.
+        at_stop: What ends with the client, after its connection.
+
+    Raises:
+        ConfigError: The server does not meet the requirements.
+    """
+    assert needs.nucleus == (sampling.top_p < 1), (needs, sampling)
+    address = (server if isinstance(server, str) else server.address).rstrip("/")
+    notes = check_server(address, needs)
+    lanes = [Lane(name, count, sizes) for name, count in zip(("train", "evaluate"), slots, strict=True)]
+    obituary = server.obituary if isinstance(server, Server) else lambda: None
+    client = VllmClient(address, lanes, rule, sampling, updates, needs, obituary, at_stop)
+    client.notes = notes
+    return client

@@ -1,7 +1,7 @@
-"""Watches over asynchronous engines and restarts them when they die, without lost or duplicate requests.
+"""Engines that sample on their own, each pair behind a handle: a vLLM server, an actor of Ray, a user's other engine.
 
-A restarter keeps the unfinished requests. A restarted engine receives the latest weights and samples these requests
-again, while the other engines keep running.
+The open requests, how full an engine is, the time limits and the restarts are kept here, once for all handles. An
+engine that died is started again, gets the latest weights and samples its open requests again, while the others run on.
 """
 
 from __future__ import annotations
@@ -9,39 +9,94 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from threading import Thread
-from typing import Any, Protocol
 
 from scalerl.config.placement import Placement
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.plugins import PluginError
 from scalerl.rollouts.engine import NO_WEIGHTS, EngineDefaults, Finished, Occupancy, Request, Work
-from scalerl.rollouts.free_running import Report
 from scalerl.rollouts.process_engine import EngineDied
 
-DEATHS = 3
-"""Consecutive deaths, without a finished sequence in between, after which the run stops."""
+FAILURES = 3
+"""Consecutive failures, without a finished sequence in between, after which the run stops."""
 
 
-class EngineHandle(Protocol):
-    """A running training engine, and other engines over the same model, until they end."""
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Sample sequences.
 
-    def post(self, number: int, method: str, *arguments: Any) -> None:
-        """Request a submit, cancel or swap, executed in order; return immediately.
+    Example: Submit(engine=0, requests=(Request(...), ...))
+    """
+
+    engine: int
+    """0: for training; 1: for evaluations."""
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Drop unfinished sequences. Their ids are not used again.
+
+    Example: Cancel(engine=0, ids=frozenset({(17, 3)}))
+    """
+
+    engine: int
+    ids: frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Receive the weights of a version and use them; sequences under way keep their cache.
+
+    Example: Swap(version=7)
+    """
+
+    version: int
+
+
+Command = Submit | Cancel | Swap
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Results of the engines over one model since the last report.
+
+    Example: Report(finished=((Finished(...), ...), ()), works=(Work(steps=120, ...), Work()), version=7)
+    """
+
+    finished: tuple[tuple[Finished, ...], ...]
+    """Finished sequences per engine."""
+    works: tuple[Work, ...]
+    """Work per engine since it was started."""
+    version: int
+    """Version of the weights in use; `NO_WEIGHTS` before the first swap."""
+
+
+class EngineHandle:
+    """A running pair of engines over one model, for training and for evaluations, until it ends."""
+
+    def post(self, command: Command) -> None:
+        """Queue a command and return at once; commands are executed in order.
 
         Raises:
-            EngineDied: The engine has ended.
+            EngineDied: The engines have ended.
         """
+        raise NotImplementedError
 
     def report(self, wait_s: float) -> Report | None:
-        """Return the results since the last report; None if no answer came in time.
+        """Return the results since the last report; wait up to `wait_s` seconds for some.
+
+        None: no answer came in time, which a process that hangs does not give.
 
         Raises:
-            EngineDied: The engine ended or failed.
+            EngineDied: The engines ended or failed.
         """
+        raise NotImplementedError
 
-    def kill(self) -> None:
-        """End the engine in any state."""
+    def stop(self) -> None:
+        """End the engines in any state, and what was started for them."""
+        raise NotImplementedError
 
 
 class Restarter:
@@ -75,7 +130,7 @@ class Restarter:
         """
         self.name, self._make, self._note, self._sending = name, make, note, sending
         self._silence_s, self._transfer_s = placement.silence_timeout_s, placement.transfer_timeout_s
-        self.engines = tuple(RestartedEngine(self, number, count) for number, count in enumerate(slots))
+        self.engines = tuple(ServedEngine(self, number, count) for number, count in enumerate(slots))
         self.version = NO_WEIGHTS
         """Version that new tokens are sampled with, as the engines have reported it."""
         self._handle: EngineHandle | None = None
@@ -89,14 +144,14 @@ class Restarter:
 
     # ------------------------------------------------------------------------------------------------- for the engines
 
-    def post(self, number: int, method: str, *arguments: Any) -> None:
-        """Forward a call to a live engine; otherwise its requests are submitted after the restart.
+    def post(self, command: Submit | Cancel) -> None:
+        """Forward a command to engines that run; otherwise the open requests are submitted after the restart.
 
         Raises:
             EngineDied: The engines died too often.
         """
         if self._caught_up:
-            self._call(number, method, *arguments)
+            self._call(command)
 
     def swap(self, version: int) -> None:
         """Request new weights.
@@ -105,7 +160,7 @@ class Restarter:
             EngineDied: The engines died too often.
         """
         self._wanted, self._asked_at = version, time.monotonic()
-        self._call(0, "swap", version)
+        self._call(Swap(version))
 
     def pump(self, wait_s: float) -> None:
         """Process the engines' report; finish a restart if they died.
@@ -145,14 +200,14 @@ class Restarter:
             return False
         self._asked_at = self._heard_at = self._moved_at = time.monotonic()
         if self._wanted >= 0:
-            self._call(0, "swap", self._wanted)
+            self._call(Swap(self._wanted))
         return self._handle is not None
 
-    def _call(self, number: int, method: str, *arguments: Any) -> None:
-        """Pass a call to the engine, if it runs; replace it if it has ended since its last report."""
+    def _call(self, command: Command) -> None:
+        """Pass a command to the engines, if they run; replace them if they have ended since their last report."""
         try:
             if self._handle is not None:
-                self._handle.post(number, method, *arguments)
+                self._handle.post(command)
         except EngineDied as error:
             self._handle_failure(error)
 
@@ -170,7 +225,7 @@ class Restarter:
             self._caught_up = True
             for engine in self.engines:
                 if engine.requests:
-                    self.post(engine.number, "submit", list(engine.requests.values()))
+                    self.post(Submit(engine.number, tuple(engine.requests.values())))
 
     def _check_time(self) -> None:
         now, swapping = time.monotonic(), self.version != self._wanted
@@ -194,11 +249,11 @@ class Restarter:
 
     def _handle_failure(self, error: EngineDied) -> None:
         if self._handle is not None:
-            self._handle.kill()
+            self._handle.stop()
         self._handle, self._caught_up, self.version = None, False, NO_WEIGHTS
         self._in_a_row += 1
         again = sum(engine.fail() for engine in self.engines)
-        if self._in_a_row >= DEATHS:
+        if self._in_a_row >= FAILURES:
             raise EngineDied(
                 f"{self.name} died {self._in_a_row} times without finishing a sequence; the last: {error}", error.trace
             )
@@ -208,8 +263,8 @@ class Restarter:
         self._future = self._begin()
 
 
-class RestartedEngine(EngineDefaults):
-    """One engine of a restarter, behind the engine contract."""
+class ServedEngine(EngineDefaults):
+    """One engine of a handle, behind the engine contract."""
 
     def __init__(self, restarter: Restarter, number: int, slots: int) -> None:
         self._restarter, self.number, self._slots = restarter, number, slots
@@ -237,14 +292,14 @@ class RestartedEngine(EngineDefaults):
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue sequences."""
         self.requests |= {request.id: request for request in requests}
-        self._restarter.post(self.number, "submit", list(requests))
+        self._restarter.post(Submit(self.number, tuple(requests)))
 
     def cancel(self, ids: Collection[tuple[int, int]]) -> None:
         """Drop unfinished sequences."""
         gone = {one for one in ids if self.requests.pop(one, None)}
         self._inbox = [finished for finished in self._inbox if finished.id not in ids]
         if gone:
-            self._restarter.post(self.number, "cancel", gone)
+            self._restarter.post(Cancel(self.number, frozenset(gone)))
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
         """Return the sequences that finished, each exactly once, also after a restart."""

@@ -14,12 +14,12 @@ from scalerl.config.recipe import PipelineRL
 from scalerl.rollouts.activation import OnArrival
 from scalerl.rollouts.coordinator import Coordinator, Update
 from scalerl.rollouts.engine import NO_WEIGHTS, Request, Work
-from scalerl.rollouts.free_running import FreeRunner, Report
+from scalerl.rollouts.free_running import FreeRunner
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.slot_engine import SlotEngine
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.restarts import Restarter
 from scalerl.rollouts.schedule import SCHEDULES
+from scalerl.rollouts.served import EngineHandle, Report, Restarter, Submit, Swap
 
 SLOTS = 8
 
@@ -36,30 +36,30 @@ def pair(swap_s=0.0, decode_s=0.0):
     return [SlotEngine(decoder, SLOTS, rule, (STOP,), refill=1, receive=receive) for _ in range(2)]
 
 
-class Mortal:
+class Mortal(EngineHandle):
     """A handle that dies, becomes silent, or fails in its engine on demand."""
 
     def __init__(self, **delays):
         self.engines = pair(**delays)
         self.runner = FreeRunner(self.engines, "generator 1 of 1")
-        self.dead, self.silent, self.killed = False, False, False
+        self.dead, self.silent, self.stopped = False, False, False
 
-    def post(self, *call):
+    def post(self, command):
         self._check()
-        self.runner.post(*call)
+        self.runner.post(command)
 
     def report(self, wait_s):
         self._check()
         return None if self.silent else self.runner.report(wait_s)
 
     def _check(self):
-        """Raise if it is dead, as an engine over a server does in every call except `cancel`."""
+        """Raise if it is dead, as the client of a server does in every call."""
         if self.dead:
             raise EngineDied("generator 1 of 1 ended: killed")
 
-    def kill(self):
-        self.killed = True
-        self.runner.kill()
+    def stop(self):
+        self.stopped = True
+        self.runner.stop()
 
 
 class World:
@@ -128,7 +128,7 @@ def test_unfinished_sequences_of_a_dead_engine_are_sampled_again_with_the_latest
     finished = wait_for(lambda finished: len(finished) >= 5, world.engine)
     left = 40 - len(finished)
     world.handles[0].dead = True
-    assert world.engine.poll() == [] and world.handles[0].killed
+    assert world.engine.poll() == [] and world.handles[0].stopped
     world.engine.swap(7)
     assert world.engine.version == NO_WEIGHTS  # 7 is only requested
     again = wait_for(lambda more: len(more) == left, world.engine)
@@ -196,7 +196,7 @@ def test_an_engine_that_died_since_the_last_poll_is_replaced_at_the_next_call(ca
     finished = wait_for(lambda finished: len(finished) >= 5, world.engine)
     world.handles[0].dead = True
     CALLS[call](world)
-    assert world.handles[0].killed and "unfinished sequences are sampled again" in world.notes[0]
+    assert world.handles[0].stopped and "unfinished sequences are sampled again" in world.notes[0]
     assert world.engine.occupancy().busy and world.engine.version == NO_WEIGHTS
     expected = {(i, 0) for i in range(30 if call == "cancel" else 40)}
     expected |= {(i, 0) for i in range(90, 100)} if call == "submit" else {f.id for f in finished}
@@ -218,9 +218,9 @@ def test_an_engine_that_dies_while_it_starts_is_replaced(moment):
         handle = made()
         post = handle.post
 
-        def dying(number, method, *arguments):
-            handle.dead |= method == ("swap" if "weights" in moment else "submit")
-            post(number, method, *arguments)
+        def dying(command):
+            handle.dead |= isinstance(command, Swap if "weights" in moment else Submit)
+            post(command)
 
         handle.post = dying
         return handle
@@ -250,7 +250,7 @@ def test_an_engine_that_dies_in_every_call_stops_the_run_after_three_deaths_in_a
         EngineDied, match=r"died 3 times without finishing a sequence; the last: generator 1 of 1 ended"
     ):
         wait_for(lambda found: False, world.engine)
-    assert len(world.notes) == 2 and all(handle.killed for handle in world.handles)
+    assert len(world.notes) == 2 and all(handle.stopped for handle in world.handles)
 
 
 def test_canceled_sequences_are_never_returned():
@@ -289,7 +289,7 @@ def test_a_restarted_engine_waits_for_weights_without_limit_until_a_transfer_is_
     wait_for(lambda _: len(world.handles) == 2, world.engine)
     for engine in world.handles[1].engines:
         engine._receive = lambda version: time.sleep(1e3)  # pushed weights do not come
-    world.handles[1].runner.post = lambda *call: None
+    world.handles[1].runner.post = lambda command: None
     until = time.monotonic() + 1.0
     while time.monotonic() < until:
         world.engine.poll(0.01)
@@ -325,15 +325,15 @@ def test_an_engine_that_hangs_counts_as_dead_with_the_reason_in_the_note(placeme
     world.engine.swap(2 if "swap_s" in delays else 1)
     world.handles[0].silent = reason.startswith("has not")
     wait_for(lambda _: world.notes, world.engine)
-    assert reason in world.notes[0] and world.handles[0].killed
+    assert reason in world.notes[0] and world.handles[0].stopped
 
 
-class Told:
+class Told(EngineHandle):
     """A handle that reports what the test sets."""
 
     version, tokens = 1, 5
 
-    def post(self, number, method, *arguments):
+    def post(self, command):
         pass
 
     def report(self, wait_s):
