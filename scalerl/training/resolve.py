@@ -222,10 +222,9 @@ def arithmetic(device: str) -> str:
     """Return what determines the rounding of results on CPU besides the configuration; empty on a GPU."""
     if device != "cpu":
         return ""
-    from scalerl.models.cpu import compiled
-    from scalerl.models.cpu.compiled import cpu
+    from scalerl.models.cpu import loops
 
-    return f"{cpu()}, torch {torch.__version__}, {'without' if compiled.problem() else 'with'} loops in C"
+    return f"{loops.cpu()}, torch {torch.__version__}, {'without' if loops.problem() else 'with'} loops in C"
 
 
 def arithmetic_notes(hardware: Hardware, before: str) -> list[str]:
@@ -237,10 +236,10 @@ def arithmetic_notes(hardware: Hardware, before: str) -> list[str]:
     """
     if hardware.device != "cpu":
         return []
-    from scalerl.models.cpu import compiled
+    from scalerl.models.cpu import loops
 
     notes, now = [], arithmetic("cpu")
-    if (reason := compiled.problem()) and 1 in (hardware.generator_threads, hardware.trainer_threads):
+    if (reason := loops.problem()) and 1 in (hardware.generator_threads, hardware.trainer_threads):
         notes.append(f"{reason}, so generation takes about 1.5 times as long; install gcc or clang, or set CC")
     if before not in ("", now):
         notes.append(f"this run was computed on {before}; here it is {now}, so its results differ by rounding")

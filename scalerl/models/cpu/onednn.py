@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from scalerl.models.cpu.compiled import amd
+from scalerl.models.cpu.loops import amd
 
 CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "16"}
 """Compiled products that oneDNN, and torch's layer over it, keep; with their defaults of 1,024, hundreds of megabytes.

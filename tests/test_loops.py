@@ -13,14 +13,14 @@ from sampled import log_probabilities, samples
 from tiny_models import tiny_model
 
 from scalerl.config.placement import Hardware
-from scalerl.models.cpu import compiled
+from scalerl.models.cpu import loops
 from scalerl.models.cpu.loops import rms_norm
 from scalerl.models.policy import Policy
 from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.local.torch_engine import check_engine
 from scalerl.training.resolve import arithmetic, arithmetic_notes
 
-needs_compiler = pytest.mark.skipif(compiled.problem() is not None, reason=str(compiled.problem()))
+needs_compiler = pytest.mark.skipif(loops.problem() is not None, reason=str(loops.problem()))
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def test_attention_agrees_with_torch_for_rows_of_all_lengths(heads, groups, size
     expected = torch.nn.functional.scaled_dot_product_attention(
         query[:, :, None], keys.transpose(1, 2), values.transpose(1, 2), bias[:, None, None], scale=0.3, enable_gqa=True
     )
-    found = compiled.decode_attention(query, keys, values, bias, 0.3)
+    found = loops.decode_attention(query, keys, values, bias, 0.3)
     torch.testing.assert_close(found, expected[:, :, 0], atol=1e-5, rtol=1e-5)
     # of one visible position, its value
     torch.testing.assert_close(found[0], values[0, 0].repeat_interleave(groups, dim=0))
@@ -57,7 +57,7 @@ def test_attention_agrees_with_torch_for_rows_of_all_lengths(heads, groups, size
 def test_attention_agrees_with_float64_over_the_range_of_exponentials(scale):
     torch.manual_seed(0)
     query, keys, values = torch.randn(3, 2, 16) * scale, torch.randn(3, 40, 2, 16), torch.randn(3, 40, 2, 16)
-    found = compiled.decode_attention(query, keys, values, torch.zeros(3, 40), 0.25)
+    found = loops.decode_attention(query, keys, values, torch.zeros(3, 40), 0.25)
     scores_RHK = torch.einsum("rhd,rkhd->rhk", query.double(), keys.double()) * 0.25
     expected = torch.einsum("rhk,rkhd->rhd", scores_RHK.softmax(-1), values.double())
     torch.testing.assert_close(found.double(), expected, atol=2e-6 * max(1.0, scale), rtol=1e-5)
@@ -85,11 +85,11 @@ def test_nan_stays_nan_in_every_loop():
     nan, ones = torch.full((2, 16), math.nan), torch.ones(2, 16)
     assert rms_norm(nan, ones[0], 1e-6).isnan().all()
     query, cache, bias = torch.ones(2, 2, 16), torch.ones(2, 3, 2, 16), torch.zeros(2, 3)
-    assert compiled.decode_attention(query * math.nan, cache, cache, bias, 1.0).isnan().all()
-    assert compiled.decode_attention(query, cache * math.nan, cache, bias, 1.0).isnan().all()
-    assert compiled.decode_attention(query, cache, cache * math.nan, bias, 1.0).isnan().all()
+    assert loops.decode_attention(query * math.nan, cache, cache, bias, 1.0).isnan().all()
+    assert loops.decode_attention(query, cache * math.nan, cache, bias, 1.0).isnan().all()
+    assert loops.decode_attention(query, cache, cache * math.nan, bias, 1.0).isnan().all()
     cache[:, 1] = math.nan  # one of three positions
-    assert compiled.decode_attention(query, cache, cache, bias, 1.0).isnan().all()
+    assert loops.decode_attention(query, cache, cache, bias, 1.0).isnan().all()
 
 
 ATTENTION_OF_NAN = """
@@ -107,7 +107,7 @@ def test_no_loop_converts_nan_to_an_integer(tmp_path):
     """The conversion is undefined in C; this library ends its process where it happens."""
     built = tmp_path / "checked.so"
     checks = ("-O1", "-fsanitize=float-cast-overflow", "-fsanitize-undefined-trap-on-error", "-shared", "-fPIC")
-    command = [os.environ.get("CC", "cc"), *checks, "-o", str(built), str(compiled.SOURCE), "-lm"]
+    command = [os.environ.get("CC", "cc"), *checks, "-o", str(built), str(loops.SOURCE), "-lm"]
     if subprocess.run(command, capture_output=True, check=False).returncode != 0:
         pytest.skip("this compiler has no such check")
     assert ctypes.CDLL(str(built))
@@ -122,22 +122,22 @@ def test_values_that_are_not_stored_like_the_keys_are_attended_to_by_torch():
 @needs_compiler
 def test_callers_with_two_threads_and_other_types_use_torch():
     x = torch.ones(2, 4)
-    assert compiled.serves(x)
-    assert not compiled.serves(x.t()) and not compiled.serves(x.double()) and not compiled.serves(x.to("meta"))
+    assert loops.serves(x)
+    assert not loops.serves(x.t()) and not loops.serves(x.double()) and not loops.serves(x.to("meta"))
     torch.set_num_threads(2)
-    assert not compiled.serves(x)
+    assert not loops.serves(x)
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", ["qwen3", "qwen3-many-heads", "mistral", "gemma2-softcap"])
 def test_samples_of_a_compiled_engine_pass_the_replay_with_torch(name, monkeypatch):
     policy = Policy(tiny_model(name))
-    calls, original = [], compiled.decode_attention
-    monkeypatch.setattr(compiled, "decode_attention", lambda *values: calls.append(1) or original(*values))
+    calls, original = [], loops.decode_attention
+    monkeypatch.setattr(loops, "decode_attention", lambda *values: calls.append(1) or original(*values))
     prompts = [(1, 2, 3), (4, 5), (6,), (7, 8, 9), (1, 2)]
     pairs = samples(policy, prompts, slots=4, tokens=12, sampling=Sampling())
     assert bool(calls) == (name != "gemma2-softcap")  # its scores are capped
-    monkeypatch.setattr(compiled, "serves", lambda *tensors: False)
+    monkeypatch.setattr(loops, "serves", lambda *tensors: False)
     for prompt, rollout in pairs:
         np.testing.assert_allclose(rollout.logps, log_probabilities(policy, prompt, rollout), atol=1e-4)
 
@@ -146,16 +146,16 @@ def test_samples_of_a_compiled_engine_pass_the_replay_with_torch(name, monkeypat
 def forgotten(monkeypatch):
     """Let the process forget the library that it loaded, before and after the test."""
     monkeypatch.delenv("CC", raising=False)
-    for cached in (compiled.problem, compiled._load):
+    for cached in (loops.problem, loops._load):
         cached.cache_clear()
     yield
-    for cached in (compiled.problem, compiled._load):
+    for cached in (loops.problem, loops._load):
         cached.cache_clear()
 
 
 def test_without_a_compiler_torch_is_used_and_the_run_says_so(forgotten, monkeypatch):
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
-    assert not compiled.serves(torch.ones(2, 4))
+    monkeypatch.setattr(loops.shutil, "which", lambda name: None)
+    assert not loops.serves(torch.ones(2, 4))
     one, many = (Hardware(device="cpu", generator_threads=n, trainer_threads=n) for n in (1, 4))
     (note,) = arithmetic_notes(one, "")
     assert "no C compiler" in note and arithmetic_notes(many, "") == []
@@ -183,7 +183,7 @@ def test_a_failing_compiler_is_reported_in_one_line(script, reason, forgotten, t
     cc.chmod(0o755)
     monkeypatch.setenv("CC", str(cc))
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
-    problem = compiled.problem()
+    problem = loops.problem()
     assert problem is not None and problem.startswith("the C compiler failed") and reason in problem
     assert "\n" not in problem
 
@@ -191,19 +191,19 @@ def test_a_failing_compiler_is_reported_in_one_line(script, reason, forgotten, t
 @needs_compiler
 def test_a_library_that_is_cut_off_is_compiled_again(forgotten, tmp_path, monkeypatch):
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path))
-    assert compiled.problem() is None
+    assert loops.problem() is None
     (library,) = tmp_path.glob("kernels/*.so")
     size = library.stat().st_size
-    for cached in (compiled.problem, compiled._load):
+    for cached in (loops.problem, loops._load):
         cached.cache_clear()
     cut = tmp_path / "cut"
     cut.write_bytes(library.read_bytes()[: size // 2])
     cut.replace(library)  # loading it would end this process with SIGBUS
-    assert compiled.problem() is None
+    assert loops.problem() is None
     assert library.stat().st_size == size
 
 
 @needs_compiler
 def test_loops_with_wrong_values_are_not_used(forgotten, monkeypatch):
-    monkeypatch.setattr(compiled, "decode_attention", lambda query, *others: query)
-    assert compiled.problem() == "the compiled decode_attention gives wrong values"
+    monkeypatch.setattr(loops, "decode_attention", lambda query, *others: query)
+    assert loops.problem() == "the compiled decode_attention gives wrong values"
