@@ -1,6 +1,6 @@
 /* FP32 loops for one CPU thread: attention of one new token, RMS norm.
  *
- * compiled.py compiles this file with the C compiler of the machine. Strides count floats. The loops are written for the
+ * loops.py compiles this file with the C compiler of the machine. Strides count floats. The loops are written for the
  * compiler's vectorizer: sums may be reordered, but NaN and infinity keep their meaning.
  *
  * Legend: R sequences, H key-value heads, G queries per key-value head, D size, K cached positions, N rows.
