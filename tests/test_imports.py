@@ -71,6 +71,14 @@ def import_graph() -> dict[str, set[str]]:
     return graph
 
 
+def test_packages_that_run_take_the_parts_of_a_configuration_that_they_use():
+    """Only what decides before a run, or writes and shows it, has the whole configuration."""
+    running = ("models", "learn", "tasks", "prompts", "rollouts", "learner", "loggers")
+    files = [path for package in running for path in (ROOT / package).rglob("*.py")]
+    assert len(files) > 100
+    assert [path for path in files if re.search(r"\bRunConfig\b", path.read_text())] == []
+
+
 def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
     """Return the modules that a module imports, directly or through others."""
     seen: set[str] = set()
