@@ -156,12 +156,14 @@ def collate(groups: Sequence[ScoredGroup]) -> RolloutTensors:
     """Pad the rollouts of a batch of groups into tensors."""
     of_rollout, rollouts = list[int](), list[tuple[int, tuple[int, ...], Rollout]]()
     for p, group in enumerate(groups):
-        own = group.group.rollouts
-        rows = [(p * len(own) + number, one) for number, whole in enumerate(own) for one in whole.sequences]
-        if any(one.prompt is not None for _, one in rows):
+        first = p * len(group.group.rollouts)
+        rows = [
+            (first + g, sequence) for g, rollout in enumerate(group.group.rollouts) for sequence in rollout.sequences
+        ]
+        if any(sequence.prompt is not None for _, sequence in rows):
             rows = _by_prompt(rows)
         of_rollout += [number for number, _ in rows]
-        rollouts += [(p, one.after(group.group.visit.prompt), one) for _, one in rows]
+        rollouts += [(p, sequence.after(group.group.visit.prompt), sequence) for _, sequence in rows]
     lengths = [len(prompt) + len(rollout) for _, prompt, rollout in rollouts]
     shape = (len(rollouts), max(lengths))
     tokens, sampled = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
@@ -190,7 +192,7 @@ def collate(groups: Sequence[ScoredGroup]) -> RolloutTensors:
         rewards_PG=torch.tensor([[score.reward for score in group.scores] for group in groups]),
         passed_PG=torch.tensor([[score.passed for score in group.scores] for group in groups]),
         counted_PG=torch.tensor([[score.counted for score in group.scores] for group in groups]),
-        sampled_PG=torch.tensor([[_longest_turn(one) for one in group.group.rollouts] for group in groups]),
+        sampled_PG=torch.tensor([[_longest_turn(rollout) for rollout in group.group.rollouts] for group in groups]),
         experts_BTLK=_experts(with_start, shape[1]),
         nucleus=flat_nuclei(with_start, shape[1]),
     )
@@ -303,11 +305,11 @@ class TrainBatch:
         Args:
             budget: Tokens of one micro-batch; a prompt is computed again in every micro-batch with rollouts of it.
         """
-        kept = self.trained_B.nonzero()[:, 0]
-        kept = kept[self.rollouts.length_B[kept].argsort(stable=True, descending=True)]
+        trained_rows = self.trained_B.nonzero()[:, 0]
+        trained_rows = trained_rows[self.rollouts.length_B[trained_rows].argsort(stable=True, descending=True)]
         lengths, prompts = self.rollouts.length_B.tolist(), self.rollouts.prompt_length_B.tolist()
         by_prompt: dict[int, list[int]] = {}  # in the order of their longest rollouts
-        for row, prompt in zip(kept.tolist(), self.rollouts.shared_B[kept].tolist(), strict=True):
+        for row, prompt in zip(trained_rows.tolist(), self.rollouts.shared_B[trained_rows].tolist(), strict=True):
             by_prompt.setdefault(prompt, []).append(row)
         rows: list[int] = []
         used = 0

@@ -174,7 +174,7 @@ class CheckpointStore:
             Whether a later checkpoint had been written, even if it was damaged or removed since: the run goes back.
         """
         written = max([self._last_written(), *self.steps()])
-        for later in reversed([own for own in self.steps() if own > step]):
+        for later in reversed([saved for saved in self.steps() if saved > step]):
             half = self.directory / f".{self.path(later).name}.removed"  # cleared at the next start if this is killed
             self.path(later).rename(half)
             shutil.rmtree(half)

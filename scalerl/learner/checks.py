@@ -221,10 +221,11 @@ def packing_difference(policy: Policy, tokens_BT: Tensor) -> float:
     at_T = torch.arange(tokens_BT.shape[1])
     inputs = (tokens_BT, (at_T >= 1) & (at_T < length_B[:, None]))
     padded_N, _ = policy(Rows.padded(*inputs, policy.device))
-    with observed_layers() as seen:
+    with observed_layers() as layers:
         packed_N, _ = policy(Rows.packed(*inputs, length_B, policy.device))
         shared_N, _ = policy(Rows.shared(*inputs, length_B, prompt_length_B, prompt_B, policy.device))
     reshard(policy)
-    policy.varlen = all(varlen for _, varlen in seen)
-    known = [window for window, _ in seen] == 2 * [attention.window for attention in policy.sizes.attention]
-    return max(mean_difference(found_N, padded_N) for found_N in (packed_N, shared_N)) if known else float("inf")
+    policy.varlen = all(varlen for _, varlen in layers)
+    if [window for window, _ in layers] != 2 * [attention.window for attention in policy.sizes.attention]:
+        return float("inf")
+    return max(mean_difference(logp_N, padded_N) for logp_N in (packed_N, shared_N))

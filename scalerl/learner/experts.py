@@ -63,9 +63,9 @@ def spread(experts: nn.Module, mesh: DeviceMesh) -> None:
         experts: Module from `experts_of` with all experts.
         mesh: The ranks that exchange tokens.
     """
-    for name, whole in list(experts.named_parameters(recurse=False)):
-        part = distribute_tensor(whole.detach(), mesh, [Shard(0)], src_data_rank=None)
-        setattr(experts, name, nn.Parameter(part, whole.requires_grad))
+    for name, weight in list(experts.named_parameters(recurse=False)):
+        part = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None)
+        setattr(experts, name, nn.Parameter(part, weight.requires_grad))
     experts.num_experts = experts.num_experts // mesh.size()  # type: ignore[operator, assignment]
     experts.forward = partial(_through, experts, experts.forward, mesh.get_group())
 
@@ -82,7 +82,7 @@ def _through(
         there_RD, expert_R = there_RD.sum(dim=0, keepdim=True), expert_R.new_zeros(1)
     sharded = dict(experts.named_parameters(recurse=False))
     experts._parameters.update(
-        {name: whole.to_local() for name, whole in sharded.items() if isinstance(whole, DTensor)}
+        {name: weight.to_local() for name, weight in sharded.items() if isinstance(weight, DTensor)}
     )
     try:
         there_RD = products(there_RD, expert_R[:, None], torch.ones_like(expert_R[:, None], dtype=hidden_ND.dtype))

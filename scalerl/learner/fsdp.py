@@ -84,14 +84,14 @@ class ShardedLearner(PolicyLearner):
         Every rank must be given the same batch, and all get the same sums. Each pass has collectives, which wait for
         the other ranks; the death of a rank raises an error.
         """
-        own = TokenMeter()
-        for one in self._passes(batch):
-            if one.batch is batch:
-                loss = self._micro_batch_loss(*one[:3], own, reference_BT=reference_BT)
+        meter = TokenMeter()
+        for micro_batch in self._passes(batch):
+            if micro_batch.batch is batch:
+                loss = self._micro_batch_loss(*micro_batch[:3], meter, reference_BT=reference_BT)
             else:
-                loss = self._micro_batch_loss(*one[:3], TokenMeter())
+                loss = self._micro_batch_loss(*micro_batch[:3], TokenMeter())
             loss.backward()  # type: ignore[no-untyped-call]
-        return _over_ranks(own, self.policy.device)
+        return _over_ranks(meter, self.policy.device)
 
     def _reference_logps(self, batch: TrainBatch) -> Tensor | None:
         """Return the reference's log-probabilities of the tokens that this rank trains; None without one."""
@@ -113,16 +113,16 @@ class ShardedLearner(PolicyLearner):
         shares = balanced_split(batch.rollouts.length_B, batch.trained_B.nonzero()[:, 0], dist.get_world_size())
         packed = self.packs(batch)
         plans = [list(batch.micro_batches(self._budget, share, packed)) for share in shares]
-        own = plans[dist.get_rank()]
-        return [*own, *[None] * (max(map(len, plans)) - len(own))]
+        plan = plans[dist.get_rank()]
+        return [*plan, *[None] * (max(map(len, plans)) - len(plan))]
 
     def _clip(self) -> float:
         """Clip the gradient and return its previous L2 norm over all ranks."""
         groups = by_mesh(self._masters)
-        parts = [nn.utils.get_total_norm([m.grad for m in own if m.grad is not None]) for own in groups]
+        parts = [nn.utils.get_total_norm([m.grad for m in group if m.grad is not None]) for group in groups]
         norm = math.hypot(*(float(cast(DTensor, part).full_tensor()) for part in parts))
-        for own in groups:
-            nn.utils.clip_grads_with_norm_(own, self._recipe.optimizer.max_grad_norm, torch.tensor(norm))
+        for group in groups:
+            nn.utils.clip_grads_with_norm_(group, self._recipe.optimizer.max_grad_norm, torch.tensor(norm))
         return norm
 
     def check(self, version: int, rollouts: Sequence[PromptedRollout]) -> Difference | None:
@@ -147,16 +147,16 @@ class ShardedLearner(PolicyLearner):
     def export(self, directory: Path) -> None:
         """Write the weights as a Hugging Face model on rank 0, whose host memory must hold the whole model."""
         first = dist.get_rank() == 0
-        weights = {name: weight.cpu().contiguous() for name, weight in self.policy.weights(self._whole) if first}
+        weights = {name: weight.cpu().contiguous() for name, weight in self.policy.weights(self._full_weight) if first}
         if first:
             save_model(plain_model(self.policy.model, weights), directory)
         if isinstance(self.policy, LoraPolicy):
-            adapters = {name: weight.cpu() for name, weight in self.policy.adapters(self._whole) if first}
+            adapters = {name: weight.cpu() for name, weight in self.policy.adapters(self._full_weight) if first}
             if first:
                 self.policy.save_adapter(directory.with_name("adapter"), adapters)
         dist.barrier()
 
-    def _whole(self, weight: Tensor) -> Tensor:
+    def _full_weight(self, weight: Tensor) -> Tensor:
         """Gather a weight; every rank must do this for all weights in the same order."""
         return cast(DTensor, weight.detach().to(self._dtype)).full_tensor()
 
@@ -176,7 +176,7 @@ class ShardedLearner(PolicyLearner):
         self.save(directory)
         return outcome(lambda: None)
 
-    def _own(self, master: Tensor) -> Tensor:
+    def _local_part(self, master: Tensor) -> Tensor:
         return master.to_local() if isinstance(master, DTensor) else master
 
     def load(self, directory: Path, updates: int) -> None:
@@ -203,9 +203,9 @@ class ShardedLearner(PolicyLearner):
 
 def _over_ranks(meter: TokenMeter, device: torch.device) -> TokenSums:
     """Return the sums over all ranks, added in the order of the ranks."""
-    own = packed(asdict(meter.read()), device)
-    parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, own)
+    sums = packed(asdict(meter.read()), device)
+    parts = [torch.empty_like(sums) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, sums)
     return unpacked(parts)
 
 
@@ -268,7 +268,7 @@ def shard(
             parameter.data = parameter.data.to(dtype)
     for block in decoder_layers(policy.model):
         fill(block)
-        for module in [one for one in block.modules() if one in experts]:  # in the same order on every rank
+        for module in [inner for inner in block.modules() if inner in experts]:  # in the same order on every rank
             spread(module, grid["expert"])
             over(module, grid["data"])
         over(block, mesh)
@@ -338,17 +338,17 @@ class _Fill:
     def __init__(self, model: nn.Module, source: Any, device: torch.device) -> None:
         self._prefixes = {module: f"{name}." if name else "" for name, module in model.named_modules()}
         self._source, self._device = source, device
-        self._made: dict[nn.Parameter, nn.Parameter] = {}  # tied parameters stay tied
+        self._parameters: dict[nn.Parameter, nn.Parameter] = {}  # tied parameters stay tied
 
     def __call__(self, part: nn.Module) -> None:
         for module in part.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
                 if parameter.is_meta:
                     full_name = self._prefixes[module] + name
-                    if parameter not in self._made:
+                    if parameter not in self._parameters:
                         received = self._received(parameter, full_name, "get_parameter")
-                        self._made[parameter] = nn.Parameter(received, requires_grad=parameter.requires_grad)
-                    setattr(module, name, self._made[parameter])
+                        self._parameters[parameter] = nn.Parameter(received, requires_grad=parameter.requires_grad)
+                    setattr(module, name, self._parameters[parameter])
             for name, buffer in list(module.named_buffers(recurse=False)):
                 if buffer.is_meta:
                     setattr(module, name, self._received(buffer, self._prefixes[module] + name, "get_buffer"))

@@ -104,7 +104,7 @@ class PolicyLearner:
         decayed = [p for p in self._masters if p.ndim >= 2]
         plain = [p for p in self._masters if p.ndim < 2]
         kinds = ((decayed, optimizer.weight_decay), (plain, 0.0))
-        groups = [{"params": own, "weight_decay": decay} for params, decay in kinds for own in by_mesh(params)]
+        groups = [{"params": group, "weight_decay": decay} for params, decay in kinds for group in by_mesh(params)]
         self._optimizer = torch.optim.AdamW(groups, lr=0.0, betas=optimizer.betas, eps=optimizer.eps, fused=True)
         self.compiled, fallback = wrap(policy, tokens_BT, recompute=gradient_checkpointing, compile=compile)
         self._notes |= {"compile": fallback} if fallback else {}
@@ -179,19 +179,19 @@ class PolicyLearner:
             return None
         reference_BT, passes = torch.zeros(batch.rollouts.tokens_BT.shape), self._passes(batch)
         with self._reference.in_use():
-            tasks = [partial(self._logps, one) for one in passes]
-            for one, logp_bt in zip(passes, self._results(tasks, batch), strict=True):
-                if one.batch is batch:
-                    rows, width = one.part
+            tasks = [partial(self._logps, micro_batch) for micro_batch in passes]
+            for micro_batch, logp_bt in zip(passes, self._results(tasks, batch), strict=True):
+                if micro_batch.batch is batch:
+                    rows, width = micro_batch.part
                     reference_BT[rows, :width] = logp_bt
         return reference_BT
 
     @torch.no_grad()
-    def _logps(self, one: Pass) -> Tensor:
+    def _logps(self, micro_batch: Pass) -> Tensor:
         """Return log-probabilities of the trained tokens of a pass, 0 elsewhere, on the host."""
         if self.policy.sizes.experts:
             routing_of(self.policy).use(None)
-        inputs, (rows, width) = self._inputs(*one), one.part
+        inputs, (rows, width) = self._inputs(*micro_batch), micro_batch.part
         logp_n, _ = self.policy(inputs, self._recipe.temperature)
         logp_bt = torch.zeros(len(rows), width)
         return logp_bt.flatten().index_copy(0, inputs.place_n.cpu(), logp_n.float().cpu()).view_as(logp_bt)
@@ -221,9 +221,9 @@ class PolicyLearner:
 
     def _sent(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what engines get: full tensors by the names that they expect."""
-        return sent_weights(self.policy, self._sent_kind, self._whole)
+        return sent_weights(self.policy, self._sent_kind, self._full_weight)
 
-    def _whole(self, weight: Tensor) -> Tensor:
+    def _full_weight(self, weight: Tensor) -> Tensor:
         """Return a weight as a whole, in the type of the forward pass."""
         return weight.detach()
 
@@ -270,8 +270,8 @@ class PolicyLearner:
         behavior_bt, weights_bt = batch.rollouts.behavior_BT[rows, :width], batch.weights_BT[rows, :width]
         stale_bt = batch.rollouts.context_BT[rows, :width] < batch.settings.version
         mask_bt, behavior_bt, weights_bt, advantages_b, stale_bt = (
-            upload(one, device)
-            for one in (trained_bt, behavior_bt, weights_bt, advantages_of(batch, rows, width), stale_bt)
+            upload(values, device)
+            for values in (trained_bt, behavior_bt, weights_bt, advantages_of(batch, rows, width), stale_bt)
         )
         routed_n = self._use_experts(batch, rows, width, packed)
         bonus = self._recipe.entropy_coefficient
@@ -357,10 +357,10 @@ class PolicyLearner:
             BadGradient: A weight is not finite.
         """
         for name, master in zip(self._names, self._masters, strict=True):
-            if not torch.isfinite(self._own(master)).all():
+            if not torch.isfinite(self._local_part(master)).all():
                 raise BadGradient(f"the weight {name} is not finite after update {self.updates}")
 
-    def _own(self, master: Tensor) -> Tensor:
+    def _local_part(self, master: Tensor) -> Tensor:
         """Return the part of a weight that this process holds."""
         return master
 
@@ -373,25 +373,25 @@ class PolicyLearner:
             out |= {f"{kind}.{name}": moments[kind] for kind in MOMENTS if kind in moments}
         return out
 
-    def check_model(self, found: Mapping[str, tuple[int, ...]], where: object) -> None:
+    def check_model(self, shapes: Mapping[str, tuple[int, ...]], place: object) -> None:
         """Refuse the weights of another model.
 
         Args:
-            found: Shapes by the keys of `tensors`.
-            where: Location of the weights, for the message.
+            shapes: Shapes by the keys of `tensors`.
+            place: Location of the weights, for the message.
 
         Raises:
             ConfigError: A weight is missing, superfluous or has another shape.
         """
-        names = {key.removeprefix("master."): shape for key, shape in found.items() if key.startswith("master.")}
-        own = {name: tuple(master.shape) for name, master in zip(self._names, self._masters, strict=True)}
-        differing = sorted(name for name in names.keys() | own.keys() if names.get(name) != own.get(name))
+        saved = {key.removeprefix("master."): shape for key, shape in shapes.items() if key.startswith("master.")}
+        model = {name: tuple(master.shape) for name, master in zip(self._names, self._masters, strict=True)}
+        differing = sorted(name for name in saved.keys() | model.keys() if saved.get(name) != model.get(name))
         if differing:
             name = differing[0]
-            there, here = names.get(name, "no such weight"), own.get(name, "no such weight")
+            in_file, in_model = saved.get(name, "no such weight"), model.get(name, "no such weight")
             raise ConfigError(
-                f"{where}: holds the weights of another model: {len(differing)} of them differ, the first is {name} "
-                f"({there} in the checkpoint, {here} in the model); resume with the model that the run started with"
+                f"{place}: holds the weights of another model: {len(differing)} of them differ, the first is {name} "
+                f"({in_file} in the checkpoint, {in_model} in the model); resume with the model that the run started with"
             )
 
 

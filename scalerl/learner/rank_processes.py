@@ -39,10 +39,10 @@ class RankProcesses(Group):
             LearnerDied: A rank ended, failed or took too long.
         """
         names = [f"trainer rank {rank} of {len(builds)} (process {{}})" for rank in range(len(builds))]
-        own = environments or [{}] * len(builds)
+        variables = environments or [{}] * len(builds)
         super().__init__(
             LocalRemote(serve_rank(build, channels), name, LearnerDied, environment)
-            for build, name, environment in zip(builds, names, own, strict=True)
+            for build, name, environment in zip(builds, names, variables, strict=True)
         )
         self.answers("start", timeout_s)
 

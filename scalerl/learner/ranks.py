@@ -86,7 +86,7 @@ class LearnerGroup:
             TransferDied: The ranks were ended, because a transfer into running engines did not end or failed.
             LearnerDied: A rank ended in another transfer.
         """
-        numbers = [number for number, own in enumerate(self._channels) if own is channel]
+        numbers = [number for number, end in enumerate(self._channels) if end is channel]
         assert numbers, f"the ranks have no end of {channel}; pass the channel when the ranks are started"
         try:
             self._ranks.call("send", version, numbers[0], timeout_s=self._transfer_timeout_s)

@@ -56,8 +56,8 @@ def save_shards(directory: Path, tensors: Mapping[str, Tensor]) -> None:
     path = directory / NAME
     path.mkdir(exist_ok=True)
     save(dict(tensors), storage_writer=FileSystemWriter(path, sync_files=True))
-    for own in path.glob(f"__{dist.get_rank()}_*.distcp"):
-        stamp(own)
+    for file in path.glob(f"__{dist.get_rank()}_*.distcp"):
+        stamp(file)
     if dist.get_rank() == 0:  # the writers sync the files but not the directories
         sync(path)
         sync(directory)
@@ -111,14 +111,14 @@ class WholeReader(StorageReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return sizes and types, which are at the beginning of the file."""
-        found: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+        entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
         with self._opened() as file:
             for key, place in self._places.items():
                 part = file.get_slice(place)
                 size = torch.Size(part.get_shape())
                 chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
-                found[key] = TensorStorageMetadata(TensorProperties(DTYPES[part.get_dtype()]), size, [chunk])
-        return Metadata(found)
+                entries[key] = TensorStorageMetadata(TensorProperties(DTYPES[part.get_dtype()]), size, [chunk])
+        return Metadata(entries)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the parts that a plan asks for."""
@@ -200,10 +200,10 @@ class PlainReader(FileSystemReader):
             )
 
         with raising(ConfigError, problem):
-            found = _Unpickler(pickled).load()
-            if not isinstance(found, Metadata):
-                raise pickle.UnpicklingError(f"it is a {type(found).__name__}")
-        if found.storage_meta is None:
-            found.storage_meta = StorageMeta()
-        found.storage_meta.load_id = self.load_id
-        return found
+            metadata = _Unpickler(pickled).load()
+            if not isinstance(metadata, Metadata):
+                raise pickle.UnpicklingError(f"it is a {type(metadata).__name__}")
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata

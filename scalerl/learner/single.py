@@ -56,12 +56,12 @@ class SingleLearner(PolicyLearner):
         Helpers, if any, compute some of the micro-batches. The gradients are summed in the order of the micro-batches,
         so the sum does not depend on the helpers.
         """
-        tasks = [partial(self._gradients, one, reference_BT) for one in self._passes(batch)]
+        tasks = [partial(self._gradients, micro_batch, reference_BT) for micro_batch in self._passes(batch)]
         meter = TokenMeter()
-        for own, gradients in self._results(tasks, batch):
+        for pass_meter, gradients in self._results(tasks, batch):
             self._collect(gradients)
             del gradients  # otherwise they live until the next micro-batch has computed its own
-            meter.parts += own.parts
+            meter.parts += pass_meter.parts
         return meter.read()
 
     def _passes(self, batch: TrainBatch) -> list[Pass]:
@@ -83,10 +83,10 @@ class SingleLearner(PolicyLearner):
             return self._budget
         return min(self._budget, math.ceil(total / math.ceil(total / self._budget)) + int(length_B.max()))
 
-    def _gradients(self, one: Pass, reference_BT: Tensor | None) -> tuple[TokenMeter, tuple[Tensor | None, ...]]:
+    def _gradients(self, part: Pass, reference_BT: Tensor | None) -> tuple[TokenMeter, tuple[Tensor | None, ...]]:
         """Return the meter of one micro-batch, and its gradient with respect to the parameters."""
         meter = TokenMeter()
-        loss = self._micro_batch_loss(*one[:3], meter, shared=one.shared, reference_BT=reference_BT)
+        loss = self._micro_batch_loss(*part[:3], meter, shared=part.shared, reference_BT=reference_BT)
         return meter, torch.autograd.grad(loss, self._parameters, allow_unused=True)
 
     @torch.no_grad()
