@@ -156,10 +156,8 @@ def collate(groups: Sequence[ScoredGroup]) -> RolloutTensors:
     """Pad the rollouts of a batch of groups into tensors."""
     of_rollout, rollouts = list[int](), list[tuple[int, tuple[int, ...], Rollout]]()
     for p, group in enumerate(groups):
-        first = p * len(group.group.rollouts)
-        rows = [
-            (first + g, sequence) for g, rollout in enumerate(group.group.rollouts) for sequence in rollout.sequences
-        ]
+        numbered = enumerate(group.group.rollouts, p * len(group.group.rollouts))
+        rows = [(number, sequence) for number, rollout in numbered for sequence in rollout.sequences]
         if any(sequence.prompt is not None for _, sequence in rows):
             rows = _by_prompt(rows)
         of_rollout += [number for number, _ in rows]

@@ -391,7 +391,8 @@ class PolicyLearner:
             in_file, in_model = saved.get(name, "no such weight"), model.get(name, "no such weight")
             raise ConfigError(
                 f"{place}: holds the weights of another model: {len(differing)} of them differ, the first is {name} "
-                f"({in_file} in the checkpoint, {in_model} in the model); resume with the model that the run started with"
+                f"({in_file} in the checkpoint, {in_model} in the model); resume with the model that the run started "
+                "with"
             )
 
 
