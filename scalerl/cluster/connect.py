@@ -36,15 +36,15 @@ def connect(address: str, asked_by: str) -> Any:
     if ray.is_initialized():
         return ray
     _check_port(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address, asked_by)
-    here = os.getcwd()
-    enter = {"worker_process_setup_hook": lambda: os.chdir(here if os.path.isdir(here) else ".")}
-    own: dict[str, Any] = {"runtime_env": enter}
+    directory = os.getcwd()
+    enter = {"worker_process_setup_hook": lambda: os.chdir(directory if os.path.isdir(directory) else ".")}
+    options: dict[str, Any] = {"runtime_env": enter}
     if address == "local":
-        own["include_dashboard"] = False
+        options["include_dashboard"] = False
     try:
         os.chdir(os.sep)  # Ray puts the current directory first on the path of its workers
         with same_handlers():  # Ray's handler of SIGTERM ends this process at once, without a checkpoint
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(
@@ -52,26 +52,26 @@ def connect(address: str, asked_by: str) -> Any:
             "the run start one on this machine with `local`"
         ) from None
     finally:
-        os.chdir(here)
+        os.chdir(directory)
     return ray
 
 
 def hosts_of(ray: Any) -> list[Host]:
     """Return the nodes of the cluster with their GPUs."""
-    found = [
+    nodes = [
         (node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0))) for node in ray.nodes() if node["Alive"]
     ]
-    return [Host(address, tuple(map(str, range(count)))) for address, count in found]
+    return [Host(address, tuple(map(str, range(count)))) for address, count in nodes]
 
 
 def shared_memory(ray: Any, hosts: Collection[str]) -> dict[str, int]:
     """Return the free bytes of /dev/shm on nodes of the cluster; a node that does not answer in time is left out."""
-    ask = ray.remote(shared_free)
-    asked = {ask.options(num_cpus=0, resources={f"node:{host}": 0.001}).remote(): host for host in hosts}
-    done, late = ray.wait(list(asked), num_returns=len(asked), timeout=NODE_ANSWER_S)
-    for one in late:
-        ray.cancel(one, force=True)
-    return {asked[one]: ray.get(one) for one in done}
+    measure = ray.remote(shared_free)
+    hosts_of_tasks = {measure.options(num_cpus=0, resources={f"node:{host}": 0.001}).remote(): host for host in hosts}
+    done, late = ray.wait(list(hosts_of_tasks), num_returns=len(hosts_of_tasks), timeout=NODE_ANSWER_S)
+    for task in late:
+        ray.cancel(task, force=True)
+    return {hosts_of_tasks[task]: ray.get(task) for task in done}
 
 
 def _check_port(address: str, asked_by: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.cluster.memory import channel_bytes, check_disk, disk_bytes
-from scalerl.cluster.probe import Probe, Seen
+from scalerl.cluster.probe import HostReport, Probe
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config.base import replace
 from scalerl.config.run import RunConfig
@@ -96,8 +96,8 @@ class Site:
         if not self.given:
             config = replace(config, placement=replace(place, trainer_ranks=len(gpus) or 2))
         if hardware.device == "cuda" and not gpus:
-            where = "the Ray cluster has no GPU" if self.ray else f"torch sees no GPU on {_HOST} ({gpu_problem()})"
-            self.problem = f"hardware.device: got 'cuda', but {where}; allowed: cpu, auto"
+            reason = "the Ray cluster has no GPU" if self.ray else f"torch sees no GPU on {_HOST} ({gpu_problem()})"
+            self.problem = f"hardware.device: got 'cuda', but {reason}; allowed: cpu, auto"
         device, dtype = ("cuda", "bfloat16") if gpus and hardware.device != "cpu" else ("cpu", "float32")
         dtype = dtype if hardware.dtype == "auto" else hardware.dtype
         self.config: RunConfig = replace(config, hardware=replace(hardware, device=device, dtype=dtype))
@@ -131,12 +131,12 @@ class Site:
         if of == "hosts":
             return _on_hosts(self.ray, list(self.table.values()), self.start_s)
         rows = [(f"{kind} {n + 1}", at) for (kind, n), at in self.table.items()]
-        chosen = [row for row in rows if row[0].startswith("generator" if of == "generator" else "trainer")]
+        selected = [row for row in rows if row[0].startswith("generator" if of == "generator" else "trainer")]
         if of == "all":  # processes that share GPUs see the same
-            chosen = list({at.gpus: (name, at) for name, at in reversed(rows) if at.gpus}.values())[::-1]
+            selected = list({at.gpus: (name, at) for name, at in reversed(rows) if at.gpus}.values())[::-1]
         group = Group(
             LocalRemote(_serve("127.0.0.1"), f"{_HOST}: {name} (process {{}})", environment=at.environment)
-            for name, at in (chosen if of in ("all", "trainers") else chosen[:1])
+            for name, at in (selected if of in ("all", "trainers") else selected[:1])
         )
         group.answers("start", self.start_s)
         return group
@@ -158,8 +158,8 @@ def _on_hosts(ray: Any, places: Sequence[Place], limit_s: float) -> Group:
     remotes = []
     for host, count in counts.items():
         if count or not any(counts.values()):
-            there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(nodes[host], soft=False)
-            options = {"num_cpus": 0, "num_gpus": count, "scheduling_strategy": there}
+            strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(nodes[host], soft=False)
+            options = {"num_cpus": 0, "num_gpus": count, "scheduling_strategy": strategy}
             name = f"{host} ({count} GPUs, Ray actor)"
             remotes.append(RayRemote(ray, Actor, _serve(host), name, ProcessDied, options))
     for remote in remotes:
@@ -177,29 +177,30 @@ def versions(site: Site) -> Outcome:
     place = site.config.placement
     serves = place.engine == "vllm" and not place.servers
     python = (place.vllm_python or sys.executable) if serves else ""
-    seen: list[Seen] = site.ask("look", python)
-    first = seen[0]
-    bad = [f"{one.host}: {problem}" for one in seen for problem in one.unsupported]
+    reports: list[HostReport] = site.ask("look", python)
+    first = reports[0]
+    bad = [f"{report.host}: {problem}" for report in reports for problem in report.unsupported]
     bad += [
-        f"{name} is {first.versions.get(name)} on {first.host} and {one.versions.get(name)} on {one.host}; install "
-        "the same everywhere"
-        for one in seen[1:]
-        for name in sorted(first.versions.keys() | one.versions.keys())
-        if first.versions.get(name) != one.versions.get(name)
+        f"{name} is {first.versions.get(name)} on {first.host} and {report.versions.get(name)} on {report.host}; "
+        "install the same everywhere"
+        for report in reports[1:]
+        for name in sorted(first.versions.keys() | report.versions.keys())
+        if first.versions.get(name) != report.versions.get(name)
     ]
-    own = dict(first.versions)
-    if cuda := own.get("cuda"):
-        own["driver"] = f"{own.get('driver') or 'none'} (CUDA {cuda} needs {DRIVERS.get(int(cuda.split('.')[0]), '?')})"
-    return (FAILS, "; ".join(bad)) if bad else (WORKS, ", ".join(f"{name} {own[name]}" for name in own))
+    installed = dict(first.versions)
+    if cuda := installed.get("cuda"):
+        needed = DRIVERS.get(int(cuda.split(".")[0]), "?")
+        installed["driver"] = f"{installed.get('driver') or 'none'} (CUDA {cuda} needs {needed})"
+    return (FAILS, "; ".join(bad)) if bad else (WORKS, ", ".join(f"{name} {installed[name]}" for name in installed))
 
 
 def gpus(site: Site) -> Outcome:
     """Check the GPUs of every process: that they are visible, free, large enough and of one model."""
-    seen: list[Seen] = site.ask("look", of="all")
+    reports: list[HostReport] = site.ask("look", of="all")
     bad = [site.problem] if site.problem else []
-    wanted = site.config.hardware.device == "cuda"
-    bad += [f"{one.host}: torch can use no GPU: {one.problem}" for one in seen if one.problem and wanted]
-    visible = [(f"{one.host}: {gpu.name}", gpu) for one in seen for gpu in one.gpus if wanted]
+    users = reports if site.config.hardware.device == "cuda" else []
+    bad += [f"{report.host}: torch can use no GPU: {report.problem}" for report in users if report.problem]
+    visible = [(f"{report.host}: {gpu.name}", gpu) for report in users for gpu in report.gpus]
     for name, gpu in visible:
         if gpu.free < USABLE * gpu.total:
             bad.append(f"{name}: {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB are free; end the programs on it "
@@ -211,7 +212,7 @@ def gpus(site: Site) -> Outcome:
     if not visible:
         return WORKS, f"the run uses the CPU of {_HOST}: {os.cpu_count()} cores"
     names = sorted({gpu.name for _, gpu in visible})
-    text = f"{len(visible)} GPUs in {len(seen)} processes: {', '.join(names)}"
+    text = f"{len(visible)} GPUs in {len(reports)} processes: {', '.join(names)}"
     return (SLOW, f"{text}; the slowest sets the pace: use one model of GPU") if len(names) > 1 else (WORKS, text)
 
 
@@ -260,17 +261,17 @@ def room(site: Site) -> Outcome:
     config, place = site.config, Path("runs") if os.path.isdir("runs") else Path()
     check_shared_memory(site.table, partial(shared_memory, site.ray) if site.ray else None)
     sizes = outcome(lambda: sizes_of(config.model).sizes)  # those of a model that is elsewhere are not known
-    known = None if sizes.exception() else sizes.result()
-    if problem := outcome(lambda: check_disk(config, known, place)).exception():
+    model_sizes = None if sizes.exception() else sizes.result()
+    if problem := outcome(lambda: check_disk(config, model_sizes, place)).exception():
         return FAILS, str(problem)
-    weights = 0.0 if known is None else channel_bytes(config, known)
+    weights = 0.0 if model_sizes is None else channel_bytes(config, model_sizes)
     memory, what = host_memory().free, f"memory of {_HOST}"
     if memory < weights and channel_name(config) == "shared-memory":
         return FAILS, (
             f"{what}: {memory / GB:.1f} GB are free; four versions of the weights need {weights / GB:.1f} GB. Use "
             "rollouts.weights = 'directory', or more memory"
         )
-    free, needed = shutil.disk_usage(place).free, 0.0 if known is None else disk_bytes(config, known)
+    free, needed = shutil.disk_usage(place).free, 0.0 if model_sizes is None else disk_bytes(config, model_sizes)
     return WORKS, f"{place.resolve()}: {free / GB:.0f} GB free, {needed / GB:.2g} GB needed"
 
 
@@ -316,16 +317,16 @@ def examine(
     for name in checks:
         if name == "vLLM" and (config is None or config.placement.engine != "vllm"):
             continue
-        began, limit = time.monotonic(), 3 * limit_s + 2 * start_s  # a check may start processes and a server
+        start, limit = time.monotonic(), 3 * limit_s + 2 * start_s  # a check may start processes and a server
         if remote is None:
             remote = LocalRemote(partial(serve, partial(Site, config, limit_s, (), start_s), PASSED), "the check")
             kind, content = remote.answer(limit)
             if kind != "done":
-                yield _finding("placement", remote, kind, content, began)
+                yield _finding("placement", remote, kind, content, start)
                 break
         remote.tell("check", name)
         kind, content = remote.answer(limit)
-        yield _finding(name, remote, kind, content, began)
+        yield _finding(name, remote, kind, content, start)
         if kind not in ("done", "raised"):
             remote.end()
             remote = None
@@ -341,9 +342,9 @@ def host_notes(config: RunConfig) -> list[str]:
     if config.hardware.device != "cuda":
         return []
     findings = examine(config, checks=["versions", "GPUs"])
-    return [f"{one.check}: {one.text} (scalerl doctor)" for one in findings if one.verdict != WORKS]
+    return [f"{finding.check}: {finding.text} (scalerl doctor)" for finding in findings if finding.verdict != WORKS]
 
 
-def _finding(name: str, remote: Any, kind: str, content: Any, began: float) -> Finding:
+def _finding(name: str, remote: Any, kind: str, content: Any, start: float) -> Finding:
     verdict, text = content if kind == "done" else (FAILS, content if kind == "raised" else remote.death(kind, content))
-    return Finding(name, verdict, " ".join(str(text).split()), round(time.monotonic() - began, 1))
+    return Finding(name, verdict, " ".join(str(text).split()), round(time.monotonic() - start, 1))

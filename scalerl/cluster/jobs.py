@@ -39,7 +39,7 @@ class RayWorkers:
     """Tasks on a Ray cluster whose nodes share the file system of the study and have scalerl installed."""
 
     def __init__(
-        self, address: str, count: int, cpus: float, gpus: float, own: Mapping[str, float] | None = None
+        self, address: str, count: int, cpus: float, gpus: float, actors: Mapping[str, float] | None = None
     ) -> None:
         """Connect to a cluster.
 
@@ -48,15 +48,15 @@ class RayWorkers:
             count: Number of parallel tasks; 0: as many as fit on the cluster.
             cpus: Cores per run.
             gpus: Number of GPUs per run.
-            own: Cores (CPU) and GPUs of the actors of a run. The number of tasks leaves room for them, because runs
+            actors: Cores (CPU) and GPUs of the actors of a run. The number of tasks leaves room for them, because runs
                 that occupy the whole cluster would wait for their actors forever.
 
         Raises:
             ConfigError: Ray is not installed, or the cluster does not answer or is too small for one run.
         """
         self._ray = ray = connect(address, "--ray")
-        have, own = ray.cluster_resources(), own or {}
-        needs = {"CPU": cpus + own.get("CPU", 0.0), "GPU": gpus + own.get("GPU", 0.0)}
+        have, actors = ray.cluster_resources(), actors or {}
+        needs = {"CPU": cpus + actors.get("CPU", 0.0), "GPU": gpus + actors.get("GPU", 0.0)}
         check_resources(ray, needs, f"--ray {address}: a run and its actors")
         room = min((have.get(name, 0.0) // need for name, need in needs.items() if need), default=1.0)
         self.count = max(1, int(min(room, count or room)))

@@ -35,7 +35,7 @@ NUMBERS = (
     "step_s", "trainer_tokens_per_s", "swap_ms",
 )  # fmt: skip
 """Columns that must be numbers; rows without them are not used."""
-KNOWN = {"occupancy", "generator_tokens_per_s"}
+COLUMNS = {"occupancy", "generator_tokens_per_s"}
 """Columns that may be null."""
 SHARES, LARGEST = {"generator_idle": 1.0 + 1e-9}, 1e15
 """Upper limits of columns that are shares, and of the others."""
@@ -99,8 +99,10 @@ def read_run(path: Path) -> RunRows:
     Raises:
         ConfigError: It is not a run, or has too few steps.
     """
-    config, found = read_config(path / "config.toml", []), read_rows(path / "metrics.jsonl")
-    rows = [row for row in found if row.keys() >= KNOWN and all(isinstance(row.get(n), int | float) for n in NUMBERS)]
+    config, all_rows = read_config(path / "config.toml", []), read_rows(path / "metrics.jsonl")
+    rows = [
+        row for row in all_rows if row.keys() >= COLUMNS and all(isinstance(row.get(n), int | float) for n in NUMBERS)
+    ]
     for row in rows:
         _check_speeds(path, row)
     first = math.ceil(WARM_UP * len(rows))
@@ -116,7 +118,7 @@ def read_run(path: Path) -> RunRows:
 
 def _check_speeds(path: Path, row: Mapping[str, Any]) -> None:
     """Check the numbers of a row; raises ConfigError."""
-    for name in (*NUMBERS, *sorted(KNOWN)):
+    for name in (*NUMBERS, *sorted(COLUMNS)):
         most = SHARES.get(name, LARGEST)
         least = int(name in POSITIVE or (name == "trainer_tokens_per_s" and row["trained_tokens"] != 0)) * 1e-15
         if row[name] is not None and not (_is_number(row[name]) and least <= row[name] <= most):
@@ -151,17 +153,17 @@ def generator_steps(run: RunRows) -> list[tuple[float, float, float] | None]:
     slots, engines = slots_of(run.config), run.config.placement.engines
     busy, idle = generator_seconds(run)
     handling = max(1.0, (math.fsum(row["step_s"] for row in run.rows) - idle) / busy) if busy > 0 else 1.0
-    found: list[tuple[float, float, float] | None] = []
+    steps_of_rows: list[tuple[float, float, float] | None] = []
     for row in run.rows:
         tokens, occupancy, rate = row["sampled"], row["occupancy"], row["generator_tokens_per_s"]
         busy_share = 1 - row["generator_idle"]
         if not occupancy or not rate or tokens <= 0 or busy_share <= 0:
-            found.append(None)  # two batches were complete at the same step
+            steps_of_rows.append(None)  # two batches were complete at the same step
             continue
         steps = tokens / (occupancy * slots)
         seconds = tokens / rate * busy_share * handling
-        found.append((occupancy * slots / engines, seconds / steps, steps))
-    return found
+        steps_of_rows.append((occupancy * slots / engines, seconds / steps, steps))
+    return steps_of_rows
 
 
 def line_through(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:

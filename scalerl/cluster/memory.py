@@ -160,8 +160,8 @@ def disk_size(count: float) -> str:
 
 def kept_checkpoints(config: RunConfig) -> int:
     """Return the number of checkpoints without the best one: the newest, those kept for good, and one being written."""
-    policy, every = config.checkpoint, config.checkpoint.keep_every
-    most = policy.keep + 1 + (config.steps // every if every else 0)
+    policy, interval = config.checkpoint, config.checkpoint.keep_every
+    most = policy.keep + 1 + (config.steps // interval if interval else 0)
     return most if policy.every_minutes else min(most, -(-config.steps // policy.every))
 
 
@@ -214,19 +214,19 @@ def trainer_memory(
     """
     elsewhere = 1 - 1 / expert_ranks
     layer = sizes.layer_params - elsewhere * sizes.layer_experts
-    own, alone = (adapters or sizes.params) / ranks, ranks == 1
+    of_rank, alone = (adapters or sizes.params) / ranks, ranks == 1
     reduced = adapters / sizes.layers if adapters else layer
     head, threads = 0 if adapters else width * sizes.head_params, 1 + helpers
     ends = sizes.head_params * (1 if sizes.tied else 2)
     at_head = TrainerMemory(
         weights=width * (sizes.params + adapters) if alone else width * sizes.params / ranks * bool(adapters),
-        masters=0.0 if alone and width == FP32 else FP32 * own,
-        gradients=FP32 * own + head + 2.0 * helpers * width * own,
-        optimizer=2 * FP32 * own,
+        masters=0.0 if alone and width == FP32 else FP32 * of_rank,
+        gradients=FP32 * of_rank + head + 2.0 * helpers * width * of_rank,
+        optimizer=2 * FP32 * of_rank,
         gathered=0.0 if alone else width * (layer + ends),
         activations=threads * kept_bytes(sizes, tokens, checkpointing, width),
         logits=threads * logits_bytes(sizes, tokens),
-        reference=float((width if alone else FP32) * own) if reference else 0.0,
+        reference=float((width if alone else FP32) * of_rank) if reference else 0.0,
     )
     at_last_layer = at_head._replace(
         # the layer, the next one, and the FP32 gradient that is reduced
@@ -235,7 +235,7 @@ def trainer_memory(
         logits=0.0,
     )
     # autograd adds the gradients of a tied head and embedding out of place
-    last = width * (own + (2 * sizes.head_params if sizes.tied and not adapters else 0.0))
+    last = width * (of_rank + (2 * sizes.head_params if sizes.tied and not adapters else 0.0))
     at_embedding = at_last_layer._replace(
         gradients=at_head.gradients - head + (last if alone else 0.0 if adapters else width * ends),
         gathered=0.0 if alone or adapters else float(FP32 * ends),

@@ -50,10 +50,10 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class HostReport:
     """Software and devices that a process sees.
 
-    Example: Seen("node-1", {"python": "3.11.9", "torch": "2.13.0"}, gpus=(Gpu(...),), problem="")
+    Example: HostReport("node-1", {"python": "3.11.9", "torch": "2.13.0"}, gpus=(Gpu(...),), problem="")
     """
 
     host: str
@@ -78,7 +78,7 @@ class Probe:
 
         self._address = address
 
-    def look(self, vllm_python: str = "") -> Seen:
+    def look(self, vllm_python: str = "") -> HostReport:
         """Return what this process sees.
 
         Args:
@@ -100,7 +100,7 @@ class Probe:
 
             known["vllm"] = installed_version(vllm_python)
             bad += server_problems(vllm_python, known["vllm"], known.get("driver", ""))
-        return Seen(socket.gethostname(), known, seen, problem, tuple(bad))
+        return HostReport(socket.gethostname(), known, seen, problem, tuple(bad))
 
     def learner(self, config: RunConfig) -> str:
         """Compare updates of the model in miniature with float64 on CPU; return the errors in words.

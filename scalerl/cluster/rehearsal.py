@@ -90,7 +90,7 @@ def rehearse(config: RunConfig, found: Found) -> Rehearsal:
 
 
 def _run(config: RunConfig, found: Found, end: End) -> None:
-    began, ranks = time.perf_counter(), config.placement.trainer_ranks
+    start, ranks = time.perf_counter(), config.placement.trainer_ranks
     _replace_cpu_code()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     mesh = dist.device_mesh.init_device_mesh("cpu", (ranks,))
@@ -105,7 +105,7 @@ def _run(config: RunConfig, found: Found, end: End) -> None:
     (peak,) = (kinds for device, kinds in memory.get_tracker_snapshot("peak").items() if device.type == "cpu")
     bytes_of = {getattr(kind, "value", kind): size for kind, size in peak.items()}
     parts = {part: sum(bytes_of.get(kind, 0) for kind in kinds) for part, kinds in PARTS.items()}
-    end.say("done", Rehearsal(parts, dict(answers.sent), time.perf_counter() - began))
+    end.say("done", Rehearsal(parts, dict(answers.sent), time.perf_counter() - start))
 
 
 class OneProcess(MemTracker):  # type: ignore[no-untyped-call]

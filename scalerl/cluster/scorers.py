@@ -155,9 +155,9 @@ class ActorScorer(Scorer):
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
         """Start to score completions of one prompt."""
-        asked = self._task, prompt, list(completions)
-        sent = self._pool.send(*asked)
-        return Pending([sent.answer], lambda futures: self._count(self._pool.result(sent, *asked)))
+        group = self._task, prompt, list(completions)
+        sent = self._pool.send(*group)
+        return Pending([sent.answer], lambda futures: self._count(self._pool.result(sent, *group)))
 
     def _count(self, judged: Judged) -> list[Score]:
         self.timeouts += judged.timeouts

@@ -114,8 +114,8 @@ class SimulatedEngine(EngineDefaults):
     def cancel(self, ids: Collection[tuple[int, int]]) -> None:
         """Drop sequences; their sampled tokens are lost."""
         self._waiting = deque(request for request in self._waiting if request.id not in ids)
-        for one in ids:
-            self._starts -= self._running.pop(one, 0.0)
+        for id in ids:
+            self._starts -= self._running.pop(id, 0.0)
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
         """Decode one step, or up to `clock.until`; return the sequences that finished."""
@@ -137,9 +137,9 @@ class SimulatedEngine(EngineDefaults):
                 self.now = clock.until
                 break
             step = self._step_s()
-            left = (clock.until - self.now) / step
-            steps = min(left, self._ends[0][0] - self._position)
-            self.now = clock.until if steps == left else self.now + steps * step
+            remaining = (clock.until - self.now) / step
+            steps = min(remaining, self._ends[0][0] - self._position)
+            self.now = clock.until if steps == remaining else self.now + steps * step
             self._decode(steps)
             finished += self._ended()
         return finished
@@ -169,17 +169,17 @@ class SimulatedEngine(EngineDefaults):
         self._tokens += steps * len(self._running)
 
     def _ended(self) -> list[Finished]:
-        found: list[Finished] = []
+        finished: list[Finished] = []
         ends, position = self._ends, self._position + 1e-9
         if ends and ends[0][0] <= position:
             self._note_versions()
         while ends and ends[0][0] <= position:
-            end, one = heapq.heappop(ends)
-            if one in self._running:
-                start = self._running.pop(one)
+            end, id = heapq.heappop(ends)
+            if id in self._running:
+                start = self._running.pop(id)
                 self._starts -= start
-                found.append(Finished(one, self._rollout(math.ceil(start), round(end - start))))
-        return found
+                finished.append(Finished(id, self._rollout(math.ceil(start), round(end - start))))
+        return finished
 
     def _rollout(self, start: int, length: int) -> Rollout:
         tokens, logps, sampled = (array[:length] for array in _blank(1 << (length - 1).bit_length()))
@@ -191,9 +191,9 @@ class SimulatedEngine(EngineDefaults):
         steps = math.ceil(self._position)
         if steps - self._first >= len(self._versions):
             oldest = int(next(iter(self._running.values()), self._position))
-            kept = self._versions[oldest - self._first : self._noted - self._first]
-            room = np.zeros(VERSIONS + len(kept) + steps - self._noted, np.int32)
-            self._versions, self._first = np.concatenate([kept, room]), self._noted - len(kept)
+            recent = self._versions[oldest - self._first : self._noted - self._first]
+            room = np.zeros(VERSIONS + len(recent) + steps - self._noted, np.int32)
+            self._versions, self._first = np.concatenate([recent, room]), self._noted - len(recent)
         # one more than known, because positions between two steps are rounded
         self._versions[self._noted - self._first : steps - self._first + 1] = self.version
         self._noted = steps

@@ -127,13 +127,13 @@ class SimulatedTrainer:
         self._free_at = max(self._free_at, self.clock.now) + took
         self._booked_s += took
         self.clock.pace = speeds.drift[version % len(speeds.drift)][0]
-        wanted = self.coordinator.schedule.per_batch + len(formed.dropped)
-        visits = self.draw(wanted)
-        self.under_way.append((self._free_at, Update(version, weights, visits, closed=len(visits) < wanted)))
+        count = self.coordinator.schedule.per_batch + len(formed.dropped)
+        visits = self.draw(count)
+        self.under_way.append((self._free_at, Update(version, weights, visits, closed=len(visits) < count)))
 
-    def draw(self, wanted: int) -> tuple[Visit, ...]:
+    def draw(self, count: int) -> tuple[Visit, ...]:
         """Return the next visits of an endless curriculum."""
-        first, self.drawn = self.drawn, self.drawn + wanted
+        first, self.drawn = self.drawn, self.drawn + count
         return tuple(map(visit_of, range(first, self.drawn)))
 
     def activated(self) -> None:
@@ -219,11 +219,11 @@ def simulate_run(config: RunConfig, speeds: Speeds, lengths: Lengths, updates: i
         stats, idle_s = coordinator.stats(), trainer.blocked_s + sum(engine.empty_s for engine in engines) / count
         return np.array([clock.now, stats.tokens, stats.slot_steps, idle_s, trainer.worked_s])
 
-    ahead: list[int] = []
-    while not _steady(config, lengths, ahead):
+    untrained: list[int] = []
+    while not _steady(config, lengths, untrained):
         for formed in trainer.step():
             trainer.train(formed)
-            ahead.append(len(trainer.under_way))
+            untrained.append(len(trainer.under_way))
     before, trained = counters(), _Trained(recipe.off_policy.max_lag)
     while trained.batches < updates or coordinator.stats().tokens <= before[1]:  # batches may come in one burst
         for formed in trainer.step():
@@ -232,7 +232,7 @@ def simulate_run(config: RunConfig, speeds: Speeds, lengths: Lengths, updates: i
     return _figures((counters() - before).tolist(), trained)
 
 
-def _steady(config: RunConfig, lengths: Lengths, ahead: Sequence[int]) -> bool:
+def _steady(config: RunConfig, lengths: Lengths, untrained: Sequence[int]) -> bool:
     """Return whether a run is in its steady state.
 
     The ramp-up is over: k + 1 updates, and those during the longest completion. And generation has not moved further
@@ -241,14 +241,14 @@ def _steady(config: RunConfig, lengths: Lengths, ahead: Sequence[int]) -> bool:
     Args:
         config: Configuration of the run.
         lengths: Lengths of completions.
-        ahead: Number of untrained batches at each completion of a batch.
+        untrained: Number of untrained batches at each completion of a batch.
     """
     window = config.recipe.off_policy.max_lag + 1
     slots_batches = slots_of(config) / config.recipe.completions_per_step
     ramp = window + math.ceil(float(lengths.max() / lengths.mean()) * slots_batches)
-    if len(ahead) < ramp:
+    if len(untrained) < ramp:
         return False
-    return max(ahead[-window:]) <= max(ahead[:-window], default=0) or len(ahead) >= 8 * ramp
+    return max(untrained[-window:]) <= max(untrained[:-window], default=0) or len(untrained) >= 8 * ramp
 
 
 @dataclass(slots=True)

@@ -135,11 +135,11 @@ def this_cpu(threads: int, layers: int) -> Assumptions:
     try:
         x, weight = torch.ones(256, 1024), torch.ones(1024, 1024)
         linear(x, weight)
-        began, done = time.perf_counter(), 0
-        while time.perf_counter() - began < 0.2:
+        start, done = time.perf_counter(), 0
+        while time.perf_counter() - start < 0.2:
             linear(x, weight)
             done += 1
-        flops = done * 2.0 * 256 * 1024 * 1024 / (time.perf_counter() - began)
+        flops = done * 2.0 * 256 * 1024 * 1024 / (time.perf_counter() - start)
     finally:
         torch.set_num_threads(before)
     # weights of 4 bytes are read as if they had the 2 of the roofline, over half of the bandwidth

@@ -18,7 +18,7 @@ from tiny_models import ARCHITECTURES, tiny_model
 from scalerl.cluster import doctor, probe
 from scalerl.cluster.doctor import CHECKS, FAILS, SLOW, WORKS, Finding, Site, examine, meeting
 from scalerl.cluster.memory import disk_bytes
-from scalerl.cluster.probe import Gpu, Probe, Seen, unsupported
+from scalerl.cluster.probe import Gpu, HostReport, Probe, unsupported
 from scalerl.config import Hardware, HuggingFaceModel, RunConfig, read_config
 from scalerl.core.errors import ConfigError
 from scalerl.core.processes import ProcessDied
@@ -66,7 +66,9 @@ def test_the_command_prints_a_line_per_check_and_fails_if_something_does_not_wor
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU here")
 def test_a_configured_gpu_that_is_missing_fails_with_torchs_reason():
-    site = site_of("--hardware.device", "cuda", seen=[Seen("here", problem="Torch not compiled with CUDA enabled")])
+    site = site_of(
+        "--hardware.device", "cuda", seen=[HostReport("here", problem="Torch not compiled with CUDA enabled")]
+    )
     verdict, text = doctor.gpus(site)
     assert verdict == FAILS and "hardware.device: got 'cuda', but torch sees no GPU on" in text
     assert "Torch not compiled with CUDA enabled" in text and "allowed: cpu, auto" in text
@@ -76,7 +78,7 @@ def test_a_configured_gpu_that_is_missing_fails_with_torchs_reason():
 
 
 def test_too_few_gpus_fail_and_the_existing_ones_are_checked():
-    site = site_of("--placement.trainer_ranks", "4", gpus=("0", "1"), seen=[Seen("here", gpus=(CARD,))] * 2)
+    site = site_of("--placement.trainer_ranks", "4", gpus=("0", "1"), seen=[HostReport("here", gpus=(CARD,))] * 2)
     verdict, text = doctor.gpus(site)
     assert verdict == FAILS and "4 trainer ranks" in text and "or CUDA_VISIBLE_DEVICES names, 2" in text
     assert site.table == {("trainer", 0): Place("this machine", ("0",)), ("trainer", 1): Place("this machine", ("1",))}
@@ -85,13 +87,15 @@ def test_too_few_gpus_fail_and_the_existing_ones_are_checked():
 @pytest.mark.parametrize(
     ("seen", "verdict", "words"),
     [
-        ([Seen("a", gpus=(CARD,)), Seen("a", gpus=(CARD,))], WORKS, "2 GPUs in 2 processes: NVIDIA H100 80GB HBM3"),
-        ([Seen("a", problem="The NVIDIA driver on your system is too old (found version 11040)")], FAILS,
+        ([HostReport("a", gpus=(CARD,)), HostReport("a", gpus=(CARD,))], WORKS,
+         "2 GPUs in 2 processes: NVIDIA H100 80GB HBM3"),
+        ([HostReport("a", problem="The NVIDIA driver on your system is too old (found version 11040)")], FAILS,
          "a: torch can use no GPU: The NVIDIA driver on your system is too old"),
-        ([Seen("a", gpus=(CARD,)), Seen("b", gpus=(Gpu("X", 20e9, 85e9),))], FAILS,
+        ([HostReport("a", gpus=(CARD,)), HostReport("b", gpus=(Gpu("X", 20e9, 85e9),))], FAILS,
          "b: X: 20.0 of 85.0 GB are free; end the programs on it"),
-        ([Seen("a", gpus=(CARD,)), Seen("b", gpus=(Gpu("NVIDIA A100", 84e9, 85e9),))], SLOW, "use one model of GPU"),
-        ([Seen("a", gpus=(Gpu("L4", 24e9, 24e9),))], FAILS, "a: L4 has 24 GB; set placement.gpu_gb = 24"),
+        ([HostReport("a", gpus=(CARD,)), HostReport("b", gpus=(Gpu("NVIDIA A100", 84e9, 85e9),))], SLOW,
+         "use one model of GPU"),
+        ([HostReport("a", gpus=(Gpu("L4", 24e9, 24e9),))], FAILS, "a: L4 has 24 GB; set placement.gpu_gb = 24"),
     ],
     ids=["two equal", "old driver", "used by others", "different", "small"],
 )  # fmt: skip
@@ -101,7 +105,7 @@ def test_what_processes_see_of_their_gpus(seen, verdict, words):
 
 
 def test_different_and_unsupported_software_is_named_with_the_versions():
-    seen = [Seen("a", {"torch": "2.13.0", "ray": "2.60"}), Seen("b", {"torch": "2.12.0", "ray": "2.60"})]
+    seen = [HostReport("a", {"torch": "2.13.0", "ray": "2.60"}), HostReport("b", {"torch": "2.12.0", "ray": "2.60"})]
     verdict, text = doctor.versions(site_of(seen=seen))
     assert verdict == FAILS and text.startswith("torch is 2.13.0 on a and 2.12.0 on b")
     assert unsupported({"torch": "2.11.0", "ruff": "0.1"}) == []  # ruff is for developers
@@ -134,13 +138,16 @@ def test_another_vllm_is_refused_before_a_server_starts(tmp_path):
     assert f"{python} runs version 0.31.2; allowed: >=0.32,<0.34" in problem
     seen = Probe("here").look(fake_python(tmp_path / "other", "0.33.0"))
     assert seen.versions["vllm"] == "0.33.0" and seen.unsupported == ()
-    site = site_of("--placement.engine", "vllm", seen=[Seen("a", unsupported=(problem,))])
+    site = site_of("--placement.engine", "vllm", seen=[HostReport("a", unsupported=(problem,))])
     verdict, text = doctor.versions(site)
     assert verdict == FAILS and f"a: vllm: {python} runs version 0.31.2" in text
 
 
 def test_two_versions_of_vllm_on_two_hosts_are_named_with_the_hosts():
-    seen = [Seen("a", {"torch": "2.13.0", "vllm": "0.32.0"}), Seen("b", {"torch": "2.13.0", "vllm": "0.33.0"})]
+    seen = [
+        HostReport("a", {"torch": "2.13.0", "vllm": "0.32.0"}),
+        HostReport("b", {"torch": "2.13.0", "vllm": "0.33.0"}),
+    ]
     verdict, text = doctor.versions(site_of("--placement.engine", "vllm", seen=seen))
     assert verdict == FAILS and text == "vllm is 0.32.0 on a and 0.33.0 on b; install the same everywhere"
 
@@ -253,9 +260,9 @@ def test_the_error_of_a_start_and_the_doctor_say_which_driver_is_needed(monkeypa
     assert resolve(RunConfig(hardware=Hardware(device="cpu"))).notes == ()
     monkeypatch.setattr(resolve_module, "sees_gpu", lambda: False)
     assert resolve(RunConfig()).notes == ()
-    site = site_of("--hardware.device", "cpu", seen=[Seen("a", {"cuda": "13.0", "driver": "580.65.06"})])
+    site = site_of("--hardware.device", "cpu", seen=[HostReport("a", {"cuda": "13.0", "driver": "580.65.06"})])
     assert doctor.versions(site) == (WORKS, "cuda 13.0, driver 580.65.06 (CUDA 13.0 needs 580)")
-    site = site_of("--hardware.device", "cpu", seen=[Seen("a", {"cuda": "13.0"})])
+    site = site_of("--hardware.device", "cpu", seen=[HostReport("a", {"cuda": "13.0"})])
     assert doctor.versions(site) == (WORKS, "cuda 13.0, driver none (CUDA 13.0 needs 580)")
 
 
@@ -334,14 +341,14 @@ class ColdProbe(Probe):
         time.sleep(3.0)
 
     def look(self):
-        return Seen("a")
+        return HostReport("a")
 
 
 @pytest.mark.slow
 def test_loading_has_its_own_time_limit(monkeypatch):
     site = Site(None, limit_s=2.0, start_s=120.0)
     monkeypatch.setattr(doctor, "Probe", ColdProbe)
-    assert site.ask("look") == [Seen("a")]
+    assert site.ask("look") == [HostReport("a")]
     for group in site._groups.values():
         group.close()
     monkeypatch.setattr(doctor, "Site", Cold)
