@@ -6,6 +6,7 @@ r"""Packs a study into one small file for the repository, unpacks it into a dire
     python benchmarks/replication.py foresight studies/loo ...   # forecasts from the first parts of its runs
     python benchmarks/replication.py hours studies/loo ...       # device-hours for one level
     python benchmarks/replication.py sweep studies/rates         # how learning rates ended
+    python benchmarks/replication.py ends studies/agents         # each run's forecasts of its end
 
 A packed study has the plan, every evaluation of every run, the means of the training metrics between evaluations, and
 the verdicts:
@@ -213,6 +214,24 @@ def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
     return rows
 
 
+def ends(study: StudyDirectory, fractions: Sequence[float] = (0.25, 0.5)) -> list[str]:
+    """Return a Markdown table of each run's level at shares of its compute, the forecast of its end there, and the end.
+
+    Levels are single evaluations; forecasts have their 90% interval.
+    """
+    shares = [f"{fraction:.0%}: level, forecast of the end" for fraction in fractions]
+    rows = [f"| run | {' | '.join(shares)} | end |", f"|{'---|' * (len(shares) + 2)}"]
+    for key in sorted(study.plan.runs(), key=lambda one: [arm.name for arm in study.plan.arms].index(one.arm)):
+        curve = Curve.read(study.run(key), axis=study.axis(), task=study.info.task)
+        cells = []
+        for fraction in fractions:
+            part = curve.between(most=fraction * curve.last_compute)
+            end = fit(part).predict(np.array([curve.last_compute]))
+            cells.append(f"{part.metric[-1]:.2f}, {end.mean[0]:.2f} ({end.low[0]:.2f} to {end.high[0]:.2f})")
+        rows.append(f"| {key.arm}, seed {key.seed} | {' | '.join(cells)} | {curve.metric[-1]:.2f} |")
+    return rows
+
+
 def _end(curve: Curve, fraction: float) -> tuple[float, bool]:
     """Return the error of a forecast of the last level from a part of the run, and whether its interval contains it."""
     at = np.array([curve.last_compute])
@@ -249,7 +268,7 @@ def save(name: str, packed: Mapping[str, Any]) -> Path:
 def main(words: Iterable[str] | None = None) -> None:
     """Pack, unpack or tabulate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("pack", "unpack", "table", "sweep", "foresight", "hours"))
+    parser.add_argument("what", choices=("pack", "unpack", "table", "sweep", "foresight", "hours", "ends"))
     parser.add_argument("study", nargs="+", help="directories of studies; unpack: packed name, new directory")
     parser.add_argument("--fraction", type=float, default=0.5, help="foresight: share of the compute that is fitted")
     parser.add_argument("--compute", help="table: compute axis, as in scalerl study show")
@@ -265,6 +284,7 @@ def main(words: Iterable[str] | None = None) -> None:
         "table": lambda: [line for study in studies for line in table(study, given.compute, given.task)],
         "foresight": lambda: foresight(studies, given.fraction),
         "hours": lambda: hours(studies),
+        "ends": lambda: [line for study in studies for line in ends(study)],
         "sweep": lambda: [line for study in studies for line in sweep(study)],
     }
     print("\n".join(lines[given.what]()))

@@ -85,7 +85,7 @@ class Outcome:
 
     Example:
         Outcome(turns=3, ended="environment", score=1.0, problem="", metrics={"guesses": 2.0}, observed=31,
-                rewards=(0.0, 0.25, 1.0), ends=(12, 35, 60))
+                rewards=(0.0, 0.25, 1.0))
     """
 
     turns: int
@@ -108,8 +108,6 @@ class Outcome:
     """Seconds between requests for replies and their use."""
     rewards: tuple[float, ...] = ()
     """Reward of each turn, in the unit of `score`; empty: the last turn has the score, the others 0."""
-    ends: tuple[int, ...] = ()
-    """Number of tokens of the rollout up to the end of each turn; empty: it is one turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +145,8 @@ class Rollout:
     """Tokens before it, if they are not those of its group's prompt."""
     others: tuple[Rollout, ...] = ()
     """Further sequences of the same rollout, such as conversations of sub-agents; all have its reward."""
+    turns: tuple[tuple[int, int], ...] = ()
+    """Number of each of its turns among all turns of the rollout, and the tokens up to its end; empty: one turn."""
 
     def __len__(self) -> int:
         return len(self.tokens)

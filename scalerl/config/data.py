@@ -292,7 +292,7 @@ class AgentTask(TextTask):
     command: tuple[str, ...] = ()
     """The program and its arguments, started for each rollout. It gets the row as JSON on standard input, and the
     variables OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL. Its last line of output that is a JSON object has the
-    reward: {"reward": 0.5}."""
+    reward: {"reward": 0.5}. `rewards` is a list with one for each turn of the policy."""
     function: str = ""
     """In place of `command`: `package.module:function`, called as f(row, base_url, api_key) in a process for each
     rollout. It returns the reward, or a dict with `reward`; it may be async."""

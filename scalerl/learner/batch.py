@@ -154,14 +154,9 @@ class RolloutTensors:
 
 def collate(groups: Sequence[ScoredGroup]) -> RolloutTensors:
     """Pad the rollouts of a batch of groups into tensors."""
-    of_rollout, rollouts = list[int](), list[tuple[int, tuple[int, ...], Rollout]]()
-    for p, group in enumerate(groups):
-        numbered = enumerate(group.group.rollouts, p * len(group.group.rollouts))
-        rows = [(number, sequence) for number, rollout in numbered for sequence in rollout.sequences]
-        if any(sequence.prompt is not None for _, sequence in rows):
-            rows = _by_prompt(rows)
-        of_rollout += [number for number, _ in rows]
-        rollouts += [(p, sequence.after(group.group.visit.prompt), sequence) for _, sequence in rows]
+    rows = list(rows_of(groups))
+    of_rollout = [number for _, number, _ in rows]
+    rollouts = [(p, sequence.after(groups[p].group.visit.prompt), sequence) for p, _, sequence in rows]
     lengths = [len(prompt) + len(rollout) for _, prompt, rollout in rollouts]
     shape = (len(rollouts), max(lengths))
     tokens, sampled = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
@@ -194,6 +189,16 @@ def collate(groups: Sequence[ScoredGroup]) -> RolloutTensors:
         experts_BTLK=_experts(with_start, shape[1]),
         nucleus=flat_nuclei(with_start, shape[1]),
     )
+
+
+def rows_of(groups: Sequence[ScoredGroup]) -> Iterator[tuple[int, int, Rollout]]:
+    """Yield the sequences of a batch in the order of rows, with the indices of prompt and rollout."""
+    for p, group in enumerate(groups):
+        own = group.group.rollouts
+        rows = [(p * len(own) + number, one) for number, whole in enumerate(own) for one in whole.sequences]
+        if any(one.prompt is not None for _, one in rows):
+            rows = _by_prompt(rows)
+        yield from ((p, number, one) for number, one in rows)
 
 
 def _by_prompt(rows: Sequence[tuple[int, Rollout]]) -> list[tuple[int, Rollout]]:

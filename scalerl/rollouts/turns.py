@@ -78,15 +78,17 @@ class Episode:
         *earlier, last = self.rewards
         return (*(one or 0.0 for one in earlier), score if last is None else last)
 
-    def ends(self) -> tuple[int, ...]:
-        """Return the number of tokens of the rollout up to the end of each turn."""
-        before = np.cumsum([0, *map(len, self.observed)])
-        return tuple(int(sum(map(len, self.turns[: n + 1])) + before[n]) for n in range(len(self.turns)))
-
     def rollout(self, outcome: Outcome) -> Rollout:
         """Return turns and replies as one rollout."""
         cut = outcome.ended in ("tokens", "turns")
-        return Rollout(**joined(self.turns, self.observed), truncated=cut, outcome=outcome)
+        places = tuple(enumerate(ends(self.turns, self.observed)))
+        return Rollout(**joined(self.turns, self.observed), truncated=cut, outcome=outcome, turns=places)
+
+
+def ends(turns: Sequence[Rollout], observed: Sequence[IntArray]) -> list[int]:
+    """Return the number of tokens up to the end of each turn, with the tokens in between (`joined`)."""
+    before = np.cumsum([0, *map(len, observed)])
+    return [int(sum(map(len, turns[: n + 1])) + before[n]) for n in range(len(turns))]
 
 
 def joined(turns: Sequence[Rollout], observed: Sequence[IntArray]) -> dict[str, Any]:
@@ -237,7 +239,6 @@ class TurnEngine:
             len(episode.turns), ended, reply.score, problem, reply.metrics, calls,
             observed=sum(map(len, episode.observed)), waited_s=episode.waited_s,
             longest=max(int(turn.sampled.sum()) for turn in episode.turns), rewards=episode.credited(reply.score),
-            ends=episode.ends(),
         )  # fmt: skip
         return Finished(episode.id, episode.rollout(outcome))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scalerl.config.recipe import TurnCredit
 from scalerl.learn.credit import of_tokens, returns_to_go
-from scalerl.learner.batch import RolloutTensors
+from scalerl.learner.batch import RolloutTensors, rows_of
 from scalerl.types import ScoredGroup
 
 
@@ -63,7 +63,6 @@ def credited(
     if credit.kind == "outcome":
         return Credited(rewards_PG[:, None], rollouts.counted_PG[:, None], None, rollouts.rollout_B)
     scores = [score for group in groups for score in group.scores]
-    ends = [(rollout.outcome.ends if rollout.outcome else ()) for g in groups for rollout in g.group.rollouts]
     turns = [max(1, len(score.of_turns)) for score in scores]
     rewards_NK = torch.zeros(len(scores), max(turns), dtype=torch.float64)
     turn_BT = torch.zeros(rollouts.tokens_BT.shape, dtype=torch.long)
@@ -71,9 +70,11 @@ def credited(
     for n, score in enumerate(scores):
         rewards_NK[n, : turns[n]] = torch.tensor(score.of_turns or (score.reward,), dtype=torch.float64)
         rewards_NK[n, turns[n] - 1] += added_N[n]
-    for b, n in enumerate(rollouts.rollout_B.tolist()):
-        for end in ends[n][: turns[n] - 1]:  # the tokens after a turn are those of its reply, then those of the next
-            turn_BT[b, int(rollouts.prompt_length_B[b]) + end :] += 1
+    for b, (_, n, sequence) in enumerate(rows_of(groups)):
+        start = first = int(rollouts.prompt_length_B[b])
+        for number, end in sequence.turns:  # the tokens after a turn are those of its reply, then those of the next
+            turn_BT[b, start:] = min(number, turns[n] - 1)
+            start = first + end
     has_NK = torch.arange(max(turns)) < torch.tensor(turns)[:, None]
     returns_NK = returns_to_go(rewards_NK, credit.discount).to(rewards_PG.dtype)
     shape = (*rewards_PG.shape, max(turns))

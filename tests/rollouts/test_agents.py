@@ -48,6 +48,44 @@ def test_turns_of_a_conversation_are_one_sequence_with_the_tokens_that_were_samp
     assert end.metrics == {"conversations": 1, "forks": 0, "refused": 0, "disconnects": 0, "late_calls": 0}
 
 
+def main_and_sub_agent(url, key, row):
+    messages = [user("one")]
+    messages.append(chat(url, key, messages))
+    for text in ("sub", "agent"):
+        chat(url, key, [user(text)])
+    messages.append(user("two"))
+    chat(url, key, messages)
+    return Report(row["reward"], rewards=row["rewards"])
+
+
+@pytest.mark.parametrize(
+    ("rewards", "of_turns"),
+    [((0.5, 0.0, -1.0, 2.0), (0.5, 0.0, -1.0, 2.0)), ({3: 2.0, 0: 0.5}, (0.5, 0.0, 0.0, 2.0)), ((), ()), ({}, ())],
+)
+def test_rewards_of_turns_go_to_the_turns_of_all_sequences(rewards, of_turns):
+    engine = engine_of(shout, main_and_sub_agent)
+    submit(engine, row={"reward": 1.0, "rewards": rewards})
+    rollout = finish(engine)[0]
+    end = rollout.outcome
+    assert (end.score, end.rewards, end.turns, end.problem) == (1.0, of_turns, 4, "")
+    whole = "ONE<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\nTWO<|im_end|>"
+    assert text(engine, rollout.tokens) == whole
+    first = len(engine._inner.tokenizer("ONE<|im_end|>", add_special_tokens=False)["input_ids"])
+    assert rollout.turns == ((0, first), (3, len(rollout)))
+    assert [one.turns for one in rollout.others] == [((1, len(rollout.others[0])),), ((2, len(rollout.others[1])),)]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "words"),
+    [((1.0,), "1 rewards of 4 turns"), ((1.0,) * 5, "5 rewards of 4 turns"), ({4: 1.0}, "of turn 5 after 4 turns")],
+)
+def test_rewards_of_other_turns_than_there_were_are_no_score(rewards, words):
+    engine = engine_of(shout, main_and_sub_agent)
+    submit(engine, row={"reward": 1.0, "rewards": rewards})
+    end = finish(engine)[0].outcome
+    assert words in end.problem and (end.score, end.rewards) == (0.0, ())
+
+
 def test_tokens_that_no_text_gives_back_stay():
     """The policy writes "ab" as the token of "ab", which no test of the text can see; encoded again it would be two."""
     rollout, engine = rollout_of(shout, two_turns)

@@ -380,7 +380,7 @@ def test_an_end_has_the_reward_and_the_end_of_each_turn():
     for rollout in done.values():
         outcome, starts = rollout.outcome, [0, *turn_starts(rollout)]
         ends = [start - 2 for start in starts[1:]] + [len(rollout)]  # a reply has two tokens
-        assert outcome.ends == tuple(ends)
+        assert rollout.turns == tuple(enumerate(ends))
         firsts = rollout.tokens[starts].tolist()
         expected = [float(first) if first % 2 and first > 15 else 0.0 for first in firsts]
         if outcome.ended == "environment":

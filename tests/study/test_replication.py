@@ -20,6 +20,7 @@ PACKED = sorted(path.stem for path in (ROOT / "benchmarks" / "results" / "replic
 
 SHOWN = {
     "loo": lambda script, study: [*script.foresight([study], 0.5), *script.hours([study], ["8op", "fp32"])],
+    "agents": lambda script, study: script.ends(study),
     "staleness": lambda script, study: script.hours([study], ["pipeline-4", "ppo-8"]),
 }
 """Further rows that the page shows of a study."""
@@ -80,7 +81,7 @@ def test_a_verdict_compares_the_interval_with_the_effect_that_the_paper_claims(b
 def test_the_page_has_the_number_of_seeds_of_every_study(replication):
     seeds = {name: len({key.rpartition("-")[2] for key in replication.read(name)["runs"]}) for name in PACKED}
     three, one = (
-        {"loo", "recipes", "experts", "choices", "long-tail", "scale", "decides", "mixed", "ceilings"},
+        {"loo", "recipes", "experts", "choices", "long-tail", "scale", "decides", "mixed", "ceilings", "agents"},
         {"rates"},
     )
     assert seeds == {name: 3 if name in three else 1 if name in one else 2 for name in PACKED}

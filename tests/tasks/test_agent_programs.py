@@ -40,6 +40,10 @@ REWARDS = {
     '{"reward": -2, "won": true}': harness.Report(-2.0, {"won": 1.0}),
     '[1]\n{"reward": 1}\nnot {json': harness.Report(1.0),
     '{"reward": 0.25}\n\n  \n': harness.Report(0.25),
+    '{"rewards": [0, 0.25, 0.5], "steps": 3}': harness.Report(0.75, {"steps": 3.0}, "", (0.0, 0.25, 0.5)),
+    '{"rewards": [0.5, true], "reward": 4}': harness.Report(4.0, {}, "", (0.5, 1.0)),
+    '{"rewards": [], "reward": 4}': harness.Report(4.0),
+    '{"rewards": {"chatcmpl-3": 1, "cmpl-1": -0.5}}': harness.Report(0.5, {}, "", {2: 1.0, 0: -0.5}),
 }
 
 
@@ -51,7 +55,11 @@ def test_output_with_a_reward(output):
 @pytest.mark.parametrize(
     "output",
     ["", "0.5", '{"score": 1}', '{"reward": "high"}', '{"reward": null}', '{"reward": NaN}', '{"reward": 1e999}',
-     '{"reward": 1, "name": "x"}', "[0.5]", '{"reward": 1, "reward": 2}'],
+     '{"reward": 1, "name": "x"}', "[0.5]", '{"reward": 1, "reward": 2}', '{"rewards": []}', '{"rewards": {}}',
+     '{"rewards": 0.5}', '{"rewards": "ab", "reward": 1}', '{"rewards": null, "reward": 1}', '{"rewards": [1, null]}',
+     '{"rewards": [1, [2]]}', '{"rewards": [NaN]}', '{"rewards": [1], "reward": null}', '{"rewards": {"0": 1}}',
+     '{"rewards": {"chatcmpl-0": 1}}', '{"rewards": {"chatcmpl-1": "x"}}', '{"rewards": {"call_1_0": 1}, "reward": 1}',
+     '{"rewards": {"chatcmpl-1": 1, "cmpl-1": 1}}'],
 )  # fmt: skip
 def test_output_without_a_reward_says_what_is_allowed(output):
     report = harness.read_report(output, "agent")
@@ -146,6 +154,9 @@ def test_a_function_is_called_in_a_process_of_its_own(user_code):
             return {"reward": row["value"], "own_process": os.getppid() != row["parent"]}
         async def wait(row, base_url, api_key):
             return 0.75
+        def each_turn(row, base_url, api_key):
+            import numpy as np
+            return {"rewards": np.array([0.5, 0.25]), "mean": np.float32(0.5)}
         def broken(row, base_url, api_key):
             return {}["missing"]
         def leaves(row, base_url, api_key):
@@ -155,6 +166,7 @@ def test_a_function_is_called_in_a_process_of_its_own(user_code):
     row = {"value": 2, "parent": os.getpid()}
     assert run(function="my_agent:run", row=row) == harness.Report(2.0, {"own_process": 1.0})
     assert run(function="my_agent:wait").reward == 0.75
+    assert run(function="my_agent:each_turn") == harness.Report(0.75, {"mean": 0.5}, "", (0.5, 0.25))
     assert "KeyError: 'missing'" in run(function="my_agent:broken").problem
     assert "exit code 3" in run(function="my_agent:leaves").problem
     assert "has no function or class 'no'" in run(function="my_agent:no").problem

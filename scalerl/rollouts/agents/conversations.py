@@ -19,7 +19,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.models.template import continuation, render
 from scalerl.models.text import TokenText, encoded, prompt_tokens
 from scalerl.rollouts.agents.protocol import Asked, Refused, Said, Turn, split_calls
-from scalerl.rollouts.turns import joined
+from scalerl.rollouts.turns import ends, joined
 from scalerl.types import IntArray, Rollout
 
 LONGEST = 1 << 20
@@ -46,6 +46,8 @@ class TurnSequence:
     turns: list[Rollout] = field(default_factory=list)
     between: list[IntArray] = field(default_factory=list)
     """Tokens after each turn but the last."""
+    numbers: list[int] = field(default_factory=list)
+    """Number of each turn among all turns of the rollout, from 0."""
 
     def tokens(self) -> list[int]:
         """Return all tokens so far."""
@@ -221,6 +223,7 @@ class Conversations:
         else:
             sequence.between.append(np.asarray(plan.tokens[plan.before :], np.int32))
         sequence.turns.append(sampled)
+        sequence.numbers.append(self.turns)
         place = Place(sequence, len(sequence.turns), plan.key + text if asked.text else "")
         if asked.text:
             self._completed.append(place)
@@ -249,7 +252,11 @@ class Conversations:
 
     def rollouts(self) -> list[dict[str, Any]]:
         """Return the arrays of each sequence, with its prompt, as arguments of `Rollout`."""
-        return [{**joined(one.turns, one.between), "prompt": one.prompt} for one in self.sequences]
+        return [
+            {**joined(one.turns, one.between), "prompt": one.prompt,
+             "turns": tuple(zip(one.numbers, ends(one.turns, one.between), strict=True))}
+            for one in self.sequences
+        ]  # fmt: skip
 
 
 def _first(rollout: Rollout, count: int) -> Rollout:

@@ -255,7 +255,14 @@ def rollout_of(prompt: Prompt, session: Session, report: Report, late: int, vers
         version: Version of the weights in use, for a rollout without a turn.
     """
     conversations = session.conversations
-    problem = report.problem or ("" if conversations.turns else NEVER_CALLED.format(report.reward))
+    problem, rewards = report.problem, tuple[float, ...]()
+    if not problem and not conversations.turns:
+        problem = NEVER_CALLED.format(report.reward)
+    if not problem:
+        try:
+            rewards = harness.rewards_of(report, conversations.turns)
+        except ValueError as error:
+            problem = str(error)
     counts = {
         "conversations": len(conversations.sequences),
         "forks": conversations.forks,
@@ -274,6 +281,7 @@ def rollout_of(prompt: Prompt, session: Session, report: Report, late: int, vers
         observed=sum(int((~part["sampled"]).sum()) for part in parts),
         longest=max((len(turn) for one in conversations.sequences for turn in one.turns), default=0),
         waited_s=session.own_s(),
+        rewards=rewards,
     )
     if not parts:  # one token that carries no loss, because a rollout has tokens
         one, zero = np.full(1, prompt.tokens[-1], np.int32), np.zeros(1, np.float32)

@@ -34,9 +34,9 @@ def main(name: str) -> int:
 
 
 def _plain(value: object) -> object:
-    """Return a number of numpy or torch as one of Python, and anything else as text."""
-    item = getattr(value, "item", None)
-    return item() if callable(item) and getattr(value, "shape", None) == () else repr(value)
+    """Return numbers of numpy or torch as those of Python, and anything else as text."""
+    convert = getattr(value, "tolist", None)
+    return convert() if callable(convert) else repr(value)
 
 
 if __name__ == "__main__":

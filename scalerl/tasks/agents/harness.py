@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,12 @@ COMPLAINT = 1 << 12
 WAIT_S = 0.1
 """Seconds between looks at the clock."""
 
-ALLOWED = 'a last line such as {"reward": 0.5}, with `reward` and further numbers'
+ALLOWED = (
+    'a last line such as {"reward": 0.5}, with `reward`, or `rewards`, a list with a number for each turn of the '
+    "policy or an object of numbers by the ids of its answers, and further numbers"
+)
+ID = re.compile(r"(?:chat)?cmpl-([1-9][0-9]*)")
+"""Id of an answer of the endpoint, which has the number of the turn from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,8 @@ class Report:
     """Its own numbers."""
     problem: str = ""
     """Reason for which it gave no reward."""
+    rewards: Mapping[int, float] | tuple[float, ...] = ()
+    """Rewards of turns: of all, or by their numbers from 0; empty: the last turn has `reward`."""
 
 
 def run(
@@ -175,10 +183,45 @@ def read_report(output: str, name: str) -> Report:
             values = parse_json(line)
         except ValueError:
             continue
+        rewards = _rewards(values.pop("rewards", ()))
         numbers = {encodable(str(key)): number(value) for key, value in values.items()}
-        reward = numbers.pop("reward", None)
-        if reward is None or None in numbers.values():
+        reward = numbers.pop("reward", math.fsum(_values(rewards)) if rewards else None)
+        if rewards is None or reward is None or None in numbers.values():
             return Report(problem=encodable(f"{name} printed {short(line)}; allowed: {ALLOWED}"))
-        return Report(reward, {key: value for key, value in numbers.items() if value is not None})
+        return Report(reward, {key: value for key, value in numbers.items() if value is not None}, "", rewards)
     last = f"printed {short(lines[-1])} last" if lines else "printed nothing"
     return Report(problem=encodable(f"{name} {last}; allowed: {ALLOWED}"))
+
+
+def _rewards(given: Any) -> Mapping[int, float] | tuple[float, ...] | None:
+    """Return rewards of turns as a program gives them: a list, or an object by ids of answers; None: they are wrong."""
+    by_id = isinstance(given, dict)
+    if not by_id and not isinstance(given, list | tuple):
+        return None
+    values = [value for value in map(number, given.values() if by_id else given) if value is not None]
+    places = [int(found[1]) - 1 for found in map(ID.fullmatch, given) if found] if by_id else []
+    if len(values) < len(given) or (by_id and len(set(places)) < len(given)):
+        return None
+    return dict(zip(places, values, strict=True)) if by_id else tuple(values)
+
+
+def _values(rewards: Mapping[int, float] | tuple[float, ...] | None) -> Sequence[float]:
+    return [] if rewards is None else list(rewards.values()) if isinstance(rewards, Mapping) else rewards
+
+
+def rewards_of(report: Report, turns: int) -> tuple[float, ...]:
+    """Return the rewards of all turns of a rollout; empty if the program gave none.
+
+    Raises:
+        ValueError: The program did not give a reward of each turn, or of one that there was not.
+    """
+    given = report.rewards
+    if isinstance(given, Mapping):
+        if max(given, default=0) >= turns:
+            raise ValueError(f"the program returned a reward of turn {max(given) + 1} after {turns} turns of the "
+                             "policy; allowed: `rewards` of answers that it got")  # fmt: skip
+        return tuple(given.get(turn, 0.0) for turn in range(turns)) if given else ()
+    if given and len(given) != turns:
+        raise ValueError(f"the program returned {len(given)} rewards of {turns} turns of the policy; allowed: one of "
+                         "each turn, in the order of the answers, or an object with the ids of answers")  # fmt: skip
+    return given
