@@ -32,8 +32,9 @@ from work import machine, rows, save_model, save_prompts, train
 
 STEPS, WARM_UP = 48, 12
 HERE = Path(__file__).parent
-ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1"}
-"""Environment variables of both trainers: threads that sleep instead of spin, and the shared reward."""
+SOURCES = os.pathsep.join([str(HERE), str(HERE.parent)])
+ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": SOURCES, "HF_HUB_OFFLINE": "1"}
+"""Environment variables of both trainers: threads that sleep instead of spin, the shared reward, and this scalerl."""
 
 COMPLETIONS, EVERY = 256, 8
 """Completions of an update, and updates between evaluations, in the comparison of learning."""
@@ -208,9 +209,8 @@ def learn_trl(
     job = {"model": str(model), "prompts": str(scratch / "prompts.jsonl"), "settings": settings, "every": EVERY,
            "until": LEVELS[-1]}  # fmt: skip
     (scratch / "job.json").write_text(json.dumps(job))
-    paths = {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])}
     command = [str(options.trl), str(HERE / "trl_learning.py"), str(scratch / "job.json")]
-    variables = {**os.environ, **ENVIRONMENT, **paths}
+    variables = {**os.environ, **ENVIRONMENT}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=variables)
     found: list[dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
     return found

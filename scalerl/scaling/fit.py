@@ -285,7 +285,7 @@ def fit(
     prior = prior or Prior()
     everything = usable(curve, exclude_below)
     window = thinned(everything, MAX_POINTS)
-    return solved(everything, window, posterior(window, r0, prior), prior)
+    return solved(everything, window, posterior(window, r0, prior), prior, r0)
 
 
 def checked_r0(r0: float, curve: Curve) -> float:
@@ -296,7 +296,7 @@ def checked_r0(r0: float, curve: Curve) -> float:
     return float(r0)
 
 
-def solved(everything: Curve, window: Curve, solution: Posterior, prior: Prior) -> Fit:
+def solved(everything: Curve, window: Curve, solution: Posterior, prior: Prior, r0: float | None = None) -> Fit:
     """Return the fit of a curve from its posterior.
 
     Args:
@@ -304,8 +304,13 @@ def solved(everything: Curve, window: Curve, solution: Posterior, prior: Prior) 
         window: The same, averaged if they are many.
         solution: Posterior of the window.
         prior: Its prior.
+        r0: Value at which R0 is fixed, or None.
     """
     averaged = averaged_in(everything, len(window))
+
+    def law_of(part: Curve, num_draws: int) -> Posterior | None:
+        return posterior(part, r0, prior, num_draws) if len(part) >= MIN_POINTS else None
+
     draws, at_bound = solution.draws, limits_reached(solution.draws, window, prior)
     symptoms = (*shape_symptoms(window), *departure_symptoms(window, draws, solution.probability))
     if np.ptp(window.metric) == 0:
@@ -323,7 +328,7 @@ def solved(everything: Curve, window: Curve, solution: Posterior, prior: Prior) 
         at_bound=at_bound,
         departures=solution.probability,
         fast_end=solution.fast_end,
-        futures=futures(window, solution, averaged),
+        futures=futures(window, solution, averaged, law_of),
         curve=window,
         last_compute=everything.last_compute,
         warnings=(*(str(symptom) for symptom in symptoms), *bumps, *window.notes),

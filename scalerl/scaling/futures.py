@@ -14,6 +14,7 @@ Axes in names: N points, M amounts of compute, D draws, R draws that rise, S dra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -90,6 +91,9 @@ class Down(NamedTuple):
 
     Nothing but the time since the fall tells how long a return takes, so the probability that a run that returns has
     done so after a further time h is h / (time since the fall + h): one half when the time has doubled."""
+
+    num_before: int
+    """Number of points before the fall."""
 
     log_evidence: float
     """Log marginal likelihood of a level that changed."""
@@ -331,14 +335,14 @@ def level_after_fall(curve: Curve) -> LevelPosterior:
     return level_after_change(share_N, len(curve) * floor, best + 1, None if noise_N is None else 1.0 / noise_N)
 
 
-def time_down(curve: Curve, level: float) -> float:
-    """Return the compute since the fall: since the last point above the middle of the best level and the present one.
+def points_before_fall(curve: Curve, level: float) -> int:
+    """Return the number of points up to the last one above the middle of the best level and the present one.
 
-    It is at least the compute between the last two points.
+    At least the last point is after the fall.
     """
     middle = (float(rolling_mean(curve.metric).max()) + level) / 2.0
     last_above = int(np.flatnonzero(curve.metric > middle).max(initial=0))
-    return float(curve.last_compute - curve.compute[min(last_above, len(curve) - 2)])
+    return min(last_above + 1, len(curve) - 1)
 
 
 def down_since_fall(curve: Curve, count: int) -> Down:
@@ -354,25 +358,30 @@ def down_since_fall(curve: Curve, count: int) -> Down:
         asymptote=level_D, efficiency=one_D, midpoint=one_D, initial=level_D, autocorrelation=0.0 * one_D,
         noise_sd=width * drawn.noise_sd, most=high,
     )  # fmt: skip
-    age = time_down(curve, low + width * float(after.weight_X @ after.level_X))
+    num_before = points_before_fall(curve, low + width * float(after.weight_X @ after.level_X))
+    age = curve.last_compute - curve.compute[num_before - 1]
     share_D = (rng.permutation(count) + 0.5) / count
     return Down(
         draws=draws,
         walk_D=width * drawn.step_sd * np.concatenate([half_D, -half_D])[:count],
         path_N=width * (after.path_N - after.path_N[-1]),
+        num_before=num_before,
         log_evidence=after.log_evidence,
         # P(return within h) = h / (age + h)
         return_D=curve.last_compute + age * share_D / (1.0 - share_D),
     )
 
 
-def futures(curve: Curve, rising: Posterior, averaged: Averaged) -> Futures:
+def futures(
+    curve: Curve, rising: Posterior, averaged: Averaged, law_of: Callable[[Curve, int], Posterior | None]
+) -> Futures:
     """Return both futures in proportion to prior probability times evidence.
 
     Args:
         curve: Points of the run.
         rising: The posterior of the law and its departures, and of a level.
         averaged: What the points are means of.
+        law_of: Returns the posterior of the first points of the run, for a number of draws; None if they are too few.
     """
     fell, num_draws = has_fallen(curve), len(rising.draws)
     steady, evidence_of_level = rising.level
@@ -382,15 +391,16 @@ def futures(curve: Curve, rising: Posterior, averaged: Averaged) -> Futures:
     # a climb that followed the law gives no evidence about the time after a fall
     evidence = climb if down is None else min(rising.log_evidence - down.log_evidence, 0.0)
 
-    def with_draws(
-        draws: Draws, odds: float, evidence: float, doubtful: Futures | None, saturates: bool = False
-    ) -> Futures:
+    def rise(odds: float, evidence: float) -> int:
+        """Return the number of draws that rise."""
         probability = 1.0 / (1.0 + np.exp(-np.clip(np.log(odds) - evidence, -50.0, 50.0)))
-        num_staying = round(probability * num_draws) if probability > NEGLIGIBLE else 0
-        staying = (
-            steady.evenly(num_staying) if down is None else down.draws.select(slice(num_draws - num_staying, None))
-        )
-        both = joined([draws.evenly(num_draws - num_staying), staying])
+        return num_draws - (round(probability * num_draws) if probability > NEGLIGIBLE else 0)
+
+    def with_draws(draws: Draws, doubtful: Futures | None, saturates: bool = False) -> Futures:
+        """Return the futures if these draws rise and the others stay."""
+        num_staying = num_draws - len(draws)
+        staying = steady.evenly(num_staying) if down is None else down.draws.select(slice(len(draws), None))
+        both = joined([draws, staying])
         above_D = curve.metric[-1] - both.levels(curve.compute[-1:])[0]
         return Futures(
             draws=both,
@@ -406,8 +416,15 @@ def futures(curve: Curve, rising: Posterior, averaged: Averaged) -> Futures:
         )
 
     odds = prior_odds(curve)
-    # a creep that moves the mean has been seen; one that is only possible saturates
-    saturates = "creep" not in rising.probability
+    num_rising = rise(odds, evidence)
     # no fall, however clear, shows that the run cannot return
-    doubtful = with_draws(rising.doubtful, max(odds, EVEN_ODDS), 0.0 if fell else evidence, None, saturates)
-    return with_draws(rising.draws, odds, evidence, doubtful)
+    possible = rising.doubtful.evenly(rise(max(odds, EVEN_ODDS), 0.0 if fell else evidence))
+    before = None if down is None else law_of(curve.first(down.num_before), len(possible))
+    if before is not None:
+        # as many as in the mean follow the law of all points, with noise in place of the fall; the others were down,
+        # and the points since then say nothing about the law to which they return
+        returning = before.doubtful.evenly(len(possible) - num_rising)
+        possible = joined([possible.evenly(num_rising), returning])
+    # a creep that moves the mean has been seen; one that is only possible saturates
+    doubtful = with_draws(possible, None, "creep" not in rising.probability)
+    return with_draws(rising.draws.evenly(num_rising), doubtful)

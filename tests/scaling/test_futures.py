@@ -12,10 +12,11 @@ from scalerl.scaling.futures import (
     STAYS_AFTER_FALL,
     TAKE_OFF,
     has_fallen,
+    points_before_fall,
     prior_odds,
-    time_down,
 )
 from scalerl.scaling.noise import local_noise
+from scalerl.scaling.posterior import Prior, posterior
 
 
 def flat(seed=0, noise=0.05):
@@ -271,10 +272,10 @@ def test_a_fall_that_noise_may_explain_keeps_the_future_that_rises():
 def test_the_time_since_a_fall_and_returns_by_hand():
     metric = np.array([0.2, 0.5, 0.6, 0.6, 0.6, 0.55, 0.3, 0.2, 0.2, 0.2])
     curve = Curve(np.arange(10.0) ** 2, metric)
-    # the middle of 0.6 and 0.2 is 0.4; the last point above it is at 25, the run ends at 81
-    assert time_down(curve, 0.2) == pytest.approx(81 - 25)
+    # the middle of 0.6 and 0.2 is 0.4; the last point above it is the sixth, at 25; the run ends at 81
+    assert points_before_fall(curve, 0.2) == 6
     # a last point that is back counts as one evaluation
-    assert time_down(Curve(np.arange(10.0), np.append(metric[:-1], 0.6)), 0.2) == pytest.approx(1.0)
+    assert points_before_fall(Curve(np.arange(10.0), np.append(metric[:-1], 0.6)), 0.2) == 9
     down = futures_of.down_since_fall(curve, 2000)
     # half have returned after the time since the fall, three quarters after three times this
     for times, share in ((1, 0.5), (3, 0.75)):
@@ -287,10 +288,55 @@ def test_a_return_is_to_the_law_and_before_it_every_draw_is_at_the_new_level():
     futures = fit(dropped(24, 0.1, 0.005)).futures.for_intervals
     now, later = futures.unbounded(np.array([30.0, 1e9]))
     assert now == pytest.approx(0.1, abs=0.05)
-    law = futures.draws.levels(np.array([1e9]))[0]
+    law = (futures.draws.levels(np.array([1e9])) - futures.beyond_creep(np.array([1e9])))[0]
     returned = np.isfinite(futures.down.return_D) & (futures.down.return_D < 1e9)
     assert later[returned] == pytest.approx(law[returned])
     assert returned.mean() == pytest.approx(0.23, abs=0.01)
+
+
+@pytest.mark.parametrize("low", [0.05, 0.2, 0.3])
+@pytest.mark.parametrize("points", [18, 24, 27])
+def test_what_returns_after_a_clear_fall_follows_the_law_of_the_points_before_it(points, low):
+    curve = dropped(points, low, 0.005)
+    before, futures = fit(curve.first(points)), fit(curve).futures.for_intervals
+    returning = futures.draws.select(np.isfinite(futures.down.return_D))
+    for compute in (30.0, 60.0, 120.0):
+        of_law = before.futures.for_intervals.draws.levels(np.array([compute]))[0]
+        quantiles = np.quantile(returning.levels(np.array([compute]))[0], [0.1, 0.5, 0.9])
+        assert quantiles == pytest.approx(np.quantile(of_law, [0.1, 0.5, 0.9]), abs=0.01)
+
+
+def test_what_returns_after_a_fall_that_noise_may_explain_follows_the_law_of_all_points():
+    metric = 0.5 + 0.03 * (-1.0) ** np.arange(24)
+    metric[-3:] -= 0.13
+    fitted = fit(Curve(np.arange(24.0), metric))
+    returning = fitted.futures.for_intervals
+    rising = round((1 - returning.stays) * len(returning.draws))
+    same = round((1 - fitted.futures.stays) * len(returning.draws))
+    assert 0 < same <= rising
+    assert returning.draws.asymptote[:same] == pytest.approx(
+        posterior(fitted.curve, None, Prior()).doubtful.evenly(rising).evenly(same).asymptote
+    )
+
+
+def test_with_too_few_points_before_a_fall_a_return_follows_the_law_of_all_points():
+    values = np.where(np.arange(25) < 4, 0.8, 0.3) + 0.01 * np.random.default_rng(0).standard_normal(25)
+    fitted = fit(Curve(np.arange(25.0), values))
+    rising = fitted.futures.for_intervals
+    assert fitted.futures.fallen
+    assert rising.draws.asymptote[:460] == pytest.approx(
+        posterior(fitted.curve, None, Prior()).doubtful.evenly(460).asymptote
+    )
+
+
+def test_the_interval_after_a_short_dip_includes_the_level_before_it():
+    rng = np.random.default_rng(8)
+    hits = []
+    for _ in range(12):
+        values = np.append(0.6 - 0.4 * 0.7 ** np.arange(24.0), np.full(5, 0.25)) + 0.004 * rng.standard_normal(29)
+        band = fit(Curve(np.arange(29.0), values)).predict([40.0, 56.0])
+        hits.append((band.low < 0.25) & (band.high > 0.5995))
+    assert np.mean(hits) >= 0.5
 
 
 def test_the_share_of_returns_is_stated():
