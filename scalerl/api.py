@@ -52,12 +52,12 @@ def train(
     from scalerl.config.trust import check_trust
     from scalerl.core.files import output_directory
 
-    chosen = _configure(config, fields)
-    own = config is None or isinstance(config, RunConfig)
-    check_trust([chosen], str(config), trusted=trust or own, typed=[str(value) for value in fields.values()])
+    run_config = _configure(config, fields)
+    is_trusted = config is None or isinstance(config, RunConfig)
+    check_trust([run_config], str(config), trusted=trust or is_trusted, typed=[str(value) for value in fields.values()])
 
-    with output_directory(run_dir, Path("runs"), chosen.recipe.name) as path:
-        return _complete(chosen, lambda launch: partial(launch.start, chosen, path), progress)
+    with output_directory(run_dir, Path("runs"), run_config.recipe.name) as path:
+        return _complete(run_config, lambda launch: partial(launch.start, run_config, path), progress)
 
 
 def resume(
@@ -93,8 +93,8 @@ def resume(
     if steps is not None:
         config = replace(config, steps=steps)
 
-    chosen = {"options": _named(fields), "from_step": from_step}
-    return _complete(config, lambda launch: partial(launch.resume, Path(path), steps, **chosen), progress)
+    options = {"options": _named(fields), "from_step": from_step}
+    return _complete(config, lambda launch: partial(launch.resume, Path(path), steps, **options), progress)
 
 
 def load(path: str | Path) -> Run:

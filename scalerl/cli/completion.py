@@ -26,27 +26,27 @@ def run_completion(words: list[str]) -> int:
     parser = Parser(prog="scalerl completion", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shell", choices=SHELLS)
     shell = parser.parse_args(words).shell
-    print(shtab.complete(whole_parser(), shell))
+    print(shtab.complete(full_parser(), shell))
     return 0
 
 
-def whole_parser() -> argparse.ArgumentParser:
+def full_parser() -> argparse.ArgumentParser:
     """Return one parser of all commands. Those whose packages are not installed have no options."""
     from scalerl.cli.main import COMMANDS
 
-    whole = argparse.ArgumentParser(prog="scalerl")
-    commands = whole.add_subparsers(dest="command")
+    parser_of_all = argparse.ArgumentParser(prog="scalerl")
+    commands = parser_of_all.add_subparsers(dest="command")
     for name, command in COMMANDS.items():
         words = commands.add_parser(name, help=command.about, add_help=False)
         parser = _parser_of(name, command.module)
         for action in parser._actions if parser else ():
             words._add_action(action)
         if parser is not None and not parser.allow_abbrev:
-            known = {option for action in parser._actions for option in action.option_strings}
+            option_names = {option for action in parser._actions for option in action.option_strings}
             for option in _field_options():
-                if option not in known:
+                if option not in option_names:
                     words.add_argument(option, metavar="VALUE")
-    return whole
+    return parser_of_all
 
 
 def _parser_of(name: str, module: str) -> argparse.ArgumentParser | None:

@@ -22,9 +22,9 @@ from scalerl.cli.options import (
     count,
     log_choices,
 )
-from scalerl.cli.terminal import say
+from scalerl.cli.terminal import print_lines
 from scalerl.scaling import CurveError, Fit, advise, fit, forecast
-from scalerl.scaling.fit import usable
+from scalerl.scaling.fit import usable_points
 from scalerl.scaling.price import shared_price
 from scalerl.view.outlook import (
     Source,
@@ -120,19 +120,19 @@ def fit_runs_together(options: argparse.Namespace) -> int:
     sources = sources_of(options.paths, options)
     for source in sources:
         with naming(source):
-            usable(source.curve, options.exclude_below)
+            usable_points(source.curve, options.exclude_below)
     both = fit_together([source.curve for source in sources], exclude_below=options.exclude_below)
     terms = {"min_gain": options.min_gain, "price": options.price}
     answers = [
-        answer_of(source, ahead.to_dict(), "\n".join(ahead.lines()))
-        for source, fitted in zip(sources, both.fits, strict=True)
-        for ahead in [source_outlook(source, fitted, **terms)]
+        answer_of(source, outlook.to_dict(), "\n".join(outlook.lines()))
+        for source, fit_result in zip(sources, both.fits, strict=True)
+        for outlook in [source_outlook(source, fit_result, **terms)]
     ]
     if options.json:
         runs = [{"source": answer.source, **answer.values} for answer in answers]
         print(json.dumps({"shared": both.to_dict(), "runs": runs}, indent=1, allow_nan=False))
         return 0
-    say(*str(both).split("\n"), "")
+    print_lines(*str(both).split("\n"), "")
     return print_answers(answers, as_json=False)
 
 
@@ -150,8 +150,8 @@ def run_forecast(words: list[str]) -> int:
     answers = []
     for source in sources_of(options.paths, options):
         with naming(source):
-            asked = {"at": options.at or ("2x", "4x"), "target": options.target, "mean_of": options.mean_of}
-            result = forecast(fit_source(source, options), **asked)
+            request = {"at": options.at or ("2x", "4x"), "target": options.target, "mean_of": options.mean_of}
+            result = forecast(fit_source(source, options), **request)
             advice = advise(result.fit, **source.terms({"min_gain": options.min_gain, "price": options.price}))
         values = {**forecast_dict(result), "advice": advice.to_dict()}
         answers.append(answer_of(source, values, "\n".join([*advice.lines, str(result)])))
@@ -245,8 +245,8 @@ def print_answers(answers: Sequence[Answer], *, as_json: bool) -> int:
         values = [{**({"source": answer.source} if answer.source else {}), **answer.values} for answer in answers]
         print(json.dumps(values[0] if len(values) == 1 else values, indent=1, allow_nan=False))
     elif len(answers) == 1:
-        say(*answers[0].text.split("\n"))
+        print_lines(*answers[0].text.split("\n"))
     else:
         for number, answer in enumerate(answers):
-            say(*([""] if number else []), answer.source, *answer.text.split("\n"))
+            print_lines(*([""] if number else []), answer.source, *answer.text.split("\n"))
     return 0

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from scalerl.cli.curves import fit_source, log_lines, price_of, sources_of
 from scalerl.cli.options import Parser, add_json, add_price, add_reading_options, count, input_path
-from scalerl.cli.terminal import say
+from scalerl.cli.terminal import print_lines
 from scalerl.core.rows import read_points
 from scalerl.scaling import CurveError, design, expected_curve, expected_of_runs
 from scalerl.view.outlook import Source
@@ -70,12 +70,12 @@ def run_design(words: list[str]) -> int:
     numbers = {name: getattr(options, name) for name in CURVE}
     sources = sources_of(options.paths, options)
     sizes = [size_of(source) for source in sources]
-    known = next((size for size in sizes if size), Size(PROMPTS, SAMPLES, math.nan))
-    prompts, samples = options.prompts or known.prompts, options.samples or known.samples
+    run_size = next((size for size in sizes if size), Size(PROMPTS, SAMPLES, math.nan))
+    prompts, samples = options.prompts or run_size.prompts, options.samples or run_size.samples
     if sources:
-        given = [f"--{name}" for name, value in numbers.items() if value is not None]
-        if given:
-            raise CurveError(f"got {given[0]} and past runs; give the runs, or the numbers of a curve")
+        number_options = [f"--{name}" for name, value in numbers.items() if value is not None]
+        if number_options:
+            raise CurveError(f"got {number_options[0]} and past runs; give the runs, or the numbers of a curve")
         fits = [fit_source(source, options) for source in sources]
         past = [(size.prompts, size.samples) if size else None for size in sizes]
         expected = expected_of_runs(fits, past, (prompts, samples))
@@ -88,7 +88,7 @@ def run_design(words: list[str]) -> int:
             initial=numbers["r0"],
             axis=options.compute or "device_hours",
         )
-    completions = known.completions * options.budget if options.completions is None else options.completions
+    completions = run_size.completions * options.budget if options.completions is None else options.completions
     answer = design(
         expected,
         options.budget,
@@ -102,7 +102,7 @@ def run_design(words: list[str]) -> int:
     if options.json:
         print(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
     else:
-        say(*str(answer).split("\n"), *log_lines(sources))
+        print_lines(*str(answer).split("\n"), *log_lines(sources))
     return 0
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from scalerl.cli.exits import FAILED
 from scalerl.cli.options import Parser, add_json, add_trust, parse_with_config
-from scalerl.cli.terminal import say
+from scalerl.cli.terminal import print_lines
 from scalerl.config import read_config
 from scalerl.config.trust import check_trust
 from scalerl.core.packages import TRAINING, prepare_environment
@@ -44,7 +44,7 @@ def run_doctor(words: list[str]) -> int:
         for finding in examine(config):
             findings.append(finding)
             if not options.json:
-                say(f"{finding.check:<9}  {finding.verdict}: {finding.text}")
+                print_lines(f"{finding.check:<9}  {finding.verdict}: {finding.text}")
     if options.json:
         print(json.dumps({"host": platform.node(), "checks": [asdict(finding) for finding in findings]}, indent=1))
     return FAILED if any(finding.verdict == FAILS for finding in findings) else 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.options import Parser, add_json, add_trust, count
-from scalerl.cli.terminal import say
+from scalerl.cli.terminal import print_lines
 from scalerl.cli.train import check_inputs
 from scalerl.config import Hardware, HuggingFaceModel, Rollouts, RunConfig, Scoring
 from scalerl.config.base import build, replace
@@ -95,41 +95,41 @@ def run_eval(words: list[str]) -> int:
     )
     model = arguments.model
     name = Path(os.path.realpath(model) if os.path.exists(model) else model).name
-    with output_directory(arguments.output, Path("evaluations"), name) as where:
-        return _evaluate(arguments, config, tasks, where)
+    with output_directory(arguments.output, Path("evaluations"), name) as directory:
+        return _evaluate(arguments, config, tasks, directory)
 
 
-def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[PromptFile], where: Path) -> int:
+def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[PromptFile], directory: Path) -> int:
     with Working("loading torch") as working:
         from scalerl.training.resolve import resolve_hardware
         from scalerl.training.suites import Evaluator
 
         config = replace(config, hardware=resolve_hardware(config.hardware))
         working.on(f"loading {arguments.model}")
-        evaluator = Evaluator(config, where, lambda text: None if arguments.json else say(text), working.on)
+        evaluator = Evaluator(config, directory, lambda text: None if arguments.json else print_lines(text), working.on)
         working.on("reading prompts")
-        results = _results(arguments, evaluator, config, tasks, where)
+        results = _results(arguments, evaluator, config, tasks, directory)
     summary = {"model": arguments.model, "suites": [result.to_dict() for result in results]}
-    write_whole(where / "summary.json", json.dumps(summary, indent=1) + "\n")
+    write_whole(directory / "summary.json", json.dumps(summary, indent=1) + "\n")
     if arguments.json:
         print(json.dumps(summary, indent=1, allow_nan=False))
     return 0
 
 
 def _results(
-    arguments: argparse.Namespace, evaluator: Evaluator, config: RunConfig, tasks: list[PromptFile], where: Path
+    arguments: argparse.Namespace, evaluator: Evaluator, config: RunConfig, tasks: list[PromptFile], directory: Path
 ) -> list[SuiteResult]:
     """Evaluate suite by suite, and print each result."""
     results: list[SuiteResult] = []
     most = arguments.prompts
     prompts = [evaluator.prompts_of(task, most) for task in tasks] or evaluator.held_out_of_run(most)
-    for task, own in zip(tasks or config.data, prompts, strict=True):
+    for task, rows in zip(tasks or config.data, prompts, strict=True):
         evaluator.config = replace(config, data=(task,)) if tasks else config
         samples = arguments.samples or (1 if tasks else config.evaluation.samples_of(task))
-        results.append(evaluator.evaluate(task, own, samples, where / f"{safe_name(task.curve)}.jsonl"))
-        set_saved_note(f"finished suites are in {where}: {', '.join(result.suite for result in results)}")
+        results.append(evaluator.evaluate(task, rows, samples, directory / f"{safe_name(task.curve)}.jsonl"))
+        set_saved_note(f"finished suites are in {directory}: {', '.join(result.suite for result in results)}")
         if not arguments.json:
-            say(*results[-1].lines())
+            print_lines(*results[-1].lines())
     return results
 
 
@@ -164,8 +164,8 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     }
     if base is not None and not arguments.suite:
         return replace(base, **shared), []
-    own = next((task.system_prompt for task in base.data if isinstance(task, TextTask)), "") if base else ""
-    system = own if arguments.system_prompt is None else arguments.system_prompt
+    text = next((task.system_prompt for task in base.data if isinstance(task, TextTask)), "") if base else ""
+    system = text if arguments.system_prompt is None else arguments.system_prompt
     day = next((task.template_date for task in base.data if isinstance(task, TextTask)), "auto") if base else "auto"
     before = next((task.template_arguments for task in base.data if isinstance(task, TextTask)), {}) if base else {}
     arguments_of_template = before if arguments.template_arguments is None else arguments.template_arguments
@@ -195,16 +195,16 @@ def _suite(name: str, task: str | None, reward: str | None, shown: dict[str, Any
     Raises:
         ConfigError: The name is neither a suite nor a file.
     """
-    known, equals, copy = name.partition("=")
-    own: dict[str, Any] = {"path": name}
-    if equals and known in NAMED:
-        own = {"set": known, "path": copy}
+    suite, equals, copy = name.partition("=")
+    source: dict[str, Any] = {"path": name}
+    if equals and suite in NAMED:
+        source = {"set": suite, "path": copy}
     elif name not in NAMED:
         if "/" not in name and not Path(name).exists():
             raise ConfigError(
                 f"--suite: got {name!r}{nearest(name, NAMED)}; allowed: a file of prompts, a hub name with a slash, "
                 f"NAME=FILE for a copy of a suite, or one of {', '.join(NAMED)}"
             )
-        own["name"] = Path(name).name.partition(".")[0]
+        source["name"] = Path(name).name.partition(".")[0]
     judged = {field: value for field, value in (("task", task), ("reward", reward)) if value is not None}
-    return build(PromptFile, {**shown, **own, **judged}, "--suite")
+    return build(PromptFile, {**shown, **source, **judged}, "--suite")

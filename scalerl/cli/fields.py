@@ -22,18 +22,18 @@ TYPES = {int: "N", float: "X", str: "TEXT", bool: "true|false", NoneType: "none"
 def field_help(group: str, config: RunConfig) -> str:
     """Return help on a group of fields, such as recipe.loss; "": the fields outside groups, "all": all fields.
 
-    Args:
-        group: Dotted name of the group.
-        config: Configuration whose values are shown as defaults.
+    The values of `config` are shown as defaults.
 
     Raises:
         ConfigError: There is no such group.
     """
-    every, shown = groups(), plain_values(config, mode="json")
-    names = list(dict.fromkeys(name for name, _ in every if name))
+    all_groups, shown = groups(), plain_values(config, mode="json")
+    names = list(dict.fromkeys(name for name, _ in all_groups if name))
     if group not in ("", "all", *names):
         raise ConfigError(f"--help: got {group[:80]!r}{nearest(group, names)}; allowed: all, {', '.join(names)}")
-    lines = [line for name, record in every if group in (name, "all") for line in _group_lines(name, record, shown)]
+    lines = [
+        line for name, record in all_groups if group in (name, "all") for line in _group_lines(name, record, shown)
+    ]
     if not group:
         lines += ["", *wrapped(f"groups (--help GROUP lists one, --help all lists all fields): {', '.join(names)}", 2)]
     return "\n".join(lines)
@@ -48,16 +48,16 @@ def _group_lines(name: str, record: type[Part], values: Any) -> Iterator[str]:
     yield ""
     if name:
         yield from wrapped(f"{name}{f'.kind = {tag}' if tag else ''}: {(record.__doc__ or '').splitlines()[0]}", 2)
-    for own, field in record.model_fields.items():
-        path, words = f"{name}.{own}".lstrip("."), allowed(field.annotation)
-        if own not in values and not field.is_required():
-            values = {**values, own: field.get_default(call_default_factory=True)}
+    for key, field in record.model_fields.items():
+        path, words = f"{name}.{key}".lstrip("."), allowed(field.annotation)
+        if key not in values and not field.is_required():
+            values = {**values, key: field.get_default(call_default_factory=True)}
         words = words.replace("|", "| ") if len(words) > WIDTH // 2 else words  # so that the line can be wrapped
         if words == "TABLE" and records(field.annotation):
             words += f"  (--help {path})"
-        elif own in values:
-            words += f"  [{_shown(values[own])}]"
-        if own != "kind":
+        elif key in values:
+            words += f"  [{_shown(values[key])}]"
+        if key != "kind":
             yield from wrapped(f"  --{path} {words}", 6)
             yield from wrapped(f"      {' '.join((field.description or '').split())}", 6)
 
@@ -70,18 +70,18 @@ def allowed(annotation: Any) -> str:
     if isinstance(annotation, type) and issubclass(annotation, Part):
         return str(annotation.model_fields["kind"].default) if "kind" in annotation.model_fields else "TABLE"
     if origin is tuple:
-        return f"[{', '.join('...' if one is ... else allowed(one) for one in arguments)}]"
+        return f"[{', '.join('...' if argument is ... else allowed(argument) for argument in arguments)}]"
     if origin in (None, dict):
         return TYPES.get(origin or annotation, "TEXT")
     inside = arguments[:1] if origin is Annotated else arguments
-    return "|".join(dict.fromkeys(word for one in inside for word in allowed(one).split("|")))
+    return "|".join(dict.fromkeys(word for argument in inside for word in allowed(argument).split("|")))
 
 
 def _shown(value: Any) -> str:
     """Return a default as a user writes it; a table is its kind."""
     if isinstance(value, dict | Part):
         return str(dict(value).get("kind", "{}"))
-    if isinstance(value, list | tuple) and any(isinstance(one, dict | Part) for one in value):
+    if isinstance(value, list | tuple) and any(isinstance(item, dict | Part) for item in value):
         return ", ".join(map(_shown, value))
     return "none" if value is None else value if isinstance(value, str) and value else json.dumps(value)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from scalerl.cli.exits import FAILED, complain
 from scalerl.cli.options import Parser, add_decision_options, add_json, add_reading_options, reading_of
-from scalerl.cli.terminal import say
+from scalerl.cli.terminal import print_lines
 from scalerl.cli.watch import add_address, check_page, listen, serving
 from scalerl.core.errors import UserError
 from scalerl.core.limits import PAGE_CLOSE_S
@@ -133,7 +133,7 @@ def follow(
     """Look at a log again and again; return the exit code."""
     moving = ""
     while True:
-        began, version = time.monotonic(), log.version
+        start, version = time.monotonic(), log.version
         changes = log.look()
         for change in changes:
             show(log, change)
@@ -152,7 +152,7 @@ def follow(
             return missed(rules, "the run has ended") if rules else 0
         if time.monotonic() - log.changed_at > 3600 * options.patience:
             return missed(rules, f"nothing new for {options.patience:g} hours: {log.detail or log.path}")
-        time.sleep(max(0.0, began + options.every - time.monotonic()))
+        time.sleep(max(0.0, start + options.every - time.monotonic()))
 
 
 def met(log: FollowedLog, rules: list[StopRule]) -> str | None:
@@ -182,10 +182,10 @@ class Lines:
             log_lines = log.source.log.lines()
             read = [re.sub(r"\d+ points( in \d+ windows)?", "", line) for line in log_lines]  # not how much was read
             if fresh := [line for line, same in zip(log_lines, read, strict=True) if same not in self._read]:
-                say(*fresh)
+                print_lines(*fresh)
             self._read = read
         prefix = f"{change.kind}: " if change.kind in (AWAY, WAITING) else ""
-        say(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {prefix}{change.text}")
+        print_lines(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {prefix}{change.text}")
 
 
 def show_json(log: FollowedLog, change: Change) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from scalerl.cli.curves import fit_source, log_lines, price_of, sources_of
 from scalerl.cli.options import Parser, add_curve_options, add_figures, add_price, write_figures
-from scalerl.cli.terminal import say
+from scalerl.cli.terminal import print_lines
 from scalerl.core.outputs import check_output
 from scalerl.scaling import CurveError, frontier
 from scalerl.scaling.readers import read_table
@@ -72,7 +72,7 @@ def run_frontier(words: list[str]) -> int:
         print(json.dumps({**answer.to_dict(), "other_differences": others}, indent=1, allow_nan=False))
         return 0
     more = f"  note: the runs also differ in {', '.join(others)}, which counts as scatter; add it to --vary"
-    say(
+    print_lines(
         *log_lines(sources),
         *str(answer).split("\n"),
         *([more] if others else []),
@@ -114,12 +114,12 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
 
 def source_setting(source: Source, names: Sequence[str], table: dict[str, dict[str, Any]]) -> dict[str, float | str]:
     """Return the settings of a run from the table, or from its configuration."""
-    found = [key for key in dict.fromkeys((str(source.path), source.name)) if key in table]
-    if len(found) > 1:
+    keys = [key for key in dict.fromkeys((str(source.path), source.name)) if key in table]
+    if len(keys) > 1:
         raise CurveError(
-            f"--settings has two rows for one run, {found[0]!r} and {found[1]!r}: its path and its name; keep one"
+            f"--settings has two rows for one run, {keys[0]!r} and {keys[1]!r}: its path and its name; keep one"
         )
-    row = table[found[0]] if found else source.info.settings if source.info is not None else None
+    row = table[keys[0]] if keys else source.info.settings if source.info is not None else None
     if row is None:
         hint = "its row in --settings" if table else "a run directory, or a table with --settings"
         raise CurveError(f"{source.path} has no settings: give {hint}")

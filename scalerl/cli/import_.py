@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from scalerl.cli.options import Parser, add_log_options, input_path, log_choices
-from scalerl.cli.terminal import say
+from scalerl.cli.terminal import print_lines
 from scalerl.core.errors import UserError
 from scalerl.core.outputs import check_output
 from scalerl.core.printable import printable
@@ -49,7 +49,7 @@ def run_import(words: list[str]) -> int:
     """Read the log, write or print the points, print the notes, and return the exit code."""
     arguments = import_parser().parse_args(words)
     if arguments.trainers:
-        say(*trainer_lines())
+        print_lines(*trainer_lines())
         return 0
     if not arguments.paths:
         raise UserError("no log was given; type `scalerl import PATH`, or `scalerl import --trainers`")
@@ -65,5 +65,5 @@ def run_import(words: list[str]) -> int:
     what = "a file of these points"
     place = check_output(arguments.output, arguments.paths, lambda path: holds_part_of(imported, path), what=what)
     write_points(imported, place)
-    say(f"written   {arguments.output}")
+    print_lines(f"written   {arguments.output}")
     return 0

@@ -11,7 +11,7 @@ from scalerl.cli.options import Parser, add_directories, add_json
 from scalerl.core.errors import ConfigError
 from scalerl.core.printable import printable
 from scalerl.core.run_files import is_study
-from scalerl.view.kept_fits import KeptFits
+from scalerl.view.fit_cache import FitCache
 from scalerl.view.run import FollowedRun, list_fit
 from scalerl.view.state import ALIVE, find
 
@@ -36,30 +36,26 @@ def run_ls(words: list[str]) -> int:
     defaults = (Path("runs"), Path("studies"))
     runs = find(arguments.paths or [path for path in defaults if path.is_dir()])[0]
     if not runs:
-        where = ", ".join(map(str, arguments.paths or defaults))
-        raise ConfigError(f"{where}: no run here; give run directories (with a config.toml)")
+        places = ", ".join(map(str, arguments.paths or defaults))
+        raise ConfigError(f"{places}: no run here; give run directories (with a config.toml)")
     if not arguments.json:
         print(line_of(("run", "state", "step", "pass rate", "at 2x compute", "advice")))
-    kept = KeptFits()
+    cache = FitCache()
     for path in runs:
         run = FollowedRun(path, tail=LAST_BYTES)
         if arguments.json:
-            print(json.dumps(entry(run, kept), allow_nan=False), flush=True)
+            print(json.dumps(entry(run, cache), allow_nan=False), flush=True)
             continue
         in_study = is_study(path.parent.parent)  # STUDY/ARM/seed-0
         name = f"{path.parent.name}/{path.name}" if in_study else path.name
-        print(unreadable(name, run) if run.state == "unreadable" else line_of((name, *cells(run, kept))), flush=True)
+        print(unreadable(name, run) if run.state == "unreadable" else line_of((name, *cells(run, cache))), flush=True)
     return 0
 
 
 def line_of(columns: Sequence[str]) -> str:
-    """Return a line of at most 80 columns.
-
-    Args:
-        columns: Name, state, step, pass rate, forecast and advice.
-    """
-    name, state, step, rate, ahead, advice = columns
-    line = f"{shortened(name):<{NAME_WIDTH}} {state:<10} {step:>11} {rate:>9} {ahead:<13} {advice}"
+    """Return a line of at most 80 characters: name, state, step, pass rate, forecast and advice."""
+    name, state, step, rate, forecast, advice = columns
+    line = f"{shortened(name):<{NAME_WIDTH}} {state:<10} {step:>11} {rate:>9} {forecast:<13} {advice}"
     return printable(line).rstrip()[:WIDTH]
 
 
@@ -69,22 +65,23 @@ def unreadable(name: str, run: FollowedRun) -> str:
     return printable(f"{shortened(name):<{NAME_WIDTH}} {run.state} {reason}")[:WIDTH]
 
 
-def task_fit(run: FollowedRun, task: str, kept: KeptFits | None) -> dict[str, Any]:
-    """Return `list_fit` of one task; that of a run that has ended is kept."""
-    return list_fit(run.points[task], run.axis, *run.terms, None if run.state in ALIVE else kept)
+def task_fit(run: FollowedRun, task: str, cache: FitCache | None) -> dict[str, Any]:
+    """Return `list_fit` of one task; the cache stores that of a run that has ended."""
+    return list_fit(run.points[task], run.axis, *run.terms, None if run.state in ALIVE else cache)
 
 
-def entry(run: FollowedRun, kept: KeptFits) -> dict[str, Any]:
+def entry(run: FollowedRun, cache: FitCache) -> dict[str, Any]:
     """Return a run as JSON values, with the forecast of each task at twice its compute."""
     tasks = {}
     for task in run.tasks:
         last = run.points[task][-1]
-        fitted = task_fit(run, task, kept)
-        mean, low, high = fitted.get("twice") or (None, None, None)
+        fit_values = task_fit(run, task, cache)
+        mean, low, high = fit_values.get("twice") or (None, None, None)
         tasks[task] = {
-            "step": last.step, "pass_rate": last.pass_rate, "stderr": last.stderr, "evaluations": fitted["evaluations"],
+            "step": last.step, "pass_rate": last.pass_rate, "stderr": last.stderr,
+            "evaluations": fit_values["evaluations"],
             "at_twice": None if mean is None else {"mean": mean, "low": low, "high": high},
-            "action": fitted.get("action"), "problem": fitted["problem"],
+            "action": fit_values.get("action"), "problem": fit_values["problem"],
         }  # fmt: skip
     return {
         "path": str(run.path), "state": run.state, "detail": run.detail, "step": run.step, "steps": run.steps,
@@ -92,23 +89,21 @@ def entry(run: FollowedRun, kept: KeptFits) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def cells(run: FollowedRun, kept: KeptFits | None = None) -> tuple[str, str, str, str, str]:
+def cells(run: FollowedRun, cache: FitCache | None = None) -> tuple[str, str, str, str, str]:
     """Return the columns of a run after its name, for its first task; dashes without evaluations or a forecast.
 
-    Args:
-        run: The run.
-        kept: Where forecasts of runs that have ended are kept.
+    `cache` stores the forecasts of runs that have ended.
     """
     state, step = run.state.replace(" ", "-"), f"{run.step}/{run.steps}"
     task = next(iter(run.tasks), "")
     if not task:
         return state, step, "-", "-", "-"
     rate = f"{run.points[task][-1].pass_rate:.3f}"
-    fitted = task_fit(run, task, kept)
-    if fitted["problem"]:
+    fit_values = task_fit(run, task, cache)
+    if fit_values["problem"]:
         return state, step, rate, "-", "-"
-    _, low, high = fitted["twice"]
-    return state, step, rate, f"{low:.3f}-{high:.3f}", fitted["action"]
+    _, low, high = fit_values["twice"]
+    return state, step, rate, f"{low:.3f}-{high:.3f}", fit_values["action"]
 
 
 def shortened(name: str) -> str:

@@ -111,8 +111,8 @@ def _run(words: list[str]) -> int:
         return 0
     name = words[0]
     if name not in COMMANDS:
-        known = nearest(name, COMMANDS) or f"; allowed: {', '.join(COMMANDS)}"
-        complain(f"there is no command {name[:80]!r}{known}; see `scalerl --help`")
+        hint = nearest(name, COMMANDS) or f"; allowed: {', '.join(COMMANDS)}"
+        complain(f"there is no command {name[:80]!r}{hint}; see `scalerl --help`")
         return UserError.exit_code
     command = COMMANDS[name]
     set_saved_note(command.saved_note)
@@ -137,7 +137,7 @@ def next_words(error: UserError, words: list[str]) -> list[str] | None:
     add, without, paths = (getattr(error, name, None) for name in ("add", "without", "paths"))
     if not (add or without or paths):
         return None
-    kept, values = list[str](), 0
+    remaining, values = list[str](), 0
     for word in words:
         if word.startswith("--"):
             values = {"--bounds": 2}.get(word, 1) if word in (without, *(add or ())[:1]) else 0
@@ -146,10 +146,10 @@ def next_words(error: UserError, words: list[str]) -> list[str] | None:
         elif values:
             values -= 1
             continue
-        kept.append(word)
+        remaining.append(word)
     if paths:
-        kept = [*paths, *(word for word in kept if not os.path.exists(word))]
-    return [*kept, *(add or ())]
+        remaining = [*paths, *(word for word in remaining if not os.path.exists(word))]
+    return [*remaining, *(add or ())]
 
 
 def _load(name: str) -> Callable[[list[str]], int]:

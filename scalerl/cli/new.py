@@ -10,7 +10,7 @@ import tomli_w
 
 from scalerl.cli.options import Parser, count, parse_with_config
 from scalerl.cli.plan import plan_lines
-from scalerl.cli.terminal import say
+from scalerl.cli.terminal import print_lines
 from scalerl.cluster.evaluations import chosen_interval, curve_line
 from scalerl.cluster.layout import lay_out, lines
 from scalerl.cluster.plan import Given, best_split, check_searched, lengths_of, outcome_of, with_layout
@@ -47,17 +47,18 @@ def run_new(words: list[str]) -> int:
         raise ConfigError(f"new: got {str(file)!r}; allowed: options only, such as --model PATH and --data FILE")
 
     preset, gpus = "scalerl" if options.gpus >= NODE else "small", options.gpus
-    own = ["--evaluation.prompts", "auto", "--evaluation.samples", "4", "--hardware.device", "cuda" if gpus else "cpu"]
-    config = read_config(None, ["--preset", preset, *own, *fields])
+    device = "cuda" if gpus else "cpu"
+    defaults = ["--evaluation.prompts", "auto", "--evaluation.samples", "4", "--hardware.device", device]
+    config = read_config(None, ["--preset", preset, *defaults, *fields])
     if isinstance(config.model, TinyModel):
         raise ConfigError("new: got no model; allowed: --model PATH, with --data FILE")
     with Working("simulating"):
         if "--evaluation.every" not in " ".join(fields):
             config = replace(config, evaluation=replace(config.evaluation, every=chosen_interval(config)))
         config, about = _on_gpus(config, gpus, "--checkpoint.every" in " ".join(fields)) if gpus else (config, [])
-    table = {"preset": "scalerl", **written(config)}
+    table = {"preset": "scalerl", **changed_values(config)}
     notes = [*derived_sizes(config), *about, curve_line(config), *_packages(config)]
-    say(*tomli_w.dumps(table).split("\n"), *(f"# {line}" for line in notes))
+    print_lines(*tomli_w.dumps(table).split("\n"), *(f"# {line}" for line in notes))
     return 0
 
 
@@ -79,16 +80,13 @@ def checkpoint_interval(updates_per_h: float, evaluated: int) -> tuple[int, floa
     return max(1, most // evaluated) * evaluated, 0.0 if most >= evaluated else CHECKPOINT_MINUTES
 
 
-def _on_gpus(config: RunConfig, gpus: int, chosen: bool = False) -> tuple[RunConfig, list[str]]:
+def _on_gpus(config: RunConfig, gpus: int, fixed_interval: bool = False) -> tuple[RunConfig, list[str]]:
     """Return the configuration with vLLM on these GPUs, and lines on memory and speed.
 
-    Args:
-        config: Configuration of the user.
-        gpus: GPUs of the run.
-        chosen: Whether the user has chosen the interval of checkpoints; else the planned speed gives it.
+    `fixed_interval` keeps the interval of checkpoints; otherwise the planned speed gives it.
     """
     check_searched(gpus)
-    given, lengths, many = Given(sizes_of(config.model), Assumptions(GPUS["H100"])), lengths_of(config, None), gpus > 2
+    speeds, lengths, many = Given(sizes_of(config.model), Assumptions(GPUS["H100"])), lengths_of(config, None), gpus > 2
     on_ray = {"backend": "ray", "ray_address": "local" if gpus <= NODE else "auto"} if many else {}
     problem: ConfigError | None = None
     parts_of = [parts for parts in PARTS if parts < max(2, gpus)]
@@ -97,22 +95,22 @@ def _on_gpus(config: RunConfig, gpus: int, chosen: bool = False) -> tuple[RunCon
         planned, words, slots = replace(config, placement=place), list[str](), slots_of(config) // share
         try:
             if gpus > 1:
-                best = best_split(planned, given, lengths, gpus, MICRO_BATCHES)[0]
+                best = best_split(planned, speeds, lengths, gpus, MICRO_BATCHES)[0]
                 place = replace(place, trainer_ranks=best.trainer_ranks, generators=best.generators)
                 slots = best.slots
             rollouts = replace(config.rollouts, slots=max(1, slots))
-            planned = with_layout(replace(planned, placement=place, rollouts=rollouts), given, lengths, MICRO_BATCHES)
-            layout = lay_out(planned, given.found)
+            planned = with_layout(replace(planned, placement=place, rollouts=rollouts), speeds, lengths, MICRO_BATCHES)
+            layout = lay_out(planned, speeds.found)
             if gpus > 1:
-                if not chosen:
-                    every, minutes = checkpoint_interval(best.evaluated_updates_per_h, config.evaluation.every)
-                    saved = replace(planned.checkpoint, every=every, every_minutes=minutes)
+                if not fixed_interval:
+                    updates_apart, minutes = checkpoint_interval(best.evaluated_updates_per_h, config.evaluation.every)
+                    saved = replace(planned.checkpoint, every=updates_apart, every_minutes=minutes)
                     planned = replace(planned, checkpoint=saved)
-                best = outcome_of(planned, given, best.figures, best.eval_s)
-                words = plan_lines(lengths, [best], [f"assumed: {given.assumed.line}"], planned, None)
-                if not chosen:
-                    later = 60.0 * every / best.evaluated_updates_per_h
-                    updates = f"{every} updates, {later:,.0f} minutes at this speed"
+                best = outcome_of(planned, speeds, best.figures, best.eval_s)
+                words = plan_lines(lengths, [best], [f"assumed: {speeds.assumed.line}"], planned, None)
+                if not fixed_interval:
+                    later = 60.0 * updates_apart / best.evaluated_updates_per_h
+                    updates = f"{updates_apart} updates, {later:,.0f} minutes at this speed"
                     first = f"{minutes:.0f} minutes and every " if minutes else ""
                     words.append(f"a checkpoint every {first}{updates}")
             return planned, [*lines(planned, layout), *words]
@@ -128,14 +126,14 @@ def _packages(config: RunConfig) -> list[str]:
     return ["adapters need the package peft: pip install 'scalerl[lora]'"]
 
 
-def written(part: Part) -> dict[str, Any]:
+def changed_values(part: Part) -> dict[str, Any]:
     """Return the values of a record that differ from its defaults, with its kind, as TOML values."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, tuple):
-            values = [plain(one) for one in value]
+            values = [plain(item) for item in value]
             return values[0] if len(value) == 1 and isinstance(value[0], Part) else values
-        return written(value) if isinstance(value, Part) else "none" if value is None else value
+        return changed_values(value) if isinstance(value, Part) else "none" if value is None else value
 
     fields = type(part).model_fields
     changed = {name for name, value in part if value != fields[name].get_default(call_default_factory=True)}

@@ -56,12 +56,12 @@ class Parser(argparse.ArgumentParser):
         """Parse arguments; report an unknown option together with the nearest known one, unless it may be a field."""
         if args is not None and ParserRequest.WORD in args:
             raise ParserRequest(self)
-        known, rest = super().parse_known_args(args, namespace)
-        unknown = next((word for word in rest if word.startswith("-")), None)
+        parsed, extras = super().parse_known_args(args, namespace)
+        unknown = next((word for word in extras if word.startswith("-")), None)
         if unknown is not None and self.allow_abbrev:
             name = unknown.partition("=")[0]
             self.error(f"unknown option {name[:80]}{nearest(name, self._option_string_actions)}")
-        return known, rest
+        return parsed, extras
 
 
 def parse_with_config(parser: Parser, words: Sequence[str]) -> tuple[Path | None, Any, list[str]]:
@@ -227,8 +227,8 @@ def reading_of(options: argparse.Namespace) -> Reading:
 
     bounds = tuple(options.bounds) if options.bounds else None
     names = ("task", "answers", "exclude_below", "min_gain", "price")
-    own = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    return Reading(axis=options.compute, bounds=bounds, choices=log_choices(options), **own)
+    values = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    return Reading(axis=options.compute, bounds=bounds, choices=log_choices(options), **values)
 
 
 def add_versus(parser: argparse.ArgumentParser, *, required: bool) -> None:

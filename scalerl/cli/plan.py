@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.cli.options import Parser, add_json, parse_with_config
-from scalerl.cli.terminal import say
+from scalerl.cli.terminal import print_lines
 from scalerl.cluster.evaluations import curve_line, curve_prospect
 from scalerl.cluster.layout import check, check_divides, lay_out, lines, size_line
 from scalerl.cluster.measured import measure
@@ -92,27 +92,27 @@ def run_plan(words: list[str]) -> int:
     if options.rehearse:
         with Working("rehearsing"):
             return _rehearse(config, options.json)
-    given = _speeds(config, options)
-    layout = lay_out(config, given.found)
-    lengths = lengths_of(config, given.measured, options.mean_tokens or 0.0)
+    speeds = _speeds(config, options)
+    layout = lay_out(config, speeds.found)
+    lengths = lengths_of(config, speeds.measured, options.mean_tokens or 0.0)
     with Working("simulating"):
         if options.gpus:
-            outcomes = best_split(config, given, lengths, options.gpus)
+            outcomes = best_split(config, speeds, lengths, options.gpus)
         else:
             check(config, layout)
-            outcomes = [simulate(config, given, lengths)]
-    _, notes = speeds_of(config, given)
+            outcomes = [simulate(config, speeds, lengths)]
+    _, notes = speeds_of(config, speeds)
     assumed = any("roofline" in note or "assumed" in note for note in notes)
-    notes += [f"assumed: {given.assumed.line}"] if assumed else []
+    notes += [f"assumed: {speeds.assumed.line}"] if assumed else []
     gains = next_gains(options.runs, config.price)
     if options.json:
-        values = {**_as_json(config, given, lengths, outcomes, notes), "next_gains": gains}
+        values = {**_as_json(config, speeds, lengths, outcomes, notes), "next_gains": gains}
         curve = curve_prospect(config)
         values["curve"] = None if curve is None else curve.to_dict()
         print(json.dumps(as_json(values), indent=1, allow_nan=False))
         return 0
-    about = [size_line(given.found)] if options.gpus else lines(config, layout)
-    say(
+    about = [size_line(speeds.found)] if options.gpus else lines(config, layout)
+    print_lines(
         *about,
         *plan_lines(lengths, outcomes, notes, config, options.gpus),
         cost_line(outcomes[0], config.steps),
@@ -153,7 +153,7 @@ def _rehearse(config: RunConfig, as_json: bool) -> int:
     layout = lay_out(config)
     check_divides(config, layout.found.sizes)
     if not as_json:
-        say(
+        print_lines(
             size_line(layout.found),
             "rehearsing two updates with fake tensors; an 8B model takes one to four minutes ...",
         )
@@ -162,7 +162,7 @@ def _rehearse(config: RunConfig, as_json: bool) -> int:
         print(json.dumps({**result._asdict(), "total": result.total, "estimate": layout.trainer.total}, indent=1))
         return 0
     parts, sent = (", ".join(f"{k} {v / 1e9:.1f}" for k, v in of.items()) for of in (result.parts, result.sent))
-    say(
+    print_lines(
         f"trainer {result.total / 1e9:.1f} GB per rank at the peak: {parts}; the estimate is "
         f"{layout.trainer.total / 1e9:.1f} GB",
         f"collectives of an update of two micro-batches, GB: {sent or 'none'}",
@@ -172,7 +172,7 @@ def _rehearse(config: RunConfig, as_json: bool) -> int:
 
 
 def _speeds(config: RunConfig, options: argparse.Namespace) -> Given:
-    """Check the options; return the given speeds."""
+    """Check the options; return the speeds and times that they set."""
     if options.gpu not in GPUS:
         raise ConfigError(f"--gpu: got {options.gpu!r}{nearest(options.gpu, GPUS)}; allowed: {', '.join(GPUS)}")
     for name in NUMBERS:
@@ -181,7 +181,7 @@ def _speeds(config: RunConfig, options: argparse.Namespace) -> Given:
             least = "of seconds from 0" if name == "transfer_s" else "above 0"
             raise ConfigError(f"--{name.replace('_', '-')}: got {value:g}; allowed: a number {least}, at most {most:g}")
     rate = options.generator_tokens_per_s
-    given = Given(
+    speeds = Given(
         found=sizes_of(config.model),
         assumed=Assumptions(GPUS[options.gpu], options.training_share, options.decode_share),
         measured=measure(options.runs) if options.runs else None,
@@ -191,18 +191,18 @@ def _speeds(config: RunConfig, options: argparse.Namespace) -> Given:
         transfer_s=options.transfer_s,
         updates=options.updates or 0,
     )
-    known = given.measured is not None or (given.generator_step_s and given.trainer_rate)
-    if not known and (config.hardware.device == "cpu" or isinstance(config.model, TinyModel)):
+    is_known = speeds.measured is not None or (speeds.generator_step_s and speeds.trainer_rate)
+    if not is_known and (config.hardware.device == "cpu" or isinstance(config.model, TinyModel)):
         raise ConfigError(
             "plan: speeds of the lab and of CPUs cannot be estimated; give --from RUN (a run directory), or both "
             "--generator-tokens-per-s and --trainer-tokens-per-s"
         )
-    return given
+    return speeds
 
 
-def _as_json(config: RunConfig, given: Given, lengths: Any, outcomes: list[Any], notes: list[str]) -> dict[str, Any]:
+def _as_json(config: RunConfig, speeds: Given, lengths: Any, outcomes: list[Any], notes: list[str]) -> dict[str, Any]:
     longest = {"mean": float(lengths.mean()), "p90": float(np.quantile(lengths, 0.9)), "max": int(lengths.max())}
-    sizes, source = given.found.sizes, given.found.source
+    sizes, source = speeds.found.sizes, speeds.found.source
     return {
         "model": {"params": sizes.params, "active_params": sizes.matmul_params, "source": source},
         "batch": config.recipe.completions_per_step,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.options import Parser, add_json
-from scalerl.cli.terminal import say
+from scalerl.cli.terminal import print_lines
 from scalerl.core.errors import ConfigError, nearest
 from scalerl.trainers import TRAINERS, Row, Trainer, check, configuration, read_settings, recognized
 
@@ -68,33 +68,31 @@ def print_settings(trainer: Trainer, *, as_json: bool = False) -> None:
 def print_check(path: Path, trainer: Trainer | None, *, as_json: bool = False) -> None:
     """Print what a configuration has of each component of ScaleRL, and what the paper measured for it.
 
-    Args:
-        path: The configuration.
-        trainer: Whose it is; None: recognize it by its settings.
-        as_json: Print JSON.
+    Without a trainer, the settings identify it.
 
     Raises:
         ConfigError: The file cannot be read, or is not a configuration of the trainer.
     """
     settings = read_settings(path)
-    found = recognized(TRAINERS.values(), settings)
-    if not found or (trainer is not None and trainer not in found):
+    candidates = recognized(TRAINERS.values(), settings)
+    if not candidates or (trainer is not None and trainer not in candidates):
         names = ", ".join(TRAINERS) if trainer is None else trainer.name
-        other = f", but of {found[0].name}: leave out --for" if found else f"; it begins with {_first(settings)}"
+        start = f"; it begins with {_first(settings)}"
+        other = f", but of {candidates[0].name}: leave out --for" if candidates else start
         raise ConfigError(f"{path}: got a file without settings of {names}{other}")
-    trainer = trainer or found[0]
+    trainer = trainer or candidates[0]
     rows = check(trainer, settings)
     if as_json:
         record = {"trainer": trainer.name, "checked_version": trainer.checked, "installed_version": _installed(trainer)}
         print(json.dumps({**record, "components": [row._asdict() for row in rows]}, indent=2))
         return
-    say(f"{path}: {trainer.title}; {_versions(trainer)}")
+    print_lines(f"{path}: {trainer.title}; {_versions(trainer)}")
     print()
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 120
     print("\n".join(table(rows, max(80, min(width, 160)))))
     print()
     equal, open_ = sum(row.same is True for row in rows), sum(row.same is None for row in rows)
-    say(
+    print_lines(
         f"{equal} of {len(rows)} as in ScaleRL{f', {open_} not in the file' if open_ else ''}. Ceilings and B: "
         "arXiv 2510.13786, 8B model; ceilings within 0.02 are equal. The nearest settings: "
         f"scalerl recipes --for {trainer.name}"
@@ -104,13 +102,11 @@ def print_check(path: Path, trainer: Trainer | None, *, as_json: bool = False) -
 def table(rows: list[Row], width: int) -> list[str]:
     """Return the lines of the table.
 
-    Args:
-        rows: Its rows.
-        width: Width of a line in columns, at least 80.
+    `width` is the number of characters of a line, at least 80.
     """
     marks = {True: "=", None: "?", False: " "}
-    rest = width - NAME_WIDTH - MOVED_WIDTH
-    widths = (NAME_WIDTH, 2 * rest // 7, 2 * rest // 9, rest - 2 * rest // 7 - 2 * rest // 9, MOVED_WIDTH)
+    free = width - NAME_WIDTH - MOVED_WIDTH
+    widths = (NAME_WIDTH, 2 * free // 7, 2 * free // 9, free - 2 * free // 7 - 2 * free // 9, MOVED_WIDTH)
     heads = ("component", "theirs", "ScaleRL's", "measured in the paper", "it moved")
     lines = _cells(heads, widths)
     for row in rows:
@@ -194,8 +190,8 @@ def print_recipes() -> None:
     for title, recipes in (("recipe", RECIPES), ("leave one out", variants)):
         print(f"{title:16}  {'field':22}  {SCALERL.name:16}  here")
         for name, recipe in recipes.items():
-            for at, (field, (ours, here)) in enumerate(differing(SCALERL, recipe).items()):
-                print(f"{'' if at else name:16}  {field:22}  {ours:16}  {here}")
+            for at, (field, (ours, theirs)) in enumerate(differing(SCALERL, recipe).items()):
+                print(f"{'' if at else name:16}  {field:22}  {ours:16}  {theirs}")
         print()
     print("train with one of them: scalerl train --recipe NAME")
     print("every field of the recipe: scalerl train --help all")

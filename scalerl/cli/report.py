@@ -8,7 +8,7 @@ from pathlib import Path
 from scalerl.cli.curves import log_lines, sources_of
 from scalerl.cli.exits import FAILED, complain
 from scalerl.cli.options import Parser, add_curve_options, add_figures, add_versus, write_figures
-from scalerl.cli.terminal import say
+from scalerl.cli.terminal import print_lines
 from scalerl.core.errors import UserError
 from scalerl.core.outputs import check_output
 from scalerl.view.analysis import analyze
@@ -52,5 +52,7 @@ def run_report(words: list[str]) -> int:
     if arguments.json:
         print(json.dumps({"page": written, **analysis.to_dict()}, indent=1, allow_nan=False))
     else:
-        say(*log_lines(sources), *analysis.headlines(), *([f"page      {written}"] if written else []), *figures)
+        print_lines(
+            *log_lines(sources), *analysis.headlines(), *([f"page      {written}"] if written else []), *figures
+        )
     return 0 if written else FAILED

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scalerl.cli.options import Parser, add_json
-from scalerl.cli.terminal import say
+from scalerl.cli.terminal import print_lines
 from scalerl.config import Scoring
 from scalerl.config.base import build, is_utf8
 from scalerl.config.data import PromptFile
@@ -59,7 +59,7 @@ def run_score(words: list[str]) -> int:
     if arguments.task == "code":
         line = sandbox_line(scoring.sandbox, [prompt for prompt, _ in rows])  # raises an error without a sandbox
         if not arguments.json:
-            say(line)
+            print_lines(line)
     if expected is not None:
         return _audit(rows, expected, arguments, scoring)
     passed, total, judged, count = 0, 0.0, 0, 0
@@ -71,13 +71,13 @@ def run_score(words: list[str]) -> int:
             verdict = {"passed": score.passed, "score": value} if score.counted else {"passed": None, "score": None}
             print(json.dumps({**verdict, "reason": score.reason}), flush=True)
         elif score.counted:
-            say(f"{'pass' if score.passed else 'FAIL'}  {value:.2f}  {prompt.where}  {score.reason}")
+            print_lines(f"{'pass' if score.passed else 'FAIL'}  {value:.2f}  {prompt.where}  {score.reason}")
         else:
-            say(f"none        {prompt.where}  {score.reason}")
+            print_lines(f"none        {prompt.where}  {score.reason}")
     if not arguments.json:
         rates = f" ({passed / judged:.1%}), mean score {total / judged:.3f}" if judged else ""
-        rest = f"; {count - judged} have no verdict and are not counted" if judged < count else ""
-        say(f"{passed} of {judged} passed{rates}{rest}")
+        missing = f"; {count - judged} have no verdict and are not counted" if judged < count else ""
+        print_lines(f"{passed} of {judged} passed{rates}{missing}")
     return 0
 
 
@@ -113,18 +113,18 @@ def _audit(
 ) -> int:
     """Print the confusion table of a verifier, and its errors by `kind` (or `fault`) of the rows."""
     audit, formless = Audit(), 0
-    for (prompt, text), wanted, (_, score) in zip(rows, expected, _judged(rows, arguments.task, scoring), strict=True):
+    for (prompt, text), target, (_, score) in zip(rows, expected, _judged(rows, arguments.task, scoring), strict=True):
         kind = str(prompt.columns.get("kind") or prompt.columns.get("fault") or "all")
         formless += score.form == "none"
-        passed = score.passed if score.counted and wanted is not None else None
-        audit.add(bool(wanted), passed, kind, f"{prompt.where}: {short(text)} for {short(prompt.answer)}")
+        passed = score.passed if score.counted and target is not None else None
+        audit.add(bool(target), passed, kind, f"{prompt.where}: {short(text)} for {short(prompt.answer)}")
     if arguments.json:
         print(json.dumps({**audit.to_dict(), "no form": formless}))
         return 0
     for line in audit.lines():
-        say(line)
+        print_lines(line)
     if formless:
-        say(f"{formless} of {len(rows)} completions have no answer in a form of docs/rewards.md")
+        print_lines(f"{formless} of {len(rows)} completions have no answer in a form of docs/rewards.md")
     return 0
 
 
@@ -149,21 +149,21 @@ def _rows(path: Path, task: str) -> Iterator[tuple[Prompt, str]]:
     except OSError as error:
         raise ConfigError(trouble(error)) from None
     number = 0
-    for where, row in read_objects(build(PromptFile, {"path": os.path.join(".", path)}, "file")):
+    for place, row in read_objects(build(PromptFile, {"path": os.path.join(".", path)}, "file")):
         number += 1
         if not isinstance(row.get("completion"), str):
-            raise ConfigError(f"{where}: 'completion' is missing or not text; allowed: an object with 'completion'")
+            raise ConfigError(f"{place}: 'completion' is missing or not text; allowed: an object with 'completion'")
         if task in ("math", "arithmetic", "programs") and row.get("answer") in (None, ""):
-            raise ConfigError(f"{where}: 'answer' is {row.get('answer')!r}; allowed: the reference answer")
+            raise ConfigError(f"{place}: 'answer' is {row.get('answer')!r}; allowed: the reference answer")
         if isinstance(row.get("answer"), bool | list | dict):
-            raise ConfigError(f"{where}: 'answer' is {short(row['answer'])}; allowed: text or a number")
+            raise ConfigError(f"{place}: 'answer' is {short(row['answer'])}; allowed: text or a number")
         if not is_utf8(json.dumps(row, ensure_ascii=False)):
-            raise ConfigError(f"{where}: got a lone surrogate; write the whole character")
+            raise ConfigError(f"{place}: got a lone surrogate; write the whole character")
         prompt = row.get("prompt", "")
-        asked = Prompt(f"{number:016x}", prompt if isinstance(prompt, str) else json.dumps(prompt), (),
-                       str(row.get("answer", "")), task, row, where)  # fmt: skip
+        checked = Prompt(f"{number:016x}", prompt if isinstance(prompt, str) else json.dumps(prompt), (),
+                       str(row.get("answer", "")), task, row, place)  # fmt: skip
         if task == "code":
-            check_tests([asked])
-        yield asked, row["completion"]
+            check_tests([checked])
+        yield checked, row["completion"]
     if not number:
         raise ConfigError(f"{path}: the file has no rows; allowed: one JSON object per line")

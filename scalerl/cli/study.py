@@ -8,8 +8,7 @@ from collections.abc import Sequence
 def run_study(words: Sequence[str]) -> int:
     """Run `scalerl study`; return the exit code.
 
-    Args:
-        words: The arguments after `study`.
+    `words` are the arguments after `study`.
 
     Raises:
         UserError: There is an error that the user can correct.

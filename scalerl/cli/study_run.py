@@ -12,7 +12,7 @@ from pathlib import Path
 
 from scalerl.cli.options import Parser, add_trust, bare_first, count
 from scalerl.cli.study_show import tell
-from scalerl.cli.terminal import say
+from scalerl.cli.terminal import print_lines
 from scalerl.config import RunConfig, read_config
 from scalerl.config.base import given, replace
 from scalerl.config.trust import check_trust
@@ -42,8 +42,7 @@ and the dotted fields are as in `scalerl train`; without them the base is the em
 def plan_or_resume(words: Sequence[str]) -> int:
     """Run `scalerl study PLAN` or `scalerl study resume`; return the exit code.
 
-    Args:
-        words: The arguments after `study`.
+    `words` are the arguments after `study`.
 
     Raises:
         UserError: There is an error that the user can correct.
@@ -87,10 +86,10 @@ def _check_saved(study: StudyDirectory, trusted: bool) -> None:
 
 def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
     """Print the arms, sizes and reused runs of a plan."""
-    say(*describe(plan))
+    print_lines(*describe(plan))
     for key, run in equal_runs(plan, others).items():
         part = "" if run.steps == plan.run_config(key).steps else f"its first {run.steps} steps are "
-        say(f"  {key}: {part}reused from {run.path}")
+        print_lines(f"  {key}: {part}reused from {run.path}")
 
 
 def _plan_parser() -> Parser:
@@ -133,7 +132,6 @@ def _add_execution(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(options: argparse.Namespace, fields: Sequence[str]) -> Plan:
-    """Return the plan for the given options and fields."""
     name = options.plan
     if name in PLANS:
         plan = PLANS[name](_base(options, fields))
@@ -158,8 +156,8 @@ def _plan(options: argparse.Namespace, fields: Sequence[str]) -> Plan:
 
 
 def _base(options: argparse.Namespace, fields: Sequence[str]) -> RunConfig:
-    own = options.base is not None or any(word.partition("=")[0] in ("--preset", "--data") for word in fields)
-    return read_config(options.base, fields if own else ["--preset", "quick", *fields])
+    has_base = options.base is not None or any(word.partition("=")[0] in ("--preset", "--data") for word in fields)
+    return read_config(options.base, fields if has_base else ["--preset", "quick", *fields])
 
 
 def _seeds(text: str) -> tuple[int, ...]:
@@ -182,7 +180,7 @@ def _execute(
     """Execute the unfinished runs of a study, then write and print its results."""
     study.hold()
     for line in take_over(study, others):
-        say(line)
+        print_lines(line)
     _check_saved(study, options.trust)
     display = StudyDisplay(study)
     stop_flag = StopFlag()
@@ -190,9 +188,9 @@ def _execute(
     display.start(workers.count)
     execute(execution, ALLOCATIONS[options.allocate or ("forecast" if study.plan.vary else "equal")])
     for key, message in execution.failures.items():
-        say(f"failed: {key}: {message}; see {study.file(key, 'log')}")
+        print_lines(f"failed: {key}: {message}; see {study.file(key, 'log')}")
     if stop_flag():
-        say(f"stopped; resume with: scalerl study resume {study.path}")
+        print_lines(f"stopped; resume with: scalerl study resume {study.path}")
         return 128 + stop_flag.signal
     _report(study)
     return 1 if execution.failures else 0
@@ -210,8 +208,8 @@ def _workers(options: argparse.Namespace, plan: Plan) -> Workers:
 def _own_actors(plan: Plan) -> dict[str, float]:
     """Return the cores and GPUs of a run's actors, without the task that starts them: the maximum over the arms."""
     configs = [plan.config(arm, seed=0) for arm in plan.arms]
-    wanted = [needs(devices(config)) for config in configs if config.placement.backend == "ray"]
-    return {name: max((one[name] for one in wanted), default=0.0) for name in ("CPU", "GPU")}
+    demands = [needs(devices(config)) for config in configs if config.placement.backend == "ray"]
+    return {name: max((demand[name] for demand in demands), default=0.0) for name in ("CPU", "GPU")}
 
 
 def room_here() -> int:
@@ -226,4 +224,4 @@ def _report(study: StudyDirectory) -> None:
     problem = write_or_explain(study.path / RESULTS, values)
     tell(results, study.path / REPORT)
     if problem:
-        say(f"results   none: {problem}")
+        print_lines(f"results   none: {problem}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scalerl.cli.exits import FAILED, complain
 from scalerl.cli.options import Parser, add_curve, add_figures, add_json, add_price, write_figures
-from scalerl.cli.terminal import say
+from scalerl.cli.terminal import print_lines
 from scalerl.core.errors import UserError
 from scalerl.core.outputs import check_output
 from scalerl.view.frozen import write_page
@@ -41,7 +41,7 @@ def show(words: Sequence[str]) -> int:
         complain(f"{place} was not written; the results above are complete")
         return FAILED
     if not options.json:
-        say(*figures)
+        print_lines(*figures)
     return 0
 
 
@@ -54,5 +54,5 @@ def tell(results: StudyResult, page: Path) -> bool:
     except UserError as error:  # plotly is missing, or the directory is read-only
         page_line = f"no page: {error}"
     print_results(results)
-    say(page_line)
+    print_lines(page_line)
     return written

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.options import Parser, add_trust, bare_first, parse_with_config
-from scalerl.cli.terminal import say
+from scalerl.cli.terminal import print_lines
 from scalerl.cluster.evaluations import curve_line
 from scalerl.cluster.layout import check, lay_out, lines
 from scalerl.cluster.plan import run_lines
@@ -86,7 +86,7 @@ def run_train(words: list[str]) -> int:
             raise ConfigError("--run-dir: got one with --dry-run, which writes nothing; give one of the two")
         with Working("reading model and prompts"):
             lines = _dry_run(config)
-        say(*lines)
+        print_lines(*lines)
         return 0
     check_trust([config], str(file or "the command line"), trusted=options.trust or file is None, typed=words)
     with output_directory(options.run_dir, Path("runs"), config.recipe.name) as path:
@@ -113,21 +113,21 @@ def _dry_run(config: RunConfig) -> list[str]:
     from scalerl.training.resolve import resolve_hardware
 
     local = config.placement.backend == "local" and config.hardware.device != "cuda"  # else planned for other machines
-    here = replace(config, hardware=resolve_hardware(config.hardware)) if local else config
-    found, machine = sizes_of(here.model), this_machine(here)
-    split = prompts_here(here)
+    resolved = replace(config, hardware=resolve_hardware(config.hardware)) if local else config
+    sizes, machine = sizes_of(resolved.model), this_machine(resolved)
+    split = prompts_here(resolved)
     prompts = split.everything if split else ()
     longest = max((len(prompt.tokens) for prompt in prompts), default=0)
     mean = sum(len(prompt.tokens) for prompt in prompts) / len(prompts) if prompts else 0.0
-    row_tokens = longest_row(here, longest)
-    here = sized(here, found.sizes, row_tokens, machine)
-    layout = lay_out(here, found)
-    check(here, layout)
-    about = [*derived_sizes(here), *lines(here, layout)]
-    if here.placement.backend == "local":
-        about += run_lines(here, found.sizes, row_tokens, machine, mean)
+    row_tokens = longest_row(resolved, longest)
+    resolved = sized(resolved, sizes.sizes, row_tokens, machine)
+    layout = lay_out(resolved, sizes)
+    check(resolved, layout)
+    about = [*derived_sizes(resolved), *lines(resolved, layout)]
+    if resolved.placement.backend == "local":
+        about += run_lines(resolved, sizes.sizes, row_tokens, machine, mean)
     held_out = Counter(prompt.task for prompt in split.held_out) if split else {}
-    about += [curve_line(here, held_out), *(split.notes if split else ())]
+    about += [curve_line(resolved, held_out), *(split.notes if split else ())]
     return [*to_toml(config).split("\n"), *(f"# {line}" for line in about)]
 
 
@@ -174,8 +174,8 @@ def run_resume(words: list[str]) -> int:
     if arguments.steps is not None:
         config = given("--steps", lambda: replace(config, steps=arguments.steps))
 
-    chosen = {"options": options, "from_step": arguments.from_step}
-    return _run(config, lambda launch: partial(launch.resume, arguments.directory, arguments.steps, **chosen))
+    extras = {"options": options, "from_step": arguments.from_step}
+    return _run(config, lambda launch: partial(launch.resume, arguments.directory, arguments.steps, **extras))
 
 
 def _run(config: RunConfig, make_run: Callable[[Any], Callable[..., Any]]) -> int:
@@ -190,5 +190,5 @@ def _run(config: RunConfig, make_run: Callable[[Any], Callable[..., Any]]) -> in
     stop = StopFlag()
     display = RunDisplay(config)
     ended = complete(make_run(launch), display, stop)
-    say(*ended.closing)
+    print_lines(*ended.closing)
     return 0 if ended.finished else 128 + stop.signal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from scalerl.cli.options import Parser
-from scalerl.cli.terminal import say
+from scalerl.cli.terminal import print_lines
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import write_whole
 from scalerl.core.run_files import CONFIG, PLAN, RUN, STUDY, read_run
@@ -34,14 +34,14 @@ def run_upgrade(words: list[str]) -> int:
 def _upgrade_run(path: Path) -> None:
     text = run_info(saved_config(path)).to_json()
     write_whole(path / RUN, text)
-    say(f"{path / RUN} written")
+    print_lines(f"{path / RUN} written")
 
 
 def _upgrade_study(path: Path) -> None:
     """Write study.json, and run.json of the runs that have none."""
     study = StudyDirectory.open(path)
     study.save_info()
-    say(f"{path / STUDY} written")
+    print_lines(f"{path / STUDY} written")
     for run in filter(lambda run: (run / CONFIG).is_file(), map(study.run, study.info.runs())):
         try:
             read_run(run)

@@ -13,7 +13,7 @@ from scalerl.cli.options import Parser, add_directories, add_reading_options, re
 from scalerl.core.errors import ConfigError
 from scalerl.core.packages import check_installed
 from scalerl.core.working import Working
-from scalerl.importers.formats import found_in
+from scalerl.importers.formats import find_log
 from scalerl.importers.trackers import wandb_path
 from scalerl.scaling import CurveError
 from scalerl.view.following import FollowedLog
@@ -84,7 +84,7 @@ def is_log(path: Path) -> bool:
     if not path.is_dir() or has_runs(path):
         return False
     try:
-        return bool(found_in(path))
+        return bool(find_log(path))
     except CurveError:
         return False
 

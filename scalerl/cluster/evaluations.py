@@ -9,7 +9,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from scalerl.config.run import RunConfig
-from scalerl.scaling.designs import MOST_EVALUATIONS, Evaluations, Prospect, enough_evaluations, tells, usual_prospect
+from scalerl.scaling.designs import (
+    MOST_EVALUATIONS,
+    Evaluations,
+    Prospect,
+    enough_evaluations,
+    prospect_line,
+    usual_prospect,
+)
 from scalerl.scaling.fit import MIN_POINTS
 
 MOST_SHARE = 0.25
@@ -53,7 +60,7 @@ def curve_line(config: RunConfig, held_out: Mapping[str, int] | None = None) -> 
     if (count := count_of(config)) < MIN_POINTS:
         number = f"{count} evaluation{'s are' if count > 1 else ' is'}"
         return f"curve: {number} too few for a forecast, which needs {MIN_POINTS}; lower evaluation.every"
-    return tells(evaluations_of(config, held_out), share_of(config, 1, held_out))
+    return prospect_line(evaluations_of(config, held_out), share_of(config, 1, held_out))
 
 
 def curve_prospect(config: RunConfig) -> Prospect | None:

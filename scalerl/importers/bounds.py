@@ -32,7 +32,7 @@ SHARE = re.compile(
 """Names of metrics that are shares of answers, in [0, 1] or in percent."""
 
 
-def bounds_of(frame: Frame, dialect: Dialect, metric: str, given: Bounds | None) -> tuple[Bounds, str, list[str]]:
+def bounds_of(frame: Frame, dialect: Dialect, metric: str, bounds: Bounds | None) -> tuple[Bounds, str, list[str]]:
     """Return the bounds of a metric, where they come from, and notes.
 
     Raises:
@@ -40,8 +40,8 @@ def bounds_of(frame: Frame, dialect: Dialect, metric: str, given: Bounds | None)
     """
     value_N = frame.column(metric)
     value_E = value_N[np.isfinite(value_N)]
-    if given is not None:
-        low, high = checked_bounds(given)
+    if bounds is not None:
+        low, high = checked_bounds(bounds)
         outside = outside_of(value_E, low, high, 1e-9)
         if len(outside):
             guess = observed(value_E)
@@ -52,9 +52,9 @@ def bounds_of(frame: Frame, dialect: Dialect, metric: str, given: Bounds | None)
                 without="--bounds",
             )
         return (low, high), "as given", []
-    for text, known in dialect.ranges:
-        if match(text, metric) and not len(outside_of(value_E, *known, 1e-9)):
-            return known, f"the range of this metric in {dialect.title}", []
+    for text, limits in dialect.ranges:
+        if match(text, metric) and not len(outside_of(value_E, *limits, 1e-9)):
+            return limits, f"the range of this metric in {dialect.title}", []
     if fits(value_E, 0.0, 1.0):
         origin = "a share of answers" if SHARE.search(key(metric)) else "the values lie in it"
         if (logged := logged_extremes(frame, dialect, metric)) is not None and not fits(np.array(logged), 0.0, 1.0):

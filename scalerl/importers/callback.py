@@ -69,13 +69,13 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         if axis not in ("device_hours", "tokens", "step"):
             raise CurveError(f"axis must be device_hours, tokens or step; got {axis!r}")
         self.path, self.devices, self.bounds = Path(path), devices, bounds
-        self.asked, self.metric = metric, metric or "eval_reward"
+        self.requested_metric, self.metric = metric, metric or "eval_reward"
         self.logged: list[dict[str, Any]] = []
         self.evaluated, self.next_look = False, ROWS_TO_SPEAK
         self.axis, self.say, self.min_gain, self.price = axis, say, min_gain, price
         self.conditions, self.rules = False, list[StopRule]()
         self.points: list[dict[str, Any]] = []
-        self.seconds, self.count, self.began = 0.0, 1.0, 0.0
+        self.seconds, self.count, self.step_start = 0.0, 1.0, 0.0
         self.latest: Mapping[str, Any] = {}
 
     def stop_when(self, *conditions: str) -> ForecastCallback:
@@ -115,18 +115,18 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
     def overrule(self) -> None:
         """Drop the conditions that hold already, because a resumed run would stop at its first evaluation."""
         for task in {str(point["task"]) for point in self.points}:
-            fitted = self.fitted(task)
-            held = self.reasons(fitted) if fitted else {}
+            fit_result = self.fit_of(task)
+            held = self.reasons(fit_result) if fit_result else {}
             self.rules = [rule for rule in self.rules if rule.text not in held]
             for reason in held.values():
                 self.say(f"resumed although {reason}; this condition is ignored from now on")
 
-    def reasons(self, fitted: Fit) -> dict[str, str]:
+    def reasons(self, fit_result: Fit) -> dict[str, str]:
         """Return the conditions that hold, with the reason for each."""
-        judged = {rule.text: reason_to_stop(rule, [fitted], self.min_gain) for rule in self.rules}
+        judged = {rule.text: reason_to_stop(rule, [fit_result], self.min_gain) for rule in self.rules}
         return {text: reason for text, reason in judged.items() if reason is not None}
 
-    def fitted(self, task: str) -> Fit | None:
+    def fit_of(self, task: str) -> Fit | None:
         """Fit the curve of a task; None before its fifth evaluation."""
         rows = [point for point in self.points if point["task"] == task]
         return fit(Curve.from_rows(rows, axis=self.axis, bounds=self.bounds)) if len(rows) >= MIN_POINTS else None
@@ -137,11 +137,11 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the clock; evaluation, logging and checkpoints happen between steps and are not counted."""
-        self.began = time.perf_counter()
+        self.step_start = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop the clock."""
-        self.seconds += time.perf_counter() - self.began
+        self.seconds += time.perf_counter() - self.step_start
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Keep the metrics of the evaluation, which TRL passes only to its logs; without evaluations use training's."""
@@ -149,7 +149,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             self.latest, self.evaluated = dict(logs), True
         elif logs and "train_runtime" not in logs:
             self.logged.append({**logs, "step": state.global_step, "device_hours": self.seconds * self.count / 3600})
-            of_training = self.asked is not None and not self.asked.startswith("eval_")
+            of_training = self.requested_metric is not None and not self.requested_metric.startswith("eval_")
             if len(self.logged) >= self.next_look and (of_training or not self.evaluated):
                 self.next_look = math.ceil(len(self.logged) * LOOKS_APART)
                 self.look_at_training(state, control)
@@ -161,7 +161,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             log = Log(frame_of(self.logged), "the trainer's logs", "the run")
             columns = {"device_hours": "device_hours"} if self.axis == "device_hours" else {}
             try:
-                imported = of_logs([log], "trl", metric=self.asked, bounds=self.bounds, columns=columns)
+                imported = of_logs([log], "trl", metric=self.requested_metric, bounds=self.bounds, columns=columns)
             except CurveError as error:  # training continues
                 self.say(f"forecast  none after {len(self.logged)} rows without an evaluation: {error}")
             else:
@@ -185,15 +185,15 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         """Add a point, print the forecast, and stop the run if a condition holds."""
         figures = {**self.latest, **(metrics or {})}
         self.latest = {}
-        if self.asked is not None and not self.asked.startswith("eval_"):
+        if self.requested_metric is not None and not self.requested_metric.startswith("eval_"):
             return  # the user chose a reward of training
         if any(point.get("kind") == TRAINING_REWARD for point in self.points):
             self.points = []  # the run has evaluations after all
         value = figures.get(self.metric)
         if not isinstance(value, int | float) or not math.isfinite(value):
             # printed, not raised: a missing metric must not end a long run
-            there = ", ".join(sorted(name for name in figures if name.startswith("eval_"))) or "none"
-            self.say(f"forecast  none at step {state.global_step}: no number in {self.metric!r}; its metrics: {there}")
+            names = ", ".join(sorted(name for name in figures if name.startswith("eval_"))) or "none"
+            self.say(f"forecast  none at step {state.global_step}: no number in {self.metric!r}; its metrics: {names}")
             return
         stop = False
         if state.is_world_process_zero:
@@ -225,20 +225,20 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         """Print decision and forecast of a task from the fifth evaluation on; return `reasons`, empty without a fit."""
         last = self.points[-1]
         try:
-            fitted = self.fitted(task)
-            if fitted is None:
+            fit_result = self.fit_of(task)
+            if fit_result is None:
                 return {}
-            advice = advise(fitted, min_gain=self.min_gain, price=self.price)
+            advice = advise(fit_result, min_gain=self.min_gain, price=self.price)
         except CurveError as error:  # training continues
             self.say(f"forecast  none at step {last['step']}: {error}")
             return {}
         self.say(advice.headline)
-        twice, four = forecast(fitted, at=["2x", "4x"]).at
+        twice, four = forecast(fit_result, at=["2x", "4x"]).at
         value = last["pass_rate"] if "pass_rate" in last else last["metric"]
         kind = f" ({TRAINING_REWARD})" if last.get("kind") == TRAINING_REWARD else ""
-        where = f"{task}{kind} {value:.3f} at step {last['step']}"
-        self.say(f"forecast  {where}; with 2x {twice:.3f}; 4x {four:.3f} the compute")
-        return self.reasons(fitted)
+        level = f"{task}{kind} {value:.3f} at step {last['step']}"
+        self.say(f"forecast  {level}; with 2x {twice:.3f}; 4x {four:.3f} the compute")
+        return self.reasons(fit_result)
 
 
 def training_rows(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -43,14 +43,14 @@ def find_dialect(source: str | None, frame: Frame, name: str) -> Dialect:
             raise CurveError(f"unknown source {source!r}; allowed: {', '.join(IMPORTERS)}")
         return IMPORTERS[source]
     marks = {dialect.name: dialect.recognizes(frame.names) for dialect in IMPORTERS.values()}
-    marks = {known: columns for known, columns in marks.items() if columns}
-    extended = {other for known in marks for other in IMPORTERS[known].extends}
-    marks = {known: columns for known, columns in marks.items() if known not in extended}
+    marks = {label: columns for label, columns in marks.items() if columns}
+    extended = {other for label in marks for other in IMPORTERS[label].extends}
+    marks = {label: columns for label, columns in marks.items() if label not in extended}
     most = max(map(len, marks.values()), default=0)
-    marks = {known: columns for known, columns in marks.items() if DOMINANT * len(columns) > most}
+    marks = {label: columns for label, columns in marks.items() if DOMINANT * len(columns) > most}
     if len(marks) > 1:
-        matches = "; ".join(f"{known} by {', '.join(columns[:3])}" for known, columns in marks.items())
-        best = max(marks, key=lambda known: len(marks[known]))
+        matches = "; ".join(f"{label} by {', '.join(columns[:3])}" for label, columns in marks.items())
+        best = max(marks, key=lambda label: len(marks[label]))
         text = f"{name} could be from {len(marks)} sources ({matches}); choose one with source= (--from)"
         raise LogError(text, add=("--from", best))
     return IMPORTERS[next(iter(marks))] if marks else TABLE
@@ -83,22 +83,22 @@ class Candidate:
 
 def candidates(frame: Frame, dialect: Dialect) -> list[Candidate]:
     """Return all metrics of a log that could become the curve, the most plausible first."""
-    ranks = {name: found for name in frame.names if (found := dialect.rank(name)) is not None}
+    ranks = {name: rank_and_task for name in frame.names if (rank_and_task := dialect.rank(name)) is not None}
     parts = [name for name, (rank, _) in ranks.items() if rank < TRAINING and key(name).startswith("eval_rewards_")]
     if len(parts) == 1 and any(key(name) == "eval_reward" for name in ranks):
         del ranks[parts[0]]  # the only reward function of TRL equals eval_reward
-    some = []
+    metrics = []
     by_task = frame.labels(TASK) if TASK in frame.words else None
     for name, (rank, task) in ranks.items():
         if task or by_task is None:
-            some.append(Candidate(name, task, rank, frame.count(name)))
+            metrics.append(Candidate(name, task, rank, frame.count(name)))
         else:
-            there_N = frame.present(name)
-            names = dict.fromkeys("" if word is None else str(word) for word in by_task[there_N])
+            present_N = frame.present(name)
+            names = dict.fromkeys("" if word is None else str(word) for word in by_task[present_N])
             for word in names:
-                count = int(np.sum((by_task == (word or None)) & there_N))
-                some.append(Candidate(name, word, rank, count))
-    return sorted(some, key=lambda candidate: preference(frame, candidate))
+                count = int(np.sum((by_task == (word or None)) & present_N))
+                metrics.append(Candidate(name, word, rank, count))
+    return sorted(metrics, key=lambda candidate: preference(frame, candidate))
 
 
 def preference(frame: Frame, candidate: Candidate) -> tuple[object, ...]:
@@ -125,31 +125,26 @@ def choose(
 ) -> Candidate:
     """Return the requested candidate, or the most plausible one.
 
-    Args:
-        frame: The log.
-        dialect: Its dialect.
-        metric: Name of the metric, or None.
-        task: Name of the task, or None.
-        source: Name of the log, for messages.
-        several: Whether another metric may be chosen later, so that several tasks in rows are no error.
+    `source` is the name of the log, for messages. If `several`, several tasks in rows are no error, because another
+    metric may be selected later.
 
     Raises:
         CurveError: There is none, or the rows have several tasks; the message lists them.
     """
-    known = candidates(frame, dialect)
+    metrics = candidates(frame, dialect)
     if metric is None:
-        suitable = known
+        suitable = metrics
     else:
         column = frame.find(metric)
-        suitable = [c for c in known if c.metric == column]
+        suitable = [c for c in metrics if c.metric == column]
         if not suitable and column is not None:
             rank = dialect.rank(column)
             suitable = [Candidate(column, "", OTHER if rank is None else rank[0], frame.count(column))]
     if not suitable:
-        example = known[0].metric if known else next(iter(values_of(frame)), "")
+        example = metrics[0].metric if metrics else next(iter(values_of(frame)), "")
         add = ("--metric", example) if example and not declined(frame, dialect, metric) else ()
         raise TooEarly(
-            f"{source} {absent(frame, dialect, metric, known)}",
+            f"{source} {missing_text(frame, dialect, metric, metrics)}",
             add=add,
             without="--metric" if metric else "",
             command="" if add else LIST,
@@ -169,7 +164,7 @@ def choose(
         )
     same = [c for c in of_task if c.metric == best.metric]
     if len(same) > 1 and not several:
-        tasks = listed([c.task or "(no name)" for c in same])
+        tasks = name_list([c.task or "(no name)" for c in same])
         raise LogError(
             f"{source} has {len(same)} tasks of {best.metric}: {tasks}; choose by task= (--task)",
             add=("--task", same[0].task or same[1].task),
@@ -187,9 +182,9 @@ def declined(frame: Frame, dialect: Dialect, metric: str | None) -> bool:
     return metric is None and (dialect.supervised or any("loss" in key(name) for name in frame.names))
 
 
-def absent(frame: Frame, dialect: Dialect, metric: str | None, known: list[Candidate]) -> str:
+def missing_text(frame: Frame, dialect: Dialect, metric: str | None, metrics: list[Candidate]) -> str:
     """Return what is absent from a log and what it has instead, for an error message."""
-    names = [c.metric for c in known] or frame.names
+    names = [c.metric for c in metrics] or frame.names
     if metric is None:
         if declined(frame, dialect, metric):
             return (
@@ -199,18 +194,18 @@ def absent(frame: Frame, dialect: Dialect, metric: str | None, known: list[Candi
         title = f" of {dialect.title}" if dialect.title else ""
         return f"has no score or reward{title}{column_hint(frame)}"
     near = difflib.get_close_matches(metric[:200], names[:2000], n=LISTED, cutoff=0.3) or names[:LISTED]
-    return f"has no metric {metric!r}" + (f"; it has {listed(near)}" if near else column_hint(frame))
+    return f"has no metric {metric!r}" + (f"; it has {name_list(near)}" if near else column_hint(frame))
 
 
-def others(frame: Frame, dialect: Dialect, chosen: Candidate) -> list[Candidate]:
+def others(frame: Frame, dialect: Dialect, candidate: Candidate) -> list[Candidate]:
     """Return the metrics that could have been chosen instead."""
-    best = max(chosen.rank, SECOND if chosen.rank < TRAINING else MINOR)
-    return [c for c in candidates(frame, dialect) if c.rank <= max(best, TRAINING) and c != chosen]
+    best = max(candidate.rank, SECOND if candidate.rank < TRAINING else MINOR)
+    return [c for c in candidates(frame, dialect) if c.rank <= max(best, TRAINING) and c != candidate]
 
 
-def listed(some: Sequence[object], most: int = LISTED) -> str:
+def name_list(items: Sequence[object], most: int = LISTED) -> str:
     """Return the first of some names or candidates for a message."""
-    return ", ".join(map(str, some[:most])) + (f" and {len(some) - most} more" if len(some) > most else "")
+    return ", ".join(map(str, items[:most])) + (f" and {len(items) - most} more" if len(items) > most else "")
 
 
 NO_METRIC = re.compile(r"(?:^|_)(?:step|steps|epoch|time|timestamp|runtime|lr|learning_rate|iteration|seed)(?:_|$)")
@@ -220,7 +215,7 @@ NO_METRIC = re.compile(r"(?:^|_)(?:step|steps|epoch|time|timestamp|runtime|lr|le
 def column_hint(frame: Frame) -> str:
     """Return a list of the log's columns for an error message, with an example of a choice."""
     names = [name for name in frame.names if not name.startswith("@")]
-    return f"; its columns are {listed(names)}; choose one by metric= (--metric)" if names else ""
+    return f"; its columns are {name_list(names)}; choose one by metric= (--metric)" if names else ""
 
 
 def values_of(frame: Frame) -> list[str]:

@@ -28,7 +28,7 @@ from scalerl.importers.join import Spent, includes, spent_by_counter, spent_by_s
 
 AXES = ("device_hours", "flops", "tokens", "compute")
 """Columns of points with the compute used so far, the best first."""
-GIVEN = {"device_hours": ("device_hours", "gpu_hours", "gpu_h", "accelerator_hours"), "flops": ("flops",),
+TOTALS = {"device_hours": ("device_hours", "gpu_hours", "gpu_h", "accelerator_hours"), "flops": ("flops",),
          "compute": ("compute",)}  # fmt: skip
 """Columns of a table with the compute used so far, by axis."""
 
@@ -64,7 +64,7 @@ def compute_of(
     step_N: Array,
     picked_E: NDArray[np.intp],
     dialect: Dialect,
-    chosen: Candidate,
+    candidate: Candidate,
     pulse: str,
     devices: float | None,
     columns: Mapping[str, str],
@@ -76,15 +76,15 @@ def compute_of(
         step_N: The step of each row, NaN without one.
         picked_E: The rows of the points.
         dialect: The names of the trainer.
-        chosen: The metric.
+        candidate: The metric.
         pulse: The column that occurs once per update.
-        devices: Number of devices as given by the user, or None.
-        columns: Columns that the user gave, by role.
+        devices: Number of devices from the user, or None.
+        columns: Columns from the user, by role.
     """
     seconds, tokens, notes = None, None, list[str]()
     cells: dict[str, Array] = {}
     if np.isfinite(step_N[picked_E]).all():
-        ends_N, at_E = ends_of(frame, step_N, picked_E, dialect, chosen)
+        ends_N, at_E = ends_of(frame, step_N, picked_E, dialect, candidate)
         seconds = seconds_of(frame, ends_N, dialect, pulse)
         tokens = tokens_of(frame, ends_N, dialect, pulse)
         for amount in (seconds, tokens):
@@ -98,18 +98,18 @@ def compute_of(
     count = devices if devices is not None else verl_devices(frame) if dialect.name == "verl" else None
     if seconds is not None and count is not None:
         cells["device_hours"] = seconds.spent.by(at_E) * count / 3600
-    given = given_columns(frame, dialect, columns)
-    for axis, column in given.items():
+    totals = total_columns(frame, dialect, columns)
+    for axis, column in totals.items():
         cell_E = frame.column(column)[picked_E]
         if np.isfinite(cell_E).any():
             cells[axis] = cell_E
     best = next((name for name in AXES if name in cells), "step")
-    origin = origin_of(best, given, seconds, tokens, count, devices)
+    origin = origin_of(best, totals, seconds, tokens, count, devices)
     return Compute(cells, best, origin, tuple(dict.fromkeys(notes)))
 
 
 def ends_of(
-    frame: Frame, step_N: Array, picked_E: NDArray[np.intp], dialect: Dialect, chosen: Candidate
+    frame: Frame, step_N: Array, picked_E: NDArray[np.intp], dialect: Dialect, candidate: Candidate
 ) -> tuple[Array, Array]:
     """Return the number of updates after each row, shape (N,), and before each point, shape (E,).
 
@@ -123,10 +123,10 @@ def ends_of(
     zero = (dialect.from_zero or not dialect.marks) and timed_N.any() and step_N[timed_N].min() == 0
     ends_N = step_N + 1.0 if zero else step_N
     at_E = step_N[picked_E]
-    if zero and (chosen.training or dialect.evaluates_after):
+    if zero and (candidate.training or dialect.evaluates_after):
         # an evaluation before training has the same number as the one after the first update
         first = int(np.flatnonzero(timed_N)[0])
-        before_E = (at_E == 0) & (picked_E < first) & (not chosen.training)
+        before_E = (at_E == 0) & (picked_E < first) & (not candidate.training)
         at_E = np.where(before_E, 0.0, at_E + 1.0)
     return ends_N, at_E
 
@@ -162,8 +162,8 @@ def step_seconds(frame: Frame, ends_N: Array, dialect: Dialect, column: str, sec
     spent = spent_by_step(ends_N, seconds_N, "time")
     if spent is None:
         return None
-    known = column == frame.first(dialect.seconds) and len(dialect.about) > 0
-    return Amount(spent, dialect.about if known else f"{column}, summed", tuple(notes))
+    is_described = column == frame.first(dialect.seconds) and len(dialect.about) > 0
+    return Amount(spent, dialect.about if is_described else f"{column}, summed", tuple(notes))
 
 
 def aside_of(frame: Frame, ends_N: Array, seconds_N: Array, dialect: Dialect) -> tuple[Array, list[str]]:
@@ -288,19 +288,19 @@ def counter(frame: Frame, ends_N: Array, column: str, pulse: str) -> Amount | No
 # ------------------------------------------------------------------------------------------------------------ origins
 
 
-def given_columns(frame: Frame, dialect: Dialect, columns: Mapping[str, str]) -> dict[str, str]:
+def total_columns(frame: Frame, dialect: Dialect, columns: Mapping[str, str]) -> dict[str, str]:
     """Return columns with totals that are taken unchanged, by axis."""
-    given = {axis: columns[axis] for axis in ("device_hours", "flops") if axis in columns}
+    totals = {axis: columns[axis] for axis in ("device_hours", "flops") if axis in columns}
     if not dialect.marks:
-        for axis, names in GIVEN.items():
-            if axis not in given and (column := frame.first(names)) is not None:
-                given[axis] = column
-    return given
+        for axis, names in TOTALS.items():
+            if axis not in totals and (column := frame.first(names)) is not None:
+                totals[axis] = column
+    return totals
 
 
 def origin_of(
     axis: str,
-    given: Mapping[str, str],
+    totals: Mapping[str, str],
     seconds: Amount | None,
     tokens: Amount | None,
     count: float | None,
@@ -308,8 +308,8 @@ def origin_of(
 ) -> str:
     """Return where the compute came from, and why no better axis was used; `--devices` is never ignored silently."""
     unused = f"; --devices {devices:g} changes nothing" if devices is not None else ""
-    if axis in given:
-        return f"the column {given[axis]}{unused}"
+    if axis in totals:
+        return f"the column {totals[axis]}{unused}"
     if axis == "device_hours" and seconds is not None:
         return (
             f"{seconds.origin}; times {count:g} devices, {'as given' if devices is not None else 'by perf/throughput'}"

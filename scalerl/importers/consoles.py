@@ -236,10 +236,10 @@ class Console:
 
     def _progress(self, text: str) -> bool:
         """Begin a block at a line such as `Train step 5/100 done.`; return whether it is one."""
-        found = list(PROGRESS.finditer(text)) if len(text) < 200 else []
-        if found:
-            self._header("step", int(found[-1][1]))
-        return bool(found)
+        matches = list(PROGRESS.finditer(text)) if len(text) < 200 else []
+        if matches:
+            self._header("step", int(matches[-1][1]))
+        return bool(matches)
 
     def _grid(self, text: str) -> None:
         cells = [cell.strip() for cell in re.split("[│┃]", text)]
@@ -337,8 +337,8 @@ def pairs_of(text: str) -> list[tuple[str, str]]:
     text = LOG_PREFIX.sub("", text, count=1)
     pairs = [(name, value + unit) for name, value, unit in EQUALS.findall(text)]
     if ":" in text:
-        rest = EQUALS.sub(" ", text) if pairs else text
-        for part in re.split(r"[|,;\t]| - ", rest):
+        unread = EQUALS.sub(" ", text) if pairs else text
+        for part in re.split(r"[|,;\t]| - ", unread):
             for name, value, unit in COLON.findall(part):
                 label = LABEL.match(name)
                 name = name[label.end() :].strip(" ])/") if label else name.strip()

@@ -27,8 +27,8 @@ def pattern(text: str, loose: bool) -> re.Pattern[str]:
     parts = []
     for number, part in enumerate(TOKEN.split(text)):
         if number % 2:
-            one = ".+?" if part == "task" or loose else "[^/]+?"
-            parts.append(rf"(?P<{part}>{one})" if part == "task" else r"\d+" if part == "n" else one)
+            expression = ".+?" if part == "task" or loose else "[^/]+?"
+            parts.append(rf"(?P<{part}>{expression})" if part == "task" else r"\d+" if part == "n" else expression)
         elif loose:
             parts.append(re.sub(r"[/_.\-]|@", lambda m: r"(?:@|_at_)" if m[0] == "@" else ANY_SEPARATOR, part))
         else:
@@ -38,10 +38,10 @@ def pattern(text: str, loose: bool) -> re.Pattern[str]:
 
 def match(text: str, name: str) -> re.Match[str] | None:
     """Return the match of a name with a pattern: in its own spelling, in that of another logger, within a wrapper's."""
-    found = pattern(text, False).fullmatch(name) or pattern(text, True).fullmatch(name)
-    if found is None and (wrapper := WRAPPER.match(name)) is not None:
+    result = pattern(text, False).fullmatch(name) or pattern(text, True).fullmatch(name)
+    if result is None and (wrapper := WRAPPER.match(name)) is not None:
         return pattern(text, True).fullmatch(name[wrapper.end() :])
-    return found
+    return result
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ class Dialect:
         if self.no_metrics and re.search(self.no_metrics, key(name)):
             return None
         for text, rank in self.metrics:
-            if found := match(text, name):
-                task = found.groupdict().get("task") or ""
+            if match_of_name := match(text, name):
+                task = match_of_name.groupdict().get("task") or ""
                 return None if task and text.endswith("<task>") and NO_SCORE.search(key(task)) else (rank, task)
         rank_or_none = rank_of(name)
         if rank_or_none is None or not self.metrics:

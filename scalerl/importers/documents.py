@@ -13,11 +13,11 @@ from scalerl.importers.names import EVALUATION_WORD, TRAINING_WORD
 from scalerl.importers.tables import html_tables, labeled, markdown_tables
 from scalerl.scaling.readers import CurveError
 
-Found = tuple[Frame, str]
+Document = tuple[Frame, str]
 """The rows of a document, and its form in words."""
 
 
-def read_document(text: str, name: str) -> Found | None:
+def read_document(text: str, name: str) -> Document | None:
     """Return the rows of one JSON document, or of several without line ends between them; None if it is no JSON.
 
     Raises:
@@ -54,7 +54,7 @@ def objects_of(text: str) -> Iterator[dict[str, Any]]:
             yield value
 
 
-def document_frame(document: Any, name: str) -> Found | None:
+def document_frame(document: Any, name: str) -> Document | None:
     """Return the rows of a parsed document.
 
     Raises:
@@ -71,14 +71,14 @@ def document_frame(document: Any, name: str) -> Found | None:
     return mapping_frame(document, name)
 
 
-def list_frame(rows: Sequence[Any], name: str) -> Found:
+def list_frame(rows: Sequence[Any], name: str) -> Document:
     """Return the rows of a list: of objects, or of `[wall time, step, value]` (TensorBoard's download)."""
     if rows and all(isinstance(row, list) and len(row) == 3 for row in rows):
         return frame_of({"Wall time": r[0], "Step": r[1], "Value": r[2]} for r in rows), "a scalar of TensorBoard"
     return frame_of(row for row in rows if isinstance(row, dict)), "a JSON list"
 
 
-def mapping_frame(document: Mapping[str, Any], name: str) -> Found | None:
+def mapping_frame(document: Mapping[str, Any], name: str) -> Document | None:
     """Return the rows of an object: lists of rows, or a table by column."""
     lists = {
         key: [row for row in value if isinstance(row, dict)]
@@ -141,7 +141,7 @@ def phase_named(name: str) -> bool:
     return bool(EVALUATION_WORD.search(name) or TRAINING_WORD.search(name.lower()))
 
 
-def notebook_frame(document: Mapping[str, Any], name: str) -> Found:
+def notebook_frame(document: Mapping[str, Any], name: str) -> Document:
     """Return the rows in the outputs of a notebook: tables of the progress callback, and printed dictionaries.
 
     Raises:

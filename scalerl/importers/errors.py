@@ -16,7 +16,7 @@ class LogError(CurveError):
     def __init__(
         self, text: str, *, add: Sequence[str] = (), without: str = "", paths: Sequence[str] = (), command: str = ""
     ) -> None:
-        """Say what was found.
+        """Store the message and the choices that would mend it.
 
         Args:
             text: One line.

@@ -66,7 +66,7 @@ def read_log(path: Path) -> Log:
     if (run := wandb_path(str(path))) is not None:
         return read_wandb(WandbRun(run))
     if path.is_dir():
-        return read_found(*found_in(path), path)
+        return read_directory(*find_log(path), path)
     return read_file(path)
 
 
@@ -92,8 +92,8 @@ def read_file(path: Path, size: int | None = None) -> Log:
             head = file.read(HEAD)
         if "tfevents" in path.name:
             return Log(tensorboard_frame([path]), "TensorBoard", path.name)
-        if (known := BINARY.get(head[:4]) or BINARY.get(head[:2])) is not None:
-            raise CurveError(f"{path} {known}")
+        if (format_error := BINARY.get(head[:4]) or BINARY.get(head[:2])) is not None:
+            raise CurveError(f"{path} {format_error}")
         if head.startswith(b"SQLite format 3\0"):
             frame, tracker, ended = sqlite_frame(path)
             return Log(frame, tracker, path.name, ended=ended)
@@ -150,7 +150,7 @@ FILE, EVENTS, MLFLOW = "file", "events", "mlflow"
 """What a directory has: one file with the log, event files of TensorBoard, or runs of MLflow."""
 
 
-def found_in(path: Path, before: str = "") -> tuple[str, list[Path]]:
+def find_log(path: Path, before: str = "") -> tuple[str, list[Path]]:
     """Return the log in a directory: the first of `INSIDE` that exists, event files, MLflow's runs, or the only log.
 
     Args:
@@ -164,24 +164,24 @@ def found_in(path: Path, before: str = "") -> tuple[str, list[Path]]:
     if before == EVENTS and (files := event_files(path)):
         return EVENTS, files
     for pattern in INSIDE:
-        if paths := [found for found in path.glob(pattern) if found.is_file()]:
+        if paths := [file for file in path.glob(pattern) if file.is_file()]:
             return FILE, [max(paths, key=checkpoint_number)]
     if files := event_files(path):
         return EVENTS, files
     if runs := mlflow_runs(path):
         return MLFLOW, runs
-    logs = sorted(found for pattern in TEXTS for found in path.glob(pattern) if found.is_file())
+    logs = sorted(file for pattern in TEXTS for file in path.glob(pattern) if file.is_file())
     if len(logs) == 1:
         return FILE, logs
     if logs:
-        some = ", ".join(found.name for found in logs[:8]) + (" ..." if len(logs) > 8 else "")
-        raise CurveError(f"{path} has {len(logs)} files that may be the log ({some}); give one of them")
+        names = ", ".join(file.name for file in logs[:8]) + (" ..." if len(logs) > 8 else "")
+        raise CurveError(f"{path} has {len(logs)} files that may be the log ({names}); give one of them")
     looked = ", ".join([*INSIDE, "**/*tfevents*", "mlruns", *TEXTS])
     raise TooEarly(f"{path} is a directory without a known log; looked for {looked}; give the file")
 
 
-def read_found(kind: str, paths: list[Path], directory: Path) -> Log:
-    """Read what `found_in` found in a directory."""
+def read_directory(kind: str, paths: list[Path], directory: Path) -> Log:
+    """Read the files that `find_log` returned for a directory."""
     if kind == FILE:
         return read_file(paths[0])
     if kind == EVENTS:
@@ -202,7 +202,7 @@ class Span(io.RawIOBase):
     """The bytes of a file from its current position up to an end, while the file may grow."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file, self._left = file, size
+        self._file, self._remaining = file, size
 
     def readable(self) -> bool:
         """Return True."""
@@ -210,9 +210,9 @@ class Span(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer; return the number of bytes, 0 at the end."""
-        data = self._file.read(min(len(buffer), self._left))
+        data = self._file.read(min(len(buffer), self._remaining))
         buffer[: len(data)] = data
-        self._left -= len(data)
+        self._remaining -= len(data)
         return len(data)
 
 
@@ -229,9 +229,9 @@ def lines_of(path: Path, zipped: bool, encoding: str, start: int = 0, end: int |
     Raises:
         CurveError: There are zero bytes elsewhere.
     """
-    with gzip.open(path, "rb") if zipped else path.open("rb") as whole:
-        whole.seek(start)
-        file: Any = whole if zipped or end is None else io.BufferedReader(Span(whole, end - start), HEAD)  # type: ignore[arg-type]
+    with gzip.open(path, "rb") if zipped else path.open("rb") as source:
+        source.seek(start)
+        file: Any = source if zipped or end is None else io.BufferedReader(Span(source, end - start), HEAD)  # type: ignore[arg-type]
         if encoding.startswith("utf-16"):
             yield from file.read().decode(encoding, errors="replace").splitlines(keepends=True)
             return
@@ -268,12 +268,12 @@ def read_text(path: Path, head: bytes, zipped: bool, size: int | None) -> Log:
     start = re.sub(r"\s", "", text[:200])[:2]
     document = start[:1] == "{" and start != "{'" and json_row(first) is None
     if document or start in ("[{", "[[", "[]"):
-        whole = whole_text(path, lines)
-        if (found := read_document(whole, name)) is not None:
-            return Log(found[0], found[1], name)
-        return read_lines(path, whole.splitlines(keepends=True), growing)
-    if start[:1] == "{" and len(sample) == 1 and (found := document_frame(json_row(first), name)) is not None:
-        return Log(found[0], found[1], name)  # a document in one line
+        full_text = whole_text(path, lines)
+        if (parsed := read_document(full_text, name)) is not None:
+            return Log(parsed[0], parsed[1], name)
+        return read_lines(path, full_text.splitlines(keepends=True), growing)
+    if start[:1] == "{" and len(sample) == 1 and (parsed := document_frame(json_row(first), name)) is not None:
+        return Log(parsed[0], parsed[1], name)  # a document in one line
     if start[:1] != "{":
         if (separator := separator_of([line for line in sample if not line.startswith("#")])) is not None \
                 and not text.startswith("|"):  # fmt: skip
@@ -281,12 +281,12 @@ def read_text(path: Path, head: bytes, zipped: bool, size: int | None) -> Log:
             rows.add(complete(lines) if growing else lines)
             return rows.log()
         if path.suffix.lower() in (".md", ".markdown", ".html", ".htm", ".rst") or text[:1] in "|<":
-            whole = whole_text(path, lines)
-            tables = markdown_tables(whole) + html_tables(whole)
+            full_text = whole_text(path, lines)
+            tables = markdown_tables(full_text) + html_tables(full_text)
             if tables:
-                form = "HTML" if "<table" in whole.lower() else "Markdown"
+                form = "HTML" if "<table" in full_text.lower() else "Markdown"
                 return Log(largest(tables), f"{form} table", name)
-            lines = iter(whole.splitlines(keepends=True))
+            lines = iter(full_text.splitlines(keepends=True))
     return read_lines(path, lines, growing)
 
 

@@ -75,10 +75,11 @@ class Frame:
         """Return the column of a name: in its own spelling, in that of another logger, or within a wrapper's prefix."""
         if name in self.cells and np.isfinite(self.cells[name][1]).any():
             return name
-        wanted = key(name)
-        if (same := self._by_key.get(wanted)) is not None:
+        name_key = key(name)
+        if (same := self._by_key.get(name_key)) is not None:
             return same
-        wrapped = [self._by_key[f"{prefix}_{wanted}"] for prefix in WRAPPERS if f"{prefix}_{wanted}" in self._by_key]
+        prefixed = [f"{prefix}_{name_key}" for prefix in WRAPPERS]
+        wrapped = [self._by_key[name] for name in prefixed if name in self._by_key]
         return wrapped[0] if len(wrapped) == 1 else None
 
     def first(self, names: Iterable[str]) -> str | None:
@@ -129,8 +130,8 @@ class Frame:
 
     def without(self, names: Iterable[str]) -> Frame:
         """Return the frame without some columns."""
-        gone = set(names)
-        return Frame(self.size, {name: cell for name, cell in self.cells.items() if name not in gone}, self.words)
+        removed = set(names)
+        return Frame(self.size, {name: cell for name, cell in self.cells.items() if name not in removed}, self.words)
 
 
 WRAPPERS = ("train", "training", "metrics", "metric", "log", "logs", "data", "main", "global", "trainer", "stats")
@@ -254,10 +255,10 @@ class Builder:
             column = self._words.setdefault(name, (array("q"), array("q"), {}))
             if column is None or text.lower() in EMPTY:
                 return
-            places, codes, known = column
+            places, codes, vocabulary = column
             places.append(place)
-            codes.append(known.setdefault(text, len(known)))
-            if len(known) > MOST_WORDS:
+            codes.append(vocabulary.setdefault(text, len(vocabulary)))
+            if len(vocabulary) > MOST_WORDS:
                 self._words[name] = None
 
     def add_columns(self, columns: Mapping[str, tuple[NDArray[np.intp], Array]], rows: int) -> None:
@@ -284,10 +285,10 @@ class Builder:
         words = {}
         for name, column in self._words.items():
             if column is not None and len(column[0]):
-                places, codes, known = column
+                places, codes, vocabulary = column
                 index_K = np.array(places, dtype=np.intp)
                 order = np.argsort(index_K, kind="stable")
-                words[name] = Words(index_K[order], np.array(codes, dtype=np.intp)[order], tuple(known))
+                words[name] = Words(index_K[order], np.array(codes, dtype=np.intp)[order], tuple(vocabulary))
         return Frame(self.size, cells, words)
 
     def _first(self, name: str) -> int:

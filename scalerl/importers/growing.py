@@ -15,10 +15,10 @@ from scalerl.importers.formats import (
     Log,
     Rows,
     complete,
-    found_in,
+    find_log,
     lines_of,
+    read_directory,
     read_file,
-    read_found,
     read_wandb,
 )
 from scalerl.importers.points import Imported, of_logs, summarized, with_command
@@ -98,12 +98,12 @@ class GrowingLog:
             return read_wandb(self._wandb)
         if not self.path.is_dir():
             return self._read_text(self.path)
-        kind, paths = found_in(self.path, self._kind)
+        kind, paths = find_log(self.path, self._kind)
         self._kind = kind
         if kind == EVENTS:
             frame = tensorboard_frame(paths, self.path, self._open_files)
             return Log(frame, "TensorBoard", self.path.name)
-        return self._read_text(paths[0]) if kind == FILE else read_found(kind, paths, self.path)
+        return self._read_text(paths[0]) if kind == FILE else read_directory(kind, paths, self.path)
 
     def _read_text(self, path: Path) -> Log:
         if self._text is None or self._text.path != path:  # such as the trainer_state.json of the next checkpoint
@@ -125,7 +125,7 @@ class GrowingLog:
         if not self._earlier:
             return imported
         before = of_logs(self._earlier, **self.choices)
-        first, start = (one.rows[0].get("step") for one in (imported, before))
+        first, start = (part.rows[0].get("step") for part in (imported, before))
         if first is None or start is None or first <= start:
             self._earlier = []
             return imported
@@ -187,9 +187,9 @@ def end_of_lines(path: Path, size: int) -> int:
     place = size
     while place > 0:
         start = max(0, place - LONG)
-        found = bytes_before(path, place, LONG).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
+        offset = bytes_before(path, place, LONG).rfind(b"\n")
+        if offset >= 0:
+            return start + offset + 1
         place = start
     return 0
 

@@ -49,11 +49,11 @@ def coalesced(frame: Frame, names: Iterable[str]) -> Array:
 
 def summed(frame: Frame, names: Iterable[str]) -> Array:
     """Return the sum of the columns that a row has, shape (N,); NaN for a row with none of them."""
-    some = [frame.column(name) for name in names]
-    if not some:
+    columns = [frame.column(name) for name in names]
+    if not columns:
         return np.full(frame.size, np.nan)
-    any_N = np.isfinite(some).any(axis=0)
-    return np.where(any_N, np.nansum(some, axis=0), np.nan)
+    any_N = np.isfinite(columns).any(axis=0)
+    return np.where(any_N, np.nansum(columns, axis=0), np.nan)
 
 
 LEAST_SHARE = 0.5
@@ -209,15 +209,15 @@ def continued_rows(steps: Array, at: npt.NDArray[np.intp]) -> list[int]:
     by_rank, starts = np.argsort(ranks, kind="stable"), np.searchsorted(np.sort(ranks), np.arange(len(distinct) + 1))
     # from the last row to the first, steps leave that begin later; a step that has left points to the next smaller one
     smaller, leaving, rows = list(range(len(distinct) + 1)), np.argsort(-first, kind="stable").tolist(), list[int]()
-    left = 0
+    count = 0
     for i in at[::-1].tolist():
-        while left < len(leaving) and first[leaving[left]] >= i:
-            smaller[leaving[left] + 1] = leaving[left]
-            left += 1
+        while count < len(leaving) and first[leaving[count]] >= i:
+            smaller[leaving[count] + 1] = leaving[count]
+            count += 1
         rank = int(ranks[i])  # the number of smaller steps, and the place in `smaller` of the largest of these
         while smaller[rank] != rank:
             smaller[rank] = smaller[smaller[rank]]
             rank = smaller[rank]
-        own = by_rank[starts[rank - 1] : starts[rank]] if rank else ()
-        rows.append(int(own[np.searchsorted(own, i) - 1]) if rank else -1)
+        candidates = by_rank[starts[rank - 1] : starts[rank]] if rank else ()
+        rows.append(int(candidates[np.searchsorted(candidates, i) - 1]) if rank else -1)
     return rows[::-1]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from scalerl.core.files import parse_json, read_bytes, write_whole
 from scalerl.importers.bounds import bounds_of
-from scalerl.importers.choose import ENOUGH, TASK, Candidate, candidates, choose, find_dialect, listed, others
+from scalerl.importers.choose import ENOUGH, TASK, Candidate, candidates, choose, find_dialect, name_list, others
 from scalerl.importers.compute import AXES, compute_of
 from scalerl.importers.dialect import Dialect, match, steps_of
 from scalerl.importers.dialects import GENERAL_STEPS
@@ -27,7 +27,7 @@ from scalerl.importers.formats import Log, read_log
 from scalerl.importers.frame import Array, Frame, Words, joined, key
 from scalerl.importers.join import coalesced, last_of_each, row_steps
 from scalerl.importers.names import EVALUATION_WORD
-from scalerl.importers.runs import TASKS, apart, of_run, with_phases
+from scalerl.importers.runs import TASKS, of_run, rows_of_run, with_phases
 from scalerl.importers.windows import marks, windows
 from scalerl.scaling.curve import TRAINING_REWARD
 from scalerl.scaling.readers import CurveError
@@ -174,19 +174,19 @@ def of_logs(
     columns = found_columns(frame, dict(columns or {}), name)
     frame = with_tasks(frame, columns.get("task"))
     dialect = with_columns(dialect, columns)
-    chosen = choose(frame, dialect, metric, task, name)
-    step_N, note = steps(frame, dialect, chosen)
+    candidate = choose(frame, dialect, metric, task, name)
+    step_N, note = steps(frame, dialect, candidate)
     if len(logs) > 1 and not chosen_run:
-        check_parts([part.size for part in frames], frame, chosen, step_N, paths)
-    left = None if chosen_run else run
-    if len(logs) == 1 or left is not None:
-        keep_N = apart(frame, chosen.metric, metric_rows(frame, chosen), step_N, left, name)
+        check_parts([part.size for part in frames], frame, candidate, step_N, paths)
+    divided_run = None if chosen_run else run
+    if len(logs) == 1 or divided_run is not None:
+        keep_N = rows_of_run(frame, candidate.metric, metric_rows(frame, candidate), step_N, divided_run, name)
         if keep_N is not None:
-            frame, step_N, chosen_run = frame.select(keep_N), step_N[keep_N], f"run {left}"
+            frame, step_N, chosen_run = frame.select(keep_N), step_N[keep_N], f"run {divided_run}"
     notes += [f"{chosen_run} of {name}"] if chosen_run else []
     notes += [note] if note else []
     forms = ", ".join(dict.fromkeys(log.form for log in logs))
-    return points_of(frame, step_N, dialect, chosen, forms, devices, bounds, columns, notes)
+    return points_of(frame, step_N, dialect, candidate, forms, devices, bounds, columns, notes)
 
 
 # ------------------------------------------------------------------------------------------------- rows and columns
@@ -215,9 +215,9 @@ def without_written(frame: Frame) -> Frame:
     written = [name for name in frame.cells if key(name).startswith(key(WRITTEN) + "_")]
     if not written:
         return frame
-    rest = frame.without(written)
-    filled_N = has_cells(frame, [name for name in rest.cells if key(name) not in MOMENTS])
-    return rest.select(filled_N | ~has_cells(frame, written))
+    remaining = frame.without(written)
+    filled_N = has_cells(frame, [name for name in remaining.cells if key(name) not in MOMENTS])
+    return remaining.select(filled_N | ~has_cells(frame, written))
 
 
 def has_cells(frame: Frame, names: Sequence[str]) -> NDArray[np.bool_]:
@@ -230,10 +230,10 @@ def has_cells(frame: Frame, names: Sequence[str]) -> NDArray[np.bool_]:
 
 def without_summary(frame: Frame) -> Frame:
     """Return a frame without the rows that summarize a run."""
-    there = [column for name in SUMMARY if (column := frame.find(name)) is not None]
-    if not there:
+    columns = [column for name in SUMMARY if (column := frame.find(name)) is not None]
+    if not columns:
         return frame
-    summary_N = np.any([frame.present(column) for column in there], axis=0)
+    summary_N = np.any([frame.present(column) for column in columns], axis=0)
     return frame if summary_N.mean() > 0.1 else frame.select(~summary_N)
 
 
@@ -246,14 +246,14 @@ def found_columns(frame: Frame, columns: dict[str, str], name: str) -> dict[str,
     unknown = set(columns) - set(ROLES)
     if unknown:
         raise CurveError(f"unknown role {', '.join(sorted(unknown))} in columns; allowed: {', '.join(ROLES)}")
-    there = {}
+    columns_by_role = {}
     for role, column in columns.items():
         actual = column if column in frame.words and role == "task" else frame.find(column)
         if actual is None:
-            some = listed(sorted([*frame.names, *frame.words]), most=20)
-            raise TooEarly(f"{name} has no column {column!r} (for {role}); it has {some}")
-        there[role] = actual
-    return there
+            names = name_list(sorted([*frame.names, *frame.words]), most=20)
+            raise TooEarly(f"{name} has no column {column!r} (for {role}); it has {names}")
+        columns_by_role[role] = actual
+    return columns_by_role
 
 
 def with_tasks(frame: Frame, column: str | None) -> Frame:
@@ -306,12 +306,12 @@ def with_columns(dialect: Dialect, columns: Mapping[str, str]) -> Dialect:
     return replace(dialect, **fields)
 
 
-def metric_rows(frame: Frame, chosen: Candidate) -> NDArray[np.intp]:
+def metric_rows(frame: Frame, candidate: Candidate) -> NDArray[np.intp]:
     """Return the rows with a number of the metric."""
-    keep_N = frame.present(chosen.metric)
-    if TASK in frame.words and chosen.task:
+    keep_N = frame.present(candidate.metric)
+    if TASK in frame.words and candidate.task:
         label_N = frame.labels(TASK)
-        keep_N &= np.array([label in (None, chosen.task) for label in label_N])
+        keep_N &= np.array([label in (None, candidate.task) for label in label_N])
     return np.flatnonzero(keep_N)
 
 
@@ -320,7 +320,7 @@ def metric_rows(frame: Frame, chosen: Candidate) -> NDArray[np.intp]:
 STEPLESS = "steps are counted from the rows with {}, because {}"
 
 
-def steps(frame: Frame, dialect: Dialect, chosen: Candidate) -> tuple[Array, str]:
+def steps(frame: Frame, dialect: Dialect, candidate: Candidate) -> tuple[Array, str]:
     """Return the step of each row, and a note if they were counted.
 
     wandb's own step counts calls of log, not updates: if rows of one update are spread over several calls, steps are
@@ -330,50 +330,50 @@ def steps(frame: Frame, dialect: Dialect, chosen: Candidate) -> tuple[Array, str
     if not groups:
         groups = steps_of(frame, GENERAL_STEPS)
     if groups and groups[0][0].startswith("@bar"):
-        groups = [groups[0]] if bar_counts(frame, chosen) else []
-    pulse = pulse_of(frame, dialect, chosen)
-    if dialect.evaluation_steps and not chosen.training and groups:
-        return evaluated_steps(frame, dialect, row_steps(frame, groups), chosen), ""
+        groups = [groups[0]] if bar_counts(frame, candidate) else []
+    pulse = pulse_of(frame, dialect, candidate)
+    if dialect.evaluation_steps and not candidate.training and groups:
+        return evaluated_steps(frame, dialect, row_steps(frame, groups), candidate), ""
     if groups and key(groups[0][0]) == "_step" and counts_calls(frame, groups[0][0], pulse):
         step_N = counted(frame, pulse)
-        if chosen.training or pulse == chosen.metric or np.isfinite(step_N).any():
+        if candidate.training or pulse == candidate.metric or np.isfinite(step_N).any():
             return step_N, STEPLESS.format(pulse, "_step of wandb counts calls of log, not updates")
     step_N = row_steps(frame, groups)
-    if groups and np.isfinite(step_N[metric_rows(frame, chosen)]).any():
-        whole = key(groups[0][0]) != "epoch"
-        if not whole and (step_N[np.isfinite(step_N)] % 1).any():  # shares of an epoch: TRL's console has no step
+    if groups and np.isfinite(step_N[metric_rows(frame, candidate)]).any():
+        is_step = key(groups[0][0]) != "epoch"
+        if not is_step and (step_N[np.isfinite(step_N)] % 1).any():  # shares of an epoch: TRL's console has no step
             return counted(frame, pulse), STEPLESS.format(pulse, "the log has no step")
-        return step_N, "" if whole else "steps are epochs, because the log has no other step"
+        return step_N, "" if is_step else "steps are epochs, because the log has no other step"
     return counted(frame, pulse), STEPLESS.format(pulse, "the log has no step")
 
 
-def evaluated_steps(frame: Frame, dialect: Dialect, step_N: Array, chosen: Candidate) -> Array:
+def evaluated_steps(frame: Frame, dialect: Dialect, step_N: Array, candidate: Candidate) -> Array:
     """Return the step of each row; for rows of the metric, the number of updates of the model that was evaluated."""
     version_N = np.full(frame.size, np.nan)
     for text in dialect.evaluation_steps:
         columns = [name for name in frame.names if match(text, name)]
         version_N = np.where(np.isfinite(version_N), version_N, coalesced(frame, columns))
-    rows_N = frame.present(chosen.metric) & np.isfinite(version_N)
+    rows_N = frame.present(candidate.metric) & np.isfinite(version_N)
     return np.where(rows_N, version_N, step_N)
 
 
-def bar_counts(frame: Frame, chosen: Candidate) -> bool:
+def bar_counts(frame: Frame, candidate: Candidate) -> bool:
     """Return whether the progress bar before each row counts the steps of training."""
-    bars = frame.column("@bar")[metric_rows(frame, chosen)]
+    bars = frame.column("@bar")[metric_rows(frame, candidate)]
     return bool(np.isfinite(bars).all() and len(bars) > 1 and (np.diff(bars) > 0).all())
 
 
-def pulse_of(frame: Frame, dialect: Dialect, chosen: Candidate) -> str:
+def pulse_of(frame: Frame, dialect: Dialect, candidate: Candidate) -> str:
     """Return the column that occurs once per update: the reward of training, if it is more frequent than the metric."""
     training = [c for c in candidates(frame, dialect) if c.training]
-    best = max(training, key=lambda c: c.count, default=chosen)
-    if chosen.training and chosen.count >= 0.9 * best.count:
-        return chosen.metric
-    if best.count > chosen.count:
+    best = max(training, key=lambda c: c.count, default=candidate)
+    if candidate.training and candidate.count >= 0.9 * best.count:
+        return candidate.metric
+    if best.count > candidate.count:
         return best.metric
     # without a reward of training: a loss, or whatever is logged most often
-    losses = [name for name in frame.names if "loss" in key(name) and frame.count(name) > chosen.count]
-    return losses[0] if losses else chosen.metric
+    losses = [name for name in frame.names if "loss" in key(name) and frame.count(name) > candidate.count]
+    return losses[0] if losses else candidate.metric
 
 
 def counts_calls(frame: Frame, name: str, pulse: str) -> bool:
@@ -400,14 +400,14 @@ def counted(frame: Frame, pulse: str) -> Array:
     return np.cumsum(frame.present(pulse)).astype(np.float64)
 
 
-def check_parts(sizes: Sequence[int], frame: Frame, chosen: Candidate, step_N: Array, paths: Sequence[Path]) -> None:
+def check_parts(sizes: Sequence[int], frame: Frame, candidate: Candidate, step_N: Array, paths: Sequence[Path]) -> None:
     """Refuse several logs that are not the parts of one run: each begins at the first step, and they overlap.
 
     Raises:
         CurveError: The logs are those of several runs.
     """
     edges = np.cumsum([0, *sizes])
-    rows = metric_rows(frame, chosen)
+    rows = metric_rows(frame, candidate)
     spans = [step_N[rows[(rows >= start) & (rows < end)]] for start, end in pairwise(edges)]
     spans = [span for span in spans if len(span)]
     if len(spans) < 2:
@@ -417,7 +417,7 @@ def check_parts(sizes: Sequence[int], frame: Frame, chosen: Candidate, step_N: A
         float(span.min()) == first and len(span) > 2 and np.isin(span, spans[0]).mean() > 0.5 for span in spans[1:]
     ]
     if any(fresh):
-        names = listed([str(path) for path in paths], most=4)
+        names = name_list([str(path) for path in paths], most=4)
         raise LogError(
             f"{names} are {len(paths)} runs, because each begins at step {first:g}, not parts of one; read one at a "
             "time",
@@ -432,59 +432,59 @@ def points_of(
     frame: Frame,
     step_N: Array,
     dialect: Dialect,
-    chosen: Candidate,
+    candidate: Candidate,
     form: str,
     devices: float | None,
     bounds: tuple[float, float] | None,
     columns: Mapping[str, str],
     notes: list[str],
 ) -> Imported:
-    """Return the points of the chosen metric.
+    """Return the points of a metric.
 
     Raises:
         CurveError: The metric has no number, or lies outside given bounds.
     """
-    picked_E, more = evaluations(frame, step_N, chosen)
+    picked_E, more = evaluations(frame, step_N, candidate)
     notes = [*notes, *more]
-    pulse = pulse_of(frame, dialect, chosen)
-    compute = compute_of(frame, step_N, picked_E, dialect, chosen, pulse, devices, columns)
-    limits, bounds_origin, more = bounds_of(frame.select(rows_mask(frame, picked_E)), dialect, chosen.metric, bounds)
+    pulse = pulse_of(frame, dialect, candidate)
+    compute = compute_of(frame, step_N, picked_E, dialect, candidate, pulse, devices, columns)
+    limits, bounds_origin, more = bounds_of(frame.select(rows_mask(frame, picked_E)), dialect, candidate.metric, bounds)
     notes += [*compute.notes, *more]
-    value_E = np.clip(frame.column(chosen.metric)[picked_E], *limits)
+    value_E = np.clip(frame.column(candidate.metric)[picked_E], *limits)
     cells = {"step": step_N[picked_E], **compute.cells}
     stderr_E = frame.column(columns["stderr"])[picked_E] if "stderr" in columns else None
-    if stderr_E is None and not dialect.marks and (own := frame.find("stderr")) is not None:
-        stderr_E = frame.column(own)[picked_E]
+    if stderr_E is None and not dialect.marks and (column := frame.find("stderr")) is not None:
+        stderr_E = frame.column(column)[picked_E]
     count = len(picked_E)
-    if chosen.training:
+    if candidate.training:
         order_E = np.argsort(cells[compute.axis], kind="stable")
         last_W, value_W, stderr_W = windows(cells[compute.axis][order_E], value_E[order_E])
         cells = {name: cell[order_E][last_W] for name, cell in cells.items()}
         value_E, stderr_E = value_W, stderr_W
-        notes += marks(frame, chosen.metric, frame.names)
+        notes += marks(frame, candidate.metric, frame.names)
     name = "pass_rate" if limits == (0.0, 1.0) else "metric"
     cells[name] = value_E
     if stderr_E is not None:
         cells["stderr"] = stderr_E
-    rows = as_rows(cells, chosen.task or chosen.metric)
+    rows = as_rows(cells, candidate.task or candidate.metric)
     extra: dict[str, Any] = {"bounds": list(limits)} if limits != (0.0, 1.0) else {}
-    extra |= {"kind": TRAINING_REWARD} if chosen.training else {}
-    known = [c for c in others(frame, dialect, chosen) if c.count >= min(ENOUGH, count)]
+    extra |= {"kind": TRAINING_REWARD} if candidate.training else {}
+    alternatives = [c for c in others(frame, dialect, candidate) if c.count >= min(ENOUGH, count)]
     return Imported(
         rows=[{**row, **extra} for row in rows],
         notes=tuple(dict.fromkeys(notes)),
         source=dialect.name,
-        metric=chosen.metric,
+        metric=candidate.metric,
         axis=compute.axis,
         bounds=limits,
         trainer=dialect.title,
         form=form,
-        training=chosen.training,
+        training=candidate.training,
         values=count,
         axis_origin=compute.origin,
         bounds_origin=bounds_origin,
-        others=tuple(dict.fromkeys(c.metric for c in known if c.metric != chosen.metric)),
-        start=start_of(rows, compute.axis, chosen.training),
+        others=tuple(dict.fromkeys(c.metric for c in alternatives if c.metric != candidate.metric)),
+        start=start_of(rows, compute.axis, candidate.training),
     )
 
 
@@ -501,23 +501,23 @@ def start_of(rows: Sequence[Mapping[str, Any]], axis: str, training: bool) -> st
     if first.get(axis) == 0:
         return "the first point is before training"
     what = "the rewards of training begin" if training else "no evaluation before training, the first is"
-    where = f" at step {first['step']:g}" if "step" in first else f" at {axis} {first.get(axis, float('nan')):g}"
-    return f"{what}{where}: the level before training (R0) is unknown and is fitted"
+    place = f" at step {first['step']:g}" if "step" in first else f" at {axis} {first.get(axis, float('nan')):g}"
+    return f"{what}{place}: the level before training (R0) is unknown and is fitted"
 
 
-def evaluations(frame: Frame, step_N: Array, chosen: Candidate) -> tuple[NDArray[np.intp], list[str]]:
+def evaluations(frame: Frame, step_N: Array, candidate: Candidate) -> tuple[NDArray[np.intp], list[str]]:
     """Return the rows that become points, by step if there are steps, and notes about those left out.
 
     Raises:
         CurveError: No row has a number.
     """
     notes = []
-    _, value_K = frame.cells[chosen.metric]
+    _, value_K = frame.cells[candidate.metric]
     bad = int((~np.isfinite(value_K)).sum())
     notes += [f"evaluations without a number (NaN) were left out: {bad}"] if bad else []
-    picked_E = metric_rows(frame, chosen)
+    picked_E = metric_rows(frame, candidate)
     if not len(picked_E):
-        raise TooEarly(f"{chosen.metric} has no finite value in this log; choose another by metric= (--metric)")
+        raise TooEarly(f"{candidate.metric} has no finite value in this log; choose another by metric= (--metric)")
     stepped_E = np.isfinite(step_N[picked_E])
     if not stepped_E.any():
         return picked_E, notes

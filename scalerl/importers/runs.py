@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from scalerl.importers.choose import listed
+from scalerl.importers.choose import name_list
 from scalerl.importers.documents import phase_frame, phase_of
 from scalerl.importers.errors import LogError
 from scalerl.importers.frame import Array, Frame, joined, key
@@ -52,12 +52,12 @@ def with_phases(frame: Frame) -> Frame:
 def of_run(frame: Frame, run: str | None, name: str) -> tuple[Frame, str]:
     """Return the rows of the given run, or all rows if there is only one, and a note about the choice.
 
-    Columns with names of runs are used here; other ways to tell runs apart need the metric (`apart`).
+    Columns with names of runs are used here; other ways to tell runs apart need the metric (`rows_of_run`).
 
     Raises:
         CurveError: There are several runs and none was chosen, or there is no run of that name.
     """
-    columns = {c: frame.labels(c) for c in frame.words if key(c) in {key(known) for known in RUN_COLUMNS}}
+    columns = {c: frame.labels(c) for c in frame.words if key(c) in {key(column) for column in RUN_COLUMNS}}
     distinct = {c: [str(w) for w in dict.fromkeys(label_N) if w is not None] for c, label_N in columns.items()}
     by = max(distinct, key=lambda c: len(distinct[c]), default=None)
     if by is None or (len(distinct[by]) <= 1 and run not in distinct[by]):
@@ -73,23 +73,18 @@ def several(name: str, runs: list[str], how: str, example: str = "") -> CurveErr
     """Return the error for a log with several runs."""
     example = example or runs[0]
     return LogError(
-        f"{name} has {len(runs)} runs, told apart by {how}: {listed(runs)}; choose by run= (--run)",
+        f"{name} has {len(runs)} runs, told apart by {how}: {name_list(runs)}; choose by run= (--run)",
         add=("--run", example),
     )
 
 
-def apart(
+def rows_of_run(
     frame: Frame, metric: str, picked: NDArray[np.intp], step_N: Array, run: str | None, name: str
 ) -> NDArray[np.bool_] | None:
     """Return the rows of the chosen run, if the metric's rows are those of several runs; None if they are of one.
 
-    Args:
-        frame: The log.
-        metric: The metric.
-        picked: The rows with the metric.
-        step_N: The step of each row, NaN without one.
-        run: Name of the run, or None.
-        name: Name of the log, for messages.
+    `picked` has the rows with the metric; `step_N` the step of each row, NaN without one. `name` is that of the log,
+    for messages.
 
     Raises:
         CurveError: There are several runs and none was chosen, or there is no run of that name.
@@ -104,7 +99,7 @@ def apart(
                 raise several(name, names, f"the column {column}")
             if run in names:
                 return np.asarray(label_N == run)
-            raise CurveError(f"{name} has no run {run!r}; it has {listed(names)}")
+            raise CurveError(f"{name} has no run {run!r}; it has {name_list(names)}")
         if (part_N := parts_of(frame, metric, picked, step_N)) is not None:
             spans = [step_N[picked[part_N[picked] == number]] for number in range(1, int(part_N.max()) + 1)]
             names = [f"{n} (steps {span.min():g} to {span.max():g})" for n, span in enumerate(spans, 1)]
@@ -112,7 +107,7 @@ def apart(
                 raise several(name, names, "restarts from the first step", "1")
             if run.isdigit() and 1 <= int(run) <= len(names):
                 return np.asarray(part_N == int(run))
-            raise CurveError(f"{name} has no run {run!r}; it has {listed(names)}")
+            raise CurveError(f"{name} has no run {run!r}; it has {name_list(names)}")
     if run is not None:
         raise CurveError(f"{name} has no run {run!r}; it has one run; leave out --run")
     return None
@@ -120,7 +115,7 @@ def apart(
 
 def dividing_column(frame: Frame, picked: NDArray[np.intp], steps: Array) -> str | None:
     """Return the column of words (or a seed) whose values make the steps of the metric unique, or nearly so."""
-    known = [key(c) for c in (*RUN_COLUMNS, *CONDITIONS)]
+    column_keys = [key(c) for c in (*RUN_COLUMNS, *CONDITIONS)]
     numbers = [c for c in frame.names if key(c) in CONDITIONS and c not in frame.words]
     best: tuple[tuple[int, int], str] | None = None
     for column in (*frame.words, *numbers):
@@ -136,7 +131,7 @@ def dividing_column(frame: Frame, picked: NDArray[np.intp], steps: Array) -> str
         pairs = len(np.unique(np.stack([codes, steps]), axis=1).T)
         if pairs < 0.9 * len(steps):
             continue
-        order = (known.index(key(column)) if key(column) in known else len(known), count)
+        order = (column_keys.index(key(column)) if key(column) in column_keys else len(column_keys), count)
         if best is None or order < best[0]:
             best = order, column
     return best[1] if best else None
@@ -155,14 +150,14 @@ def parts_of(frame: Frame, metric: str, picked: NDArray[np.intp], step_N: Array)
     if not len(drops) or len(drops) > MOST_RUNS:
         return None
     edges = [0, *drops.tolist(), len(steps)]
-    kept = [0]
+    starts = [0]
     for start, end in pairwise(edges[1:]):
-        if end - start >= LEAST_ROWS and start - kept[-1] >= LEAST_ROWS:
-            kept.append(start)
-    if len(kept) < 2:
+        if end - start >= LEAST_ROWS and start - starts[-1] >= LEAST_ROWS:
+            starts.append(start)
+    if len(starts) < 2:
         return None
     part_N = np.zeros(frame.size, dtype=np.intp)
-    rows = [int(picked[start]) for start in kept]
+    rows = [int(picked[start]) for start in starts]
     for number, row in enumerate(rows, 1):
         part_N[row if number > 1 else 0 :] = number
     return part_N

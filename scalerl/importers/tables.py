@@ -65,14 +65,14 @@ def separator_of(lines: Sequence[str]) -> str | None:
 
 def is_table(rows: Sequence[Sequence[str]], width: int) -> bool:
     """Return whether the first row is a header and most of the others have its width, and numbers."""
-    header, rest = rows[0], rows[1:]
+    header, body = rows[0], rows[1:]
     names = [name for name in header if name.strip()]
     if not names or sum(number_of(name) is not None for name in names) > 0.2 * len(names):
         return False
     if any(len(name) > 200 or "{" in name for name in names):
         return False
-    fitting = [row for row in rest if len(row) == width]
-    if len(fitting) < 0.7 * len(rest):
+    fitting = [row for row in body if len(row) == width]
+    if len(fitting) < 0.7 * len(body):
         return False
     return any(number_of(cell) is not None for row in fitting for cell in row)
 
@@ -210,8 +210,8 @@ class CsvTable:
 
 def labeled(frame: Frame, run: str) -> Frame:
     """Return a frame with the name of its run in a column."""
-    every = np.arange(frame.size)
-    return Frame(frame.size, frame.cells, {**frame.words, RUN: Words(every, np.zeros_like(every), (run,))})
+    rows_N = np.arange(frame.size)
+    return Frame(frame.size, frame.cells, {**frame.words, RUN: Words(rows_N, np.zeros_like(rows_N), (run,))})
 
 
 def plain_header(header: list[str]) -> tuple[list[str], list[str]]:

@@ -40,11 +40,11 @@ def tensorboard_frame(
     except ImportError as error:
         raise CurveError(f"{files[0]}: reading event files needs TensorBoard: pip install tensorboard") from error
     places: dict[Path, list[Row]] = {}
-    known = {} if open_files is None else open_files
+    accumulators = {} if open_files is None else open_files
     for file in files:
-        if file not in known:
-            known[file] = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
-        events = known[file]
+        if file not in accumulators:
+            accumulators[file] = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
+        events = accumulators[file]
         events.Reload()
         places.setdefault(file.parent, []).extend(file_rows(events))
     # a directory with one row holds the settings of a run (hparams)
@@ -76,16 +76,16 @@ def event_files(directory: Path) -> list[Path]:
     Raises:
         CurveError: The directory contains more files than a run writes.
     """
-    paths, seen = [], 0
+    paths, count = [], 0
     for place, directories, files in os.walk(directory):
-        seen += len(directories) + len(files)
-        if seen > MOST_ENTRIES:
+        count += len(directories) + len(files)
+        if count > MOST_ENTRIES:
             raise CurveError(
                 f"{directory} contains more than {MOST_ENTRIES} files and directories, too many to search for a log; "
                 "give the directory of one run, or the file"
             )
-        found = (Path(place, name) for name in files if "tfevents" in name and not name.endswith(WRITTEN))
-        paths += [path for path in found if path.is_file()]  # a pipe of that name would block
+        events = (Path(place, name) for name in files if "tfevents" in name and not name.endswith(WRITTEN))
+        paths += [path for path in events if path.is_file()]  # a pipe of that name would block
     return sorted(paths, key=lambda file: file.name)
 
 

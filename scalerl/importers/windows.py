@@ -60,7 +60,7 @@ HIDDEN = (
 
 def marks(frame: Frame, metric: str, names: Sequence[str]) -> list[str]:
     """Return what the reward of training hides, as far as columns of the log show it."""
-    found = []
+    texts = []
     for words, text in HIDDEN:
         shown = [
             name
@@ -68,8 +68,8 @@ def marks(frame: Frame, metric: str, names: Sequence[str]) -> list[str]:
             if re.search(words, key(name)) and name != metric and not key(name).endswith("_std") and varies(frame, name)
         ]
         if shown:
-            found.append(text.format(", ".join(shown[:2])))
-    return found
+            texts.append(text.format(", ".join(shown[:2])))
+    return texts
 
 
 def varies(frame: Frame, name: str) -> bool:

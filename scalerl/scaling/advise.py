@@ -152,8 +152,8 @@ def advise(
     probability = probability_of_gain(fit, total, least)
     action: Action = "continue" if gain.mean > least else "stop"
     right = probability if action == "continue" else 1.0 - probability
-    ahead = NextGain(total, total / last, gain, cost_of(curve, total - last, gain.mean, price))
-    words = ahead.text() if action == "continue" else ahead.text(below=least)
+    next_gain = NextGain(total, total / last, gain, cost_of(curve, total - last, gain.mean, price))
+    words = next_gain.text() if action == "continue" else next_gain.text(below=least)
     sure = right >= SURE
     return Advice(
         action=action,
@@ -162,7 +162,7 @@ def advise(
         gain=gain,
         min_gain=least,
         budget=total,
-        cost=ahead.cost,
+        cost=next_gain.cost,
         go_back_to=math.nan,
         headline=f"{action.capitalize()} ({certainty(right)}): {words}.",
         reason=reason_for(fit, action, right, least),
@@ -255,22 +255,22 @@ def reason_for(fit: Fit, action: Action, right: float, min_gain: float) -> str:
     return " ".join(notes)
 
 
-def climbed(fitted: Fit) -> bool:
+def climbed(fit_result: Fit) -> bool:
     """Return whether the points show a climb, and the run probably rises; without a climb, it may still begin later.
 
     The prior odds alone are no evidence of a climb: with little noise they are against a run that stays.
     """
-    futures = fitted.futures
-    return futures.stays <= UNLAWFUL and futures.climb > VISIBLE_CLIMB
+    futures = fit_result.futures
+    return futures.stay_probability <= UNLAWFUL and futures.climb > VISIBLE_CLIMB
 
 
-def clear_fall(fitted: Fit) -> Symptom | None:
+def clear_fall(fit_result: Fit) -> Symptom | None:
     """Return the fall of a run that fell by more than noise at two successive evaluations, or None."""
-    curve = fitted.curve
+    curve = fit_result.curve
     if len(curve) <= MIN_POINTS:
         return None
-    seen = [decline(part) if has_fallen(part) else None for part in (curve.first(len(curve) - 1), curve)]
-    return seen[1] if seen[0] is not None else None
+    falls = [decline(part) if has_fallen(part) else None for part in (curve.first(len(curve) - 1), curve)]
+    return falls[1] if falls[0] is not None else None
 
 
 # --------------------------------------------------------------------------------------- plans of further evaluations

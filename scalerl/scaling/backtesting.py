@@ -106,34 +106,34 @@ def split_at(curve: Curve, fraction: float) -> Split:
     if len(first_part) < MIN_POINTS:
         raise CurveError(f"the first {fraction:g} of the run holds {len(first_part)} points; a fit needs {MIN_POINTS}")
     compute_M, metric_M = curve.compute[after], curve.metric[after]
-    fitted = fit(first_part)
-    band = predicted(fitted, compute_M)
+    fit_result = fit(first_part)
+    band = predicted(fit_result, compute_M)
     inside_M = (band.low <= metric_M) & (metric_M <= band.high)
     return Split(
         fraction=float(fraction),
         shown=len(first_part),
         held_out=len(compute_M),
-        identified=fitted.identified,
+        identified=fit_result.identified,
         forecast=Score(rmse(band.mean - metric_M), float(inside_M.mean())),
         baselines={
             name: naive_score(first_part, make(first_part), compute_M, metric_M) for name, make in BASELINES.items()
         },
-        fit=fitted,
+        fit=fit_result,
     )
 
 
-def predicted(fitted: Fit, compute_M: Array) -> Band:
+def predicted(fit_result: Fit, compute_M: Array) -> Band:
     """Return the band of one evaluation at each compute, which are in ascending order.
 
     A prediction takes 2,000 draws, and neighbors among many points have almost equal ones. Half of the amounts at which
     it is made follow the density of the points, the others are evenly spaced.
     """
     if len(compute_M) <= PREDICTED:
-        return fitted.predict(compute_M, noise=True)
+        return fit_result.predict(compute_M, noise=True)
     among = np.linspace(0, len(compute_M) - 1, PREDICTED // 2).astype(int)
     even = np.linspace(compute_M[0], compute_M[-1], PREDICTED // 2)
     at_K = np.unique(np.append(compute_M[among], even))
-    band = fitted.predict(at_K, noise=True)
+    band = fit_result.predict(at_K, noise=True)
     columns = (band.mean, band.low, band.high, band.sd)
     return Band(compute_M, *(np.interp(compute_M, at_K, column_K) for column_K in columns))
 

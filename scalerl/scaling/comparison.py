@@ -198,10 +198,10 @@ class Comparison(InNotebooks):
             f"{self.probability_higher:.2f}",
             f"  ratio of steepness B     {self.efficiency_ratio} at common ceiling {self.common_asymptote:.3f}",
             f"  scatter between seeds    {self.seed_sd:.4f} ({self.seed_source})",
-            *(f"  next gain of {name}: {ahead}" for name, ahead in zip(self.names, self.next_gains, strict=True)),
+            *(f"  next gain of {name}: {gain}" for name, gain in zip(self.names, self.next_gains, strict=True)),
         ]
         for name, side in zip(self.names, self.sides, strict=True):
-            lines += [f"  a run of {name}: {f.futures.sentences()[0]}" for f in side if f.futures.stays]
+            lines += [f"  a run of {name}: {f.futures.sentences()[0]}" for f in side if f.futures.stay_probability]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -320,7 +320,7 @@ def measured_verdict(measured: Lead, crossed_D: Array) -> tuple[Verdict, Winner 
     return UNDECIDED, None
 
 
-def listed(runs: Runs) -> list[Curve | Fit]:
+def as_list(runs: Runs) -> list[Curve | Fit]:
     """Return one side as a list of curves and fits; paths are read."""
     several = [runs] if isinstance(runs, Curve | Fit | str | Path) else list(runs)
     return [run if isinstance(run, Fit) else as_curve(run) for run in several]
@@ -328,10 +328,10 @@ def listed(runs: Runs) -> list[Curve | Fit]:
 
 def as_fits(runs: Runs) -> tuple[Fit, ...]:
     """Return one side as fits."""
-    given = listed(runs)
-    if not given:
+    items = as_list(runs)
+    if not items:
         raise CurveError("each side of a comparison needs at least one run; got none")
-    return tuple(run if isinstance(run, Fit) else fit(run) for run in given)
+    return tuple(run if isinstance(run, Fit) else fit(run) for run in items)
 
 
 def check_alike(curves: Sequence[Curve]) -> None:
@@ -344,7 +344,7 @@ def check_alike(curves: Sequence[Curve]) -> None:
 
 def ceilings(f: Fit) -> Array:
     """Return draws of the level at which a run ends, shape (D,): A if it rises, the last level if it stays there."""
-    if not f.futures.stays:
+    if not f.futures.stay_probability:
         return f.draws.asymptote
     return np.clip(f.futures.draws.asymptote, *f.curve.bounds)
 
@@ -416,7 +416,7 @@ def shared_level(sides: Sides) -> float:
 
 def level_now(f: Fit) -> float:
     """Return the level of the fitted curve at the run's last point."""
-    if f.futures.stays:
+    if f.futures.stay_probability:
         return float(f.mean(f.last_compute)[0])
     return float(f.draws.levels(np.array([f.last_compute])).mean())
 
@@ -459,7 +459,7 @@ def log_compute_needed(f: Fit, level: float, seed_D: Array, rng: np.random.Gener
     order_D = rng.permutation(len(seed_D))
     draws, ends_D = f.draws.select(order_D), ceilings(f)[order_D]
     # the draws of a run that stays are the last ones before the permutation (`Futures.draws`)
-    num_rising = len(ends_D) * (1.0 - f.futures.stays)
+    num_rising = len(ends_D) * (1.0 - f.futures.stay_probability)
     stays_D = order_D >= num_rising
     # a seed scales the whole climb
     share_D = np.clip((level - draws.initial) / np.maximum(draws.asymptote - draws.initial, 1e-9), 0, 1)
@@ -490,18 +490,15 @@ def surely_not_zero(values_D: Array) -> bool:
 def sentence_of(result: Comparison, same: float, margin: float) -> str:
     """Return the comparison as one sentence: measured lead, cost, ceiling.
 
-    Args:
-        result: The comparison.
-        same: Probability that the ceilings are within the margin of each other.
-        margin: The margin, in the metric's unit.
+    `same` is the probability that the ceilings are within the margin of each other; `margin` is in the metric's unit.
     """
     curve, cost = result.sides[0][0].curve, cost_clause(result)
     lead, p = result.measured, max(result.measured.probability, 1.0 - result.measured.probability)
     leader, other = result.names if lead.probability > 0.5 else result.names[::-1]
     by, at = abs(lead.difference.mean), curve.text(lead.compute)
     if p >= LEAD:
-        where = f"at every compute measured, at {at} by" if result.ahead_everywhere else f"at {at}, by"
-        head = f"{leader} is ahead of {other} {where} {by:.3f} ({p:.2f})"
+        place = f"at every compute measured, at {at} by" if result.ahead_everywhere else f"at {at}, by"
+        head = f"{leader} is ahead of {other} {place} {by:.3f} ({p:.2f})"
     elif p >= PROBABLE:
         head = f"{leader} is probably ahead of {other} at {at}, by {by:.3f} ({p:.2f})"
     else:

@@ -99,17 +99,17 @@ class Curve:
             raise CurveError(f"columns must have the same length; got {lengths}")
         compute_N, metric_N, stderr_N, repairs = repaired(compute_N, metric_N, stderr_N)
         check_range(compute_N, metric_N, low, high)
-        known = np.isfinite(stderr_N).any()
-        columns = {"compute": compute_N, "metric": metric_N, "stderr": stderr_N if known else None}
+        has_stderr = np.isfinite(stderr_N).any()
+        columns = {"compute": compute_N, "metric": metric_N, "stderr": stderr_N if has_stderr else None}
         for column_N in columns.values():
             if column_N is not None:
                 column_N.flags.writeable = False
-        rest = {
+        values = {
             "bounds": (low, high), "axis": axis, "label": label, "notes": (*notes, *repairs), "measured": measured,
             "hours_per_unit": 1.0 if axis == "device_hours" else float(hours_per_unit), "prompts": int(prompts),
             "training": training,
         }  # fmt: skip
-        for name, value in {**columns, **rest}.items():
+        for name, value in {**columns, **values}.items():
             object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
@@ -166,10 +166,10 @@ class Curve:
         """
         keep_N = ((self.compute >= least) | (self.compute == 0)) & (self.compute <= most)
         if not (keep_N & (self.compute > 0)).any():
-            asked = f"from {least:.4g} to {most:.4g}" if np.isfinite(most) else f"at or above {least:.4g}"
+            range_text = f"from {least:.4g} to {most:.4g}" if np.isfinite(most) else f"at or above {least:.4g}"
             raise CurveError(
-                f"no evaluation lies {asked} {self.unit}; the curve goes from {self.compute[self.compute > 0][0]:.4g} "
-                f"to {self.last_compute:.4g}"
+                f"no evaluation lies {range_text} {self.unit}; the curve goes from "
+                f"{self.compute[self.compute > 0][0]:.4g} to {self.last_compute:.4g}"
             )
         return self._select(keep_N)
 
@@ -319,8 +319,9 @@ def stored_bounds(table: Table, source: str) -> tuple[float, float]:
 def measured(table: Table, task: str, axis: str) -> str:
     """Return the held-out set and the rule of counted FLOPs, as far as the rows have them."""
     columns = {"prompts": "{} prompts", **({"flops_rule": "FLOPs by rule {}"} if axis == "flops" else {})}
-    told = [words.format(table[name][-1]) for name, words in columns.items() if table.get(name, [None])[-1] is not None]
-    return ", ".join([*([task] if task else []), *told])
+    last = {name: table[name][-1] for name in columns if name in table}
+    parts = [columns[name].format(value) for name, value in last.items() if value is not None]
+    return ", ".join([*([task] if task else []), *parts])
 
 
 def checked_bounds(bounds: Iterable[float]) -> tuple[float, float]:
@@ -334,17 +335,18 @@ def checked_bounds(bounds: Iterable[float]) -> tuple[float, float]:
     return low, high
 
 
-def column(table: Table, wanted: str | None, known: tuple[str, ...], what: str, source: str) -> str:
-    """Return the column to use: the given one, or the first known name that exists and is not empty."""
-    if wanted is not None:
-        if wanted not in table:
-            raise CurveError(f"{source} has no {what} column {wanted!r}; it has {', '.join(table) or 'none'}")
-        return wanted
-    for name in known:
+def column(table: Table, choice: str | None, default_names: tuple[str, ...], what: str, source: str) -> str:
+    """Return the column to use: the user's choice, or the first default that exists and is not empty."""
+    if choice is not None:
+        if choice not in table:
+            raise CurveError(f"{source} has no {what} column {choice!r}; it has {', '.join(table) or 'none'}")
+        return choice
+    for name in default_names:
         if any(value is not None for value in table.get(name, ())):
             return name
     raise CurveError(
-        f"{source} has no {what} column: looked for {', '.join(known)}, found {', '.join(table) or 'none'}; name one"
+        f"{source} has no {what} column: looked for {', '.join(default_names)}, found {', '.join(table) or 'none'}; "
+        "name one"
     )
 
 
@@ -360,15 +362,15 @@ def one_task(table: Table, task: str | None, source: str) -> tuple[Table, str]:
         raise CurveError(f"{source} mixes tasks {', '.join(names)}; choose one with task=")
     if task is not None and task not in names:
         raise CurveError(f"{source} has no task {task!r}; it has {', '.join(names)}")
-    chosen = task if task is not None else (names[0] if names else "")
-    both = (chosen,) if task is not None else (None, chosen)
+    selected = task if task is not None else (names[0] if names else "")
+    both = (selected,) if task is not None else (None, selected)
     keep_N = np.fromiter(((None if name is None else str(name)) in both for name in tasks), bool, len(tasks))
     if keep_N.all():
-        return table, chosen
-    return {name: picked(values, keep_N) for name, values in table.items()}, chosen
+        return table, selected
+    return {name: selected_cells(values, keep_N) for name, values in table.items()}, selected
 
 
-def picked(cells: Sequence[Any], keep_N: NDArray[np.bool_]) -> Sequence[Any]:
+def selected_cells(cells: Sequence[Any], keep_N: NDArray[np.bool_]) -> Sequence[Any]:
     """Return some cells of a column; those of a packed one are packed."""
     if isinstance(cells, array):
         return array(cells.typecode, np.asarray(cells)[keep_N].tobytes())

@@ -220,8 +220,8 @@ class Prospect:
     def price_text(self) -> str:
         """The cost of the evaluations in words."""
         share = f" ({self.share:.1%} of those of training)" if math.isfinite(self.share) else ""
-        known = self.cost is not None and (math.isfinite(self.cost.device_hours) or math.isfinite(self.cost.money))
-        return f"{self.evaluations.completions:,} completions{share}{f', about {self.cost}' if known else ''}"
+        has_price = self.cost is not None and (math.isfinite(self.cost.device_hours) or math.isfinite(self.cost.money))
+        return f"{self.evaluations.completions:,} completions{share}{f', about {self.cost}' if has_price else ''}"
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class RunDesign:
         return {
             "sentence": self.sentence,
             "recommended": self.recommended.to_dict(),
-            "alternatives": {name: each.to_dict() for name, each in self.alternatives.items()},
+            "alternatives": {name: option.to_dict() for name, option in self.alternatives.items()},
             "best_buy": self.best_buy,
             "expected": {**middles, "source": expected.source},
             "noise": as_json(expected.noise),
@@ -309,11 +309,11 @@ class RunDesign:
     def __str__(self) -> str:
         like, noise = self.expected.like, self.expected.noise
         rows: list[tuple[str, ...]] = [("", "A within", "2x within", "identified", "completions")]
-        for name, each in {"recommended": self.recommended, **self.alternatives}.items():
-            values = (f"±{value:.3f}" for value in (each.asymptote_within, each.forecast_within))
-            share = f" ({each.share:.1%})" if math.isfinite(each.share) else ""
-            what = f"{name}: {each.evaluations} to {like.text(each.budget)}"
-            rows.append((what, *values, f"{each.identified:.2f}", f"{each.evaluations.completions:,}{share}"))
+        for name, option in {"recommended": self.recommended, **self.alternatives}.items():
+            values = (f"±{value:.3f}" for value in (option.asymptote_within, option.forecast_within))
+            share = f" ({option.share:.1%})" if math.isfinite(option.share) else ""
+            what = f"{name}: {option.evaluations} to {like.text(option.budget)}"
+            rows.append((what, *values, f"{option.identified:.2f}", f"{option.evaluations.completions:,}{share}"))
         widths = [max(len(row[column]) for row in rows) for column in range(5)]
         table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines = [
@@ -327,9 +327,9 @@ class RunDesign:
         ]
         if self.two_recipes:
             lines += [
-                f"  {each.seeds} seeds of each recipe to {like.text(each.budget)}: power {each.power:.2f}, "
-                f"false alarms {each.false_alarms:.2f}, for {each.cost}"
-                for each in self.two_recipes.options
+                f"  {option.seeds} seeds of each recipe to {like.text(option.budget)}: power {option.power:.2f}, "
+                f"false alarms {option.false_alarms:.2f}, for {option.cost}"
+                for option in self.two_recipes.options
             ]
             lines.append(f"  scatter between seeds {self.expected.seed_sd:.4f} ({self.expected.seed_source})")
         return "\n".join(lines)
@@ -358,9 +358,9 @@ def expected_curve(
         CurveError: A number is outside its range.
     """
     check_positive("the budget", budget)
-    given = {"asymptote": asymptote, "efficiency": efficiency, "midpoint": midpoint, "initial": initial}
+    numbers = {"asymptote": asymptote, "efficiency": efficiency, "midpoint": midpoint, "initial": initial}
     for name, (least, most) in {"asymptote": (0.0, 1.0), "initial": (0.0, 1.0), "efficiency": (0.05, 20.0)}.items():
-        value = given[name]
+        value = numbers[name]
         if value is not None and not least <= value <= most:
             raise CurveError(f"the {NAMES[name]} must lie in [{least:g}, {most:g}]; got {value:g}")
     if midpoint is not None:
@@ -372,7 +372,7 @@ def expected_curve(
     for name, middle in EXPECTED_CLIMB.items():
         even_W = (rng.permutation(WORLDS) + 0.5) / WORLDS  # each quantile once
         deviate_W = EXPECTED_SPREAD[name] * normal_deviate(even_W)
-        value = given[name]
+        value = numbers[name]
         if value is not None:
             columns[name] = np.full(WORLDS, float(value))
         elif name in ("efficiency", "midpoint"):
@@ -385,11 +385,11 @@ def expected_curve(
         columns["asymptote"] = np.clip(np.maximum(columns["asymptote"], initial + LEAST_CLIMB), 0.0, 1.0)
     none_W = np.zeros(WORLDS)
     worlds = plain_draws(**columns, autocorrelation=none_W, noise_sd=none_W, most=1.0)
-    missing = [name for name, value in given.items() if value is None]
+    missing = [name for name, value in numbers.items() if value is None]
     source = "as given"
     if missing:
         listed = ", ".join(SYMBOLS[name] for name in missing)
-        source = f"{'assumed' if len(missing) == len(given) else f'{listed} assumed'} like the paper's"
+        source = f"{'assumed' if len(missing) == len(numbers) else f'{listed} assumed'} like the paper's"
     like = Curve([0.0, budget], [0.0, 0.0], axis=axis)
     return Expected(
         worlds, EvaluationNoise(), source, like, ASSUMED_SEED_SD, f"assumed: nine in ten within ±{MARGIN:g}"
@@ -438,9 +438,9 @@ def expected_of_runs(
     counts = np.diff(np.round(np.linspace(0, WORLDS, len(fits) + 1)).astype(int))
     worlds = joined([f.draws.evenly(int(count)) for f, count in zip(fits, counts, strict=True) if count])
     seed_D, seed_source = seed_scatter([list(fits)], float(np.ptp(like.bounds)), np.random.default_rng(0))
-    known = [*sizes, *[None] * (len(fits) - len(sizes))]
-    assumed = "" if all(known) else f"; with {planned[0]:,} prompts x {planned[1]}, as planned"
-    noise = noise_of_runs(fits, [size or planned for size in known], f"measured{assumed}")
+    all_sizes = [*sizes, *[None] * (len(fits) - len(sizes))]
+    assumed = "" if all(all_sizes) else f"; with {planned[0]:,} prompts x {planned[1]}, as planned"
+    noise = noise_of_runs(fits, [size or planned for size in all_sizes], f"measured{assumed}")
     source = f"the fit{'s of' if len(fits) > 1 else ' of'} {len(fits)} run{'s' if len(fits) > 1 else ''}"
     like = with_hours_of([f.curve for f in fits])
     return Expected(worlds, noise, source, like, float(np.median(seed_D)), seed_source)
@@ -550,16 +550,16 @@ def design(
     def look(size: Evaluations, factor: float = 1.0) -> Prospect:
         return prospect(expected, factor * budget, size, factor * completions, price)
 
-    asked = None if count is None else look(Evaluations(count, prompts, samples))
-    tried = [asked] if asked else []
+    requested = None if count is None else look(Evaluations(count, prompts, samples))
+    tried = [requested] if requested else []
     for number in COUNTS:
         if (tried and tried[-1].identified >= ENOUGH) or (count is not None and number <= count):
             continue
         tried.append(look(Evaluations(number, prompts, samples)))
     enough = tried[-1].identified >= ENOUGH
-    best = tried[-1] if enough else next(each for each in tried if each.evaluations.count >= OTHERWISE)
+    best = tried[-1] if enough else next(option for option in tried if option.evaluations.count >= OTHERWISE)
     size = best.evaluations
-    others = {"as asked": asked} if asked is not None and asked is not best else {}
+    others = {"as asked": requested} if requested is not None and requested is not best else {}
     for name, change in alternatives_of(size).items():
         others[name] = look(change)
     others["twice the compute"] = longer = look(size, 2.0)
@@ -567,7 +567,7 @@ def design(
     if difference is not None:
         apart = two_recipes(expected, [look(size, 0.5), best, longer], difference, price)
     return RunDesign(
-        sentence=sentence_of(best, tried, longer, expected.like, kept=asked is best),
+        sentence=sentence_of(best, tried, longer, expected.like, keep=requested is best),
         recommended=best,
         alternatives=others,
         expected=expected,
@@ -590,14 +590,14 @@ def alternatives_of(size: Evaluations) -> dict[str, Evaluations]:
     return {**changes, DOUBLED[2]: replace(size, samples=2 * size.samples)}
 
 
-def sentence_of(best: Prospect, tried: Sequence[Prospect], longer: Prospect, like: Curve, kept: bool) -> str:
+def sentence_of(best: Prospect, tried: Sequence[Prospect], longer: Prospect, like: Curve, keep: bool) -> str:
     """Return what to do, how sure it is that this identifies the ceiling, and what it costs, as one sentence."""
-    size, every = best.evaluations, like.text(best.budget / (best.evaluations.count - 1))
-    how = f"{size.count} evaluations, one every {every}, of {size.prompts:,} prompts x {size.samples} samples"
+    size, spacing = best.evaluations, like.text(best.budget / (best.evaluations.count - 1))
+    how = f"{size.count} evaluations, one every {spacing}, of {size.prompts:,} prompts x {size.samples} samples"
     if best.identified >= ENOUGH:
-        verb = "Keep" if kept else "Plan"
+        verb = "Keep" if keep else "Plan"
         return f"{verb} {how}: they identify the ceiling with probability {best.count_text}, for {best.price_text}."
-    most = max(tried, key=lambda each: each.identified)
+    most = max(tried, key=lambda option: option.identified)
     reason = (
         f"{most.evaluations.count} evaluations to {like.text(most.budget)} identify it with probability "
         f"{most.count_text}"
@@ -615,7 +615,7 @@ def sentence_of(best: Prospect, tried: Sequence[Prospect], longer: Prospect, lik
 
 def best_buy(best: Prospect, others: dict[str, Prospect]) -> str:
     """Return which change at the cost of twice the evaluations narrows A most, as a sentence."""
-    same = {name: each for name, each in others.items() if name in DOUBLED}
+    same = {name: option for name, option in others.items() if name in DOUBLED}
     name, most = min(same.items(), key=lambda item: item[1].asymptote_within)
     saved = best.asymptote_within - most.asymptote_within
     more = most.evaluations.completions - best.evaluations.completions
@@ -632,22 +632,20 @@ def two_recipes(
 ) -> TwoRecipes:
     """Return the cheapest seeds and budget with which two recipes are told apart, and what other budgets need.
 
-    Args:
-        expected: The runs that are expected.
-        prospects: What runs to several budgets tell.
-        difference: Difference of the ceilings.
-        price: Price of a device-hour.
+    `prospects` are those of runs to several budgets; `difference` is that of the ceilings.
     """
-    options = [needed_seeds(expected, each, difference, price) for each in prospects]
-    enough = [each for each in options if each.power >= ENOUGH]
-    best = min(enough, key=lambda each: each.cost.compute) if enough else max(options, key=lambda each: each.power)
+    options = [needed_seeds(expected, option, difference, price) for option in prospects]
+    enough = [option for option in options if option.power >= ENOUGH]
+    best = (
+        min(enough, key=lambda option: option.cost.compute) if enough else max(options, key=lambda option: option.power)
+    )
     like = expected.like
     plural = "s" if best.seeds > 1 else ""
     how = f"{best.seeds} seed{plural} of each recipe to {like.text(best.budget)}"
     runs = f"{2 * best.seeds} runs and {best.cost}"
-    found = f"a difference of {short(difference)} in A with probability {best.power:.2f}"
+    effect = f"a difference of {short(difference)} in A with probability {best.power:.2f}"
     sentence = (
-        f"Train {how}: they show {found}, for {runs}."
+        f"Train {how}: they show {effect}, for {runs}."
         if enough
         else f"A difference of {short(difference)} in A needs more than {MOST_SEEDS} seeds: {how} show it with "
         f"probability {best.power:.2f}, for {runs}."
@@ -659,14 +657,14 @@ def needed_seeds(expected: Expected, run: Prospect, difference: float, price: fl
     """Return the smallest number of seeds with enough power, or `MOST_SEEDS`."""
     extra = run.share if math.isfinite(run.share) else 0.0
     for seeds in range(1, MOST_SEEDS + 1):
-        power, false_alarms = (told_apart(run, expected.seed_sd, seeds, d) for d in (difference, 0.0))
+        power, false_alarms = (detection_power(run, expected.seed_sd, seeds, d) for d in (difference, 0.0))
         if power >= ENOUGH or seeds == MOST_SEEDS:
             break
     cost = cost_of(expected.like, 2 * seeds * run.budget * (1.0 + extra), price=price)
     return Power(seeds, run.budget, power, false_alarms, cost)
 
 
-def told_apart(run: Prospect, seed_sd: float, seeds: int, difference: float) -> float:
+def detection_power(run: Prospect, seed_sd: float, seeds: int, difference: float) -> float:
     """Return the probability that two recipes are called different: the better one, or without a difference either.
 
     As in `compare`: zero lies outside the central 95% of the difference of the weighted means of both sides.
@@ -694,12 +692,12 @@ def enough_evaluations(size: Evaluations) -> Prospect | None:
     None: `COUNTS` has no number that is enough.
     """
     for count in sorted({size.count, *(count for count in COUNTS if count > size.count)}):
-        if (found := usual_prospect(replace(size, count=count))).identified >= ENOUGH:
-            return found
+        if (result := usual_prospect(replace(size, count=count))).identified >= ENOUGH:
+            return result
     return None
 
 
-def tells(size: Evaluations, share: float) -> str:
+def prospect_line(size: Evaluations, share: float) -> str:
     """Return what the evaluations of a planned run will tell, as one line, with what would tell more.
 
     Args:

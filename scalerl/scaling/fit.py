@@ -144,8 +144,8 @@ class Fit(InNotebooks):
     def reason(self) -> str:
         """Reason why `identified` is True or False, as one sentence."""
         limit = IDENTIFIED_SD * float(np.ptp(self.curve.bounds))
-        known = f"{CEILING}: its standard deviation is {self.asymptote.sd:.2g}, below {limit:.2g}"
-        return self._doubt or known
+        evidence = f"{CEILING}: its standard deviation is {self.asymptote.sd:.2g}, below {limit:.2g}"
+        return self._doubt or evidence
 
     @property
     def ceiling_name(self) -> str:
@@ -283,9 +283,9 @@ def fit(
     curve = as_curve(curve, metric)
     r0 = None if r0 is None else checked_r0(r0, curve)
     prior = prior or Prior()
-    everything = usable(curve, exclude_below)
-    window = thinned(everything, MAX_POINTS)
-    return solved(everything, window, posterior(window, r0, prior), prior, r0)
+    points = usable_points(curve, exclude_below)
+    window = thinned(points, MAX_POINTS)
+    return solved(points, window, posterior(window, r0, prior), prior, r0)
 
 
 def checked_r0(r0: float, curve: Curve) -> float:
@@ -296,17 +296,17 @@ def checked_r0(r0: float, curve: Curve) -> float:
     return float(r0)
 
 
-def solved(everything: Curve, window: Curve, solution: Posterior, prior: Prior, r0: float | None = None) -> Fit:
+def solved(points: Curve, window: Curve, solution: Posterior, prior: Prior, r0: float | None = None) -> Fit:
     """Return the fit of a curve from its posterior.
 
     Args:
-        everything: The points after exclusion.
+        points: The points after exclusion.
         window: The same, averaged if they are many.
         solution: Posterior of the window.
         prior: Its prior.
         r0: Value at which R0 is fixed, or None.
     """
-    averaged = averaged_in(everything, len(window))
+    averaged = averaged_in(points, len(window))
 
     def law_of(part: Curve, num_draws: int) -> Posterior | None:
         return posterior(part, r0, prior, num_draws) if len(part) >= MIN_POINTS else None
@@ -330,7 +330,7 @@ def solved(everything: Curve, window: Curve, solution: Posterior, prior: Prior, 
         fast_end=solution.fast_end,
         futures=futures(window, solution, averaged, law_of),
         curve=window,
-        last_compute=everything.last_compute,
+        last_compute=points.last_compute,
         warnings=(*(str(symptom) for symptom in symptoms), *bumps, *window.notes),
     )
 
@@ -357,7 +357,7 @@ def limits_reached(draws: Draws, curve: Curve, prior: Prior) -> tuple[str, ...]:
     return tuple(name for name, (piled_D, share) in piles.items() if piled_D.mean() > share)
 
 
-def usable(curve: Curve, exclude_below: float) -> Curve:
+def usable_points(curve: Curve, exclude_below: float) -> Curve:
     """Return the part of the curve to fit; raise an error if it has too few points."""
     window = curve.between(exclude_below)
     if len(window) < MIN_POINTS:
@@ -366,24 +366,24 @@ def usable(curve: Curve, exclude_below: float) -> Curve:
     return window
 
 
-def unidentified(fitted: Fit) -> str | None:
+def unidentified(fit_result: Fit) -> str | None:
     """Return the reason why the ceiling is not identified, or None if it is."""
-    curve, futures, sd = fitted.curve, fitted.futures, fitted.asymptote.sd
+    curve, futures, sd = fit_result.curve, fit_result.futures, fit_result.asymptote.sd
     width = float(np.ptp(curve.bounds))
     if decline(curve) is not None or futures.fallen:
         return "the curve falls at the end, which the law cannot describe"
     if sd >= IDENTIFIED_SD * width:
         return f"its standard deviation is {sd:.2g}; it counts as identified below {IDENTIFIED_SD * width:.2g}"
-    if "efficiency" in fitted.at_bound:
+    if "efficiency" in fit_result.at_bound:
         return "the steepness B is at the limit of its range, and the ceiling depends on B"
-    unlawful = sum(fitted.departures.get(name, 0.0) for name in ("second rise", "creep"))
+    unlawful = sum(fit_result.departures.get(name, 0.0) for name in ("second rise", "creep"))
     if unlawful > UNLAWFUL:
         return f"with probability {unlawful:.2f} the ceiling depends on a departure from the law"
-    if futures.stays > UNLAWFUL:
-        return f"with probability {futures.stays:.2f} the run stays where it is and follows no law"
-    if fitted.fast_end > UNLAWFUL:
-        return f"with probability {fitted.fast_end:.2f} the climb ends faster than the law, at a lower ceiling"
-    levels_N = fitted.draws.levels(curve.compute[-LAST_POINTS:]).mean(axis=1)
+    if futures.stay_probability > UNLAWFUL:
+        return f"with probability {futures.stay_probability:.2f} the run stays where it is and follows no law"
+    if fit_result.fast_end > UNLAWFUL:
+        return f"with probability {fit_result.fast_end:.2f} the climb ends faster than the law, at a lower ceiling"
+    levels_N = fit_result.draws.levels(curve.compute[-LAST_POINTS:]).mean(axis=1)
     apart = float((curve.metric[-LAST_POINTS:] - levels_N).mean())
     if abs(apart) > max(CONTRADICTION * local_noise(curve.metric), 0.005 * width):
         side = "above" if apart > 0 else "below"

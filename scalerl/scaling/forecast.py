@@ -86,9 +86,8 @@ class Forecast(InNotebooks):
 
     def __repr__(self) -> str:
         curve, now = self.fit.curve, Estimate.__format__(self.now, ".3f")
-        return (
-            f"Forecast({', '.join([f'now {now}', *(f'{each:.3f} at {curve.text(each.compute)}' for each in self.at)])})"
-        )
+        levels = [f"now {now}", *(f"{level:.3f} at {curve.text(level.compute)}" for level in self.at)]
+        return f"Forecast({', '.join(levels)})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of JSON values."""
@@ -99,11 +98,11 @@ class Forecast(InNotebooks):
         curve = self.fit.curve
         kind = ["the metric is the training reward, not a held-out score"] if curve.training else []
         lines = [*kind, f"now, at {curve.text(self.now.compute)}: {Estimate.__str__(self.now)}"]
-        one = evaluation_text(curve, self.mean_of)
+        evaluation = evaluation_text(curve, self.mean_of)
         for i, (estimate, single) in enumerate(zip(self.at, self.evaluations, strict=True)):
             naive = ", ".join(f"{name} {values[i]:.3f}" for name, values in self.baselines.items())
-            where = f"at {curve.text(estimate.compute)}: {Estimate.__str__(estimate)}"
-            lines.append(f"{where}, {one} {single.low:.3f} to {single.high:.3f}; {naive}")
+            head = f"at {curve.text(estimate.compute)}: {Estimate.__str__(estimate)}"
+            lines.append(f"{head}, {evaluation} {single.low:.3f} to {single.high:.3f}; {naive}")
         lines.append(f"gain still to come: {self.gain_to_come}")
         lines.append(f"95% of the climb is complete at {self.done.text(curve.axis)}")
         if self.target is not None:
@@ -119,13 +118,13 @@ class Forecast(InNotebooks):
         low, high = fit.curve.bounds
         if "asymptote" in fit.at_bound or self.now.mean > high - AT_BOUND * (high - low):
             notes.append(f"the curve runs into the metric's bound of {high:g}, beyond which nothing can be gained")
-        below = [each for each in self.at if each.compute > fit.last_compute and each.mean < self.now.mean - 5e-4]
+        below = [level for level in self.at if level.compute > fit.last_compute and level.mean < self.now.mean - 5e-4]
         if below and not fit.futures.fallen:
             notes.append(
                 f"the forecast at {fit.curve.text(below[0].compute)} is below the present level: the last evaluations "
                 "are above the curve, and such noise does not last"
             )
-        notes += filter(None, [upper_part(fit, [each.compute for each in self.at])])
+        notes += filter(None, [upper_part(fit, [level.compute for level in self.at])])
         return notes
 
 

@@ -238,15 +238,17 @@ def frontier(
     if not (np.isfinite(budget) and budget > 0):
         raise CurveError(f"the budget must be a positive amount of compute; got {budget!r}")
     checked_price(price, with_hours_of([run.curve if isinstance(run, Fit) else run for run in runs]))
-    found = pool(runs, settings, published)
-    fits, law, notes, by_law = found.fits, found.law, list(found.notes), found.uses == "law"
+    pooled_runs = pool(runs, settings, published)
+    fits, law, notes, by_law = pooled_runs.fits, pooled_runs.law, list(pooled_runs.notes), pooled_runs.uses == "law"
     check_added(also, law.settings)
     longest = max(f.last_compute for f in fits)
     if budget > FAR * longest:
         notes.append(f"the budget is {budget / longest:.0f} times the longest run; the law was not tested that far")
     notes += [f"{setting_text(setting)} {note}" for setting in also for note in about(setting, law, by_law)]
     scene = of_law(law, fits[0], also) if by_law else of_fits(fits, law.settings)
-    plain = of_law(pooled(found.clouds, law.settings, False), fits[0], also) if found.published and by_law else None
+    plain = None
+    if pooled_runs.published and by_law:
+        plain = of_law(pooled(pooled_runs.clouds, law.settings, False), fits[0], also)
     hours = with_hours_of([f.curve for f in fits])
 
     def cost(compute: float, gain: float = np.nan) -> Cost:
@@ -254,8 +256,8 @@ def frontier(
 
     different = len(distinct(settings))
     few = different if different < LEAST_SETTINGS else 0
-    best = decided(scene, budget, fits[0], cost, few, check=found.check, asked=tuple(dict(setting) for setting in also),
-                   uses=found.uses, notes=tuple(notes), slopes=slopes(law),
+    best = decided(scene, budget, fits[0], cost, few, check=pooled_runs.check, uses=pooled_runs.uses,
+                   asked=tuple(dict(setting) for setting in also), notes=tuple(notes), slopes=slopes(law),
                    without_published=plain.ranked(budget)[0][0] if plain else None)  # fmt: skip
     if best.next_run is None:
         return best
@@ -268,7 +270,7 @@ def about(setting: Setting, law: Law, by_law: bool) -> Iterator[str]:
     if not by_law and setting not in law.settings:
         yield "has no prediction, because it was not run and the law is not used"
     for name in law.design.numbers if by_law else ():
-        values = [float(one[name]) for one in law.settings]
+        values = [float(run_setting[name]) for run_setting in law.settings]
         if not min(values) <= float(setting[name]) <= max(values):
             yield f"is outside the range of {name} in the runs, where intervals can be too narrow (docs/frontier.md)"
 
@@ -282,7 +284,7 @@ class Scene(NamedTuple):
     of_run: Callable[[float], Array]
     """Levels of a new run."""
     noise_sd: float
-    fitted: bool
+    by_run: bool
     """Whether the levels are those of each setting's own runs."""
 
     def typical(self, compute: float) -> Array:
@@ -294,8 +296,8 @@ class Scene(NamedTuple):
 
         Those of all would take 400 MB for 600 settings of 2,000 draws.
         """
-        every = range(len(self.settings))
-        parts = [every[start : start + TOGETHER] for start in every[::TOGETHER]]
+        indices = range(len(self.settings))
+        parts = [indices[start : start + TOGETHER] for start in indices[::TOGETHER]]
         return np.asarray(np.concatenate([self.along(compute_M, part).mean(axis=2) for part in parts], axis=1))
 
     def ranked(self, compute: float) -> tuple[list[Option], Array]:
@@ -319,9 +321,9 @@ def of_law(law: Law, like: Fit, also: Sequence[Setting]) -> Scene:
 
 def of_fits(fits: Sequence[Fit], settings: Sequence[Setting]) -> Scene:
     """Return the settings of the runs, each by the mean of its own runs."""
-    chosen = distinct(settings)
-    of_S: list[list[Fit]] = [[] for _ in chosen]
-    index = {tuple(setting.items()): s for s, setting in enumerate(chosen)}
+    setting_S = distinct(settings)
+    of_S: list[list[Fit]] = [[] for _ in setting_S]
+    index = {tuple(setting.items()): s for s, setting in enumerate(setting_S)}
     for f, setting in zip(fits, settings, strict=True):
         of_S[index[tuple(setting.items())]].append(f)
     rng = np.random.default_rng(0)
@@ -333,11 +335,11 @@ def of_fits(fits: Sequence[Fit], settings: Sequence[Setting]) -> Scene:
         return np.stack([np.mean([f.levels(compute_M)[:, order] for f, order in of], axis=0) for of in pairs], axis=1)
 
     def of_run(compute: float) -> Array:
-        level_SD, bounds = along(np.array([compute]), range(len(chosen)))[0], fits[0].curve.bounds
+        level_SD, bounds = along(np.array([compute]), range(len(setting_S)))[0], fits[0].curve.bounds
         scatter_SD = ASSUMED_SEED_SD * np.ptp(bounds) * np.random.default_rng(1).standard_normal(level_SD.shape)
         return np.asarray(np.clip(level_SD + scatter_SD, *bounds))
 
-    return Scene(chosen, along, of_run, fits[0].noise_sd, True)
+    return Scene(setting_S, along, of_run, fits[0].noise_sd, True)
 
 
 def shuffled(rng: np.random.Generator, count: int) -> NDArray[np.unsignedinteger]:
@@ -367,7 +369,7 @@ def ranked(settings: Sequence[dict[str, Any]], run_SD: Array, level_SD: Array) -
 
 
 def decided(
-    scene: Scene, budget: float, like: Fit, cost: Callable[..., Cost], few_settings: int, **rest: Any
+    scene: Scene, budget: float, like: Fit, cost: Callable[..., Cost], few_settings: int, **fields: Any
 ) -> Frontier:
     """Return the decision for a budget with everything that follows from the levels; none with few settings."""
     width = float(np.ptp(like.curve.bounds))
@@ -383,7 +385,7 @@ def decided(
         options=tuple(options), crossings=crossings(scene, compute_M, mean_MS, options, width),
         envelope=envelope(scene, compute_M, mean_MS, width),
         next_run=next_run(scene, budget, width, cost), **next_best(scene, budget, options[0], cost),
-        margin=MARGIN * width, few_settings=few_settings, **rest,
+        margin=MARGIN * width, few_settings=few_settings, **fields,
     )  # fmt: skip
 
 
@@ -416,9 +418,9 @@ def crossings(
     best, other = (scene.settings.index(option.setting) for option in options[:2])
     if (best, other) not in pairs and (other, best) not in pairs:
         pairs.append((best, other))
-    found = []
-    for one, two in pairs:
-        lead_MD = np.subtract(*np.moveaxis(scene.along(compute_M, [one, two]), 1, 0))
+    result = []
+    for leader, rival in pairs:
+        lead_MD = np.subtract(*np.moveaxis(scene.along(compute_M, [leader, rival]), 1, 0))
         draw_D = np.arange(lead_MD.shape[1])
         behind_MD = lead_MD <= 0
         last_D = len(compute_M) - 1 - behind_MD[::-1].argmax(axis=0)
@@ -428,8 +430,8 @@ def crossings(
         ahead_D = np.where(last_D == len(compute_M) - 1, np.inf, compute_M[last_D] * AROUND_STEP**share_D)
         passed_D = np.where(behind_MD.any(axis=0), ahead_D, 0.0)
         if np.median(passed_D) >= compute_M[near_M][0]:  # else it leads from the start
-            found.append(Crossing(scene.settings[one], scene.settings[two], reach(passed_D)))
-    return tuple(found)
+            result.append(Crossing(scene.settings[leader], scene.settings[rival], reach(passed_D)))
+    return tuple(result)
 
 
 def next_best(scene: Scene, budget: float, best: Option, cost: Callable[..., Cost]) -> dict[str, Any]:
@@ -437,8 +439,8 @@ def next_best(scene: Scene, budget: float, best: Option, cost: Callable[..., Cos
     now_SD, then_SD = scene.typical(budget), scene.typical(2.0 * budget)
     then = int(then_SD.mean(axis=1).argmax())
     gain = summarize(then_SD[then] - now_SD[scene.settings.index(best.setting)])
-    ahead = NextGain(2.0 * budget, 2.0, gain, cost(budget, gain.mean))
-    return {"next_setting": scene.settings[then], "next_gain": ahead}
+    next_gain = NextGain(2.0 * budget, 2.0, gain, cost(budget, gain.mean))
+    return {"next_setting": scene.settings[then], "next_gain": next_gain}
 
 
 def next_run(scene: Scene, budget: float, width: float, cost: Callable[..., Cost]) -> NextRun | None:
@@ -449,7 +451,7 @@ def next_run(scene: Scene, budget: float, width: float, cost: Callable[..., Cost
     """
     level_SD = scene.typical(budget)
     now = float(level_SD.mean(axis=1).max())
-    if scene.fitted:
+    if scene.by_run:
         others_S = np.array([np.delete(level_SD.mean(axis=1), s).max() for s in range(len(level_SD))])
         gain_S = np.maximum(level_SD, others_S[:, None]).mean(axis=1) - now
         s = int(gain_S.argmax())

@@ -114,7 +114,7 @@ class Futures:
     draws: Draws
     """R draws of the law and its departures, then S draws of a level, which have A = R0; each column of shape (D,)."""
 
-    stays: float
+    stay_probability: float
     """Probability S / D that the run stays where it is."""
 
     excursion_D: Array
@@ -160,16 +160,17 @@ class Futures:
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of JSON values."""
         return {
-            "rises": 1.0 - self.stays, "stays": self.stays, "fallen": self.fallen,
+            "rises": 1.0 - self.stay_probability, "stays": self.stay_probability, "fallen": self.fallen,
             "later_fall": {"probability": self.fall.share, "fell": self.fall.happened, "of": self.fall.all},
         }  # fmt: skip
 
     def sentences(self) -> tuple[str, ...]:
         """Return the probabilities as sentences."""
         sentences = []
-        if self.stays:
-            where = "has fallen and stays down" if self.fallen else "stays where it is"
-            sentences.append(f"with probability {self.stays:.2f} the run {where}, with {1 - self.stays:.2f} it rises")
+        if self.stay_probability:
+            outcome = "has fallen and stays down" if self.fallen else "stays where it is"
+            stay, rise = self.stay_probability, 1 - self.stay_probability
+            sentences.append(f"with probability {stay:.2f} the run {outcome}, with {rise:.2f} it rises")
         if self.fallen:
             returned = STAYED_DOWN.all - STAYED_DOWN.happened
             sentences.append(
@@ -289,8 +290,8 @@ class Futures:
         # the part of the excursion that persists is known, so only the remaining noise is uncertain
         ahead_M1 = self.steps_ahead(compute_M)[:, None]
         new_MD = np.sqrt(1.0 - np.where(compute_M[:, None] >= self.last, phi_D ** (2 * ahead_M1 + 2), 0.0))
-        here = binomial(np.array(self.curve.metric.mean()), low, high)
-        relative_MD = np.sqrt(binomial(levels_MD, low, high) / here)
+        present_variance = binomial(np.array(self.curve.metric.mean()), low, high)
+        relative_MD = np.sqrt(binomial(levels_MD, low, high) / present_variance)
         sd_MD = draws.noise_sd * new_MD * relative_MD
         sd_MD = sd_MD * np.sqrt(share_of_mean(phi_D, max(1, round(mean_of / self.averaged.evaluations))))
         sd_MD = np.hypot(sd_MD, self.averaged.within_sd / np.sqrt(mean_of) * relative_MD)
@@ -404,7 +405,7 @@ def futures(
         above_D = curve.metric[-1] - both.levels(curve.compute[-1:])[0]
         return Futures(
             draws=both,
-            stays=num_staying / num_draws,
+            stay_probability=num_staying / num_draws,
             excursion_D=both.autocorrelation * above_D,
             down=None if down is None else down.until_return(num_staying),
             curve=curve,

@@ -155,13 +155,13 @@ def decline(curve: Curve) -> Symptom | None:
     low, high = curve.bounds
     if fall < max(FALL * (high - low), 4 * noise):
         return None
-    where = float(curve.compute[best + 1])
+    best_compute = float(curve.compute[best + 1])
     message = (
-        f"the metric fell by {fall:.3f} since its best near {curve.text(where)} (noise {noise:.4f}); the law only "
-        f"rises, so look for the cause, or fit the part before the fall"
+        f"the metric fell by {fall:.3f} since its best near {curve.text(best_compute)} (noise {noise:.4f}); the law "
+        f"only rises, so look for the cause, or fit the part before the fall"
         + (" (of a metric that should fall, such as a loss, fit its negative)" if falls_throughout(curve) else "")
     )
-    return Symptom("decline", message, {"fall": fall, "best_at": where, "noise": noise})
+    return Symptom("decline", message, {"fall": fall, "best_at": best_compute, "noise": noise})
 
 
 def falls_throughout(curve: Curve) -> bool:

@@ -89,14 +89,12 @@ def dot(x_N: Array, z_N: Array) -> Array:
 def combined(rows: list[list[Array]], mix: Sequence[Sequence[float]]) -> list[list[Array]]:
     """Return the products of linear combinations of columns; products of the combined columns would take more time.
 
-    Args:
-        rows: Products of all pairs of columns.
-        mix: Coefficients of each combination.
+    `rows` are the products of all pairs of columns; `mix` has the coefficients of each combination.
     """
     mixed = [[np.zeros(())] * len(mix) for _ in mix]
-    for k, left in enumerate(mix):
-        for j, right in enumerate(mix[k:], k):
-            parts = [a * b * rows[p][q] for p, a in enumerate(left) for q, b in enumerate(right) if a * b != 0]
+    for k, first in enumerate(mix):
+        for j, second in enumerate(mix[k:], k):
+            parts = [a * b * rows[p][q] for p, a in enumerate(first) for q, b in enumerate(second) if a * b != 0]
             mixed[k][j] = np.asarray(sum(parts))
     return mixed
 

@@ -73,8 +73,8 @@ def least_noise(curve: Curve) -> float:
     """
     if np.ptp(curve.metric) > 0:
         return NOISE_FLOOR
-    given = 0.0 if curve.stderr is None else float(np.nanmedian(curve.stderr)) / float(np.ptp(curve.bounds))
-    return given if given > 0 else UNSEEN_NOISE
+    stderr = 0.0 if curve.stderr is None else float(np.nanmedian(curve.stderr)) / float(np.ptp(curve.bounds))
+    return stderr if stderr > 0 else UNSEEN_NOISE
 
 
 def binomial(level: Array, low: float, high: float) -> Array:

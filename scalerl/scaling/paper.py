@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from scalerl.scaling.curve import LARGEST, Curve, as_numbers
 from scalerl.scaling.estimate import as_json, short
-from scalerl.scaling.fit import PARAMETERS, checked_r0, usable
+from scalerl.scaling.fit import PARAMETERS, checked_r0, usable_points
 from scalerl.scaling.law import Array, climb, log_compute, sigmoid
 from scalerl.scaling.readers import CurveError
 
@@ -52,8 +52,8 @@ class PaperGrid:
         asymptote_A = low + (high - low) * steps_A if self.asymptotes is None else as_numbers("A", self.asymptotes)
         midpoint_M = last * shares_M if self.midpoints is None else as_numbers("C_mid", self.midpoints)
         for name, values, least, most in (("A", asymptote_A, low, high), ("C_mid", midpoint_M, 0.0, LARGEST)):
-            within = len(values) and (np.diff(values) > 0).all() and least <= values[0] and values[-1] <= most
-            if not within or (name == "C_mid" and values[0] <= 0):
+            is_valid = len(values) and (np.diff(values) > 0).all() and least <= values[0] and values[-1] <= most
+            if not is_valid or (name == "C_mid" and values[0] <= 0):
                 limits = f"[{low:g}, {high:g}]" if name == "A" else "numbers above 0"
                 raise CurveError(f"the grid of {name} must ascend within {limits}; got {short_list(values)}")
         return asymptote_A, midpoint_M
@@ -144,7 +144,7 @@ def paper_fit(
             f"the paper's procedure fixes R0 at the score before training, and the first point is at "
             f"{short(float(curve.compute[0]))} {curve.unit}; give R0 with --r0 (r0= in Python)"
         )
-    window = usable(curve, exclude_below)
+    window = usable_points(curve, exclude_below)
     initial = float(curve.metric[0]) if r0 is None else checked_r0(r0, curve)
     asymptote_A, midpoint_M = grid.values(window)
     asymptote_A = asymptote_A[asymptote_A > initial]

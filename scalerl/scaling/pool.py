@@ -353,8 +353,8 @@ def update_runs(
     scale_CKU = 1 / ((1 - 1 / before.count_U) / single_CK[..., None] + diagonal_CKU / before.count_U**2)
     for start in range(0, len(clouds), AT_ONCE):
         part = slice(start, start + AT_ONCE)
-        each = conditionals(clouds[part], np.moveaxis(scale_CKU[:, :, before.setting_N[part]], 2, 0))
-        for i, conditional in enumerate(each, start):
+        batch = conditionals(clouds[part], np.moveaxis(scale_CKU[:, :, before.setting_N[part]], 2, 0))
+        for i, conditional in enumerate(batch, start):
             u = before.setting_N[i]
             count, basis_B, tie_CKP = before.count_U[u], before.basis_UB[u], before.tie_KTUP[every_K, tau_CK, u]
             # the row of the inverse covariance of all runs, times their rests
@@ -452,7 +452,7 @@ def pool(runs: Sequence[Curve | Fit], settings: Sequence[Setting], published: bo
     check_alike([f.curve for f in fits])
     if len(fits) != len(settings):
         raise CurveError(f"every run needs its settings; got {len(fits)} runs and {len(settings)} settings")
-    lost = [f.futures.stays > 0.5 for f in fits]
+    lost = [f.futures.stay_probability > 0.5 for f in fits]
     if any(lost):
         notes.append(f"{sum(lost)} of {len(fits)} runs are flat or have fallen and were left out")
         settings = [setting for setting, out in zip(settings, lost, strict=True) if not out]
@@ -472,22 +472,22 @@ def check_left_out(law: Law, clouds: Sequence[Cloud], fits: Sequence[Fit], publi
 
     All runs of a setting are left out together: its other seeds would predict a run with no law.
     """
-    chosen = distinct(law.settings)
-    if len(chosen) < TO_CHECK:
+    settings = distinct(law.settings)
+    if len(settings) < TO_CHECK:
         return None
-    apart_UU, bounds = law.design.apart(chosen, chosen), fits[0].curve.bounds
-    folds = min(FOLDS, len(chosen), max(LEAST_FOLDS, CHECKED // len(fits)))
+    apart_UU, bounds = law.design.distances(settings, settings), fits[0].curve.bounds
+    folds = min(FOLDS, len(settings), max(LEAST_FOLDS, CHECKED // len(fits)))
     setting_N, fold_N = law.scatter.setting_N, law.scatter.setting_N % folds
     errors, inside = [], []
     for fold in range(folds):
-        held_out, fitted = (np.flatnonzero(here_N).tolist() for here_N in (fold_N == fold, fold_N != fold))
-        again = pooled([clouds[n] for n in fitted], [law.settings[n] for n in fitted], published, law.design)
+        held_out, remaining = (np.flatnonzero(here_N).tolist() for here_N in (fold_N == fold, fold_N != fold))
+        again = pooled([clouds[n] for n in remaining], [law.settings[n] for n in remaining], published, law.design)
         theta_DSK = again.new_run(again.at([law.settings[n] for n in held_out]))
-        fitted_fits = [fits[n] for n in fitted]
+        fitted_fits = [fits[n] for n in remaining]
         for s, n in enumerate(held_out):
             at = fits[n].last_compute
             truth, level_D = float(fits[n].mean(at)[0]), levels(theta_DSK[:, s], at, bounds)
-            beside = level_beside(apart_UU[setting_N[n], setting_N[fitted]], fitted_fits, at)
+            beside = level_beside(apart_UU[setting_N[n], setting_N[remaining]], fitted_fits, at)
             errors.append((level_D.mean() - truth, beside - truth))
             inside.append(TAILS[0] <= (level_D < truth).mean() <= TAILS[1])
     by_law, by_nearest = np.sqrt(np.mean(np.square(errors), axis=0))

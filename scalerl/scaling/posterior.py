@@ -98,8 +98,8 @@ class Prior:
             and all(0 <= phi < 1 for phi in self.autocorrelations),
             "departure must lie in [0, 1/3)": 0 <= self.departure < 1 / 3,
         }
-        for rule, kept in checks.items():
-            if not kept:
+        for rule, holds in checks.items():
+            if not holds:
                 raise CurveError(f"{rule}; got {self}")
 
 
@@ -182,8 +182,8 @@ def with_departures(problem: Problem, plain: Posterior, log_mass: list[float]) -
     few = []
     for family, cells_of in zip(DEPARTURES, explored, strict=True):
         # a few draws estimate the share of the mass within the limits, which the grid ignores
-        some, obeying = sample(problem, family, cells_of, FEW_DRAWS)
-        few.append(some)
+        few_draws, obeying = sample(problem, family, cells_of, FEW_DRAWS)
+        few.append(few_draws)
         log_mass.append(log_share(cells_of.log_mass(), obeying, prior.departure))
     # weights of the law and each departure, for the mean and for the intervals
     names = ["law", *(family.name for family in DEPARTURES)]
@@ -194,8 +194,8 @@ def with_departures(problem: Problem, plain: Posterior, log_mass: list[float]) -
     if mean_weight[0] > 1 - ADMITTED:
         return plain._replace(doubtful=mixture([draws, *few], wide_weight, num_draws))
     many = [
-        sample(problem, family, cells_of, num_draws)[0] if max(mean, wide) > LEAST_LAWFUL else some
-        for family, cells_of, some, mean, wide in zip(
+        sample(problem, family, cells_of, num_draws)[0] if max(mean, wide) > LEAST_LAWFUL else few_draws
+        for family, cells_of, few_draws, mean, wide in zip(
             DEPARTURES, explored, few, mean_weight[1:], wide_weight[1:], strict=True
         )
     ]
@@ -327,14 +327,14 @@ def solve(
     first, second = family.columns(problem.log_c_N, place_K)
     least, most = problem.least, problem.most
     # columns and data as combinations of 1, the first rise and y
-    rest, rise, data = [1.0, -1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]
+    complement, rise, data = [1.0, -1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]
     if problem.asymptote is not None:
-        mix, most = [rest, [0.0, -problem.asymptote, 1.0]], problem.asymptote
+        mix, most = [complement, [0.0, -problem.asymptote, 1.0]], problem.asymptote
     elif problem.initial is not None:
         # the coefficient is A - R0
         mix, least, most = [rise, [-problem.initial, 0.0, 1.0]], 0.0, most - problem.initial
     else:
-        mix = [rest, rise, data]
+        mix = [complement, rise, data]
     columns = [np.ones_like(problem.y_N), first, problem.y_N]
     if second is not None:
         columns, least, most = [*columns, second], 0.0, family.most_second
@@ -390,7 +390,7 @@ def sample(problem: Problem, family: CurveFamily, cells: Cells, num_draws: int) 
     weight_D = moved_D * lawful_D * family.weight_second(second_D)
     lawful = float(weight_D.sum() / moved_D.sum())
     metric, width = problem.offset, problem.width
-    everything = Draws(
+    draws = Draws(
         asymptote=metric + width * np.minimum(plateau_D + bends.second_gain, problem.most),
         efficiency=np.exp(picks.place_KD[1]),
         midpoint=problem.last * (np.exp(picks.place_KD[0]) + bends.delay),
@@ -405,8 +405,8 @@ def sample(problem: Problem, family: CurveFamily, cells: Cells, num_draws: int) 
         fast=bends.fast,
         most=problem.bound,
     )
-    kept_D = systematic(weight_D if lawful > 0 else moved_D, num_draws)
-    return everything.select(kept_D), lawful
+    index_D = systematic(weight_D if lawful > 0 else moved_D, num_draws)
+    return draws.select(index_D), lawful
 
 
 def end_levels(problem: Problem, betas: list[Array]) -> tuple[Array, Array]:

@@ -47,8 +47,8 @@ class Cost:
     price. NaN if neither is known, or the gain is below a tenth of a point."""
 
     def __str__(self) -> str:
-        known = math.isfinite(self.device_hours)
-        amount = compute_text(self.device_hours, "device_hours") if known else compute_text(self.compute, self.axis)
+        has_hours = math.isfinite(self.device_hours)
+        amount = compute_text(self.device_hours, "device_hours") if has_hours else compute_text(self.compute, self.axis)
         money = math.isfinite(self.money)
         notes = [f"${number_text(self.money)}"] if money else []
         if math.isfinite(self.per_point):
@@ -126,8 +126,8 @@ def mean_gain(fits: Sequence[Fit], factor: float) -> Estimate:
 
 def with_hours_of(curves: Sequence[Curve]) -> Curve:
     """Return the first curve with the mean device-hours per unit of compute of all that know them."""
-    known = [curve.hours_per_unit for curve in curves if math.isfinite(curve.hours_per_unit)]
-    return replace(curves[0], hours_per_unit=float(np.mean(known))) if known else curves[0]
+    rates = [curve.hours_per_unit for curve in curves if math.isfinite(curve.hours_per_unit)]
+    return replace(curves[0], hours_per_unit=float(np.mean(rates))) if rates else curves[0]
 
 
 def checked_price(price: float | None, curve: Curve) -> float | None:

@@ -249,17 +249,11 @@ class Columns:
         self._words: dict[str, dict[str, str]] = {}
 
     def add(self, names: Iterable[str], cells: Sequence[Sequence[Any]], rows: int) -> None:
-        """Add rows, by column.
-
-        Args:
-            names: Names of the columns.
-            cells: Cells of each column.
-            rows: Number of rows.
-        """
-        here = dict(zip(names, cells, strict=True))
-        for name in [*self._columns, *(name for name in here if name not in self._columns)]:
-            known = self._columns.get(name, [None] * self._size)
-            self._columns[name] = extended(known, self._shared(name, here.get(name, [None] * rows)))
+        """Add a number of rows, with the cells of each column."""
+        cells_by_name = dict(zip(names, cells, strict=True))
+        for name in [*self._columns, *(name for name in cells_by_name if name not in self._columns)]:
+            column = self._columns.get(name, [None] * self._size)
+            self._columns[name] = extended(column, self._shared(name, cells_by_name.get(name, [None] * rows)))
         self._size += rows
 
     @property
@@ -302,8 +296,8 @@ def read_csv(path: Path, lines: Iterable[str]) -> tuple[Table, tuple[str, ...]]:
     """Read a header line and one row per line."""
     rows, columns = CsvLines(path, lines), Columns()
     columns.add(rows.header, [[]] * len(rows.header), 0)
-    every = iter(rows)
-    while part := list(islice(every, TOGETHER)):
+    remaining = iter(rows)
+    while part := list(islice(remaining, TOGETHER)):
         cells = [[cell.strip() or None for cell in column] for column in zip(*part, strict=True)]
         columns.add(rows.header, cells, len(part))
     return columns.table, rows.notes
@@ -321,8 +315,8 @@ MEMORY = {".jsonl": 3.0, ".csv": 12.0}
 
 def table_of_rows(rows: Iterable[Mapping[str, Any]]) -> Table:
     """Return the columns of rows (dicts); a missing value is None."""
-    every, columns = iter(rows), Columns()
-    while part := list(islice(every, TOGETHER)):
+    remaining, columns = iter(rows), Columns()
+    while part := list(islice(remaining, TOGETHER)):
         names = list(dict.fromkeys(name for row in part for name in row))
         columns.add(names, [[row.get(name) for row in part] for name in names], len(part))
     return columns.table

@@ -102,7 +102,7 @@ class Design:
             names += [name] * len(levels)
         return np.stack(columns, axis=1), names
 
-    def apart(self, settings: Sequence[Setting], others: Sequence[Setting]) -> Array:
+    def distances(self, settings: Sequence[Setting], others: Sequence[Setting]) -> Array:
         """Return the distance of each setting from each other one, the sum over columns, shape (S, N)."""
         columns_SP, columns_NP = self.columns(settings)[0], self.columns(others)[0]
         # one column at a time: together they would need P times the memory
@@ -117,18 +117,18 @@ def setting_text(setting: Setting) -> str:
 
 def distinct(settings: Sequence[Setting]) -> list[dict[str, Any]]:
     """Return the different settings, in a fixed order."""
-    return [dict(one) for one in sorted({tuple(s.items()) for s in settings}, key=str)]
+    return [dict(items) for items in sorted({tuple(s.items()) for s in settings}, key=str)]
 
 
 def candidates(settings: Sequence[Setting]) -> list[dict[str, Any]]:
     """Return all combinations of the values that were run, at most `MOST_SETTINGS`; only those of runs if too many."""
     values = {name: sorted({setting[name] for setting in settings}, key=lambda v: (str(type(v)), v)) for name in
               settings[0]}  # fmt: skip
-    if np.prod([float(len(each)) for each in values.values()]) > MOST_SETTINGS**2:
+    if np.prod([float(len(options)) for options in values.values()]) > MOST_SETTINGS**2:
         return distinct(settings)[:MOST_SETTINGS]
-    made = [dict(zip(values, one, strict=True)) for one in product(*values.values())]
-    apart_S = Design.of(settings).apart(made, settings).min(axis=1)
-    return [made[i] for i in np.sort(np.argsort(apart_S, kind="stable")[:MOST_SETTINGS])]
+    combinations = [dict(zip(values, combination, strict=True)) for combination in product(*values.values())]
+    apart_S = Design.of(settings).distances(combinations, settings).min(axis=1)
+    return [combinations[i] for i in np.sort(np.argsort(apart_S, kind="stable")[:MOST_SETTINGS])]
 
 
 def check_settings(settings: Sequence[Setting]) -> None:
@@ -151,9 +151,13 @@ def check_settings(settings: Sequence[Setting]) -> None:
     null_JP = np.linalg.svd(columns_NP)[2][rank:]
     mixed = dict.fromkeys(name for name, column in zip(names, null_JP.T, strict=True) if name and np.ptp([0, *column]) >
                           1e-6)  # fmt: skip
-    made = candidates(settings)
-    rows_SP, _ = independent(made, settings)
-    helpful = [one for one, row in zip(made, rows_SP, strict=True) if np.linalg.matrix_rank([*columns_NP, row]) > rank]
+    combinations = candidates(settings)
+    rows_SP, _ = independent(combinations, settings)
+    helpful = [
+        combination
+        for combination, row in zip(combinations, rows_SP, strict=True)
+        if np.linalg.matrix_rank([*columns_NP, row]) > rank
+    ]
     add = f"Add a run with {setting_text(helpful[0])}" if helpful else "Add runs in which only one of them changes"
     raise CurveError(
         f"{' and '.join(mixed)} vary together in these runs, so their effects cannot be told apart. {add}, or leave "

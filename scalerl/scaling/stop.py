@@ -89,9 +89,9 @@ def advises_stop(rule: StopRule, advice: Advice) -> bool:
     return advice.action == "stop" and advice.probability >= rule.probability
 
 
-def earlier(fitted: Fit) -> Fit:
+def earlier(fit_result: Fit) -> Fit:
     """Return the fit without the last point."""
-    return fit(fitted.curve.first(len(fitted.curve) - 1))
+    return fit(fit_result.curve.first(len(fit_result.curve) - 1))
 
 
 def ceiling_identified(rule: StopRule, fit: Fit, min_gain: float | None) -> str | None:
@@ -119,11 +119,11 @@ def reason_to_stop(rule: StopRule, fits: Sequence[Fit], min_gain: float | None =
     "falling" must hold for one curve, the other conditions for every curve.
 
     Args:
-        rule: Condition to evaluate.
+        rule: The condition.
         fits: Fits of the run's curves, one per task; without fits the result is None.
         min_gain: Smallest gain that is worth twice the compute, for "advice is stop"; None: the default of `advise`.
     """
     judged = [(fit.curve.label, JUDGES[rule.kind](rule, fit, min_gain)) for fit in fits]
-    reasons = [f"{label}: {said}" if len(fits) > 1 else said for label, said in judged if said is not None]
+    reasons = [f"{label}: {reason}" if len(fits) > 1 else reason for label, reason in judged if reason is not None]
     enough = 1 if rule.kind == "falling" else max(1, len(fits))
     return f"{rule.text!r} holds: {'; '.join(reasons)}" if len(reasons) >= enough else None

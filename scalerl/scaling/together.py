@@ -25,7 +25,7 @@ import numpy as np
 from scalerl.scaling.comparison import check_alike
 from scalerl.scaling.curve import Curve, as_curve, thinned
 from scalerl.scaling.estimate import TAILS, Estimate, as_json, summarize
-from scalerl.scaling.fit import MAX_POINTS, Fit, solved, usable
+from scalerl.scaling.fit import MAX_POINTS, Fit, solved, usable_points
 from scalerl.scaling.grid import systematic
 from scalerl.scaling.law import Array, Draws
 from scalerl.scaling.pool import CENTER_SD, EDGE, logit
@@ -70,7 +70,7 @@ SHARED = ("asymptote", "midpoint", "efficiency")
 class Alone(NamedTuple):
     """One run before it is fitted with the others."""
 
-    everything: Curve
+    points: Curve
     """All points after exclusion."""
     window: Curve
     """The points that are fitted."""
@@ -137,9 +137,9 @@ def fit_together(runs: Sequence[Any], *, exclude_below: float = 0.0) -> Together
     if len(curves) < 2:
         raise CurveError(f"a fit of runs together needs at least two of them; got {len(curves)}")
     check_alike(curves)
-    alone = [single(curve, exclude_below, f"run {number}") for number, curve in enumerate(curves, 1)]
+    alone = [run_alone(curve, exclude_below, f"run {number}") for number, curve in enumerate(curves, 1)]
     mean_HK, scatter_HK = shared(alone)
-    fits = tuple(solved(run.everything, run.window, shrunk(run, mean_HK, scatter_HK), Prior()) for run in alone)
+    fits = tuple(solved(run.points, run.window, shrunk(run, mean_HK, scatter_HK), Prior()) for run in alone)
     low, high = curves[0].bounds
     middle_HK = np.stack([low + (high - low) / (1 + np.exp(-mean_HK[:, 0])), *np.exp(mean_HK[:, 1:]).T], axis=1)
     estimates = dict(zip(SHARED, map(central, middle_HK.T), strict=True))
@@ -147,14 +147,14 @@ def fit_together(runs: Sequence[Any], *, exclude_below: float = 0.0) -> Together
     return Together(fits, scatter=scatter, **estimates)
 
 
-def single(curve: Curve, exclude_below: float, name: str) -> Alone:
+def run_alone(curve: Curve, exclude_below: float, name: str) -> Alone:
     """Return one run with the posterior that it has alone; an error has its name."""
     try:
-        everything = usable(curve, exclude_below)
+        points = usable_points(curve, exclude_below)
     except CurveError as error:
         raise CurveError(f"{name}: {error}") from error
-    window = thinned(everything, MAX_POINTS)
-    return Alone(everything, window, posterior(window, None, Prior(), MANY_DRAWS))
+    window = thinned(points, MAX_POINTS)
+    return Alone(points, window, posterior(window, None, Prior(), MANY_DRAWS))
 
 
 def central(draws_H: Array) -> Estimate:
@@ -217,7 +217,7 @@ def shared(alone: Sequence[Alone]) -> tuple[Array, Array]:
 
 def walk(log_density: Any, state_WX: Array, rng: np.random.Generator) -> Array:
     """Return draws from a density by the stretch move of Goodman and Weare (2010), half of the walkers at a time."""
-    half, size, kept = len(state_WX) // 2, state_WX.shape[1], []
+    half, size, states = len(state_WX) // 2, state_WX.shape[1], []
     log_p_W = log_density(state_WX)
     for move in range(WARM_UP_MOVES + SAMPLED_MOVES):
         for mine, others in ((slice(None, half), slice(half, None)), (slice(half, None), slice(None, half))):
@@ -229,21 +229,25 @@ def walk(log_density: Any, state_WX: Array, rng: np.random.Generator) -> Array:
             state_WX[mine] = np.where(accepted_W[:, None], moved_WX, state_WX[mine])
             log_p_W[mine] = np.where(accepted_W, moved_p_W, log_p_W[mine])
         if move >= WARM_UP_MOVES and move % KEPT_EVERY == 0:
-            kept.append(state_WX.copy())
-    return np.concatenate(kept)
+            states.append(state_WX.copy())
+    return np.concatenate(states)
 
 
 def shrunk(run: Alone, mean_HK: Array, scatter_HK: Array) -> Posterior:
-    """Return the posterior of a run given all of them: its draws, picked by their weight."""
-    one = run.solution
-    draws = picked(one.draws, run.window, mean_HK, scatter_HK)
-    doubtful = draws if one.doubtful is one.draws else picked(one.doubtful, run.window, mean_HK, scatter_HK)
-    return one._replace(
-        draws=draws, doubtful=doubtful, ceilings=None, level=(one.level[0].evenly(KEPT_DRAWS), one.level[1])
+    """Return the posterior of a run conditional on all runs: its draws, picked by their weight."""
+    posterior = run.solution
+    draws = selected_draws(posterior.draws, run.window, mean_HK, scatter_HK)
+    doubtful = (
+        draws
+        if posterior.doubtful is posterior.draws
+        else selected_draws(posterior.doubtful, run.window, mean_HK, scatter_HK)
+    )
+    return posterior._replace(
+        draws=draws, doubtful=doubtful, ceilings=None, level=(posterior.level[0].evenly(KEPT_DRAWS), posterior.level[1])
     )
 
 
-def picked(draws: Draws, curve: Curve, mean_HK: Array, scatter_HK: Array) -> Draws:
+def selected_draws(draws: Draws, curve: Curve, mean_HK: Array, scatter_HK: Array) -> Draws:
     """Return `KEPT_DRAWS` of the draws of a run alone, in proportion to their weight given all runs."""
     theta_DK = parameters(draws, curve)
     variance_HK = scatter_HK**2 + (SMOOTHING * theta_DK.std(axis=0)) ** 2

@@ -52,7 +52,7 @@ def compute_text(value: float, axis: str) -> str:
 def range_text(value: float, low: float, high: float, axis: str) -> str:
     """Return an amount of compute with its interval in one unit: 691 GFLOP (659 to 724)."""
     size, unit = scale_of(value if math.isfinite(value) else low, axis)
-    number, least, most = (number_text(each / size) for each in (value, low, high))
+    number, least, most = (number_text(amount / size) for amount in (value, low, high))
     return f"{number} {unit} ({least} to {most})"
 
 

@@ -19,9 +19,9 @@ import numpy as np
 from scalerl.scaling.comparison import (
     MARGIN,
     Runs,
+    as_list,
     ceilings,
     check_alike,
-    listed,
     run_weights,
     seed_scatter,
     side_mean,
@@ -118,17 +118,17 @@ def allocate(
         CurveError: There are fewer than two arms, an arm has no runs, the runs do not share axis and bounds, or a fit
             is not a posterior.
     """
-    runs = {name: listed(each) for name, each in arms.items()}
+    runs = {name: as_list(runs_of_arm) for name, runs_of_arm in arms.items()}
     if len(runs) < 2 or not all(runs.values()):
-        counts = {name: len(each) for name, each in runs.items()}
+        counts = {name: len(runs_of_arm) for name, runs_of_arm in runs.items()}
         raise CurveError(
             f"an allocation needs at least two arms, and a run of each; got these numbers of runs: {counts}"
         )
-    check_alike([run.curve if isinstance(run, Fit) else run for each in runs.values() for run in each])
-    known = {name: usable(each) for name, each in runs.items()}
-    fits = {name: each for name, (each, _, stopped) in known.items() if each and not stopped}
-    early = [name for name, (each, _, stopped) in known.items() if not each and not stopped]
-    verdicts = {name: Verdict(name, name in early, None, math.nan, problem) for name, (_, problem, _) in known.items()}
+    check_alike([run.curve if isinstance(run, Fit) else run for runs_of_arm in runs.values() for run in runs_of_arm])
+    judged = {name: usable_fits(runs_of_arm) for name, runs_of_arm in runs.items()}
+    fits = {name: fits_of_arm for name, (fits_of_arm, _, stopped) in judged.items() if fits_of_arm and not stopped}
+    early = [name for name, (fits_of_arm, _, stopped) in judged.items() if not fits_of_arm and not stopped]
+    verdicts = {name: Verdict(name, name in early, None, math.nan, problem) for name, (_, problem, _) in judged.items()}
     if not fits:
         reason = "Continue: too early to judge any arm." if early else "Over: all arms have collapsed."
         return Allocation(verdicts, None, reason, math.nan)
@@ -145,21 +145,21 @@ def allocate(
     return Allocation(verdicts, in_play[0], reason, worth)
 
 
-def usable(runs: list[Curve | Fit]) -> tuple[list[Fit], str, bool]:
+def usable_fits(runs: list[Curve | Fit]) -> tuple[list[Fit], str, bool]:
     """Return the fits of the runs that can be judged, the reason why others cannot, and whether half have collapsed."""
     fits, fallen, short = [], 0, ""
     for run in runs:
         try:
-            fitted = run if isinstance(run, Fit) else fit(run)
+            fit_result = run if isinstance(run, Fit) else fit(run)
         except CurveError as error:  # too few points
             short = str(error)
             continue
-        if np.ptp(fitted.curve.metric) == 0:
-            short = f"every metric value is {fitted.curve.metric[0]:g}"
-        elif fitted.futures.fallen and fitted.futures.stays > 0.5:
+        if np.ptp(fit_result.curve.metric) == 0:
+            short = f"every metric value is {fit_result.curve.metric[0]:g}"
+        elif fit_result.futures.fallen and fit_result.futures.stay_probability > 0.5:
             fallen += 1
         else:
-            fits.append(fitted)
+            fits.append(fit_result)
     collapsed = [f"{fallen} of its {len(runs)} runs have collapsed"] if fallen else []
     return fits, "; ".join([*collapsed, *([f"too early to judge: {short}"] if short else [])]), 2 * fallen >= len(runs)
 
@@ -173,5 +173,5 @@ def ending(early: list[str], in_play: list[str], worth: float, needed: float) ->
     gain = f"more training raises the level of the chosen arm by {worth:.2g} on average"
     if worth < needed:
         return True, f"Over: {gain}, less than {needed:.2g}. Choose {in_play[0]}; more seeds would give more certainty."
-    rest = f"Others stop: each has less than {LEAST:g} of the probability of the likeliest arm to be the best."
-    return False, f"Continue {', '.join(in_play)}: {gain}. {rest}"
+    stopped = f"Others stop: each has less than {LEAST:g} of the probability of the likeliest arm to be the best."
+    return False, f"Continue {', '.join(in_play)}: {gain}. {stopped}"

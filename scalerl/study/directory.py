@@ -86,7 +86,7 @@ class StudyDirectory(StudyFiles):
         check_stays_inside(self.path)
         self.save_info()  # of an older version there may be none
 
-    def held(self, key: RunKey) -> bool:
+    def in_training(self, key: RunKey) -> bool:
         """Return whether a process is training in a run's directory, such as one left by a study that was killed."""
         if not (self.run(key) / LOCK).exists():
             return False
@@ -103,9 +103,11 @@ class StudyDirectory(StudyFiles):
 
 def changes(old: Plan, new: Plan) -> list[str]:
     """Return the first differences between two plans, as text."""
-    there, here = (flat(tomllib.loads(plan_toml(plan))) for plan in (old, new))
-    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-    differences = [f"{name} is {there.get(name, 'absent')} there and {here.get(name, 'absent')} here" for name in names]
+    old_values, new_values = (flat(tomllib.loads(plan_toml(plan))) for plan in (old, new))
+    names = [name for name in {**old_values, **new_values} if old_values.get(name) != new_values.get(name)]
+    differences = [
+        f"{name} is {old_values.get(name, 'absent')} there and {new_values.get(name, 'absent')} here" for name in names
+    ]
     return differences[:8] or ["the arms are in another order"]
 
 
@@ -128,14 +130,14 @@ def equal_runs(plan: Plan, others: Sequence[StudyDirectory]) -> dict[RunKey, Hel
         (_unending(config), Held(other.run(key), config.steps))
         for other in others
         for key in other.plan.runs()
-        if other.step(key) == (config := other.plan.run_config(key)).steps and not other.held(key)
+        if other.step(key) == (config := other.plan.run_config(key)).steps and not other.in_training(key)
     ]
     longest = {}
     for key in plan.runs():
         config = plan.run_config(key)
-        wanted, steps, every = _unending(config), config.steps, config.evaluation.every
-        equal = [run for same, run in held if same == wanted]
-        ends = [run for run in equal if run.steps == steps or (run.steps < steps and run.steps % every == 0)]
+        target, steps, interval = _unending(config), config.steps, config.evaluation.every
+        equal = [run for same, run in held if same == target]
+        ends = [run for run in equal if run.steps == steps or (run.steps < steps and run.steps % interval == 0)]
         if ends:
             longest[key] = max(ends, key=lambda run: run.steps)
     return longest
@@ -160,8 +162,8 @@ def take_over(study: StudyDirectory, others: Sequence[StudyDirectory]) -> list[s
         half = run.with_name(f".{run.name}.copy")
         shutil.rmtree(half, ignore_errors=True)
         shutil.copytree(place, half, copy_function=_copy, ignore=shutil.ignore_patterns(".lock"))
-        whole = steps == study.plan.run_config(key).steps
-        line = f"{key}: taken over from {place}{'' if whole else f', to be resumed from step {steps}'}"
+        is_complete = steps == study.plan.run_config(key).steps
+        line = f"{key}: taken over from {place}{'' if is_complete else f', to be resumed from step {steps}'}"
         study.file(key, "log").write_text(f"{line}\n", encoding="utf-8")
         half.rename(run)
         reused.append(line)

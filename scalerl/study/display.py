@@ -45,7 +45,7 @@ class StudyDisplay:
         self.console = console or Console()
         self._study = study
         self._states: dict[RunKey, str] = {}
-        self._began = time.monotonic()
+        self._start = time.monotonic()
 
     def start(self, workers: int) -> None:
         """Print the plan."""
@@ -75,16 +75,16 @@ class StudyDisplay:
         except CurveError:  # too few points for a fit
             ceiling = ""
         done = sum(state == "finished" for state in states.values())
-        return f"{key}: {value}{ceiling}  [{done} of {len(states)}, {self._left(states)}]"
+        return f"{key}: {value}{ceiling}  [{done} of {len(states)}, {self._times(states)}]"
 
-    def _left(self, states: Mapping[RunKey, str]) -> str:
+    def _times(self, states: Mapping[RunKey, str]) -> str:
         """Return the time so far, and the remaining time at this speed."""
-        spent = time.monotonic() - self._began
+        spent = time.monotonic() - self._start
         finished = [row for row in self._study.journal() if row["code"] == 0]
         unfinished = sum(state in ("waiting", "running") for state in states.values())
         words = f"{spent / 60:.0f} min"
         if finished and unfinished:
-            each = sum(row["seconds"] for row in finished) / len(finished)
+            mean_s = sum(row["seconds"] for row in finished) / len(finished)
             running = max(1, sum(state == "running" for state in states.values()))
-            words += f", about {each * unfinished / running / 60:.0f} more"
+            words += f", about {mean_s * unfinished / running / 60:.0f} more"
         return words

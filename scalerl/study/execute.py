@@ -101,26 +101,24 @@ class Execution:
     def advance(self, arms: Iterable[str], share: float) -> None:
         """Train the runs of some arms up to a share of their steps; runs that fail are not repeated.
 
-        Args:
-            arms: Names of the arms.
-            share: Share of the steps, in (0, 1]; rounded to a step with an evaluation.
+        `share` is in (0, 1], and is rounded to a step with an evaluation.
         """
-        wanted = set(arms)
+        names = set(arms)
         for key in self.study.plan.runs():
             self.states.setdefault(key, "waiting")
-            if key.arm in wanted and key not in self.failures:
+            if key.arm in names and key not in self.failures:
                 if self._done(key, share):  # checked before anything starts, so that the display counts it as finished
                     self.states[key] = "finished"
                 else:
                     self._queue.append(key)
         self.display.update(self.states)
-        asked = False
+        terminated = False
         while self._queue or self._jobs:
             if self.stop_requested():
                 self._queue.clear()
-                for running in self._jobs.values() if not asked else ():
+                for running in self._jobs.values() if not terminated else ():
                     running.job.terminate()
-                asked = True
+                terminated = True
             self._fill(share)
             self._collect()
             self.display.update(self.states)
@@ -131,7 +129,7 @@ class Execution:
         for key in list(self._queue):
             if len(self._jobs) >= self.workers.count:
                 return
-            if not self.study.held(key):
+            if not self.study.in_training(key):
                 self._queue.remove(key)
                 self._start(key, share)
             elif self.states[key] != "running":  # a study that was killed left it
@@ -154,7 +152,7 @@ class Execution:
             self.states[key] = "finished"
             return
         self.states[key] = "running"
-        began = time.monotonic()
+        start = time.monotonic()
         run = study.run(key)
         run.parent.mkdir(parents=True, exist_ok=True)
         if (run / "config.toml").exists():
@@ -164,12 +162,12 @@ class Execution:
             write_whole(file, to_toml(replace(config, steps=target)))
             words = ["train", str(file), "--run-dir", str(run)]
         job = self.workers.start([sys.executable, "-m", "scalerl.cli", *words, "--trust"], study.file(key, "log"))
-        self._jobs[key] = _Running(job, target, began)
+        self._jobs[key] = _Running(job, target, start)
 
     def _ended(self, key: RunKey, running: _Running, code: int) -> None:
         study, step = self.study, self.study.step(key)
         last_message = last_words(study.file(key, "log"))
-        seconds = round(time.monotonic() - running.began, 2)
+        seconds = round(time.monotonic() - running.start_s, 2)
         row = {"arm": key.arm, "seed": key.seed, "target": running.target, "code": code, "seconds": seconds}
         study.note({**row, "step": step, "said": last_message})
         if code == 0:
@@ -196,15 +194,15 @@ class Execution:
 class _Running:
     job: Job
     target: int
-    began: float
+    start_s: float
 
 
 def target_step(config: RunConfig, share: float) -> int:
     """Return the last step of a share of the run, rounded to a step with an evaluation."""
     if share >= 1:
         return config.steps
-    every = config.evaluation.every
-    return min(config.steps, max(every, every * round(config.steps * share / every)))
+    interval = config.evaluation.every
+    return min(config.steps, max(interval, interval * round(config.steps * share / interval)))
 
 
 def last_words(log: Path) -> str:

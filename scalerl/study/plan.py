@@ -100,8 +100,8 @@ class Plan(Part):
         if "steps" not in arm.changes:
             config = replace(config, steps=max(1, round(base.steps * ratio)))
         if "every" not in arm.changes.get("evaluation", {}):
-            every = max(1, round(base.evaluation.every * ratio))
-            config = replace(config, evaluation=replace(config.evaluation, every=every))
+            interval = max(1, round(base.evaluation.every * ratio))
+            config = replace(config, evaluation=replace(config.evaluation, every=interval))
         return config
 
     def run_config(self, key: RunKey) -> RunConfig:
@@ -179,9 +179,9 @@ def select(plan: Plan, patterns: Sequence[str]) -> Plan:
     for pattern in patterns:
         if not any(fnmatch(name, pattern) for name in names):
             raise ConfigError(f"--only: {pattern!r} matches no arm{nearest(pattern, names)}; arms: {', '.join(names)}")
-    kept = [a for a in plan.arms if a.name == plan.reference or any(fnmatch(a.name, p) for p in patterns)]
-    held_out = tuple(p for p in plan.held_out if any(fnmatch(arm.name, p) for arm in kept))
-    return replace(plan, arms=tuple(kept), held_out=held_out)
+    arms = [a for a in plan.arms if a.name == plan.reference or any(fnmatch(a.name, p) for p in patterns)]
+    held_out = tuple(p for p in plan.held_out if any(fnmatch(arm.name, p) for arm in arms))
+    return replace(plan, arms=tuple(arms), held_out=held_out)
 
 
 def recipe_changes(recipe: Recipe, base: Recipe) -> Changes:
@@ -191,10 +191,10 @@ def recipe_changes(recipe: Recipe, base: Recipe) -> Changes:
     return {"recipe": changes} if changes else {}
 
 
-def _difference(wanted: dict[str, Any], base_values: dict[str, Any]) -> dict[str, Any]:
+def _difference(target: dict[str, Any], base_values: dict[str, Any]) -> dict[str, Any]:
     """Return the changes that turn the second mapping into the first; a part of another kind is given completely."""
     changes: dict[str, Any] = {}
-    for key, value in wanted.items():
+    for key, value in target.items():
         old = base_values[key]
         if value == old:
             continue
@@ -207,9 +207,7 @@ def _difference(wanted: dict[str, Any], base_values: dict[str, Any]) -> dict[str
 def with_rates(plan: Plan, rates: Mapping[str, float]) -> Plan:
     """Return the plan with the learning rate of its loss in each arm that does not set a learning rate.
 
-    Args:
-        plan: Plan to change.
-        rates: Learning rate by kind of loss, from a sweep.
+    `rates` are learning rates by kind of loss, from a sweep.
     """
     arms = []
     for arm in plan.arms:
@@ -250,9 +248,9 @@ def read_plan(file: Path) -> Plan:
     if not isinstance(changes, dict):
         raise ConfigError(f"{file}: changes: got {short(changes)}; allowed: a table [changes] of fields")
     listed = [{"name": name, "about": table.pop("about", ""), "changes": table} for name, table in arms.items()]
-    own = {"name": file.stem, "reference": next(iter(arms), ""), **values}
+    head = {"name": file.stem, "reference": next(iter(arms), ""), **values}
     config = build(RunConfig, merge(_base(base, file), changes), str(file))
-    return check(build(Plan, {**own, "base": config, "arms": listed}, str(file)))
+    return check(build(Plan, {**head, "base": config, "arms": listed}, str(file)))
 
 
 def plan_toml(plan: Plan) -> str:
@@ -261,7 +259,7 @@ def plan_toml(plan: Plan) -> str:
 
     arms = {arm.name: ({"about": arm.about} if arm.about else {}) | arm.changes for arm in plan.arms}
     head = {"name": plan.name, "about": plan.about, "reference": plan.reference, "seeds": list(plan.seeds)}
-    head |= {name: list(given) for name in ("vary", "held_out") if (given := getattr(plan, name))}
+    head |= {name: list(values) for name in ("vary", "held_out") if (values := getattr(plan, name))}
     return tomli_w.dumps({**head, "arms": arms, "base": tomllib.loads(to_toml(plan.base))})
 
 

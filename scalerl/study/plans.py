@@ -154,13 +154,13 @@ def frontier(base: RunConfig) -> Plan:
         max(2, round(recipe.generations_per_prompt * factor)) for factor in GRID
     ]
     arms = []
-    for values in product(*(sorted(set(each)) for each in sizes.values())):
+    for values in product(*(sorted(set(choices)) for choices in sizes.values())):
         changes: Changes = {}
         for (part, field), value in zip(sizes, values, strict=True):
             changes = merge(changes, {part: {field: value}})
         arms.append(_arm(_of_grid(sizes, values), "", changes))
-    held_out = [f"*{field[0]}{max(each)}-*" for (_, field), each in list(sizes.items())[:-1]]
-    middle = [each[len(each) // 2] for each in sizes.values()]
+    held_out = [f"*{field[0]}{max(choices)}-*" for (_, field), choices in list(sizes.items())[:-1]]
+    middle = [choices[len(choices) // 2] for choices in sizes.values()]
     plan = _plan("frontier", "Which settings are best for a budget?", base, arms)
     vary = tuple(".".join(field) for field in sizes)
     return replace(plan, reference=_of_grid(sizes, middle), vary=vary, held_out=tuple(held_out))
@@ -203,7 +203,6 @@ PLANS: dict[str, Callable[[RunConfig], Plan]] = {
 
 
 def _plan(name: str, about: str, base: RunConfig, arms: Iterable[Arm]) -> Plan:
-    """Return a plan whose first arm is the reference."""
     arms = tuple(arms)
     values = {"name": name, "about": about, "reference": arms[0].name, "base": base, "arms": arms}
     return build(Plan, values, f"plan {name}")

@@ -50,14 +50,14 @@ def at_full_compute(study: StudyFiles, ends: Mapping[str, float], fits: Fits) ->
     """Return the levels of arms at the compute of their whole runs, by the law if it predicts left-out runs better."""
     settings = {name: study.setting(name) for name in fits}
     try:
-        every = [f for runs in fits.values() for f in runs]
-        found = pool(every, [settings[name] for name, runs in fits.items() for _ in runs])
+        all_fits = [f for runs in fits.values() for f in runs]
+        pooled = pool(all_fits, [settings[name] for name, runs in fits.items() for _ in runs])
     except CurveError:  # the arms that can be judged do not determine a law
-        found = None
-    if found is None or found.uses != "law":
+        pooled = None
+    if pooled is None or pooled.uses != "law":
         return own_levels({name: [f.levels(ends[name])[0] for f in runs] for name, runs in fits.items()}, fits)
-    theta_DAK = found.law.at(list(settings.values()))
-    level_AD = levels(theta_DAK, np.array([ends[name] for name in fits]), found.fits[0].curve.bounds).T
+    theta_DAK = pooled.law.at(list(settings.values()))
+    level_AD = levels(theta_DAK, np.array([ends[name] for name in fits]), pooled.fits[0].curve.bounds).T
     return level_AD, level_AD
 
 
@@ -70,18 +70,18 @@ def predict(study: StudyDirectory) -> None:
     if (study.path / PREDICTED).exists():
         return
     curves = study.trained()
-    found = pool(list(curves.values()), [study.setting(key.arm) for key in curves])
-    law, ends, bounds = found.law, full_compute(study, curves), found.fits[0].curve.bounds
+    pooled = pool(list(curves.values()), [study.setting(key.arm) for key in curves])
+    law, ends, bounds = pooled.law, full_compute(study, curves), pooled.fits[0].curve.bounds
     arms: dict[str, Any] = {}
     for name in (name for name, arm in study.info.arms.items() if arm.held_out):
         setting, compute_M = study.setting(name), ends[name] * AROUND_END
         level_DM = levels(law.new_run(law.at([setting])), compute_M, bounds)
         low_M, high_M = np.quantile(level_DM, TAILS, axis=0)
-        apart_N = law.design.apart([setting], law.settings)[0]
-        nearest_M = np.array([level_beside(apart_N, found.fits, c) for c in compute_M])
+        apart_N = law.design.distances([setting], law.settings)[0]
+        nearest_M = np.array([level_beside(apart_N, pooled.fits, c) for c in compute_M])
         levels_M = {"law": level_DM.mean(axis=0), "low": low_M, "high": high_M, "nearest": nearest_M}
         numbers = {column: values.tolist() for column, values in {"compute": compute_M, **levels_M}.items()}
         arms[name] = {"setting": setting, **numbers}
-    head = {"unit": found.fits[0].curve.unit, "uses": found.uses, "check": found.check, "notes": found.notes}
+    head = {"unit": pooled.fits[0].curve.unit, "uses": pooled.uses, "check": pooled.check, "notes": pooled.notes}
     values = as_json({**head, "runs": list(map(str, curves)), "arms": arms})
     write_whole(study.path / PREDICTED, json.dumps(values, indent=1, allow_nan=False) + "\n")

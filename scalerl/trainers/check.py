@@ -62,8 +62,8 @@ def recognized(trainers: Iterable[Trainer], settings: Mapping[str, Any]) -> list
     A trainer counts by the number of its settings in the file. Files of Hydra and of scripts have other names too.
     """
     scores = {trainer.name: _matches(trainer, settings) for trainer in trainers}
-    known = [trainer for trainer in trainers if scores[trainer.name]]
-    return sorted(known, key=lambda trainer: -scores[trainer.name])
+    matches = [trainer for trainer in trainers if scores[trainer.name]]
+    return sorted(matches, key=lambda trainer: -scores[trainer.name])
 
 
 def _matches(trainer: Trainer, settings: Mapping[str, Any]) -> int:

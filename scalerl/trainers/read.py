@@ -107,8 +107,8 @@ def _arguments(text: str) -> Iterator[tuple[str, Any]]:
     for word in _words(text):
         if option:
             yield option, _value(word, variables) if word and not word.startswith("--") else True
-            taken, option = word and not word.startswith("--"), ""
-            if taken:
+            is_value, option = word and not word.startswith("--"), ""
+            if is_value:
                 continue
         override, assignment = OVERRIDE.fullmatch(word), ASSIGNMENT.fullmatch(word)
         if word.startswith("--") and len(word) > 2:

@@ -105,9 +105,7 @@ def common_unit(slopes: Sequence[Slope]) -> float:
 def height_range(slopes: Sequence[Slope], unit: float) -> tuple[float, float]:
     """Return the range of F in a figure; it follows the lines, because F of points near the ceiling can be any value.
 
-    Args:
-        slopes: Slopes of one figure.
-        unit: Unit of compute, in the unit of the axis.
+    `unit` is a unit of compute, in the unit of the axis.
     """
     heights = [slope.line(slope.span, unit) for slope in slopes]
     return float(np.min(heights)) / 4, float(np.max(heights)) * 6
@@ -236,17 +234,17 @@ def analyze(
     if len(axes) > 1:
         raise CurveError(f"the runs are on different compute axes ({', '.join(axes)}); name one with --compute")
     outlooks = outlooks or [source_outlook(source, exclude_below=exclude_below) for source in sources]
-    fits = [ahead.fit for ahead in outlooks]
+    fits = [outlook.fit for outlook in outlooks]
     comparison = compared(sources, fits, len(first)) if second else None
     low, high = fits[0].curve.bounds
     ceiling = comparison.common_asymptote if comparison else common_ceiling(fits, ASSUMED_SEED_SD * (high - low))
     runs = []
-    for number, (source, ahead) in enumerate(zip(sources, outlooks, strict=True)):
+    for number, (source, outlook) in enumerate(zip(sources, outlooks, strict=True)):
         side = int(number >= len(first))
         place = number - len(first) if side else number
         style = (f"@s{side}", DASHES[place % len(DASHES)]) if second else (f"@s{number % COLORS}", DASHES[0])
         moments = MOMENTS if len(sources) <= FEW_RUNS else FRACTIONS
-        runs.append(_run(source, side, style, ahead, ceiling, exclude_below, moments))
+        runs.append(_run(source, side, style, outlook, ceiling, exclude_below, moments))
     return Analysis(tuple(runs), ceiling, comparison, sides_of(comparison) if comparison else {})
 
 
@@ -254,7 +252,7 @@ def _run(
     source: Source,
     side: int,
     style: tuple[str, str],
-    ahead: Outlook,
+    outlook: Outlook,
     ceiling: float,
     exclude_below: float,
     moments: Sequence[float],
@@ -265,9 +263,11 @@ def _run(
     untested = ""
     try:
         scores = backtest(window, FRACTIONS)
-        known = {split.fraction: split.fit for split in scores.splits}
-        parts = tuple(known.get(share) or fit(window.between(most=share * window.last_compute)) for share in moments)
+        fits_by_share = {split.fraction: split.fit for split in scores.splits}
+        parts = tuple(
+            fits_by_share.get(share) or fit(window.between(most=share * window.last_compute)) for share in moments
+        )
     except CurveError as error:  # a run too short for a backtest is still shown
         untested = str(error)
-    slope = slope_at(ahead.fit.curve, ceiling, source.name)
-    return RunAnalysis(source, side, style, ahead, slope, parts, scores, untested)
+    slope = slope_at(outlook.fit.curve, ceiling, source.name)
+    return RunAnalysis(source, side, style, outlook, slope, parts, scores, untested)

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, INK, GRAY = LIGHT.series[0], LIGHT.series[1], LIGHT.ink, "#8a8f98"
 
-AHEAD = 4.0
+FORECAST_END = 4.0
 """End of the drawn forecasts, in multiples of the last point's compute."""
 
-MULTIPLES = np.array([2.0, AHEAD])
+MULTIPLES = np.array([2.0, FORECAST_END])
 """Where the forecast is marked and its level is given, in multiples of the last point's compute."""
 
 COLUMN = 3.25
@@ -43,7 +43,7 @@ FOR_PAPERS = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}
 class Drawn(NamedTuple):
     """One fit on some axes."""
 
-    fitted: Fit
+    fit_result: Fit
     name: str
 
 
@@ -58,7 +58,7 @@ _STATES: WeakKeyDictionary[Any, _State] = WeakKeyDictionary()
 
 
 def plot_curve(
-    axes: Any, fitted: Fit, *, note: str = "", scale: Scale = "log", name: str = "", dark: bool = False
+    axes: Any, fit_result: Fit, *, note: str = "", scale: Scale = "log", name: str = "", dark: bool = False
 ) -> Any:
     """Draw points, fitted curve with its 90% band, the forecast beyond the last point, and the ceiling.
 
@@ -66,7 +66,7 @@ def plot_curve(
 
     Args:
         axes: matplotlib Axes.
-        fitted: The fit.
+        fit_result: The fit.
         note: A line under the title, for example about the data.
         scale: Scale of the compute axis, "log" or "linear". A log axis cannot show the point at compute 0; its level
             is drawn as a line.
@@ -77,12 +77,12 @@ def plot_curve(
     for artist in state.artists:
         artist.remove()
     # points with error bars have no artist of their own, only a container for the legend
-    axes.containers[:] = [each for each in axes.containers if each[0] not in state.artists]
+    axes.containers[:] = [container for container in axes.containers if container[0] not in state.artists]
     state.artists.clear()
-    state.fits.append(Drawn(fitted, name or fitted.curve.label or f"run {len(state.fits) + 1}"))
+    state.fits.append(Drawn(fit_result, name or fit_result.curve.label or f"run {len(state.fits) + 1}"))
     _STATES[axes] = state
     with _new_artists(axes, state.artists):
-        _draw(axes, state.fits, note, scale, DARK if dark else LIGHT, titled=bool(name or fitted.curve.label))
+        _draw(axes, state.fits, note, scale, DARK if dark else LIGHT, titled=bool(name or fit_result.curve.label))
     return axes
 
 
@@ -109,14 +109,13 @@ def plot(
 
         axes = pyplot.subplots(figsize=(6.4, 4.2), layout="constrained")[1]
     try:
-        fitted = shown if isinstance(shown, Fit) else fit(shown)
+        fit_result = shown if isinstance(shown, Fit) else fit(shown)
     except CurveError:
         return _plot_points(axes, shown, scale, DARK if dark else LIGHT)
-    return plot_curve(axes, fitted, note=note, name=name, scale=scale, dark=dark)
+    return plot_curve(axes, fit_result, note=note, name=name, scale=scale, dark=dark)
 
 
 def _plot_points(axes: Any, curve: Any, scale: Scale, palette: Palette) -> Any:
-    """Draw the points of a curve that cannot be fitted yet."""
     text, drawn_N = _text_size(axes), curve.compute > 0 if scale == "log" else np.full(len(curve), True)
     axes.plot(curve.compute[drawn_N], curve.metric[drawn_N], "o", color=palette.ink, ms=text / 2.6)
     axes.set_xscale(scale)
@@ -129,12 +128,12 @@ def _plot_points(axes: Any, curve: Any, scale: Scale, palette: Palette) -> Any:
 
 @contextmanager
 def _new_artists(axes: Any, artists: list[Any]) -> Iterator[None]:
-    """Collect the artists that are added to axes."""
+    """Add the artists that the body draws on axes to a list."""
     before = {id(artist) for artist in axes.get_children()}
     yield
     legend = axes.get_legend()
-    artists += [each for each in (*axes.lines, *axes.collections, *axes.patches, *axes.texts)
-                if id(each) not in before and each is not legend]  # fmt: skip
+    artists += [item for item in (*axes.lines, *axes.collections, *axes.patches, *axes.texts)
+                if id(item) not in before and item is not legend]  # fmt: skip
 
 
 def _draw(axes: Any, fits: Sequence[Drawn], note: str, scale: Scale, palette: Palette, *, titled: bool) -> None:
@@ -143,42 +142,40 @@ def _draw(axes: Any, fits: Sequence[Drawn], note: str, scale: Scale, palette: Pa
     last = max(f.last_compute for f, _ in fits)
     start = min(starts) * 0.6 if scale == "log" else 0.0
     # a smooth line on both scales
-    spaced = np.linspace(start, last * AHEAD, 200), np.geomspace(min(starts) * 0.6, last * AHEAD, 200)
-    everywhere_M = np.unique(np.concatenate(spaced))
+    spaced = np.linspace(start, last * FORECAST_END, 200), np.geomspace(min(starts) * 0.6, last * FORECAST_END, 200)
+    compute_M = np.unique(np.concatenate(spaced))
     shown: list[tuple[Any, Any]] = []
-    for number, (fitted, name) in enumerate(fits):
-        end, color = fitted.last_compute * AHEAD, palette.series[number % len(palette.series)]
-        grid_M = np.unique(
-            np.append(everywhere_M[(everywhere_M >= start) & (everywhere_M <= end)], fitted.last_compute)
-        )
-        shown += _draw_run(axes, fitted, name, grid_M, color, palette, text, scale, alone=alone)
-    axes.set_ylabel(metric_name(fits[0].fitted.curve), fontsize=text, color=palette.ink)
+    for number, (fit_result, name) in enumerate(fits):
+        end, color = fit_result.last_compute * FORECAST_END, palette.series[number % len(palette.series)]
+        grid_M = np.unique(np.append(compute_M[(compute_M >= start) & (compute_M <= end)], fit_result.last_compute))
+        shown += _draw_run(axes, fit_result, name, grid_M, color, palette, text, scale, alone=alone)
+    axes.set_ylabel(metric_name(fits[0].fit_result.curve), fontsize=text, color=palette.ink)
     label = f"{fits[0].name}   " if titled else ""
-    a, b = fits[0].fitted.asymptote.mean, fits[0].fitted.efficiency.mean
+    a, b = fits[0].fit_result.asymptote.mean, fits[0].fit_result.efficiency.mean
     title = (
         f"{label}A\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{a:.3f}, B\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{b:.2f}"
         if alone
         else ""
     )
     _head(axes, title, note, palette, text)
-    _style(axes, fits, scale, palette, text, (start, last * AHEAD * (1.06 if alone else 1.15)))
+    _style(axes, fits, scale, palette, text, (start, last * FORECAST_END * (1.06 if alone else 1.15)))
     _place_legend(axes, fits, text, shown, palette)
 
 
 def _draw_run(
-    axes: Any, fitted: Fit, name: str, grid_M: Any, color: str, palette: Palette, text: float, scale: Scale, *,
+    axes: Any, fit_result: Fit, name: str, grid_M: Any, color: str, palette: Palette, text: float, scale: Scale, *,
     alone: bool,
 ) -> list[tuple[Any, Any]]:  # fmt: skip
     """Draw one run; return what the legend must not cover, as pairs of x and y."""
-    curve, last = fitted.curve, fitted.last_compute
-    band, seen_M = fitted.predict(grid_M), grid_M <= last
+    curve, last = fit_result.curve, fit_result.last_compute
+    band, seen_M = fit_result.predict(grid_M), grid_M <= last
     if alone:
         axes.axvspan(last, grid_M[-1] * 1.06, color=palette.muted, alpha=0.08, lw=0)
     axes.fill_between(grid_M, band.low, band.high, color=color, alpha=0.2 if alone else 0.13, lw=0,
                       label="90% band of the curve" if alone else None)  # fmt: skip
     axes.plot(grid_M[seen_M], band.mean[seen_M], color=color, lw=text / 5, label="fit" if alone else name)
     axes.plot(grid_M[grid_M >= last], band.mean[grid_M >= last], color=color, lw=text / 5, ls=(0, (4, 2)),
-              label=_forecast_name(fitted) if alone else None)  # fmt: skip
+              label=_forecast_name(fit_result) if alone else None)  # fmt: skip
     drawn_N = curve.compute > 0 if scale == "log" else np.full(len(curve), True)
     axes.errorbar(
         curve.compute[drawn_N], curve.metric[drawn_N], yerr=None if curve.stderr is None else curve.stderr[drawn_N],
@@ -186,9 +183,9 @@ def _draw_run(
         elinewidth=0.8, alpha=1.0 if alone else 0.75, zorder=3, capsize=0, lw=0,
         label=points_name(curve) if alone else None,
     )  # fmt: skip
-    _draw_ceiling(axes, fitted, grid_M[-1], palette, color, alone=alone)
+    _draw_ceiling(axes, fit_result, grid_M[-1], palette, color, alone=alone)
     if alone:
-        _draw_multiples(axes, fitted, color, palette, text)
+        _draw_multiples(axes, fit_result, color, palette, text)
         before_N = curve.compute == 0
         if before_N.any() and scale == "log":
             level = float(curve.metric[before_N][0])
@@ -201,30 +198,30 @@ def _draw_run(
     return [*covered, (curve.compute[drawn_N], curve.metric[drawn_N])]
 
 
-def _draw_ceiling(axes: Any, fitted: Fit, end: float, palette: Palette, color: str, *, alone: bool) -> None:
+def _draw_ceiling(axes: Any, fit_result: Fit, end: float, palette: Palette, color: str, *, alone: bool) -> None:
     """Draw A with its interval: beyond the last point for a single run, and as a mark at its end among several."""
-    ceiling = fitted.asymptote
+    ceiling = fit_result.asymptote
     if not alone:
         error = [[ceiling.mean - ceiling.low], [ceiling.high - ceiling.mean]]
         axes.errorbar([end * 1.05], [ceiling.mean], yerr=error, fmt="_", color=color, capsize=2, lw=1)
         return
     second = palette.series[1]
-    words = f"ceiling A = {ceiling:.3f}" + ("" if fitted.identified else ", not identified yet")
-    x = [fitted.last_compute, end * 1.06]
+    words = f"ceiling A = {ceiling:.3f}" + ("" if fit_result.identified else ", not identified yet")
+    x = [fit_result.last_compute, end * 1.06]
     axes.fill_between(x, ceiling.low, ceiling.high, color=second, alpha=0.14, lw=0)
     axes.plot(x, [ceiling.mean] * 2, color=second, lw=1, ls="--", label=words)
 
 
-def _draw_multiples(axes: Any, fitted: Fit, color: str, palette: Palette, text: float) -> None:
-    at_M = MULTIPLES * fitted.last_compute
-    axes.plot(at_M, fitted.mean(at_M), "o", ms=text / 2, mfc=palette.paper, mec=color, zorder=3)
+def _draw_multiples(axes: Any, fit_result: Fit, color: str, palette: Palette, text: float) -> None:
+    at_M = MULTIPLES * fit_result.last_compute
+    axes.plot(at_M, fit_result.mean(at_M), "o", ms=text / 2, mfc=palette.paper, mec=color, zorder=3)
 
 
-def _forecast_name(fitted: Fit) -> str:
+def _forecast_name(fit_result: Fit) -> str:
     """Return the name of the forecast with its levels; beside the line, they would lie on it or on the points."""
-    levels = fitted.mean(MULTIPLES * fitted.last_compute)
-    told = ", ".join(f"{level:.3f} at {at:.0f}×" for level, at in zip(levels, MULTIPLES, strict=True))
-    return f"forecast, {told}"
+    levels = fit_result.mean(MULTIPLES * fit_result.last_compute)
+    text = ", ".join(f"{level:.3f} at {at:.0f}×" for level, at in zip(levels, MULTIPLES, strict=True))
+    return f"forecast, {text}"
 
 
 def _text_size(axes: Any) -> float:
@@ -240,8 +237,7 @@ def _style(
     text: float,
     span: tuple[float, float],
 ) -> None:
-    """Set scales, ticks and colors of axes."""
-    curve = fits[0].fitted.curve
+    curve = fits[0].fit_result.curve
     axes.set_xscale(scale)
     axes.set_xlim(*span)
     unit = compute_ticks(axes, curve.axis, span[1], scale)
@@ -368,9 +364,9 @@ def picture(fits: Sequence[Fit], note: str = "") -> bytes:
     drawn = BytesIO()
     with DRAWING:
         figure = Figure(figsize=(8 * len(fits), 5.2), dpi=140, layout="constrained")
-        for axes, fitted in zip(figure.subplots(1, len(fits), squeeze=False)[0], fits, strict=True):
-            plot_curve(axes, fitted, note=note)
-            caption = textwrap.fill(band_text(fitted), 120)
+        for axes, fit_result in zip(figure.subplots(1, len(fits), squeeze=False)[0], fits, strict=True):
+            plot_curve(axes, fit_result, note=note)
+            caption = textwrap.fill(band_text(fit_result), 120)
             axes.annotate(caption, (0, 0), xycoords="axes fraction", xytext=(0, -38), textcoords="offset points",
                           fontsize=8, color=LIGHT.muted, va="top")  # fmt: skip
         figure.savefig(drawn, format="png")

@@ -102,9 +102,9 @@ class FollowedLog:
         try:
             source = self._read()
         except TooEarly as error:
-            known = self.source is not None
-            lost = known and not (wandb_path(str(self.path)) or self.path.exists())
-            text = f"{self.path} is gone; its points so far are kept" if lost else _waits_for(str(error), known)
+            has_source = self.source is not None
+            lost = has_source and not (wandb_path(str(self.path)) or self.path.exists())
+            text = f"{self.path} is gone; its points so far are kept" if lost else _waits_for(str(error), has_source)
             return self._to(GONE if lost else WAITING, text)
         except Away as error:
             return self._to(AWAY, str(error))
@@ -142,9 +142,9 @@ class FollowedLog:
             detail = f"{count} of {MIN_POINTS} {source.curve.what}" if count < MIN_POINTS else str(error)
         if self._log is not None and self._log.restarts > self._restarts:
             self._restarts = self._log.restarts
-            kept = f"the curve has {len(source.curve)} {source.curve.what}"
+            length = f"the curve has {len(source.curve)} {source.curve.what}"
             changes.append(
-                Change("restarted", f"{self.path} was cut back or replaced, and is read from its start: {kept}")
+                Change("restarted", f"{self.path} was cut back or replaced, and is read from its start: {length}")
             )
         with self.lock:
             self.source, self.outlook = source, outlook
@@ -168,34 +168,34 @@ class FollowedLog:
 
     def _read(self) -> Source | None:
         """Return the curve; None if nothing has changed since the last look."""
-        ask = self.reading
+        reading = self.reading
         ours = self.source.log is None if self.source else self._is_ours()
         source = self._read_points() if ours else self._read_log()
-        if source is None or ask.answers is None:
+        if source is None or reading.answers is None:
             return source
-        return replace(source, curve=source.curve.with_answers(ask.answers))
+        return replace(source, curve=source.curve.with_answers(reading.answers))
 
     def _read_log(self) -> Source | None:
-        ask = self.reading
+        reading = self.reading
         if self._log is None:
-            self._log = GrowingLog(self.path, task=ask.task, bounds=ask.bounds, **(ask.choices or {}))
+            self._log = GrowingLog(self.path, task=reading.task, bounds=reading.bounds, **(reading.choices or {}))
         imported = self._log.look()
         if imported is None:
             return None
-        with early(len(imported.rows)):
-            curve = Curve.from_rows(imported.rows, axis=ask.axis)
+        with too_early_below(len(imported.rows)):
+            curve = Curve.from_rows(imported.rows, axis=reading.axis)
         return Source(self.path, self.name, replace(curve, label=curve.label or self.path.stem), None, imported)
 
     def _read_points(self) -> Source | None:
-        ask, stamp = self.reading, stamp_of(self.path)
+        reading, stamp = self.reading, stamp_of(self.path)
         if stamp == self._stamp:
             return None
         file = self.path / POINTS if self.path.is_dir() else self.path
-        with early(lines_in(file)):
+        with too_early_below(lines_in(file)):
             if is_run(self.path):
-                (source,) = read_sources([self.path], ask.axis, ask.task, ask.bounds)
+                (source,) = read_sources([self.path], reading.axis, reading.task, reading.bounds)
             else:
-                curve = Curve.read(file, axis=ask.axis, task=ask.task, bounds=ask.bounds, growing=True)
+                curve = Curve.read(file, axis=reading.axis, task=reading.task, bounds=reading.bounds, growing=True)
                 source = Source(self.path, self.name, curve, None)
         self._stamp = stamp
         return source
@@ -215,9 +215,9 @@ class FollowedLog:
 
     def summary(self) -> dict[str, Any]:
         """Return the log's entry in the list of the page, as JSON values."""
-        return self.shown()[0]
+        return self.snapshot()[0]
 
-    def shown(self) -> tuple[dict[str, Any], Source | None, Outlook | None]:
+    def snapshot(self) -> tuple[dict[str, Any], Source | None, Outlook | None]:
         """Return the log's entry in the list of the page, as JSON values, with the curve and its forecast."""
         with self.lock:
             advice = self.outlook.advice.headline if self.outlook else ""
@@ -225,13 +225,13 @@ class FollowedLog:
             return {**values, "path": str(self.path), "sentence": advice}, self.source, self.outlook
 
 
-def _waits_for(text: str, known: bool) -> str:
+def _waits_for(text: str, has_source: bool) -> str:
     """Return what a log lacks, as the text of the state `WAITING`."""
-    return f"{text}; the points so far are kept" if known else text
+    return f"{text}; the points so far are kept" if has_source else text
 
 
 @contextmanager
-def early(rows: int) -> Iterator[None]:
+def too_early_below(rows: int) -> Iterator[None]:
     """Make an error about rows that are too few for a fit one that more rows may mend."""
     try:
         yield

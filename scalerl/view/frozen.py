@@ -48,8 +48,8 @@ def frozen(page: dict[str, Any], series: dict[str, Any] | None = None) -> str:
     return text.replace("</body>", f"<script>{plotly_script()}</script>\n{_scripts()}</body>")
 
 
-def _inlined(found: re.Match[str]) -> str:
-    kind, linked, _ = found.groups()
+def _inlined(element: re.Match[str]) -> str:
+    kind, linked, _ = element.groups()
     return f"<style>\n{asset(linked)}</style>" if kind == "stylesheet" else ""
 
 

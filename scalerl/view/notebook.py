@@ -28,9 +28,9 @@ def html_of(shown: Any) -> str:
 @html_of.register
 def _(shown: Fit) -> str:
     middle = shown.midpoint
-    known = "" if shown.identified else ", not identified yet"
+    suffix = "" if shown.identified else ", not identified yet"
     rows = [
-        (f"ceiling A{known}", f"{shown.asymptote:.3f}"),
+        (f"ceiling A{suffix}", f"{shown.asymptote:.3f}"),
         ("steepness B", f"{shown.efficiency:.2f}"),
         ("midpoint C_mid", range_text(middle.mean, middle.low, middle.high, shown.curve.axis)),
         ("last point", f"{shown.curve.metric[-1]:.3f} at {shown.curve.text(shown.last_compute)}"),
@@ -42,13 +42,13 @@ def _(shown: Fit) -> str:
 @html_of.register
 def _(shown: Forecast) -> str:
     curve = shown.fit.curve
-    one = evaluation_text(curve, shown.mean_of)
+    evaluation = evaluation_text(curve, shown.mean_of)
     rows = [("now", f"{Estimate.__format__(shown.now, '.3f')}", "")]
     rows += [
         (f"at {curve.text(level.compute)}", f"{level:.3f}", f"{single.low:.3f} to {single.high:.3f}")
         for level, single in zip(shown.at, shown.evaluations, strict=True)
     ]
-    head = ("", "level of the curve", one)
+    head = ("", "level of the curve", evaluation)
     advice = strong(advise(shown.fit).headline)
     return joined(advice, table(rows, head), picture([(shown.fit, "")]), *map(quiet, shown.notes()))
 
@@ -64,7 +64,7 @@ def _(shown: Comparison) -> str:
         (f"forecast at {curve.text(shown.at_twice.compute)}", f"{shown.at_twice.difference:.3f}"),
         (f"ratio of compute needed to {shown.level:.3f}", f"{shown.cost:.2f}"),
         ("difference of ceilings", f"{shown.asymptote_difference:.3f}"),
-        *((f"next gain of {name}", str(ahead)) for name, ahead in zip(shown.names, shown.next_gains, strict=True)),
+        *((f"next gain of {name}", str(gain)) for name, gain in zip(shown.names, shown.next_gains, strict=True)),
     ]
     runs = [
         (f, name if len(side) == 1 else f"{name} {number}")
@@ -127,8 +127,8 @@ def picture(fits: Sequence[tuple[Fit, str]]) -> str:
     with DRAWING:
         figure = Figure(figsize=(WIDTH, 0.6 * WIDTH), dpi=110, layout="constrained")
         axes = figure.subplots()
-        for fitted, name in fits:
-            plot_curve(axes, fitted, name=name)
+        for fit_result, name in fits:
+            plot_curve(axes, fit_result, name=name)
         figure.savefig(drawn, format="png")
     data = base64.b64encode(drawn.getvalue()).decode("ascii")
     return f'<img alt="points, fit and forecast" style="max-width:100%" src="data:image/png;base64,{data}">'

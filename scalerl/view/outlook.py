@@ -55,12 +55,12 @@ class Outlook:
         return [*self.advice.lines, *str(self.fit).split("\n"), *at]
 
 
-def forecast_numbers(ahead: Outlook) -> dict[str, float]:
+def forecast_numbers(outlook: Outlook) -> dict[str, float]:
     """Return a forecast as numbers for trackers: levels at more compute and the ceiling, with their 90% intervals."""
-    numbers = {"identified": float(ahead.fit.identified)}
-    for name, level in zip(HORIZON, ahead.forecast.at, strict=True):
+    numbers = {"identified": float(outlook.fit.identified)}
+    for name, level in zip(HORIZON, outlook.forecast.at, strict=True):
         numbers |= named_numbers(name, level)
-    return numbers | named_numbers("ceiling", ahead.fit.asymptote)
+    return numbers | named_numbers("ceiling", outlook.fit.asymptote)
 
 
 def named_numbers(name: str, estimate: Estimate) -> dict[str, float]:
@@ -68,9 +68,9 @@ def named_numbers(name: str, estimate: Estimate) -> dict[str, float]:
     return {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
-def forecast_dict(ahead: Forecast) -> dict[str, Any]:
+def forecast_dict(forecast: Forecast) -> dict[str, Any]:
     """Return the fit as JSON values, with the additional key forecast."""
-    values = ahead.to_dict()
+    values = forecast.to_dict()
     return {**values.pop("fit"), "forecast": values}
 
 
@@ -97,9 +97,9 @@ def outlook(
     return outlook_of(fit(curve, r0=r0, exclude_below=exclude_below), min_gain, price)
 
 
-def outlook_of(fitted: Fit, min_gain: float | None = None, price: float | None = None) -> Outlook:
+def outlook_of(fit_result: Fit, min_gain: float | None = None, price: float | None = None) -> Outlook:
     """Return a fit with its forecast and advice; gain and price are those of `outlook`."""
-    return Outlook(fitted, forecast(fitted, at=HORIZON), advise(fitted, min_gain=min_gain, price=price))
+    return Outlook(fit_result, forecast(fit_result, at=HORIZON), advise(fit_result, min_gain=min_gain, price=price))
 
 
 def way_back(path: Path, points: Sequence[EvalPoint], tasks: Collection[str]) -> str:
@@ -117,12 +117,12 @@ def way_back(path: Path, points: Sequence[EvalPoint], tasks: Collection[str]) ->
     what = f"the best checkpoint, step {step}"
     # a checkpoint nearer to the fallen level than to the best one is of the fall
     if top is not None and (step is None or 2 * rates[step] < rates[top] + rates[max(rates)]):
-        step = max((each for each in steps if each <= top), default=None)
+        step = max((saved for saved in steps if saved <= top), default=None)
         what = f"the last checkpoint before the best evaluation, step {step}"
     if step is None:
         return "Look for the cause before training on; no checkpoint from before the fall is left to go back to."
-    known = f" ({mean}pass rate {rates[step]:.3f})" if step in rates else ""
-    return f"Look for the cause, then go back to {what}{known}: scalerl resume {path} --from-step {step}"
+    rate = f" ({mean}pass rate {rates[step]:.3f})" if step in rates else ""
+    return f"Look for the cause, then go back to {what}{rate}: scalerl resume {path} --from-step {step}"
 
 
 def points_by_task(points: Sequence[EvalPoint]) -> dict[str, list[EvalPoint]]:
@@ -290,12 +290,12 @@ def naming(source: Source) -> Iterator[None]:
         raise CurveError(f"{source.path}: {error}") from error
 
 
-def source_outlook(source: Source, fitted: Fit | None = None, **options: Any) -> Outlook:
+def source_outlook(source: Source, fit_result: Fit | None = None, **options: Any) -> Outlook:
     """Fit the curve of a source, forecast it and give advice, for a run with commands; options are those of `outlook`.
 
     Args:
         source: The curve.
-        fitted: Its fit, if it is known; options are then those of `outlook_of`.
+        fit_result: Its fit, if it is known; options are then those of `outlook_of`.
         **options: Options of `outlook`.
 
     A run of this package has its own smallest gain and price, unless they are given.
@@ -305,10 +305,10 @@ def source_outlook(source: Source, fitted: Fit | None = None, **options: Any) ->
     """
     with naming(source):
         terms = source.terms(options)
-        ahead = outlook(source.curve, **terms) if fitted is None else outlook_of(fitted, **terms)
+        result = outlook(source.curve, **terms) if fit_result is None else outlook_of(fit_result, **terms)
     if source.info is None:
-        return ahead
-    return ahead.with_way_back(source.path, read_points(source.path), source.info.tasks)
+        return result
+    return result.with_way_back(source.path, read_points(source.path), source.info.tasks)
 
 
 def _read(

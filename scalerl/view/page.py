@@ -93,9 +93,9 @@ TERMS = {
 """Terms that every page explains."""
 
 
-def terms(own: Mapping[str, str]) -> Json:
+def terms(extra: Mapping[str, str]) -> Json:
     """Return the block that explains terms, with those of every page."""
-    return {"kind": "terms", "terms": {**TERMS, **own}}
+    return {"kind": "terms", "terms": {**TERMS, **extra}}
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Json]], about: str = "") -> Json | None:
@@ -115,8 +115,8 @@ def cell(text: str, key: str | float | None = None, *, small: str = "", color: s
         color: Color of a dot before the text, such as "@s0"; empty: no dot.
         words: Whether the text may be wrapped.
     """
-    known = key if isinstance(key, str) or (key is not None and math.isfinite(key)) else None
-    return {"text": text, "key": known, "small": small, "color": color, "words": words}
+    sort_key = key if isinstance(key, str) or (key is not None and math.isfinite(key)) else None
+    return {"text": text, "key": sort_key, "small": small, "color": color, "words": words}
 
 
 def words_cell(words: str) -> Json:
@@ -144,7 +144,7 @@ def figure_json(name: str, figure: Figure) -> Json:
     return {"name": name, **vars(figure)}
 
 
-def drawn(title: str, figures: Mapping[str, Figure | None]) -> Json | None:
+def figures_block(title: str, figures: Mapping[str, Figure | None]) -> Json | None:
     """Return the block of figures by name; those that have nothing to show are left out."""
     shown = [figure_json(name, figure) for name, figure in figures.items() if figure is not None]
     return {"kind": "figures", "title": title, "figures": shown} if shown else None
@@ -188,11 +188,11 @@ def run_page(run: FollowedRun, analyses: Analyses, metrics: Sequence[Json]) -> J
             cards.append(_card(f"Forecast{of_task}", lines=[f"None yet: {analysis}."]))
             figures[f"curves{suffix}"] = points_figure(run.points[task], run.axis, task)
             continue
-        (one,) = analysis.runs
-        cards += _forecast_cards(one, of_task)
-        fit_warnings = one.outlook.fit.warnings
+        (run_analysis,) = analysis.runs
+        cards += _forecast_cards(run_analysis, of_task)
+        fit_warnings = run_analysis.outlook.fit.warnings
         warned += [text for text in fit_warnings if not (fallen and text.startswith("decline:"))]
-        rows.append([make(one) for make in _columns(analysis).values()])
+        rows.append([make(run_analysis) for make in _columns(analysis).values()])
         for name in ALONE:
             figure = figures_of(analysis)[name]
             figures[f"{name}{suffix}"] = figure and _of_task(figure, of_task)
@@ -202,7 +202,7 @@ def run_page(run: FollowedRun, analyses: Analyses, metrics: Sequence[Json]) -> J
         {"kind": "state", "run": run.summary()},
         notes(warned),
         {"kind": "cards", "cards": cards, "size": "small"} if cards else None,
-        drawn("Curves", figures),
+        figures_block("Curves", figures),
         table("The fit in numbers", list(COLUMNS_ALONE), rows),
         {"kind": "metrics", "metrics": list(metrics)},
         terms(RUN_TERMS),
@@ -266,11 +266,11 @@ def _pass_rate(run: FollowedRun, task: str, of_task: str) -> Json:
 
 
 def _forecast_cards(run: RunAnalysis, of_task: str) -> list[Json]:
-    fitted, ahead, advice, level = run.outlook.fit, run.outlook.forecast, run.outlook.advice, _pattern(run)
-    twice, four, ceiling = ahead.at[0], ahead.at[1], fitted.asymptote
+    fit_result, forecast, advice, level = run.outlook.fit, run.outlook.forecast, run.outlook.advice, _pattern(run)
+    twice, four, ceiling = forecast.at[0], forecast.at[1], fit_result.asymptote
     span = f"{ceiling.low:{level}} to {ceiling.high:{level}}"
-    single = ahead.evaluations[0]
-    one = f"{evaluation_text(fitted.curve)} there: {single.low:{level}} to {single.high:{level}}"
+    single = forecast.evaluations[0]
+    evaluation = f"{evaluation_text(fit_result.curve)} there: {single.low:{level}} to {single.high:{level}}"
     at_four = f"{four.mean:{level}} ({four.low:{level}} to {four.high:{level}})"
     return [
         _card(
@@ -278,17 +278,17 @@ def _forecast_cards(run: RunAnalysis, of_task: str) -> list[Json]:
             f"{twice.mean:{level}}",
             [
                 f"{twice.low:{level}} to {twice.high:{level}} with 90% probability; at four times {at_four}",
-                f"{_capital(one)}",
+                f"{_capital(evaluation)}",
             ],
         ),
         _card(
             f"Ceiling{of_task}",
-            f"{ceiling.mean:{level}}" if fitted.identified else "not known yet",
+            f"{ceiling.mean:{level}}" if fit_result.identified else "not known yet",
             [
                 f"{span} with 90% probability: the limit of the fitted curve. Forecasts are wider, because a run may "
                 "leave its curve."
-                if fitted.identified
-                else f"Only a range: {span}, because {fitted.reason}"
+                if fit_result.identified
+                else f"Only a range: {span}, because {fit_result.reason}"
             ],
         ),
         _card(f"Advice{of_task}", advice.headline.partition(":")[0], [_capital(advice.explanation)], words=True),
@@ -338,27 +338,27 @@ def log_page(entry: Json, source: Source | None, analysis: Analysis | str) -> Js
         analysis: The analysis of the curve, or why there is none.
     """
     state = {"kind": "text", "title": "", "text": f"{_capital(entry['state'])}. {LOG_STATES[entry['state']]}"}
-    told = [entry["detail"]] if entry["detail"] else []
+    texts = [entry["detail"]] if entry["detail"] else []
     if source is None:
-        return _page(entry["name"], entry["path"], state, notes(told), kind="log")
+        return _page(entry["name"], entry["path"], state, notes(texts), kind="log")
     cards, figures, rows = [_last_value(source.curve)], dict[str, Figure | None](), []
     if isinstance(analysis, str):
         cards.append(_card("Forecast", lines=[f"None yet: {analysis}."]))
         figures["curves"] = young_figure(source.curve)
     else:
-        (one,) = analysis.runs
-        cards += _forecast_cards(one, "")
-        told += one.outlook.fit.warnings
-        rows = [[make(one) for make in _columns(analysis).values()]]
+        (run_analysis,) = analysis.runs
+        cards += _forecast_cards(run_analysis, "")
+        texts += run_analysis.outlook.fit.warnings
+        rows = [[make(run_analysis) for make in _columns(analysis).values()]]
         figures = {name: figures_of(analysis)[name] for name in ALONE}
     read = dict(line.split(maxsplit=1) for line in source.log_lines() if not line.startswith("note"))
     return _page(
         entry["name"],
         entry["path"],
         state,
-        notes([*told, *source.notes]),
+        notes([*texts, *source.notes]),
         {"kind": "cards", "cards": cards, "size": "small"},
-        drawn("Curves", figures),
+        figures_block("Curves", figures),
         table("The fit in numbers", list(COLUMNS_ALONE), rows),
         fields("The log", "What was read", read),
         terms({}),
@@ -399,7 +399,7 @@ def runs_page(
         notes(f"{name} is left out: {reason}" for name, reason in (problems or {}).items()),
         {"kind": "cards", "cards": list(map(_run_card, analysis.runs)), "size": ""},
         table("Side by side", list(columns), rows),
-        drawn("Figures", figures_of(analysis)),
+        figures_block("Figures", figures_of(analysis)),
         *_of_directories(directories),
         terms({"Identified": "whether the ceiling is known. If not, A is a range and not a result"}),
         kind="runs",
@@ -422,12 +422,12 @@ def _of_directories(runs: Sequence[FollowedRun]) -> list[Json | None]:
     if len(runs) < 2:
         return []
     fields = [run.config_fields() for run in runs]
-    names = dict.fromkeys(name for own in fields for name in own)
-    differing = [name for name in names if len({own.get(name) for own in fields}) > 1]
-    rows = [[words_cell(name), *(words_cell(own.get(name, "–")) for own in fields)] for name in differing]
+    names = dict.fromkeys(name for values in fields for name in values)
+    differing = [name for name in names if len({values.get(name) for values in fields}) > 1]
+    rows = [[words_cell(name), *(words_cell(values.get(name, "–")) for values in fields)] for name in differing]
     title = "Differences between their configurations"
     return [
-        drawn("Metrics", {"metrics": metric_figure([(run.name, run.metrics(COMPARED)) for run in runs])}),
+        figures_block("Metrics", {"metrics": metric_figure([(run.name, run.metrics(COMPARED)) for run in runs])}),
         table(title, ["Field", *(run.name for run in runs)], rows, "Fields of config.toml that are not equal.")
         or {"kind": "text", "title": title, "text": "None: the configurations are equal."},
     ]
@@ -453,21 +453,22 @@ def _comparison(analysis: Analysis) -> Json | None:
 
 
 def _run_card(run: RunAnalysis) -> Json:
-    fitted, ahead, advice = run.outlook.fit, run.outlook.forecast, run.outlook.advice
+    fit_result, forecast, advice = run.outlook.fit, run.outlook.forecast, run.outlook.advice
     level = _pattern(run)
-    twice, four, ceiling = (format(estimate, level) for estimate in (*ahead.at, fitted.asymptote))
-    last, single = run.source.curve.metric[-1], ahead.evaluations[0]
+    twice, four, ceiling = (format(estimate, level) for estimate in (*forecast.at, fit_result.asymptote))
+    last, single = run.source.curve.metric[-1], forecast.evaluations[0]
     lines = [
         _capital(advice.explanation),
-        f"The level is {ahead.now.mean:{level}} now (last evaluation {last:{level}}). The forecast is {twice} at twice "
-        f"the compute and {four} at four times; {evaluation_text(fitted.curve)} at twice the compute is within "
-        f"{single.low:{level}} to {single.high:{level}}.",
+        f"The level is {forecast.now.mean:{level}} now (last evaluation {last:{level}}). The forecast is {twice} at "
+        f"twice the compute and {four} at four times; {evaluation_text(fit_result.curve)} at twice the compute is "
+        f"within {single.low:{level}} to {single.high:{level}}.",
         f"{_capital(CEILING)}, A, is {ceiling}."
-        if fitted.identified
-        else f"The ceiling A is not identified yet: {ceiling} is a range and not a result, because {fitted.reason}.",
+        if fit_result.identified
+        else f"The ceiling A is not identified yet: {ceiling} is a range and not a result, because "
+        f"{fit_result.reason}.",
         _backtest(run) if run.backtest is None else f"Backtest: {_lower(_backtest(run))}",
     ]
-    warned = [*run.source.notes, *fitted.warnings]
+    warned = [*run.source.notes, *fit_result.warnings]
     strong = f"{advice.headline.partition(':')[0]}."
     return _card(run.source.name, lines=lines, color=run.style[0], strong=strong, notes=warned)
 
@@ -546,10 +547,13 @@ def study_page(results: StudyResult) -> Json:
         f"Study: {results.name}",
         f"{question}Every arm compared with {results.reference}; compute in {unit}.",
         {"kind": "verdict", "sentence": summary(results), "notes": list(results.notes)},
-        {"kind": "groups", "groups": [group for group in (_group(results, *each) for each in GROUPS.items()) if group]},
+        {
+            "kind": "groups",
+            "groups": [group for group in (_group(results, *effects) for effects in GROUPS.items()) if group],
+        },
         table("Side by side", columns, [_arm_row(arm) for arm in arms]),
         table("Predicted against observed", list(predicted), of_held_out),
-        drawn("Figures", {name: make(results) for name, make in STUDY_FIGURES.items()}),
+        figures_block("Figures", {name: make(results) for name, make in STUDY_FIGURES.items()}),
         {"kind": "runs"},
         terms(STUDY_TERMS),
         kind="study",
@@ -614,10 +618,10 @@ NEXT_GAIN = ("Gain at 2×", "Cost of this gain")
 
 def _next_gain(arm: ArmResult) -> list[Json]:
     """Return the cells of `NEXT_GAIN`; the cost is sorted by that of a point, if it is known."""
-    ahead = arm.next_gain
-    if ahead is None:
+    gain = arm.next_gain
+    if gain is None:
         return [cell("–"), cell("–")]
-    return [interval_cell(ahead.gain, ".3f"), cell(str(ahead.cost), ahead.cost.per_point, words=True)]
+    return [interval_cell(gain.gain, ".3f"), cell(str(gain.cost), gain.cost.per_point, words=True)]
 
 
 def _quantity(value: Estimate | float | None, pattern: str) -> Json:
@@ -637,23 +641,25 @@ def _seeds(arm: ArmResult) -> Json:
 # ------------------------------------------------------------------------------------------------------------- frontier
 
 
-def frontier_page(found: Frontier, runs: Sequence[tuple[Curve, Setting]]) -> Json:
+def frontier_page(frontier: Frontier, runs: Sequence[tuple[Curve, Setting]]) -> Json:
     """Return the page about what a budget buys."""
-    sentence, *lines = (text.strip() for text in str(found).split("\n"))
+    sentence, *lines = (text.strip() for text in str(frontier).split("\n"))
     rows = [
         [
             words_cell(setting_text(option.setting)),
             interval_cell(option.level, ".3f"),
             cell(f"{option.probability_best:.2f}", option.probability_best),
         ]
-        for option in found.options
+        for option in frontier.options
     ]
     return _page(
         "What a budget buys",
         f"One law over {len(runs)} runs with different settings.",
         {"kind": "verdict", "sentence": sentence, "lines": lines},
-        table("Settings", ["Setting", f"Level at {short(found.budget)} {found.unit}", "Best with probability"], rows),
-        drawn("Figures", {"frontier": frontier_figure(found, runs)}),
+        table(
+            "Settings", ["Setting", f"Level at {short(frontier.budget)} {frontier.unit}", "Best with probability"], rows
+        ),
+        figures_block("Figures", {"frontier": frontier_figure(frontier, runs)}),
         terms({}),
         kind="frontier",
     )

@@ -20,7 +20,7 @@ from scalerl.scaling.forecast import band_text
 from scalerl.scaling.settings import Setting, setting_text
 from scalerl.types import EvalPoint
 from scalerl.view.analysis import COLORS, DASHES, Analysis, RunAnalysis, Slope, common_unit, height_range
-from scalerl.view.figures import AHEAD, metric_name
+from scalerl.view.figures import FORECAST_END, metric_name
 
 LOG = {"type": "log", "dtick": "D2"}
 """A logarithmic axis labeled at 1, 2 and 5."""
@@ -125,12 +125,12 @@ def intervals(
     estimates: Sequence[Estimate], heights: Sequence[float], names: Sequence[str], color: str, *, bold: bool = False
 ) -> Json:
     """Return the trace of estimates as dots with lines for their 90% intervals; the names are plain text."""
-    told = [f"<b>{html.escape(name)}</b><br>{html.escape(str(e))}" for name, e in zip(names, estimates, strict=True)]
+    texts = [f"<b>{html.escape(name)}</b><br>{html.escape(str(e))}" for name, e in zip(names, estimates, strict=True)]
     return {
         "mode": "markers", "showlegend": False, "x": plain([e.mean for e in estimates]), "y": plain(heights),
         "marker": {"color": color, "size": 11 if bold else 7},
         "error_x": {**whiskers(*estimates), "color": color, "thickness": 3 if bold else 1.5, "width": 0},
-        "text": told, "hovertemplate": "%{text}<extra></extra>",
+        "text": texts, "hovertemplate": "%{text}<extra></extra>",
     }  # fmt: skip
 
 
@@ -182,32 +182,32 @@ def without_level(slopes: Sequence[Slope]) -> str:
 
 
 def curve_traces(
-    name: str, curve: Curve, fitted: Fit, style: tuple[str, str], least: float, aside: float
+    name: str, curve: Curve, fit_result: Fit, style: tuple[str, str], least: float, aside: float
 ) -> list[Json]:
     """Return the traces of a run, in this order: band (two), fit, forecast, points, ceiling.
 
     Args:
         name: Name of the run, plain text.
         curve: Points of the run, including those left out of the fit.
-        fitted: Fit of the run.
+        fit_result: Fit of the run.
         style: Color and dash.
         least: Least compute above 0 of the figure.
         aside: Factor beyond the forecast at which the ceiling is drawn.
     """
-    last, ceiling = fitted.last_compute, fitted.asymptote
+    last, ceiling = fit_result.last_compute, fit_result.asymptote
     # on a log axis, the segment from 0 is a horizontal line left of the range
-    grid = grid_to(least, last, AHEAD * last)
-    band = fitted.predict(grid)
+    grid = grid_to(least, last, FORECAST_END * last)
+    band = fit_result.predict(grid)
     color, dash = style
-    seen, ahead = grid <= last, grid >= last
+    is_past, is_future = grid <= last, grid >= last
     group: Json = {"name": html.escape(name), "legendgroup": name}
     points = evaluations(curve, color, name, DASHES.index(dash))
-    end = {"x": plain([AHEAD * last * aside]), "y": plain([ceiling.mean])}
+    end = {"x": plain([FORECAST_END * last * aside]), "y": plain([ceiling.mean])}
     mark = {"marker": {"color": color, "size": 9, "symbol": "line-ew-open"}, "mode": "markers", "showlegend": False}
     return [
         *band_traces(band, color, group),
-        {**line(grid[seen], band.mean[seen], color), **group, "hoverinfo": "skip"},
-        {**line(grid[ahead], band.mean[ahead], color, dash="dash"), **group,
+        {**line(grid[is_past], band.mean[is_past], color), **group, "hoverinfo": "skip"},
+        {**line(grid[is_future], band.mean[is_future], color, dash="dash"), **group,
          "hovertemplate": "forecast<br>" + points["hovertemplate"]},
         {**points, **group},
         {**group, **end, **mark, "error_y": {**whiskers(ceiling), "color": color, "width": 5},
@@ -215,11 +215,11 @@ def curve_traces(
     ]  # fmt: skip
 
 
-def frontier_figure(found: Frontier, runs: Sequence[tuple[Curve, Setting]]) -> Figure:
+def frontier_figure(frontier: Frontier, runs: Sequence[tuple[Curve, Setting]]) -> Figure:
     """Return the figure of the points of runs, the curve of each setting, and the best level at each compute."""
-    compute_M, settings, mean_SM, best, low_M, high_M = found.envelope
+    compute_M, settings, mean_SM, best, low_M, high_M = frontier.envelope
     names, curves = [setting_text(setting) for setting in settings], [curve for curve, _ in runs]
-    last = 3 * max(found.budget, *(curve.last_compute for curve in curves))
+    last = 3 * max(frontier.budget, *(curve.last_compute for curve in curves))
     best_M, compute_M = np.array(best)[compute_M <= last], compute_M[compute_M <= last]
     leaders = list(dict.fromkeys(best_M.tolist()))
     colors = {names[s]: f"@s{i % COLORS}" for i, s in enumerate(leaders)}
@@ -229,20 +229,20 @@ def frontier_figure(found: Frontier, runs: Sequence[tuple[Curve, Setting]]) -> F
         dots = evaluations(replace(curve, stderr=None), f"{color}/0.25", setting_text(setting))
         data.append({**dots, "showlegend": False})
     for name, mean_M in zip(names, mean_SM, strict=True):
-        told = {"name": html.escape(name), "hovertemplate": f"%{{y:.3f}}<extra>{html.escape(name)}</extra>"}
-        data.append({**line(compute_M, mean_M[: len(compute_M)], colors.get(name, "@muted/0.5"), 1.2, "dot"), **told})
+        labels = {"name": html.escape(name), "hovertemplate": f"%{{y:.3f}}<extra>{html.escape(name)}</extra>"}
+        data.append({**line(compute_M, mean_M[: len(compute_M)], colors.get(name, "@muted/0.5"), 1.2, "dot"), **labels})
     level_M = mean_SM[best_M, np.arange(len(best_M))]
     data += band_traces(Band(compute_M, level_M, low_M[: len(best_M)], high_M[: len(best_M)], low_M), "@ink", {})
     for s in leaders:
-        here_M = (best_M == s) | (np.append(best_M[0], best_M[:-1]) == s)  # to the beginning of the next stretch
-        stretch = line(compute_M, np.where(here_M, level_M, np.nan), colors[names[s]], 4)
+        is_best_M = (best_M == s) | (np.append(best_M[0], best_M[:-1]) == s)  # to the beginning of the next stretch
+        stretch = line(compute_M, np.where(is_best_M, level_M, np.nan), colors[names[s]], 4)
         data.append({**stretch, "name": html.escape(names[s]), "showlegend": True, "hoverinfo": "skip"})
     caption = (
         f"Dots are {dots_of(curves)}, dotted lines the predicted curves of settings. The thick line is the frontier, "
         "the best level at each compute, in the color of the setting that is best there, with its 90% band."
     )
     axes = compute_axes(min(float(curve.compute[curve.compute > 0][0]) for curve in curves), last)
-    layout = titled(f"compute of one run ({found.unit})", metric_name(curves[0]))
+    layout = titled(f"compute of one run ({frontier.unit})", metric_name(curves[0]))
     return Figure("What a budget buys", caption, data, layout, True, {"Compute axis": axes})
 
 
@@ -251,7 +251,7 @@ def frontier_figure(found: Frontier, runs: Sequence[tuple[Curve, Setting]]) -> F
 
 def points_figure(points: Sequence[EvalPoint], axis: str, task: str) -> Figure:
     """Return the figure of a task's evaluations, which have no fit yet."""
-    some, points = left_out([len(points)]), thinned(points)
+    share_text, points = left_out([len(points)]), thinned(points)
     compute = [float(getattr(point, axis)) for point in points]
     unit = UNITS.get(axis, axis)
     trace: Json = {
@@ -260,8 +260,8 @@ def points_figure(points: Sequence[EvalPoint], axis: str, task: str) -> Figure:
         "error_y": {"array": plain([p.stderr for p in points]), "width": 0, "thickness": 1, "color": "@s0/0.5"},
     }  # fmt: skip
     caption = (
-        f"Dots are {some}held-out evaluations with one standard error. A curve is fitted and continued as a forecast "
-        "from the fifth evaluation on."
+        f"Dots are {share_text}held-out evaluations with one standard error. A curve is fitted and continued as a "
+        "forecast from the fifth evaluation on."
     )
     layout = titled(f"training compute ({unit})", "held-out pass rate")
     return Figure("Curves and forecasts", caption, [trace], layout, True)
@@ -368,7 +368,7 @@ def curves(analysis: Analysis) -> Figure:
         f"{bands_text([run.outlook.fit for run in analysis.runs])} Click a name to hide its run."
     )
     furthest = max(run.outlook.fit.last_compute for run in analysis.runs)
-    axes = compute_axes(0.6 * least, AHEAD * furthest * aside[-1])
+    axes = compute_axes(0.6 * least, FORECAST_END * furthest * aside[-1])
     return Figure("Curves and forecasts", caption, data, layout, True, {"Compute axis": axes})
 
 
@@ -404,14 +404,14 @@ def suites(analysis: Analysis) -> Figure | None:
 
 def slopes(analysis: Analysis) -> Figure:
     """Return the figure of all runs as straight lines at the common ceiling."""
-    every = [run.slope for run in analysis.runs]
-    unit = common_unit(every)
+    lines = [run.slope for run in analysis.runs]
+    unit = common_unit(lines)
     data = [trace for run in analysis.runs for trace in straight([run.slope], unit, run.style)]
     caption = f"Each run is fitted again with its ceiling fixed at the common A = {analysis.ceiling:.3f}. {STRAIGHT}"
-    caption += without_level(every)
+    caption += without_level(lines)
     if analysis.comparison and analysis.comparison.verdict == "higher ceiling":
         caption += " Here the ceilings differ, so the common one fits neither side: do not rely on these slopes."
-    layout = slope_layout(every, unit, analysis.axis)
+    layout = slope_layout(lines, unit, analysis.axis)
     return Figure("Steepness B at one ceiling", caption, data, layout, wide=True)
 
 

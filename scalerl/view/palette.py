@@ -23,8 +23,8 @@ class Palette(NamedTuple):
         """Return the color and the opacity of a name on a page, such as "@s0", "@ink" or "@muted/0.4"."""
         base, _, opacity = name.removeprefix("@").partition("/")
         named = {"ink": self.ink, "muted": self.muted, "paper": self.paper, "line": self.rule}
-        known = self.series[int(base[1:])] if base[:1] == "s" and base[1:].isdecimal() else named.get(base, self.ink)
-        return known, float(opacity or 1.0)
+        shade = self.series[int(base[1:])] if base[:1] == "s" and base[1:].isdecimal() else named.get(base, self.ink)
+        return shade, float(opacity or 1.0)
 
 
 LIGHT = Palette(

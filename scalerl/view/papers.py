@@ -73,7 +73,7 @@ def save_page(
     directory.mkdir(parents=True, exist_ok=True)
     contents: dict[str, bytes] = {}
     for variant in variants(page, scale):
-        for kind, content in drawn(variant, width, DARK if dark else LIGHT).items():
+        for kind, content in image_files(variant, width, DARK if dark else LIGHT).items():
             contents[f"{variant.name}.{kind}"] = content
     for name, table in tables(page):
         contents |= {f"{name}.csv": csv_of(table).encode(), f"{name}.tex": latex_of(table).encode()}
@@ -135,7 +135,7 @@ def slug(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text).strip("-.")[:60] or "option"
 
 
-def drawn(variant: Variant, width: float, palette: Palette) -> dict[str, bytes]:
+def image_files(variant: Variant, width: float, palette: Palette) -> dict[str, bytes]:
     """Return a figure in every format."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -198,10 +198,11 @@ def _draw_trace(axes: Any, trace: Json, below: Json, palette: Palette) -> Any:
         symbols = marker.get("symbol", 0)
         listed = symbols if isinstance(symbols, list) else [symbols] * len(x)
         for symbol in dict.fromkeys(listed):
-            here = np.array([each == symbol for each in listed])
+            is_drawn_N = np.array([listed_symbol == symbol for listed_symbol in listed])
             shape, hollow = SYMBOLS.get(symbol, ("o", False))
-            points = axes.plot(x[here], y[here], ls="", marker=shape, ms=0.45 * marker.get("size", 6), color=color,
-                               alpha=opacity, mfc="none" if hollow else color, mew=0.8 if hollow else 0)  # fmt: skip
+            points = axes.plot(x[is_drawn_N], y[is_drawn_N], ls="", marker=shape, ms=0.45 * marker.get("size", 6),
+                               color=color, alpha=opacity, mfc="none" if hollow else color,
+                               mew=0.8 if hollow else 0)  # fmt: skip
             handle = handle or points[0]
     return handle
 
@@ -244,7 +245,6 @@ def _draw_shape(axes: Any, shape: Json, palette: Palette) -> None:
 
 
 def _set_axis(axes: Any, which: str, options: Json, palette: Palette) -> None:
-    """Set range, ticks and title of an axis."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator, PercentFormatter
 
     is_log = options.get("type") == "log"
@@ -259,8 +259,8 @@ def _set_axis(axes: Any, which: str, options: Json, palette: Palette) -> None:
         axis.set_minor_locator(NullLocator())
     elif which == "x" and unit:
         column = next((column for column, name in UNITS.items() if name == unit), unit)
-        said = compute_ticks(axes, column, axes.get_xlim()[1], "log" if is_log else "linear")
-        title = f"{title.removesuffix(f'({unit})')}({said})"
+        unit_text = compute_ticks(axes, column, axes.get_xlim()[1], "log" if is_log else "linear")
+        title = f"{title.removesuffix(f'({unit})')}({unit_text})"
     elif is_log:
         low, high = (axes.get_xlim if which == "x" else axes.get_ylim)()
         decades = math.log10(high / low)
@@ -353,4 +353,4 @@ RAISED = dict(zip("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789", strict=True))
 def latex_text(text: str) -> str:
     """Return text for LaTeX."""
     escaped = "".join(SPECIAL.get(letter, letter) for letter in text)
-    return re.sub(f"[{''.join(RAISED)}]+", lambda found: f"$^{{{''.join(RAISED[c] for c in found[0])}}}$", escaped)
+    return re.sub(f"[{''.join(RAISED)}]+", lambda match: f"$^{{{''.join(RAISED[c] for c in match[0])}}}$", escaped)

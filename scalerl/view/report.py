@@ -15,7 +15,7 @@ from scalerl.view.page import analyses_of, large_figures, page, runs_page
 from scalerl.view.run import FollowedRun
 
 
-class Made(NamedTuple):
+class Report(NamedTuple):
     """A page about runs that is not written yet."""
 
     page: dict[str, Any]
@@ -42,30 +42,30 @@ def report(
         CurveError: The runs cannot be read, fitted or compared.
         ConfigError: The page would replace an input or a file that is not a page, or plotly is not installed.
     """
-    first, second = listed(runs), listed(versus)
+    first, second = as_list(runs), as_list(versus)
     paths = [Path(run) for run in (*first, *second) if not isinstance(run, Curve)]
     place = check_output(Path(output), paths)
     sources = sources_of([*first, *second])
     analysis = analyze(sources[: len(first)], sources[len(first) :])
-    made = page_of(sources, analysis)
+    report_page = page_of(sources, analysis)
     if figures is not None:
         from scalerl.view.papers import save_page
 
-        save_page(Path(figures), made.page)
-    write_page(place, made.page, made.large)
+        save_page(Path(figures), report_page.page)
+    write_page(place, report_page.page, report_page.large)
     return Path(output)
 
 
-def page_of(sources: Sequence[Source], analysis: Analysis) -> Made:
+def page_of(sources: Sequence[Source], analysis: Analysis) -> Report:
     """Return the page about runs: that of the run directory if there is one, else that of several curves."""
     runs = [FollowedRun(source.path, source.name) for source in sources if source.info is not None]
     if len(sources) == len(runs) == 1:
         (run,), (only,) = runs, analysis.runs
-        return Made(page(run, analyses_of(run, only.source.curve, analysis)), large_figures(run))
-    return Made(runs_page(analysis, runs), None)
+        return Report(page(run, analyses_of(run, only.source.curve, analysis)), large_figures(run))
+    return Report(runs_page(analysis, runs), None)
 
 
-def listed(runs: Any) -> list[Any]:
+def as_list(runs: Any) -> list[Any]:
     """Return one run, or several, as a list."""
     return [runs] if isinstance(runs, str | Path | Curve) else list(runs)
 

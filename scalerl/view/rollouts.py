@@ -113,8 +113,8 @@ class RolloutIndex:
         """
         self.refresh()
         briefs = [line.row for line in self._lines[kind]]
-        own, same = briefs[at], ("step", "task", "prompt_id")
-        alike = [n for n, brief in enumerate(briefs) if all(brief[name] == own[name] for name in same)]
+        row, same = briefs[at], ("step", "task", "prompt_id")
+        alike = [n for n, brief in enumerate(briefs) if all(brief[name] == row[name] for name in same)]
         return [{"row": n, **self.row(kind, n)} for n in alike]
 
     def _excerpt(self, kind: str, at: int) -> dict[str, str]:

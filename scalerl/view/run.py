@@ -24,15 +24,15 @@ from scalerl.core.run_files import EVENTS, METRICS, POINTS, RUN, Metric, RunInfo
 from scalerl.scaling import CurveError
 from scalerl.scaling.estimate import as_json
 from scalerl.types import EvalPoint
-from scalerl.view.kept_fits import KeptFits, key_of
+from scalerl.view.fit_cache import FitCache, key_of
 from scalerl.view.outlook import Outlook, Source, curve_of, points_by_task, run_outlook
 from scalerl.view.page_figures import plain
 from scalerl.view.rollouts import RolloutIndex
 from scalerl.view.series import Array, between, bucketed, level_of
 from scalerl.view.state import ALIVE, modified, pace, sign_of_life
 
-KEPT = 400
-"""Number of latest rows of metrics that are kept."""
+MOST_ROWS = 400
+"""Number of latest rows of metrics in memory."""
 
 MOST_COLUMNS = 500
 """Largest number of columns of metrics.jsonl that are shown."""
@@ -60,7 +60,7 @@ class RunView:
             path: The run directory, for commands in the advice; None: unknown.
         """
         self.info, self.directory = info, path
-        self.rows: deque[Mapping[str, Any]] = deque(rows, maxlen=KEPT)
+        self.rows: deque[Mapping[str, Any]] = deque(rows, maxlen=MOST_ROWS)
         self.points: dict[str, list[EvalPoint]] = {}
         self.evaluated(points)
 
@@ -92,7 +92,7 @@ class RunView:
     @property
     def evaluated_at(self) -> int:
         """Step of the last evaluation; -1 before the first."""
-        return max((own[-1].step for own in self.points.values()), default=-1)
+        return max((points[-1].step for points in self.points.values()), default=-1)
 
     @property
     def terms(self) -> tuple[float | None, float | None]:
@@ -105,12 +105,12 @@ class RunView:
         Raises:
             CurveError: There are too few evaluations, or they cannot be fitted.
         """
-        ahead = run_outlook(self.points.get(task, ()), self.axis, *self.terms)
-        return ahead.with_way_back(self.directory, self.every_point(), self.tasks) if self.directory else ahead
+        result = run_outlook(self.points.get(task, ()), self.axis, *self.terms)
+        return result.with_way_back(self.directory, self.every_point(), self.tasks) if self.directory else result
 
     def every_point(self) -> list[EvalPoint]:
         """Return the evaluations of all tasks and suites."""
-        return [point for own in self.points.values() for point in own]
+        return [point for points in self.points.values() for point in points]
 
     def outlooks(self) -> dict[str, Outlook]:
         """Return fit, forecast and advice by task; tasks without a forecast are left out."""
@@ -295,8 +295,8 @@ class FollowedRun(RunView):
 
     def described(self, name: str) -> dict[str, Any]:
         """Return the description of a metric, with its last value and the level of that."""
-        known = self.info.metrics.get(name) if self.info else None
-        metric = known or Metric("other", name, "a number that the run writes")
+        description = self.info.metrics.get(name) if self.info else None
+        metric = description or Metric("other", name, "a number that the run writes")
         try:
             last = number(self.rows[-1].get(name))
         except IndexError:  # no row yet, or the file was replaced and `poll` reads it again
@@ -326,7 +326,7 @@ def list_fit(
     axis: str,
     min_gain: float | None = None,
     price: float | None = None,
-    kept: KeptFits | None = None,
+    cache: FitCache | None = None,
 ) -> dict[str, Any]:
     """Return forecast and advice of one task as JSON values for the list of runs.
 
@@ -335,21 +335,21 @@ def list_fit(
         axis: Compute axis.
         min_gain: As for `run_outlook`.
         price: As for `run_outlook`.
-        kept: Where the forecast is looked up, and kept; None: nowhere, because the run goes on.
+        cache: Stores the forecasts of runs that have ended; None: the run goes on.
     """
-    key = key_of(points, axis, (min_gain, price)) if kept else ""
-    if kept and (before := kept.get(key)) is not None:
+    key = key_of(points, axis, (min_gain, price)) if cache else ""
+    if cache and (before := cache.get(key)) is not None:
         return before
     values: dict[str, Any] = {"evaluations": len(points), "problem": ""}
     try:
-        ahead = run_outlook(points, axis, min_gain, price)
+        outlook = run_outlook(points, axis, min_gain, price)
     except CurveError as error:
         values["problem"] = str(error)
     else:
-        twice = ahead.forecast.at[0]
-        values |= {"twice": plain([twice.mean, twice.low, twice.high]), "action": ahead.advice.action}
-    if kept:
-        kept.put(key, values)
+        twice = outlook.forecast.at[0]
+        values |= {"twice": plain([twice.mean, twice.low, twice.high]), "action": outlook.advice.action}
+    if cache:
+        cache.put(key, values)
     return values
 
 

@@ -99,16 +99,16 @@ class Guard:
             return PlainTextResponse("This server does not answer to that name; use the address that it printed.", 421)
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("Only GET and HEAD requests are allowed.", 405)
-        given = request.query_params.get("token", "")
-        if same(given, self._token) or self._accepts_invitation(given, request):
+        token = request.query_params.get("token", "")
+        if equal_secrets(token, self._token) or self._accepts_invitation(token, request):
             return self._admission(request)
-        if same(request.cookies.get(self._cookie, ""), self._token):
+        if equal_secrets(request.cookies.get(self._cookie, ""), self._token):
             return None
         return PlainTextResponse("A token is needed: open the address that `scalerl watch` printed.", 403)
 
-    def _accepts_invitation(self, given: str, request: Request) -> bool:
+    def _accepts_invitation(self, token: str, request: Request) -> bool:
         client, server = request.client, request.scope.get("server")
-        if not (self._invitation and client and server and same(given, self._invitation)):
+        if not (self._invitation and client and server and equal_secrets(token, self._invitation)):
             return False
         if not comes_from_this_user(client, server):
             return False
@@ -141,9 +141,9 @@ class Guard:
         return address.is_loopback if self._loopback else True
 
 
-def same(given: str, token: str) -> bool:
+def equal_secrets(first: str, second: str) -> bool:
     """Compare two secrets in constant time."""
-    return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode("utf-8", "replace"))
+    return hmac.compare_digest(first.encode("utf-8", "replace"), second.encode("utf-8", "replace"))
 
 
 # -------------------------------------------------------------------------------------------------------------- routes
@@ -217,8 +217,8 @@ class Pages:
         """Return the page about a run, about several, about a study, or about a log."""
         kind, ids = request.path_params["kind"], request.path_params["ids"].split(",")
         pages = {"run": self.run_page, "compare": self.compare_page, "study": self.study_page, "log": self.log_page}
-        make, known = pages.get(kind), (self.watcher.runs, self.watcher.studies, self.watcher.logs)
-        if make is None or not all(any(one in some for some in known) for one in ids):
+        make, groups = pages.get(kind), (self.watcher.runs, self.watcher.studies, self.watcher.logs)
+        if make is None or not all(any(key in group for group in groups) for key in ids):
             raise HTTPException(404, "no such page")
         return Response(await run_in_threadpool(make, ids), media_type="application/json")
 
@@ -233,8 +233,8 @@ class Pages:
                 figures_of(analysis)  # kept for `page`, which holds the lock
         metrics = run.metrics(SPARK)  # reads a file that may be long
         with self.watcher.lock:
-            made = page(run, analyses, metrics)
-        return _json(made)
+            content = page(run, analyses, metrics)
+        return _json(content)
 
     def compare_page(self, ids: Sequence[str]) -> str:
         """Return the page about several run directories as JSON, by their first tasks on one compute axis."""
@@ -242,12 +242,12 @@ class Pages:
         with self.watcher.lock:
             axis = runs[0].axis
             tasks = {run.id: next(iter(run.tasks), "") for run in runs}
-        each = {run.name: self._analysis(run, tasks[run.id], axis) for run in runs}
-        known = [analysis for analysis in each.values() if isinstance(analysis, Analysis)]
-        problems = {name: analysis for name, analysis in each.items() if isinstance(analysis, str)}
-        sources = [analysis.runs[0].source for analysis in known]
-        outlooks = [analysis.runs[0].outlook for analysis in known]
-        together = self._kept(("compare", *ids), known, lambda: analyze(sources, outlooks=outlooks)) if known else ""
+        analyses = {run.name: self._analysis(run, tasks[run.id], axis) for run in runs}
+        ready = [analysis for analysis in analyses.values() if isinstance(analysis, Analysis)]
+        problems = {name: analysis for name, analysis in analyses.items() if isinstance(analysis, str)}
+        sources = [analysis.runs[0].source for analysis in ready]
+        outlooks = [analysis.runs[0].outlook for analysis in ready]
+        together = self._cached(("compare", *ids), ready, lambda: analyze(sources, outlooks=outlooks)) if ready else ""
         if isinstance(together, Analysis):
             figures_of(together)
         # without the lock: of the runs they take only what is fixed, and metrics
@@ -265,18 +265,18 @@ class Pages:
         log = self.watcher.logs.get(ids[0])
         if log is None:
             raise HTTPException(404, "no such log")
-        entry, source, ahead = log.shown()
-        made: Analysis | str = entry["detail"] or "fitting …"
-        if source is not None and ahead is not None:
+        entry, source, outlook = log.snapshot()
+        analysis: Analysis | str = entry["detail"] or "fitting …"
+        if source is not None and outlook is not None:
             below = log.reading.exclude_below
-            made = self._kept(("log", log.id), ahead, lambda: analyze([source], (), below, [ahead]))
-        if isinstance(made, Analysis):
-            figures_of(made)
-        return _json(log_page(entry, source, made))
+            analysis = self._cached(("log", log.id), outlook, lambda: analyze([source], (), below, [outlook]))
+        if isinstance(analysis, Analysis):
+            figures_of(analysis)
+        return _json(log_page(entry, source, analysis))
 
     def _runs(self, ids: Sequence[str]) -> list[FollowedRun]:
         with self.watcher.lock:
-            runs = [self.watcher.runs[one] for one in ids if one in self.watcher.runs]
+            runs = [self.watcher.runs[run_id] for run_id in ids if run_id in self.watcher.runs]
         if len(runs) < len(ids):
             raise HTTPException(404, "no such run")
         return runs
@@ -284,32 +284,32 @@ class Pages:
     def _analysis(self, run: FollowedRun, task: str, axis: str | None = None) -> Analysis | str:
         """Return the analysis of a task, or the reason why there is none."""
         with self.watcher.lock:
-            points, every, axis = list(run.points.get(task, ())), run.every_point(), axis or run.axis
+            points, all_points, axis = list(run.points.get(task, ())), run.every_point(), axis or run.axis
             tasks = list(run.tasks)
         if not points:
             return "no evaluation yet"
 
         def make() -> Analysis:
-            ahead = run_outlook(points, axis).with_way_back(run.path, every, tasks)
+            outlook = run_outlook(points, axis).with_way_back(run.path, all_points, tasks)
             with self.watcher.lock:
                 source = run.source(task, axis)
-            return analyze([source], outlooks=[ahead])
+            return analyze([source], outlooks=[outlook])
 
-        return self._kept((run.id, task, axis), [*points, len(every)], make)
+        return self._cached((run.id, task, axis), [*points, len(all_points)], make)
 
-    def _kept(self, key: tuple[str, ...], stamp: object, make: Callable[[], Analysis]) -> Analysis | str:
+    def _cached(self, key: tuple[str, ...], stamp: object, make: Callable[[], Analysis]) -> Analysis | str:
         """Return an analysis from before if nothing has changed since, else make it."""
         before = self._analyses.get(key)
         if before is not None and before[0] == stamp:
             return before[1]
         try:
-            made: Analysis | str = make()
+            analysis: Analysis | str = make()
         except CurveError as error:
-            made = str(error)
+            analysis = str(error)
         if len(self._analyses) >= MOST_ANALYSES:
             self._analyses.pop(next(iter(self._analyses)), None)
-        self._analyses[key] = stamp, made
-        return made
+        self._analyses[key] = stamp, analysis
+        return analysis
 
     async def of_run(self, request: Request) -> Response:
         """Return data of one run, by the functions of `OF_RUN`."""
@@ -320,8 +320,8 @@ class Pages:
 
         def answer() -> str:
             with run.reading:
-                made = make(run, request.query_params)
-            return _json(made)
+                values = make(run, request.query_params)
+            return _json(values)
 
         try:
             text = await run_in_threadpool(answer)
@@ -332,14 +332,12 @@ class Pages:
         return Response(text, media_type="application/json")
 
 
-def _series(run: FollowedRun, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return the large figure of one metric between two steps."""
-    return large_figure(run, asked.get("name", ""), _number(asked, "from", -math.inf), _number(asked, "to", math.inf))
+def _series(run: FollowedRun, query: Mapping[str, str]) -> dict[str, Any]:
+    return large_figure(run, query.get("name", ""), _number(query, "from", -math.inf), _number(query, "to", math.inf))
 
 
-def _group(run: FollowedRun, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return all rollouts of one prompt at one step."""
-    kind, at = asked.get("kind", ""), _number(asked, "row", 0)
+def _group(run: FollowedRun, query: Mapping[str, str]) -> dict[str, Any]:
+    kind, at = query.get("kind", ""), _number(query, "row", 0)
     if kind not in FILES:
         raise ValueError(f"kind: got {kind!r}; allowed: {', '.join(FILES)}")
     return {"rows": run.rollouts.group(kind, max(0, int(at)))}
@@ -347,7 +345,7 @@ def _group(run: FollowedRun, asked: Mapping[str, str]) -> dict[str, Any]:
 
 OF_RUN: dict[str, Callable[[FollowedRun, Mapping[str, str]], dict[str, Any]]] = {
     "series": _series,
-    "rollouts": lambda run, asked: run.rollouts.find(asked),
+    "rollouts": lambda run, query: run.rollouts.find(query),
     "group": _group,
 }
 """Data of a run by the last part of the address; a ValueError is a wrong query."""
@@ -386,8 +384,8 @@ def _json(value: Any) -> str:
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
-def _number(asked: Mapping[str, str], name: str, default: float) -> float:
-    value = float(asked[name]) if asked.get(name) else default
-    if asked.get(name) and not math.isfinite(value):
-        raise ValueError(f"{name}: got {asked[name]!r}; allowed: a finite number")
+def _number(query: Mapping[str, str], name: str, default: float) -> float:
+    value = float(query[name]) if query.get(name) else default
+    if query.get(name) and not math.isfinite(value):
+        raise ValueError(f"{name}: got {query[name]!r}; allowed: a finite number")
     return value

@@ -67,18 +67,18 @@ def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     studies: dict[Path, None] = {}
     check_there(paths)
     for path in paths:
-        for one in [path, *_children(path)]:
-            if run_files.is_study(one):
-                studies[one] = None
-                runs |= dict.fromkeys(run for arm in _children(one) for run in (arm, *_children(arm)) if is_run(run))
-            elif is_run(one):
-                runs[one] = None
+        for place in [path, *_children(path)]:
+            if run_files.is_study(place):
+                studies[place] = None
+                runs |= dict.fromkeys(run for arm in _children(place) for run in (arm, *_children(arm)) if is_run(run))
+            elif is_run(place):
+                runs[place] = None
     return list(runs), list(studies)
 
 
 def has_runs(path: Path) -> bool:
     """Return whether there is a run or a study at or below a path."""
-    return any(run_files.is_study(one) or is_run(one) for one in [path, *_children(path)])
+    return any(run_files.is_study(place) or is_run(place) for place in [path, *_children(path)])
 
 
 def check_there(paths: Sequence[Path]) -> None:
@@ -99,8 +99,8 @@ def is_run(path: Path) -> bool:
 
 def pace(rows: Sequence[Mapping[str, Any]]) -> float:
     """Return the median duration of the last steps in seconds; NaN without steps."""
-    known = [float(row["step_s"]) for row in rows[-RECENT_STEPS:] if isinstance(row.get("step_s"), float | int)]
-    return statistics.median(known) if known else math.nan
+    durations = [float(row["step_s"]) for row in rows[-RECENT_STEPS:] if isinstance(row.get("step_s"), float | int)]
+    return statistics.median(durations) if durations else math.nan
 
 
 def modified(path: Path) -> float:

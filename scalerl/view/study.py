@@ -71,11 +71,11 @@ def study_results(
     for key in info.runs():
         runs[key.arm].append(_run(study, key, axis, task, failures.get(key, "")))
     fits = {name: [run.fit for run in results if run.fit is not None] for name, results in runs.items()}
-    everything = [f for results in fits.values() for f in results]
-    if everything:
-        checked_price(price, with_hours_of([f.curve for f in everything]))
-    scatter = _scatter(everything, list(fits.values())) if everything else None
-    every_run = [run for each in runs.values() for run in each]
+    all_fits = [f for results in fits.values() for f in results]
+    if all_fits:
+        checked_price(price, with_hours_of([f.curve for f in all_fits]))
+    scatter = _scatter(all_fits, list(fits.values())) if all_fits else None
+    every_run = [run for of_arm in runs.values() for run in of_arm]
     best, problems = None, []
     if info.vary:
         try:
@@ -114,11 +114,11 @@ class _Scatter(NamedTuple):
     common: float
 
 
-def _scatter(everything: Sequence[Fit], by_arm: Sequence[Sequence[Fit]]) -> _Scatter:
-    width = float(np.ptp(everything[0].curve.bounds))
-    draws, source = seed_scatter([fits for fits in by_arm if fits], width, np.random.default_rng(0))
+def _scatter(fits: Sequence[Fit], by_arm: Sequence[Sequence[Fit]]) -> _Scatter:
+    width = float(np.ptp(fits[0].curve.bounds))
+    draws, source = seed_scatter([of_arm for of_arm in by_arm if of_arm], width, np.random.default_rng(0))
     sd = float(np.median(draws))
-    return _Scatter(draws, sd, source, common_ceiling(everything, sd))
+    return _Scatter(draws, sd, source, common_ceiling(fits, sd))
 
 
 def _arm(
@@ -130,7 +130,6 @@ def _arm(
     scatter: _Scatter | None,
     price: float | None,
 ) -> ArmResult:
-    """Compare one arm with the reference."""
     arm_fits, rng = fits.get(name, ()), np.random.default_rng(0)
     against = None
     if name != reference and arm_fits and fits.get(reference):
@@ -170,17 +169,17 @@ def _failures(study: StudyFiles) -> dict[RunKey, str]:
 
 
 def _run(study: StudyFiles, key: RunKey, axis: str, task: str | None, failure: str) -> RunResult:
-    curve, fitted, problem = None, None, ""
+    curve, fit_result, problem = None, None, ""
     if study.has_points(key):
         try:
             curve = study.curve(key, axis, task)
-            fitted = fit(curve)
+            fit_result = fit(curve)
         except CurveError as error:  # too short, or no progress; the other runs are still used
             problem = str(error)
     else:
         problem = failed(failure) or "not started"
     metrics = _metrics(study.run(key))
-    return RunResult(key, study.step(key), study.steps(key), curve, fitted, problem, metrics, failure)
+    return RunResult(key, study.step(key), study.steps(key), curve, fit_result, problem, metrics, failure)
 
 
 def _metrics(path: Path) -> dict[str, float]:

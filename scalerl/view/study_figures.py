@@ -36,11 +36,11 @@ from scalerl.view.page_figures import (
 )
 from scalerl.view.study_results import EFFECTS, ArmResult, StudyResult
 
-REFERENCE, CHOSEN, OTHERS = EFFECTS["reference"].color, "@s1", "@muted/0.4"
-"""Colors of the reference, of the arm that the reader chose, and of all others."""
+REFERENCE, SELECTED, OTHERS = EFFECTS["reference"].color, "@s1", "@muted/0.4"
+"""Colors of the reference, of the arm that the reader selects, and of all others."""
 
-AHEAD = 2.0
-"""End of the drawn curves of the reference and of the chosen arm, in multiples of the last compute."""
+FORECAST_END = 2.0
+"""End of the drawn curves of the reference and of the selected arm, in multiples of the last compute."""
 
 ROW = 30
 """Height of a row of a forest, pixels."""
@@ -109,25 +109,25 @@ RATIOS = {"steepness B": "efficiency_ratio", "compute for the same level": "comp
 
 def curves(results: StudyResult) -> Figure | None:
     """Return the figure of points and mean curves: all arms in gray, the reference and one other in color."""
-    fitted = [arm for arm in results.arms if arm.fits]
-    if not fitted:
+    fitted_arms = [arm for arm in results.arms if arm.fits]
+    if not fitted_arms:
         return None
-    last = max(fit.last_compute for arm in fitted for fit in arm.fits)
+    last = max(fit.last_compute for arm in fitted_arms for fit in arm.fits)
     first = min(float(curve.compute[curve.compute > 0][0]) for curve in _curves(results))
-    grid = grid_to(first, last, AHEAD * last)
-    data = [_mean_line(arm, grid, OTHERS, 1.2) for arm in fitted if arm.name != results.reference]
+    grid = grid_to(first, last, FORECAST_END * last)
+    data = [_mean_line(arm, grid, OTHERS, 1.2) for arm in fitted_arms if arm.name != results.reference]
     if results.arm(results.reference).fits:
         data += _highlighted(results.arm(results.reference), grid, REFERENCE)
     options: dict[str, Json] = {
-        arm.name: {"data": _highlighted(arm, grid, CHOSEN)} for arm in results.ranked() if arm.fits
+        arm.name: {"data": _highlighted(arm, grid, SELECTED)} for arm in results.ranked() if arm.fits
     }
     caption = (
         "Dots are held-out evaluations, with a shape for each seed. Lines are the mean of an arm's fits, dashed where "
         "they are a forecast. All other arms are gray: point at a line to see its name."
     )
     layout = titled(f"training compute ({UNITS.get(results.axis, results.axis)})", metric_name(_curves(results)[0]))
-    choices = {CHOICE: options, "Compute axis": compute_axes(0.6 * first, 1.05 * AHEAD * last)}
-    return Figure("Curves", caption, data, layout, True, {name: each for name, each in choices.items() if each})
+    choices = {CHOICE: options, "Compute axis": compute_axes(0.6 * first, 1.05 * FORECAST_END * last)}
+    return Figure("Curves", caption, data, layout, True, {name: kinds for name, kinds in choices.items() if kinds})
 
 
 def slopes(results: StudyResult) -> Figure | None:
@@ -138,8 +138,8 @@ def slopes(results: StudyResult) -> Figure | None:
     by_arm = {
         arm.name: [slope_at(fit.curve, ceiling, arm.name) for fit in arm.fits] for arm in results.arms if arm.fits
     }
-    every = [slope for listed in by_arm.values() for slope in listed]
-    unit = common_unit(every)
+    lines = [slope for listed in by_arm.values() for slope in listed]
+    unit = common_unit(lines)
     data: list[Json] = [
         {**straight(runs, unit, (OTHERS, "solid"))[0], "showlegend": False}
         for name, runs in by_arm.items()
@@ -148,23 +148,23 @@ def slopes(results: StudyResult) -> Figure | None:
     if results.reference in by_arm:
         data += straight(by_arm[results.reference], unit, (REFERENCE, "solid"), 2.5)
     options: dict[str, Json] = {
-        arm.name: {"data": straight(by_arm[arm.name], unit, (CHOSEN, "solid"), 2.5)}
+        arm.name: {"data": straight(by_arm[arm.name], unit, (SELECTED, "solid"), 2.5)}
         for arm in results.ranked()
         if arm.name in by_arm
     }
     caption = (
         f"Each run is fitted again with its ceiling fixed at the common A = {ceiling:.3f}. {STRAIGHT}"
-        f"{without_level(every)} A line is the mean of an arm over its seeds. If an arm's own ceiling differs from the "
+        f"{without_level(lines)} A line is the mean of an arm over its seeds. If an arm's own ceiling differs from the "
         f"common one, its slope is biased."
     )
-    layout = slope_layout(every, unit, UNITS.get(results.axis, results.axis))
+    layout = slope_layout(lines, unit, UNITS.get(results.axis, results.axis))
     return Figure("Steepness B at one ceiling", caption, data, layout, True, {CHOICE: options})
 
 
 def ceilings(results: StudyResult) -> Figure | None:
     """Return the figure of A of every arm and of each of its runs."""
-    every = [results.arm(results.reference), *results.ranked()]
-    estimates = {arm: arm.asymptote for arm in every if arm.asymptote is not None}
+    arms = [results.arm(results.reference), *results.ranked()]
+    estimates = {arm: arm.asymptote for arm in arms if arm.asymptote is not None}
     if not estimates:
         return None
     data: list[Json] = []
@@ -242,7 +242,7 @@ def _span(estimates: Sequence[Estimate], least: float) -> tuple[float, float]:
 def _ratio_ticks(low: float, high: float) -> list[float]:
     """Return ticks at round ratios, including 1, for a range in logarithms; plotly's own ticks are not round."""
     even = [step * np.arange(1, 9 * MOST_TICKS) for step in (0.05, 0.1, 0.2, 0.5)]
-    powers = [10.0 ** np.arange(-300, 301, every) for every in (1, 2, 5, 10, 20, 50, 100)]
+    powers = [10.0 ** np.arange(-300, 301, decades) for decades in (1, 2, 5, 10, 20, 50, 100)]
     scales = [*even, np.array([0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100]), *powers]
     inside = (ticks[(ticks >= np.exp(low)) & (ticks <= np.exp(high))].tolist() for ticks in scales)
     return next(ticks for ticks in inside if len(ticks) <= MOST_TICKS)
@@ -252,13 +252,13 @@ MOST_TICKS = 8
 """Largest number of labels on an axis."""
 
 
-def _mean_line(arm: ArmResult, grid_M: np.ndarray, color: str, width: float, *, ahead: bool = False) -> Json:
+def _mean_line(arm: ArmResult, grid_M: np.ndarray, color: str, width: float, *, forecast: bool = False) -> Json:
     """Return the mean curve of an arm's runs up to its last compute, or its forecast."""
     last = max(fit.last_compute for fit in arm.fits)
-    part_M = grid_M[grid_M >= last] if ahead else grid_M[grid_M <= last]
+    part_M = grid_M[grid_M >= last] if forecast else grid_M[grid_M <= last]
     mean_M = np.mean([fit.predict(part_M).mean for fit in arm.fits], axis=0)
     name = html.escape(arm.name)
-    trace = line(part_M, mean_M, color, width, "dash" if ahead else "solid")
+    trace = line(part_M, mean_M, color, width, "dash" if forecast else "solid")
     return {**trace, "name": name, "legendgroup": name, "hovertemplate": f"%{{y:.3f}}<extra>{name}</extra>"}
 
 
@@ -274,4 +274,4 @@ def _highlighted(arm: ArmResult, grid_M: np.ndarray, color: str) -> list[Json]:
         if run.curve is not None
     ]
     mean = {**_mean_line(arm, grid_M, color, 2.5), "showlegend": True}
-    return [_mean_line(arm, grid_M, color, 2, ahead=True), mean, *points]
+    return [_mean_line(arm, grid_M, color, 2, forecast=True), mean, *points]

@@ -74,9 +74,9 @@ class StudyFiles:
         Raises:
             ConfigError: No run has this axis or task; the message lists the known ones.
         """
-        known: Iterable[tuple[str | None, str, Sequence[str]]]
-        known = ((axis, "compute axis", RUN_AXES), (task, "task", tuple(self.info.tasks)))
-        for requested, what, names in known:
+        requests: Iterable[tuple[str | None, str, Sequence[str]]]
+        requests = ((axis, "compute axis", RUN_AXES), (task, "task", tuple(self.info.tasks)))
+        for requested, what, names in requests:
             if requested is not None and requested not in names:
                 raise ConfigError(
                     f"{self.path}: no {what} {requested!r}{nearest(requested, names)}; its runs have {', '.join(names)}"

@@ -21,15 +21,17 @@ from scalerl.view.study_results import RunResult
 
 def full_compute(study: StudyFiles, curves: Mapping[RunKey, Curve]) -> dict[str, float]:
     """Return the compute of a whole run of each arm, in proportion to its steps; without a run, by a power law."""
-    seen = defaultdict(list)
+    ends_by_arm = defaultdict(list)
     for key, curve in curves.items():
-        seen[key.arm].append(curve.last_compute * study.steps(key) / study.step(key))
+        ends_by_arm[key.arm].append(curve.last_compute * study.steps(key) / study.step(key))
     settings = {arm: study.setting(arm) for arm in study.info.arms}
     design = Design.of(list(settings.values()))
-    columns_AP, _ = design.columns([settings[name] for name in seen])
-    power_P, *_ = np.linalg.lstsq(columns_AP, np.log([np.mean(ends) for ends in seen.values()]))
-    every_A = np.exp(design.columns(list(settings.values()))[0] @ power_P)
-    return {name: float(np.mean(seen.get(name, each))) for name, each in zip(settings, every_A, strict=True)}
+    columns_AP, _ = design.columns([settings[name] for name in ends_by_arm])
+    power_P, *_ = np.linalg.lstsq(columns_AP, np.log([np.mean(ends) for ends in ends_by_arm.values()]))
+    compute_A = np.exp(design.columns(list(settings.values()))[0] @ power_P)
+    return {
+        name: float(np.mean(ends_by_arm.get(name, compute))) for name, compute in zip(settings, compute_A, strict=True)
+    }
 
 
 def decision(study: StudyFiles, runs: Sequence[RunResult], price: float | None = None) -> Frontier:
@@ -71,14 +73,14 @@ def _predicted(study: StudyFiles) -> dict[str, dict[str, list[float]]]:
     file = study.path / PREDICTED
     try:
         arms = read_json(file)["arms"]
-        known = {
+        columns_by_arm = {
             str(name): {column: list(map(float, arm[column])) for column in ("compute", *COLUMNS)}
             for name, arm in arms.items()
         }
-        if not all(arm["compute"] and len(set(map(len, arm.values()))) == 1 for arm in known.values()):
+        if not all(arm["compute"] and len(set(map(len, arm.values()))) == 1 for arm in columns_by_arm.values()):
             raise ValueError("its columns have different lengths")
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CurveError(f"{file} is damaged: {error}; held-out runs are not compared with predictions") from error
-    return known
+    return columns_by_arm

@@ -55,16 +55,18 @@ MEANS = (
 def print_results(results: StudyResult, console: Console | None = None) -> None:
     """Print a study's verdicts, its notes, and two tables with a row for each arm."""
     console = console or Console()
-    _say(console, *([results.about] if results.about else []), *results.headlines())
-    _say(console, *(f"note: {note}" for note in results.notes))
+    _print_lines(console, *([results.about] if results.about else []), *results.headlines())
+    _print_lines(console, *(f"note: {note}" for note in results.notes))
     if results.frontier:
-        _say(console, *str(results.frontier).split("\n")[1:])
+        _print_lines(console, *str(results.frontier).split("\n")[1:])
     if results.predicted:
         console.print(_table(predicted_columns(results)))
     arms = [results.arm(results.reference), *results.ranked()]
-    fitted = [arm for arm in arms if arm.next_gain]
-    if fitted:
-        _say(console, "What the next gain costs:", *(f"  {arm.name}: {arm.next_gain}" for arm in fitted))
+    arms_with_gain = [arm for arm in arms if arm.next_gain]
+    if arms_with_gain:
+        _print_lines(
+            console, "What the next gain costs:", *(f"  {arm.name}: {arm.next_gain}" for arm in arms_with_gain)
+        )
     names = {"arm": [f"{arm.name}\n{EFFECTS[arm.effect].short}\n" for arm in arms]}
     measured = {c.short: [_text(arm.quantity(c.quantity), c.pattern) for arm in arms] for c in ESTIMATES if c.short}
     means = {c.short: [_text(arm.quantity(c.quantity), c.pattern) for arm in arms] for c in MEANS if c.short}
@@ -74,7 +76,7 @@ def print_results(results: StudyResult, console: Console | None = None) -> None:
     console.print(_table({"arm": [arm.name for arm in arms], **spent}))
     if results.common_asymptote is not None:
         unit = UNITS.get(results.axis, results.axis)
-        _say(console, f"B is fitted at the common ceiling A = {results.common_asymptote:.3f}; C_mid in {unit}.")
+        _print_lines(console, f"B is fitted at the common ceiling A = {results.common_asymptote:.3f}; C_mid in {unit}.")
 
 
 def predicted_columns(results: StudyResult) -> dict[str, list[str]]:
@@ -89,7 +91,7 @@ def _of_run(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.3f}"
 
 
-def _say(console: Console, *lines: str) -> None:
+def _print_lines(console: Console, *lines: str) -> None:
     for line in lines:
         tell(console, line)
     console.print()

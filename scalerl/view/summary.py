@@ -21,7 +21,7 @@ from scalerl.view.run import RunView
 def summarize(directory: Path, info: RunInfo, points: Sequence[EvalPoint]) -> list[str]:
     """Write curve.png and summary.json; return closing lines with the outlook of each task and the paths."""
     view, note = RunView(info, (), points, directory), "; ".join(info.notes)
-    suites = {task: own[-1] for task, own in view.points.items() if task not in view.tasks}
+    suites = {task: points_of_task[-1] for task, points_of_task in view.points.items() if task not in view.tasks}
     lines, outlooks = [note] if note else [], dict[str, Outlook | None]()
     for task in view.tasks:
         lines += [f"task      {task}"] if len(view.tasks) > 1 else []

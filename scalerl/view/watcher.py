@@ -14,8 +14,8 @@ from typing import Any
 
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.scaling import CurveError
+from scalerl.view.fit_cache import FitCache
 from scalerl.view.following import FollowedLog
-from scalerl.view.kept_fits import KeptFits
 from scalerl.view.outlook import names_of
 from scalerl.view.page import page, summary
 from scalerl.view.run import FollowedRun, id_of, list_fit
@@ -41,7 +41,7 @@ READING_S = 2.0
 RESTING = 16
 """Smallest number of these in a poll."""
 
-REST = 20.0
+REST_FACTOR = 20.0
 """Pause between analyses of a study, in durations of the last analysis; 20 is a load of 5% of a core."""
 
 
@@ -70,7 +70,7 @@ class Watcher:
         self.version = 0
         self.problems: list[str] = []
         """Unexpected errors; the page shows the last ones."""
-        self._asked: dict[tuple[str, str], int] = {}
+        self._fitted_counts: dict[tuple[str, str], int] = {}
         self._changes: dict[str, int] = {}
         self._listed = 0
         """Version at which runs were last added or removed."""
@@ -78,7 +78,7 @@ class Watcher:
         self._resting: deque[FollowedRun] = deque()
         self._unread: deque[tuple[Path, str, str]] = deque()
         """Runs that were found and not read yet: path, name, study."""
-        self._kept = KeptFits()
+        self._cache = FitCache()
         self._fits, self._waiting = ThreadPoolExecutor(1, "fits"), set[object]()
         self._search()
         self.poll()
@@ -105,22 +105,22 @@ class Watcher:
         self._poll_resting(runs)
         for log in self.logs.values():
             if self._looks and log.due():
-                self.ask(log.id, log.look_again)
+                self.queue(log.id, log.look_again)
             if self._shown.get(log.id) != log.version:
                 self._shown[log.id] = log.version
                 with self.lock:
                     self._changed(log.id)
         for study in list(self.studies.values()):
             if study.due([run for run in runs if run.study == study.id]):
-                self.ask(study.id, partial(self._judge, study))
+                self.queue(study.id, partial(self._judge, study))
 
     def _poll_resting(self, runs: Sequence[FollowedRun]) -> None:
         """Look at some of the runs that have ended, in turn: one may be resumed or removed."""
-        began = time.monotonic()
+        start = time.monotonic()
         if not self._resting:
             self._resting.extend(run for run in runs if run.state not in ALIVE)
         looked = 0
-        while self._resting and (looked < RESTING or time.monotonic() - began < RESTING_S):
+        while self._resting and (looked < RESTING or time.monotonic() - start < RESTING_S):
             run = self._resting.popleft()
             looked += 1
             if run.state not in ALIVE and self.runs.get(run.id) is run:
@@ -130,15 +130,15 @@ class Watcher:
         with self.lock:
             if run.poll():
                 self._changed(run.id)
-            self._ask_fits(run)
+            self._queue_fits(run)
 
-    def _ask_fits(self, run: FollowedRun) -> None:
+    def _queue_fits(self, run: FollowedRun) -> None:
         """Queue a fit of each task with new evaluations."""
         for task in run.tasks:
             count = len(run.points[task])
-            if self._asked.get((run.id, task)) != count:
-                self._asked[run.id, task] = count
-                self.ask((run.id, task), partial(self._fit, run, task))
+            if self._fitted_counts.get((run.id, task)) != count:
+                self._fitted_counts[run.id, task] = count
+                self.queue((run.id, task), partial(self._fit, run, task))
 
     def _safely(self, work: Callable[[], None], run: FollowedRun | None = None) -> None:
         """Run a part of a poll; an unexpected error is shown on the page."""
@@ -165,7 +165,7 @@ class Watcher:
                 "problems": self.problems[-2:],
             }
 
-    def ask(self, key: object, job: Callable[[], None]) -> None:
+    def queue(self, key: object, job: Callable[[], None]) -> None:
         """Queue a job for the fitting thread, unless a job with the same key is waiting."""
         if key not in self._waiting:
             self._waiting.add(key)
@@ -184,16 +184,16 @@ class Watcher:
         """Find new runs, and remove those whose directory no longer exists."""
         self._searched = time.monotonic()
         runs, studies = find([path for path in self.paths if os.path.exists(path)])
-        there = set(runs)
-        gone = [run for run in list(self.runs.values()) if run.path not in there and not is_run(run.path)]
+        existing = set(runs)
+        removed = [run for run in list(self.runs.values()) if run.path not in existing and not is_run(run.path)]
         self._search_took = time.monotonic() - self._searched
         with self.lock:
-            for run in gone:
+            for run in removed:
                 del self.runs[run.id]
                 self._changed(run.id)
                 self._listed = self.version
-        known = {*(run.path for run in self.runs.values()), *(path for path, *_ in self._unread)}
-        if fresh := [path for path in runs if path not in known]:
+        known_paths = {*(run.path for run in self.runs.values()), *(path for path, *_ in self._unread)}
+        if fresh := [path for path in runs if path not in known_paths]:
             of_study = {path: study for path in fresh for study in studies if study in path.parents}
             alone = [run.path for run in self.runs.values() if not run.study]
             alone += [path for path, _, study in self._unread if not study] + [p for p in fresh if p not in of_study]
@@ -215,12 +215,12 @@ class Watcher:
 
     def _read_some(self) -> None:
         """Read runs that were found, for a part of a poll. They are read without the lock, for which pages wait."""
-        began = time.monotonic()
-        while self._unread and time.monotonic() - began < READING_S:
+        start = time.monotonic()
+        while self._unread and time.monotonic() - start < READING_S:
             run = FollowedRun(*self._unread.popleft())
             with self.lock:
                 self.runs[run.id] = run
-                self._ask_fits(run)
+                self._queue_fits(run)
                 self._changed(run.id)
                 self._listed = self.version
 
@@ -231,10 +231,10 @@ class Watcher:
     def _fit(self, run: FollowedRun, task: str) -> None:
         with self.lock:
             points, axis = list(run.points.get(task, ())), run.axis
-            kept = None if run.state in ALIVE else self._kept
-        fitted = list_fit(points, axis, *run.terms, kept)
+            cache = None if run.state in ALIVE else self._cache
+        values = list_fit(points, axis, *run.terms, cache)
         with self.lock:
-            run.fits[task] = fitted
+            run.fits[task] = values
             run.version += 1
             self._changed(run.id)
 
@@ -257,20 +257,20 @@ class FollowedStudy:
         self.page: dict[str, Any] | None = None
         """The page of the study; None before the first judgment."""
         self._name, self._sentence = path.name, ""
-        self._seen: tuple[int, ...] | None = None
+        self._counts: tuple[int, ...] | None = None
         self._next = 0.0
 
     def due(self, runs: Sequence[FollowedRun]) -> bool:
         """Return whether the runs have new evaluations and the pause is over."""
-        seen = tuple(sum(len(run.points[task]) for task in run.tasks) for run in runs)
-        if seen == self._seen or time.monotonic() < self._next:
+        counts = tuple(sum(len(run.points[task]) for task in run.tasks) for run in runs)
+        if counts == self._counts or time.monotonic() < self._next:
             return False
-        self._seen = seen
+        self._counts = counts
         return True
 
     def judge(self) -> None:
         """Fit all runs of the study and compare its arms."""
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             results = study_results(read_files(self.path))
             # here and not in `summary`, which every open page asks for while the watcher holds its lock
@@ -280,7 +280,7 @@ class FollowedStudy:
             self.problem = str(error)
         self.version += 1
         ended = time.monotonic()
-        self._next = ended + REST * (ended - began)
+        self._next = ended + REST_FACTOR * (ended - start)
 
     def summary(self) -> dict[str, Any]:
         """Return the study's entry in the list, as JSON values."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from scalerl.core.errors import ConfigError
-from scalerl.importers.formats import EVENTS, MLFLOW, found_in
+from scalerl.importers.formats import EVENTS, MLFLOW, find_log
 from scalerl.importers.growing import bytes_before
 from scalerl.importers.points import WRITTEN
 from scalerl.importers.tensorboard import WRITTEN as WRITTEN_END
@@ -34,10 +34,10 @@ class Writer(Protocol):
         """Send what is left."""
 
 
-def written_numbers(ahead: Outlook) -> dict[str, float]:
+def written_numbers(outlook: Outlook) -> dict[str, float]:
     """Return the forecast and the advice as numbers by the names under which they are written."""
-    advice = ahead.advice
-    numbers = {**forecast_numbers(ahead), **named_numbers("gain_2x", advice.gain), "probability": advice.probability}
+    advice = outlook.advice
+    numbers = {**forecast_numbers(outlook), **named_numbers("gain_2x", advice.gain), "probability": advice.probability}
     numbers["stop"] = float(advice.action == "stop")
     return {WRITTEN + name: float(value) for name, value in numbers.items() if math.isfinite(value)}
 
@@ -63,7 +63,7 @@ def writer_of(path: Path, run: str | None) -> Writer:
         check_client("wandb")
         return WandbWriter(name)
     if path.is_dir():
-        kind, places = found_in(path, EVENTS)
+        kind, places = find_log(path, EVENTS)
         if kind == EVENTS:
             check_client("tensorboard")
             return TensorBoardWriter(directory_of(places, path, run))
@@ -108,17 +108,17 @@ def database_writer(path: Path, run: str | None) -> Writer:
             query = (
                 "select run_uuid, name from runs where ? is null or run_uuid = ? or name = ? order by start_time desc"
             )
-            found = base.execute(query, (run, run, run)).fetchone()
-            if found is None:
+            row = base.execute(query, (run, run, run)).fetchone()
+            if row is None:
                 raise ConfigError(f"--write: {path} has no run {run!r}")
-            return MlflowWriter(f"sqlite:///{path.absolute()}", str(found[0]))
+            return MlflowWriter(f"sqlite:///{path.absolute()}", str(row[0]))
         check_client("trackio")
         identity = "run_id" if "run_id" in names else "null"  # versions of 2025 have names only
         query = f"select run_name, {identity} from metrics where ? is null or run_name = ? order by id desc"
-        found = base.execute(query, (run, run)).fetchone()
-        if found is None:
+        row = base.execute(query, (run, run)).fetchone()
+        if row is None:
             raise ConfigError(f"--write: {path} has no run {run or 'yet'}")
-    return TrackioWriter(path, *found)
+    return TrackioWriter(path, *row)
 
 
 class TensorBoardWriter:
@@ -224,7 +224,7 @@ class WriteBack:
         if self._writer is None:
             self._writer = writer_of(path, run)
 
-    def write(self, source: Source, ahead: Outlook, run: str | None) -> None:
+    def write(self, source: Source, outlook: Outlook, run: str | None) -> None:
         """Write one forecast.
 
         Raises:
@@ -233,7 +233,7 @@ class WriteBack:
         try:
             self.open(source.path, run)
             assert self._writer is not None
-            self._writer.write(written_numbers(ahead), last_step(source))
+            self._writer.write(written_numbers(outlook), last_step(source))
         except ConfigError:
             raise
         except Exception as error:  # the clients raise errors of their own, of databases and of networks

@@ -9,7 +9,7 @@ from commands import call
 from doc_pages import ROOT, blocks
 
 from scalerl.cli.main import COMMANDS
-from scalerl.cli.new import checkpoint_interval, written
+from scalerl.cli.new import changed_values, checkpoint_interval
 from scalerl.config import read_config
 from scalerl.core.machine import Memory
 from scalerl.scaling import Evaluations
@@ -35,7 +35,7 @@ def test_a_printed_configuration_reads_back_to_equal_values_and_passes_a_dry_run
     assert code == 0, error
     (tmp_path / "run.toml").write_text(out)
     table = tomllib.loads(out)
-    assert {"preset": table["preset"], **written(read_config(tmp_path / "run.toml", []))} == table
+    assert {"preset": table["preset"], **changed_values(read_config(tmp_path / "run.toml", []))} == table
     assert table["recipe"]["loss"] == {"kind": "gspo"} and table["data"]["reward"]["function"] == "m:f"
     place = table.get("placement", {})
     assert place.get("trainer_ranks", 1) + place.get("generators", 1) == max(2, gpus) and place.get("gpus", 0) == gpus

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from scalerl.cli.exits import complain
-from scalerl.cli.terminal import say, wrapped
+from scalerl.cli.terminal import print_lines, wrapped
 
 
 def test_a_long_line_is_wrapped_between_words_under_its_label():
@@ -23,7 +23,7 @@ def test_a_path_is_never_broken_and_a_line_that_fits_is_unchanged():
     assert wrapped("  A       0.6    the ceiling", 80) == "  A       0.6    the ceiling"
 
 
-@pytest.mark.parametrize(("show", "stream"), [(say, "stdout"), (complain, "stderr")])
+@pytest.mark.parametrize(("show", "stream"), [(print_lines, "stdout"), (complain, "stderr")])
 def test_a_pipe_gets_whole_lines_and_a_terminal_wrapped_ones(show, stream, monkeypatch, capsys):
     show("word " * 30)
     assert "".join(capsys.readouterr()).removeprefix("scalerl: ").strip() == ("word " * 30).strip()

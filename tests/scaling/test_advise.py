@@ -86,7 +86,7 @@ def test_a_run_without_a_climb_is_never_surely_stopped_and_says_how_many_rose():
 def test_little_noise_is_no_evidence_of_a_climb():
     # noise of 0.0005 around a level: the prior odds of a run that stays are 0.0002, and the points show no climb
     still = fit(Curve(np.arange(20.0), 0.3 + 0.0005 * np.random.default_rng(1).standard_normal(20)))
-    assert still.futures.stays <= 0.1 and still.futures.climb < 0
+    assert still.futures.stay_probability <= 0.1 and still.futures.climb < 0
     assert not climbed(still)
     assert climbed(fit(level_after_climb(0.003)))
 

@@ -13,7 +13,7 @@ from simulated_study import Truth, write_study
 
 from scalerl.core.rows import read_points
 from scalerl.scaling import Curve, CurveError, Evaluations, compare, design, expected_curve, expected_of_runs, fit
-from scalerl.scaling.designs import EvaluationNoise, Prospect, prospect, tells, told_apart, usual_prospect
+from scalerl.scaling.designs import EvaluationNoise, Prospect, detection_power, prospect, prospect_line, usual_prospect
 from scalerl.scaling.law import sigmoid
 
 FEW = pytest.mark.usefixtures("few_worlds")
@@ -117,15 +117,15 @@ def exact(sd):
 def test_the_power_with_known_errors_is_that_of_a_normal_test(seeds, difference):
     # with fits without error, only seeds scatter: power = Phi(d / (0.0122 sqrt(2 / S)) - 1.96)
     power = norm.cdf(difference / (0.0122 * math.sqrt(2 / seeds)) - 1.96)
-    assert told_apart(exact(0.0), 0.0122, seeds, difference) == pytest.approx(power, abs=0.02)
-    assert told_apart(exact(0.0), 0.0122, seeds, 0.0) == pytest.approx(0.05, abs=0.012)
-    assert told_apart(exact(0.02), 0.0122, seeds, difference) < power
+    assert detection_power(exact(0.0), 0.0122, seeds, difference) == pytest.approx(power, abs=0.02)
+    assert detection_power(exact(0.0), 0.0122, seeds, 0.0) == pytest.approx(0.05, abs=0.012)
+    assert detection_power(exact(0.02), 0.0122, seeds, difference) < power
 
 
 def test_the_power_is_that_of_compare():
     rng, expected = np.random.default_rng(3), expected_curve(16_000.0, **PAPER)
     one = prospect(expected, 16_000.0, Evaluations(51, 1000, 4))
-    promised = told_apart(one, expected.seed_sd, 2, 0.04)
+    promised = detection_power(one, expected.seed_sd, 2, 0.04)
 
     def side(asymptote):
         ceilings = asymptote + expected.seed_sd * rng.standard_normal(2)
@@ -251,10 +251,10 @@ def test_the_output_of_the_page_is_that_of_its_command(capsys):
 
 def test_the_line_of_a_planned_run_says_what_its_curve_tells_and_what_would_tell_more():
     # 11 x 200 x 4 of 1,000 x 768 completions are 1.1%; 51 are 5.3%
-    line = tells(Evaluations(11, 200, 4), 800 / 768_000)
+    line = prospect_line(Evaluations(11, 200, 4), 800 / 768_000)
     few, many = (usual_prospect(Evaluations(count, 200, 4)) for count in (11, 51))
     assert f"probability {few.identified:.2f} and give its level at twice the compute within" in line
     assert line.endswith(
         f"for 1.1% of the completions of training; 51 evaluations: {many.identified:.2f}, for 5.3% (scalerl design)"
     )
-    assert "scalerl design" not in tells(Evaluations(51, 200, 4), 800 / 768_000)
+    assert "scalerl design" not in prospect_line(Evaluations(51, 200, 4), 800 / 768_000)

@@ -25,7 +25,7 @@ def flat(seed=0, noise=0.05):
 
 def test_a_clean_rise_is_the_law_alone():
     fitted = fit(run())
-    assert fitted.futures.stays == 0
+    assert fitted.futures.stay_probability == 0
     assert fitted.predict([32_000.0]).mean == pytest.approx(
         fitted.draws.levels(np.array([32_000.0])).mean(axis=1), abs=1e-4
     )
@@ -33,7 +33,7 @@ def test_a_clean_rise_is_the_law_alone():
 
 def test_a_fallen_run_is_forecast_to_stay_down_and_its_ceiling_is_not_identified():
     fitted = fit(fallen())
-    assert fitted.futures.fallen and fitted.futures.stays > 0.5
+    assert fitted.futures.fallen and fitted.futures.stay_probability > 0.5
     # the law alone forecasts a recovery to 0.4 or more
     assert fitted.draws.levels(np.array([60.0])).mean() > 0.33
     assert fitted.predict([60.0]).mean[0] < 0.28
@@ -43,7 +43,7 @@ def test_a_fallen_run_is_forecast_to_stay_down_and_its_ceiling_is_not_identified
 
 def test_noise_around_a_level_is_forecast_to_stay_there():
     fitted = fit(flat())
-    assert fitted.futures.stays > 0.5
+    assert fitted.futures.stay_probability > 0.5
     assert fitted.predict([50.0]).mean[0] == pytest.approx(0.4, abs=0.04)
     assert not fitted.identified
 
@@ -52,7 +52,7 @@ def test_a_climb_and_a_level_are_weighted_by_evidence_and_prior_odds():
     for curve in (flat(), flat(3, 0.02), run(points=9, last=4000.0, noise=0.08)):
         futures = fit(curve).futures
         odds = prior_odds(curve) * np.exp(-futures.climb)
-        assert futures.stays == pytest.approx(odds / (1 + odds) if odds > 0.06 else 0.0, abs=1e-3)
+        assert futures.stay_probability == pytest.approx(odds / (1 + odds) if odds > 0.06 else 0.0, abs=1e-3)
     assert fit(flat()).futures.climb < 0 < fit(run(noise=0.04)).futures.climb
 
 
@@ -63,8 +63,8 @@ def test_an_excursion_from_a_level_returns_to_it():
         noise[t] = 0.6 * noise[t - 1] + 0.06 * rng.standard_normal()
     noise[-3:] = [0.04, 0.07, 0.09]
     futures = fit(Curve(np.arange(60.0), 0.4 + noise)).futures
-    num_rising = round((1 - futures.stays) * 2000)
-    assert futures.stays > 0.2
+    num_rising = round((1 - futures.stay_probability) * 2000)
+    assert futures.stay_probability > 0.2
     assert (futures.draws.asymptote[num_rising:] == futures.draws.initial[num_rising:]).all()
     last, soon, late = futures.levels(np.array([59.0, 61.0, 400.0]))[:, num_rising:].mean(axis=1)
     assert late == pytest.approx(0.4, abs=0.04)
@@ -181,8 +181,8 @@ def test_the_band_of_a_finished_run_stays_near_its_ceiling():
 def test_a_run_that_shows_no_climb_may_stay_in_its_interval():
     # the prior odds are far below one, so the mean only rises; half of the public runs without a climb never rose
     still = fit(flat(noise=0.002)).futures
-    assert still.stays == 0 and still.for_intervals.stays > 0.4
-    assert fit(run()).futures.for_intervals.stays == 0
+    assert still.stay_probability == 0 and still.for_intervals.stay_probability > 0.4
+    assert fit(run()).futures.for_intervals.stay_probability == 0
 
 
 @pytest.mark.parametrize("level", [0.0, 0.01, 0.99, 1.0])
@@ -245,12 +245,12 @@ def dropped(at, to, noise, points=31, seed=0):
 @pytest.mark.parametrize("noise", [0.002, 0.01, 0.02])
 def test_the_mean_stays_down_after_a_fall_in_one_evaluation_and_the_band_includes_a_return(at, to, noise):
     fitted = fit(dropped(at, to, noise))
-    assert fitted.futures.fallen and fitted.futures.stays > 0.95
+    assert fitted.futures.fallen and fitted.futures.stay_probability > 0.95
     band = fitted.predict([31.0, 33.0, 60.0])
     assert band.mean == pytest.approx(to, abs=0.02 + noise)
     # at twice the compute 0.23 times half or more have returned, which is above 0.05
     assert band.high[-1] > to + 0.05 and band.low[-1] < to + 0.02
-    assert fitted.futures.for_intervals.stays == pytest.approx(0.77, abs=0.01)
+    assert fitted.futures.for_intervals.stay_probability == pytest.approx(0.77, abs=0.01)
 
 
 @pytest.mark.parametrize("first", [1, 2, 3])
@@ -265,8 +265,8 @@ def test_a_fall_that_noise_may_explain_keeps_the_future_that_rises():
     # three points of 0.12 below the others, with noise of 0.03
     metric = 0.5 + 0.03 * (-1.0) ** np.arange(24)
     metric[-3:] -= 0.13
-    stays = fit(Curve(np.arange(24.0), metric)).futures.stays
-    assert 0.5 < stays < fit(dropped(20, 0.1, 0.01)).futures.stays
+    stays = fit(Curve(np.arange(24.0), metric)).futures.stay_probability
+    assert 0.5 < stays < fit(dropped(20, 0.1, 0.01)).futures.stay_probability
 
 
 def test_the_time_since_a_fall_and_returns_by_hand():

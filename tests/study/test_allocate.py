@@ -6,7 +6,7 @@ from study_arms import arm, collapsed, run, stretched
 
 from scalerl.scaling import Curve, CurveError, fit
 from scalerl.scaling.health import decline
-from scalerl.study.allocate import LEAST, allocate, own_levels, usable
+from scalerl.study.allocate import LEAST, allocate, own_levels, usable_fits
 
 
 def misleading(fraction=0.25, seeds=3):
@@ -81,7 +81,7 @@ def test_correlated_noise_is_not_a_collapse():
             noise[i] = 0.7 * noise[i - 1] + 0.03 * np.sqrt(1 - 0.7**2) * deviate[i]
         curve = Curve(np.linspace(0, 1, 41), np.clip(level + noise, 0, 1))
         declines += decline(curve) is not None
-        collapses += usable([curve])[2]
+        collapses += usable_fits([curve])[2]
     assert declines >= 5 and collapses <= 1
 
 

@@ -161,7 +161,7 @@ def test_a_run_of_a_killed_study_is_awaited_and_not_started_twice(tmp_path):
     looks = []
 
     def stop():
-        looks.append(study.held(RunKey("a", 0)))
+        looks.append(study.in_training(RunKey("a", 0)))
         if len(looks) == 5:
             os.close(lock)  # the process ends
         return False

@@ -223,7 +223,7 @@ def test_a_removed_run_does_not_stop_other_runs(tmp_path, monkeypatch):
 
 def test_a_failed_fit_is_reported_and_does_not_stop_others(tmp_path):
     watcher, done = Watcher([tmp_path]), threading.Event()
-    watcher.ask("broken", lambda: 1 / 0)
-    watcher.ask("next", done.set)
+    watcher.queue("broken", lambda: 1 / 0)
+    watcher.queue("next", done.set)
     assert done.wait(20) and watcher.problems == ["ZeroDivisionError: division by zero"]
     watcher.close()

@@ -66,7 +66,7 @@ def test_a_young_log_shows_its_points_and_a_log_that_cannot_be_read_says_why(tmp
     bad = FollowedLog(other)
     bad.look_again()
     assert bad.state == "problem" and "is a zip archive" in texts(page_of(bad))
-    assert log_page(log.shown()[0], None, "")["kind"] == "log"
+    assert log_page(log.snapshot()[0], None, "")["kind"] == "log"
 
 
 def test_the_watcher_looks_again_after_the_interval_and_counts_the_changes(tmp_path):

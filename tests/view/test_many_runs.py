@@ -9,8 +9,8 @@ import pytest
 from watched import add_points, add_steps, write_run
 
 from scalerl.cli.main import main
-from scalerl.view import kept_fits, run, watcher
-from scalerl.view.kept_fits import KeptFits, key_of
+from scalerl.view import fit_cache, run, watcher
+from scalerl.view.fit_cache import FitCache, key_of
 from scalerl.view.run import FollowedRun, list_fit
 from scalerl.view.watcher import Watcher
 
@@ -65,25 +65,25 @@ def test_the_key_of_a_forecast_has_all_that_it_depends_on(tmp_path, monkeypatch)
     points = FollowedRun(write_run(tmp_path / "r", rows=3, points=8)).points["arithmetic"]
     others = [(points[:-1], "flops", (None, None)), (points, "step", (None, None)), (points, "flops", (0.1, None))]
     keys = {key_of(points, "flops", (None, None)), key_of(points, "flops", (None, 2.0)), *(key_of(*o) for o in others)}
-    monkeypatch.setattr(kept_fits, "_code", lambda: ("another version",))
+    monkeypatch.setattr(fit_cache, "_code", lambda: ("another version",))
     assert len(keys) == 5 and key_of(points, "flops", (None, None)) not in keys
 
 
 def test_the_file_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_fits, "MOST", 10)
-    kept = KeptFits()
+    monkeypatch.setattr(fit_cache, "MOST", 10)
+    kept = FitCache()
     for number in range(30):
         kept.put(str(number), {"number": number})
-    assert KeptFits().get("19") is None and KeptFits().get("20") == {"number": 20}
+    assert FitCache().get("19") is None and FitCache().get("20") == {"number": 20}
 
 
 def test_a_kept_forecast_equals_a_new_one(tmp_path):
     shown = FollowedRun(write_run(tmp_path / "r", rows=60, points=12, steps=60))
     words = (shown.points["arithmetic"], shown.axis)
     new = list_fit(*words)
-    assert list_fit(*words, kept=KeptFits()) == list_fit(*words, kept=KeptFits()) == new
+    assert list_fit(*words, cache=FitCache()) == list_fit(*words, cache=FitCache()) == new
     few = (shown.points["arithmetic"][:2], shown.axis)
-    assert list_fit(*few, kept=KeptFits()) == list_fit(*few, kept=KeptFits()) and list_fit(*few)["problem"]
+    assert list_fit(*few, cache=FitCache()) == list_fit(*few, cache=FitCache()) and list_fit(*few)["problem"]
 
 
 def test_runs_that_have_ended_are_looked_at_in_turn_and_a_resumed_one_is_found(tmp_path, monkeypatch):

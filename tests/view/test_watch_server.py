@@ -20,7 +20,7 @@ pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
 
 from scalerl.core.addresses import comes_from_this_user, is_loopback
 from scalerl.view.run import FollowedRun
-from scalerl.view.server import Guard, Pages, same
+from scalerl.view.server import Guard, Pages, equal_secrets
 from scalerl.view.watcher import Watcher
 
 
@@ -205,7 +205,7 @@ def test_a_connection_belongs_to_the_user_who_opened_it():
 def test_only_loopback_hosts_are_local_and_only_equal_secrets_match():
     assert all(is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"))
     assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "node-3"))
-    assert same("ä", "ä") and not same("a", "b") and not same("", "b")
+    assert equal_secrets("ä", "ä") and not equal_secrets("a", "b") and not equal_secrets("", "b")
     guard = Guard(None, "0.0.0.0", 1, "secret")
     assert guard.answers_to("10.0.0.7:1") and not guard.answers_to("evil.example:1") and not guard.answers_to("")
 

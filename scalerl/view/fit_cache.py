@@ -20,7 +20,7 @@ MOST = 100_000
 """Largest number of forecasts in the file, the oldest of which are removed."""
 
 
-class KeptFits:
+class FitCache:
     """The forecasts in the cache directory."""
 
     def __init__(self) -> None:
