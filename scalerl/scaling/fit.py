@@ -308,8 +308,8 @@ def solved(points: Curve, window: Curve, solution: Posterior, prior: Prior, r0: 
     """
     averaged = averaged_in(points, len(window))
 
-    def law_of(part: Curve, num_draws: int) -> Posterior | None:
-        return posterior(part, r0, prior, num_draws) if len(part) >= MIN_POINTS else None
+    def law_of(num_points: int, num_draws: int) -> Posterior | None:
+        return posterior(window.first(num_points), r0, prior, num_draws) if num_points >= MIN_POINTS else None
 
     draws, at_bound = solution.draws, limits_reached(solution.draws, window, prior)
     symptoms = (*shape_symptoms(window), *departure_symptoms(window, draws, solution.probability))

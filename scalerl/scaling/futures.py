@@ -374,7 +374,7 @@ def down_since_fall(curve: Curve, count: int) -> Down:
 
 
 def futures(
-    curve: Curve, rising: Posterior, averaged: Averaged, law_of: Callable[[Curve, int], Posterior | None]
+    curve: Curve, rising: Posterior, averaged: Averaged, law_of: Callable[[int, int], Posterior | None]
 ) -> Futures:
     """Return both futures in proportion to prior probability times evidence.
 
@@ -382,7 +382,7 @@ def futures(
         curve: Points of the run.
         rising: The posterior of the law and its departures, and of a level.
         averaged: What the points are means of.
-        law_of: Returns the posterior of the first points of the run, for a number of draws; None if they are too few.
+        law_of: Returns the posterior of a number of first points, with a number of draws; None if they are too few.
     """
     fell, num_draws = has_fallen(curve), len(rising.draws)
     steady, evidence_of_level = rising.level
@@ -420,7 +420,7 @@ def futures(
     num_rising = rise(odds, evidence)
     # no fall, however clear, shows that the run cannot return
     possible = rising.doubtful.evenly(rise(max(odds, EVEN_ODDS), 0.0 if fell else evidence))
-    before = None if down is None else law_of(curve.first(down.num_before), len(possible))
+    before = None if down is None else law_of(down.num_before, len(possible))
     if before is not None:
         # as many as in the mean follow the law of all points, with noise in place of the fall; the others were down,
         # and the points since then say nothing about the law to which they return

@@ -311,8 +311,8 @@ def test_what_returns_after_a_fall_that_noise_may_explain_follows_the_law_of_all
     metric[-3:] -= 0.13
     fitted = fit(Curve(np.arange(24.0), metric))
     returning = fitted.futures.for_intervals
-    rising = round((1 - returning.stays) * len(returning.draws))
-    same = round((1 - fitted.futures.stays) * len(returning.draws))
+    rising = round((1 - returning.stay_probability) * len(returning.draws))
+    same = round((1 - fitted.futures.stay_probability) * len(returning.draws))
     assert 0 < same <= rising
     assert returning.draws.asymptote[:same] == pytest.approx(
         posterior(fitted.curve, None, Prior()).doubtful.evenly(rising).evenly(same).asymptote
