@@ -18,11 +18,13 @@ import torch
 
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.run import Hardware, Learner, Placement
+from scalerl.learner.base import LearnerSpec
 from scalerl.learner.batch import RolloutTensors, TrainBatch
 from scalerl.learner.rank_processes import RankProcesses
 from scalerl.learner.ranks import LearnerGroup
 from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import load_policy
+from scalerl.placement.choices import learner_settings, policy_spec
 
 MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "lab (136k)": ({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 32}, 256, 80),
@@ -60,10 +62,10 @@ def random_batch(rollouts: int, longest: int, vocabulary: int) -> TrainBatch:
 
 
 def measure(name: str, rounds: int) -> None:
-    settings, rollouts, longest = MODELS[name]
-    batch = random_batch(rollouts, longest, settings["vocab_size"])
+    shape, rollouts, longest = MODELS[name]
+    batch = random_batch(rollouts, longest, shape["vocab_size"])
     with tempfile.TemporaryDirectory() as folder:
-        path = model_at(Path(folder) / "model", settings)
+        path = model_at(Path(folder) / "model", shape)
         config = RunConfig(
             model=HuggingFaceModel(path=path),
             hardware=Hardware(device="cpu", dtype="float32", trainer_threads=1, generator_threads=1),
@@ -71,7 +73,9 @@ def measure(name: str, rounds: int) -> None:
             learner=Learner(micro_batch_tokens=8192),
         )
         single = SingleLearner(load_policy(path), config.recipe, micro_batch_tokens=8192)
-        ranks = RankProcesses.of(config, path, [])
+        model, settings = policy_spec(config, path), learner_settings(config)
+        spec = LearnerSpec(model, config.recipe, settings, config.hardware, config.placement, ranks=2)
+        ranks = RankProcesses.of([{}, {}], spec, [])
         learners: dict[str, Any] = {
             "one process, 1 thread": (1, single),
             "one process, 2 threads": (2, single),
@@ -88,7 +92,7 @@ def measure(name: str, rounds: int) -> None:
                 learner.step(batch)
                 seconds[key].append(time.perf_counter() - began)
         ranks.close()
-    tokens = int(batch.length_B.sum())
+    tokens = int(batch.rollouts.length_B.sum())
     first = seconds["one process, 1 thread"][1:]
     print(f"{name}: {rollouts} rollouts, {tokens} tokens, {sum(p.numel() for p in single._parameters):,} parameters")
     for key, values in seconds.items():

@@ -16,7 +16,7 @@ from scalerl.rollouts.engine import Request, Sampling, generate
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.replay import check_current, largest_difference
-from scalerl.rollouts.vllm import connection, protocol
+from scalerl.rollouts.vllm import client, protocol
 from scalerl.rollouts.vllm.checks import Needs
 from scalerl.rollouts.vllm.client import vllm_client
 from scalerl.rollouts.vllm.server import Server, ServerSpec
@@ -152,7 +152,7 @@ def test_an_interrupted_sequence_continues_after_the_phrase(make, started):
 def test_broken_requests_are_resumed_with_the_same_log_probabilities(make, started, monkeypatch):
     """Six streams are cut after their fifth chunk."""
     _, _, versions, _ = started
-    events, cuts = connection._events, iter(range(6))
+    events, cuts = client._events, iter(range(6))
 
     async def cut(response):
         count = 0
@@ -162,8 +162,8 @@ def test_broken_requests_are_resumed_with_the_same_log_probabilities(make, start
             if count == 5 and next(cuts, None) is not None:
                 raise httpx.ReadError("cut")
 
-    monkeypatch.setattr(connection, "_events", cut)
-    monkeypatch.setattr(connection, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(client, "_events", cut)
+    monkeypatch.setattr(client, "BACKOFF_S", 0.001)
     monkeypatch.setattr(protocol, "STREAM_INTERVAL", 8)
     engine, _ = make(sampling=Sampling())
     sent = requests(16, "broken")
