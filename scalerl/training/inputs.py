@@ -46,10 +46,10 @@ def prompt_inputs(prompts: PromptSplit) -> dict[str, dict[str, Digests]]:
         tasks.setdefault(prompt.task, []).append(prompt)
     return {
         task: {
-            "rows": _digests(map(_row_bytes, own)),
-            "tokens": _digests(array("q", prompt.tokens).tobytes() for prompt in own),
+            "rows": _digests(map(_row_bytes, of_task)),
+            "tokens": _digests(array("q", prompt.tokens).tobytes() for prompt in of_task),
         }
-        for task, own in tasks.items()
+        for task, of_task in tasks.items()
     }
 
 
@@ -83,14 +83,14 @@ def check_prompts(
     Raises:
         ConfigError: The message has file and line of the first row that differs.
     """
-    for task, found in now.items():
-        own, expected = [prompt for prompt in prompts.everything if prompt.task == task], before[task]
-        new, gone = ~np.isin(found["rows"], expected["rows"]), ~np.isin(expected["rows"], found["rows"])
-        if new.any() or gone.any():
-            raise ConfigError(f"{_changed_rows(own, new, gone)}. {_advice('the data', run)}")
-        tokens = expected["tokens"][np.argsort(expected["rows"])][np.argsort(np.argsort(found["rows"]))]
-        if (other := found["tokens"] != tokens).any():
-            first = own[int(other.argmax())]
+    for task, current in now.items():
+        of_task, expected = [prompt for prompt in prompts.everything if prompt.task == task], before[task]
+        new, missing = ~np.isin(current["rows"], expected["rows"]), ~np.isin(expected["rows"], current["rows"])
+        if new.any() or missing.any():
+            raise ConfigError(f"{_changed_rows(of_task, new, missing)}. {_advice('the data', run)}")
+        tokens = expected["tokens"][np.argsort(expected["rows"])][np.argsort(np.argsort(current["rows"]))]
+        if (other := current["tokens"] != tokens).any():
+            first = of_task[int(other.argmax())]
             raise ConfigError(
                 f"{first.where}: the prompt has other tokens than before, as have {other.sum() - 1} other prompts, and "
                 f"the rows have not changed. So the model's tokenizer or its chat template has; the prompt is now "
@@ -98,15 +98,13 @@ def check_prompts(
             )
 
 
-def _changed_rows(prompts: Sequence[Prompt], new: npt.NDArray[np.bool_], gone: npt.NDArray[np.bool_]) -> str:
+def _changed_rows(prompts: Sequence[Prompt], new: npt.NDArray[np.bool_], missing: npt.NDArray[np.bool_]) -> str:
     """Describe how rows differ from those with which a run began: the first one, and how many there are."""
-    counts = (
-        f"{new.sum()} of {len(new)} rows are new or changed, and {gone.sum()} of the {len(gone)} before are missing"
-    )
+    counts = f"{new.sum()} of {len(new)} rows are new or changed, and {missing.sum()} of the {len(missing)} before are missing"
     if new.any():
         return f"{prompts[int(new.argmax())].where}: this row is not one of those with which the run began ({counts})"
     source = prompts[0].where.rpartition(" ")[0]
-    return f"{source}: row {int(gone.argmax()) + 1} of those with which the run began is missing ({counts})"
+    return f"{source}: row {int(missing.argmax()) + 1} of those with which the run began is missing ({counts})"
 
 
 def model_inputs(spec: PolicySpec, policy: Policy, tokenizer: Any, prompts: PromptSplit) -> dict[str, Any]:

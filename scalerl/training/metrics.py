@@ -20,43 +20,43 @@ from scalerl.training.run import Run
 from scalerl.types import GeneratorStats, ScoredGroup
 
 
-def record_step(run: Run, taken: RolloutBatch, row: dict[str, Any], before: GeneratorStats, step_s: float) -> None:
+def record_step(run: Run, batch: RolloutBatch, row: dict[str, Any], before: GeneratorStats, step_s: float) -> None:
     """Write and show one training step, and what the processes have to say.
 
     Args:
         run: The run.
-        taken: The batch.
+        batch: The batch.
         row: Metrics of the rollouts and of the update.
         before: The generators' counters at the batch before.
         step_s: Duration of the step, seconds.
     """
     for note in (*run.pipeline.notes(), *run.scoring.notes()):
         run.records.display.note(note)
-    run.records.step(step_row(run, taken, row, before, step_s))
+    run.records.step(step_row(run, batch, row, before, step_s))
 
 
 def step_row(
-    run: Run, taken: RolloutBatch, row: dict[str, Any], before: GeneratorStats, step_s: float
+    run: Run, batch: RolloutBatch, row: dict[str, Any], before: GeneratorStats, step_s: float
 ) -> dict[str, Any]:
     """Return a row of metrics.jsonl; arguments as for `record_step`."""
-    progress, now = run.progress, taken.stats
+    progress, now = run.progress, batch.stats
     lived = max(1e-9, now.busy_s + now.idle_s - before.busy_s - before.idle_s)
     tokens, slot_steps = now.tokens - before.tokens, now.slot_steps - before.slot_steps
-    environments = environment_row(taken.groups)
+    environments = environment_row(batch.groups)
     if environments:
         environments["parked"] = (now.parked_s - before.parked_s) / lived
     return {
         "step": progress.step,
         **row,
-        **answer_row(taken.groups),
+        **answer_row(batch.groups),
         **environments,
         # if two batches complete at the same tick, the second has no decode steps
         "occupancy": tokens / slot_steps if slot_steps else math.nan,
         "generator_tokens_per_s": tokens / lived,
         "generator_idle": (now.idle_s - before.idle_s) / lived,
-        "trainer_tokens_per_s": row["trained_tokens"] / max(1e-9, step_s - taken.waited_s),
-        "trainer_idle": taken.waited_s / max(1e-9, step_s),
-        "scoring_wait_s": taken.scoring_s,
+        "trainer_tokens_per_s": row["trained_tokens"] / max(1e-9, step_s - batch.waited_s),
+        "trainer_idle": batch.waited_s / max(1e-9, step_s),
+        "scoring_wait_s": batch.scoring_s,
         "swap_ms": 1e3 * now.swap_s,
         "step_s": step_s,
         "epoch": run.curriculum.epoch,
@@ -85,8 +85,8 @@ def why_untrained(rollouts: RolloutTensors, usable_BT: Tensor) -> str:
     parts = ", ".join(f"{count} {cause}" for cause, count in counts.items())
     if not usable_B.any():
         return f"none of the {len(usable_B)} rollouts can carry loss ({parts})"
-    rest = f" among the rollouts that can carry loss ({parts} of {len(usable_B)})" if parts else ""
-    return f"no prompt had any variance in its rewards{rest}"
+    detail = f" among the rollouts that can carry loss ({parts} of {len(usable_B)})" if parts else ""
+    return f"no prompt had any variance in its rewards{detail}"
 
 
 def staleness(rollouts: RolloutTensors, now: int, off_policy: OffPolicy) -> dict[str, float]:
@@ -110,7 +110,7 @@ def staleness(rollouts: RolloutTensors, now: int, off_policy: OffPolicy) -> dict
 def environment_row(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     """Return the metrics of the step's rollouts with an environment, and the means of its own numbers."""
     ends = [rollout.outcome for group in groups for rollout in group.group.rollouts if rollout.outcome]
-    told: dict[str, list[float]] = {
+    columns: dict[str, list[float]] = {
         "turns": [end.turns for end in ends],
         "tool_calls": [end.calls for end in ends],
         "observed_tokens": [end.observed for end in ends],
@@ -118,8 +118,8 @@ def environment_row(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     }
     for end in ends:
         for name, value in end.metrics.items():
-            told.setdefault(f"environment/{name}", []).append(value)
-    return {name: sum(values) / len(values) for name, values in told.items() if values}
+            columns.setdefault(f"environment/{name}", []).append(value)
+    return {name: sum(values) / len(values) for name, values in columns.items() if values}
 
 
 def answer_row(groups: Sequence[ScoredGroup]) -> dict[str, float]:

@@ -82,7 +82,9 @@ def rollout_row(
         "sample": sample,
         "question": prompt.question,
         "prompt": prompt.text if rollout.prompt is None else text.whole((), rollout.prompt),
-        "completion": SEQUENCE.join(marked_text(text, one.after(prompt), one) for one in rollout.sequences),
+        "completion": SEQUENCE.join(
+            marked_text(text, sequence.after(prompt), sequence) for sequence in rollout.sequences
+        ),
         "answer": prompt.answer,
         "reward": score.reward if score.counted else None,
         "passed": score.passed if score.counted else None,
@@ -119,7 +121,9 @@ def token_detail(
     tokens, left_out = rollout.tokens.tolist(), total - len(shown)
     parts = [(0, tokens)] if not left_out else [(0, tokens[:half]), (total - half, tokens[-half:])]
     return {
-        "text": [one for start, part in parts for one in token_texts(text, [*prompt, *tokens[:start]], part)],
+        "text": [
+            token_text for start, part in parts for token_text in token_texts(text, [*prompt, *tokens[:start]], part)
+        ],
         "staleness": [step - int(rollout.versions[t]) if rollout.sampled[t] else None for t in shown],
         "log_ratio": [ratio_T[t] for t in shown],
         "left_out": left_out,
@@ -175,14 +179,14 @@ def unpacked(record: bytes) -> dict[str, Any]:
     with raising(ValueError, str), np.load(io.BytesIO(record)) as arrays:
         if set(arrays.files) not in ({*ARRAYS}, {*ARRAYS, *NUCLEUS}):
             raise ValueError(f"it has the arrays {', '.join(sorted(arrays.files))}")
-        found = {name: arrays[name] for name in arrays.files}
-    return found
+        contents = {name: arrays[name] for name in arrays.files}
+    return contents
 
 
 def telling_group(groups: Sequence[ScoredGroup]) -> ScoredGroup:
     """Return the first group whose rewards differ, so that it has a gradient; otherwise the first group."""
     rewards = ({score.reward for score in scored.scores if score.counted} for scored in groups)
-    return next((scored for scored, own in zip(groups, rewards, strict=True) if len(own) > 1), groups[0])
+    return next((scored for scored, values in zip(groups, rewards, strict=True) if len(values) > 1), groups[0])
 
 
 def kept_samples(visits: Sequence[Visit], samples: Sequence[int], replayed: Collection[int], count: int) -> set[Pair]:
@@ -194,12 +198,12 @@ def kept_samples(visits: Sequence[Visit], samples: Sequence[int], replayed: Coll
         replayed: Indices of the groups whose first rollout is replayed; a replay may have no log ratios.
         count: Rows per task.
     """
-    kept = {(number, 0) for number in replayed}
-    for own in _by_task([visit.prompt.task for visit in visits]):
-        width = min(samples[number] for number in own)
-        kept.update((number, 0) for number in _spread(own, count)[:count])
-        kept.update(_further(own, width, count - len(_spread(own, count)[:count])))
-    return kept
+    pairs = {(number, 0) for number in replayed}
+    for numbers in _by_task([visit.prompt.task for visit in visits]):
+        width = min(samples[number] for number in numbers)
+        pairs.update((number, 0) for number in _spread(numbers, count)[:count])
+        pairs.update(_further(numbers, width, count - len(_spread(numbers, count)[:count])))
+    return pairs
 
 
 def evaluation_rows(
@@ -211,10 +215,10 @@ def evaluation_rows(
     samples of each prompt are added.
     """
     rows = []
-    for own in _by_task([scored.group.visit.prompt.task for scored in groups]):
-        first = list(dict.fromkeys([*(n for n in own if n in log_ratios), *_spread(own, count)]))[:count]
-        chosen = [(n, 0) for n in sorted(first)]
-        chosen += _further(own, min(len(groups[n].scores) for n in own), count - len(chosen))
+    for numbers in _by_task([scored.group.visit.prompt.task for scored in groups]):
+        first = list(dict.fromkeys([*(n for n in numbers if n in log_ratios), *_spread(numbers, count)]))[:count]
+        pairs = [(n, 0) for n in sorted(first)]
+        pairs += _further(numbers, min(len(groups[n].scores) for n in numbers), count - len(pairs))
         rows += [
             rollout_row(
                 text,
@@ -224,7 +228,7 @@ def evaluation_rows(
                 log_ratios.get(n) if sample == 0 else None,
                 detailed=sample == 0 and n in log_ratios,
             )
-            for n, sample in chosen
+            for n, sample in pairs
         ]
     return rows
 
@@ -237,10 +241,10 @@ def _by_task(tasks: Sequence[str]) -> list[list[int]]:
     return [numbers[task] for task in sorted(numbers)]
 
 
-def _spread(own: Sequence[int], count: int) -> Sequence[int]:
-    return own[:: max(1, len(own) // count)] if count else []
+def _spread(numbers: Sequence[int], count: int) -> Sequence[int]:
+    return numbers[:: max(1, len(numbers) // count)] if count else []
 
 
-def _further(own: Sequence[int], width: int, count: int) -> list[Pair]:
+def _further(numbers: Sequence[int], width: int, count: int) -> list[Pair]:
     """Return the first `count` samples of groups after their first one."""
-    return list(islice(((n, sample) for sample in range(1, width) for n in own), max(0, count)))
+    return list(islice(((n, sample) for sample in range(1, width) for n in numbers), max(0, count)))

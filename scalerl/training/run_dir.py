@@ -53,18 +53,18 @@ NEW_DIRECTORIES = ("rollouts", "checkpoints", "weights", "servers", "tensorboard
 class RunDirectory:
     """The files of one run, locked by one process at a time."""
 
-    def __init__(self, path: Path, config: RunConfig, made: Sequence[Path] | None = None) -> None:
+    def __init__(self, path: Path, config: RunConfig, new_directories: Sequence[Path] | None = None) -> None:
         """Open and lock an existing run directory; `create` and `resume` call this.
 
         Args:
             path: The directory.
             config: Configuration of the run.
-            made: For a new run, the directories that were made for it, innermost first; None: the run exists.
+            new_directories: Those made for a new run, innermost first; None: the run exists.
 
         Raises:
             ConfigError: Another process has locked it, or a link in it leads outside.
         """
-        self.path, self.config, self._made = path, config, made
+        self.path, self.config, self._new_directories = path, config, new_directories
         self._lock = take_hold(path)
         self._digests: dict[str, tuple[int, Any]] = {}  # bytes digested of each row file, and their hash
         if self._lock is None:
@@ -78,7 +78,7 @@ class RunDirectory:
     @property
     def is_new(self) -> bool:
         """Whether the run was made by this process."""
-        return self._made is not None
+        return self._new_directories is not None
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunDirectory:
@@ -95,9 +95,9 @@ class RunDirectory:
         check_encodable(path, "--run-dir")
         check_new_directory(path, "--run-dir")
         rollouts = path / "rollouts"
-        made = [place for place in (rollouts, *rollouts.parents) if not place.exists()]
+        new_directories = [place for place in (rollouts, *rollouts.parents) if not place.exists()]
         rollouts.mkdir(parents=True, exist_ok=True)
-        run = cls(path, config, made)
+        run = cls(path, config, new_directories)
         run.save_config(config)
         return run
 
@@ -134,12 +134,12 @@ class RunDirectory:
         A run that existed before keeps its files, and so does one in which a process died: its traceback is in a log.
         Directories that existed before stay.
         """
-        if self._made is not None and not any(self.path.glob("*.log")):
+        if self._new_directories is not None and not any(self.path.glob("*.log")):
             for name in (*NEW_FILES, *ROW_FILES):
                 (self.path / name).unlink(missing_ok=True)
             for name in NEW_DIRECTORIES:
                 shutil.rmtree(self.path / name, ignore_errors=True)
-            for place in self._made:
+            for place in self._new_directories:
                 with suppress(OSError):  # it is gone, or contains other files
                     place.rmdir()
         self.close()
@@ -184,10 +184,10 @@ class RunDirectory:
 
     def cursors(self) -> dict[str, int]:
         """Return the sizes of the row files for a checkpoint, after forcing their rows to disk."""
-        there = [name for name in ROW_FILES if (self.path / name).exists()]
-        for name in there:
+        existing = [name for name in ROW_FILES if (self.path / name).exists()]
+        for name in existing:
             sync(self.path / name)
-        return {name: (self.path / name).stat().st_size if name in there else 0 for name in ROW_FILES}
+        return {name: (self.path / name).stat().st_size if name in existing else 0 for name in ROW_FILES}
 
     def row_digests(self, cursors: Mapping[str, int]) -> dict[str, str]:
         """Return the XXH3 digest of the rows that a checkpoint counts, by file; only new rows are read."""
@@ -231,9 +231,9 @@ class RunDirectory:
     def _row_fault(self, name: str, size: int, state: Mapping[str, Any]) -> str:
         """Return how a row file differs from what a checkpoint counts, or an empty string."""
         path, expected = self.path / name, state.get("row_digests", {}).get(name)
-        there = path.stat().st_size if path.exists() else 0
-        if there < size:
-            return f"{name} has {there} bytes, and the checkpoint counts {size}: rows are missing"
+        length = path.stat().st_size if path.exists() else 0
+        if length < size:
+            return f"{name} has {length} bytes, and the checkpoint counts {size}: rows are missing"
         if expected and digest(path, size) != expected:
             return f"the first {size} bytes of {name} are not the rows that the checkpoint counts"
         return ""

@@ -93,17 +93,17 @@ def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, repo
         torch.manual_seed(seed)
         policy = Policy(make_model(model, tokenizer))
         history += _train(policy, tried, data, tokenizer, report)
-        known = {
+        accuracy = {
             task.curve: fact_accuracy(policy, tokenizer, generated.GENERATED[task.kind].facts(task))
             for task in generated_tasks(data)
         }
-        each = {f"fact_accuracy_{name}": share for name, share in known.items()} if len(known) > 1 else {}
-        history.append({"seed": float(seed), "fact_accuracy": min(known.values()), **each})
+        by_task = {f"fact_accuracy_{name}": share for name, share in accuracy.items()} if len(accuracy) > 1 else {}
+        history.append({"seed": float(seed), "fact_accuracy": min(accuracy.values()), **by_task})
         report(history[-1])
-        if min(known.values()) >= GATE:
+        if min(accuracy.values()) >= GATE:
             break
     else:
-        shares = ", ".join(f"{share:.1%} ({name})" for name, share in known.items())
+        shares = ", ".join(f"{share:.1%} ({name})" for name, share in accuracy.items())
         raise ConfigError(
             f"model.warm_start: after {model.warm_start.steps} updates with the last of {ATTEMPTS} seeds, the model "
             f"gets {shares} of the 300 single steps right; allowed: at least {GATE:.0%}, which a clean curve needs; "
@@ -180,7 +180,7 @@ def _train(
         early: generated.traces(data, settings, settings.step_noise * (0.15 if early else 1.0), (settings.seed, early))
         for early in (True, False)
     }
-    began = time.perf_counter()
+    start = time.perf_counter()
     for step in range(settings.steps):
         pairs = [next(sources[step < 0.6 * settings.steps]) for _ in range(settings.batch)]
         pairs.sort(key=lambda pair: len(pair[1]))
@@ -197,7 +197,7 @@ def _train(
             group["lr"] = settings.learning_rate * _schedule(step, settings.steps)
         optimizer.step()
         if (step + 1) % 50 == 0 or step + 1 == settings.steps:
-            seconds = round(time.perf_counter() - began, 2)
+            seconds = round(time.perf_counter() - start, 2)
             history.append({"step": float(step + 1), "loss": round(loss, 4), "seconds": seconds})
             report(history[-1])
     return history

@@ -198,8 +198,8 @@ def mismatch(rows: Rows, config: RunConfig) -> dict[str, str]:
         cure = " or ".join(cures) or "check the numerics of the engine (docs/mismatch.md)"
         return {"mismatch": f"trainer and engine differ by {fresh:.2g} nats per token for the same weights: {cure}"}
     if effective < LEAST_EFFECTIVE:
-        known = f"{fresh:.2g} for the same weights" if math.isfinite(fresh) else "no token is of the same weights"
-        ratios = f"|log ratio|: {known}, {stale:.2g} for older ones"
+        ratio_text = f"{fresh:.2g} for the same weights" if math.isfinite(fresh) else "no token is of the same weights"
+        ratios = f"|log ratio|: {ratio_text}, {stale:.2g} for older ones"
         text = f"the ratios make {effective:.0%} of the trained tokens effective ({ratios})"
         lag, off_policy = "max_lag" if config.recipe.off_policy.streams else "batches", config.recipe.off_policy
         return {"stale": f"{text}: lower recipe.off_policy.{lag}, now {getattr(off_policy, lag)}"}
@@ -237,5 +237,5 @@ def moved(rows: Rows) -> list[str]:
 
 
 def _mean(values: Iterable[Any]) -> float:
-    known = [value for value in map(number, values) if math.isfinite(value)]
-    return math.fsum(known) / len(known) if known else math.nan
+    numbers = [value for value in map(number, values) if math.isfinite(value)]
+    return math.fsum(numbers) / len(numbers) if numbers else math.nan
