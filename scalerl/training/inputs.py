@@ -100,7 +100,8 @@ def check_prompts(
 
 def _changed_rows(prompts: Sequence[Prompt], new: npt.NDArray[np.bool_], missing: npt.NDArray[np.bool_]) -> str:
     """Describe how rows differ from those with which a run began: the first one, and how many there are."""
-    counts = f"{new.sum()} of {len(new)} rows are new or changed, and {missing.sum()} of the {len(missing)} before are missing"
+    changed = f"{new.sum()} of {len(new)} rows are new or changed"
+    counts = f"{changed}, and {missing.sum()} of the {len(missing)} before are missing"
     if new.any():
         return f"{prompts[int(new.argmax())].where}: this row is not one of those with which the run began ({counts})"
     source = prompts[0].where.rpartition(" ")[0]
