@@ -197,7 +197,7 @@ class Restarter:
         try:
             self._handle = self._future.result()
         except (EngineDied, ConfigError, PluginError) as error:  # no user's error: the configuration has worked before
-            self._handle_failure(EngineDied(str(error), getattr(error, "trace", "")))
+            self._handle_failure(EngineDied(str(error), error.trace if isinstance(error, EngineDied) else ""))
             return False
         self._asked_at = self._heard_at = self._moved_at = time.monotonic()
         if self._wanted >= 0:
