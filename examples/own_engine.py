@@ -7,22 +7,20 @@ scalerl train --model MODEL --data FILE --placement.engine '{kind = "custom", fu
 from tiny_model import QUICK, show, tiny_model, words
 
 import scalerl
+from scalerl.rollouts.engine import EngineWrapper
 from scalerl.rollouts.testing import check_engine
 
 LETTERS = "abcd"
 
 
-class Counting:
+class Counting(EngineWrapper):
     """An engine that forwards all calls to the built-in one, and counts finished sequences and tokens."""
 
     def __init__(self, parts, every=200):
         """Receive the parts (scalerl.rollouts.testing.EngineParts), then the parameters of the configuration."""
-        self.inner, self.every, self.evaluating = parts.torch_engine(), every, parts.evaluating
+        super().__init__(parts.torch_engine())
+        self.every, self.evaluating = every, parts.evaluating
         self.sequences = self.tokens = 0
-
-    def __getattr__(self, name):
-        """Return all other attributes of the inner engine: submit, swap, occupancy, deterministic, ..."""
-        return getattr(self.inner, name)
 
     def poll(self, timeout_s=0.0):
         """Return finished sequences, and count them."""

@@ -6,14 +6,12 @@ python examples/uniform_engine.py
 import numpy as np
 
 from scalerl.core.rng import uniforms
-from scalerl.rollouts.engine import Finished, Occupancy, Request, Work
+from scalerl.rollouts.engine import Finished, Occupancy, Request, StepEngine, Work
 from scalerl.types import Rollout
 
 
-class UniformEngine:
+class UniformEngine(StepEngine):
     """Token 0 ends a sequence; every token has probability 1 / vocabulary."""
-
-    deterministic, exact_resume = True, False
 
     def __init__(self, slots, vocabulary, longest, receive):
         self.slots, self.vocabulary, self.longest, self.receive = slots, vocabulary, longest, receive
@@ -31,9 +29,6 @@ class UniformEngine:
     def cancel(self, ids):
         """Drop sequences."""
         self.queue = {id: entry for id, entry in self.queue.items() if id not in ids}
-
-    def advance(self):
-        """Do nothing: the work is done in `poll`."""
 
     def poll(self, timeout_s=0.0):
         """Decode one step; return what has finished."""

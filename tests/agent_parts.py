@@ -12,7 +12,7 @@ from tiny_tokenizers import byte_level
 from scalerl.config.data import AgentTask
 from scalerl.models.text import TokenText
 from scalerl.rollouts.agents.engine import AgentEngine, Endpoints
-from scalerl.rollouts.engine import EngineDefaults, Finished, Occupancy, Request, Work
+from scalerl.rollouts.engine import Finished, Occupancy, Request, StepEngine, Work
 from scalerl.tasks.agents.harness import Report
 from scalerl.types import AGENT, Prompt, Rollout
 
@@ -30,10 +30,8 @@ def tokenizer(template=CHATML):
     return made
 
 
-class Told(EngineDefaults):
+class Told(StepEngine):
     """An engine whose turns are what a function of the prompt's text returns; each ends with <|im_end|>."""
-
-    deterministic = True
 
     def __init__(self, tokenizer, say, polls=1):
         self.tokenizer, self.say, self.polls, self.version, self.work = tokenizer, say, polls, 0, Work()

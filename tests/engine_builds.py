@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from scripted_engine import scripted_engine
+from scripted_engine import STOP, ScriptedDecoder, scripted_engine
 
 from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
@@ -28,6 +28,22 @@ class Scripted:
         return [
             scripted_engine(slots=4, mean_tokens=6, max_tokens=20, delay_s=self.delay_s) for _ in range(self.engines)
         ]
+
+
+@dataclass(frozen=True)
+class Served:
+    """Makes a pair of scripted engines that sample on their own; sent to a process by pickling."""
+
+    def __call__(self):
+        from scalerl.config.placement import Placement
+        from scalerl.rollouts.free_running import FreeRunner
+        from scalerl.rollouts.local.slot_engine import SlotEngine
+        from scalerl.rollouts.served import Restarter
+
+        decoder, rule = ScriptedDecoder(6.0), LengthRule(None, NEVER, 20)
+        receive = lambda version: {"version": version}  # noqa: E731
+        pair = [SlotEngine(decoder, 4, rule, (STOP,), refill=1, receive=receive) for _ in range(2)]
+        return Restarter(lambda: FreeRunner(pair), "generator 2 of 3", (4, 4), Placement(), print).engines
 
 
 @dataclass(frozen=True)
@@ -55,7 +71,7 @@ class Torch:
 class Seen:
     """Makes engines and learners that report environment variables of their process."""
 
-    deterministic = exact_resume = True
+    deterministic = True
     version, work = 0, None
 
     def __init__(self, name="", place=None):

@@ -84,7 +84,7 @@ class _Faulty:
 class Hanging:
     """An asynchronous engine that samples on while it never takes a version or a newer one."""
 
-    deterministic = exact_resume = False
+    deterministic = False
 
     def __init__(self, inner: SlotEngine, at: int) -> None:
         self._inner, self._at = inner, at

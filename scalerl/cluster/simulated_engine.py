@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.cluster.speed import Lengths, Speeds
-from scalerl.rollouts.engine import EngineDefaults, Finished, Occupancy, Request, Work
+from scalerl.rollouts.engine import Finished, Occupancy, Request, StepEngine, Work
 from scalerl.types import Rollout
 
 LengthOf = Callable[[Request], int]
@@ -48,7 +48,7 @@ class Clock:
     """Current factor on the seconds of decode steps."""
 
 
-class SimulatedEngine(EngineDefaults):
+class SimulatedEngine(StepEngine):
     """An engine without a model: a sequence is a length, its tokens are zeros, and a decode step takes simulated time.
 
     In lockstep, a poll does one decode step; otherwise all steps up to `clock.until`.

@@ -90,6 +90,8 @@ class Remote(Protocol):
     """Name of the process in messages."""
     died: type[ProcessDied]
     """Exception that reports its death."""
+    pid: int | None = None
+    """Process id on this machine; None: it may run on another one."""
     cure: str = ""
     """What to do if the process lacks memory, for the message about its death."""
 

@@ -114,7 +114,7 @@ class EngineSpec:
         slots, count = self.generator.generation.slots, self.generator.placement.engines
         return slots // count + (self.number < slots % count)
 
-    def __call__(self) -> tuple[Engine, Engine]:
+    def __call__(self) -> Sequence[Engine]:
         """Load the model, in the engine's process."""
         generator, recipe = self.generator, self.generator.recipe
         count, own, engine = generator.placement.engines, self.slots, generator.placement.engine
@@ -129,7 +129,7 @@ class EngineSpec:
             seed=generator.generation.seed,
         )
         if isinstance(engine, Custom):
-            return engine_pair(engine, parts)
+            return engine_pair(engine, parts, generator.placement, self.name)
         policy = generator.load_policy()
         fit = EVALUATION_CACHE // (policy.cache_bytes * (generator.longest_prompt + generator.rule.capacity))
         evaluated = min(max(own, fit), -(-generator.generation.evaluated_sequences // count))

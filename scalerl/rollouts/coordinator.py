@@ -361,7 +361,7 @@ class Coordinator:
         Received updates that are not active yet are left out: the trainer sends them again.
         """
         return {
-            "engines": [engine.state() if engine.exact_resume else None for engine in self.engines],
+            "engines": [engine.state() for engine in self.engines],
             "work_before": to_plain(self._work_before),
             "works": [to_plain(engine.work) for engine in self.engines],
             "slots": [engine.occupancy().slots for engine in self.engines],
@@ -409,13 +409,13 @@ class Coordinator:
         self._work_before = from_plain(Work, state["work_before"])
         states = state["engines"]
         exact = state["slots"] == [engine.occupancy().slots for engine in self.engines] and all(
-            held is not None and engine.exact_resume for held, engine in zip(states, self.engines, strict=True)
+            held is not None and engine.state() is not None for held, engine in zip(states, self.engines, strict=True)
         )
         if exact:
             for engine, held in zip(self.engines, states, strict=True):
                 engine.load_state(held)
             return
-        # different engines or slots, or no exact_resume: sequences in flight are sampled again from their prompts
+        # different engines or slots, or no state: sequences in flight are sampled again from their prompts
         self._work_before = sum((from_plain(Work, work) for work in state["works"]), self._work_before)
         for index, group in self._open.items():
             group.engine %= len(self.engines)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from scalerl.config.placement import Placement
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError, call, load_function
 from scalerl.models.policy import Policy
-from scalerl.rollouts.engine import Engine, Sampling
+from scalerl.rollouts.engine import Engine, EngineWrapper, Sampling
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.slot_engine import Receive
 from scalerl.rollouts.local.torch_engine import torch_engine
+from scalerl.rollouts.served import EngineHandle, Restarter
 
 FIELD = "placement.engine"
 
@@ -62,46 +64,67 @@ class EngineParts:
         )
 
 
-def make_engine(choice: Custom, parts: EngineParts) -> Engine:
-    """Import a user's class or factory and make an engine with it.
+def make_engine(choice: Custom, parts: EngineParts) -> Any:
+    """Import a user's class or factory and make an engine, or the handle of two, with it.
 
     Raises:
         ConfigError: It cannot be imported, takes other arguments, or raises.
     """
     function = load_function(choice.function, f"{FIELD}.function")
     try:
-        return call(function, choice.function, parts, **choice.params)  # type: ignore[no-any-return]
+        return call(function, choice.function, parts, **choice.params)
     except PluginError as error:
         raise ConfigError(f"{FIELD}: {error}") from None
 
 
-class Swapping:
-    """An engine that passes every swap on to the evaluation engine."""
+class OwnWeights(EngineWrapper):
+    """A training engine whose evaluation engine has weights of its own: both get every version."""
 
     def __init__(self, engine: Engine, evaluator: Engine) -> None:
-        self._engine, self._evaluator = engine, evaluator
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
+        """Wrap the training engine."""
+        super().__init__(engine)
+        self._evaluator = evaluator
 
     @property
     def version(self) -> int:
-        """Version that both use: the older one while a swap is under way."""
-        return min(self._engine.version, self._evaluator.version)
+        """Version that both use."""
+        return min(self.inner.version, self._evaluator.version)
 
     def swap(self, version: int) -> None:
         """Swap the weights of both."""
-        self._engine.swap(version)
+        self.inner.swap(version)
         self._evaluator.swap(version)
 
 
-def engine_pair(choice: Custom, parts: EngineParts) -> tuple[Engine, Engine]:
-    """Return a user's engine for training and one for evaluations, which uses the same weights.
+def engine_pair(
+    choice: Custom,
+    parts: EngineParts,
+    placement: Placement | None = None,
+    name: str = "the engine",
+    note: Callable[[str], None] = print,
+) -> Sequence[Engine]:
+    """Return a user's engine for training and one for evaluations, which use the same weights.
+
+    Args:
+        choice: Import path and parameters of a step engine, which is made twice, or of a handle of both.
+        parts: Parts of the engine for training.
+        placement: Time limits of a handle; None: the defaults.
+        name: Name of a handle in messages.
+        note: Function that gets a message about every failure of a handle.
 
     Raises:
         ConfigError: See `make_engine`.
     """
     shared = replace(parts, load_policy=cache(parts.load_policy))
-    evaluator = make_engine(choice, replace(shared, evaluating=True))
-    engine: Any = Swapping(make_engine(choice, shared), evaluator)
-    return engine, evaluator
+    made = make_engine(choice, shared)
+    if not isinstance(made, EngineHandle):
+        evaluator = make_engine(choice, replace(shared, evaluating=True))
+        return OwnWeights(made, evaluator), evaluator
+    first = [made]
+
+    def begin() -> EngineHandle:
+        return first.pop() if first else make_engine(choice, shared)
+
+    restarter = Restarter(begin, name, (parts.slots, parts.slots), placement or Placement(), note)
+    restarter.wait_ready()
+    return restarter.engines

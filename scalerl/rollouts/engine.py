@@ -1,8 +1,10 @@
 """The contract between the coordinator and an engine: submit, poll, swap, occupancy.
 
 An engine decodes many sequences together, refills its slots as sequences end, and swaps in new weights without dropping
-the cache. To add an engine, write a class with these methods (docs/extending.md has an example). Every engine is
-tested by replay: each token's log-probability must match the weights of its version, given the cache at that step.
+the cache. There are two kinds. A `StepEngine` does one decode step a poll. An engine that samples on its own is a
+`ServedEngine` (served.py), behind a handle with three methods. To add one, write either (docs/extending.md has
+examples). Every engine is tested by replay: each token's log-probability must match the weights of its version, given
+the cache at that step.
 """
 
 from __future__ import annotations
@@ -194,13 +196,14 @@ def joined(sets: Sequence[npt.NDArray[np.integer[Any]]]) -> tuple[IntArray, IntA
 
 
 class Engine(Protocol):
-    """Continuous batching with per-token log-probabilities and versions."""
+    """Continuous batching with per-token log-probabilities and versions: what the coordinator calls."""
 
-    deterministic: bool
-    """Whether `poll` does exactly one decode step, and equal requests and weights give equal tokens. Other engines run
-    asynchronously, and `poll` returns what has finished since the last call."""
-    exact_resume: bool
-    """Whether `state` includes the sequences in flight with their cache. If not, they are submitted again on resume."""
+    @property
+    def deterministic(self) -> bool:
+        """Whether `poll` does exactly one decode step, and equal requests and weights give equal tokens.
+
+        Other engines run asynchronously, and `poll` returns what has finished since the last call.
+        """
 
     @property
     def work(self) -> Work:
@@ -236,28 +239,86 @@ class Engine(Protocol):
         the version in use. It samples nothing before the first swap.
         """
 
-    def state(self) -> dict[str, Any]:
-        """Return everything needed for an exact resume except the weights: nested dicts of arrays and plain values."""
+    def state(self) -> dict[str, Any] | None:
+        """Return everything needed for an exact resume except the weights: nested dicts of arrays and plain values.
+
+        None: the engine saves no sequences. Those under way are submitted again on resume.
+        """
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
 
 
-class EngineDefaults:
-    """Methods of an engine that does its work in `poll` or in another process, and saves no state."""
+class StepEngine:
+    """The parts of an engine that does one decode step in each `poll` and saves no state; subclasses have the rest."""
 
-    deterministic = False
-    exact_resume = False
+    deterministic = True
 
     def advance(self) -> None:
-        """Do nothing: the work is done in `poll`, or in another process."""
+        """Do nothing: the work is done in `poll`."""
 
-    def state(self) -> dict[str, Any]:
-        """Return nothing: sequences in flight are submitted again on resume."""
-        return {}
+    def state(self) -> dict[str, Any] | None:
+        """Return None: sequences under way are submitted again on resume."""
+        return None
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore nothing."""
+        """Restore what `state` returned."""
+        raise NotImplementedError(f"{type(self).__name__} saves no state")
+
+
+class EngineWrapper:
+    """An engine around another one; subclasses replace some methods."""
+
+    def __init__(self, inner: Engine) -> None:
+        """Wrap an engine."""
+        self.inner = inner
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the inner engine is."""
+        return self.inner.deterministic
+
+    @property
+    def work(self) -> Work:
+        """Work of the inner engine."""
+        return self.inner.work
+
+    @property
+    def version(self) -> int:
+        """Version of the inner engine."""
+        return self.inner.version
+
+    def occupancy(self) -> Occupancy:
+        """Return how full the inner engine is."""
+        return self.inner.occupancy()
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue sequences."""
+        self.inner.submit(requests)
+
+    def cancel(self, ids: Collection[tuple[int, int]]) -> None:
+        """Drop unfinished sequences."""
+        self.inner.cancel(ids)
+
+    def advance(self) -> None:
+        """Begin the work of the next `poll`."""
+        self.inner.advance()
+
+    def poll(self, timeout_s: float = 0.0) -> list[Finished]:
+        """Return the sequences that finished."""
+        return self.inner.poll(timeout_s)
+
+    def swap(self, version: int) -> None:
+        """Use new weights."""
+        self.inner.swap(version)
+
+    def state(self) -> dict[str, Any] | None:
+        """Return the state of the inner engine."""
+        return self.inner.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self.inner.load_state(state)
 
 
 class Stopped(RuntimeError):

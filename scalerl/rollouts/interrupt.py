@@ -117,26 +117,70 @@ def forced_tokens(rule: LengthRule, count_B: Ints, closed_at_B: Ints, interrupt_
     return np.where(inside_B, phrase[np.where(inside_B, offset_B, 0)], -1)
 
 
-def closed_at(rule: LengthRule, tail_BK: Ints, count_B: Ints, closed_at_B: Ints, interrupt_at_B: Ints) -> Ints:
-    """Return closed_at_B after a token was added.
+def budget_end(rule: LengthRule, closed_at_B: Ints) -> Ints | int:
+    """Return the count at which each rollout is out of budget; one that has not stopped by then is truncated."""
+    return rule.max_tokens if rule.thinking is None else closed_at_B + rule.answer_tokens
+
+
+def next_limit(rule: LengthRule, closed_at_B: Ints, interrupt_at_B: Ints) -> Ints:
+    """Return the count up to which the model samples: the interruption while it thinks, then the end of the budget."""
+    end_B = budget_end(rule, closed_at_B)
+    return np.where(closed_at_B == NEVER, np.minimum(interrupt_at_B, end_B), end_B)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What becomes of B rollouts that get new tokens.
+
+    Example: Taken(tokens_B=[1, 1], closed_at_B=[12, NEVER], stopped_B=[False, True], ended_B=[True, True])
+    """
+
+    tokens_B: Ints
+    """How many of the new tokens belong to each rollout: all of them, or those up to its end."""
+    closed_at_B: Ints
+    """Counts at which thinking ended."""
+    stopped_B: Bools
+    """Whether a stop token ended it."""
+    ended_B: Bools
+    """Whether it has ended: by a stop token, or truncated, its budget used up."""
+
+
+def take_tokens(
+    rule: LengthRule,
+    stop: Ints,
+    recent_BK: Ints,
+    tokens_BT: Ints,
+    sampled: Bools | bool,
+    count_B: Ints,
+    closed_at_B: Ints,
+    interrupt_at_B: Ints,
+) -> Taken:
+    """Apply budget, interruption and stop tokens to T new tokens of B rollouts: one token of each slot, or one chunk.
 
     Args:
         rule: Length limits.
-        tail_BK: Last K = rule.longest_tag tokens of each rollout, -1 before its start.
-        count_B: Counts that include the new token.
-        closed_at_B: Values before the new token.
+        stop: Tokens that end a rollout if the model sampled them.
+        recent_BK: The K tokens before the new ones, -1 before its start; K >= rule.longest_tag - 1.
+        tokens_BT: New tokens, T >= 1.
+        sampled: Whether the model sampled them [B, T]; the phrase is not sampled.
+        count_B: Tokens before the new ones.
+        closed_at_B: Counts at which thinking ended before them.
         interrupt_at_B: Thinking limits.
     """
-    if rule.thinking is None:
-        return closed_at_B
-    ends = [(tail_BK[:, tail_BK.shape[1] - len(tag) :] == np.asarray(tag)).all(axis=1) for tag in rule.tags]
-    tag_B = np.logical_or.reduce(ends)
-    phrase_done_B = count_B == interrupt_at_B + len(rule.phrase)
-    return np.where((closed_at_B == NEVER) & (tag_B | phrase_done_B), count_B, closed_at_B)
-
-
-def out_of_budget(rule: LengthRule, count_B: Ints, closed_at_B: Ints) -> Bools:
-    """Return which rollouts have reached their limit; those without a stop token are truncated."""
-    if rule.thinking is None:
-        return count_B >= rule.max_tokens
-    return count_B >= closed_at_B + rule.answer_tokens
+    (B, T), K = tokens_BT.shape, recent_BK.shape[1]
+    count_BT = count_B[:, None] + np.arange(1, T + 1)
+    closed_BT = closed_at_B[:, None]
+    if rule.thinking is not None:
+        all_BS = np.concatenate([recent_BK, tokens_BT], axis=1)
+        closes_BT = count_BT == interrupt_at_B[:, None] + len(rule.phrase)
+        for tag in rule.tags:
+            first = K - len(tag) + 1  # where the tag begins that ends with new token 0
+            closes_BT |= np.logical_and.reduce([all_BS[:, first + k : first + k + T] == id for k, id in enumerate(tag)])
+        closed_BT = np.minimum(closed_BT, np.minimum.accumulate(np.where(closes_BT, count_BT, NEVER), axis=1))
+    stop_BT = (tokens_BT[:, :, None] == stop).any(axis=2) & sampled
+    end_BT = stop_BT | (count_BT >= budget_end(rule, closed_BT))
+    rows_B, last_B = np.arange(B), end_BT.argmax(axis=1)
+    ended_B = end_BT[rows_B, last_B]
+    last_B = np.where(ended_B, last_B, T - 1)
+    closed_B = closed_at_B if rule.thinking is None else closed_BT[rows_B, last_B]
+    return Taken(last_B + 1, closed_B, stop_BT[rows_B, last_B], ended_B)

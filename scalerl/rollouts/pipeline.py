@@ -427,7 +427,7 @@ class Pipeline:
 
         A stopped engine that may hang is none: the generator does without it.
         """
-        pid = getattr(self._worker, "pid", None)  # none on Ray
+        pid = None if self._worker is None else self._worker.pid
         return None if pid is None else stopped_process(pid, descendants=not self._may_hang)
 
     def _read(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import LocalRemote, serve
-from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request, Work
+from scalerl.rollouts.engine import NO_WEIGHTS, Engine, Finished, Occupancy, Request, Work
 
 BuildEngines = Callable[[], Sequence[Engine]]
 """Makes engines that share their weights, inside the process; must be picklable."""
@@ -45,12 +45,10 @@ class EngineProcess(LocalRemote):
 class RemoteEngine:
     """One engine of a process, behind the engine contract. Keeps its last reported occupancy, work and version."""
 
-    def __init__(
-        self, process: EngineProcess, number: int, occupancy: Occupancy, deterministic: bool, exact_resume: bool
-    ) -> None:
+    def __init__(self, process: EngineProcess, number: int, occupancy: Occupancy, deterministic: bool) -> None:
         self._process, self._number, self._occupancy = process, number, occupancy
-        self.deterministic, self.exact_resume = deterministic, exact_resume
-        self.version, self.work = 0, Work()
+        self.deterministic = deterministic
+        self.version, self.work = 0 if deterministic else NO_WEIGHTS, Work()
         self._asked = False
 
     def occupancy(self) -> Occupancy:
@@ -68,12 +66,14 @@ class RemoteEngine:
 
     def advance(self) -> None:
         """Request a step if there is work; `poll` returns the sequences that it finished."""
-        if self._occupancy.busy:
-            self._process.tell("step", self._number)
+        if self.deterministic and self._occupancy.busy:
+            self._process.tell("step", self._number, 0.0)
             self._asked = True
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
         """Wait for the requested step; return the sequences that finished."""
+        if not self.deterministic:
+            return list(self._heard(self._process.call("step", self._number, timeout_s)))
         if not self._asked:
             return []
         self._asked = False
@@ -83,9 +83,10 @@ class RemoteEngine:
         """Make the process receive and use new weights."""
         self._call("swap", version)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any] | None:
         """Return the engine's state."""
-        return dict(self._call("state"))
+        state: dict[str, Any] | None = self._call("state")
+        return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
@@ -109,16 +110,16 @@ class _Engines:
     def __init__(self, build: BuildEngines) -> None:
         self._engines = build()
 
-    def declared(self) -> list[tuple[Occupancy, bool, bool]]:
-        return [(engine.occupancy(), engine.deterministic, engine.exact_resume) for engine in self._engines]
+    def declared(self) -> list[tuple[Occupancy, bool]]:
+        return [(engine.occupancy(), engine.deterministic) for engine in self._engines]
 
     def _facts(self, number: int) -> Facts:
         engine = self._engines[number]
         return engine.occupancy(), engine.work, engine.version
 
-    def step(self, number: int) -> tuple[list[Finished], Facts]:
+    def step(self, number: int, timeout_s: float) -> tuple[list[Finished], Facts]:
         self._engines[number].advance()
-        return self._engines[number].poll(), self._facts(number)
+        return self._engines[number].poll(timeout_s), self._facts(number)
 
     def call(self, number: int, method: str, *arguments: Any) -> tuple[Any, Facts]:
         return getattr(self._engines[number], method)(*arguments), self._facts(number)

@@ -7,15 +7,16 @@ engine that died is started again, gets the latest weights and samples its open 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Thread
+from typing import Any
 
 from scalerl.config.placement import Placement
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.plugins import PluginError
-from scalerl.rollouts.engine import NO_WEIGHTS, EngineDefaults, Finished, Occupancy, Request, Work
+from scalerl.rollouts.engine import NO_WEIGHTS, Finished, Occupancy, Request, Work
 from scalerl.rollouts.process_engine import EngineDied
 
 FAILURES = 3
@@ -196,7 +197,7 @@ class Restarter:
         try:
             self._handle = self._future.result()
         except (EngineDied, ConfigError, PluginError) as error:  # no user's error: the configuration has worked before
-            self._handle_failure(EngineDied(str(error), getattr(error, "trace", "")))
+            self._handle_failure(EngineDied(str(error), error.trace if isinstance(error, EngineDied) else ""))
             return False
         self._asked_at = self._heard_at = self._moved_at = time.monotonic()
         if self._wanted >= 0:
@@ -263,8 +264,10 @@ class Restarter:
         self._future = self._begin()
 
 
-class ServedEngine(EngineDefaults):
+class ServedEngine:
     """One engine of a handle, behind the engine contract."""
+
+    deterministic = False
 
     def __init__(self, restarter: Restarter, number: int, slots: int) -> None:
         self._restarter, self.number, self._slots = restarter, number, slots
@@ -300,6 +303,15 @@ class ServedEngine(EngineDefaults):
         self._inbox = [finished for finished in self._inbox if finished.id not in ids]
         if gone:
             self._restarter.post(Cancel(self.number, frozenset(gone)))
+
+    def advance(self) -> None:
+        """Do nothing: the engine samples on its own."""
+
+    def state(self) -> None:
+        """Return None: what is under way is with the handle."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore nothing."""
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
         """Return the sequences that finished, each exactly once, also after a restart."""

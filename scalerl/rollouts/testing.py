@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from scalerl.config.placement import Placement
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
 from scalerl.core.limits import CONTRACT_S
@@ -23,14 +24,15 @@ from scalerl.rollouts.custom import EngineParts, make_engine
 from scalerl.rollouts.engine import POLL_S, Engine, Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.replay import ReplayMismatch, check_current, check_difference, largest_difference
+from scalerl.rollouts.served import EngineHandle, Restarter
 from scalerl.types import Rollout
 
 TOKENS = 6
 """Length of every made-up completion: there is no stop token."""
 SLOTS = 2
 """Fewer slots than requests, so that slots are refilled."""
-MakeEngine = Callable[[EngineParts], Engine]
-"""Makes the engine under test."""
+MakeEngine = Callable[[EngineParts], Any]
+"""Makes the engine under test, or its handle."""
 
 
 class EngineError(PluginError):
@@ -47,6 +49,8 @@ class Bench:
     load_policy: Callable[[], Policy]
     """Loads another copy of the model, which an engine may modify."""
     model_path: str
+    handles: list[EngineHandle] = field(default_factory=list)
+    """Handles that were made; `stop` ends them."""
 
     def receive(self, version: int) -> dict[str, torch.Tensor]:
         """Return the weights of a version: those of the policy for version 1, the same times 0.9 for version 2."""
@@ -56,9 +60,20 @@ class Bench:
         """Return a new engine that uses version 1."""
         rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=TOKENS)
         parts = EngineParts(self.load_policy, self.model_path, SLOTS, 3, rule, Sampling(), self.receive)
-        engine = self.make(parts)
+        made = self.make(parts)
+        if isinstance(made, EngineHandle):
+            self.handles.append(made)
+            made = Restarter(lambda: self.handles[-1], "the engine", (SLOTS, SLOTS), Placement(), print).engines[0]
+        engine: Engine = made
         self.swap(engine, 1)
+        known = engine.deterministic or self.handles
+        expect(bool(known), "it is not deterministic, and no EngineHandle (post, report, stop)")
         return engine
+
+    def stop(self) -> None:
+        """End the engines that sample on their own."""
+        while self.handles:
+            self.handles.pop().stop()
 
     @staticmethod
     def swap(engine: Engine, version: int) -> None:
@@ -70,7 +85,7 @@ class Bench:
                 not engine.deterministic and time.monotonic() < until,
                 f"after swap({version}) its version is {engine.version!r}; expected {version}",
             )
-            time.sleep(POLL_S)
+            engine.poll(POLL_S)  # nothing is under way
 
     def requests(self, count: int = 5) -> list[Request]:
         """Return made-up requests of two prompts."""
@@ -149,6 +164,7 @@ def check_basics(bench: Bench) -> tuple[Engine, dict[tuple[int, int], Rollout]]:
         check_current(bench.policy, 1, pairs)
     except ReplayMismatch as error:
         raise EngineError(str(error)) from None
+    engine.state()  # every checkpoint calls it
     return engine, done
 
 
@@ -209,14 +225,15 @@ def check_swap(bench: Bench) -> None:
 
 
 def check_state(bench: Bench, first: Mapping[tuple[int, int], Rollout]) -> None:
-    """Check that a new engine continues from a saved state with the same tokens, if it declares `exact_resume`."""
+    """Check that a new engine continues from a saved state with the same tokens, if it saves one."""
     engine = bench.engine()
-    if not engine.exact_resume:
+    if engine.state() is None:
         return
     engine.submit(bench.requests())
     rollouts = finish(engine, polls=3)
-    again = bench.engine()
-    again.load_state(engine.state())
+    again, state = bench.engine(), engine.state()
+    assert state is not None
+    again.load_state(state)
     rollouts |= finish(again)
     for number, rollout in first.items():
         expect(number in rollouts, f"request {number} was lost by state() and load_state(); expected its rollout")
@@ -249,7 +266,7 @@ def check_engine(function: str, model: str, params: Mapping[str, Any] | None = N
       log-probabilities. Canceled requests never finish.
     - Deterministic engines: tokens do not depend on the other requests in the batch. After a swap, the engine uses the
       new weights with the old cache, and every token has the right version and log-probability.
-    - Engines with `exact_resume`: a new engine continues from a saved state with the same tokens.
+    - Engines whose `state` is not None: a new engine continues from a saved state with the same tokens.
 
     Args:
         function: `package.module:ClassOrFactory`, called with an EngineParts and the parameters.
@@ -264,8 +281,12 @@ def check_engine(function: str, model: str, params: Mapping[str, Any] | None = N
         >>> check_engine("my_engine:Counting", "tiny-model", {"every": 100})   # doctest: +SKIP
     """
     choice = Custom(function=function, params=dict(params or {}))
-    with torch.no_grad():
-        check_contract(Bench(partial(make_engine, choice), load_policy(model), partial(load_policy, model), model))
+    bench = Bench(partial(make_engine, choice), load_policy(model), partial(load_policy, model), model)
+    try:
+        with torch.no_grad():
+            check_contract(bench)
+    finally:
+        bench.stop()
 
 
 @torch.no_grad()
@@ -289,6 +310,8 @@ def check_engine_plugin(
         engine, rollouts = call(check_basics, choice.function, bench)
     except PluginError as error:
         raise ConfigError(f"placement.engine: {choice.function}, on made-up prompts: {error}") from None
+    finally:
+        bench.stop()
     if deterministic and not engine.deterministic:
         raise ConfigError(
             f"placement.engine: {choice.function} is not deterministic; allowed: rollouts.schedule = 'eager', or "

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from scalerl.core.serialization import from_plain, to_plain
 from scalerl.models.routing import UNKNOWN
 from scalerl.models.template import continuation
 from scalerl.models.text import TokenText
-from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request
+from scalerl.rollouts.engine import Engine, EngineWrapper, Finished, Occupancy, Request
 from scalerl.tasks import code, turns
 from scalerl.tasks.custom import create
 from scalerl.tasks.pool import ProcessEnded, ScoringPool, Trial
@@ -125,7 +125,7 @@ def _observed(tokens_T: IntArray, turn: Rollout) -> Rollout:
     )
 
 
-class TurnEngine:
+class TurnEngine(EngineWrapper):
     """Adds turns to an engine: requests with a `source` are sampled turn by turn; all others pass through."""
 
     def __init__(self, inner: Engine, ask: Ask, text: TokenText) -> None:
@@ -136,18 +136,15 @@ class TurnEngine:
             ask: Function that asks an environment.
             text: Decoder of the policy's tokens.
         """
-        self._inner, self._ask, self._text = inner, ask, text
+        super().__init__(inner)
+        self._ask, self._text = ask, text
         self._episodes: dict[tuple[int, int], Episode] = {}
         self._asked: dict[tuple[int, int], tuple[Future[Reply], float]] = {}
         self._tick = 0
 
-    def __getattr__(self, name: str) -> Any:
-        """Forward the rest to the inner engine: version, work, swap, advance, deterministic, exact_resume."""
-        return getattr(self._inner, name)
-
     def occupancy(self) -> Occupancy:
         """Return how full the engine is; rollouts that wait for a reply have no slot, but have not finished."""
-        inner = self._inner.occupancy()
+        inner = self.inner.occupancy()
         return replace(inner, waiting=inner.waiting + len(self._asked), parked=len(self._asked))
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -155,7 +152,7 @@ class TurnEngine:
         for request in requests:
             if request.source is not None:
                 self._episodes[request.id] = Episode(request.id, request.key, request.source, [], (), [], -1)
-        self._inner.submit([replace(request, source=None) for request in requests])
+        self.inner.submit([replace(request, source=None) for request in requests])
 
     def cancel(self, ids: Collection[tuple[int, int]]) -> None:
         """Drop unfinished rollouts; replies that were asked for are not used."""
@@ -163,21 +160,21 @@ class TurnEngine:
             self._episodes.pop(id, None)
             if id in self._asked:
                 self._asked.pop(id)[0].cancel()
-        self._inner.cancel(ids)
+        self.inner.cancel(ids)
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
         """Poll the inner engine, ask environments about finished turns, and use their replies.
 
         A deterministic engine uses a reply `reply_ticks` polls after its request, whenever it arrived.
         """
-        if self._asked and timeout_s and not self._inner.occupancy().busy:
+        if self._asked and timeout_s and not self.inner.occupancy().busy:
             time.sleep(timeout_s)
         self._tick += 1
-        done = [end for finished in self._inner.poll(timeout_s) for end in self._turn_ended(finished)]
+        done = [end for finished in self.inner.poll(timeout_s) for end in self._turn_ended(finished)]
         arrived = [
             id
             for id, (asked, _) in self._asked.items()
-            if (self._episodes[id].due <= self._tick if self._inner.deterministic else asked.done())
+            if (self._episodes[id].due <= self._tick if self.inner.deterministic else asked.done())
         ]
         return done + [end for id in arrived for end in self._replied(self._episodes[id], *self._asked.pop(id))]
 
@@ -228,7 +225,7 @@ class TurnEngine:
         episode.said += reply.messages
         episode.observed.append(np.asarray(tokens, np.int32))
         episode.due = -1
-        self._inner.submit([episode.request()])
+        self.inner.submit([episode.request()])
         return []
 
     def _end(self, episode: Episode, ended: str, problem: str = "", reply: Reply | None = None) -> Finished:
@@ -242,18 +239,20 @@ class TurnEngine:
         )  # fmt: skip
         return Finished(episode.id, episode.rollout(outcome))
 
-    def state(self) -> dict[str, Any]:
-        """Return the inner engine's state, and the rollouts under way; replies are asked for again.
+    def state(self) -> dict[str, Any] | None:
+        """Return the inner engine's state and the rollouts under way, or None; replies are asked for again.
 
         Rollouts that wait for a reply come first, in the order of their requests: replies of one step are used in it.
         """
-        order = dict.fromkeys([*self._asked, *self._episodes])
+        inner, order = self.inner.state(), dict.fromkeys([*self._asked, *self._episodes])
+        if inner is None:
+            return None
         episodes = [to_plain(self._episodes[id]) for id in order]
-        return {"inner": self._inner.state(), "tick": self._tick, "episodes": episodes}
+        return {"inner": inner, "tick": self._tick, "episodes": episodes}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        self._inner.load_state(state["inner"])
+        self.inner.load_state(state["inner"])
         self._tick = int(state["tick"])
         for plain in state["episodes"]:
             episode = from_plain(Episode, plain)
@@ -314,7 +313,7 @@ class ReplyPool:
 def with_turns(pairs: Sequence[Sequence[Engine]], text: TokenText, settings: Scoring) -> Sequence[Sequence[Engine]]:
     """Add turns to engines, whose environments share one pool of processes."""
     ask = ReplyPool(settings).ask
-    return [[cast(Engine, TurnEngine(engine, ask, text)) for engine in pair] for pair in pairs]
+    return [[TurnEngine(engine, ask, text) for engine in pair] for pair in pairs]
 
 
 def with_replies(prompts: Sequence[Prompt], capacity: int) -> tuple[int, bool]:

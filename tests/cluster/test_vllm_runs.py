@@ -111,8 +111,10 @@ COUNTED = """
 from pathlib import Path
 
 def score(prompts, completions, **columns):
-    with Path(__file__).with_name("scored").open("a") as file:
-        file.writelines(f"{prompt}\\n" for prompt in prompts)
+    here = Path(__file__).parent
+    if (here / "run").exists():  # the function is tried before
+        with (here / "scored").open("a") as file:
+            file.writelines(f"{prompt}\\n" for prompt in prompts)
     return [len(text) % 3 / 2 for text in completions]
 """
 

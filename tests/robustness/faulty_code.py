@@ -35,7 +35,7 @@ MODULE = """
     def off_mask(mask_BT, prompt_B): return torch.ones(mask_BT.shape) / mask_BT.numel()
     class Engine:
         '''All methods of the contract; the others change one.'''
-        deterministic = exact_resume = True
+        deterministic = True
         version, work = 0, None
         def __init__(self, parts): pass
         def occupancy(self): pass

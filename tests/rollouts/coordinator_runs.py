@@ -34,8 +34,6 @@ SAVED = (1, 6, 13)
 class ExactEngine(SimulatedEngine):
     """A simulated engine that saves its sequences in flight."""
 
-    exact_resume = True
-
     def state(self):
         self._note_versions()
         return {
@@ -54,13 +52,6 @@ class ExactEngine(SimulatedEngine):
         self._waiting.extend(Request(tuple(w[0]), tuple(w[1]), w[2]) for w in state["waiting"])
         self._noted = self._first + len(state["versions"])
         self._versions[: len(state["versions"])] = state["versions"]
-
-
-class ForgetfulEngine(SimulatedEngine):
-    """An engine that cannot save sequences in flight."""
-
-    def state(self):
-        raise AssertionError("asked for a state it does not have")
 
 
 class FiniteTrainer(SimulatedTrainer):
@@ -123,7 +114,7 @@ def make(schedule, activation, sizes, exact=True):
         plan = PipelineSchedule(sizes.per_batch, when, k, rule)
     else:
         plan = RoundSchedule(sizes.per_batch, when, k)
-    clock, kind_of_engine = Clock(), ExactEngine if exact else ForgetfulEngine
+    clock, kind_of_engine = Clock(), ExactEngine if exact else SimulatedEngine
     engines = [kind_of_engine(sizes.slots, LENGTHS, clock=clock) for _ in range(sizes.engines)]
     delays = random.Random(f"{sizes} {schedule}")
     times = [delays.choice((0, 1, 5, 30, 200)) * delays.random() for _ in range(4 * UPDATES)]

@@ -233,7 +233,7 @@ def test_a_restored_coordinator_continues_with_the_same_batches(schedule, tmp_pa
 
 
 @schedules
-def test_without_exact_resume_sequences_are_sampled_again_and_none_is_lost(schedule, tmp_path):
+def test_without_a_saved_state_sequences_are_sampled_again_and_none_is_lost(schedule, tmp_path):
     for at in SAVED if schedule[2] == "drop" else (*SAVED, 25):
         sizes = Sizes.draw(schedule, "again", at)
         _, batches, drawn = interrupted(schedule, "lag 3", sizes, at, tmp_path, exact=False)
@@ -266,7 +266,7 @@ def test_after_a_restore_untrained_groups_are_handed_out_for_scoring_again():
     assert [sorted(batch.groups) for batch in copy.untrained()] == [[0, 1], [2, 3]] and list(copy.finished) == [4]
 
 
-def test_counters_continue_over_two_resumes_without_exact_resume():
+def test_counters_continue_over_two_resumes_without_a_saved_state():
     def fresh():
         sizes = Sizes(engines=2, slots=4, per_batch=2, group_size=1)
         return make(("pipeline", 8, "wait"), "lag 3", sizes, exact=False).coordinator

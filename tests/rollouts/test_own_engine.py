@@ -1,5 +1,6 @@
 """Custom engines: the checks of the contract, and errors before a run starts."""
 
+import time
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
 from scalerl.models.policy import Policy
 from scalerl.rollouts.custom import EngineParts, engine_pair, make_engine
-from scalerl.rollouts.engine import Sampling
+from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.testing import Bench, EngineError, check_contract, check_engine_plugin
 
@@ -59,6 +60,28 @@ MODULE = """
         def poll(self, timeout_s=0.0): raise KeyError("slot")
     class Eager(Plain):
         deterministic = False
+    class NoState(Plain):
+        def __getattr__(self, name):
+            if name == "state": raise AttributeError("no attribute 'state'")
+            return getattr(self.inner, name)
+
+    def free(parts, shift=0.0, lost=""):
+        '''The torch engine in a thread; it dies once, with its first sequences, if `lost` is a path.'''
+        import os
+        from scalerl.rollouts.free_running import FreeRunner
+        from scalerl.rollouts.process_engine import EngineDied
+
+        class Free(FreeRunner):
+            def report(self, wait_s):
+                report = super().report(wait_s)
+                if any(report.finished) and lost and not os.path.exists(lost):
+                    open(lost, "w").close()
+                    raise EngineDied("the engine: lost")
+                moved = tuple(tuple(replace(one, rollout=replace(one.rollout, logps=one.rollout.logps - shift))
+                                    for one in part) for part in report.finished)
+                return replace(report, finished=moved)
+
+        return Free([parts.torch_engine(), parts.torch_engine()], "the engine")
     class RaisesEarly:
         def __init__(self, parts): raise OSError("no such server")
     def makes_none(parts): return None
@@ -79,8 +102,44 @@ def own(name, **params):
 
 
 def check(name):
-    with torch.no_grad():
-        check_contract(Bench(partial(make_engine, own(name)), load(), load, "tiny"))
+    bench = Bench(partial(make_engine, own(name)), load(), load, "tiny")
+    try:
+        with torch.no_grad():
+            check_contract(bench)
+    finally:
+        bench.stop()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_an_engine_that_samples_on_its_own_is_a_handle_and_needs_the_eager_schedule(deterministic):
+    check("free")
+    if deterministic:
+        with pytest.raises(ConfigError, match=r"free is not deterministic; allowed: rollouts\.schedule = 'eager'"):
+            check_engine_plugin(own("free"), load(), load, "tiny", deterministic=True)
+    else:
+        assert len(check_engine_plugin(own("free"), load(), load, "tiny", deterministic=False)) == 5
+
+
+def test_the_log_probabilities_of_a_handle_are_replayed_at_the_start():
+    with pytest.raises(ConfigError, match="not those that were sent"):
+        check_engine_plugin(own("free", shift=0.5), load(), load, "tiny", deterministic=False)
+
+
+def test_a_users_handle_that_dies_is_made_again_and_its_sequences_are_sampled_again(tmp_path):
+    notes, weights = [], dict(load().weights())
+    rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=4)
+    parts = EngineParts(load, "tiny", 2, 3, rule, Sampling(), lambda version: weights)
+    choice = own("free", lost=str(tmp_path / "lost"))
+    engine, evaluator = engine_pair(choice, parts, name="generator 1 of 1", note=notes.append)
+    engine.swap(3)
+    engine.submit([Request((i, 0), (1, 0), i) for i in range(5)])
+    finished, until = [], time.monotonic() + 60
+    while len(finished) < 5:
+        assert time.monotonic() < until
+        finished += engine.poll(0.05)
+    assert sorted(one.id for one in finished) == [(i, 0) for i in range(5)] and len(notes) == 1
+    assert engine.work.restarts == 1 and engine.version == evaluator.version == 3
+    assert not engine.occupancy().busy and engine.state() is None
 
 
 def test_a_wrapper_around_the_torch_engine_satisfies_the_contract():
@@ -115,7 +174,8 @@ def test_the_error_for_a_broken_contract_describes_the_violation(name, message):
         ("RaisesEarly", "no such server"),
         ("Raises", "'slot'"),
         ("OtherLogps", "not those that were sent"),
-        ("Eager", "not deterministic"),
+        ("Eager", r"it is not deterministic, and no EngineHandle \(post, report, stop\)"),
+        ("NoState", "no attribute 'state'"),
     ],
 )
 def test_an_unusable_engine_is_an_error_at_start(name, message):

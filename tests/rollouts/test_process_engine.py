@@ -2,16 +2,17 @@
 
 import os
 import signal
+import time
 
 import pytest
 import torch
-from engine_builds import Scripted, Torch
+from engine_builds import Scripted, Served, Torch
 from tiny_models import tiny_model
 
 from scalerl.core.rng import stream_key
 from scalerl.models.policy import Policy
 from scalerl.models.weights import WeightLayout
-from scalerl.rollouts.engine import Request
+from scalerl.rollouts.engine import NO_WEIGHTS, Request
 from scalerl.rollouts.process_engine import EngineDied, EngineProcess
 from scalerl.rollouts.shared_memory import SharedMemoryChannel
 
@@ -49,7 +50,7 @@ def step(engine):
 
 def play(engine, first_version=0):
     """Call every method of an engine; return all results."""
-    output = [engine.deterministic, engine.exact_resume]
+    output = [engine.deterministic]
     engine.swap(first_version)
     engine.submit(requests(9))
     engine.submit([])
@@ -66,7 +67,7 @@ def play(engine, first_version=0):
 def test_a_scripted_engine_behaves_the_same_in_another_process(remote):
     here, there = play(Scripted()()[0]), play(remote(Scripted()).engines()[0])
     assert there == here
-    ended = [one for entry in here[3:] for one in entry[0]]
+    ended = [one for entry in here[2:] for one in entry[0]]
     assert sorted(one[0][0] for one in ended) == [0, 1, 2, 3, 4, 5, 7]  # 6 and 8 were canceled
     assert {version for one in ended for version in one[3]} == {0, 1}
     assert not here[-1][3].busy
@@ -84,7 +85,7 @@ def test_a_model_samples_the_same_tokens_in_another_process_across_a_swap(remote
         torch.set_num_threads(threads)
     there = play(remote(Torch(channel)).engines()[0])
     assert there == here
-    crossing = [one for entry in here[3:] for one in entry[0] if set(one[3]) == {0, 1}]
+    crossing = [one for entry in here[2:] for one in entry[0] if set(one[3]) == {0, 1}]
     assert len(crossing) >= 2  # otherwise no sequence spans the swap
 
 
@@ -111,6 +112,22 @@ def test_the_saved_state_of_one_process_is_restored_in_another(remote):
     rest = [step(original) for _ in range(40)]
     assert [step(copy) for _ in range(40)] == rest
     assert len(early) + sum(map(len, rest)) == 9
+
+
+def test_engines_that_sample_on_their_own_do_so_in_another_process_too(remote):
+    engine, evaluator = remote(Served()).engines()
+    assert not engine.deterministic and engine.version == NO_WEIGHTS and engine.state() is None
+    for one, first in ((engine, 0), (evaluator, 9)):
+        engine.swap(3 + first)
+        one.submit(requests(9))
+        finished, until = [], time.monotonic() + 20
+        while len(finished) < 9 or engine.version != 3 + first:
+            assert time.monotonic() < until
+            engine.advance()
+            finished += one.poll(0.01)
+            assert engine is one or engine.poll() == []
+        assert sorted(done.id for done in finished) == [(i, 0) for i in range(9)]
+        assert {int(v) for done in finished for v in done.rollout.versions} == {3 + first}
 
 
 # ------------------------------------------------------------------------------------------------------------- deaths

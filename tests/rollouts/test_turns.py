@@ -228,7 +228,7 @@ def test_a_slot_is_free_while_an_environment_thinks():
             break
         engine.poll()
     occupancy = engine.occupancy()
-    assert occupancy.busy and occupancy.room == engine._inner.occupancy().room
+    assert occupancy.busy and occupancy.room == engine.inner.occupancy().room
 
 
 def test_a_process_computes_replies_at_the_same_time_and_one_that_hangs_or_dies_fails_alone(user_code):

@@ -7,7 +7,7 @@ import pytest
 from fake_vllm import VOCABULARY, logps
 
 from scalerl.core.rng import stream_key
-from scalerl.rollouts.engine import EngineDefaults, Occupancy, Request
+from scalerl.rollouts.engine import Occupancy, Request, StepEngine
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.served import Cancel, Submit, Swap
 from scalerl.rollouts.vllm.checks import Needs
@@ -44,8 +44,10 @@ class Files(WeightChannel):
         self.file(version).write_bytes(b"weights")
 
 
-class Direct(EngineDefaults):
+class Direct(StepEngine):
     """One engine of a client, without restarts; its version and its work are those of this moment."""
+
+    deterministic = False
 
     def __init__(self, client, number, inboxes):
         self.client, self._number, self._inboxes, self._open = client, number, inboxes, set()

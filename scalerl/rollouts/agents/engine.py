@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from scalerl.core.rng import stream_key
 from scalerl.models.text import TokenText
 from scalerl.rollouts.agents.conversations import Conversations
 from scalerl.rollouts.agents.endpoint import Endpoint, Session
-from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request
+from scalerl.rollouts.engine import Engine, EngineWrapper, Finished, Occupancy, Request
 from scalerl.tasks.agents import harness
 from scalerl.tasks.agents.harness import Report
 from scalerl.types import AGENT, Outcome, Prompt, Rollout
@@ -69,11 +69,10 @@ class Endpoints:
             endpoint.close()
 
 
-class AgentEngine:
+class AgentEngine(EngineWrapper):
     """Requests for an agent's rollout start its program, whose turns the inner engine samples; others pass through."""
 
     deterministic = False
-    exact_resume = False
 
     def __init__(self, inner: Engine, endpoints: Endpoints, share: int = 1, run: Run = harness.run) -> None:
         """Wrap an engine.
@@ -84,6 +83,7 @@ class AgentEngine:
             share: Number of engines among which the processes are divided.
             run: Function that runs a program.
         """
+        super().__init__(inner)
         self._inner, self._endpoints, self._share, self._run = inner, endpoints, share, run
         self._jobs: dict[tuple[int, int], Job] = {}
         self._queued: deque[Job] = deque()
@@ -93,10 +93,6 @@ class AgentEngine:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._done: list[Finished] = []
         self._asked, self._advanced = 0, False
-
-    def __getattr__(self, name: str) -> Any:
-        """Forward the rest to the inner engine: version, work, swap."""
-        return getattr(self._inner, name)
 
     def occupancy(self) -> Occupancy:
         """Return how full the engine is; rollouts whose program has not started take the room of others."""
@@ -169,12 +165,8 @@ class AgentEngine:
         except queue.Empty:
             return
 
-    def state(self) -> dict[str, Any]:
-        """Return nothing: rollouts under way start again on resume."""
-        return {}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore nothing."""
+    def state(self) -> None:
+        """Return None: rollouts under way start again on resume."""
 
     # ------------------------------------------------------------------------------------------------------- programs
 
@@ -296,4 +288,4 @@ NEVER_CALLED = "the program returned the reward {:g} and never called the policy
 def with_agents(pairs: Sequence[Sequence[Engine]], text: TokenText) -> Sequence[Sequence[Engine]]:
     """Add programs of agents to engines, which share the endpoints."""
     endpoints = Endpoints(text)
-    return [[cast(Engine, AgentEngine(engine, endpoints, len(pairs))) for engine in pair] for pair in pairs]
+    return [[AgentEngine(engine, endpoints, len(pairs)) for engine in pair] for pair in pairs]

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from scalerl.rollouts.engine import EngineDefaults, Finished, Occupancy, Request, RoutingShape, Work
+from scalerl.rollouts.engine import Finished, Occupancy, Request, RoutingShape, StepEngine, Work
 from scalerl.rollouts.interrupt import Ints, LengthRule
 from scalerl.rollouts.local.slots import SlotTable
 
@@ -81,11 +81,8 @@ class Loan:
     """Rows by which both engines together may take more memory than the lender alone."""
 
 
-class SlotEngine(EngineDefaults):
+class SlotEngine(StepEngine):
     """An engine that runs continuous batching over a `Decoder`."""
-
-    deterministic = True
-    exact_resume = True
 
     def __init__(
         self,

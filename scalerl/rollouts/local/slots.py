@@ -17,10 +17,9 @@ from scalerl.rollouts.interrupt import (
     NEVER,
     Ints,
     LengthRule,
-    closed_at,
     forced_tokens,
     interrupt_point,
-    out_of_budget,
+    take_tokens,
 )
 from scalerl.types import Rollout
 
@@ -103,10 +102,14 @@ class SlotTable:
 
         During an interruption the next token of the phrase replaces the sampled token.
         """
-        count_B, interrupt_at_B = self["count"][slots_B], self["interrupt_at"][slots_B]
-        forced_B = forced_tokens(self.rule, count_B, self["closed_at"][slots_B], interrupt_at_B)
+        count_B, closed_at_B, interrupt_at_B = (self[name][slots_B] for name in ("count", "closed_at", "interrupt_at"))
+        forced_B = forced_tokens(self.rule, count_B, closed_at_B, interrupt_at_B)
         free_B = forced_B < 0
         tokens_B = np.where(free_B, tokens_B, forced_B)
+        taken = take_tokens(
+            self.rule, self.stop, self._recent(slots_B, count_B), tokens_B[:, None], free_B[:, None], count_B,
+            closed_at_B, interrupt_at_B,
+        )  # fmt: skip
         self["tokens"][slots_B, count_B] = tokens_B
         self["logps"][slots_B, count_B] = np.where(free_B, logps_B, 0.0)
         self["versions"][slots_B, count_B] = version
@@ -115,21 +118,16 @@ class SlotTable:
             self["experts"][slots_B, count_B] = experts_BLK
         for slot, free, ids in zip(slots_B, free_B, nuclei_B, strict=False):  # no nuclei without top-p
             self.nuclei[slot].append(ids if free else ids[:0])
-        count_B = count_B + 1
-        self["count"][slots_B] = count_B
-        closed_B = closed_at(
-            self.rule, self._tail(slots_B, count_B), count_B, self["closed_at"][slots_B], interrupt_at_B
-        )
-        self["closed_at"][slots_B] = closed_B
-        stopped_B = free_B & (tokens_B[:, None] == self.stop).any(axis=1)
-        ended_B = stopped_B | out_of_budget(self.rule, count_B, closed_B)
-        return [self._finish(int(slots_B[i]), bool(stopped_B[i])) for i in np.flatnonzero(ended_B)]
+        self["count"][slots_B] = count_B + 1
+        self["closed_at"][slots_B] = taken.closed_at_B
+        return [self._finish(int(slots_B[i]), bool(taken.stopped_B[i])) for i in np.flatnonzero(taken.ended_B)]
 
-    def _tail(self, slots_B: Ints, count_B: Ints) -> Ints:
-        width = self.rule.longest_tag
+    def _recent(self, slots_B: Ints, count_B: Ints) -> Ints:
+        """Return the latest tokens of each sequence among which a tag may begin; -1 before its start."""
+        width = max(0, self.rule.longest_tag - 1)
         columns_BK = count_B[:, None] - width + np.arange(width)
-        tail_BK: Ints = np.where(columns_BK >= 0, self["tokens"][slots_B[:, None], np.maximum(columns_BK, 0)], -1)
-        return tail_BK
+        recent_BK: Ints = np.where(columns_BK >= 0, self["tokens"][slots_B[:, None], np.maximum(columns_BK, 0)], -1)
+        return recent_BK
 
     def _finish(self, slot: int, stopped: bool) -> Finished:
         request = self.requests[slot]

@@ -43,7 +43,7 @@ RETRIES = 5
 """Retries of a sequence without a token in between, or of a request, before the engine counts as dead."""
 BACKOFF_S = 0.25
 """Seconds before the first retry; doubles with each further retry, up to 10 s."""
-SHORTEST_WAIT_S = 0.005
+_SHORTEST_WAIT_S = 0.005
 """Minimum wait of a report while sequences are sampled: a caller that asks in a loop would keep a core busy."""
 
 
@@ -163,7 +163,7 @@ class VllmClient(EngineHandle):
         """
         finished: dict[Lane, list[Finished]] = {lane: [] for lane in self.lanes}
         busy = any(lane.tasks for lane in self.lanes)
-        wait_s = max(wait_s, SHORTEST_WAIT_S) if busy else wait_s
+        wait_s = max(wait_s, _SHORTEST_WAIT_S) if busy else wait_s
         try:
             done = self._done.get(timeout=wait_s) if wait_s and self._death is None else self._done.get_nowait()
             while True:

@@ -1,6 +1,6 @@
 """The tokens of one sequence and the limits of its next request, without I/O.
 
-Length control follows interrupt.py, but a sequence consists of several requests. The first request is limited to the
+Length control is that of interrupt.py, but a sequence consists of several requests. The first request is limited to the
 thinking limit. If it ends there without the end tag, the phrase is inserted and a second request continues after it. A
 broken request is continued in the same way, with the tokens received so far as its prefix.
 """
@@ -13,7 +13,16 @@ import numpy as np
 
 from scalerl.core.rng import uniforms
 from scalerl.rollouts.engine import Finished, Request, RoutingShape, joined
-from scalerl.rollouts.interrupt import INTERRUPT_DRAW, NEVER, LengthRule, interrupt_point
+from scalerl.rollouts.interrupt import (
+    INTERRUPT_DRAW,
+    NEVER,
+    Ints,
+    LengthRule,
+    forced_tokens,
+    interrupt_point,
+    next_limit,
+    take_tokens,
+)
 from scalerl.rollouts.vllm.protocol import BadAnswer, Span, experts_of
 from scalerl.types import ExpertArray, IntArray, Rollout
 
@@ -37,10 +46,9 @@ class TokenSequence:
         self.routing = routing
         self._experts: list[tuple[int, ExpertArray]] = []
         self._nuclei: dict[int, IntArray] = {}
-        self.request, self.rule, self._stop = request, rule, frozenset(stop)
+        self.request, self.rule, self._stop = request, rule, np.asarray([*stop, -1], np.int64)
         uniform = float(uniforms(np.asarray([request.key], np.uint64), INTERRUPT_DRAW)[0])
-        self.interrupt_at = interrupt_point(rule, uniform)
-        self.closed_at = NEVER
+        self._interrupt_at, self._closed_at = np.asarray([interrupt_point(rule, uniform)]), np.asarray([NEVER])
         self.tokens: list[int] = []
         self.logps: list[float] = []
         self.versions: list[int] = []
@@ -65,11 +73,7 @@ class TokenSequence:
     @property
     def allowance(self) -> int:
         """Tokens that the next request may sample: up to the interruption, otherwise up to the end of the budget."""
-        count = len(self.tokens)
-        if self.rule.thinking is None:
-            return self.rule.max_tokens - count
-        end = self.interrupt_at if self.closed_at == NEVER else self.closed_at + self.rule.answer_tokens
-        return end - count
+        return int(next_limit(self.rule, self._closed_at, self._interrupt_at)[0]) - len(self.tokens)
 
     def begin(self) -> None:
         """Record the start of a request."""
@@ -87,10 +91,7 @@ class TokenSequence:
             nuclei: Ids that each was sampled from; empty without top-p.
         """
         self._nuclei |= dict(enumerate(nuclei, len(self.tokens)))
-        for token, logp in zip(tokens, logps, strict=True):
-            if self.ended is not None:
-                return
-            self._append(token, logp, version, sampled=True)
+        self._append(tokens, logps, version, sampled=True)
 
     def settle(self, spans: Sequence[Span], experts: str | None = None) -> None:
         """Set the versions and experts of the latest request's tokens to those that the server reports.
@@ -120,9 +121,11 @@ class TokenSequence:
 
     def write_phrase(self, version: int) -> None:
         """Insert the phrase at the thinking limit if thinking has not ended; its tokens are context."""
-        for token in self.rule.phrase:
-            if self.ended is None and self.closed_at == NEVER and self._due():
-                self._append(token, 0.0, version, sampled=False)
+        while self.ended is None:
+            forced = int(forced_tokens(self.rule, self._count(), self._closed_at, self._interrupt_at)[0])
+            if forced < 0:
+                return
+            self._append([forced], [0.0], version, sampled=False)
 
     def finish(self) -> Finished:
         """Return the rollout of an ended sequence."""
@@ -147,23 +150,23 @@ class TokenSequence:
         )
         return Finished(self.request.id, rollout)
 
-    def _due(self) -> bool:
-        return 0 <= len(self.tokens) - self.interrupt_at < len(self.rule.phrase)
+    def _count(self) -> Ints:
+        return np.asarray([len(self.tokens)])
 
-    def _append(self, token: int, logp: float, version: int, sampled: bool) -> None:
-        self.tokens.append(token)
-        self.logps.append(logp)
-        self.versions.append(version)
-        self.sampled.append(sampled)
-        count, rule = len(self.tokens), self.rule
-        if rule.thinking is None:
-            over = count >= rule.max_tokens
-        else:
-            tagged = any(tuple(self.tokens[-len(tag) :]) == tag for tag in rule.tags)
-            if self.closed_at == NEVER and (tagged or count == self.interrupt_at + len(rule.phrase)):
-                self.closed_at = count
-            over = count >= self.closed_at + rule.answer_tokens
-        if sampled and token in self._stop:
-            self.ended = True
-        elif over:
-            self.ended = False
+    def _append(self, tokens: Sequence[int], logps: Sequence[float], version: int, sampled: bool) -> None:
+        if self.ended is not None or not tokens:
+            return
+        width = max(0, self.rule.longest_tag - 1)
+        recent = [-1] * width + self.tokens[-width:] if width else []
+        taken = take_tokens(
+            self.rule, self._stop, np.asarray([recent[len(recent) - width :]], np.int64),
+            np.asarray([tokens], np.int64), sampled, self._count(), self._closed_at, self._interrupt_at,
+        )  # fmt: skip
+        count = int(taken.tokens_B[0])
+        self.tokens += tokens[:count]
+        self.logps += logps[:count]
+        self.versions += [version] * count
+        self.sampled += [sampled] * count
+        self._closed_at = taken.closed_at_B
+        if taken.ended_B[0]:
+            self.ended = bool(taken.stopped_B[0])
