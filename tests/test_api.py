@@ -133,7 +133,7 @@ def test_a_run_that_starts_in_another_thread_changes_no_bit(lab_model, tmp_path,
         return original(*arguments)
 
     def train(name):
-        scalerl.train(model=str(lab_model), run_dir=tmp_path / name, steps=60, progress=False, **FIELDS)
+        scalerl.train(model=str(lab_model), run_dir=tmp_path / name, steps=30, progress=False, **FIELDS)
 
     monkeypatch.setattr(launch, "load_prompts", waiting)
     train("alone")
@@ -143,6 +143,6 @@ def test_a_run_that_starts_in_another_thread_changes_no_bit(lab_model, tmp_path,
     second.start()
     second.join(300)
     expected = runs.outcome(tmp_path / "alone")
-    assert len(expected["metrics.jsonl"]) == 60
+    assert len(expected["metrics.jsonl"]) == 30
     assert runs.outcome(tmp_path / "first") == expected
     assert runs.outcome(tmp_path / "second") == expected

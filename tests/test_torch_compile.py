@@ -117,9 +117,13 @@ def graphs():
     return counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("kind", ["packed", "shared"])
-@pytest.mark.parametrize("name", ["qwen3", "mistral-sliding", "gemma3-two-ropes", "granite-scaled"])
+@pytest.mark.parametrize(
+    ("name", "kind", "recompute"),
+    [
+        ("qwen3", "packed", True), ("qwen3", "shared", False), ("mistral-sliding", "shared", True),
+        ("gemma3-two-ropes", "packed", False), ("granite-scaled", "shared", False),
+    ],
+)  # fmt: skip
 def test_compiled_gradients_equal_those_of_the_transformers_forward(name, kind, recompute):
     batch = grouped_batch() if kind == "shared" else training_batch()
     policy, before = Policy(tiny_model(name)), graphs()
@@ -130,9 +134,7 @@ def test_compiled_gradients_equal_those_of_the_transformers_forward(name, kind, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["qwen2-sliding", "olmo2", "phi3", "gpt2", "gemma4", "gpt-oss", "falcon", "doge", "mixtral"]
-)
+@pytest.mark.parametrize("name", ["olmo2", "gpt2", "gemma4", "gpt-oss", "falcon"])
 def test_any_family_is_compiled_or_trained_as_before(name):
     policy = Policy(tiny_model(name))
     found = learner_gradient(policy, training_batch(), micro_batch_tokens=1000, packing="auto", compile="auto")

@@ -75,17 +75,16 @@ NUMBERS = {  # option -> the words before it
 WORDS = [
     options("no command of that name", "trian", expect="did you mean 'train'"),
     options("an unknown option of the program", "--versoin", expect="--versoin"),
-    *(options(f"{verb} --bogus", verb, "--bogus") for verb in VERBS),
+    *(options(f"{verb} --bogus", verb, "--bogus") for verb in ("train", "fit", "import")),
     *(options(f"{verb} without arguments", verb, expect="required") for verb in VERBS
       if verb not in ("train", "plan", "recipes", "import")),
     options("import without arguments", "import", expect="type `scalerl import PATH`"),
-    *(options(f"{verb} --help", verb, "--help", expect="usage", allowed=(0,)) for verb in VERBS),
     *(options(f"{verb} of no such path", verb, "no-such-place", *more, expect="no-such-place") for verb, *more in (
         ("train", "--dry-run"), ("plan",), ("study", "--dry-run"), ("resume",), ("fit",), ("forecast",),
         ("compare", "--versus", "p"), ("backtest",), ("report",), ("score", "--task", "math"), ("import",))),
     *(options(f"{verb[0]} {option} {value}", *verb, option, value, *([value] if option == "--bounds" else []),
               arrange=write("p.jsonl", POINTS)) for option, verb in NUMBERS.items()
-      for value in ("nan", "many")),
+      for value in ("nan",)),
     options("watch of no such path", "watch", "nowhere", expect="name runs, studies, or a directory"),
     *(options(f"watch {' '.join(words)}", "watch", *words, ".", expect="or an address of this machine")
       for words in (("--host", "203.0.113.7"), ("--port", "99999"))),
@@ -139,7 +138,6 @@ def a_run(here: Path) -> None:
 
 
 ODD = ("folder", "pipe", "zero", "dangling", "circle")
-READERS = (("fit",), ("import",), ("score", "--task", "math"))
 
 
 def place(verb, path, expect=(), allowed=(1, 2)):
@@ -147,11 +145,13 @@ def place(verb, path, expect=(), allowed=(1, 2)):
 
 
 PATHS = [
-    *(place(verb, f"{name}.jsonl", f"{name}.jsonl") for verb in READERS for name in ODD),
-    *(place(verb, f"{name}.toml", f"{name}.toml") for verb in (("train",), ("plan",), ("study",))
-      for name in ("folder", "pipe", "zero")),
-    *(place(verb, path) for verb in (*READERS, ("resume",), ("eval", "--suite", "aime-24"), ("study", "show"))
-      for path in (LONG, "p.jsonl/x.jsonl", "\n.jsonl")),
+    *(place(("fit",), f"{name}.jsonl", f"{name}.jsonl") for name in ODD),
+    *(place(verb, "pipe.jsonl", "pipe.jsonl") for verb in (("import",), ("score", "--task", "math"))),
+    *(place(("train",), f"{name}.toml", f"{name}.toml") for name in ("folder", "pipe", "zero")),
+    *(place((verb,), "pipe.toml", "pipe.toml") for verb in ("plan", "study")),
+    *(place(("fit",), path) for path in (LONG, "p.jsonl/x.jsonl", "\n.jsonl")),
+    *(place(verb, LONG) for verb in (("import",), ("score", "--task", "math"), ("resume",),
+      ("eval", "--suite", "aime-24"), ("study", "show"))),
     *(place(verb, path) for verb in (("score", "--task", "math"), ("resume",), ("eval", "--suite", "aime-24"),
       ("study", "show")) for path in ("", ".")),  # fit and import read the only log of a directory
     *(place(("report", "p.jsonl", "-o"), path) for path in ("p.jsonl/x.html", ".", LONG + ".html", "/proc/x.html")),

@@ -42,8 +42,8 @@ FITS = [
     fit("CSV: a row too short", TABLE + "1\n", "line 14", "p.csv"),
     fit("CSV: a quote that never ends", TABLE + '"1,2\n', "p.csv", "p.csv"),
     fit("a Parquet file", b"PAR1", "Parquet", "p.parquet"),
-    *(fit(f"cut off at {k}", POINTS[:k], (), allowed=(0, 1, 2)) for k in range(1, len(POINTS), 37)),
-    *(fit(f"CSV: cut off at {k}", TABLE[:k], (), "p.csv", (0, 1, 2)) for k in range(1, len(TABLE), 17)),
+    *(fit(f"cut off at {k}", POINTS[:k], (), allowed=(0, 1, 2)) for k in range(1, len(POINTS), 111)),
+    *(fit(f"CSV: cut off at {k}", TABLE[:k], (), "p.csv", (0, 1, 2)) for k in range(1, len(TABLE), 41)),
 ]  # fmt: skip
 
 
@@ -75,11 +75,11 @@ IMPORTS = [
     Case("log: all files of the machine", ("import", "/"), expect="too many to search"),
     Case("log: a directory that links to itself", ("import", "."), lambda here: (here / "a").symlink_to(here), "log"),
     *(log(f"TRL: cut off at {k}", TRAINER_STATE[:k], (), "trainer_state.json")
-      for k in range(1, len(TRAINER_STATE) - 2, len(TRAINER_STATE) // 12)),
+      for k in range(1, len(TRAINER_STATE) - 2, len(TRAINER_STATE) // 4)),
     *(log(f"{name}: cut off at {k} of 8", text[: len(text) * k // 8], (), allowed=(0, 1, 2))
-      for name, text in BUILT.items() for k in range(1, 8)),
+      for name, text in BUILT.items() for k in (1, 5)),
     *(log(f"TensorBoard: cut off at {k} of 8", EVENTS.read_bytes()[: EVENTS.stat().st_size * k // 8], (), EVENTS.name,
-          (0, 1, 2)) for k in range(1, 8)),
+          (0, 1, 2)) for k in (1, 4, 7)),
 ]  # fmt: skip
 
 

@@ -75,9 +75,9 @@ RUNS = [
     *run("metrics in Latin-1", "metrics.jsonl", metrics=b"\xe9\n" * 30, verbs=PLAN),
     *run("few steps", "7", metrics=lines(METRICS[:5]), verbs=PLAN),
     *run("metrics as text", "metrics.jsonl", metrics=lines([{**row, "swap_ms": "1"} for row in METRICS]), verbs=PLAN),
-    *(case for k in range(1, 8) for case in run(f"points cut at {k} of 8", allowed=(0, 1, 2), verbs=(POINTS_OF,),
+    *(case for k in (1, 4, 7) for case in run(f"points cut at {k} of 8", allowed=(0, 1, 2), verbs=(POINTS_OF,),
       points=lines(POINTS)[: len(lines(POINTS)) * k // 8])),
-    *(case for name in ("pass_rate", "device_hours", "flops", "step", "task") for value in (None, "x", [1], {}, True)
+    *(case for name, value in (("pass_rate", None), ("device_hours", "x"), ("flops", [1]), ("step", {}), ("task", True))
       for case in run(f"points with {name} = {value!r}", allowed=(0, 1, 2), verbs=(POINTS_OF,),
                       points=lines([{**row, name: value} for row in POINTS]))),
 ]  # fmt: skip

@@ -73,7 +73,7 @@ def test_eleven_evaluations_never_identify_a_ceiling_and_fifty_one_usually_do():
     assert many.asymptote_within < 0.5 * few.asymptote_within and many.forecast_within < 0.5 * few.forecast_within
 
 
-@pytest.mark.parametrize(("count", "prompts"), [(26, 200), (51, 200), (26, 1000)])
+@pytest.mark.parametrize(("count", "prompts"), [(26, 200), (51, 200)])
 def test_the_promised_probability_and_widths_are_those_of_other_simulated_runs(count, prompts):
     promised = prospect(expected_curve(16_000.0, **PAPER), 16_000.0, Evaluations(count, prompts, 4))
     fits = [fit(noisy(100 + seed, prompts, 4, 0.005, 0.07 * 16_000, count)) for seed in range(40)]
@@ -104,6 +104,8 @@ def test_the_cost_is_the_share_of_completions_in_device_hours_and_money():
     found = prospect(expected_curve(1000.0), 1000.0, Evaluations(51, 200, 4), 408_000, 2.0)
     assert found.evaluations.completions == 40_800 and found.share == pytest.approx(0.1)
     assert found.cost.device_hours == pytest.approx(100.0) and found.cost.money == pytest.approx(200.0)
+    again = prospect(expected_curve(1000.0), 1000.0, Evaluations(51, 200, 4), 408_000, 2.0)
+    assert (again.error_W == found.error_W).all()
     assert prospect(expected_curve(1000.0), 1000.0, Evaluations(11, 200, 4)).cost is None
 
 
@@ -148,8 +150,6 @@ def test_the_first_line_says_what_to_do_how_sure_it_is_and_what_it_costs():
     assert set(found.alternatives) == {
         "half the evaluations", "twice the evaluations", "twice the prompts", "twice the samples", "twice the compute"
     }  # fmt: skip
-    again = design(expected_curve(16_000.0), 16_000.0, prompts=200, samples=4, completions=768_000, price=2.5)
-    assert again.to_dict() == found.to_dict()
 
 
 @FEW

@@ -37,20 +37,19 @@ LATE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("place", LATE)
-@pytest.mark.parametrize("error", [ConfigError("late"), KeyboardInterrupt()], ids=["error", "signal"])
-def test_a_late_error_leaves_the_directory_free(lab_model, tmp_path, monkeypatch, place, error):
+@pytest.mark.parametrize("number", range(len(LATE)), ids=LATE)
+def test_a_late_error_leaves_the_directory_free(lab_model, tmp_path, monkeypatch, number):
+    """Errors and signals in turn, in a new directory and in an empty one."""
+    error = (ConfigError("late"), KeyboardInterrupt())[number % 2]
+
     def fails(*words, **named):
         raise error
 
-    monkeypatch.setattr(launch, place, fails)
-    with pytest.raises(type(error)):
-        started(lab_model, tmp_path / "a/run")
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(launch, LATE[number], fails)
     (tmp_path / "empty").mkdir()
     with pytest.raises(type(error)):
-        started(lab_model, tmp_path / "empty")
-    assert list((tmp_path / "empty").iterdir()) == []
+        started(lab_model, tmp_path / ("a/run" if number % 4 < 2 else "empty"))
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
 
 
 def test_a_model_with_a_wrong_end_token_leaves_the_directory_free(lab_model, tmp_path):

@@ -49,13 +49,12 @@ FEW = ["--steps", "1", "--recipe.prompts_per_step", "1", "--recipe.length.thinki
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gigabytes", [8, 24])
-def test_a_models_first_command_trains_under_a_limit(smol, tmp_path, gigabytes):
-    limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (gigabytes * 10**9, gigabytes * 10**9))  # noqa: E731
+def test_a_models_first_command_trains_under_a_limit(smol, tmp_path):
+    limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (8 * 10**9, 8 * 10**9))  # noqa: E731
     words = runs.command(*COMMAND, *FEW, "--run-dir", str(tmp_path / "run"))
     done = subprocess.run(words, cwd=smol, capture_output=True, text=True, preexec_fn=limit, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"of {gigabytes}.0 GB are free (the limit of a process (ulimit -v))" in done.stdout or gigabytes == 24
+    assert "of 8.0 GB are free (the limit of a process (ulimit -v))" in done.stdout
     assert "duration (estimate): " in done.stdout
     config = read_config(tmp_path / "run/config.toml", [])
     assert config.rollouts.slots >= 8 and isinstance(config.learner.gradient_checkpointing, bool)

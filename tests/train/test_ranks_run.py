@@ -40,14 +40,14 @@ def test_a_killed_rank_ends_the_run_and_a_resume_gives_the_same_bits(undisturbed
 
 @pytest.mark.slow
 def test_a_run_continues_with_more_and_with_fewer_trainer_ranks(lab_model, tmp_path):
-    """One process, two ranks, three, and one process again; each reads the checkpoint of the one before."""
+    """One process, two ranks, and one process again; each reads the checkpoint of the one before."""
     path = tmp_path / "run"
     runs.train(lab_model, path, "--steps", "4")
-    for ranks, steps in ((2, 8), (3, 12), (1, 16)):
+    for ranks, steps in ((2, 8), (1, 12)):
         text = runs.finish("resume", str(path), "--placement.trainer_ranks", str(ranks), "--steps", str(steps))
         assert f"resumed at step {steps - 4}" in text, text
     rows = runs.rows(path, "metrics.jsonl")
-    assert [row["step"] for row in rows] == list(range(1, 17))
+    assert [row["step"] for row in rows] == list(range(1, 13))
     assert rows[-1]["replay_difference"] < 1e-3
-    assert (path / "checkpoints/step_000012/learner").is_dir()
-    assert (path / "checkpoints/step_000016/learner.safetensors").exists()
+    assert (path / "checkpoints/step_000008/learner").is_dir()
+    assert (path / "checkpoints/step_000012/learner.safetensors").exists()

@@ -58,6 +58,9 @@ def test_the_examples_print_what_the_page_describes(printed):
     assert "NOT identified" in printed["scalerl forecast young.jsonl --at 2x 16000 --target 0.5"]
     compared = next(text for example, text in printed.items() if example.startswith("scalerl compare"))
     assert compared.startswith("quick is ahead of slow at ") and "quick needs 0." in compared
+    assert "\nwith probability 0.29 the run stays where it is" in printed["scalerl forecast noisy.jsonl"]
+    for block in re.findall(r"scalerl forecast noisy.jsonl\n```\n\n```\n(.*?)```", PAGE, flags=re.DOTALL):
+        assert block in printed["scalerl forecast noisy.jsonl"]
     assert "gives no uncertainty" in printed["scalerl fit quick-0.jsonl --method paper --exclude-below 1500"]
 
 
