@@ -116,7 +116,7 @@ def _dry_run(config: RunConfig) -> list[str]:
     resolved = replace(config, hardware=resolve_hardware(config.hardware)) if local else config
     sizes, machine = sizes_of(resolved.model), this_machine(resolved)
     split = prompts_here(resolved)
-    prompts = split.everything if split else ()
+    prompts = split.all_prompts if split else ()
     longest = max((len(prompt.tokens) for prompt in prompts), default=0)
     mean = sum(len(prompt.tokens) for prompt in prompts) / len(prompts) if prompts else 0.0
     row_tokens = longest_row(resolved, longest)

@@ -98,10 +98,6 @@ class Reading:
 def full_weights(directory: Path, quantization: Mapping[str, Any]) -> dict[str, Any]:
     """Return the weights of a quantized checkpoint by their names without quantization, to be read one at a time.
 
-    Args:
-        directory: Directory of the checkpoint.
-        quantization: Table of its config.json.
-
     Returns:
         Slices of safetensors, and `Reading`s in float32.
 

@@ -34,10 +34,10 @@ def offer(settings: Sandbox, needed: Mapping[str, str] | None = None) -> Command
     command = _offer(settings)
     reasons = {**(needed or {}), **dict.fromkeys(settings.packages, "scoring.sandbox.packages")}
     for name, problem in missing(command, list(reasons)).items():
-        where = f"install it for {settings.python}" if settings.python else "install it here"
+        remedy = f"install it for {settings.python}" if settings.python else "install it here"
         declared = "" if name in settings.packages else f", and add {name!r} to scoring.sandbox.packages"
         raise ConfigError(
-            f"{reasons[name]}: programs cannot import {name} in the sandbox ({problem}); {where}{declared}"
+            f"{reasons[name]}: programs cannot import {name} in the sandbox ({problem}); {remedy}{declared}"
         )
     return command
 
