@@ -238,8 +238,8 @@ class RepliedTask(TextTask):
     def limits(self) -> dict[str, Any]:
         """The limits, for the columns of a prompt."""
         dated = {} if self.template_date == "auto" else {"template_date": self.template_date}
-        given = {"template_arguments": self.template_arguments} if self.template_arguments else {}
-        return {name: getattr(self, name) for name in TURN_LIMITS} | dated | given
+        arguments = {"template_arguments": self.template_arguments} if self.template_arguments else {}
+        return {name: getattr(self, name) for name in TURN_LIMITS} | dated | arguments
 
 
 class EnvironmentTask(RepliedTask):

@@ -100,9 +100,9 @@ def check_new_directory(path: Path, option: str) -> None:
         return
     if not path.is_dir():
         raise ConfigError(f"{option}: {path} is a file; {advice}")
-    rest = [entry.name for entry in path.iterdir() if not _left_by_a_start(entry)]
-    if rest:
-        named = ", ".join(sorted(rest)[:5]) + (", ..." if len(rest) > 5 else "")
+    entries = [entry.name for entry in path.iterdir() if not _left_by_a_start(entry)]
+    if entries:
+        named = ", ".join(sorted(entries)[:5]) + (", ..." if len(entries) > 5 else "")
         raise ConfigError(f"{option}: {path} is not empty (it contains {named}); {advice}")
 
 
@@ -122,9 +122,6 @@ def check_stays_inside(directory: Path) -> None:
 
     The directory of a run or study may come from somebody else. Through a link in it, a command would append to,
     replace or remove files elsewhere. The directory itself may be a link, because that is the user's.
-
-    Args:
-        directory: Directory of a run or a study.
 
     Raises:
         ConfigError: It has a link that leads outside, or a pipe or device; nothing was changed.

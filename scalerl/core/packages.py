@@ -47,9 +47,6 @@ def missing(module: str | None) -> str:
 def prepare_environment(modules: Sequence[str] = ()) -> None:
     """Set the environment variables that torch reads when it is first imported.
 
-    Args:
-        modules: Modules that the command imports.
-
     Raises:
         ConfigError: A module is not installed, a limit of memory is too small for torch, or the current directory was
             removed, in which no process can start.

@@ -64,12 +64,8 @@ def host(end: End, run: Run) -> None:
 def serve(build: Callable[[], Any], passed: tuple[type[Exception], ...], end: End) -> None:
     """Build an object and answer calls of its methods; the first answer reports that it is built.
 
-    Consumes: calls. Produces: one answer to each. Waits for: a call. Unblocked by: a call, or the end of the caller.
-
-    Args:
-        build: Function that builds the object.
-        passed: Errors after which the object is still usable; the caller raises them unchanged.
-        end: End of the carrier.
+    Each call gets one answer, until the caller ends. After errors of the kinds in `passed`, the object is still usable;
+    the caller raises them unchanged.
     """
     target = build()
     end.say("done", None)
@@ -178,12 +174,12 @@ class LocalRemote(Remote):
             environment: Additional environment variables.
         """
         processes = ChildContext()
-        self._connection, there = processes.Pipe()
-        self._process = processes.Process(target=host, args=(_PipeEnd(there), run))
+        self._connection, child_end = processes.Pipe()
+        self._process = processes.Process(target=host, args=(_PipeEnd(child_end), run))
         self._process.environment = environment or {}
         self._process.start()
         atexit.register(self._process.kill)  # runs before multiprocessing's handler, which would wait forever
-        there.close()  # otherwise the end of the process would not close the pipe
+        child_end.close()  # otherwise the end of the process would not close the pipe
         self.pid, self.join, self.kill = self._process.pid, self._process.join, self._process.kill
         self.name, self.died, self._peak = name.format(self.pid), died, 0
 
@@ -271,9 +267,6 @@ class Group:
 
     def call(self, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
         """Make one call in every process and return the answers in order.
-
-        Consumes: nothing. Produces: one message to each process. Waits for: an answer of every process.
-        Unblocked by: the answers, the death of a process, or the time limit.
 
         Raises:
             ProcessDied: A process ended, failed or took longer than `timeout_s` seconds; all were ended.
