@@ -105,7 +105,7 @@ def _run(config: RunConfig, found: SizedModel, end: End) -> None:
     (peak,) = (kinds for device, kinds in memory.get_tracker_snapshot("peak").items() if device.type == "cpu")
     bytes_of = {getattr(kind, "value", kind): size for kind, size in peak.items()}
     parts = {part: sum(bytes_of.get(kind, 0) for kind in kinds) for part, kinds in PARTS.items()}
-    end.say("done", Rehearsal(parts, dict(answers.sent), time.perf_counter() - start))
+    end.answer("done", Rehearsal(parts, dict(answers.sent), time.perf_counter() - start))
 
 
 class OneProcess(MemTracker):  # type: ignore[no-untyped-call]

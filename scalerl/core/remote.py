@@ -37,13 +37,13 @@ SLICE_S = 0.02
 class End(Protocol):
     """The end of a carrier in the other process. If the caller has ended, its methods end this process."""
 
-    def asked(self) -> bool:
+    def has_message(self) -> bool:
         """Return whether a message is waiting."""
 
     def next(self) -> tuple[str, tuple[Any, ...]]:
         """Wait for the next message and return (name of the method, arguments)."""
 
-    def say(self, kind: str, content: Any) -> None:
+    def answer(self, kind: str, content: Any) -> None:
         """Send an answer: ("done", result), ("raised", exception) or ("failed", (reason, traceback))."""
 
 
@@ -56,9 +56,9 @@ def host(end: End, run: Run) -> None:
     try:
         run(end)
     except PASSED as error:
-        end.say("raised", error)
+        end.answer("raised", error)
     except Exception as error:  # a worker may die here: the caller gets the traceback and raises
-        end.say("failed", fault(error))
+        end.answer("failed", fault(error))
 
 
 def serve(build: Callable[[], Any], passed: tuple[type[Exception], ...], end: End) -> None:
@@ -68,15 +68,15 @@ def serve(build: Callable[[], Any], passed: tuple[type[Exception], ...], end: En
     the caller raises them unchanged.
     """
     target = build()
-    end.say("done", None)
+    end.answer("done", None)
     while True:
         method, arguments = end.next()
         try:
             result = getattr(target, method)(*arguments)
         except passed as error:
-            end.say("raised", error)
+            end.answer("raised", error)
         else:
-            end.say("done", result)
+            end.answer("done", result)
 
 
 class Remote(Protocol):
@@ -238,7 +238,7 @@ class _PipeEnd:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def asked(self) -> bool:
+    def has_message(self) -> bool:
         return self._connection.poll(0)
 
     def next(self) -> tuple[str, tuple[Any, ...]]:
@@ -248,7 +248,7 @@ class _PipeEnd:
             raise SystemExit from None
         return method, arguments
 
-    def say(self, kind: str, content: Any) -> None:
+    def answer(self, kind: str, content: Any) -> None:
         message = pickle.dumps((kind, content), protocol=pickle.HIGHEST_PROTOCOL)
         try:
             self._connection.send_bytes(message)
