@@ -438,6 +438,6 @@ def is_suite(task: TaskData) -> bool:
     return task.held_out == "all"
 
 
-def generated(tasks: Sequence[TaskData]) -> list[GeneratedTask]:
+def generated_tasks(tasks: Sequence[TaskData]) -> list[GeneratedTask]:
     """Return the tasks whose prompts are generated."""
     return [task for task in tasks if isinstance(task, GeneratedTask)]

@@ -34,10 +34,10 @@ def check_installed(modules: Iterable[str]) -> None:
     """
     for name in modules:
         if find_spec(name) is None:
-            raise ConfigError(missing(name))
+            raise ConfigError(install_advice(name))
 
 
-def missing(module: str | None) -> str:
+def install_advice(module: str | None) -> str:
     """Return the error for a module that cannot be found; empty if no extra installs it."""
     top = (module or "").partition(".")[0]
     extra = next((name for name, modules in EXTRAS.items() if top in modules), "")

@@ -113,7 +113,7 @@ _TAG = re.compile(
 
 def tag(text: str) -> str | None:
     """Return the content of the last tag that is not empty; one without an end extends to the end of the text."""
-    content = tagged(text)
+    content = tagged_content(text)
     if content is None:
         return None
     for find in (hashes, phrase):
@@ -122,7 +122,7 @@ def tag(text: str) -> str | None:
     return content
 
 
-def tagged(text: str) -> str | None:
+def tagged_content(text: str) -> str | None:
     """Return the content of the last `<answer>`, `<solution>` or `[ANSWER]` as it stands; the case is free."""
     for match in reversed(list(_TAG.finditer(text))[-MOST_BOXES:]):
         name = re.escape(match[1] or match[2])

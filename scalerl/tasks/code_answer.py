@@ -14,7 +14,7 @@ from textwrap import dedent
 from typing import Any, NamedTuple
 
 from scalerl.core.errors import short
-from scalerl.tasks.answers import tagged
+from scalerl.tasks.answers import tagged_content
 from scalerl.tasks.base import judged_text, without_marks
 
 TAG = r"<[/|｜]?[A-Za-z][^<>\s]{0,40}>"
@@ -100,12 +100,12 @@ def program_of(completion: str, names: Collection[str] = (), reads: bool = False
         reads: Whether the tests give an input.
     """
     judged = judged_text(completion).replace("\r\n", "\n").replace("\r", "\n").lstrip("\ufeff")
-    text, inside = without_marks(judged, TAG), tagged(judged)
+    text, inside = without_marks(judged, TAG), tagged_content(judged)
     code_blocks = blocks(inside or "") or blocks(text)
     code_blocks = code_blocks or tagged_code(judged)
-    usable = [Block(mark, repaired(body)) for mark, body in code_blocks if mark not in OTHERS]
+    usable = [Block(mark, repaired_source(body)) for mark, body in code_blocks if mark not in OTHERS]
     for body in (block.body for block in reversed(usable)):
-        if (names and names_in(body) >= set(names)) or (reads and READS.search(body) and parsed(body) is not None):
+        if (names and names_in(body) >= set(names)) or (reads and READS.search(body) and syntax_tree(body) is not None):
             return body
     marked = [block.body for block in usable if PYTHON.fullmatch(block.mark)]
     programs = [block.body for block in usable if is_program(block.body)]
@@ -114,8 +114,8 @@ def program_of(completion: str, names: Collection[str] = (), reads: bool = False
             return candidates[-1]
     if code_blocks:
         return None
-    for candidate in (inside, text, between_sentences(text), indented(text)):
-        if candidate and candidate.strip() and parsed(candidate := repaired(candidate)) is not None:
+    for candidate in (inside, text, between_sentences(text), indented_code(text)):
+        if candidate and candidate.strip() and syntax_tree(candidate := repaired_source(candidate)) is not None:
             return candidate
     return None
 
@@ -140,11 +140,11 @@ INVISIBLE = str.maketrans({**dict.fromkeys("\ufeff\u200b\u2060"), "\u00a0": " "}
 """Characters that are not Python and cannot be seen."""
 
 
-def repaired(source: str) -> str:
+def repaired_source(source: str) -> str:
     """Return a program that is Python but for its indentation as a whole or invisible characters; else as it is."""
-    if parsed(source) is None:
+    if syntax_tree(source) is None:
         for other in (source.translate(INVISIBLE), dedent(source.translate(INVISIBLE))):
-            tree = parsed(other)
+            tree = syntax_tree(other)
             if tree is not None and not any(isinstance(node, ast.Return) for node in tree.body):  # that is a body
                 return other
     return source
@@ -169,7 +169,7 @@ def between_sentences(text: str) -> str | None:
 
 def names_in(source: str) -> set[str]:
     """Return the names that a program defines at its top level, and the methods of its class Solution."""
-    names, tree = defined(source), parsed(source)
+    names, tree = defined_names(source), syntax_tree(source)
     for node in tree.body if tree else []:
         if isinstance(node, ast.ClassDef) and node.name == "Solution":
             names |= {method.name for method in node.body if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)}
@@ -178,14 +178,14 @@ def names_in(source: str) -> set[str]:
 
 def is_program(source: str) -> bool:
     """Return whether a text is Python that does something; output such as `7` or `[1, 2]` does not."""
-    tree = parsed(source)
+    tree = syntax_tree(source)
     quiet = (ast.Constant, ast.Name, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.UnaryOp, ast.BinOp, ast.Compare)
     return tree is not None and any(
         not (isinstance(node, ast.Expr) and isinstance(node.value, quiet)) for node in tree.body
     )
 
 
-def indented(text: str) -> str | None:
+def indented_code(text: str) -> str | None:
     """Return the last run of lines that are indented by four spaces or a tab, as in Markdown without fences."""
     runs = re.findall(r"(?:^(?: {4}|\t).*\n?|(?<=\n)[ \t]*\n)+", text, re.MULTILINE)
     programs = [run for run in map(dedent, runs) if run.strip() and is_program(run)]
@@ -206,10 +206,10 @@ def with_prompt(completion: str, prompt: Any, entry: str) -> str | None:
     before = code_of_prompt(prompt)
     text = without_marks(judged_text(completion), TAG)
     program = program_of(completion, [entry])
-    if program is not None and entry in defined(program):
+    if program is not None and entry in defined_names(program):
         return program if "from __future__" in program else f"{before}\n\n{program}"
     for body in (text, program):
-        if before and body is not None and parsed(before + body) is not None:
+        if before and body is not None and syntax_tree(before + body) is not None:
             return before + body
     return program
 
@@ -220,14 +220,14 @@ def code_of_prompt(prompt: Any) -> str:
         prompt = "\n\n".join(str(message.get("content", "")) for message in prompt if isinstance(message, dict))
     if not isinstance(prompt, str):
         return ""
-    if parsed(prompt) is not None:
+    if syntax_tree(prompt) is not None:
         return prompt
     bodies = [block.body for block in blocks(prompt) if not block.mark or PYTHON.fullmatch(block.mark)]
-    return bodies[-1] if bodies and parsed(bodies[-1]) is not None else ""
+    return bodies[-1] if bodies and syntax_tree(bodies[-1]) is not None else ""
 
 
 @lru_cache(4)
-def parsed(source: str) -> ast.Module | None:
+def syntax_tree(source: str) -> ast.Module | None:
     """Return the syntax tree of a program; None if it is not valid Python."""
     try:
         with warnings.catch_warnings():
@@ -237,12 +237,12 @@ def parsed(source: str) -> ast.Module | None:
         return None
 
 
-def defined(source: str) -> set[str]:
+def defined_names(source: str) -> set[str]:
     """Return the names that a program defines at its top level, or under a condition there.
 
     These are functions, classes, assignments, and imports from the standard library.
     """
-    tree = parsed(source)
+    tree = syntax_tree(source)
     names: set[str] = set()
     statements = list[ast.stmt](tree.body if tree else [])
     for node in statements:

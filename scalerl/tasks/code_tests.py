@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from scalerl.core.errors import UserError, short
 from scalerl.core.files import parse_json
-from scalerl.tasks.code_answer import code_of_prompt, parsed
+from scalerl.tasks.code_answer import code_of_prompt, syntax_tree
 from scalerl.tasks.sandbox.guest.plain import dumps
 from scalerl.tasks.sandbox.guest.program import FROM, MODULES
 
@@ -142,14 +142,14 @@ def from_text(value: Any, field: str) -> Any:
     try:
         return parse_json(value, long_integers=True)
     except ValueError as error:
-        tree = parsed(value)
+        tree = syntax_tree(value)
         if tree is not None and (cases_of(tree) or any(isinstance(node, ast.Assert) for node in ast.walk(tree))):
             return [value]
         raise BadTests(f"{field!r}: neither JSON ({error}) nor assertions; allowed: {ALLOWED}") from None
 
 
 def _source(code: Any, field: str) -> str:
-    if not isinstance(code, str) or parsed(code) is None:
+    if not isinstance(code, str) or syntax_tree(code) is None:
         raise BadTests(f"{field!r} is not valid Python; correct the row or remove it")
     return code
 
@@ -167,7 +167,7 @@ def _assertions(lines: Sequence[str], columns: Mapping[str, Any], field: str) ->
     before = [*(imports if isinstance(imports, list) else [imports]), columns.get("test_setup_code") or ""]
     setup = _source("\n".join(map(str, before)), "test_setup_code")
     for number, line in enumerate(lines, start=1):
-        if parsed(line) is None:
+        if syntax_tree(line) is None:
             raise BadTests(f"{field!r}: assertion {number} is not valid Python: {short(line)}")
     tests = "\n".join(lines)
     source = _source(f"{setup}\n{tests}", field)

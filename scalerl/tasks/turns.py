@@ -142,7 +142,7 @@ def read_reply(returned: Any, name: str, turns: int, discount: float) -> Reply:
     rewards = [number(values.pop("reward"))] if "reward" in values else []
     if "rewards" in values and not rewards and "score" not in values:
         rewards = _rewards(values.pop("rewards"), turns)
-        values["score"] = discounted(rewards, discount)
+        values["score"] = discounted_sum(rewards, discount)
     messages = _messages(values.pop("reply")) if "reply" in values else ()
     if messages and not values:
         score: float | None = 0.0
@@ -193,7 +193,7 @@ def _rewards(values: Any, turns: int) -> list[float | None]:
     return [number(value) for value in values] if isinstance(values, list | tuple) and len(values) == turns else [None]
 
 
-def discounted(rewards: Sequence[float | None], discount: float) -> float | None:
+def discounted_sum(rewards: Sequence[float | None], discount: float) -> float | None:
     """Return the sum of discount^i times the reward of turn i, from i = 0; None if one is no number."""
     weighed = [discount**i * reward for i, reward in enumerate(rewards) if reward is not None]
     return math.fsum(weighed) if len(weighed) == len(rewards) else None

@@ -16,7 +16,7 @@ import time
 
 from scalerl.tasks.sandbox.guest import jail, plain
 from scalerl.tasks.sandbox.guest.operations import OPERATIONS
-from scalerl.tasks.sandbox.guest.program import caught, compiled, error_line, fresh_module
+from scalerl.tasks.sandbox.guest.program import caught, compile_program, error_line, fresh_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def stdin(channel: jail.Channel, limits: jail.Limits, program: str) -> None:
     import ctypes  # noqa: F401  loaded once here, not in every child
 
     jail.limit(limits, limits.program_s)
-    code, parent = compiled(channel, program), os.getpid()
+    code, parent = compile_program(channel, program), os.getpid()
     while True:
         _, data = channel.receive()
         inputs, outputs, errors = os.pipe(), os.pipe(), os.pipe()
@@ -183,7 +183,7 @@ def serve(channel: jail.Channel, limits: jail.Limits, program: str) -> None:
     """Run a program once, then answer calls of its functions. Its standard streams are /dev/null."""
     jail.limit(limits, limits.program_s)
     jail.load_filter(limits)
-    code = compiled(channel, program)
+    code = compile_program(channel, program)
     module = fresh_module(PROGRAM, code)
     if (error := caught(exec, code, module.__dict__)) is not None:
         channel.send(b"X", plain.dumps(error_line(error)))
