@@ -65,10 +65,6 @@ def check_output(
 def check_encodable(path: Path, option: str) -> None:
     """Refuse a path of a run that is not UTF-8: libraries cannot read a model and its tokenizer there.
 
-    Args:
-        path: Directory of a run or a study.
-        option: Option that gives it, for the message.
-
     Raises:
         ConfigError: The path has bytes that are not UTF-8.
     """
@@ -83,10 +79,6 @@ def check_encodable(path: Path, option: str) -> None:
 
 def check_new_directory(path: Path, option: str) -> None:
     """Refuse an output directory that is not empty, because its files could be overwritten.
-
-    Args:
-        path: The output directory.
-        option: Option that gives it, for the message.
 
     Raises:
         ConfigError: The path is a file, a dangling link, or a directory with files in it, or is no valid path.

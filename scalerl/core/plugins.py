@@ -127,12 +127,6 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 def call(function: Callable[..., Any], name: str, /, *arguments: Any, **named: Any) -> Any:
     """Call a user function and return its result.
 
-    Args:
-        function: User function.
-        name: Name of the function, `module:function`, for messages.
-        arguments: Positional arguments.
-        named: Keyword arguments.
-
     Raises:
         PluginError: The function raised or called sys.exit.
             Example: "my_rewards:length raised KeyError: 'level' (/home/me/my_rewards.py:7)"

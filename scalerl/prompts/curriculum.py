@@ -146,14 +146,7 @@ class Curriculum:
 def make_curriculum(
     tasks: Sequence[TaskData], prompts: Sequence[Prompt], seed: int, retire_at: float | None
 ) -> Curriculum | Mixture:
-    """Return the curriculum over a training pool: that of the only task, or a mixture with one per task.
-
-    Args:
-        tasks: The tasks with their shares.
-        prompts: Training prompts of all tasks.
-        seed: Seed of the order.
-        retire_at: Pass rate at which a prompt is retired; None: never.
-    """
+    """Return the curriculum over a training pool: that of the only task, or a mixture with one per task."""
     trained = {task.curve: task.share for task in tasks if task.share > 0}
     if len(tasks) == 1:
         return Curriculum(prompts, seed, retire_at)
