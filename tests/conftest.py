@@ -73,7 +73,7 @@ def user_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield lambda name, text: (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
-    for cached in (plugins.loaded, custom._made):
+    for cached in (plugins.loaded, custom._task_object):
         cached.cache_clear()
 
 

@@ -22,7 +22,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.models.loading import ExportFailed, load_model
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import load_policy
-from scalerl.models.quantized import scaled, unpacked
+from scalerl.models.quantized import scaled_weight, unpacked_weights
 from scalerl.models.weights import checkpoint_weights
 from scalerl.training.run_model import check_sampled
 
@@ -154,21 +154,21 @@ def test_mxfp4_experts_are_loaded_and_exported_in_full_precision(tmp_path, dtype
 def test_bytes_of_mxfp4_are_unpacked():
     """0x21 holds 0.5 (lower bits 1) and 1 (2), 0xF7 holds 6 and -6; the exponent 128 doubles them."""
     blocks = torch.tensor([0x21, 0xF7] + [0] * 14, dtype=torch.uint8).view(1, 1, 1, 16)
-    weights = unpacked(blocks, torch.tensor([[[128]]], dtype=torch.uint8))
+    weights = unpacked_weights(blocks, torch.tensor([[[128]]], dtype=torch.uint8))
     assert weights.shape == (1, 32, 1) and weights.flatten()[:5].tolist() == [1.0, 2.0, 12.0, -12.0, 0.0]
-    assert torch.equal(weights, unpacked(blocks.view(1, 1, 16), torch.tensor([[[128]]], dtype=torch.uint8)))
+    assert torch.equal(weights, unpacked_weights(blocks.view(1, 1, 16), torch.tensor([[[128]]], dtype=torch.uint8)))
 
 
 def test_a_scale_covers_its_block():
     weight = torch.ones(3, 5).to(torch.float8_e4m3fn)
     grid = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     expected = [[1, 1, 2, 2, 3], [1, 1, 2, 2, 3], [4, 4, 5, 5, 6]]
-    assert scaled(weight, grid, (2, 2)).tolist() == expected
-    assert scaled(weight, torch.tensor([1.0, 2.0, 3.0]), None).tolist() == [[1.0] * 5, [2.0] * 5, [3.0] * 5]
-    assert scaled(weight, torch.tensor(2.0), None).tolist() == [[2.0] * 5] * 3
+    assert scaled_weight(weight, grid, (2, 2)).tolist() == expected
+    assert scaled_weight(weight, torch.tensor([1.0, 2.0, 3.0]), None).tolist() == [[1.0] * 5, [2.0] * 5, [3.0] * 5]
+    assert scaled_weight(weight, torch.tensor(2.0), None).tolist() == [[2.0] * 5] * 3
     for block in (None, (3, 2)):
         with pytest.raises(ConfigError, match=r"scales of \(2, 3\)"):
-            scaled(weight, grid, block)
+            scaled_weight(weight, grid, block)
 
 
 def test_adapters_on_a_quantized_model_train_and_merge_in_full_precision(tmp_path):

@@ -122,13 +122,13 @@ def test_a_replay_uses_the_experts_of_the_engine(name):
     rows = batch.rollouts.experts_BTLK[:1, :13].flatten(0, 1)
     routing.use(rows, replay=True)
     policy.hidden(batch.rollouts.tokens_BT[:1, :13]).sum().backward()
-    assert torch.equal(torch.stack(routing.chosen, dim=1), rows.long())
+    assert torch.equal(torch.stack(routing.experts, dim=1), rows.long())
     router = next(parameter for key, parameter in policy.model.named_parameters() if "gate.weight" in key or
                   "router.weight" in key)  # fmt: skip
     assert float(router.grad.abs().max()) > 0  # the trainer computes the scores of the given experts
     routing.use(None)
     policy.hidden(batch.rollouts.tokens_BT[:1, :13])
-    assert not torch.equal(torch.stack(routing.chosen, dim=1), rows.long())
+    assert not torch.equal(torch.stack(routing.experts, dim=1), rows.long())
     found = learner_gradient(policy, batch, REPLAY, micro_batch_tokens=30)
     assert relative_error(found, plain_gradient(tiny_model(name), batch)) > 1e-2
 

@@ -37,7 +37,7 @@ def test_a_completion_is_the_text_after_its_prompt(kind, prompt, completion):
     assert whole[: len(before)] == before
     text = TokenText(tokenizer, [tokenizer.eos_token_id])
     after = whole[len(before) :]
-    assert text.whole(before, after) == completion == text.judged(before, after)
+    assert text.full_text(before, after) == completion == text.judged(before, after)
     assert text.judged([tokenizer.bos_token_id, *before], [*after, tokenizer.eos_token_id]) == completion
     assert text.judged(before[-1:], after) == completion  # a prompt of one token
 
@@ -57,7 +57,7 @@ def test_special_tokens_stay_except_stop_pad_and_bos():
     judged = text.judged([five], [think, pad, five, close, start, answer, seven, pad, end, answer, pad])
     assert judged == "<think>5</think><answer>7"  # a stop token ends a text; one before the end was inserted
     assert text.judged([five], [end]) == text.judged([five], []) == ""
-    assert text.whole([five], [pad, seven, end]) == "<pad>7<end>"
+    assert text.full_text([five], [pad, seven, end]) == "<pad>7<end>"
     bare = letters(pad_token=None, bos_token=None)
     assert TokenText(bare).judged([five], [pad, seven, end]) == "<pad>7<end>"
 
@@ -178,7 +178,7 @@ def test_a_prompt_of_a_run_has_no_end_token(tmp_path):
         task = PromptFile(path=str(tmp_path / "p.jsonl"), system_prompt=system)
         (prompt,), _ = task_prompts(task, tokenizer, 0, Scoring())
         assert prompt.tokens[0] == tokenizer.bos_token_id and tokenizer.eos_token_id not in prompt.tokens
-        assert TokenText(tokenizer).whole(prompt.tokens[:1], prompt.tokens[1:]).endswith("what?")
+        assert TokenText(tokenizer).full_text(prompt.tokens[:1], prompt.tokens[1:]).endswith("what?")
 
 
 def test_a_prompt_of_a_task_with_half_a_character_is_an_error(user_code):

@@ -66,9 +66,9 @@ def guarded(action: Callable[[], int]) -> int:
         complain(str(error))
         return error.exit_code
     except ModuleNotFoundError as error:
-        from scalerl.core.packages import missing
+        from scalerl.core.packages import install_advice
 
-        if not (advice := missing(error.name)):
+        if not (advice := install_advice(error.name)):
             raise
         complain(advice)
         return UserError.exit_code

@@ -14,7 +14,7 @@ from scalerl.cli.options import Parser, add_trust, bare_first, count
 from scalerl.cli.study_show import tell
 from scalerl.cli.terminal import print_lines
 from scalerl.config import RunConfig, read_config
-from scalerl.config.base import given, replace
+from scalerl.config.base import read_option, replace
 from scalerl.config.trust import check_trust
 from scalerl.core.errors import ConfigError, nearest, short
 from scalerl.core.files import output_directory
@@ -147,9 +147,9 @@ def _plan(options: argparse.Namespace, fields: Sequence[str]) -> Plan:
             f"plan: got {name!r}{nearest(name, PLANS)}; allowed: {', '.join(PLANS)}, or the path of a TOML file"
         )
     if options.seeds is not None:
-        plan = given("--seeds", lambda: replace(plan, seeds=_seeds(options.seeds)))
+        plan = read_option("--seeds", lambda: replace(plan, seeds=_seeds(options.seeds)))
     if options.budget is not None:
-        plan = given("--budget", lambda: replace(plan, base=replace(plan.base, steps=options.budget)))
+        plan = read_option("--budget", lambda: replace(plan, base=replace(plan.base, steps=options.budget)))
     if options.rates is not None:
         plan = with_rates(plan, best_rates(options.rates))
     return check(select(plan, options.only) if options.only else plan)

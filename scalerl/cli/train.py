@@ -16,7 +16,7 @@ from scalerl.cluster.layout import check, lay_out, lines
 from scalerl.cluster.plan import run_lines
 from scalerl.cluster.sizing import longest_row, sized, this_machine
 from scalerl.config import HuggingFaceModel, RunConfig, read_config, to_toml
-from scalerl.config.base import given, replace
+from scalerl.config.base import read_option, replace
 from scalerl.config.data import PromptFile
 from scalerl.config.trust import check_trust
 from scalerl.core.errors import ConfigError
@@ -116,7 +116,7 @@ def _dry_run(config: RunConfig) -> list[str]:
     resolved = replace(config, hardware=resolve_hardware(config.hardware)) if local else config
     sizes, machine = sizes_of(resolved.model), this_machine(resolved)
     split = prompts_here(resolved)
-    prompts = split.everything if split else ()
+    prompts = split.all_prompts if split else ()
     longest = max((len(prompt.tokens) for prompt in prompts), default=0)
     mean = sum(len(prompt.tokens) for prompt in prompts) / len(prompts) if prompts else 0.0
     row_tokens = longest_row(resolved, longest)
@@ -172,7 +172,7 @@ def run_resume(words: list[str]) -> int:
     check_inputs(config)
     check_trust([config], str(arguments.directory), trusted=arguments.trust, typed=options)
     if arguments.steps is not None:
-        config = given("--steps", lambda: replace(config, steps=arguments.steps))
+        config = read_option("--steps", lambda: replace(config, steps=arguments.steps))
 
     extras = {"options": options, "from_step": arguments.from_step}
     return _run(config, lambda launch: partial(launch.resume, arguments.directory, arguments.steps, **extras))

@@ -77,10 +77,10 @@ def report_engines(begin: Callable[[], EngineHandle], end: End) -> None:
     Unblocked by: results, the time limit, or the caller.
     """
     handle = begin()
-    end.say("done", None)
+    end.answer("done", None)
     Thread(target=host, args=(end, partial(_post, handle)), daemon=True).start()
     while True:
-        end.say("done", handle.report(REPORT_S))
+        end.answer("done", handle.report(REPORT_S))
 
 
 def _post(handle: EngineHandle, end: End) -> None:

@@ -19,7 +19,7 @@ from scalerl.config.model import TinyModel
 from scalerl.config.recipe import Custom
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
-from scalerl.models.sizes import Found, ModelSizes, sizes_of
+from scalerl.models.sizes import ModelSizes, SizedModel, sizes_of
 from scalerl.placement.choices import expected_tokens, micro_batch_tokens, recomputes, slots_of
 from scalerl.placement.devices import GB, USABLE, Table, counted, described, devices
 from scalerl.rollouts.engine import EVALUATION_CACHE
@@ -35,12 +35,12 @@ MEAN_PROMPT = 256
 class Layout:
     """Processes of a run and the memory of each GPU.
 
-    Example (8B on 80 GPUs): Layout(found=Found(...), devices={("trainer", 0): Place(...), ...}, gpus=80,
+    Example (8B on 80 GPUs): Layout(found=SizedModel(...), devices={("trainer", 0): Place(...), ...}, gpus=80,
                                     slots_of_an_engine=12, trainer=TrainerMemory(...), expected=GeneratorMemory(...),
                                     at_limit=...)
     """
 
-    found: Found
+    found: SizedModel
     devices: Table
     """Devices of all processes."""
     gpus: int
@@ -66,7 +66,7 @@ def prompt_tokens(config: RunConfig) -> tuple[float, int]:
     return (min(MEAN_PROMPT, max(files)), max(files)) if files else (LAB_PROMPT / 4, LAB_PROMPT)
 
 
-def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
+def lay_out(config: RunConfig, found: SizedModel | None = None) -> Layout:
     """Count GPUs and bytes.
 
     Args:
@@ -217,7 +217,7 @@ def lines(config: RunConfig, layout: Layout) -> list[str]:
     return out
 
 
-def size_line(found: Found) -> str:
+def size_line(found: SizedModel) -> str:
     """Return a line with the model's size and its source."""
     sizes = found.sizes
     mixture = f", {_count(sizes.matmul_params)} of them used per token" if sizes.experts else ""

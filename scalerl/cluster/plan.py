@@ -39,7 +39,7 @@ from scalerl.config.base import replace
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.core.run_files import SAVED_SAMPLES
-from scalerl.models.sizes import Found, ModelSizes
+from scalerl.models.sizes import ModelSizes, SizedModel
 from scalerl.placement.choices import channel_name, expected_tokens, micro_batch_tokens, recomputes, slots_of
 from scalerl.placement.devices import GB, devices
 
@@ -65,10 +65,10 @@ MOST_GPUS, MANY_GPUS = 1024, 512
 class Given:
     """Speeds that are known in addition to the configuration; the others are assumed.
 
-    Example: Given(found=Found(...), assumed=Assumptions(GPUS["H100"]), generator_step_s=0.0256)
+    Example: Given(found=SizedModel(...), assumed=Assumptions(GPUS["H100"]), generator_step_s=0.0256)
     """
 
-    found: Found
+    found: SizedModel
     assumed: Assumptions
     measured: Measured | None = None
     """Measurements of runs (`--from`)."""
@@ -290,7 +290,7 @@ def duration(
     n = max(1.0, min(slots_of(config), batch) / engines)
     generate_s = batch * mean / (engines * n / speeds.mean_step(n, mean))
     train_s = updates(lengths[:batch])
-    shared = config.hardware.device == "cuda" and lay_out(config, Found(sizes, "")).sharing
+    shared = config.hardware.device == "cuda" and lay_out(config, SizedModel(sizes, "")).sharing
     update_s = generate_s + train_s if shared else max(generate_s, train_s)
     eval_s = evaluation_seconds(config, speeds, lengths, evaluated)
     evaluations = 1 + config.steps // config.evaluation.every
@@ -313,7 +313,7 @@ def run_lines(
     """
     lines, gpu = [memory_line(config, sizes, row_tokens, machine)], machine.gpu
     if gpu is not None and not machine.elsewhere:
-        layout = lay_out(config, Found(sizes, ""))
+        layout = lay_out(config, SizedModel(sizes, ""))
         trains, samples = (held.total / GB for held in (layout.trainer, layout.at_limit))
         lines.append(
             f"GPU memory (estimate): trainer {trains:.1f} GB, generator {samples:.1f} GB at the length limit"
@@ -403,7 +403,7 @@ def busy_slots(config: RunConfig, lengths: Lengths) -> int:
     return max(fed, recipe.completions_per_step, config.placement.engines)
 
 
-def with_split(config: RunConfig, ranks: int, generators: int, lengths: Lengths, found: Found) -> RunConfig:
+def with_split(config: RunConfig, ranks: int, generators: int, lengths: Lengths, found: SizedModel) -> RunConfig:
     """Return a configuration with another split; unset slots become those that fit and can be kept busy."""
     own = config.placement.gpus_of_a_generator
     place = replace(

@@ -94,6 +94,6 @@ def _meet(spec: LearnerSpec, channels: Sequence[WeightChannel], end: End) -> Non
 
     host = ray.util.get_node_ip_address()
     with reserved_port(host) as port:
-        end.say("done", f"tcp://{host}:{port}")
+        end.answer("done", f"tcp://{host}:{port}")
         _, (meeting,) = end.next()
         serve_rank(partial(build_rank, replace(spec, init_method=meeting)), channels)(end)

@@ -34,7 +34,7 @@ from scalerl.core.errors import ConfigError, raising
 from scalerl.core.limits import REHEARSAL_S
 from scalerl.core.remote import End, LocalRemote
 from scalerl.learner.batch import RolloutTensors, TrainBatch
-from scalerl.models.sizes import Found
+from scalerl.models.sizes import SizedModel
 
 SENT = {
     "_allgather_base_": "all-gather",
@@ -74,7 +74,7 @@ class Rehearsal(NamedTuple):
         return sum(self.parts.values())
 
 
-def rehearse(config: RunConfig, found: Found) -> Rehearsal:
+def rehearse(config: RunConfig, found: SizedModel) -> Rehearsal:
     """Rehearse an update in a child process.
 
     Raises:
@@ -89,7 +89,7 @@ def rehearse(config: RunConfig, found: Found) -> Rehearsal:
         remote.end()
 
 
-def _run(config: RunConfig, found: Found, end: End) -> None:
+def _run(config: RunConfig, found: SizedModel, end: End) -> None:
     start, ranks = time.perf_counter(), config.placement.trainer_ranks
     _replace_cpu_code()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
@@ -105,7 +105,7 @@ def _run(config: RunConfig, found: Found, end: End) -> None:
     (peak,) = (kinds for device, kinds in memory.get_tracker_snapshot("peak").items() if device.type == "cpu")
     bytes_of = {getattr(kind, "value", kind): size for kind, size in peak.items()}
     parts = {part: sum(bytes_of.get(kind, 0) for kind in kinds) for part, kinds in PARTS.items()}
-    end.say("done", Rehearsal(parts, dict(answers.sent), time.perf_counter() - start))
+    end.answer("done", Rehearsal(parts, dict(answers.sent), time.perf_counter() - start))
 
 
 class OneProcess(MemTracker):  # type: ignore[no-untyped-call]
@@ -187,7 +187,7 @@ def full_batch(config: RunConfig, vocabulary: int, micro_batches: int) -> TrainB
 # -------------------------------------------------------------------------------------------------------- the learner
 
 
-def _learner(config: RunConfig, found: Found, mesh: Any, answers: Answers) -> Any:
+def _learner(config: RunConfig, found: SizedModel, mesh: Any, answers: Answers) -> Any:
     """Build the learner of a rank as ranks.py does, with fake weights."""
     from transformers import AutoModelForCausalLM
 
@@ -216,7 +216,7 @@ def _learner(config: RunConfig, found: Found, mesh: Any, answers: Answers) -> An
     return single_learner(spec, policy) if alone else sharded_learner(spec, policy)
 
 
-def architecture(found: Found) -> Any:
+def architecture(found: SizedModel) -> Any:
     """Return a transformers configuration: from the model's config.json, or a Qwen3 or Llama of the same sizes.
 
     Raises:

@@ -35,7 +35,7 @@ class Actor:
 
     # the function's end
 
-    def asked(self) -> bool:
+    def has_message(self) -> bool:
         """Return whether a message is waiting."""
         return not self._inbox.empty()
 
@@ -44,7 +44,7 @@ class Actor:
         method, arguments = self._inbox.get()
         return method, arguments
 
-    def say(self, kind: str, content: Any) -> None:
+    def answer(self, kind: str, content: Any) -> None:
         """Pass on an answer; waits while an earlier one has not been taken."""
         self._outbox.put((kind, content))
 

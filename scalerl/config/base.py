@@ -81,11 +81,11 @@ class Part(BaseModel):
         """Read `loss = "gspo"` as `loss = {kind = "gspo"}`, and "none" as None, because TOML has no null."""
         if not isinstance(values, dict):
             return values
-        known = cls.model_fields.keys()
+        names = cls.model_fields.keys()
         faults = [
             InitErrorDetails(type=PydanticCustomError("stand_in", fault), loc=(key,), input=value)
             for key, value in values.items()
-            if key in known and (fault := _stand_in(cls, key, value))
+            if key in names and (fault := _stand_in(cls, key, value))
         ]
         if faults:
             raise ValidationError.from_exception_data(cls.__name__, faults)
@@ -124,7 +124,7 @@ def replace(part: PartT, **changes: Any) -> PartT:
         raise ConfigError(problems(error, type(part))) from None
 
 
-def given(option: str, read: Callable[[], PartT]) -> PartT:
+def read_option(option: str, read: Callable[[], PartT]) -> PartT:
     """Return the result of `read`; prefix its errors with the option that the user gave.
 
     Raises:
@@ -240,21 +240,21 @@ def _owner(cls: type[Part] | None, path: list[str]) -> tuple[type[Part] | None, 
 
     In a union, the location contains the tag of the member as an additional step, which the user did not type.
     """
-    owner, shown, rest = cls, list[str](), deque(path)
-    while rest:
-        step = rest.popleft()
+    owner, shown, remaining_path = cls, list[str](), deque(path)
+    while remaining_path:
+        step = remaining_path.popleft()
         shown.append(step)
-        if not rest or owner is None or step not in owner.model_fields:
+        if not remaining_path or owner is None or step not in owner.model_fields:
             return owner, shown
         members = records(owner.model_fields[step].annotation)
         if not members:  # the rest are indices of entries, and kinds of values
-            return owner, [*shown, *filter(str.isdigit, rest)]
-        if rest[0].isdigit() and (index := rest.popleft()) != "0":  # index into a list of records
+            return owner, [*shown, *filter(str.isdigit, remaining_path)]
+        if remaining_path[0].isdigit() and (index := remaining_path.popleft()) != "0":  # index into a list of records
             shown.append(index)
         if len(members) == 1:
             owner = members[0]
         else:
-            tag = rest.popleft() if rest else None
+            tag = remaining_path.popleft() if remaining_path else None
             owner = next((member for member in members if member.model_fields["kind"].default == tag), None)
     return owner, shown
 

@@ -238,8 +238,8 @@ class RepliedTask(TextTask):
     def limits(self) -> dict[str, Any]:
         """The limits, for the columns of a prompt."""
         dated = {} if self.template_date == "auto" else {"template_date": self.template_date}
-        given = {"template_arguments": self.template_arguments} if self.template_arguments else {}
-        return {name: getattr(self, name) for name in TURN_LIMITS} | dated | given
+        arguments = {"template_arguments": self.template_arguments} if self.template_arguments else {}
+        return {name: getattr(self, name) for name in TURN_LIMITS} | dated | arguments
 
 
 class EnvironmentTask(RepliedTask):
@@ -438,6 +438,6 @@ def is_suite(task: TaskData) -> bool:
     return task.held_out == "all"
 
 
-def generated(tasks: Sequence[TaskData]) -> list[GeneratedTask]:
+def generated_tasks(tasks: Sequence[TaskData]) -> list[GeneratedTask]:
     """Return the tasks whose prompts are generated."""
     return [task for task in tasks if isinstance(task, GeneratedTask)]

@@ -51,8 +51,8 @@ def listed_loggers(value: Any) -> Any:
     Raises:
         ValueError: A logger is given twice.
     """
-    loggers = tuple({"kind": one} if isinstance(one, str) else one for one in as_list(value))
-    kinds = [kind_of(one) for one in loggers]
+    loggers = tuple({"kind": choice} if isinstance(choice, str) else choice for choice in as_list(value))
+    kinds = [kind_of(table) for table in loggers]
     double = [kind for kind in KINDS if kinds.count(kind) > 1]
     if double:
         raise ValueError(f"got {double[0]!r} {kinds.count(double[0])} times; give each logger once")

@@ -91,8 +91,8 @@ def with_named_set(values: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"set: got {short(name)}{nearest(name, NAMED)}; allowed: {', '.join(NAMED)}")
     if path == name:
         del out["path"]
-    chosen, own = NAMED[name], out.get("columns", {})
-    filled = {key: getattr(chosen, key) for key in ("path", "subset", "split", "answers", "task")}
-    known = {"prompt": chosen.prompt} | ({"answer": chosen.answer} if chosen.answer else {})
-    columns = {**known, **own} if isinstance(own, Mapping) else own
+    named_set, columns_of_user = NAMED[name], out.get("columns", {})
+    filled = {key: getattr(named_set, key) for key in ("path", "subset", "split", "answers", "task")}
+    columns_of_set = {"prompt": named_set.prompt} | ({"answer": named_set.answer} if named_set.answer else {})
+    columns = {**columns_of_set, **columns_of_user} if isinstance(columns_of_user, Mapping) else columns_of_user
     return {**filled, **out, "set": name, "columns": columns}

@@ -55,8 +55,8 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
         merged = merge(values, typed)
         tasks = merged.get("data", {})
         tables = [task for task in (tasks if isinstance(tasks, list) else [tasks]) if isinstance(task, dict)]
-        own = any(task.keys() & {"path", "set", "dataset", "environment", "function"} for task in tables)
-        preset = _own_data_preset(merged) if own else "lab"
+        has_own_data = any(task.keys() & {"path", "set", "dataset", "environment", "function"} for task in tables)
+        preset = _own_data_preset(merged) if has_own_data else "lab"
     if not isinstance(preset, str) or preset not in PRESETS:
         raise ConfigError(f"preset: got {short(preset)}{nearest(str(preset), PRESETS)}; allowed: {', '.join(PRESETS)}")
     from_file = _merge_recipe(_preset_values(preset, values, typed), values)
@@ -65,9 +65,9 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
     except ConfigError as error:
         try:  # not earlier: the file alone may lack fields that the command line adds (--model)
             build(RunConfig, from_file, "command line")
-        except ConfigError as own:
-            if str(own) == str(error):  # an error of the file is reported with its name
-                raise ConfigError(str(own).replace("command line", source, 1)) from None
+        except ConfigError as file_error:
+            if str(file_error) == str(error):  # an error of the file is reported with its name
+                raise ConfigError(str(file_error).replace("command line", source, 1)) from None
         raise
 
 
@@ -82,7 +82,7 @@ def _own_data_preset(values: Mapping[str, Any]) -> str:
 def _preset_values(preset: str, file: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a preset, without the aggregation if it follows from the user's loss."""
     values = plain_values(PRESETS[preset])
-    recipes = [given["recipe"] for given in (file, typed) if isinstance(given.get("recipe"), Mapping)]
+    recipes = [source["recipe"] for source in (file, typed) if isinstance(source.get("recipe"), Mapping)]
     recipe = values["recipe"]
     for changes in recipes:
         recipe = merge(recipe, changes)
@@ -103,13 +103,13 @@ def _merge_recipe(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[s
     name = recipe.get("kind") if isinstance(recipe, Mapping) else recipe
     if name is None:
         return merge(base, changes)
-    known = named_recipes()
-    if not isinstance(name, str) or name not in known:
-        close = nearest(str(name), known)
-        raise ConfigError(f"recipe: got {short(name)}{close}; allowed: {', '.join(known)}, or a table of fields")
-    own = {key: value for key, value in recipe.items() if key != "kind"} if isinstance(recipe, Mapping) else {}
-    adopted = adopt(known[name], build(Recipe, base["recipe"], "recipe"))
-    return merge({**base, "recipe": adopted.model_dump()}, {**changes, "recipe": own})
+    recipes = named_recipes()
+    if not isinstance(name, str) or name not in recipes:
+        close = nearest(str(name), recipes)
+        raise ConfigError(f"recipe: got {short(name)}{close}; allowed: {', '.join(recipes)}, or a table of fields")
+    fields = {key: value for key, value in recipe.items() if key != "kind"} if isinstance(recipe, Mapping) else {}
+    adopted = adopt(recipes[name], build(Recipe, base["recipe"], "recipe"))
+    return merge({**base, "recipe": adopted.model_dump()}, {**changes, "recipe": fields})
 
 
 def build_from(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> RunConfig:
@@ -186,7 +186,7 @@ def to_toml(config: RunConfig) -> str:
 def groups(cls: type[Part] = RunConfig, name: str = "") -> list[tuple[str, type[Part]]]:
     """Return (dotted name, record) of a configuration and of all records in it; a choice gives one entry per kind."""
     inner = [(key, member) for key, field in cls.model_fields.items() for member in records(field.annotation)]
-    return [(name, cls), *(one for key, member in inner for one in groups(member, f"{name}.{key}".lstrip(".")))]
+    return [(name, cls), *(group for key, member in inner for group in groups(member, f"{name}.{key}".lstrip(".")))]
 
 
 def read_toml(file: Path) -> dict[str, Any]:
@@ -234,9 +234,9 @@ def _read_overrides(words: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def _read_values(given: Mapping[str, Any]) -> dict[str, Any]:
+def _read_values(overrides: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in overrides.items():
         plain = value.model_dump() if isinstance(value, Part) else str(value) if isinstance(value, Path) else value
         try:
             _set(values, name, "none" if plain is None else plain)
@@ -265,11 +265,11 @@ def _set(values: dict[str, Any], name: str, value: Any) -> None:
 def _known_path(name: str) -> tuple[str, ...]:
     """Check a dotted name against all fields, so that the error for a typo names the nearest one in any section."""
     path = name.replace("-", "_")
-    known = {*_fields(), "preset"}
-    if path in known:
+    names = {*_fields(), "preset"}
+    if path in names:
         return tuple(path.split("."))
     section, _, field = path.partition(".")
-    if section == "data" and f"data.{field.partition('.')[2]}" in known:  # --data.NAME.FIELD of one of several tasks
+    if section == "data" and f"data.{field.partition('.')[2]}" in names:  # --data.NAME.FIELD of one of several tasks
         return ("data", field.partition(".")[0], *field.partition(".")[2].split("."))
     tail, typed = path.split(".")[-1], path.split(".")
 
@@ -279,14 +279,16 @@ def _known_path(name: str) -> tuple[str, ...]:
         end, start = _alike(parts[::-1], typed[::-1]), _alike(parts, typed)
         return -end, -start, parts[0] != "recipe", len(parts), name
 
-    same_tail = sorted((name for name in known if name.split(".")[-1] == tail), key=distance)
-    hint = f" (did you mean --{same_tail[0]}?)" if same_tail else nearest(path, known).replace("'", "")
+    same_tail = sorted((name for name in names if name.split(".")[-1] == tail), key=distance)
+    hint = f" (did you mean --{same_tail[0]}?)" if same_tail else nearest(path, names).replace("'", "")
     raise UnknownField(f"unknown option --{name[:80]}{hint}; `scalerl train --help` lists all")
 
 
-def _alike(one: Sequence[str], two: Sequence[str]) -> int:
+def _alike(first: Sequence[str], second: Sequence[str]) -> int:
     """Return how many entries two lists share at their start."""
-    return next((n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+    return next(
+        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
 
 
 def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
@@ -299,9 +301,9 @@ def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
         values = inner
     inner = values.get(path[-1])
     if isinstance(inner, dict) and not isinstance(value, str):
-        given = ", ".join(f"--{'.'.join((*path, key))}" for key in inner)
+        options = ", ".join(f"--{'.'.join((*path, key))}" for key in inner)
         raise ConfigError(
-            f"--{'.'.join(path)}: got {short(value)}, which would drop the earlier {given}; give the whole table "
+            f"--{'.'.join(path)}: got {short(value)}, which would drop the earlier {options}; give the whole table "
             "first, or only its fields"
         )
     values[path[-1]] = {**inner, "kind": value} if isinstance(inner, dict) and isinstance(value, str) else value
@@ -363,16 +365,16 @@ def _fit(value: Any, annotation: Any) -> Any:
         return _fit(value, arguments[0])
     if origin in (Union, UnionType):
         choices = (_fit(value, argument) for argument in arguments)
-        return next((one for one in choices if one is not _MISFIT), _MISFIT)
+        return next((fitted for fitted in choices if fitted is not _MISFIT), _MISFIT)
     if origin is Literal:
         return value if isinstance(value, str) and value in arguments else _MISFIT
     if origin is tuple and isinstance(value, list):
-        entries = [_fit_entry(one, arguments[0]) for one in value]
-        return _MISFIT if any(one is _MISFIT for one in entries) else entries
+        entries = [_fit_entry(entry, arguments[0]) for entry in value]
+        return _MISFIT if any(entry is _MISFIT for entry in entries) else entries
     if origin is tuple:  # some fields accept one entry in place of a list
         return _fit(value, arguments[0])
     if origin is dict and isinstance(value, dict):
-        return {key: _fit_entry(one, arguments[1]) for key, one in value.items()}
+        return {key: _fit_entry(entry, arguments[1]) for key, entry in value.items()}
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if records(annotation):
         return value if isinstance(value, dict | str) else _MISFIT

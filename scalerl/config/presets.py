@@ -67,5 +67,5 @@ paper's sizes.
 
 def own_data_preset(device: str, backend: str) -> str:
     """Return the preset for a user's model and data, from the values of `hardware.device` and `placement.backend`."""
-    here = backend == "local" and device in ("auto", "cpu")
-    return "laptop" if here and (device == "cpu" or not sees_gpu()) else "small"
+    local_cpu = backend == "local" and device in ("auto", "cpu")
+    return "laptop" if local_cpu and (device == "cpu" or not sees_gpu()) else "small"

@@ -291,8 +291,8 @@ class Recipe(Part):
     def _aggregation_of_the_loss(cls, values: Any) -> Any:
         if not isinstance(values, dict) or "aggregation" in values:
             return values
-        chosen = AGGREGATION_OF_LOSS.get(kind_of(values.get("loss")))
-        return values if chosen is None else {**values, "aggregation": chosen}
+        aggregation = AGGREGATION_OF_LOSS.get(kind_of(values.get("loss")))
+        return values if aggregation is None else {**values, "aggregation": aggregation}
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:
@@ -316,8 +316,8 @@ class Recipe(Part):
 
 def kind_of(part: Any) -> str:
     """Return the kind of a part of a recipe, given as a record, a table or a name; empty for other values."""
-    found = part.get("kind") if isinstance(part, dict) else getattr(part, "kind", part)
-    return found if isinstance(found, str) else ""
+    kind = part.get("kind") if isinstance(part, dict) else getattr(part, "kind", part)
+    return kind if isinstance(kind, str) else ""
 
 
 # -------------------------------------------------------------------------------------------------- the paper's recipes

@@ -69,8 +69,8 @@ class Evaluation(Part):
         """Return the held-out prompts of a task with `prompts` in all; for "all", the set's documented size."""
         if isinstance(task.held_out, int):
             return task.held_out
-        known = NAMED[task.set].size if isinstance(task, PromptFile) and task.set and is_suite(task) else 0
-        return known or (self.prompts if self.prompts != "auto" else max(1, min(AUTO_PROMPTS, prompts // 5)))
+        documented_size = NAMED[task.set].size if isinstance(task, PromptFile) and task.set and is_suite(task) else 0
+        return documented_size or (self.prompts if self.prompts != "auto" else max(1, min(AUTO_PROMPTS, prompts // 5)))
 
     def samples_of(self, task: TaskData) -> int:
         """Return k, the samples per held-out prompt of a task."""
@@ -239,8 +239,8 @@ class Checkpointing(Part):
         best = "the one with the best held-out pass rate"
         best += f" (of every {both:,} steps, where both fall together)" if both > self.every else ""
         last = "the last" if self.keep == 1 else f"the last {self.keep:,}"
-        kept = [last, best, *([f"those of every {self.keep_every:,} steps"] if self.keep_every else [])]
-        listed = f"{', '.join(kept[:-1])} and {kept[-1]}"
+        kinds = [last, best, *([f"those of every {self.keep_every:,} steps"] if self.keep_every else [])]
+        listed = f"{', '.join(kinds[:-1])} and {kinds[-1]}"
         often = f"{self.every:,} steps" + (f" or {self.every_minutes:g} minutes" if self.every_minutes else "")
         return f"checkpoint every {often}; kept are {listed}; resume --from-step goes back to any of them"
 
@@ -289,9 +289,9 @@ class RunConfig(Part):
         """Convert `suites` to tasks; the saved configuration has them as [[data]] tables."""
         if not isinstance(values, dict) or "suites" not in values:
             return values
-        rest = {name: value for name, value in values.items() if name != "suites"}
-        tasks = as_list(rest["data"]) if "data" in rest else [ArithmeticTask()]
-        return {**rest, "data": [*tasks, *suite_tables(values["suites"])]}
+        others = {name: value for name, value in values.items() if name != "suites"}
+        tasks = as_list(others["data"]) if "data" in others else [ArithmeticTask()]
+        return {**others, "data": [*tasks, *suite_tables(values["suites"])]}
 
     @model_validator(mode="after")
     def _check(self) -> RunConfig:

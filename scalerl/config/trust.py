@@ -78,7 +78,7 @@ def code_of(config: RunConfig) -> list[Code]:
         elif isinstance(task, EnvironmentTask):
             module = task.environment.rpartition("/")[2].replace("-", "_")
             code.append(_code("data.environment", task.environment, _sources(module)))
-    code += [_function("loggers.function", one.function) for one in config.loggers if isinstance(one, Custom)]
+    code += [_function("loggers.function", logger.function) for logger in config.loggers if isinstance(logger, Custom)]
     sandbox, placement = config.scoring.sandbox, config.placement
     programs = {"placement.vllm_python": placement.vllm_python, "scoring.sandbox.python": sandbox.python}
     code += [_program(field, program) for field, program in programs.items() if program]
@@ -88,8 +88,8 @@ def code_of(config: RunConfig) -> list[Code]:
     if sandbox.mode == "unsafe":
         # without a sandbox the model's programs are trusted code, so another model needs a new confirmation
         model = config.model.path if isinstance(config.model, HuggingFaceModel) else config.model.kind
-        where = os.path.abspath(model) if os.path.exists(model) else model
-        code.append(Code("scoring.sandbox.mode", "unsafe", "", _digest([b"unsafe", where.encode()])))
+        place = os.path.abspath(model) if os.path.exists(model) else model
+        code.append(Code("scoring.sandbox.mode", "unsafe", "", _digest([b"unsafe", place.encode()])))
     return list(dict.fromkeys(code))
 
 
@@ -98,8 +98,8 @@ def addresses_of(config: RunConfig) -> list[Code]:
     placement, places = config.placement, []
     for logger in config.loggers:
         if not isinstance(logger, Custom):
-            where = str(getattr(logger, DESTINATIONS[logger.kind]))
-            places.append((f"loggers.{logger.kind}", where or ("wandb" if logger.kind == "wandb" else "")))
+            destination = str(getattr(logger, DESTINATIONS[logger.kind]))
+            places.append((f"loggers.{logger.kind}", destination or ("wandb" if logger.kind == "wandb" else "")))
     places += [("placement.servers", address) for address in placement.servers]
     if placement.backend == "ray" and placement.ray_address not in ("auto", "local"):
         places.append(("placement.ray_address", placement.ray_address))
@@ -122,13 +122,13 @@ def check_trust(configs: Iterable[RunConfig], source: str, *, trusted: bool = Fa
     listed = list(dict.fromkeys(code for config in configs for code in (*code_of(config), *addresses_of(config))))
     if not listed:
         return
-    known = _remembered()
-    new = [code for code in listed if not code.digest or code.key not in known]
+    confirmed = _remembered()
+    new = [code for code in listed if not code.digest or code.key not in confirmed]
     confirmed_now = [code for code in new if trusted or any(_spells(word, code) for word in typed)]
     unknown = [code for code in new if code not in confirmed_now]
     if unknown:
-        _ask(unknown, source)
-    _remember([code for code in new if code.digest], known)
+        _confirm(unknown, source)
+    _remember([code for code in new if code.digest], confirmed)
 
 
 def _spells(word: str, code: Code) -> bool:
@@ -139,7 +139,7 @@ def _spells(word: str, code: Code) -> bool:
     )
 
 
-def _ask(unknown: Sequence[Code], source: str) -> None:
+def _confirm(unknown: Sequence[Code], source: str) -> None:
     listed = "; ".join(map(str, unknown[:5])) + (f"; and {len(unknown) - 5} more" if len(unknown) > 5 else "")
     does = "runs code or sends data to an address that was not confirmed on this machine, or has changed since"
     warning = f"{source} {does}: {listed}"
@@ -164,13 +164,13 @@ def _remembered() -> dict[str, Any]:
         return {}
 
 
-def _remember(codes: Sequence[Code], known: Mapping[str, Any]) -> None:
+def _remember(codes: Sequence[Code], confirmed: Mapping[str, Any]) -> None:
     new = {code.key: {"field": code.field, "file": code.file} for code in codes}  # a name may contain a secret
     if not new:
         return
     with suppress(OSError):  # if the cache is not writable, the user is asked again next time
         _store().parent.mkdir(parents=True, exist_ok=True)
-        write_whole(_store(), json.dumps({"code": {**known, **new}}, indent=1) + "\n")
+        write_whole(_store(), json.dumps({"code": {**confirmed, **new}}, indent=1) + "\n")
 
 
 def _code(field: str, name: str, files: Sequence[str]) -> Code:
@@ -217,4 +217,6 @@ def _sources(module: str) -> list[str]:
     for part in inner:
         spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations or []) if spec else None
         specs.append(spec)
-    return [os.path.abspath(one.origin) for one in specs if one and one.has_location and one.origin] if spec else []
+    return (
+        [os.path.abspath(part.origin) for part in specs if part and part.has_location and part.origin] if spec else []
+    )

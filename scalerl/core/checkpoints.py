@@ -30,7 +30,11 @@ def held_out_rates(points: Iterable[EvalPoint], tasks: Collection[str]) -> dict[
     for point in points:
         if point.task in tasks:
             rates[point.step][point.task] = point.pass_rate
-    means = {step: math.fsum(own.values()) / len(own) for step, own in rates.items() if len(own) == len(tasks)}
+    means = {
+        step: math.fsum(task_rates.values()) / len(task_rates)
+        for step, task_rates in rates.items()
+        if len(task_rates) == len(tasks)
+    }
     return {step: mean for step, mean in means.items() if math.isfinite(mean)}
 
 

@@ -235,9 +235,6 @@ def atomic_file(path: Path) -> Iterator[Path]:
     replaced, not followed. Devices and pipes such as /dev/stdout are written directly, because a move would replace
     them.
 
-    Args:
-        path: The file to write.
-
     Yields:
         The path to write to.
 
@@ -322,9 +319,9 @@ def safe_name(name: str) -> str:
     Example: safe_name("qwen/v2") == "qwen-v2"; safe_name("../x") == "x-d6b96a"
     """
     slashed = name.replace("/", "-")
-    kept = re.sub(r"[^\w.+=@,-]", "-", slashed, flags=re.ASCII).lstrip(".-")[:100]
+    plain_name = re.sub(r"[^\w.+=@,-]", "-", slashed, flags=re.ASCII).lstrip(".-")[:100]
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:6]
-    return kept if kept and kept == slashed else f"{kept or 'unnamed'}-{digest}"
+    return plain_name if plain_name and plain_name == slashed else f"{plain_name or 'unnamed'}-{digest}"
 
 
 def next_directory(parent: Path, name: str) -> Path:

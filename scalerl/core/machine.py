@@ -42,11 +42,11 @@ def host_memory(root: Path = Path("/")) -> Memory:
     Args:
         root: Directory with proc and sys; another one in tests.
     """
-    found = [*_machine(root), *_control_groups(root), *_process_limits(root)]
-    if not found:
+    memories = [*_machine(root), *_control_groups(root), *_process_limits(root)]
+    if not memories:
         return Memory(float("inf"), float("inf"), "unknown")
-    smallest = min(found)
-    return smallest._replace(free=max(0.0, min(smallest.total, *(one.free for one in found))))
+    smallest = min(memories)
+    return smallest._replace(free=max(0.0, min(smallest.total, *(memory.free for memory in memories))))
 
 
 def gpu_memory(device: Any = 0) -> Memory:
@@ -89,8 +89,8 @@ def memory_report(peak: float) -> str:
         peak: Its largest resident memory; 0 if it is not known.
     """
     total, _, limit = host_memory()
-    taken = f"it had taken {peak / 1e9:.1f} GB, and " if peak else ""
-    return f"{taken}the limit is {total / 1e9:.1f} GB ({limit})"
+    usage = f"it had taken {peak / 1e9:.1f} GB, and " if peak else ""
+    return f"{usage}the limit is {total / 1e9:.1f} GB ({limit})"
 
 
 def peak_bytes() -> int:

@@ -42,13 +42,13 @@ def digest(path: Path, size: int | None = None) -> str:
 
 def add_to_digest(running: Any, path: Path, start: int, end: int) -> None:
     """Add the bytes of a file from `start` to `end` to a digest, `BLOCK` at a time."""
-    left = end - start
-    block = memoryview(bytearray(max(0, min(BLOCK, left))))
+    remaining = end - start
+    block = memoryview(bytearray(max(0, min(BLOCK, remaining))))
     with path.open("rb", buffering=0) as file:
         file.seek(start)
-        while left > 0 and (count := file.readinto(block[:left])):
+        while remaining > 0 and (count := file.readinto(block[:remaining])):
             running.update(block[:count])
-            left -= count
+            remaining -= count
 
 
 def stamp(path: Path) -> None:
@@ -57,12 +57,7 @@ def stamp(path: Path) -> None:
 
 
 def seal(directory: Path, step: int) -> None:
-    """Write the manifest of a checkpoint whose files are all written, and force it to disk; stamps are moved into it.
-
-    Args:
-        directory: Directory of the checkpoint.
-        step: Step of the checkpoint.
-    """
+    """Write the manifest of a checkpoint whose files are all written; stamps are moved into it. It is on disk after."""
     files = {}
     for path in sorted(directory.rglob("*")):
         if not path.is_file() or path.name.endswith(STAMP) or path.name == MANIFEST:
@@ -95,8 +90,8 @@ def check_files(directory: Path) -> None:
         path = directory / name
         if not path.is_file():
             raise Damaged(f"{name} is missing; {size} bytes were written")
-        if (there := path.stat().st_size) != size:
-            raise Damaged(f"{name} has {there} bytes; {size} were written")
+        if (size_here := path.stat().st_size) != size:
+            raise Damaged(f"{name} has {size_here} bytes; {size} were written")
         if (other := digest(path)) != expected:
             raise Damaged(
                 f"{name} has other contents than were written ({KIND} {other[:12]}, expected {expected[:12]})"

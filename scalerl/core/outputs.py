@@ -65,10 +65,6 @@ def check_output(
 def check_encodable(path: Path, option: str) -> None:
     """Refuse a path of a run that is not UTF-8: libraries cannot read a model and its tokenizer there.
 
-    Args:
-        path: Directory of a run or a study.
-        option: Option that gives it, for the message.
-
     Raises:
         ConfigError: The path has bytes that are not UTF-8.
     """
@@ -84,10 +80,6 @@ def check_encodable(path: Path, option: str) -> None:
 def check_new_directory(path: Path, option: str) -> None:
     """Refuse an output directory that is not empty, because its files could be overwritten.
 
-    Args:
-        path: The output directory.
-        option: Option that gives it, for the message.
-
     Raises:
         ConfigError: The path is a file, a dangling link, or a directory with files in it, or is no valid path.
     """
@@ -100,9 +92,9 @@ def check_new_directory(path: Path, option: str) -> None:
         return
     if not path.is_dir():
         raise ConfigError(f"{option}: {path} is a file; {advice}")
-    rest = [entry.name for entry in path.iterdir() if not _left_by_a_start(entry)]
-    if rest:
-        named = ", ".join(sorted(rest)[:5]) + (", ..." if len(rest) > 5 else "")
+    entries = [entry.name for entry in path.iterdir() if not _left_by_a_start(entry)]
+    if entries:
+        named = ", ".join(sorted(entries)[:5]) + (", ..." if len(entries) > 5 else "")
         raise ConfigError(f"{option}: {path} is not empty (it contains {named}); {advice}")
 
 
@@ -122,9 +114,6 @@ def check_stays_inside(directory: Path) -> None:
 
     The directory of a run or study may come from somebody else. Through a link in it, a command would append to,
     replace or remove files elsewhere. The directory itself may be a link, because that is the user's.
-
-    Args:
-        directory: Directory of a run or a study.
 
     Raises:
         ConfigError: It has a link that leads outside, or a pipe or device; nothing was changed.

@@ -34,10 +34,10 @@ def check_installed(modules: Iterable[str]) -> None:
     """
     for name in modules:
         if find_spec(name) is None:
-            raise ConfigError(missing(name))
+            raise ConfigError(install_advice(name))
 
 
-def missing(module: str | None) -> str:
+def install_advice(module: str | None) -> str:
     """Return the error for a module that cannot be found; empty if no extra installs it."""
     top = (module or "").partition(".")[0]
     extra = next((name for name, modules in EXTRAS.items() if top in modules), "")
@@ -46,9 +46,6 @@ def missing(module: str | None) -> str:
 
 def prepare_environment(modules: Sequence[str] = ()) -> None:
     """Set the environment variables that torch reads when it is first imported.
-
-    Args:
-        modules: Modules that the command imports.
 
     Raises:
         ConfigError: A module is not installed, a limit of memory is too small for torch, or the current directory was

@@ -73,14 +73,14 @@ def _import_here(name: str) -> Any:
     modules of Python or of packages. A module of the same name that was imported from another directory is replaced.
     Otherwise, a process that changes its directory (a notebook, a test) would train with the wrong function.
     """
-    top, here = name.partition(".")[0], os.getcwd()
+    top, directory = name.partition(".")[0], os.getcwd()
     importlib.invalidate_caches()
-    spec = importlib.machinery.PathFinder.find_spec(top, [here])
+    spec = importlib.machinery.PathFinder.find_spec(top, [directory])
     if spec is None:
         return importlib.import_module(name)
     unprotect_children()
-    if "" not in sys.path and here not in sys.path:
-        sys.path.append(here)
+    if "" not in sys.path and directory not in sys.path:
+        sys.path.append(directory)
     held = sys.modules.get(top)
     if spec.loader and spec.origin and (held is None or (top == name and spec.origin != held.__file__)):
         sys.modules[top] = module = importlib.util.module_from_spec(spec)
@@ -127,12 +127,6 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 def call(function: Callable[..., Any], name: str, /, *arguments: Any, **named: Any) -> Any:
     """Call a user function and return its result.
 
-    Args:
-        function: User function.
-        name: Name of the function, `module:function`, for messages.
-        arguments: Positional arguments.
-        named: Keyword arguments.
-
     Raises:
         PluginError: The function raised or called sys.exit.
             Example: "my_rewards:length raised KeyError: 'level' (/home/me/my_rewards.py:7)"
@@ -154,9 +148,9 @@ def _place(error: BaseException, module: str) -> str:
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     places = [place for place in places if not place[0].startswith((__file__, importlib.__file__, "<frozen"))]
     others = (os.path.dirname(os.path.dirname(__file__)), sysconfig.get_path("purelib"))
-    own = [place for place in places if place[0] == getattr(sys.modules.get(module), "__file__", None)]
-    own = own or [place for place in places if not place[0].startswith(others)] or places
-    return f" ({own[-1][0]}:{own[-1][1]})" if own else ""
+    user_places = [place for place in places if place[0] == getattr(sys.modules.get(module), "__file__", None)]
+    user_places = user_places or [place for place in places if not place[0].startswith(others)] or places
+    return f" ({user_places[-1][0]}:{user_places[-1][1]})" if user_places else ""
 
 
 def number(value: Any) -> float | None:

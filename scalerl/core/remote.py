@@ -37,13 +37,13 @@ SLICE_S = 0.02
 class End(Protocol):
     """The end of a carrier in the other process. If the caller has ended, its methods end this process."""
 
-    def asked(self) -> bool:
+    def has_message(self) -> bool:
         """Return whether a message is waiting."""
 
     def next(self) -> tuple[str, tuple[Any, ...]]:
         """Wait for the next message and return (name of the method, arguments)."""
 
-    def say(self, kind: str, content: Any) -> None:
+    def answer(self, kind: str, content: Any) -> None:
         """Send an answer: ("done", result), ("raised", exception) or ("failed", (reason, traceback))."""
 
 
@@ -56,31 +56,27 @@ def host(end: End, run: Run) -> None:
     try:
         run(end)
     except PASSED as error:
-        end.say("raised", error)
+        end.answer("raised", error)
     except Exception as error:  # a worker may die here: the caller gets the traceback and raises
-        end.say("failed", fault(error))
+        end.answer("failed", fault(error))
 
 
 def serve(build: Callable[[], Any], passed: tuple[type[Exception], ...], end: End) -> None:
     """Build an object and answer calls of its methods; the first answer reports that it is built.
 
-    Consumes: calls. Produces: one answer to each. Waits for: a call. Unblocked by: a call, or the end of the caller.
-
-    Args:
-        build: Function that builds the object.
-        passed: Errors after which the object is still usable; the caller raises them unchanged.
-        end: End of the carrier.
+    Each call gets one answer, until the caller ends. After errors of the kinds in `passed`, the object is still usable;
+    the caller raises them unchanged.
     """
     target = build()
-    end.say("done", None)
+    end.answer("done", None)
     while True:
         method, arguments = end.next()
         try:
             result = getattr(target, method)(*arguments)
         except passed as error:
-            end.say("raised", error)
+            end.answer("raised", error)
         else:
-            end.say("done", result)
+            end.answer("done", result)
 
 
 class Remote(Protocol):
@@ -180,12 +176,12 @@ class LocalRemote(Remote):
             environment: Additional environment variables.
         """
         processes = ChildContext()
-        self._connection, there = processes.Pipe()
-        self._process = processes.Process(target=host, args=(_PipeEnd(there), run))
+        self._connection, child_end = processes.Pipe()
+        self._process = processes.Process(target=host, args=(_PipeEnd(child_end), run))
         self._process.environment = environment or {}
         self._process.start()
         atexit.register(self._process.kill)  # runs before multiprocessing's handler, which would wait forever
-        there.close()  # otherwise the end of the process would not close the pipe
+        child_end.close()  # otherwise the end of the process would not close the pipe
         self.pid, self.join, self.kill = self._process.pid, self._process.join, self._process.kill
         self.name, self.died, self._peak = name.format(self.pid), died, 0
 
@@ -244,7 +240,7 @@ class _PipeEnd:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def asked(self) -> bool:
+    def has_message(self) -> bool:
         return self._connection.poll(0)
 
     def next(self) -> tuple[str, tuple[Any, ...]]:
@@ -254,7 +250,7 @@ class _PipeEnd:
             raise SystemExit from None
         return method, arguments
 
-    def say(self, kind: str, content: Any) -> None:
+    def answer(self, kind: str, content: Any) -> None:
         message = pickle.dumps((kind, content), protocol=pickle.HIGHEST_PROTOCOL)
         try:
             self._connection.send_bytes(message)
@@ -273,9 +269,6 @@ class Group:
 
     def call(self, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
         """Make one call in every process and return the answers in order.
-
-        Consumes: nothing. Produces: one message to each process. Waits for: an answer of every process.
-        Unblocked by: the answers, the death of a process, or the time limit.
 
         Raises:
             ProcessDied: A process ended, failed or took longer than `timeout_s` seconds; all were ended.

@@ -212,20 +212,17 @@ def is_closed(path: Path) -> bool:
 def read_run(path: Path) -> RunInfo:
     """Return what run.json says; unknown fields are ignored.
 
-    Args:
-        path: Run directory.
-
     Raises:
         ConfigError: The directory is no run, is of another version, or run.json is damaged.
     """
     values = _checked(path, RUN)
     try:
-        known = _known(RunInfo, values)
-        tasks = _tasks(known.pop("tasks", {}))
-        metrics = _metrics(json.dumps(known.pop("metrics", {})))
+        run_values = _fields_of(RunInfo, values)
+        tasks = _tasks(run_values.pop("tasks", {}))
+        metrics = _metrics(json.dumps(run_values.pop("metrics", {})))
         for name in ("suites", "notes"):
-            known[name] = tuple(map(str, known.get(name, ())))
-        info = RunInfo(**known, tasks=tasks, metrics=metrics)
+            run_values[name] = tuple(map(str, run_values.get(name, ())))
+        info = RunInfo(**run_values, tasks=tasks, metrics=metrics)
         if not (isinstance(info.title, str) and isinstance(info.axis, str) and isinstance(info.settings, dict)):
             raise TypeError("title, axis or settings has another type")
         info = replace(info, settings={sys.intern(str(name)): _shared(value) for name, value in info.settings.items()})
@@ -237,19 +234,16 @@ def read_run(path: Path) -> RunInfo:
 def read_study(path: Path) -> StudyInfo:
     """Return what study.json says; unknown fields are ignored.
 
-    Args:
-        path: Directory of a study.
-
     Raises:
         ConfigError: The directory is no study, is of another version, or study.json is damaged.
     """
     values = _checked(path, STUDY)
     try:
-        known = _known(StudyInfo, values)
-        tasks, arms = _tasks(known.pop("tasks", {})), _arms(known.pop("arms", {}))
+        study_values = _fields_of(StudyInfo, values)
+        tasks, arms = _tasks(study_values.pop("tasks", {})), _arms(study_values.pop("arms", {}))
         for name in ("vary", "notes"):
-            known[name] = tuple(map(str, known.get(name, ())))
-        info = StudyInfo(**known, tasks=tasks, arms=arms)
+            study_values[name] = tuple(map(str, study_values.get(name, ())))
+        info = StudyInfo(**study_values, tasks=tasks, arms=arms)
         texts = (info.name, info.about, info.reference, info.axis, "" if info.task is None else info.task)
         if not (all(isinstance(text, str) for text in texts) and isinstance(info.settings, dict)):
             raise TypeError("name, about, reference, axis, task or settings has another type")
@@ -260,7 +254,7 @@ def read_study(path: Path) -> StudyInfo:
     return info
 
 
-def _known(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
+def _fields_of(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in (f.name for f in fields(record)) if name in values}
 
 
@@ -275,12 +269,12 @@ def _arms(values: Any) -> dict[str, ArmInfo]:
             raise TypeError(f"the arm {name!r:.60} is no table of fields")
         if not ARM_NAME.fullmatch(str(name)):  # it is a directory, and must lie in that of the study
             raise ValueError(f"the arm {name!r:.60} has a name that no study gives")
-        known = _known(ArmInfo, arm)
-        seeds = tuple(known.pop("seeds", ()))
-        info = ArmInfo(**known, seeds=seeds)
+        arm_values = _fields_of(ArmInfo, arm)
+        seeds = tuple(arm_values.pop("seeds", ()))
+        info = ArmInfo(**arm_values, seeds=seeds)
         numbers = (*seeds, info.steps)
-        whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
-        if not whole or not isinstance(info.settings, dict) or not isinstance(info.about, str):
+        are_integers = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
+        if not are_integers or not isinstance(info.settings, dict) or not isinstance(info.about, str):
             raise TypeError(f"seeds, steps, about or settings of the arm {name} has another type")
         arms[str(name)] = info
     return arms
@@ -329,7 +323,7 @@ def _metrics(text: str) -> dict[str, Metric]:
 
 
 def _metric(value: Any) -> Metric:
-    known = {name: value[name] for name in (f.name for f in fields(Metric)) if name in value}
+    metric_values = {name: value[name] for name in (f.name for f in fields(Metric)) if name in value}
     for name in ("above", "below"):
-        known[name] = tuple(map(float, known.get(name, ())))
-    return Metric(**{"group": "other", "label": "", "meaning": "", **known})
+        metric_values[name] = tuple(map(float, metric_values.get(name, ())))
+    return Metric(**{"group": "other", "label": "", "meaning": "", **metric_values})

@@ -64,10 +64,6 @@ def end_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
 
     The kernel sends the signal when the thread that started this process ends. Unlike a watching thread in this
     process, this also works while a computation holds the interpreter's lock.
-
-    Args:
-        parent: Process id of the parent.
-        number: Signal to send.
     """
     if not sys.platform.startswith("linux"):
         return

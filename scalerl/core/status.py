@@ -95,11 +95,7 @@ class Heartbeat:
         self._wake.set()
 
     def _beat(self) -> None:
-        """Rewrite status.json at intervals.
-
-        Consumes: phases. Produces: status.json. Waits for: the next beat. Unblocked by: its time, a new phase, or
-        `__exit__`.
-        """
+        """Rewrite status.json at intervals, at once after a new phase, until `__exit__`."""
         while not self._ended:
             self._wake.wait(self._every_s)
             self._wake.clear()

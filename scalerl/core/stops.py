@@ -99,20 +99,17 @@ def watch_signals() -> None:
 
 
 def _watch(source: int) -> None:
-    """Acknowledge the first signal, and end the process at the second one.
-
-    Consumes: the numbers of signals. Produces: lines on standard error. Waits for: a signal. Unblocked by: a signal.
-    """
-    seen = 0
+    """Acknowledge the first signal, and end the process at the second one."""
+    signals = 0
     while True:
         number = os.read(source, 1)[0]
-        seen += number in STOPPING
-        if seen > 1:
+        signals += number in STOPPING
+        if signals > 1:
             shown = SHOW_CURSOR if os.isatty(2) else ""
             _write(f"{shown}scalerl: {_message(number, 'at once')}\n")
             os._exit(128 + number)
         flag = _current  # the main thread may end its command meanwhile
-        if seen and flag is not None and not flag.acknowledged:
+        if signals and flag is not None and not flag.acknowledged:
             # a command that ends at the next instruction of Python has nothing to acknowledge
             if flag.was_read or not (select.select([source], [], [], SOON_S)[0] or _reported):
                 _write(f"\n{flag.acknowledgment}\n")

@@ -90,14 +90,11 @@ class Working:
             self._drawn = False
 
     def _show(self) -> None:
-        """Show the line at intervals.
-
-        Consumes: what is done. Produces: lines. Waits for: the next drawing. Unblocked by: its time, or the end.
-        """
-        began = time.monotonic()
+        """Show the line at intervals, until the end."""
+        start = time.monotonic()
         while not self._ended.wait(REDRAW_S):
             now = time.monotonic()
-            if self._draws and now - began >= FIRST_S:
+            if self._draws and now - start >= FIRST_S:
                 self._draw()
             elif not self._draws and now - self._last_output >= EVERY_S:
                 self._last_output = now
@@ -127,7 +124,9 @@ class _Clearing:
 
 def duration(seconds: float) -> str:
     """Return a duration as text: "45 s", "2 min 5 s", "1 h 3 min"."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+    whole_s = int(seconds)
+    if whole_s < 60:
+        return f"{whole_s} s"
+    return (
+        f"{whole_s // 60} min {whole_s % 60} s" if whole_s < 3600 else f"{whole_s // 3600} h {whole_s % 3600 // 60} min"
+    )

@@ -84,10 +84,10 @@ def token_weights(choice: str | Custom, mask_BT: Tensor, prompt_B: Tensor, rollo
     fits = isinstance(weights_BT, Tensor) and weights_BT.shape == mask_BT.shape
     if not isinstance(weights_BT, Tensor) or not fits or not weights_BT.is_floating_point():
         raise plugins.PluginError(f"{choice.function} returned {plugins.describe(weights_BT)}; {expected}")
-    total, whole = float(weights_BT.sum()), float(mask_BT.any())
-    if not abs(total - whole) < 1e-3 or bool((weights_BT < 0).any()) or bool((weights_BT[~mask_BT] != 0).any()):
+    total, expected_sum = float(weights_BT.sum()), float(mask_BT.any())
+    if not abs(total - expected_sum) < 1e-3 or bool((weights_BT < 0).any()) or bool((weights_BT[~mask_BT] != 0).any()):
         raise plugins.PluginError(
             f"{choice.function} returned weights that sum to {total:g}; {expected}, at least 0, zero outside "
-            f"the mask, and with the sum {whole:g}, so that any split of the batch gives the same gradient"
+            f"the mask, and with the sum {expected_sum:g}, so that any split of the batch gives the same gradient"
         )
     return weights_BT

@@ -30,9 +30,9 @@ def check_functions(recipe: Recipe) -> None:
     """
     plugins.loaded.cache_clear()  # a notebook may have changed the module since its last run
     for part in TENSORS:
-        chosen = getattr(recipe, part)
-        if isinstance(chosen, Custom):
-            _check_signature(part, chosen)
+        custom = getattr(recipe, part)
+        if isinstance(custom, Custom):
+            _check_signature(part, custom)
     rewards_PG = torch.tensor([[1.0, -1.0, -1.0], [1.0, 1.0, -1.0]])
     mask_BT = torch.arange(5) < torch.tensor([1, 2, 3, 4, 5, 5])[:, None]
     prompt_B = torch.tensor([0, 0, 0, 1, 1, 1])
@@ -47,10 +47,10 @@ def check_functions(recipe: Recipe) -> None:
         raise ConfigError(f"recipe: on a made-up batch of 2 prompts with 3 rollouts, {error}") from None
 
 
-def _check_signature(part: str, chosen: Custom) -> None:
+def _check_signature(part: str, custom: Custom) -> None:
     field = f"recipe.{part}"
-    function = plugins.load_function(chosen.function, f"{field}.function")
-    plugins.check_arguments(function, chosen.function, field, TENSORS[part], chosen.params)
+    function = plugins.load_function(custom.function, f"{field}.function")
+    plugins.check_arguments(function, custom.function, field, TENSORS[part], custom.params)
 
 
 def _check_loss(loss: Custom, advantages_B: torch.Tensor, mask_BT: torch.Tensor) -> None:

@@ -129,9 +129,11 @@ def custom(
     """
     _check(logp_BT, behavior_BT, advantages_B, mask_BT)
     function = plugins.loaded(params.function, "recipe.loss.function")
-    given = (part.clone() for part in (logp_BT, behavior_BT, advantages_B, mask_BT))  # the function may modify them
-    found = plugins.call(function, params.function, *given, **params.params)
-    loss_BT, clipped_BT = found if isinstance(found, tuple) and len(found) == 2 else (found, torch.zeros_like(mask_BT))
+    copies = (part.clone() for part in (logp_BT, behavior_BT, advantages_B, mask_BT))  # the function may modify them
+    result = plugins.call(function, params.function, *copies, **params.params)
+    loss_BT, clipped_BT = (
+        result if isinstance(result, tuple) and len(result) == 2 else (result, torch.zeros_like(mask_BT))
+    )
     for part in (loss_BT, clipped_BT):
         if not isinstance(part, Tensor) or part.shape != logp_BT.shape:
             raise plugins.PluginError(

@@ -242,7 +242,7 @@ class PolicyLearner:
             inputs = Rows.padded(tokens_bt, trained_bt, device)
         if rollouts.nucleus is not None:
             place_bt = rows[:, None] * rollouts.tokens_BT.shape[1] + torch.arange(width)
-            inputs = inputs.within(rollouts.nucleus, place_bt[trained_bt])
+            inputs = inputs.with_nucleus(rollouts.nucleus, place_bt[trained_bt])
         return inputs
 
     def _micro_batch_loss(

@@ -111,15 +111,15 @@ def makers_of(loggers: Loggers) -> dict[str, Callable[[], Logger]]:
 
 
 def _make(kind: str, values: dict[str, Any]) -> Logger:
-    made: Logger = importlib.import_module(f"scalerl.loggers.{kind}").Tracker(**values)
-    return made
+    tracker: Logger = importlib.import_module(f"scalerl.loggers.{kind}").Tracker(**values)
+    return tracker
 
 
 def _custom(choice: Custom) -> Logger:
-    made = plugins.load_function(choice.function, "loggers.function")
-    plugins.check_arguments(made, choice.function, "loggers.params", (), choice.params)
+    function = plugins.load_function(choice.function, "loggers.function")
+    plugins.check_arguments(function, choice.function, "loggers.params", (), choice.params)
     try:
-        logger: Logger = plugins.call(made, choice.function, **choice.params)
+        logger: Logger = plugins.call(function, choice.function, **choice.params)
     except plugins.PluginError as error:
         raise ConfigError(f"loggers: {error}") from None
     absent = [name for name in METHODS if not callable(getattr(logger, name, None))]

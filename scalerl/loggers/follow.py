@@ -51,18 +51,18 @@ class Followers:
         self._state, self._rows = "stopped", RunView(info).rows
         record = Record(path)
         self._all = [_Logged(name, make, record) for name, make in makers.items()]
-        for one in self._all:
-            if one.start(settings, path, resumed_step, went_back):
+        for logged in self._all:
+            if logged.start(settings, path, resumed_step, went_back):
                 note(
-                    f"logger {one.name}: the run went back to step {resumed_step or 0}, so a new run starts in the "
+                    f"logger {logged.name}: the run went back to step {resumed_step or 0}, so a new run starts in the "
                     "tracker, with all rows until there; the old one keeps the abandoned steps"
                 )
 
     def step(self, row: Mapping[str, Any]) -> None:
         """Log a training step, a row of metrics.jsonl."""
         self._rows.append(row)
-        for one in self._all:
-            one.worker.put(partial(one.row, row))
+        for logged in self._all:
+            logged.worker.put(partial(logged.row, row))
         self._tell()
 
     def evaluated(self, points: Sequence[EvalPoint], judged: bool = True) -> None:
@@ -74,8 +74,8 @@ class Followers:
         """
         if self._all and points:
             view = RunView(self._info, self._rows, points)
-            for one in self._all:
-                one.worker.put(partial(one.evaluation, view, judged))
+            for logged in self._all:
+                logged.worker.put(partial(logged.evaluation, view, judged))
         self._tell()
 
     def ended(self, state: str) -> None:
@@ -85,14 +85,14 @@ class Followers:
     def close(self) -> None:
         """End the logged runs; wait at most `LOGGER_FINISH_S`."""
         until = time.monotonic() + LOGGER_FINISH_S
-        for one in self._all:
-            for line in one.worker.close(until, partial(one.finish, self._state)):
+        for logged in self._all:
+            for line in logged.worker.close(until, partial(logged.finish, self._state)):
                 self._note(line)
         self._all = []
 
     def _tell(self) -> None:
-        for one in self._all:
-            for line in one.worker.news():
+        for logged in self._all:
+            for line in logged.worker.news():
                 self._note(line)
 
 
@@ -113,8 +113,8 @@ class _Logged:
         trained_again = logged > (resumed_step or 0)  # a run without a checkpoint starts over
         anew = trained_again and (went_back or rates != self._record.get(self.name, "rates", rates))
         part += anew
-        name, known = path.absolute().name, "" if anew else self._record.get(self.name, "id", "")
-        run = LoggedRun(name if part == 1 else f"{name}-{part}", path, known, resumed_step, part)
+        name, run_id = path.absolute().name, "" if anew else self._record.get(self.name, "id", "")
+        run = LoggedRun(name if part == 1 else f"{name}-{part}", path, run_id, resumed_step, part)
         self.worker.put(partial(self._begin, shown, run, rates, anew))
         if resumed_step is not None:
             self.worker.put(partial(self._catch_up, path, resumed_step))
@@ -176,7 +176,7 @@ class _Logged:
 def curve_picture(view: RunView) -> bytes:
     """Return the curves of a run with their forecasts as PNG; empty without a forecast."""
     assert view.info is not None
-    fits = [ahead.fit for ahead in view.outlooks().values()]
+    fits = [outlook.fit for outlook in view.outlooks().values()]
     return picture(fits, "; ".join(view.info.notes)) if fits else b""
 
 
@@ -186,8 +186,8 @@ def evaluation_numbers(view: RunView, judged: bool = True) -> dict[str, float]:
     for points in view.points.values():
         if points[-1].step == view.evaluated_at:
             numbers |= point_numbers(points[-1])
-    for task, ahead in view.outlooks().items() if judged else ():
-        numbers |= {f"forecast/{task}/{name}": value for name, value in forecast_numbers(ahead).items()}
+    for task, outlook in view.outlooks().items() if judged else ():
+        numbers |= {f"forecast/{task}/{name}": value for name, value in forecast_numbers(outlook).items()}
     return finite(numbers, but=("step",))
 
 

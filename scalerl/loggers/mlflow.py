@@ -53,8 +53,8 @@ class Tracker:
             self._client.update_run(run.id, status="RUNNING")
             self._id = run.id
             return run.id
-        known = self._client.get_experiment_by_name(self._experiment)
-        experiment = known.experiment_id if known else self._client.create_experiment(self._experiment)
+        existing = self._client.get_experiment_by_name(self._experiment)
+        experiment = existing.experiment_id if existing else self._client.create_experiment(self._experiment)
         self._id = str(self._client.create_run(experiment, run_name=run.name).info.run_id)
         params = [Param(_name(key), str(value)[:LONGEST]) for key, value in flat(config).items()]
         for first in range(0, len(params), AT_ONCE):

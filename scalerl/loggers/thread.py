@@ -19,11 +19,7 @@ MOST = 1000
 
 
 class Worker:
-    """Runs jobs one after the other in a thread; a run waits for the thread only at its end.
-
-    Consumes / Produces: jobs of `put` / calls of external code, and `news` for the user.
-    Waits for / Unblocked by: a job / `put` or `close`.
-    """
+    """Runs jobs, calls of external code, one after the other in a thread; a run waits for it only in `close`."""
 
     def __init__(self, name: str) -> None:
         """Start the thread; the name of the logger or command is used in messages."""
@@ -70,13 +66,13 @@ class Worker:
             for job in (last, None):
                 self._jobs.put(job, timeout=max(0.0, until - time.monotonic()))
         self._thread.join(max(0.0, until - time.monotonic()))
-        lines, left = self.news(), 0
+        lines, unmade = self.news(), 0
         if self._thread.is_alive():
-            left = self._jobs.qsize()
+            unmade = self._jobs.qsize()
             lines.append(f"{self.name} has not ended in time; the run ends without it")
-        if self.dropped + self.failed + left:
+        if self.dropped + self.failed + unmade:
             lines.append(
-                f"{self.name}: {self.dropped} calls were dropped, {self.failed} failed, {left} were not made; the "
+                f"{self.name}: {self.dropped} calls were dropped, {self.failed} failed, {unmade} were not made; the "
                 "files in the run directory are complete"
             )
         return lines

@@ -67,20 +67,20 @@ class PolicySpec:
 
 
 def sent_weights(
-    policy: Policy, sent: Sent, whole: Callable[[Tensor], Tensor] = lambda weight: weight.detach()
+    policy: Policy, sent: Sent, gather: Callable[[Tensor], Tensor] = lambda weight: weight.detach()
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors that engines get, by the names that they expect, in a fixed order.
 
     Args:
         policy: The trained policy.
         sent: What engines get.
-        whole: Function that returns a weight as a whole, if the model is sharded.
+        gather: Function that returns a weight as a whole, if the model is sharded.
     """
     from scalerl.models.lora import LoraPolicy
     from scalerl.models.weights import checkpoint_weights
 
     if sent == "adapters":
         assert isinstance(policy, LoraPolicy), type(policy)
-        return policy.adapters(whole)
-    weights = policy.weights(whole)
+        return policy.adapters(gather)
+    weights = policy.weights(gather)
     return checkpoint_weights(policy.model, weights) if sent == "checkpoint" else weights

@@ -112,13 +112,13 @@ MOST_LAYERS, LARGEST = 10_000, 10**9
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        found = read_json(file)
+        content = read_json(file)
     except (OSError, ValueError) as error:
         reason = trouble(error) if isinstance(error, OSError) else str(error)
         raise ConfigError(f"model.path: {file} cannot be read as JSON ({reason}); download it again") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"model.path: {file} holds {str(found)[:80]!r}; allowed: a JSON object; download it again")
-    return found
+    if not isinstance(content, dict):
+        raise ConfigError(f"model.path: {file} holds {str(content)[:80]!r}; allowed: a JSON object; download it again")
+    return content
 
 
 def _check_weights(directory: Path) -> None:

@@ -36,11 +36,6 @@ def load_model(path: str, revision: str, dtype: str) -> Any:
 
     FP8 and MXFP4 weights are dequantized; the model then is as if it had never been quantized.
 
-    Args:
-        path: Directory or name on the hub.
-        revision: Branch, tag or commit.
-        dtype: Type of the weights.
-
     Raises:
         ConfigError: The model does not exist, its files are damaged, weights are missing, unexpected, of other sizes or
             not finite, or the architecture needs custom code, is unknown to transformers or is not supported.
@@ -63,7 +58,7 @@ def load_model(path: str, revision: str, dtype: str) -> Any:
                 "output_loading_info": True,
             }
             if quantization is None:
-                how |= {"use_safetensors": True, **_where(revision)}  # never a pickle
+                how |= {"use_safetensors": True, **_revision_options(revision)}  # never a pickle
                 model, info = AutoModelForCausalLM.from_pretrained(path, **how)
             else:
                 model, info = _dequantized(path, revision, config, quantization, how)
@@ -73,7 +68,7 @@ def load_model(path: str, revision: str, dtype: str) -> Any:
     return model
 
 
-def _where(revision: str) -> dict[str, Any]:
+def _revision_options(revision: str) -> dict[str, Any]:
     return {"revision": revision, "trust_remote_code": False}  # if unset, transformers prompts on the terminal
 
 
@@ -90,7 +85,7 @@ def load_config(path: str, revision: str, **options: Any) -> tuple[Any, dict[str
     """
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(path, **_where(revision), **options)
+    config = AutoConfig.from_pretrained(path, **_revision_options(revision), **options)
     quantization = quantization_of(config)
     if quantization is not None:
         check_quantization(path, quantization)
@@ -233,16 +228,16 @@ def _check_loaded(path: str, model: Any, info: dict[str, Any]) -> None:
         )
     wrong = sorted(info["mismatched_keys"], key=str)
     if wrong:
-        name, there, expected = wrong[0]
+        name, shape, expected = wrong[0]
         raise ConfigError(
             f"model.path: {path}: {len(wrong)} weights have other sizes than config.json gives; {name} is "
-            f"{tuple(there)}, expected {tuple(expected)}; use the config.json that belongs to the weights"
+            f"{tuple(shape)}, expected {tuple(expected)}; use the config.json that belongs to the weights"
         )
-    left = sorted(name for name in info["unexpected_keys"] if IN_LAYERS.search(name) and "inv_freq" not in name)
-    if left:
+    surplus = sorted(name for name in info["unexpected_keys"] if IN_LAYERS.search(name) and "inv_freq" not in name)
+    if surplus:
         raise ConfigError(
-            f"model.path: {path} has {len(left)} weights that a {type(model).__name__} with this config.json does not "
-            f"have, the first is {left[0]}; use the config.json that belongs to the weights"
+            f"model.path: {path} has {len(surplus)} weights that a {type(model).__name__} with this config.json does "
+            f"not have, the first is {surplus[0]}; use the config.json that belongs to the weights"
         )
     bad = [name for name, weight in model.named_parameters() if not bool(weight.sum(dtype=torch.float32).isfinite())]
     if bad:
@@ -260,8 +255,8 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
     """
     from transformers import AutoTokenizer
 
-    where = Path(path) / "tokenizer.json" if Path(path).is_dir() else path
-    advice = f"model.path: found no tokenizer at {where}; save one there with tokenizer.save_pretrained(...)"
+    place = Path(path) / "tokenizer.json" if Path(path).is_dir() else path
+    advice = f"model.path: found no tokenizer at {place}; save one there with tokenizer.save_pretrained(...)"
 
     def problem(error: Exception) -> str:
         reason = "it needs custom Python code, which is never run here" if "trust_remote_code" in str(error) else ""
@@ -285,9 +280,6 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
 
 def check_config(config: Any) -> None:
     """Refuse an unsupported transformers configuration before weights are read.
-
-    Args:
-        config: A transformers configuration.
 
     Raises:
         ConfigError: The model is an encoder-decoder, is multimodal (images or sound), or has another kind of layers.

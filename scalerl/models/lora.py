@@ -67,33 +67,33 @@ class LoraPolicy(Policy):
             for name, module in self.model.named_modules()
             if isinstance(module, peft.tuners.lora.LoraLayer)
         }
-        frozen, own = self.sizes.matmul_params, sum(parameter.numel() for _, parameter in self.trained())
-        self.sizes = dataclasses.replace(self.sizes, matmul_params=frozen + own, frozen_params=frozen)
+        frozen, adapter_params = self.sizes.matmul_params, sum(parameter.numel() for _, parameter in self.trained())
+        self.sizes = dataclasses.replace(self.sizes, matmul_params=frozen + adapter_params, frozen_params=frozen)
 
-    def weights(self, whole: Callable[[Tensor], Tensor] = Tensor.detach) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, gather: Callable[[Tensor], Tensor] = Tensor.detach) -> Iterator[tuple[str, Tensor]]:
         """Yield merged weights by the names of the model without adapters, tied ones once, in a fixed order.
 
         Each merged tensor is computed when the iterator reaches it: W + alpha / rank x B A, rounded once to the type
         of W.
 
         Args:
-            whole: Function that returns a weight as a whole, if the model is sharded.
+            gather: Function that returns a weight as a whole, if the model is sharded.
         """
         for name, parameter in self.model.named_parameters():
             if name in self._layers:
-                yield name.replace(".base_layer.", "."), _merged(self._layers[name], parameter, whole)
+                yield name.replace(".base_layer.", "."), _merged(self._layers[name], parameter, gather)
             elif not parameter.requires_grad:
-                yield name.replace(".base_layer.", "."), whole(parameter)  # the bias of an adapted module
+                yield name.replace(".base_layer.", "."), gather(parameter)  # the bias of an adapted module
 
-    def adapters(self, whole: Callable[[Tensor], Tensor] = Tensor.detach) -> Iterator[tuple[str, Tensor]]:
+    def adapters(self, gather: Callable[[Tensor], Tensor] = Tensor.detach) -> Iterator[tuple[str, Tensor]]:
         """Yield A and B of every adapter by peft's names in files, for an engine that has the model already.
 
         Args:
-            whole: Function that returns a weight as a whole, if the model is sharded.
+            gather: Function that returns a weight as a whole, if the model is sharded.
         """
         for name, parameter in self.trained():
             # peft expects the names of its wrapper around the model
-            yield f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}", whole(parameter)
+            yield f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}", gather(parameter)
 
     def check_names(self) -> None:
         """Refuse adapters of modules whose weights have other names or shapes on disk, as engines know them.
@@ -130,14 +130,14 @@ class LoraPolicy(Policy):
         as_umask(directory)
 
 
-def _merged(layer: Any, weight: Tensor, whole: Callable[[Tensor], Tensor]) -> Tensor:
+def _merged(layer: Any, weight: Tensor, gather: Callable[[Tensor], Tensor]) -> Tensor:
     """Return W + alpha / rank x B A in the type of W, [O, I], or [I, O] for a Conv1D.
 
     peft would also round the product before the sum.
     """
-    weight = whole(weight)
-    a_RI = whole(layer.lora_A[ADAPTER].weight).float()
-    b_OR = whole(layer.lora_B[ADAPTER].weight).float()
+    weight = gather(weight)
+    a_RI = gather(layer.lora_A[ADAPTER].weight).float()
+    b_OR = gather(layer.lora_B[ADAPTER].weight).float()
     change_OI = float(layer.scaling[ADAPTER]) * (b_OR @ a_RI)
     return (weight.float() + (change_OI.T if _is_conv1d(layer.base_layer) else change_OI)).to(weight.dtype)
 
@@ -185,8 +185,8 @@ def target_names(policy: Policy, lora: Lora) -> list[str]:
     for target in lora.targets:
         if not any(f".{name}".endswith(f".{target}") for name in linear):
             others = [name for name, _ in policy.model.named_modules() if f".{name}".endswith(f".{target}")]
-            found = f", which is no linear module of the decoder layers ({others[0]})" if others else ""
-            raise ConfigError(f"model.lora.targets: got {target!r}{found or nearest(target, ends)}; {allowed}")
+            hint = f", which is no linear module of the decoder layers ({others[0]})" if others else ""
+            raise ConfigError(f"model.lora.targets: got {target!r}{hint or nearest(target, ends)}; {allowed}")
     return list(lora.targets)
 
 

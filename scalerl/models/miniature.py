@@ -36,15 +36,14 @@ def miniature(model: object, parallel: int = 1) -> tuple[Any, str]:
     from transformers import Qwen3Config
 
     if isinstance(model, HuggingFaceModel):
-        made = outcome(lambda: _small(load_config(model.path, model.revision, local_files_only=True)[0], parallel))
-        if not made.exception():
-            return made.result(), type(made.result()).__name__
+        attempt = outcome(lambda: _small(load_config(model.path, model.revision, local_files_only=True)[0], parallel))
+        if not attempt.exception():
+            return attempt.result(), type(attempt.result()).__name__
     small = _small(Qwen3Config(num_attention_heads=16, num_key_value_heads=8, head_dim=128), parallel)
     return small, "Qwen3ForCausalLM" + (" (in place of model.path)" if isinstance(model, HuggingFaceModel) else "")
 
 
 def _small(config: Any, parallel: int) -> Any:
-    """Return a model of a smaller configuration."""
     from transformers import AutoModelForCausalLM
 
     config = copy.deepcopy(config)

@@ -68,8 +68,8 @@ class Bucket:
 
     def padded(self, own_NHD: Tensor) -> Tensor:
         """Return the bucket's tokens as [b, H, t, D]; this is a view if all sequences have the same length."""
-        own = own_NHD if self.source_n is None else own_NHD.index_select(0, self.source_n)
-        return own.reshape(self.rows, self.width, *own.shape[1:]).transpose(1, 2)
+        padded_NHD = own_NHD if self.source_n is None else own_NHD.index_select(0, self.source_n)
+        return padded_NHD.reshape(self.rows, self.width, *padded_NHD.shape[1:]).transpose(1, 2)
 
     def without_padding(self, out_bHtD: Tensor) -> Tensor:
         """Return the results of the bucket's tokens, [N, H, D]."""
@@ -105,10 +105,10 @@ class Varlen(NamedTuple):
         if not prompts:
             starts, longest = upload(ends.int(), device), max(lengths)
             return cls(starts, starts, longest, longest, None)
-        own = [torch.arange(end - length, end) for end, length in zip(ends[1:].tolist(), lengths, strict=True)]
+        indices = [torch.arange(end - length, end) for end, length in zip(ends[1:].tolist(), lengths, strict=True)]
         keys = [
-            torch.cat([torch.arange(first, first + ahead), behind])
-            for (first, ahead), behind in zip(prompts, own, strict=True)
+            torch.cat([torch.arange(first, first + count), behind])
+            for (first, count), behind in zip(prompts, indices, strict=True)
         ]
         ends_k = torch.tensor([0, *map(len, keys)]).cumsum(0)
         index = (ends.int(), ends_k.int(), torch.cat(keys))
@@ -172,8 +172,8 @@ class Segments:
         assert query_1HND.shape[0] == 1 and key_1HND.shape == value_1HND.shape[:3] + key_1HND.shape[3:]
         pieces = [torch.split(x[0].transpose(0, 1), self.sizes) for x in (query_1HND, key_1HND, value_1HND)]
         parts = []
-        for bucket, *own in zip(self.buckets, *pieces, strict=True):
-            query, key, value = (bucket.padded(x) for x in own)
+        for bucket, *parts in zip(self.buckets, *pieces, strict=True):
+            query, key, value = (bucket.padded(x) for x in parts)
             parts.append(bucket.without_padding(causal_attention(query, key, value, scaling, window)))
         return torch.cat(parts)[None]
 

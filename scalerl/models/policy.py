@@ -36,12 +36,7 @@ class Policy(nn.Module):
     """The transformers model; typed as Any because transformers is untyped."""
 
     def __init__(self, model: Any, *, fp32_head: bool = True) -> None:
-        """Wrap a transformers model in place, in evaluation mode: without dropout and router noise the ratio is 1.
-
-        Args:
-            model: A transformers model.
-            fp32_head: Whether to multiply by the head in FP32.
-        """
+        """Wrap a transformers model in place, in evaluation mode: without dropout and router noise the ratio is 1."""
         super().__init__()
         config = model.config
         if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
@@ -94,8 +89,8 @@ class Policy(nn.Module):
         with torch.no_grad():
             token_BT = torch.zeros(1, 1, dtype=torch.long, device=self.device)
             layers = self.model.base_model(input_ids=token_BT, use_cache=True).past_key_values.layers
-        kept = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
-        return sum(states.nbytes for states in kept if states is not None)  # Gemma 4 shares those of some layers
+        tensors = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)  # Gemma 4 shares those of some layers
 
     @property
     def positions(self) -> int | None:
@@ -169,13 +164,13 @@ class Policy(nn.Module):
             weight_VD = self._upcast_head
         return self.rule.logits(hidden_ND, weight_VD, self.head_bias)
 
-    def weights(self, whole: Callable[[Tensor], Tensor] = Tensor.detach) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, gather: Callable[[Tensor], Tensor] = Tensor.detach) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights by the names of the model's parameters, tied ones once, in a fixed order.
 
         Args:
-            whole: Function that returns a weight as a whole, if the model is sharded.
+            gather: Function that returns a weight as a whole, if the model is sharded.
         """
-        return ((name, whole(parameter)) for name, parameter in self.model.named_parameters())
+        return ((name, gather(parameter)) for name, parameter in self.model.named_parameters())
 
     def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the trained parameters by name in a fixed order: all, or those of the adapters."""
@@ -303,11 +298,6 @@ def wrap_layers(model: Any, *, recompute: bool, compiling: bool) -> None:
     transformers would recompute in training mode only, in which dropout, router noise and sampling routers are active.
     A layer is compiled once for all layers of its kind and all lengths. Only rows that need no mask are: padded rows
     and cached decoding, which a learner computes in its checks, would each be compiled again.
-
-    Args:
-        model: A transformers model.
-        recompute: Whether to recompute activations.
-        compiling: Whether to compile.
     """
     for layer in decoder_layers(model):
         layer.__dict__.pop("forward", None)

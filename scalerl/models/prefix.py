@@ -73,11 +73,11 @@ class SharedPrompts:
     @cached_property
     def varlen(self) -> Varlen:
         """Every prompt as a sequence, then every completion with its prompt ahead."""
-        lengths, ahead = list(self.prompts.lengths), [(0, 0) for _ in self.prompts.lengths]
+        lengths, spans = list(self.prompts.lengths), [(0, 0) for _ in self.prompts.lengths]
         for group in self.groups:
             lengths += group.segments.lengths
-            ahead += [(group.prompt_start, group.prompt) for _ in group.segments.lengths]
-        return Varlen.of(lengths, ahead, self.prompts.device)
+            spans += [(group.prompt_start, group.prompt) for _ in group.segments.lengths]
+        return Varlen.of(lengths, spans, self.prompts.device)
 
     @cached_property
     def _most_keys(self) -> int:
@@ -128,10 +128,10 @@ class SharedPrompts:
         own_of_bucket = zip(*pieces, strict=True)
         for group, *prompt in zip(self.groups, *prompts_1HPD, strict=True):
             for bucket in group.segments.buckets:
-                query_bHtD, *own = (bucket.padded(x) for x in next(own_of_bucket))
+                query_bHtD, *key_value = (bucket.padded(x) for x in next(own_of_bucket))
                 key_bHkD, value_bHkD = (
-                    torch.cat([ahead.expand(bucket.rows, -1, -1, -1), behind], dim=2)
-                    for ahead, behind in zip(prompt, own, strict=True)
+                    torch.cat([prompt_part.expand(bucket.rows, -1, -1, -1), behind], dim=2)
+                    for prompt_part, behind in zip(prompt, key_value, strict=True)
                 )
                 blocks = [
                     self._block(part, key_bHkD, value_bHkD, group.prompt + first, scaling, window)

@@ -98,10 +98,6 @@ class Reading:
 def full_weights(directory: Path, quantization: Mapping[str, Any]) -> dict[str, Any]:
     """Return the weights of a quantized checkpoint by their names without quantization, to be read one at a time.
 
-    Args:
-        directory: Directory of the checkpoint.
-        quantization: Table of its config.json.
-
     Returns:
         Slices of safetensors, and `Reading`s in float32.
 
@@ -150,10 +146,10 @@ def _block_of(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _float8(weight: Any, scale: Any, block: tuple[int, int] | None, place: str) -> Callable[[], Tensor]:
-    return lambda: scaled(weight[...], scale[...], block, place)
+    return lambda: scaled_weight(weight[...], scale[...], block, place)
 
 
-def scaled(weight: Tensor, scale: Tensor, block: tuple[int, int] | None, place: str = "") -> Tensor:
+def scaled_weight(weight: Tensor, scale: Tensor, block: tuple[int, int] | None, place: str = "") -> Tensor:
     """Return an FP8 weight times its scale, in float32.
 
     Args:
@@ -186,10 +182,10 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 
 
 def _mxfp4(blocks: Any, scales: Any) -> Callable[[], Tensor]:
-    return lambda: unpacked(blocks[...], scales[...])
+    return lambda: unpacked_weights(blocks[...], scales[...])
 
 
-def unpacked(blocks: Tensor, scales: Tensor) -> Tensor:
+def unpacked_weights(blocks: Tensor, scales: Tensor) -> Tensor:
     """Return MXFP4 weights of experts in float32.
 
     Args:

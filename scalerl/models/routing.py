@@ -29,7 +29,7 @@ class Routing:
         """Wrap the routers of a transformers model. A model must be wrapped only once; use `routing_of`."""
         routers = routers_of(model)
         self.layers, self.active = len(routers), int(getattr(routers[0], "top_k", 0)) if routers else 0
-        self.chosen: list[Tensor | None] = [None] * self.layers
+        self.experts: list[Tensor | None] = [None] * self.layers
         """[N, K] for each layer: the experts used in the last forward pass."""
         self._differs: list[Tensor | None] = [None] * self.layers
         self._given_NLK: Tensor | None = None
@@ -67,11 +67,11 @@ class _Routed:
         if owner._given_NLK is None:
             out = self._forward(*inputs, **options)
         else:
-            with GivenTopK(owner._given_NLK[:, layer].long(), owner._replay) as given:
+            with GivenTopK(owner._given_NLK[:, layer].long(), owner._replay) as top_k:
                 out = self._forward(*inputs, **options)
-            assert given.differs_N is not None, "a router that does not call torch.topk"
-            owner._differs[layer] = given.differs_N
-        owner.chosen[layer] = out[2]
+            assert top_k.differs_N is not None, "a router that does not call torch.topk"
+            owner._differs[layer] = top_k.differs_N
+        owner.experts[layer] = out[2]
         return out
 
 
@@ -107,10 +107,10 @@ def routers_of(model: Any) -> list[nn.Module]:
 
 def routing_of(policy: Any) -> Routing:
     """Return a policy's routing, which the first call creates."""
-    made: Routing | None = getattr(policy, "_routing", None)
-    if made is None:
-        made = policy._routing = Routing(policy.model)
-    return made
+    routing: Routing | None = getattr(policy, "_routing", None)
+    if routing is None:
+        routing = policy._routing = Routing(policy.model)
+    return routing
 
 
 @torch.no_grad()
@@ -126,4 +126,4 @@ def can_record(policy: Any) -> bool:
         return False
     finally:
         routing.use(None)
-    return all(part is not None and part.shape == (3, routing.active) for part in routing.chosen)
+    return all(part is not None and part.shape == (3, routing.active) for part in routing.experts)

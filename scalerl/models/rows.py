@@ -96,15 +96,15 @@ class Rows:
         first_B = torch.cat([torch.ones(1, dtype=torch.bool), prompt_B[1:] != prompt_B[:-1]])
         in_prompt_BT = position_T < prompt_length_B[:, None]
         completion_BT = ~in_prompt_BT & (position_T < length_B[:, None])
-        chosen = [part.flatten().nonzero()[:, 0] for part in (in_prompt_BT & first_B[:, None], completion_BT)]
+        places = [part.flatten().nonzero()[:, 0] for part in (in_prompt_BT & first_B[:, None], completion_BT)]
         prompt_lengths = prompt_length_B[first_B]
         start_B = (prompt_lengths.cumsum(0) - prompt_lengths)[first_B.cumsum(0) - 1]
         index_BT = torch.where(in_prompt_BT, start_B[:, None] + position_T, 0)
-        index_BT[completion_BT] = len(chosen[0]) + torch.arange(len(chosen[1]))
+        index_BT[completion_BT] = len(places[0]) + torch.arange(len(places[1]))
         layout = SharedPrompts.of(length_B, prompt_length_B, first_B, device)
-        return cls._of(tokens_BT, trained_BT, torch.cat(chosen), index_BT, layout, device)
+        return cls._of(tokens_BT, trained_BT, torch.cat(places), index_BT, layout, device)
 
-    def within(self, nucleus: tuple[Tensor, Tensor], place_n: Tensor) -> Self:
+    def with_nucleus(self, nucleus: tuple[Tensor, Tensor], place_n: Tensor) -> Self:
         """Return these rows with the nucleus of each trained token.
 
         Args:

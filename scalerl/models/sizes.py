@@ -134,10 +134,10 @@ class ModelSizes:
             checkpointing: Whether the layers recompute their activations.
         """
         head = self.head_flops(predicted)
-        whole = self.forward_flops(0, count) * (4.0 if checkpointing else 3.0) + 4.0 * head
+        full_flops = self.forward_flops(0, count) * (4.0 if checkpointing else 3.0) + 4.0 * head
         if not self.frozen_params:
-            return whole
-        return whole - 2.0 * (self.frozen_params - self.head_params) * float(np.sum(count)) - head
+            return full_flops
+        return full_flops - 2.0 * (self.frozen_params - self.head_params) * float(np.sum(count)) - head
 
 
 def _contexts(tokens: npt.NDArray[np.float64], window: int) -> npt.NDArray[np.float64]:
@@ -164,8 +164,8 @@ def of_config(get: Get) -> ModelSizes:
     expert_mlp = int(get("moe_intermediate_size") or _needed(get, "intermediate_size")) if experts else 0
     shared = expert_mlp if llama4 else int(get("shared_expert_intermediate_size") or 0)
     shared = (shared or int(get("n_shared_experts") or 0) * expert_mlp) if experts else 0
-    every = int(get("moe_every") or get("interleave_moe_layer_step") or get("decoder_sparse_step") or 1)
-    mixtures = (layers - int(get("first_k_dense_replace") or 0)) // every if experts else 0
+    interval = int(get("moe_every") or get("interleave_moe_layer_step") or get("decoder_sparse_step") or 1)
+    mixtures = (layers - int(get("first_k_dense_replace") or 0)) // interval if experts else 0
     layer = _layer(get)
     dense, expert, common = 3 * width * mlp, 3 * width * expert_mlp, width * (experts + 3 * shared)
 
@@ -262,14 +262,13 @@ def of_model(model: Any) -> ModelSizes:
 
 
 def _attentions(config: Any) -> tuple[Attention, ...]:
-    """Return the attentions of a transformers configuration, layer by layer."""
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     calls = 2 if getattr(config, "lambda_std_dev", None) else 1  # differential attention (arXiv 2410.05258)
-    found: list[Attention] = []
+    attentions: list[Attention] = []
     for layer, kind in zip(config.per_layer_config, kinds, strict=True):
         window = getattr(layer, "sliding_window", None) if kind == "sliding_attention" else None
-        found += [_layer(_getter(layer)).attention._replace(window=window or 0)] * calls
-    return tuple(found)
+        attentions += [_layer(_getter(layer)).attention._replace(window=window or 0)] * calls
+    return tuple(attentions)
 
 
 _EXPANDED = ("kv_b_proj.weight", "dt_proj.weight")
@@ -308,24 +307,24 @@ def tiny_config(model: TinyModel, vocabulary: int = 32) -> dict[str, Any]:
     } | (mixture if model.experts else {})
 
 
-def _known(*row: int, **mixture: int) -> ModelSizes:
+def _sizes(*row: int, **mixture: int) -> ModelSizes:
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
              "intermediate_size", "vocab_size", "tie_word_embeddings")  # fmt: skip
     return of_config({**dict(zip(names, row, strict=True)), **mixture}.get)
 
 
-_LLAMA_8B = _known(4096, 32, 32, 8, 128, 14336, 128256, False)
-_SCOUT = _known(
+_LLAMA_8B = _sizes(4096, 32, 32, 8, 128, 14336, 128256, False)
+_SCOUT = _sizes(
     5120, 48, 40, 8, 128, 8192, 202048, False, intermediate_size_mlp=16384, num_local_experts=16, num_experts_per_tok=1
 )
 
-KNOWN = {
-    "Qwen/Qwen2.5-7B": _known(3584, 28, 28, 4, 128, 18944, 152064, False),
-    "Qwen/Qwen3-0.6B": _known(1024, 28, 16, 8, 128, 3072, 151936, True),
-    "Qwen/Qwen3-1.7B": _known(2048, 28, 16, 8, 128, 6144, 151936, True),
-    "Qwen/Qwen3-4B": _known(2560, 36, 32, 8, 128, 9728, 151936, True),
-    "Qwen/Qwen3-8B": _known(4096, 36, 32, 8, 128, 12288, 151936, False),
-    "Qwen/Qwen3-30B-A3B": _known(
+WELL_KNOWN = {
+    "Qwen/Qwen2.5-7B": _sizes(3584, 28, 28, 4, 128, 18944, 152064, False),
+    "Qwen/Qwen3-0.6B": _sizes(1024, 28, 16, 8, 128, 3072, 151936, True),
+    "Qwen/Qwen3-1.7B": _sizes(2048, 28, 16, 8, 128, 6144, 151936, True),
+    "Qwen/Qwen3-4B": _sizes(2560, 36, 32, 8, 128, 9728, 151936, True),
+    "Qwen/Qwen3-8B": _sizes(4096, 36, 32, 8, 128, 12288, 151936, False),
+    "Qwen/Qwen3-30B-A3B": _sizes(
         2048, 48, 32, 4, 128, 6144, 151936, False, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768
     ),
     "meta-llama/Llama-3.1-8B": _LLAMA_8B,
@@ -336,17 +335,17 @@ KNOWN = {
 """Sizes by hub name, from the models' public config.json; Scout without its image encoder and with full attention."""
 
 
-class Found(NamedTuple):
+class SizedModel(NamedTuple):
     """The sizes of a model and the source of its numbers.
 
-    Example: Found(sizes=ModelSizes(...), source="models/qwen/config.json")
+    Example: SizedModel(sizes=ModelSizes(...), source="models/qwen/config.json")
     """
 
     sizes: ModelSizes
     source: str
 
 
-def sizes_of(model: TinyModel | HuggingFaceModel) -> Found:
+def sizes_of(model: TinyModel | HuggingFaceModel) -> SizedModel:
     """Return the sizes of a model and the source of its numbers.
 
     Sources in order: the model's config.json, the hub's cache on this machine, the table of well-known models. Nothing
@@ -356,20 +355,20 @@ def sizes_of(model: TinyModel | HuggingFaceModel) -> Found:
         ConfigError: The model is in none of them.
     """
     if isinstance(model, TinyModel):
-        return Found(of_config(tiny_config(model).get), "[model], the lab's tiny Qwen3")
+        return SizedModel(of_config(tiny_config(model).get), "[model], the lab's tiny Qwen3")
     path = model.path
     check_model_files(path, weights=False)
     file = Path(path) / "config.json"
-    found = file if file.is_file() else _in_hub_cache(path, model.revision)
-    if found is not None:
-        values = read_model_config(found)
+    config_file = file if file.is_file() else _in_hub_cache(path, model.revision)
+    if config_file is not None:
+        values = read_model_config(config_file)
         inner = values.get("text_config")  # of a model with images
-        return _found({**values, **inner} if isinstance(inner, dict) else values, str(found))
-    if path in KNOWN:
-        return Found(KNOWN[path], f"the table of well-known models ({path})")
+        return _sized_model({**values, **inner} if isinstance(inner, dict) else values, str(config_file))
+    if path in WELL_KNOWN:
+        return SizedModel(WELL_KNOWN[path], f"the table of well-known models ({path})")
     raise ConfigError(
         f"model.path: got {path!r}, whose config.json is not on this machine; allowed: a directory with one, a name in "
-        f"the hub's cache, or one of {', '.join(KNOWN)}"
+        f"the hub's cache, or one of {', '.join(WELL_KNOWN)}"
     )
 
 
@@ -377,19 +376,19 @@ def _in_hub_cache(name: str, revision: str) -> Path | None:
     try:
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(name, "config.json", revision=revision)
+        file = try_to_load_from_cache(name, "config.json", revision=revision)
     except (ImportError, ValueError):  # not installed, as statistics do not need it; not a hub name, but a directory
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(file) if isinstance(file, str) else None
 
 
-def _found(values: Mapping[str, Any], source: str) -> Found:
+def _sized_model(values: Mapping[str, Any], source: str) -> SizedModel:
     try:
         sizes = of_config(values.get)
         numbers = (sizes.width, sizes.layers, sizes.heads, sizes.kv_heads, sizes.cache_width, sizes.head_params)
         if min(numbers) < 1:
             raise ValueError(f"sizes are {numbers}; each must be at least 1")
-        return Found(sizes, source)
+        return SizedModel(sizes, source)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise ConfigError(
             f"{source}: not a supported decoder configuration ({type(error).__name__}: {error}); name its sizes as "

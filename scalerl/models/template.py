@@ -44,9 +44,6 @@ class TimeLimit(BaseException):
 def check_template(tokenizer: Any) -> None:
     """Refuse a chat template that fails on a question, omits it, or does not end.
 
-    Args:
-        tokenizer: A transformers tokenizer with a chat template.
-
     Raises:
         ConfigError: The template fails or omits the question; the message contains the error of the template.
     """
@@ -87,15 +84,15 @@ def template_notes(
             the configuration asks for.
     """
     check_template(tokenizer)
-    asked, notes = [{"role": "user", "content": "What is 2+2?"}], []
-    text = render(tokenizer, asked, arguments=arguments)
-    if text == render(tokenizer, asked, arguments=arguments, prompted=False):
+    question, notes = [{"role": "user", "content": "What is 2+2?"}], []
+    text = render(tokenizer, question, arguments=arguments)
+    if text == render(tokenizer, question, arguments=arguments, prompted=False):
         notes.append(
             "data.chat_template: the chat template of the model's tokenizer has no generation prompt: nothing in "
             "the prompt begins the answer, so the policy may go on as the user; repair chat_template in the "
             "tokenizer's files"
         )
-    if system and "Mark0Mark" not in render(tokenizer, [{"role": "system", "content": "Mark0Mark"}, *asked]):
+    if system and "Mark0Mark" not in render(tokenizer, [{"role": "system", "content": "Mark0Mark"}, *question]):
         raise ConfigError(
             "data.system_prompt: the chat template of the model's tokenizer leaves out system messages, so that "
             f"{short(system)} would have no effect; put the text into the prompts, or {TEMPLATE_ADVICE}"
@@ -141,8 +138,8 @@ def check_tools(tokenizer: Any, tools: Sequence[Mapping[str, Any]], chat: bool) 
     Raises:
         ConfigError: There is no template, or its text has not the names of all tools.
     """
-    asked, names = [{"role": "user", "content": "What is 2+2?"}], [tool["function"]["name"] for tool in tools]
-    text = render(tokenizer, asked, tools=tools) if chat and tokenizer.chat_template else ""
+    question, names = [{"role": "user", "content": "What is 2+2?"}], [tool["function"]["name"] for tool in tools]
+    text = render(tokenizer, question, tools=tools) if chat and tokenizer.chat_template else ""
     if missing := [name for name in names if name not in text]:
         raise ConfigError(
             f"data.function: the task has the tools {', '.join(names)}, and the prompts do not show {missing[0]}, "
@@ -165,9 +162,9 @@ def _with_date(template: str, day: str) -> str:
     A macro of this name hides transformers' function, which reads the clock. transformers strips the line break after
     it, so that the template itself is unchanged.
     """
-    given = datetime.fromisoformat(day)
+    moment = datetime.fromisoformat(day)
     names = sorted({name for name in _DIRECTIVE.findall(template) if name[-1] != "s"})  # %s is a time zone's
-    pairs = [("%%", "\0"), *((name, given.strftime(name)) for name in names), ("\0", "%")]
+    pairs = [("%%", "\0"), *((name, moment.strftime(name)) for name in names), ("\0", "%")]
     return _MACRO.replace("PAIRS", json.dumps(pairs)) + template
 
 
@@ -264,8 +261,8 @@ def continuation(
         )
     tokens = encoded[0][1:] if encoded[0][:1] == [last] else encoded[0]
     for message, after in zip(messages, encoded[1:], strict=False):
-        said = message["content"][: LONGEST_TOKEN * room]
-        plain = tokenizer(said, add_special_tokens=False, split_special_tokens=True)["input_ids"][:room]
+        content = message["content"][: LONGEST_TOKEN * room]
+        plain = tokenizer(content, add_special_tokens=False, split_special_tokens=True)["input_ids"][:room]
         room -= len(plain)
         tokens = [*tokens, *plain, *after]
     return tokens
@@ -287,16 +284,16 @@ def _between(
     marks = [f"Mark{number}Mark" for number in range(len(roles) + 1)]
     messages = [{"role": "user", "content": "Question"}, {"role": "assistant", "content": marks[0]}]
     messages += [{"role": role, "content": mark} for role, mark in zip(roles, marks[1:], strict=True)]
-    parts, rest = [], render(tokenizer, messages, day=day, arguments=arguments)
+    parts, tail = [], render(tokenizer, messages, day=day, arguments=arguments)
     for mark in marks:
-        before, found, rest = rest.partition(mark)
-        if not found or mark in rest:
+        before, separator, tail = tail.partition(mark)
+        if not separator or mark in tail:
             raise ConfigError(
                 f"data.chat_template: the chat template of the model's tokenizer omits or repeats messages of roles "
                 f"assistant, {', '.join(roles)}, so that turns cannot be continued; {TEMPLATE_ADVICE}"
             )
         parts.append(before)
-    return [*parts[1:], rest]
+    return [*parts[1:], tail]
 
 
 @contextmanager
@@ -304,9 +301,6 @@ def _time_limit(seconds: float) -> Iterator[None]:
     """Raise TimeoutError after a number of seconds.
 
     The limit only works in the main thread, and does not interrupt code that never returns to the interpreter.
-
-    Args:
-        seconds: Time limit in seconds.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -338,8 +332,8 @@ def _memory_limit(allowed: int) -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = min(used + allowed, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY), 1 << 62)
-    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+    ceiling = min(used + allowed, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY), 1 << 62)
+    resource.setrlimit(resource.RLIMIT_AS, (ceiling, hard))
     try:
         yield
     finally:

@@ -32,7 +32,7 @@ class TokenText:
         """Return whether a token ends a completion."""
         return token in self._ends
 
-    def whole(self, before: Sequence[int], tokens: Sequence[int]) -> str:
+    def full_text(self, before: Sequence[int], tokens: Sequence[int]) -> str:
         """Return the text of all tokens, special ones included.
 
         Args:
@@ -43,7 +43,7 @@ class TokenText:
         head, text = self._decode(tail), self._decode([*tail, *tokens])
         # they differ before the end of `head` if `tokens` complete a character
         pairs = enumerate(zip(head, text, strict=False))
-        return text[next((at for at, (one, other) in pairs if one != other), len(head)) :]
+        return text[next((at for at, (a, b) in pairs if a != b), len(head)) :]
 
     def judged(self, before: Sequence[int], tokens: Sequence[int]) -> str:
         """Return the text that is judged: without the stop token at the end, and without pad and bos tokens.
@@ -53,7 +53,7 @@ class TokenText:
         end = len(tokens)
         while end and (tokens[end - 1] in self._ends or tokens[end - 1] in self._fillers):
             end -= 1
-        return self.whole(before, [token for token in tokens[:end] if token not in self._fillers])
+        return self.full_text(before, [token for token in tokens[:end] if token not in self._fillers])
 
     def _decode(self, tokens: list[int]) -> str:
         exact = {"clean_up_tokenization_spaces": False, "spaces_between_special_tokens": False}
@@ -88,10 +88,10 @@ def prompt_tokens(tokenizer: Any, texts: Sequence[str]) -> Iterator[list[int]]:
             yield from ([*around[:start], *tokens] for tokens in encoded(tokenizer, texts))
             return
     for text in texts:
-        (whole,) = _encoded(tokenizer, [text], True)  # the tokens around a text change those of the text
-        while whole and whole[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
-            whole.pop()
-        yield whole
+        (ids,) = _encoded(tokenizer, [text], True)  # the tokens around a text change those of the text
+        while ids and ids[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
+            ids.pop()
+        yield ids
 
 
 def _encoded(tokenizer: Any, texts: list[str], special: bool) -> list[list[int]]:

@@ -62,8 +62,8 @@ class Curriculum:
     @property
     def pass_rates(self) -> dict[str, float]:
         """Latest pass rate of each prompt visited."""
-        known = np.flatnonzero(~np.isnan(self._pass_rates_P))
-        return {self._prompts[number].id: float(self._pass_rates_P[number]) for number in known}
+        visited = np.flatnonzero(~np.isnan(self._pass_rates_P))
+        return {self._prompts[number].id: float(self._pass_rates_P[number]) for number in visited}
 
     @property
     def live(self) -> int:
@@ -146,14 +146,7 @@ class Curriculum:
 def make_curriculum(
     tasks: Sequence[TaskData], prompts: Sequence[Prompt], seed: int, retire_at: float | None
 ) -> Curriculum | Mixture:
-    """Return the curriculum over a training pool: that of the only task, or a mixture with one per task.
-
-    Args:
-        tasks: The tasks with their shares.
-        prompts: Training prompts of all tasks.
-        seed: Seed of the order.
-        retire_at: Pass rate at which a prompt is retired; None: never.
-    """
+    """Return the curriculum over a training pool: that of the only task, or a mixture with one per task."""
     trained = {task.curve: task.share for task in tasks if task.share > 0}
     if len(tasks) == 1:
         return Curriculum(prompts, seed, retire_at)
@@ -196,8 +189,8 @@ class Mixture:
         """Return the next n visits; fewer only if all prompts are retired."""
         visits: list[Visit] = []
         while len(visits) < n and (live := [name for name, part in self._parts.items() if part.live]):
-            total, whole = sum(self._drawn.values()), sum(self._shares.values())
-            name = max(live, key=lambda name: self._shares[name] * (total + 1) - whole * self._drawn[name])
+            total, share_sum = sum(self._drawn.values()), sum(self._shares.values())
+            name = max(live, key=lambda name: self._shares[name] * (total + 1) - share_sum * self._drawn[name])
             (visit,) = self._parts[name].draw(1)
             visits.append(replace(visit, index=total))
             self._drawn[name] += 1

@@ -26,7 +26,7 @@ from scalerl.core.exact import is_plain
 from scalerl.core.files import parse_json
 from scalerl.models.template import check_tools, render, template_notes
 from scalerl.models.text import encoded, prompt_tokens
-from scalerl.prompts.kept import KeptPrompts
+from scalerl.prompts.cache import PromptCache
 from scalerl.prompts.layouts import Row, read_rows
 from scalerl.prompts.sources import agent_rows, custom_rows, environment_rows, gym_rows
 from scalerl.tasks.checks import check_tests
@@ -46,13 +46,13 @@ QUESTION = 300
 class PromptSplit:
     """Training and held-out prompts.
 
-    Example: PromptSplit(training=(Prompt(...), ...), held_out=(Prompt(...), ...), everything=(Prompt(...), ...),
+    Example: PromptSplit(training=(Prompt(...), ...), held_out=(Prompt(...), ...), all_prompts=(Prompt(...), ...),
                          notes=("dropped 2 duplicates",))
     """
 
     training: tuple[Prompt, ...]
     held_out: tuple[Prompt, ...]
-    everything: tuple[Prompt, ...]
+    all_prompts: tuple[Prompt, ...]
     """All prompts in the order in which they were read, with those that training leaves out."""
     notes: tuple[str, ...] = ()
     """Notes for the user about rows that were left out."""
@@ -104,8 +104,7 @@ def _load(
     tokenizer: Any,
     stop: Sequence[int],
 ) -> PromptSplit:
-    """Do what `load_prompts` says."""
-    training, held_out, everything = list[Prompt](), list[Prompt](), list[Prompt]()
+    training, held_out, all_prompts = list[Prompt](), list[Prompt](), list[Prompt]()
     notes, needed = list[str](), dict[str, int]()
     for task in tasks:
         share, of_task = shares(tasks)[task.curve], f"{task.curve}: " if len(tasks) > 1 else ""
@@ -113,7 +112,7 @@ def _load(
         # a task with share 0 is never trained, so all its prompts are held out
         pool, new_notes = task_prompts(task, tokenizer, evaluation.held_out_of(task), scoring, stop)
         notes += [note for note in new_notes if note not in notes]
-        everything += pool
+        all_prompts += pool
         if is_suite(task):
             held_out += pool
             continue
@@ -122,33 +121,33 @@ def _load(
                 f"{of_task}{repeats} of {len(pool)} prompts repeat another one with another answer or notation; those "
                 "with the same text are all held out or all trained on"
             )
-        wanted = evaluation.held_out_of(task, len(pool))
-        parts = _split(pool, wanted, needed[task.curve], of_task)
+        target = evaluation.held_out_of(task, len(pool))
+        parts = _split(pool, target, needed[task.curve], of_task)
         if evaluation.prompts == "auto" and task.held_out is None:
             notes.append(f"held out {len(parts[1])} of {len(pool)} prompts; --evaluation.prompts N sets another number")
-        elif len(parts[1]) != wanted:
-            notes.append(f"{of_task}held out {len(parts[1])} prompts, not {wanted}, because equal texts stay together")
+        elif len(parts[1]) != target:
+            notes.append(f"{of_task}held out {len(parts[1])} prompts, not {target}, because equal texts stay together")
         training, held_out = training + parts[0], held_out + parts[1]
     if len(tasks) > 1:
         held_out.sort(key=lambda p: p.id)  # mixes the tasks evenly over engines that share an evaluation
-        known = {prompt.content for prompt in held_out}
-        clean = [prompt for prompt in training if prompt.content not in known]
+        held_out_contents = {prompt.content for prompt in held_out}
+        clean = [prompt for prompt in training if prompt.content not in held_out_contents]
         if len(clean) < len(training):
             notes.append(f"left out {len(training) - len(clean)} training prompts that another task holds out")
             _check_left(clean, training, needed)
         training = clean
-    return PromptSplit(tuple(training), tuple(held_out), tuple(everything), tuple(notes))
+    return PromptSplit(tuple(training), tuple(held_out), tuple(all_prompts), tuple(notes))
 
 
 def _check_left(clean: Sequence[Prompt], training: Sequence[Prompt], needed: Mapping[str, int]) -> None:
     """Refuse tasks whose training prompts are almost all held out by others."""
-    left, before = (Counter(prompt.task for prompt in prompts) for prompts in (clean, training))
+    after, before = (Counter(prompt.task for prompt in prompts) for prompts in (clean, training))
     for task, count in needed.items():
-        if left[task] < count:
+        if after[task] < count:
             raise ConfigError(
-                f"{task}: {before[task] - left[task]} of {before[task]} training prompts have the text of a prompt "
-                f"that a task or suite holds out, which leaves {left[task]} for training; allowed: at least one step's "
-                f"{count}. Remove the held-out set, or train on other prompts"
+                f"{task}: {before[task] - after[task]} of {before[task]} training prompts have the text of a prompt "
+                f"that a task or suite holds out, which leaves {after[task]} for training; allowed: at least one "
+                f"step's {count}. Remove the held-out set, or train on other prompts"
             )
 
 
@@ -165,20 +164,20 @@ def task_prompts(
         stop: Ids of the tokens that end a completion; empty: not known.
     """
     if isinstance(task, GeneratedTask):
-        made = GENERATED[task.kind].rows(task, task.prompts + held_out)
-        rows = [Row(r["prompt"], r["answer"], {}, "") for r in made]
+        plain_rows = GENERATED[task.kind].rows(task, task.prompts + held_out)
+        rows = [Row(r["prompt"], r["answer"], {}, "") for r in plain_rows]
         return _tokenize(rows, task.curve, [str(row.prompt) for row in rows], partial(prompt_tokens, tokenizer)), []
     assert isinstance(task, TextTask), task
     about: list[str] = []
     if tokenizer.chat_template and task.chat_template != "never":
         about = template_notes(tokenizer, task.template_arguments, task.system_prompt, task.template_date, stop)
-    kept = KeptPrompts(task, tokenizer) if isinstance(task, PromptFile) else None
-    found = kept.read() if kept is not None else None
-    if found is None:
-        found = _read(task, tokenizer, held_out, scoring)
-        if kept is not None:
-            kept.write(*found)
-    prompts, notes = found
+    cache = PromptCache(task, tokenizer) if isinstance(task, PromptFile) else None
+    result = cache.read() if cache is not None else None
+    if result is None:
+        result = _read(task, tokenizer, held_out, scoring)
+        if cache is not None:
+            cache.write(*result)
+    prompts, notes = result
     if isinstance(task, PromptFile) and task.verifier == "code" and not task.reward:
         check_tests(prompts)
     return prompts, [*about, *notes]
@@ -203,10 +202,10 @@ def _read(task: TextTask, tokenizer: Any, held_out: int, scoring: Scoring) -> tu
     ]
     encode = partial(encoded if chat else prompt_tokens, tokenizer)
     prompts = _tokenize(rows, task.curve, texts, partial(_until, task.max_prompt_tokens, encode))
-    within = _within_limit(prompts, task)
-    if len(within) < len(prompts):
-        notes = [*notes, f"left out {len(prompts) - len(within)} prompts over {task.max_prompt_tokens} tokens"]
-    return within, notes
+    short_prompts = _within_limit(prompts, task)
+    if len(short_prompts) < len(prompts):
+        notes = [*notes, f"left out {len(prompts) - len(short_prompts)} prompts over {task.max_prompt_tokens} tokens"]
+    return short_prompts, notes
 
 
 def _sendable(rows: list[Row], of_file: bool) -> tuple[list[Row], list[str]]:
@@ -222,7 +221,7 @@ def _sendable(rows: list[Row], of_file: bool) -> tuple[list[Row], list[str]]:
             continue
         for name, value in row.columns.items():
             if name not in bad and not is_plain(value) and (error := outcome(partial(pickle.dumps, value)).exception()):
-                bad[name] = f"{row.where}: {name!r} cannot be sent to other processes ({error})"
+                bad[name] = f"{row.source}: {name!r} cannot be sent to other processes ({error})"
     if bad and not of_file:
         raise ConfigError(f"{next(iter(bad.values()))}; allowed: values that pickle can store")
     if bad:
@@ -258,11 +257,11 @@ def _split(prompts: list[Prompt], held_out: int, needed: int, of_task: str) -> t
     ordered, same = sorted(prompts, key=lambda p: p.id), defaultdict[str, list[Prompt]](list)
     for prompt in ordered:
         same[prompt.content].append(prompt)
-    held, left = set[str](), held_out
+    held, free_places = set[str](), held_out
     for content, together in same.items():
-        if len(together) <= left:
+        if len(together) <= free_places:
             held.add(content)
-            left -= len(together)
+            free_places -= len(together)
     if held_out and not held and same:
         held.add(min(same, key=lambda content: len(same[content])))
     training = [prompt for prompt in ordered if prompt.content not in held]
@@ -287,16 +286,16 @@ def _tokenize(rows: Sequence[Row], task: str, texts: Sequence[str], encode: Enco
     for row, text, tokens in zip(rows, texts, encode(texts), strict=True):
         if not tokens:
             raise ConfigError(
-                f"{row.where}: the model's tokenizer returns no tokens for the prompt {text!r}; change or drop the row"
+                f"{row.source}: the model's tokenizer returns no tokens for the prompt {text!r}; change or drop the row"
             )
         columns = {**row.columns, "prompt": row.prompt} if row.columns else {}
         if AGENT in columns or ("environment" in columns and TURNS in columns):
             content = row.id  # the prompts of an environment or agent may be equal: what it asks is in the row
         else:  # a system message of several rows is an instruction; that of one row is what it asks
             content = content_of(row.prompt, systems[_system(row.prompt)] == 1)
-        own = tuple(map(shared.setdefault, tokens, tokens))
+        token_ids = tuple(map(shared.setdefault, tokens, tokens))
         prompts.append(
-            Prompt(row.id, text, own, row.answer, task, columns, row.where, content, question_of(row.prompt))
+            Prompt(row.id, text, token_ids, row.answer, task, columns, row.source, content, question_of(row.prompt))
         )
     return prompts
 
@@ -307,13 +306,7 @@ bytes of memory for each character."""
 
 
 def _until(limit: int, encode: Encode, texts: Sequence[str]) -> Iterator[list[int]]:
-    """Yield the tokens of each text; of a text over the limit, perhaps only the first ones, which are over it too.
-
-    Args:
-        limit: Tokens that are allowed.
-        encode: Function that encodes texts in batches.
-        texts: The texts.
-    """
+    """Yield the tokens of each text; of a text over the limit, perhaps only the first ones, which are over it too."""
     most = LETTERS * limit
     if max(map(len, texts), default=0) <= most:
         yield from encode(texts)
@@ -327,12 +320,11 @@ def _until(limit: int, encode: Encode, texts: Sequence[str]) -> Iterator[list[in
 def question_of(prompt: str | Sequence[dict[str, str]]) -> str:
     """Return the beginning of what a prompt asks: of the user's last message, without the chat template around it."""
     messages = opening(prompt)
-    asked = [message for message in messages if message["role"] == "user"] or messages
-    return asked[-1]["content"].strip()[:QUESTION]
+    questions = [message for message in messages if message["role"] == "user"] or messages
+    return questions[-1]["content"].strip()[:QUESTION]
 
 
 def _system(prompt: str | Sequence[Mapping[str, str]]) -> str:
-    """Return the system messages of a prompt."""
     return "" if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt if m["role"] == "system")
 
 
@@ -377,20 +369,12 @@ def _uses_template(tokenizer: Any, data: TextTask) -> bool:
 def _chat_text(
     tokenizer: Any, prompt: str | list[dict[str, str]], data: TextTask, tools: Sequence[Any] | None = None
 ) -> str:
-    """Return a prompt's text in the tokenizer's chat template; raises as `render`.
-
-    Args:
-        tokenizer: A transformers tokenizer.
-        prompt: Text or chat messages.
-        data: Task with system prompt.
-        tools: Schemas of tools, for the template.
-    """
+    """Return a prompt's text in the tokenizer's chat template; raises as `render`."""
     messages = with_system(opening(prompt), data.system_prompt)
     return render(tokenizer, messages, tools=tools, day=data.template_date, arguments=data.template_arguments)
 
 
 def _plain_text(row: Row, data: TextTask) -> str:
-    """Return a prompt's text without a chat template."""
     prompt = row.prompt
     spoken = prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
     return f"{data.system_prompt}\n\n{spoken}" if data.system_prompt else spoken
@@ -433,11 +417,11 @@ def _message_notes(rows: Sequence[Row], tokenizer: Any, task: TextTask) -> list[
             f"data.system_prompt stands in front of the system messages that {len(systems)} of {len(rows)} rows have"
         )
     if chat and systems and not task.system_prompt:
-        asked = [{"role": "system", "content": "Mark0Mark"}, {"role": "user", "content": "What is 2+2?"}]
-        if "Mark0Mark" not in render(tokenizer, asked):
+        probe = [{"role": "system", "content": "Mark0Mark"}, {"role": "user", "content": "What is 2+2?"}]
+        if "Mark0Mark" not in render(tokenizer, probe):
             notes.append(
                 f"the chat template of the model's tokenizer leaves out the system messages of {len(systems)} rows, "
-                f"such as {systems[0].where}; put their text into the user's message"
+                f"such as {systems[0].source}; put their text into the user's message"
             )
     with_tools = [(row, tools) for row in rows if (tools := tools_of(row))]
     if with_tools:
@@ -445,7 +429,7 @@ def _message_notes(rows: Sequence[Row], tokenizer: Any, task: TextTask) -> list[
         text = render(tokenizer, opening(row.prompt), tools=tools) if chat else ""
         if hidden := [name for name in map(_tool_name, tools) if name not in text]:
             notes.append(
-                f"the column 'tools' of {len(with_tools)} rows has no effect: the prompt of {row.where} does not show "
+                f"the column 'tools' of {len(with_tools)} rows has no effect: the prompt of {row.source} does not show "
                 f"{hidden[0]}, because the tokenizer has no chat template with tools or data.chat_template is 'never'"
             )
         else:
@@ -457,19 +441,19 @@ def _message_notes(rows: Sequence[Row], tokenizer: Any, task: TextTask) -> list[
 
 def _within_limit(prompts: Sequence[Prompt], task: TextTask) -> list[Prompt]:
     limit = task.max_prompt_tokens
-    kept = [prompt for prompt in prompts if len(prompt.tokens) <= limit]
-    if len(kept) < len(prompts) and (task.long_prompts == "error" or not kept):
+    short_prompts = [prompt for prompt in prompts if len(prompt.tokens) <= limit]
+    if len(short_prompts) < len(prompts) and (task.long_prompts == "error" or not short_prompts):
         cut = LETTERS * limit  # beyond it the rest may not have been encoded
         counts = {
-            one.where: f"{len(one.text):,} characters, more than {len(one.tokens) - 1:,} tokens"
-            if len(one.text) > cut
-            else f"{len(one.tokens)} tokens"
-            for one in prompts
-            if len(one.tokens) > limit
+            prompt.source: f"{len(prompt.text):,} characters, more than {len(prompt.tokens) - 1:,} tokens"
+            if len(prompt.text) > cut
+            else f"{len(prompt.tokens)} tokens"
+            for prompt in prompts
+            if len(prompt.tokens) > limit
         }
-        long = [f"{where} ({count})" for where, count in counts.items()]
+        long = [f"{source} ({count})" for source, count in counts.items()]
         raise ConfigError(
             f"{len(long)} of {len(prompts)} rows are over {limit} tokens: {', '.join(long[:5])}; raise "
             "data.max_prompt_tokens, or leave them out with --data.long_prompts drop"
         )
-    return kept
+    return short_prompts

@@ -29,10 +29,10 @@ MOST_EMPTY = 1 << 20
 class FileRow(NamedTuple):
     """One row and its position in the file.
 
-    Example: FileRow(where="prompts.jsonl line 3", values={"prompt": "What is 1+1?", "answer": "2"})
+    Example: FileRow(source="prompts.jsonl line 3", values={"prompt": "What is 1+1?", "answer": "2"})
     """
 
-    where: str
+    source: str
     values: dict[str, Any]
 
 
@@ -78,12 +78,12 @@ def _directory(path: Path, data: PromptFile) -> Iterator[FileRow]:
     """Yield the rows of a data set that `datasets.save_to_disk` wrote, or of the shards in a directory."""
     if (path / "dataset_dict.json").is_file():
         if not (path / data.split).is_dir():
-            splits = ", ".join(sorted(one.name for one in path.iterdir() if one.is_dir()))
+            splits = ", ".join(sorted(entry.name for entry in path.iterdir() if entry.is_dir()))
             raise ConfigError(f"data.split: got {data.split!r}; allowed for {path}: {splits}")
         path = path / data.split
     if (path / "state.json").is_file():
         listed = _parse((path / "state.json").read_bytes(), str(path / "state.json")).get("_data_files") or []
-        for name in (str(one.get("filename")) for one in listed):
+        for name in (str(entry.get("filename")) for entry in listed):
             yield from _on_disk(path / name, _arrow, data.max_line_mb)
         return
     for shard in _shards(path):
@@ -93,7 +93,7 @@ def _directory(path: Path, data: PromptFile) -> Iterator[FileRow]:
 def _shards(path: Path) -> list[Path]:
     """Return the files with rows in a directory, in the order of their paths; none is an error."""
     shards = sorted(
-        one for one in path.rglob("*") if one.is_file() and _form(one) and not one.name.startswith((".", "_"))
+        file for file in path.rglob("*") if file.is_file() and _form(file) and not file.name.startswith((".", "_"))
     )
     if not shards:
         raise ConfigError(
@@ -167,39 +167,39 @@ def _lines(file: BinaryIO, path: Path, limit_mb: int) -> Iterator[FileRow]:
     limit, number, empty = limit_mb << 20, 0, 0
     while line := file.readline(limit + 1):
         number += 1
-        where = f"{path} line {number}"
+        source = f"{path} line {number}"
         if len(line) > limit:
             raise ConfigError(
-                f"{where}: the line is longer than data.max_line_mb = {limit_mb} MiB; allowed: one JSON object per "
+                f"{source}: the line is longer than data.max_line_mb = {limit_mb} MiB; allowed: one JSON object per "
                 "line. Raise data.max_line_mb if the row is meant to be that long"
             )
         if number == 1:
             line = line.removeprefix(BOM)
         if line.strip():
             empty = 0
-            yield FileRow(where, _object(_parse(line, where), where))
+            yield FileRow(source, _object(_parse(line, source), source))
             continue
         empty += len(line)
         if empty > MOST_EMPTY:
             raise ConfigError(
-                f"{where}: more than {MOST_EMPTY >> 20} MiB of empty lines follow one another; allowed: one JSON "
+                f"{source}: more than {MOST_EMPTY >> 20} MiB of empty lines follow one another; allowed: one JSON "
                 "object per line. Remove the empty lines, or write the file again"
             )
 
 
-def _parse(text: bytes, where: str) -> Any:
+def _parse(text: bytes, source: str) -> Any:
     try:
         value = parse_json(text, long_integers=True)
         if b"\\u" in text:  # an escape may be half of a surrogate pair, which no tokenizer takes
             json.dumps(value, ensure_ascii=False).encode()
     except ValueError as error:
-        raise ConfigError(f"{where}: not valid JSON ({error}); allowed: one JSON object per line, in UTF-8") from None
+        raise ConfigError(f"{source}: not valid JSON ({error}); allowed: one JSON object per line, in UTF-8") from None
     return value
 
 
-def _object(values: Any, where: str) -> dict[str, Any]:
+def _object(values: Any, source: str) -> dict[str, Any]:
     if not isinstance(values, dict):
-        raise ConfigError(f"{where}: got {type(values).__name__}; allowed: a JSON object")
+        raise ConfigError(f"{source}: got {type(values).__name__}; allowed: a JSON object")
     return values
 
 
@@ -213,8 +213,8 @@ def _json(path: Path, limit_mb: int) -> Iterator[FileRow]:
         file.seek(0)
         rows = _parse(file.read().removeprefix(BOM), str(path))
     for number, values in enumerate(rows, start=1):
-        where = f"{path} row {number}"
-        yield FileRow(where, _object(values, where))
+        source = f"{path} row {number}"
+        yield FileRow(source, _object(values, source))
 
 
 def _parquet(path: Path, limit_mb: int) -> Iterator[FileRow]:

@@ -36,13 +36,13 @@ _ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
 class Row:
     """One row of a file.
 
-    Example: Row(prompt="What is 1+1?", answer="2", columns={"level": 1}, where="prompts.jsonl line 3")
+    Example: Row(prompt="What is 1+1?", answer="2", columns={"level": 1}, source="prompts.jsonl line 3")
     """
 
     prompt: str | list[dict[str, str]]
     answer: str
     columns: dict[str, Any]
-    where: str
+    source: str
     id: str = field(init=False)
     """The first 16 hex digits of a hash of prompt and answer."""
 
@@ -57,7 +57,7 @@ class Row:
         else:
             content = _ENCODER.encode([self.prompt, self.answer])
         if not is_utf8(content):
-            raise ConfigError(f"{self.where}: got a lone surrogate in the prompt or answer; write the whole character")
+            raise ConfigError(f"{self.source}: got a lone surrogate in the prompt or answer; write the whole character")
         object.__setattr__(self, "id", hashlib.blake2b(content.encode(), digest_size=8).hexdigest())
 
 
@@ -91,17 +91,17 @@ def read_rows(data: PromptFile) -> Iterator[Row]:
     """
     rewrite = ROW_FORMS[NAMED[data.set].rows] if data.set and NAMED[data.set].rows else None
     empty = True
-    for where, values in read_objects(data):
+    for source, values in read_objects(data):
         try:
             rewritten = rewrite(values) if rewrite else values
         except BadTests as error:
-            raise ConfigError(f"{where}: {error}") from None
+            raise ConfigError(f"{source}: {error}") from None
         if rewritten is not None:  # None: a row of another edition of the set
             empty = False
-            yield _row(data, rewritten, where)
+            yield _row(data, rewritten, source)
     if empty:
-        wanted = f" of the set {data.set!r}; give the edition that contains it" if rewrite else ""
-        raise ConfigError(f"{data.path}: the file has no rows{wanted}; allowed: one JSON object per line")
+        edition = f" of the set {data.set!r}; give the edition that contains it" if rewrite else ""
+        raise ConfigError(f"{data.path}: the file has no rows{edition}; allowed: one JSON object per line")
 
 
 def layout_of(values: Mapping[str, Any]) -> Layout:
@@ -128,19 +128,19 @@ def column(values: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def _row(data: PromptFile, values: dict[str, Any], where: str) -> Row:
+def _row(data: PromptFile, values: dict[str, Any], source: str) -> Row:
     recognize = data.layout == "auto" or (data.layout == "trl" and "solution" not in values)
     layout = layout_of(values) if recognize else LAYOUTS[data.layout]
     if data.task in ANSWERLESS and data.reward is None:
         layout = layout._replace(answer="answer")  # `solution` is a program in this case, which must pass the tests
     at = {name: data.columns.get(name) or getattr(layout, name) for name in ("prompt", "answer")}
-    prompt = prompt_of(column(values, at["prompt"]), at["prompt"], values, where)
-    answer = _answer(data, column(values, at["answer"]), at["answer"], values, where)
+    prompt = prompt_of(column(values, at["prompt"]), at["prompt"], values, source)
+    answer = _answer(data, column(values, at["answer"]), at["answer"], values, source)
     extra = {name: column(values, path) for name, path in data.columns.items() if name not in ("prompt", "answer")}
     absent = [f"{name} = {data.columns[name]!r}" for name, value in extra.items() if value is None]
     if absent:
         raise ConfigError(
-            f"{where}: data.columns names {', '.join(absent)}, which the row does not have; allowed: "
+            f"{source}: data.columns names {', '.join(absent)}, which the row does not have; allowed: "
             f"the columns of the row ({', '.join(values)})"
         )
     if data.float_tolerance:
@@ -148,17 +148,17 @@ def _row(data: PromptFile, values: dict[str, Any], where: str) -> Row:
         extra |= {TOLERANCE: values[TOLERANCE]} if values.get(TOLERANCE) is not None else {}
     if data.answer_form != "any":
         extra[ANSWER_FORM] = data.answer_form
-    return Row(prompt, answer, {**values, **extra}, where)
+    return Row(prompt, answer, {**values, **extra}, source)
 
 
-def prompt_of(prompt: Any, at: str, columns: Iterable[str], where: str) -> str | list[dict[str, str]]:
+def prompt_of(prompt: Any, at: str, columns: Iterable[str], source: str) -> str | list[dict[str, str]]:
     """Return a prompt as text or messages, without the assistant's answers at the end of `messages`.
 
     Args:
         prompt: Value from a row.
         at: Its column.
         columns: Columns of the row, for messages.
-        where: File and line.
+        source: File and line.
 
     Raises:
         ConfigError: It is neither, or has no text.
@@ -176,28 +176,30 @@ def prompt_of(prompt: Any, at: str, columns: Iterable[str], where: str) -> str |
         if any(message["content"].strip() for message in prompt[:end]):
             return list(prompt[:end])
     raise ConfigError(
-        f"{where}: {at!r} is {short(prompt)}; allowed: text or a list of chat messages with text in `content` "
+        f"{source}: {at!r} is {short(prompt)}; allowed: text or a list of chat messages with text in `content` "
         f"(columns here: {', '.join(columns)}; choose another with --data.columns '{{prompt = \"NAME\"}}')"
     )
 
 
-def _answer(data: PromptFile, answer: Any, at: str, values: Mapping[str, Any], where: str) -> str:
+def _answer(data: PromptFile, answer: Any, at: str, values: Mapping[str, Any], source: str) -> str:
     if answer is None and (data.reward is not None or data.task in ANSWERLESS):
         return ""
     if isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]
     odd = isinstance(answer, list | dict | bool) or (isinstance(answer, float) and not math.isfinite(answer))
     if odd and data.reward is None and data.task not in ANSWERLESS:
-        raise ConfigError(f"{where}: {at!r} is {short(answer)}; allowed: one reference answer, text or a finite number")
+        raise ConfigError(
+            f"{source}: {at!r} is {short(answer)}; allowed: one reference answer, text or a finite number"
+        )
     extracted = ANSWER_FORMS[data.answers]("" if answer is None else str(answer))
     if extracted is None:
         raise ConfigError(
-            f"{where}: {at!r} is {short(answer)}; data.answers = {data.answers!r} finds no answer in it; allowed: "
+            f"{source}: {at!r} is {short(answer)}; data.answers = {data.answers!r} finds no answer in it; allowed: "
             "whole, hashes (after ####), boxed (in \\boxed{})"
         )
     if not extracted.strip() and data.task not in ANSWERLESS:
         raise ConfigError(
-            f"{where}: {at!r} is {short(answer)}; allowed: the reference answer "
+            f"{source}: {at!r} is {short(answer)}; allowed: the reference answer "
             f"(columns here: {', '.join(values)}; choose another with --data.columns '{{answer = \"NAME\"}}')"
         )
     return extracted
@@ -214,10 +216,10 @@ def last_boxed(text: str) -> str | None:
     start = text.rfind("\\boxed")
     if start < 0:
         return None
-    rest = text[start + len("\\boxed") :].lstrip()
-    if not rest.startswith("{"):  # "\boxed 2", in some rows of MATH
-        return rest.split("$")[0].split()[0] if rest.split() else None
-    return in_braces(rest)
+    tail = text[start + len("\\boxed") :].lstrip()
+    if not tail.startswith("{"):  # "\boxed 2", in some rows of MATH
+        return tail.split("$")[0].split()[0] if tail.split() else None
+    return in_braces(tail)
 
 
 ANSWER_FORMS: dict[str, Callable[[str], str | None]] = {
@@ -231,7 +233,7 @@ ANSWER_FORMS: dict[str, Callable[[str], str | None]] = {
 FIRST_HALF_OF_2025 = ("2025-01-01", "2025-06-30")
 """First and last contest date of `livecodebench-2025`."""
 
-ASKED = "Write your answer as one Python program in a ```python code block."
+INSTRUCTION = "Write your answer as one Python program in a ```python code block."
 
 
 def humaneval(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,14 +248,14 @@ def mbpp(values: Mapping[str, Any]) -> dict[str, Any]:
         raise BadTests(f"'test_list' is {short(assertions)}; allowed: a list of assertions")
     shown = "\n".join(map(str, assertions))
     question = values.get("text") or _needed(values, "prompt")  # `prompt` in the sanitized edition
-    prompt = f"{question} Your code should satisfy these tests:\n\n{shown}\n\n{ASKED}"
+    prompt = f"{question} Your code should satisfy these tests:\n\n{shown}\n\n{INSTRUCTION}"
     return {**values, "prompt": prompt}
 
 
 def deepcoder(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of DeepCoder: the problem, its starter code if any, and the tests."""
     tests = from_text(_needed(values, "tests"), "tests")
-    return {**values, "prompt": _asked(values, "problem"), "tests": tests}
+    return {**values, "prompt": _problem(values, "problem"), "tests": tests}
 
 
 def livecodebench(values: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -261,8 +263,8 @@ def livecodebench(values: Mapping[str, Any]) -> dict[str, Any] | None:
     low, high = FIRST_HALF_OF_2025
     if not low <= str(_needed(values, "contest_date"))[:10] <= high:
         return None
-    kept = {name: value for name, value in values.items() if not name.endswith("_test_cases")}
-    return {**kept, "prompt": _asked(values, "question_content"), "tests": livecodebench_cases(values)}
+    other_columns = {name: value for name, value in values.items() if not name.endswith("_test_cases")}
+    return {**other_columns, "prompt": _problem(values, "question_content"), "tests": livecodebench_cases(values)}
 
 
 ROW_FORMS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | None]] = {
@@ -275,11 +277,11 @@ ROW_FORMS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | None]] = {
 for rows without what it has."""
 
 
-def _asked(values: Mapping[str, Any], column: str) -> str:
+def _problem(values: Mapping[str, Any], column: str) -> str:
     starter = str(values.get("starter_code") or "")
     begin = f"\n\nBegin with this code:\n```python\n{starter}\n```" if starter.strip() else ""
     reads = "" if begin else " It reads standard input and writes standard output."
-    return f"{_needed(values, column)}{begin}\n\n{ASKED}{reads}"
+    return f"{_needed(values, column)}{begin}\n\n{INSTRUCTION}{reads}"
 
 
 def _needed(values: Mapping[str, Any], column: str) -> Any:

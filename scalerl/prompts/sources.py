@@ -33,16 +33,16 @@ def gym_rows(task: ReasoningGymTask, held_out: int, step: Step) -> tuple[list[Ro
     Raises:
         ConfigError: reasoning-gym is missing, has no such data set or parameter, or makes too few distinct questions.
     """
-    wanted = task.prompts + held_out
+    count = task.prompts + held_out
     rows = []
-    for number, entry in make_entries(task.dataset, task.seed, task.parameters, TRIES * wanted, wanted):
+    for number, entry in make_entries(task.dataset, task.seed, task.parameters, TRIES * count, count):
         columns = {name: getattr(task, name) for name in ("dataset", "parameters", "pass_score")} | {"entry": entry}
         answer = "" if entry["answer"] is None else str(entry["answer"])
         rows.append(Row(entry["question"], answer, columns, f"{task.dataset} entry {number}"))
-    if len(rows) < wanted:
+    if len(rows) < count:
         raise ConfigError(
             f"data.prompts: {task.dataset} with the parameters {task.parameters!r} generates only about {len(rows)} "
-            f"distinct prompts; allowed: parameters that generate at least {wanted} (data.prompts plus held-out "
+            f"distinct prompts; allowed: parameters that generate at least {count} (data.prompts plus held-out "
             "prompts)"
         )
     return rows, []
@@ -51,16 +51,16 @@ def gym_rows(task: ReasoningGymTask, held_out: int, step: Step) -> tuple[list[Ro
 def custom_rows(task: CustomTask, held_out: int, step: Step = in_this_process) -> tuple[list[Row], list[str]]:
     """Return `task.prompts` + `held_out` rows with distinct prompts; raises as `rows` in tasks/custom.py."""
     rows = []
-    made, replies = custom.rows(task, task.prompts + held_out, step)
+    plain_rows, replies = custom.rows(task, task.prompts + held_out, step)
     shared: dict[str, Any] = {"function": task.function, "params": task.params, "pass_score": task.pass_score}
     if replies:
         schemas, programs = step(f"{task.function}.tools", tools.schemas, shared)
         shared |= {TURNS: task.limits, "discount": task.discount, "tools": schemas, PROGRAMS: programs}
-    for number, row in enumerate(made):
+    for number, row in enumerate(plain_rows):
         columns = {**shared, "row": row}
-        where = f"{task.function} row {number}"
-        prompt = prompt_of(row["prompt"], "prompt", row, where)
-        rows.append(Row(prompt, str(row.get("answer", "")), columns, where))
+        source = f"{task.function} row {number}"
+        prompt = prompt_of(row["prompt"], "prompt", row, source)
+        rows.append(Row(prompt, str(row.get("answer", "")), columns, source))
     return rows, []
 
 
@@ -82,17 +82,19 @@ def agent_rows(task: AgentTask, held_out: int, step: Step = in_this_process) -> 
         raise ConfigError(
             f"data.command: there is no program {task.command[0]!r} here; allowed: a program on the PATH, or its path"
         )
-    given = {name: getattr(task, name) for name in ("path", "subset", "split", "revision", "max_line_mb")}
+    file_settings = {name: getattr(task, name) for name in ("path", "subset", "split", "revision", "max_line_mb")}
     unique, count = dict[str, Row](), 0
-    for where, values in read_objects(PromptFile(task="arithmetic", **given)):
+    for source, values in read_objects(PromptFile(task="arithmetic", **file_settings)):
         try:
             text = json.dumps(values, sort_keys=True, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{where}: the program gets rows as JSON, which cannot hold this one ({error})") from None
+            raise ConfigError(
+                f"{source}: the program gets rows as JSON, which cannot hold this one ({error})"
+            ) from None
         prompt: Any = values.get("prompt")
         shown = prompt if is_chat(prompt) or (isinstance(prompt, str) and prompt) else text[:QUESTION]
         columns = {AGENT: task.settings, "row": values, "pass_reward": task.pass_reward}
-        row = Row(shown, text, columns, where)
+        row = Row(shown, text, columns, source)
         unique[row.id] = row
         count += 1
     if not unique:
@@ -122,16 +124,16 @@ def _taskset_rows(task: EnvironmentTask, held_out: int) -> tuple[list[Row], list
             f"data.environment: an episode of {task.environment!r} has turns, tools, or a program with a runtime; "
             "allowed with this version of verifiers: tasks that the policy answers once, with the harness null"
         )
-    made: list[Row] = []
+    rows: list[Row] = []
     for number, values in enumerate(tasksets.rows(task, held_out)):
-        where = f"{task.environment} task {number}"
-        prompt = prompt_of(values["prompt"], "prompt", values, where)
+        source = f"{task.environment} task {number}"
+        prompt = prompt_of(values["prompt"], "prompt", values, source)
         data = {name: value for name, value in values["task"].items() if name != "idx"}
         answer = data.get("answer")
         columns = {"environment": task.environment, "arguments": task.arguments, "row": values["task"]}
         reference = answer if isinstance(answer, str) and answer else json.dumps(data, sort_keys=True, default=str)
-        made.append(Row(prompt, reference, columns, where))
-    return _distinct(made, task, "taskset", "tasks")
+        rows.append(Row(prompt, reference, columns, source))
+    return _distinct(rows, task, "taskset", "tasks")
 
 
 def _environment_rows(task: EnvironmentTask) -> tuple[list[Row], list[str]]:
@@ -144,11 +146,11 @@ def _environment_rows(task: EnvironmentTask) -> tuple[list[Row], list[str]]:
         ) from None
     replies = loaded.max_turns != 1 or getattr(loaded, "tool_defs", None)  # the policy must see the tools
     several = environments.several_turns(task, loaded) if replies else {}
-    made = [
+    rows = [
         _environment_row(task, dict(values), several, f"{task.environment} row {number}")
         for number, values in enumerate(dataset)
     ]
-    return _distinct(made, task, "data set of", "rows")
+    return _distinct(rows, task, "data set of", "rows")
 
 
 def _distinct(rows: Sequence[Row], task: EnvironmentTask, source: str, things: str) -> tuple[list[Row], list[str]]:
@@ -164,13 +166,13 @@ def _distinct(rows: Sequence[Row], task: EnvironmentTask, source: str, things: s
     return list(first.values()), [f"dropped {dropped} duplicate {things} of {task.environment}"] if dropped else []
 
 
-def _environment_row(task: EnvironmentTask, values: dict[str, Any], several: dict[str, Any], where: str) -> Row:
-    prompt = prompt_of(values.get("prompt"), "prompt", values, where)
+def _environment_row(task: EnvironmentTask, values: dict[str, Any], several: dict[str, Any], source: str) -> Row:
+    prompt = prompt_of(values.get("prompt"), "prompt", values, source)
     answer = values.get("answer")
-    own = {name: value for name, value in values.items() if name != "prompt"}
-    columns = {"environment": task.environment, "arguments": task.arguments, "row": own}
+    row = {name: value for name, value in values.items() if name != "prompt"}
+    columns = {"environment": task.environment, "arguments": task.arguments, "row": row}
     if several:
-        columns |= {**several, "row": {**own, "prompt": prompt}}
+        columns |= {**several, "row": {**row, "prompt": prompt}}
     # rows without an answer are distinguished by their other columns, which the rubric uses
     reference = "" if answer is None else str(answer)
-    return Row(prompt, reference or json.dumps(own, sort_keys=True, default=str), columns, where)
+    return Row(prompt, reference or json.dumps(row, sort_keys=True, default=str), columns, source)

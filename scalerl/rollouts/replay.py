@@ -170,7 +170,7 @@ def _differences(policy: Policy, rollouts: Sequence[tuple[Sequence[int], Rollout
     rows = Rows.padded(tokens_BT, sampled_BT, policy.device)
     nucleus = flat_nuclei([(len(prompt), rollout) for prompt, rollout in rollouts], width)
     if nucleus is not None:
-        rows = rows.within(nucleus, sampled_BT.flatten().nonzero()[:, 0])
+        rows = rows.with_nucleus(nucleus, sampled_BT.flatten().nonzero()[:, 0])
     logp_N, _ = policy(rows, temperature or 1.0)
     if not logp_N.isfinite().all():
         raise NotFinite

@@ -70,13 +70,13 @@ class _Loop:
         self.settled = False
 
     def say(self, name: str, content: Any) -> None:
-        self.end.say("done", (name, content))
+        self.end.answer("done", (name, content))
 
     def run(self) -> None:
         self._send_finished(self.coordinator.untrained())  # from a restored state
         while True:
             blocked = self.settled or self.coordinator.blocked()
-            while blocked or self.end.asked():
+            while blocked or self.end.has_message():
                 if not self.settled and self.coordinator.stuck():
                     raise RuntimeError(f"the schedule is stuck, which is a bug of scalerl: {self.coordinator.schedule}")
                 began = time.perf_counter()
@@ -152,7 +152,7 @@ class _Loop:
 
     def _evaluation_ends(self) -> bool:
         """Return whether the run stops: it sends nothing else while it waits for an evaluation."""
-        return not self.coordinator.lockstep and self.end.asked()
+        return not self.coordinator.lockstep and self.end.has_message()
 
     def _release(self) -> None:
         """Tell the learner which versions are no longer needed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scalerl.config import RunConfig
-from scalerl.config.data import generated
+from scalerl.config.data import generated_tasks
 from scalerl.core.run_files import ArmInfo, Settings, StudyInfo
 from scalerl.study.plan import Plan
 from scalerl.training.run_info import data_notes, default_axis, settings
@@ -34,7 +34,7 @@ def study_info(plan: Plan) -> StudyInfo:
         reference=plan.reference,
         axis=default_axis(base),
         # a file of prompts has tasks that its rows determine
-        task=base.main_tasks[0] if generated(base.data) or base.main_tasks != base.tasks else None,
+        task=base.main_tasks[0] if generated_tasks(base.data) or base.main_tasks != base.tasks else None,
         tasks=tasks,
         vary=plan.vary,
         notes=data_notes(base),

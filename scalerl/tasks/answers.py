@@ -22,7 +22,7 @@ ANSWER_FORM = "answer_form"
 """Column of a prompt with the only form that counts (`data.answer_form`)."""
 
 
-class Found(NamedTuple):
+class Answer(NamedTuple):
     """The answer of a completion.
 
     Example: Found(text="42", form="box")
@@ -34,7 +34,7 @@ class Found(NamedTuple):
     """One of `FORMS`."""
 
 
-def find_answer(completion: str, only: str = "") -> Found:
+def find_answer(completion: str, only: str = "") -> Answer:
     r"""Return the answer of a completion, from the text after the thinking.
 
     Args:
@@ -46,8 +46,8 @@ def find_answer(completion: str, only: str = "") -> Found:
     text = lost_backslashes(_MARK.sub("\n", judged_text(completion)))
     for form, find in FINDERS.items():
         if only in ("", form) and (span := find(text)) is not None:
-            return Found(span, form)
-    return Found(text, "none")
+            return Answer(span, form)
+    return Answer(text, "none")
 
 
 _MARK = re.compile(MARK)
@@ -76,11 +76,11 @@ def box(text: str) -> str | None:
     """Return the content of the last complete box, or of boxes that a comma, "and" or "or" joins."""
     contents: list[tuple[int, int, str]] = []
     for match in list(_BOX.finditer(text))[-MOST_BOXES:]:
-        rest = text[match.end() : match.end() + LONGEST_BOX]
-        inside = in_braces(rest) if rest.startswith("{") else None
+        tail = text[match.end() : match.end() + LONGEST_BOX]
+        inside = in_braces(tail) if tail.startswith("{") else None
         if inside is not None:
             content, end = inside, match.end() + len(inside) + 2
-        elif not rest.startswith("{") and (bare := _UNBRACED.match(rest)):
+        elif not tail.startswith("{") and (bare := _UNBRACED.match(tail)):
             content, end = bare[1], match.end() + bare.end()
         else:
             continue
@@ -90,14 +90,14 @@ def box(text: str) -> str | None:
             contents.append((match.start(), end, content))
     if not contents:
         return None
-    chosen = [contents[-1]]
-    for one in reversed(contents[:-1]):
-        gap = text[one[1] : chosen[0][0]]
+    joined = [contents[-1]]
+    for previous in reversed(contents[:-1]):
+        gap = text[previous[1] : joined[0][0]]
         if len(gap) > 40 or not _BETWEEN.fullmatch(gap):
             break
-        chosen.insert(0, one)
-    texts = list(dict.fromkeys(content.strip() for _, _, content in chosen))
-    return ", ".join(texts) if len(texts) > 1 else chosen[-1][2]
+        joined.insert(0, previous)
+    texts = list(dict.fromkeys(content.strip() for _, _, content in joined))
+    return ", ".join(texts) if len(texts) > 1 else joined[-1][2]
 
 
 LONGEST_BOX = 1 << 17
@@ -113,7 +113,7 @@ _TAG = re.compile(
 
 def tag(text: str) -> str | None:
     """Return the content of the last tag that is not empty; one without an end extends to the end of the text."""
-    content = tagged(text)
+    content = tagged_content(text)
     if content is None:
         return None
     for find in (hashes, phrase):
@@ -122,7 +122,7 @@ def tag(text: str) -> str | None:
     return content
 
 
-def tagged(text: str) -> str | None:
+def tagged_content(text: str) -> str | None:
     """Return the content of the last `<answer>`, `<solution>` or `[ANSWER]` as it stands; the case is free."""
     for match in reversed(list(_TAG.finditer(text))[-MOST_BOXES:]):
         name = re.escape(match[1] or match[2])
@@ -192,10 +192,10 @@ def phrase(text: str) -> str | None:
     for match in reversed(list(_PHRASE.finditer(text))[-MOST_BOXES:]):
         if any(start >= match.start() for start in fields):
             break
-        rest = text[match.end() : match.end() + LONGEST_PHRASE]
-        rest = _EMPHASIS.sub("", rest).lstrip(" \t\n*:：}_`")
-        option = _OPTION_WORD.match(rest)
-        span = _EMPHASIS_END.sub("", _span(rest[option.end() :] if option else rest))
+        tail = text[match.end() : match.end() + LONGEST_PHRASE]
+        tail = _EMPHASIS.sub("", tail).lstrip(" \t\n*:：}_`")
+        option = _OPTION_WORD.match(tail)
+        span = _EMPHASIS_END.sub("", _span(tail[option.end() :] if option else tail))
         if span.strip(" .*_`") and not _EMPTY.fullmatch(span.strip()):
             return span
     if fields:
@@ -231,12 +231,12 @@ LONGEST_PHRASE = 2000
 """Characters of the longest answer after a phrase."""
 
 
-def _span(rest: str) -> str:
+def _span(text: str) -> str:
     for opener, closer in _OPENERS.items():
-        if rest.startswith(opener) and (end := rest.find(closer, len(opener))) > 0:
-            return rest[len(opener) : end]
-    ending = _SENTENCE_END.search(rest)
-    sentence = rest[: ending.start()] if ending else rest
+        if text.startswith(opener) and (end := text.find(closer, len(opener))) > 0:
+            return text[len(opener) : end]
+    ending = _SENTENCE_END.search(text)
+    sentence = text[: ending.start()] if ending else text
     formulas: list[str] = _DOLLARS.findall(sentence)
     if formulas:
         outside = _DOLLARS.sub(" ", sentence)

@@ -57,9 +57,9 @@ def ramble(rng: random.Random, start: WarmStart) -> tuple[str, bool]:
 
 def verify(prompt: Prompt, completion: str) -> Verdict:
     """Return whether the text after the thinking equals the reference answer."""
-    given = after_thinking(completion)
-    got = "no answer after the thinking" if given is None else f"got {given!r}"
-    return verdict(given == prompt.answer, f"{got}, expected {prompt.answer!r}")
+    answer = after_thinking(completion)
+    got = "no answer after the thinking" if answer is None else f"got {answer!r}"
+    return verdict(answer == prompt.answer, f"{got}, expected {prompt.answer!r}")
 
 
 def rows(task: ArithmeticTask, count: int) -> list[dict[str, str]]:

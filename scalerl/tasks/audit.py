@@ -95,16 +95,13 @@ def _number(value: float) -> float | None:
 
 
 def audit_verifier(verify: Callable[[Prompt, str], Verdict], cases: Iterable[Case] = ()) -> Audit:
-    """Return the audit of a verifier on cases; those of `CASES` if none are given.
-
-    Args:
-        verify: (prompt, completion) -> verdict, as in `Verifier`.
-        cases: Completions with expected verdicts.
-    """
+    """Return the audit of a verifier on cases; those of `CASES` if none are given."""
     audit = Audit()
     for number, case in enumerate(tuple(cases) or CASES):
-        asked = f"question {number}"
-        prompt = Prompt(f"{number:016x}", asked, (), case.answer, "audit", {"prompt": asked, "answer": case.answer})
+        question = f"question {number}"
+        prompt = Prompt(
+            f"{number:016x}", question, (), case.answer, "audit", {"prompt": question, "answer": case.answer}
+        )
         line = f"{case.completion!r} for {case.answer!r}"
         audit.add(case.expected, verify(prompt, case.completion).passed, case.kind, line)
     return audit

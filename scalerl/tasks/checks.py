@@ -41,7 +41,7 @@ def check_tests(prompts: Sequence[Prompt]) -> None:
         try:
             read_tests(prompt.columns)
         except BadTests as error:
-            problems.append(f"{prompt.where}: {error}")
+            problems.append(f"{prompt.source}: {error}")
     if problems:
         raise ConfigError("\n".join([*problems[:NAMED], *_more(len(problems))]))
 
@@ -64,8 +64,8 @@ def reference_notes(tasks: Sequence[TaskData], scoring: Scoring, prompts: Sequen
     for task in tasks:
         if getattr(task, "reward", None) is not None or task.verifier not in REFERENCES:
             continue
-        own = [prompt for prompt in prompts if prompt.task == task.curve and prompt.where]
-        answers = [(p, text) for p in own if (text := REFERENCES[task.verifier](p)) is not None]
+        task_prompts = [prompt for prompt in prompts if prompt.task == task.curve and prompt.source]
+        answers = [(p, text) for p in task_prompts if (text := REFERENCES[task.verifier](p)) is not None]
         checked = answers
         if len(answers) > CHECKED:
             last = sorted(prompt.id for prompt, _ in answers)[CHECKED - 1]
@@ -74,11 +74,11 @@ def reference_notes(tasks: Sequence[TaskData], scoring: Scoring, prompts: Sequen
         if not failed:
             continue
         named = "; ".join([*failed[:NAMED], *_more(len(failed))])
-        counts = f"{len(failed)} of {len(own)} references fail"
+        counts = f"{len(failed)} of {len(task_prompts)} references fail"
         if checked is not answers:
             counts = f"{len(failed)} of {len(checked)} references, a sample of {len(answers)}, fail"
         problem = f"{task.curve}: {counts} their own verifier, so no completion of these rows can pass"
-        if len(failed) * (len(answers) / len(checked)) > allowed * len(own):
+        if len(failed) * (len(answers) / len(checked)) > allowed * len(task_prompts):
             raise ConfigError(
                 f"{problem}; allowed: at most {allowed:.0%} of them. Correct or remove these rows, choose another "
                 f"data.task or a data.reward, or raise scoring.failing_references: {named}"
@@ -94,7 +94,7 @@ def _more(count: int) -> list[str]:
 def _failing(scoring: Scoring, task: TaskData, answers: Sequence[tuple[Prompt, str]]) -> list[str]:
     workers = scoring.workers or os.cpu_count() or 1  # nothing else runs yet
     judged = judge_all(verifier_scorer(task.verifier, config_replace(scoring, workers=workers)), answers)
-    return [f"{prompt.where} ({score.reason})" for prompt, score in judged if not score.passed]
+    return [f"{prompt.source} ({score.reason})" for prompt, score in judged if not score.passed]
 
 
 def _math(prompt: Prompt) -> str | None:
@@ -125,11 +125,6 @@ REFERENCES: dict[str, Callable[[Prompt], str | None]] = {"math": _math, "code": 
 def sandbox_notes(tasks: Sequence[TaskData], sandbox: Sandbox, prompts: Sequence[Prompt]) -> list[str]:
     """Return one line about the sandbox of a run that executes programs of the model; an empty list for other runs.
 
-    Args:
-        tasks: The tasks of the run.
-        sandbox: Settings of the sandbox.
-        prompts: Prompts of all tasks.
-
     Raises:
         ConfigError: The run needs a sandbox, and this machine has none, or tests import what it lacks.
     """
@@ -152,8 +147,10 @@ def sandbox_line(settings: Sandbox, prompts: Sequence[Prompt]) -> str:
     users: dict[str, list[str]] = {}
     for prompt in prompts:
         for name in imports_of(read_tests(prompt.columns)):
-            users.setdefault(name, []).append(prompt.where)
-    rows = {name: f"{where[0]}: {name} is imported in the tests of {len(where)} rows" for name, where in users.items()}
+            users.setdefault(name, []).append(prompt.source)
+    rows = {
+        name: f"{places[0]}: {name} is imported in the tests of {len(places)} rows" for name, places in users.items()
+    }
     return offer(settings, rows).line
 
 
@@ -186,8 +183,8 @@ def repetition_notes(tasks: Sequence[TaskData], scoring: Scoring, prompts: Seque
 
 def _sample(task: TaskData, prompts: Sequence[Prompt], count: int) -> list[Prompt]:
     """Return at most `count` prompts of a task at equal distances, without those of environments."""
-    own = [prompt for prompt in prompts if prompt.task == task.curve and TURNS not in prompt.columns]
-    return own[:: -(-len(own) // count)] if own else []
+    candidates = [prompt for prompt in prompts if prompt.task == task.curve and TURNS not in prompt.columns]
+    return candidates[:: -(-len(candidates) // count)] if candidates else []
 
 
 def _repetitions(task: TaskData, scorer: Scorer, prompts: Sequence[Prompt]) -> list[str]:
@@ -198,10 +195,10 @@ def _repetitions(task: TaskData, scorer: Scorer, prompts: Sequence[Prompt]) -> l
         "the prompt's own text": sum(text for text, _ in passed),
         "an empty text": sum(empty for _, empty in passed),
     }
-    found = [f"{text} passes as the answer to {n} of {len(prompts)} prompts" for text, n in counts.items() if n]
-    if not found:
+    findings = [f"{text} passes as the answer to {n} of {len(prompts)} prompts" for text, n in counts.items() if n]
+    if not findings:
         return []
-    return [f"{task.curve}: {' and '.join(found)}; the reward may teach the policy to repeat the question"]
+    return [f"{task.curve}: {' and '.join(findings)}; the reward may teach the policy to repeat the question"]
 
 
 MADE_UP = ("I do not know.", "The answer is 4.")
@@ -266,6 +263,6 @@ def check_reward(
     finally:
         scorer.close()
     raise ConfigError(
-        f"data.reward: on {len(MADE_UP)} made-up completions of {prompt.where or 'the first prompt'}, "
+        f"data.reward: on {len(MADE_UP)} made-up completions of {prompt.source or 'the first prompt'}, "
         f"{problems[0]}; columns of the rows: {', '.join(sorted({*prompt.columns} - {'prompt'})) or 'none'}"
     )

@@ -84,23 +84,22 @@ class Judge:
     def _input_output(self, program: str, tests: InputOutput, ends: float) -> str:
         with closing(self._pool.take()) as box:
             box.begin("stdin", self._soon(ends), program=program)
-            for number, (given, wanted) in enumerate(zip(tests.inputs, tests.outputs, strict=True), start=1):
-                if problem := _of_program(self._report(box, given, ends), self._problem, wanted, tests.tolerance):
+            for number, (stdin, expected) in enumerate(zip(tests.inputs, tests.outputs, strict=True), start=1):
+                if problem := _of_program(self._report(box, stdin, ends), self._problem, expected, tests.tolerance):
                     raise Failed(f"test {number} of {len(tests.inputs)}: {problem}")
         return f"{len(tests.inputs)} tests"
 
-    def _report(self, box: Box, given: str, ends: float) -> bytes:
-        """Return the report on a program's run with a given input."""
-        box.send(b"I", given.encode("utf-8", "surrogatepass"), self._soon(ends))
+    def _report(self, box: Box, stdin: str, ends: float) -> bytes:
+        box.send(b"I", stdin.encode("utf-8", "surrogatepass"), self._soon(ends))
         kind, payload = box.receive(self._soon(ends, SANDBOX_START_S))  # the harness inside enforces test_s
-        self._refused(kind, payload, b"O")
+        self._check_frame(kind, payload, b"O")
         return payload
 
     def _printed(self, report: dict[str, Any]) -> str:
         return str(report["output"].decode("utf-8", "replace")) + (self._problem(report, None) or "")
 
-    def _problem(self, report: dict[str, Any], wanted: str | None, tolerance: float = 0.0) -> str | None:
-        """Return a description of what is wrong with one output; None if it is correct. Without `wanted`, any is."""
+    def _problem(self, report: dict[str, Any], expected: str | None, tolerance: float = 0.0) -> str | None:
+        """Return a description of what is wrong with one output; None if it is correct. Without `expected`, any is."""
         if report["why"] == "late":
             return f"took longer than {self._settings.test_s:g} s"
         if report["why"] == "flood":
@@ -108,16 +107,18 @@ class Judge:
         if report["status"] != 0:
             detail = str(report["complaint"])[-200:].strip()
             return f"ended with exit status {report['status']}" + (f" ({detail})" if detail else "")
-        return None if wanted is None else difference(report["output"].decode("utf-8", "replace"), wanted, tolerance)
+        return (
+            None if expected is None else difference(report["output"].decode("utf-8", "replace"), expected, tolerance)
+        )
 
     def _calls(self, program: str, tests: Calls, ends: float) -> str:
         with closing(self._pool.take()) as box:
             self._serve(box, program, ends)
-            for number, (arguments, wanted) in enumerate(zip(tests.arguments, tests.results, strict=True), start=1):
+            for number, (arguments, expected) in enumerate(zip(tests.arguments, tests.results, strict=True), start=1):
                 box.send(b"J", dumps(["call", tests.name, "", arguments, {}]), self._soon(ends))
                 kind, payload = box.receive(self._soon(ends))
                 if kind == b"V":
-                    problem = _of_program(payload, value_difference, wanted, tests.wrapped, tests.tolerance)
+                    problem = _of_program(payload, value_difference, expected, tests.wrapped, tests.tolerance)
                 else:
                     problem = _of_program(payload, lambda error: f"{error[0]}: {error[1]}"[:300])
                 if problem:
@@ -134,13 +135,12 @@ class Judge:
     def _relay(self, checker: Box, box: Box, ends: float) -> str:
         """Forward calls and results, without inspecting them, until the checker has its verdict.
 
-        Consumes: the checker's calls. Produces: the program's results. Waits for: either. Unblocked by: a frame, the
-        end of a process, or a deadline.
+        A frame, the end of a process or a deadline ends each wait.
         """
-        questions, began = 0, False
+        questions, started = 0, False
         while questions < MOST_QUESTIONS:
-            kind, payload = checker.receive(self._soon(ends, SANDBOX_SPARE_S if began else SANDBOX_START_S))
-            began = True
+            kind, payload = checker.receive(self._soon(ends, SANDBOX_SPARE_S if started else SANDBOX_START_S))
+            started = True
             if kind == b"P" and questions:
                 return f"the checks, with {questions} calls"
             if kind not in (b"A", b"K"):
@@ -152,14 +152,13 @@ class Judge:
         raise Failed(f"the tests called the program more than {MOST_QUESTIONS} times")
 
     def _serve(self, box: Box, program: str, ends: float) -> None:
-        """Run the program in a sandbox that then serves calls of it."""
         box.begin("serve", self._soon(ends), program=program)
-        self._refused(*box.receive(self._soon(ends, SANDBOX_START_S)), b"R")
+        self._check_frame(*box.receive(self._soon(ends, SANDBOX_START_S)), b"R")
 
-    def _refused(self, kind: bytes, payload: bytes, wanted: bytes) -> None:
+    def _check_frame(self, kind: bytes, payload: bytes, expected: bytes) -> None:
         if kind == b"X":
             raise Failed(f"does not run: {_of_program(payload, str)[:300]}")
-        if kind != wanted:
+        if kind != expected:
             raise Failed("sent an unexpected frame")
 
     def _soon(self, ends: float, spare_s: float = SANDBOX_SPARE_S) -> float:

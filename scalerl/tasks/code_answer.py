@@ -14,7 +14,7 @@ from textwrap import dedent
 from typing import Any, NamedTuple
 
 from scalerl.core.errors import short
-from scalerl.tasks.answers import tagged
+from scalerl.tasks.answers import tagged_content
 from scalerl.tasks.base import judged_text, without_marks
 
 TAG = r"<[/|｜]?[A-Za-z][^<>\s]{0,40}>"
@@ -56,7 +56,7 @@ def blocks(text: str) -> list[Block]:
     Fences are three or more backticks or tildes; the end has at least as many, and text may stand on both sides of it.
     A block without an end extends to the next fence with the name of a language, or to the end of the text.
     """
-    found, lines, opened = list[Block](), list[str](), None
+    code_blocks, lines, opened = list[Block](), list[str](), None
     for line in text.splitlines(keepends=True):
         fence = FENCE.match(line) if "```" in line or "~~~" in line else None
         if opened is None and fence is None and (at := line.find("```")) > 0:
@@ -70,19 +70,21 @@ def blocks(text: str) -> list[Block]:
         if same and fence and len(fence["indent"].expandtabs()) - len(opened["indent"].expandtabs()) >= DEEPER:
             same = None
         if not same and line.rstrip().endswith(mark) and line.count(mark) % 2 and line.strip().strip("`~"):
-            found.append(Block(opened["mark"].lower(), "".join([*lines, line.rstrip().removesuffix(mark) + "\n"])))
+            code_blocks.append(
+                Block(opened["mark"].lower(), "".join([*lines, line.rstrip().removesuffix(mark) + "\n"]))
+            )
             opened, lines = None, []
             continue
         if not fence or not same:
             lines.append(line.removeprefix(opened["indent"]))
             continue
-        found.append(Block(opened["mark"].lower(), "".join(lines)))
+        code_blocks.append(Block(opened["mark"].lower(), "".join(lines)))
         word = fence["mark"].lower()
         starts_another = (PYTHON.fullmatch(word) or word in OTHERS) and not fence["rest"].strip()
         opened, lines = (fence, []) if starts_another else (None, [])
     if opened is not None:
-        found.append(Block(opened["mark"].lower(), "".join(lines)))
-    return found
+        code_blocks.append(Block(opened["mark"].lower(), "".join(lines)))
+    return code_blocks
 
 
 def program_of(completion: str, names: Collection[str] = (), reads: bool = False) -> str | None:
@@ -98,29 +100,29 @@ def program_of(completion: str, names: Collection[str] = (), reads: bool = False
         reads: Whether the tests give an input.
     """
     judged = judged_text(completion).replace("\r\n", "\n").replace("\r", "\n").lstrip("\ufeff")
-    text, inside = without_marks(judged, TAG), tagged(judged)
-    every = blocks(inside or "") or blocks(text)
-    every = every or tagged_code(judged)
-    usable = [Block(mark, repaired(body)) for mark, body in every if mark not in OTHERS]
+    text, inside = without_marks(judged, TAG), tagged_content(judged)
+    code_blocks = blocks(inside or "") or blocks(text)
+    code_blocks = code_blocks or tagged_code(judged)
+    usable = [Block(mark, repaired_source(body)) for mark, body in code_blocks if mark not in OTHERS]
     for body in (block.body for block in reversed(usable)):
-        if (names and names_in(body) >= set(names)) or (reads and READS.search(body) and parsed(body) is not None):
+        if (names and names_in(body) >= set(names)) or (reads and READS.search(body) and syntax_tree(body) is not None):
             return body
     marked = [block.body for block in usable if PYTHON.fullmatch(block.mark)]
     programs = [block.body for block in usable if is_program(block.body)]
     for candidates in (marked, programs, [block.body for block in usable if not block.mark]):
         if candidates:
             return candidates[-1]
-    if every:
+    if code_blocks:
         return None
-    for whole in (inside, text, between_sentences(text), indented(text)):
-        if whole and whole.strip() and parsed(whole := repaired(whole)) is not None:
-            return whole
+    for candidate in (inside, text, between_sentences(text), indented_code(text)):
+        if candidate and candidate.strip() and syntax_tree(candidate := repaired_source(candidate)) is not None:
+            return candidate
     return None
 
 
 def tagged_code(text: str) -> list[Block]:
     """Return the code between tags such as <pre><code> or [PYTHON], for texts without fences."""
-    found, end = list[Block](), 0
+    code_blocks, end = list[Block](), 0
     for match in list(OPEN_TAG.finditer(text))[-MOST_TAGS:]:
         if match.start() < end:  # inside of another one
             continue
@@ -130,19 +132,19 @@ def tagged_code(text: str) -> list[Block]:
         end = text.find(close, match.end())
         if end < 0:
             break
-        found.append(Block("", unescape(text[match.end() : end])))
-    return found
+        code_blocks.append(Block("", unescape(text[match.end() : end])))
+    return code_blocks
 
 
 INVISIBLE = str.maketrans({**dict.fromkeys("\ufeff\u200b\u2060"), "\u00a0": " "})
 """Characters that are not Python and cannot be seen."""
 
 
-def repaired(source: str) -> str:
+def repaired_source(source: str) -> str:
     """Return a program that is Python but for its indentation as a whole or invisible characters; else as it is."""
-    if parsed(source) is None:
+    if syntax_tree(source) is None:
         for other in (source.translate(INVISIBLE), dedent(source.translate(INVISIBLE))):
-            tree = parsed(other)
+            tree = syntax_tree(other)
             if tree is not None and not any(isinstance(node, ast.Return) for node in tree.body):  # that is a body
                 return other
     return source
@@ -167,7 +169,7 @@ def between_sentences(text: str) -> str | None:
 
 def names_in(source: str) -> set[str]:
     """Return the names that a program defines at its top level, and the methods of its class Solution."""
-    names, tree = defined(source), parsed(source)
+    names, tree = defined_names(source), syntax_tree(source)
     for node in tree.body if tree else []:
         if isinstance(node, ast.ClassDef) and node.name == "Solution":
             names |= {method.name for method in node.body if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)}
@@ -176,14 +178,14 @@ def names_in(source: str) -> set[str]:
 
 def is_program(source: str) -> bool:
     """Return whether a text is Python that does something; output such as `7` or `[1, 2]` does not."""
-    tree = parsed(source)
+    tree = syntax_tree(source)
     quiet = (ast.Constant, ast.Name, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.UnaryOp, ast.BinOp, ast.Compare)
     return tree is not None and any(
         not (isinstance(node, ast.Expr) and isinstance(node.value, quiet)) for node in tree.body
     )
 
 
-def indented(text: str) -> str | None:
+def indented_code(text: str) -> str | None:
     """Return the last run of lines that are indented by four spaces or a tab, as in Markdown without fences."""
     runs = re.findall(r"(?:^(?: {4}|\t).*\n?|(?<=\n)[ \t]*\n)+", text, re.MULTILINE)
     programs = [run for run in map(dedent, runs) if run.strip() and is_program(run)]
@@ -204,10 +206,10 @@ def with_prompt(completion: str, prompt: Any, entry: str) -> str | None:
     before = code_of_prompt(prompt)
     text = without_marks(judged_text(completion), TAG)
     program = program_of(completion, [entry])
-    if program is not None and entry in defined(program):
+    if program is not None and entry in defined_names(program):
         return program if "from __future__" in program else f"{before}\n\n{program}"
     for body in (text, program):
-        if before and body is not None and parsed(before + body) is not None:
+        if before and body is not None and syntax_tree(before + body) is not None:
             return before + body
     return program
 
@@ -218,14 +220,14 @@ def code_of_prompt(prompt: Any) -> str:
         prompt = "\n\n".join(str(message.get("content", "")) for message in prompt if isinstance(message, dict))
     if not isinstance(prompt, str):
         return ""
-    if parsed(prompt) is not None:
+    if syntax_tree(prompt) is not None:
         return prompt
     bodies = [block.body for block in blocks(prompt) if not block.mark or PYTHON.fullmatch(block.mark)]
-    return bodies[-1] if bodies and parsed(bodies[-1]) is not None else ""
+    return bodies[-1] if bodies and syntax_tree(bodies[-1]) is not None else ""
 
 
 @lru_cache(4)
-def parsed(source: str) -> ast.Module | None:
+def syntax_tree(source: str) -> ast.Module | None:
     """Return the syntax tree of a program; None if it is not valid Python."""
     try:
         with warnings.catch_warnings():
@@ -235,12 +237,12 @@ def parsed(source: str) -> ast.Module | None:
         return None
 
 
-def defined(source: str) -> set[str]:
+def defined_names(source: str) -> set[str]:
     """Return the names that a program defines at its top level, or under a condition there.
 
     These are functions, classes, assignments, and imports from the standard library.
     """
-    tree = parsed(source)
+    tree = syntax_tree(source)
     names: set[str] = set()
     statements = list[ast.stmt](tree.body if tree else [])
     for node in statements:
@@ -265,75 +267,75 @@ ALL_DIGITS = 16
 """Significant digits of such a number."""
 
 
-def same_number(got: str, wanted: str, tolerance: float = 0.0) -> bool:
+def same_number(got: str, expected: str, tolerance: float = 0.0) -> bool:
     """Return whether two texts are numbers of the same value, up to a tolerance or the rounding of a float.
 
     Args:
         got: Text of the program.
-        wanted: Expected text.
+        expected: Expected text.
         tolerance: Largest difference, absolute, or relative to the expected value if that is above 1.
     """
-    if not (NUMBER.fullmatch(got) and NUMBER.fullmatch(wanted)):
+    if not (NUMBER.fullmatch(got) and NUMBER.fullmatch(expected)):
         return False
-    one, other = Decimal(got), Decimal(wanted)
-    if one == other:
+    value, target = Decimal(got), Decimal(expected)
+    if value == target:
         return True
     if not tolerance and "." in got and len(re.sub(r"[eE].*|\D", "", got).lstrip("0")) >= ALL_DIGITS:
-        return abs(one - other) <= Decimal(ROUNDING) * abs(other)
-    return bool(tolerance) and abs(one - other) <= Decimal(tolerance) * max(Decimal(1), abs(other))
+        return abs(value - target) <= Decimal(ROUNDING) * abs(target)
+    return bool(tolerance) and abs(value - target) <= Decimal(tolerance) * max(Decimal(1), abs(target))
 
 
-def difference(got: str, wanted: str, tolerance: float = 0.0) -> str | None:
+def difference(got: str, expected: str, tolerance: float = 0.0) -> str | None:
     """Return the first difference of two outputs; None if they are equal.
 
     The rule is LiveCodeBench's. White space around the output and around each line is ignored. The numbers of lines
     must be equal, and each pair of lines must have the same text or the same tokens. Two tokens are the same if their
     texts are equal or both are numbers of the same value (`same_number`): 1.0 equals 1.00, but 0.33 is not 0.333.
     """
-    got_lines, wanted_lines = ([line.strip() for line in text.strip().split("\n")] for text in (got, wanted))
-    for number, (line, expected) in enumerate(zip(got_lines, wanted_lines, strict=False), start=1):
-        if line != expected and not _same_tokens(line.split(), expected.split(), tolerance):
-            return f"line {number}: expected {short(expected)}, got {short(line)}"
-    if len(got_lines) != len(wanted_lines):
-        return f"expected {len(wanted_lines)} lines, got {len(got_lines)}"
+    got_lines, expected_lines = ([line.strip() for line in text.strip().split("\n")] for text in (got, expected))
+    for number, (line, target) in enumerate(zip(got_lines, expected_lines, strict=False), start=1):
+        if line != target and not _same_tokens(line.split(), target.split(), tolerance):
+            return f"line {number}: expected {short(target)}, got {short(line)}"
+    if len(got_lines) != len(expected_lines):
+        return f"expected {len(expected_lines)} lines, got {len(got_lines)}"
     return None
 
 
-def _same_tokens(got: list[str], wanted: list[str], tolerance: float) -> bool:
-    return len(got) == len(wanted) and all(
-        one == other or same_number(one, other, tolerance) for one, other in zip(got, wanted, strict=True)
+def _same_tokens(got: list[str], expected: list[str], tolerance: float) -> bool:
+    return len(got) == len(expected) and all(
+        token == target or same_number(token, target, tolerance) for token, target in zip(got, expected, strict=True)
     )
 
 
-def value_difference(got: Any, wanted: Any, wrapped: bool = False, tolerance: float = 0.0) -> str | None:
+def value_difference(got: Any, expected: Any, wrapped: bool = False, tolerance: float = 0.0) -> str | None:
     """Return how a returned value differs from the expected value; None if they are equal.
 
     1 equals 1.0 and True; NaN equals nothing.
 
     Args:
         got: Returned value in JSON's types (`as_json` of guest/plain.py).
-        wanted: Expected value, from JSON.
+        expected: Expected value, from JSON.
         wrapped: Whether an expected [x] also matches x.
         tolerance: As in `same_number`, for floats at any depth.
     """
-    if _close(got, wanted, tolerance):
+    if _close(got, expected, tolerance):
         return None
-    if wrapped and isinstance(wanted, list) and len(wanted) == 1 and _close(got, wanted[0], tolerance):
+    if wrapped and isinstance(expected, list) and len(expected) == 1 and _close(got, expected[0], tolerance):
         return None
-    return f"expected {short(wanted)}, got {short(got)}"
+    return f"expected {short(expected)}, got {short(got)}"
 
 
-def _close(got: Any, wanted: Any, tolerance: float) -> bool:
+def _close(got: Any, expected: Any, tolerance: float) -> bool:
     if not tolerance:
-        return bool(got == wanted)
-    if isinstance(got, list) and isinstance(wanted, list):
-        return len(got) == len(wanted) and all(_close(a, b, tolerance) for a, b in zip(got, wanted, strict=True))
-    if isinstance(got, dict) and isinstance(wanted, dict):
-        return got.keys() == wanted.keys() and all(_close(got[name], wanted[name], tolerance) for name in wanted)
+        return bool(got == expected)
+    if isinstance(got, list) and isinstance(expected, list):
+        return len(got) == len(expected) and all(_close(a, b, tolerance) for a, b in zip(got, expected, strict=True))
+    if isinstance(got, dict) and isinstance(expected, dict):
+        return got.keys() == expected.keys() and all(_close(got[name], expected[name], tolerance) for name in expected)
     if (
         isinstance(got, int | float)
-        and isinstance(wanted, int | float)
-        and isinstance(got, float) | isinstance(wanted, float)
+        and isinstance(expected, int | float)
+        and isinstance(got, float) | isinstance(expected, float)
     ):
-        return bool(got == wanted or abs(got - wanted) <= tolerance * max(1.0, abs(wanted)))
-    return bool(got == wanted)
+        return bool(got == expected or abs(got - expected) <= tolerance * max(1.0, abs(expected)))
+    return bool(got == expected)

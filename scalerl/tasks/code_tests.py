@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from scalerl.core.errors import UserError, short
 from scalerl.core.files import parse_json
-from scalerl.tasks.code_answer import code_of_prompt, parsed
+from scalerl.tasks.code_answer import code_of_prompt, syntax_tree
 from scalerl.tasks.sandbox.guest.plain import dumps
 from scalerl.tasks.sandbox.guest.program import FROM, MODULES
 
@@ -118,8 +118,8 @@ def _tests(columns: Mapping[str, Any]) -> Tests:
     raise BadTests(f"'tests': the row has none (columns here: {', '.join(columns)}); allowed: {ALLOWED}")
 
 
-def _parse(given: Any, field: str, columns: Mapping[str, Any]) -> Tests:
-    value = from_text(given, field)
+def _parse(cell: Any, field: str, columns: Mapping[str, Any]) -> Tests:
+    value = from_text(cell, field)
     if isinstance(value, Mapping) and "test" in value and "entry_point" in value:
         return _humaneval(value, columns)
     if isinstance(value, Mapping) and "inputs" in value and "outputs" in value:
@@ -128,28 +128,28 @@ def _parse(given: Any, field: str, columns: Mapping[str, Any]) -> Tests:
         return _assertions(value, columns, field)
     if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
         return _cases(value, columns, field)
-    raise BadTests(f"{field!r}: got {short(given)}; allowed: {ALLOWED}")
+    raise BadTests(f"{field!r}: got {short(cell)}; allowed: {ALLOWED}")
 
 
-def from_text(given: Any, field: str) -> Any:
+def from_text(value: Any, field: str) -> Any:
     """Return the value of JSON text, or a list with a text that contains assertions. Other values are unchanged.
 
     Raises:
         BadTests: The text is neither.
     """
-    if not isinstance(given, str):
-        return given
+    if not isinstance(value, str):
+        return value
     try:
-        return parse_json(given, long_integers=True)
+        return parse_json(value, long_integers=True)
     except ValueError as error:
-        tree = parsed(given)
+        tree = syntax_tree(value)
         if tree is not None and (cases_of(tree) or any(isinstance(node, ast.Assert) for node in ast.walk(tree))):
-            return [given]
+            return [value]
         raise BadTests(f"{field!r}: neither JSON ({error}) nor assertions; allowed: {ALLOWED}") from None
 
 
 def _source(code: Any, field: str) -> str:
-    if not isinstance(code, str) or parsed(code) is None:
+    if not isinstance(code, str) or syntax_tree(code) is None:
         raise BadTests(f"{field!r} is not valid Python; correct the row or remove it")
     return code
 
@@ -167,12 +167,12 @@ def _assertions(lines: Sequence[str], columns: Mapping[str, Any], field: str) ->
     before = [*(imports if isinstance(imports, list) else [imports]), columns.get("test_setup_code") or ""]
     setup = _source("\n".join(map(str, before)), "test_setup_code")
     for number, line in enumerate(lines, start=1):
-        if parsed(line) is None:
+        if syntax_tree(line) is None:
             raise BadTests(f"{field!r}: assertion {number} is not valid Python: {short(line)}")
     tests = "\n".join(lines)
-    whole = _source(f"{setup}\n{tests}", field)
-    tree = ast.parse(whole)
-    names = imported_names(tree) or free_names(whole)
+    source = _source(f"{setup}\n{tests}", field)
+    tree = ast.parse(source)
+    names = imported_names(tree) or free_names(source)
     if not names:
         raise BadTests(f"{field!r}: the assertions call no function of the program")
     cases = cases_of(tree)
@@ -213,7 +213,6 @@ def cases_of(tree: ast.Module) -> list[ast.FunctionDef]:
 
 
 def _is_case(base: ast.expr) -> bool:
-    """Return whether a base of a class is unittest.TestCase."""
     return (base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")) == "TestCase"
 
 
@@ -265,21 +264,21 @@ def free_names(source: str) -> tuple[str, ...]:
 
 def _candidates(tree: ast.Module) -> tuple[list[str], list[str]]:
     """Return the names that code uses without making them: those that are no builtins, and those that it calls."""
-    used, made, called = list[str](), set[str](), list[str]()
+    used, definitions, called = list[str](), set[str](), list[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            made.add(node.id) if isinstance(node.ctx, ast.Store) else used.append(node.id)
+            definitions.add(node.id) if isinstance(node.ctx, ast.Store) else used.append(node.id)
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            made.add(node.name)
+            definitions.add(node.name)
         elif isinstance(node, ast.arg):
-            made.add(node.arg)
+            definitions.add(node.arg)
         elif isinstance(node, ast.alias):
-            made.add((node.asname or node.name).partition(".")[0])
+            definitions.add((node.asname or node.name).partition(".")[0])
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             called.append(node.func.id)
-    known = made | set(dir(builtins))
-    return list(dict.fromkeys(name for name in used if name not in known)), [
-        name for name in called if name not in made
+    excluded = definitions | set(dir(builtins))
+    return list(dict.fromkeys(name for name in used if name not in excluded)), [
+        name for name in called if name not in definitions
     ]
 
 
@@ -314,9 +313,9 @@ def livecodebench_cases(columns: Mapping[str, Any]) -> list[Any]:
     """
     cases = []
     for field in ("public_test_cases", "private_test_cases"):
-        given = columns.get(field) or []
+        cell = columns.get(field) or []
         try:
-            tests = _unpacked(given) if isinstance(given, str) else given
+            tests = _unpacked(cell) if isinstance(cell, str) else cell
         except (ValueError, zlib.error) as error:
             raise BadTests(f"{field!r} cannot be read ({error}); download the file again") from None
         if not isinstance(tests, list):
@@ -352,24 +351,26 @@ def _pairs(inputs: Any, outputs: Any, name: Any, field: str) -> Tests:
             f"{field!r}: got {sizes[0]} inputs and {sizes[1]} outputs; allowed: two lists of one length, at least 1"
         )
     if not name:
-        return InputOutput(tuple(_text(one, field) for one in inputs), tuple(_text(one, field) for one in outputs))
+        return InputOutput(tuple(_text(item, field) for item in inputs), tuple(_text(item, field) for item in outputs))
     if not isinstance(name, str):
         raise BadTests(f"{field!r}: 'fn_name' is {short(name)}; allowed: the name of a function")
     as_lines = isinstance(inputs[0], str)
     arguments, results = [], []
-    for number, (given, wanted) in enumerate(zip(inputs, outputs, strict=True), start=1):
+    for number, (call_input, call_output) in enumerate(zip(inputs, outputs, strict=True), start=1):
         try:
-            if isinstance(given, str):
-                given = [parse_json(line, long_integers=True) for line in given.split("\n") if line.strip()]
-                wanted = parse_json(wanted, long_integers=True) if isinstance(wanted, str) else wanted
+            if isinstance(call_input, str):
+                call_input = [parse_json(line, long_integers=True) for line in call_input.split("\n") if line.strip()]
+                call_output = (
+                    parse_json(call_output, long_integers=True) if isinstance(call_output, str) else call_output
+                )
             else:
-                dumps([given, wanted])
+                dumps([call_input, call_output])
         except (ValueError, TypeError, RecursionError) as error:
             raise BadTests(f"{field!r}: test {number} of {name}: not valid JSON ({error})") from None
-        if not isinstance(given, list):
-            raise BadTests(f"{field!r}: test {number} of {name}: got {short(given)}; allowed: a list of arguments")
-        arguments.append(given)
-        results.append(wanted)
+        if not isinstance(call_input, list):
+            raise BadTests(f"{field!r}: test {number} of {name}: got {short(call_input)}; allowed: a list of arguments")
+        arguments.append(call_input)
+        results.append(call_output)
     return Calls(name, tuple(arguments), tuple(results), wrapped=not as_lines)
 
 

@@ -41,7 +41,7 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
         PluginError: The task raised, or returned something other than a score.
     """
     columns = prompt.columns
-    score, reason = score_of(made_of(columns), columns["function"], columns["row"], completion)
+    score, reason = score_of(task_object(columns), columns["function"], columns["row"], completion)
     return Verdict(score >= columns["pass_score"], score, reason)
 
 
@@ -75,17 +75,17 @@ def create(columns: Mapping[str, Any]) -> None:
         ConfigError: The class cannot be imported, or creating its object raised.
     """
     with _refused():
-        made_of(columns)
+        task_object(columns)
 
 
 def _replies(task: CustomTask, first: Mapping[str, Any]) -> bool:
     """Return whether a task is an environment; check the `score` of one that does not reply."""
     with _refused():
-        made = made_of({"function": task.function, "params": task.params})
-        if callable(getattr(made, "reply", None)):
+        user_task = task_object({"function": task.function, "params": task.params})
+        if callable(getattr(user_task, "reply", None)):
             return True
-        call(score_of, f"{task.function}.score", made, task.function, copy.deepcopy(first), "")
-        return bool(getattr(made, "tools", ()))
+        call(score_of, f"{task.function}.score", user_task, task.function, copy.deepcopy(first), "")
+        return bool(getattr(user_task, "tools", ()))
 
 
 @contextmanager
@@ -108,8 +108,8 @@ def _more_rows(task: CustomTask, count: int, begun: int) -> tuple[list[dict[str,
     key, until = repr((task.function, task.params, count)), time.monotonic() + min(SLICE_S, task.start_s / 4)
     with _refused():
         if begun == 0 or key not in _unfinished:
-            made = made_of({"function": task.function, "params": task.params})
-            _unfinished[key] = islice(_distinct(made, count, task.function), begun, None)
+            user_task = task_object({"function": task.function, "params": task.params})
+            _unfinished[key] = islice(_distinct(user_task, count, task.function), begun, None)
         more = list[dict[str, Any]]()
         for row in _unfinished[key]:
             more.append(row)
@@ -119,9 +119,8 @@ def _more_rows(task: CustomTask, count: int, begun: int) -> tuple[list[dict[str,
     return more, True
 
 
-def _distinct(made: Any, count: int, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the first `count` rows with different prompts."""
-    prompts, rows = set[str](), call(lambda: iter(made.rows(TRIES * count)), f"{name}.rows")
+def _distinct(user_task: Any, count: int, name: str) -> Iterator[dict[str, Any]]:
+    prompts, rows = set[str](), call(lambda: iter(user_task.rows(TRIES * count)), f"{name}.rows")
     for index in range(TRIES * count):
         row = call(next, f"{name}.rows", rows, END)
         if row is END:
@@ -144,26 +143,26 @@ def _distinct(made: Any, count: int, name: str) -> Iterator[dict[str, Any]]:
     )
 
 
-def made_of(columns: Mapping[str, Any]) -> Any:
+def task_object(columns: Mapping[str, Any]) -> Any:
     """Return the task of a prompt with these columns, an object with `rows` and `score`; one object per process.
 
     Raises:
         ConfigError: The class cannot be imported.
         PluginError: Creating the object raised.
     """
-    return _made(columns["function"], json.dumps(columns["params"], sort_keys=True))
+    return _task_object(columns["function"], json.dumps(columns["params"], sort_keys=True))
 
 
 @cache
-def _made(function: str, params: str) -> Any:
+def _task_object(function: str, params: str) -> Any:
     return call(load_function(function, "data.function"), function, **json.loads(params))
 
 
 def score_of(task: Any, name: str, row: Mapping[str, Any], completion: str) -> tuple[float, str]:
     """Return the score of a completion and its reason."""
     returned = call(lambda: task.score(row, completion), f"{name}.score")
-    given, reason = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, "")
-    value = number(given)
+    score, reason = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, "")
+    value = number(score)
     if value is None or not 0 <= value <= 1:
         raise PluginError(f"{name}.score returned {describe(returned)}; allowed: {ALLOWED}")
     return value, str(reason) or f"score {value:g}"

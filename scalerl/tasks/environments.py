@@ -88,16 +88,18 @@ class SeveralTurns:
             PluginError: The environment replied to the earlier turns in another way, without text, or with an error.
         """
         inner = {"example_id": 0, "answer": "", **row, "info": _info(row.get("info"))}
-        said = [one for one in messages if one["role"] == "assistant"]
+        turns = [message for message in messages if message["role"] == "assistant"]
         try:
-            state = asyncio.run(self._rollout(inner, [_response(one["content"]) for one in said]))
-        except _NextTurn as asked:
-            raw = [one.content for one in asked.messages]
+            state = asyncio.run(self._rollout(inner, [_response(turn["content"]) for turn in turns]))
+        except _NextTurn as next_turn:
+            raw = [message.content for message in next_turn.messages]
             contents = [encodable(text) if isinstance(text, str) else text for text in raw]
-            if contents[: len(messages)] != [one["content"] for one in messages]:
+            if contents[: len(messages)] != [message["content"] for message in messages]:
                 raise PluginError("it replied in another way to the same turns, so it cannot be replayed") from None
-            new = tuple({"role": one.role, "content": one.content} for one in asked.messages[len(messages) :])
-            if not new or not all(isinstance(one["content"], str) for one in new):
+            new = tuple(
+                {"role": message.role, "content": message.content} for message in next_turn.messages[len(messages) :]
+            )
+            if not new or not all(isinstance(message["content"], str) for message in new):
                 raise PluginError(f"env_response returned {new}; allowed: messages with text") from None
             return Reply(new)
         if state["error"] is not None:
@@ -115,10 +117,10 @@ def _replayed(turns: Sequence[Any]) -> Any:
     """Return a client of the package that answers with the given turns, then raises _NextTurn."""
     from verifiers.clients import Client
 
-    left = iter(turns)
+    unused_turns = iter(turns)
 
     async def get_response(self: Any, prompt: Sequence[Any], *_: Any, **__: Any) -> Any:
-        for turn in left:
+        for turn in unused_turns:
             return turn
         raise _NextTurn(prompt)
 
@@ -130,17 +132,17 @@ def _response(text: str) -> Any:
     """Return a completion as a response of the package, with its calls of tools."""
     from verifiers.types import Response, ResponseMessage, ToolCall
 
-    made = [ToolCall(id=str(number), **_call(one)) for number, one in enumerate(calls(text))]
-    message = ResponseMessage(content=text, tool_calls=made, finish_reason="stop", is_truncated=False)
+    tool_calls = [ToolCall(id=str(number), **_call(call_text)) for number, call_text in enumerate(calls(text))]
+    message = ResponseMessage(content=text, tool_calls=tool_calls, finish_reason="stop", is_truncated=False)
     return Response(id="0", created=0, model="policy", message=message)
 
 
 def _call(text: str) -> dict[str, str]:
     """Return name and arguments of a call; the environment answers one that is no JSON, as it has no name."""
     try:
-        given = parse_json(text)
-        arguments = given.get("arguments", given.get("parameters"))
-        return {"name": str(given["name"]), "arguments": json.dumps(arguments)}
+        fields = parse_json(text)
+        arguments = fields.get("arguments", fields.get("parameters"))
+        return {"name": str(fields["name"]), "arguments": json.dumps(arguments)}
     except (ValueError, KeyError, AttributeError):
         return {"name": "", "arguments": text}
 
@@ -164,7 +166,9 @@ def rewards(
         columns: Other columns of the row, which are ignored.
     """
     if tasksets.installed():
-        texts = [one if isinstance(one, str) else str(one[-1]["content"]) for one in completions]
+        texts = [
+            completion if isinstance(completion, str) else str(completion[-1]["content"]) for completion in completions
+        ]
         return tasksets.rewards(environment[0], arguments[0], row[0], texts)
     loaded = _cached(environment[0], json.dumps(arguments[0], sort_keys=True))
     return asyncio.run(_score(loaded, prompts, completions, row))

@@ -37,20 +37,20 @@ class Judged(NamedTuple):
 
 
 @lru_cache(REMEMBERED)
-def judge(reference: str, given: str) -> Judged:
+def judge(reference: str, answer: str) -> Judged:
     """Return whether an answer equals the reference; both are as they were written."""
-    wanted, got = normal(reference), normal(given)
-    if not wanted or not got:
+    expected, got = normal(reference), normal(answer)
+    if not expected or not got:
         return Judged(False, "empty")
     for rule in RULES:
-        verdict = rule(wanted, got)
+        verdict = rule(expected, got)
         if verdict is not None:
             return Judged(verdict, rule.__name__)
-    if not (is_readable(wanted) and is_readable(got)):
+    if not (is_readable(expected) and is_readable(got)):
         return Judged(False, "text")
-    if words(reference) != words(given):
+    if words(reference) != words(answer):
         return Judged(False, "text")
-    parsed = _read(wanted), _read(got)
+    parsed = _read(expected), _read(got)
     if not all(parsed):
         return Judged(False, "text")
     return Judged(_same(*parsed), "math-verify")
@@ -73,14 +73,14 @@ def words(text: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- rules
 
 
-def same_text(reference: str, given: str) -> bool | None:
+def same_text(reference: str, answer: str) -> bool | None:
     r"""Accept equal texts.
 
     Examples: `5:30 PM` is `5:30 pm`; `B \\cup A` is `A \\cup B`.
     """
-    if squeezed(reference) == squeezed(given):
+    if squeezed(reference) == squeezed(answer):
         # x and X may be two variables, so the case counts in a formula
-        letters = [re.sub(r"\s", "", text) for text in (reference, given)]
+        letters = [re.sub(r"\s", "", text) for text in (reference, answer)]
         if (
             letters[0] == letters[1]
             or re.search(r"[A-Za-z]{2}", re.sub(r"\\[A-Za-z]+", "", reference))
@@ -88,7 +88,7 @@ def same_text(reference: str, given: str) -> bool | None:
         ):
             return True
     for sign in ("\\cup", "\\cap"):
-        parts = [sorted(squeezed(part) for part in text.split(sign)) for text in (reference, given)]
+        parts = [sorted(squeezed(part) for part in text.split(sign)) for text in (reference, answer)]
         if (
             len(parts[0]) > 1
             and parts[0] == parts[1]
@@ -104,12 +104,12 @@ _CHOICE = re.compile(
 )
 
 
-def choice(reference: str, given: str) -> bool | None:
+def choice(reference: str, answer: str) -> bool | None:
     """Read the letter of a choice before its text, or the text after its letter.
 
     Examples: `(C) 12` is the choice C; `(C) 12` is not the choice B.
     """
-    letter, marked = _LETTER.fullmatch(reference), _CHOICE.fullmatch(given)
+    letter, marked = _LETTER.fullmatch(reference), _CHOICE.fullmatch(answer)
     if letter and marked:
         return letter[1] == (marked[1] or marked[2]).upper()
     if not letter and marked and marked[3] and not _CHOICE.fullmatch(reference):
@@ -129,13 +129,13 @@ _BASES = {
 }  # fmt: skip
 
 
-def bases(reference: str, given: str) -> bool | None:
+def bases(reference: str, answer: str) -> bool | None:
     """Compare numbers with a base by their values.
 
     Examples: `1011_{two}` is `1011_2`; `1011_3` is not `1011_2`.
     """
-    wanted, got = _in_base(reference), _in_base(given)
-    return None if wanted is None or got is None else wanted == got
+    expected, got = _in_base(reference), _in_base(answer)
+    return None if expected is None or got is None else expected == got
 
 
 def _in_base(text: str) -> int | None:
@@ -149,23 +149,23 @@ def _in_base(text: str) -> int | None:
         return None
 
 
-def numbers(reference: str, given: str) -> bool | None:
+def numbers(reference: str, answer: str) -> bool | None:
     r"""Compare two numbers by their values; a percentage stands for its number of percent, too.
 
     Examples: `\frac{4}{11}` is `0.\overline{36}`; `\frac{1}{2029!}` is not `\frac{1}{2031!}`.
     """
-    wanted, got = number(reference.removesuffix("%")), number(given.removesuffix("%"))
-    if wanted is None or got is None:
+    expected, got = number(reference.removesuffix("%")), number(answer.removesuffix("%"))
+    if expected is None or got is None:
         return None
-    percents = reference.endswith("%"), given.endswith("%")
+    percents = reference.endswith("%"), answer.endswith("%")
     if percents[0] == percents[1]:
-        return values.equal(got, wanted)
+        return values.equal(got, expected)
     hundredth = _hundredth(got) if percents[1] else got
-    share = _hundredth(wanted) if percents[0] else wanted
+    share = _hundredth(expected) if percents[0] else expected
     if values.equal(hundredth, share):
         return True
     small = isinstance(got.value, Fraction) and abs(got.value) < 1  # \frac{1}{2}\% is not one half
-    return values.equal(got, wanted) and not (percents[1] and small)
+    return values.equal(got, expected) and not (percents[1] and small)
 
 
 def _hundredth(value: Number) -> Number:
@@ -175,13 +175,13 @@ def _hundredth(value: Number) -> Number:
 _RELATIONS = re.compile(r"<|>|\\le(?![a-z])|\\ge(?![a-z])|\\ne(?![a-z])")
 
 
-def relation_and_number(reference: str, given: str) -> bool | None:
+def relation_and_number(reference: str, answer: str) -> bool | None:
     r"""Refuse an inequality for a number, and a number for an inequality.
 
     Examples: `\ge 5` is not 5; 5 is not `x > 5`.
     """
-    for one, other in ((reference, given), (given, reference)):
-        if _RELATIONS.search(one) and "=" not in one and number(other.removesuffix("%")) is not None:
+    for side, other in ((reference, answer), (answer, reference)):
+        if _RELATIONS.search(side) and "=" not in side and number(other.removesuffix("%")) is not None:
             return False
     return None
 
@@ -194,19 +194,19 @@ _NAME = re.compile(
 )
 
 
-def equation(reference: str, given: str) -> bool | None:
+def equation(reference: str, answer: str) -> bool | None:
     """Read the value of an equation where the reference is a value, or the reverse.
 
     Examples: `x = 5` is 5; `12 * 13 = 156` is 156.
     """
     if ("\\frac{d" in reference or "'" in reference) and "=" in reference:
         return None
-    wanted, got = sides(reference), sides(given)
-    if len(wanted) > 1 and len(got) > 1:
-        same_name = squeezed(wanted[0]) == squeezed(got[0]) and len(wanted) == len(got) == 2
-        return judge(wanted[1], got[1]).equal if same_name and _NAME.fullmatch(wanted[0]) else None
-    if len(got) > 1 and number(reference.removesuffix("%")) is not None and not _listed(given):
-        if "\\equiv" in given:
+    expected, got = sides(reference), sides(answer)
+    if len(expected) > 1 and len(got) > 1:
+        same_name = squeezed(expected[0]) == squeezed(got[0]) and len(expected) == len(got) == 2
+        return judge(expected[1], got[1]).equal if same_name and _NAME.fullmatch(expected[0]) else None
+    if len(got) > 1 and number(reference.removesuffix("%")) is not None and not _listed(answer):
+        if "\\equiv" in answer:
             return None
         last = numbers(reference, got[-1])
         if last is not None or number(got[0]) is None:
@@ -214,11 +214,11 @@ def equation(reference: str, given: str) -> bool | None:
                 last is None and _NAME.fullmatch(got[-1]) is not None and bool(numbers(reference, got[0]))
             )
         return bool(numbers(reference, got[0]))
-    for names, other in ((wanted, given), (got, reference)):
+    for names, other in ((expected, answer), (got, reference)):
         if len(names) == 2 and _NAME.fullmatch(names[0]) and not EQUALS.search(other) and not _RELATIONS.search(other):
             if re.search(r"(?<![a-z])[xyz](?![a-z])", other) and re.search(r"[xyz]", names[0]):
                 return None
-            return judge(names[1], other).equal if names is wanted else judge(other, names[1]).equal
+            return judge(names[1], other).equal if names is expected else judge(other, names[1]).equal
     return None
 
 
@@ -234,49 +234,49 @@ def _listed(text: str) -> bool:
 _MATRIX = re.compile(r"\\begin\{([pbBvV]?matrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end\{\1\}", re.DOTALL)
 
 
-def matrices(reference: str, given: str) -> bool | None:
+def matrices(reference: str, answer: str) -> bool | None:
     """Compare matrices and vectors entry by entry.
 
     Examples: a column with 0.5 and 2 is a column with one half and 2; it is not the row of the same entries.
     """
-    wanted, got = _MATRIX.fullmatch(reference), _MATRIX.fullmatch(given)
-    if wanted is None or got is None or "\\begin" in wanted[2] + got[2]:
+    expected, got = _MATRIX.fullmatch(reference), _MATRIX.fullmatch(answer)
+    if expected is None or got is None or "\\begin" in expected[2] + got[2]:
         return None
     tables = [
-        [row.split("&") for row in match[2].strip().removesuffix("\\\\").split("\\\\")] for match in (wanted, got)
+        [row.split("&") for row in match[2].strip().removesuffix("\\\\").split("\\\\")] for match in (expected, got)
     ]
     if [len(row) for row in tables[0]] != [len(row) for row in tables[1]]:
         return False
     rows = zip(*tables, strict=True)
-    return all(judge(a, b).equal for one, other in rows for a, b in zip(one, other, strict=True))
+    return all(judge(a, b).equal for row_a, row_b in rows for a, b in zip(row_a, row_b, strict=True))
 
 
 _DOTS = re.compile(r"\\ldots|\.\.\.")
 
 
-def dots(reference: str, given: str) -> bool | None:
+def dots(reference: str, answer: str) -> bool | None:
     r"""Compare a sequence with dots as text, and a sum with dots by its values.
 
     Examples: `1, 3, \ldots, 2n-1` is not `2, 4, \ldots, 2n`; `1 + 2 + \ldots + n` is `\frac{n(n+1)}{2}`.
     """
-    dotted = [_DOTS.search(text) is not None for text in (reference, given)]
+    dotted = [_DOTS.search(text) is not None for text in (reference, answer)]
     if not any(dotted):
         return None
     if all(dotted):
-        spelled = [squeezed(_DOTS.sub("...", text)).strip(".,+") for text in (reference, given)]
+        spelled = [squeezed(_DOTS.sub("...", text)).strip(".,+") for text in (reference, answer)]
         if spelled[0] == spelled[1]:
             return True
-    return _same_sums(reference, given)
+    return _same_sums(reference, answer)
 
 
-def _same_sums(reference: str, given: str) -> bool:
+def _same_sums(reference: str, answer: str) -> bool:
     """Return whether two expressions in n, of which one or both are sums with dots, agree at n = 3, ..., 8."""
-    wanted, got = (_sum_with_dots(text) if _DOTS.search(text) else _in_n(text) for text in (reference, given))
-    if wanted is None or got is None:
+    expected, got = (_sum_with_dots(text) if _DOTS.search(text) else _in_n(text) for text in (reference, answer))
+    if expected is None or got is None:
         return False
     for n in range(3, 9):
-        one, other = wanted(n), got(n)
-        if one is None or other is None or not values.equal(other, one):
+        target, value = expected(n), got(n)
+        if target is None or value is None or not values.equal(value, target):
             return False
     return True
 
@@ -303,8 +303,8 @@ def _sum_with_dots(text: str) -> Callable[[int], Number | None] | None:
         if all(a is not None and b is not None and values.equal(a, b) for a, b in zip(shown, first, strict=True)):
 
             def total(n: int, start: int = start) -> Number | None:
-                every = [last(k) for k in range(start, n + 1)]
-                return None if None in every else Number(sum(term.value for term in every if term), False)
+                summands = [last(k) for k in range(start, n + 1)]
+                return None if None in summands else Number(sum(term.value for term in summands if term), False)
 
             return total
     return None
@@ -315,19 +315,19 @@ _DERIVATIVE = re.compile(
 )
 
 
-def derivatives(reference: str, given: str) -> bool | None:
+def derivatives(reference: str, answer: str) -> bool | None:
     r"""Compare derivatives as text.
 
     Examples: `\frac{dy}{dx}` is not `\frac{y}{x}`; `\frac{dy}{dx} = 2x` is `\frac{dy}{dx} = x + x`.
     """
-    if not any(_DERIVATIVE.search(text) for text in (reference, given)):
+    if not any(_DERIVATIVE.search(text) for text in (reference, answer)):
         return None
-    wanted, got = sides(reference), sides(given)
-    if len(wanted) == len(got) == 2:
-        if any(_DERIVATIVE.search(text) for text in (wanted[1], got[1])):
-            return squeezed(reference) == squeezed(given)
-        return squeezed(wanted[0]) == squeezed(got[0]) and judge(wanted[1], got[1]).equal
-    for pair, other in ((wanted, given), (got, reference)):
+    expected, got = sides(reference), sides(answer)
+    if len(expected) == len(got) == 2:
+        if any(_DERIVATIVE.search(text) for text in (expected[1], got[1])):
+            return squeezed(reference) == squeezed(answer)
+        return squeezed(expected[0]) == squeezed(got[0]) and judge(expected[1], got[1]).equal
+    for pair, other in ((expected, answer), (got, reference)):
         if len(pair) == 2 and not _DERIVATIVE.search(pair[1]) and not _DERIVATIVE.search(other) and "=" not in other:
             return judge(other, pair[1]).equal
     return False
@@ -341,22 +341,22 @@ _INTERVAL = re.compile(r"([(\[])([^,()\[\]]+|[^,\[\]]+),([^,\[\]]+)([)\]])")
 _COMPARISON = re.compile(r"(<|>|\\le(?![a-z])|\\ge(?![a-z]))=?")
 
 
-def intervals(reference: str, given: str) -> bool | None:
+def intervals(reference: str, answer: str) -> bool | None:
     r"""Compare intervals with inequalities in one variable, as sets.
 
     Examples: `2 \le x \le 5` is `[2,5]`; `x > 1` is not `[1,\infty)`.
     """
-    if squeezed(reference) == squeezed(given):
+    if squeezed(reference) == squeezed(answer):
         return True
-    bracketed = [text.strip()[:1] in ("(", "[", "]") for text in (reference, given)]
-    related = [_RELATIONS.search(text) is not None or "\\in" in text for text in (reference, given)]
-    several = ["\\cup" in text or "\\infty" in text or _is_outward(text) for text in (reference, given)]
+    bracketed = [text.strip()[:1] in ("(", "[", "]") for text in (reference, answer)]
+    related = [_RELATIONS.search(text) is not None or "\\in" in text for text in (reference, answer)]
+    several = ["\\cup" in text or "\\infty" in text or _is_outward(text) for text in (reference, answer)]
     if not any(related) and not any(several):
         return None
     if any(related) and not any(bracketed) and not all(related):
         return None
-    wanted, got = _set_of(reference), _set_of(given)
-    return None if wanted is None or got is None else wanted == got
+    expected, got = _set_of(reference), _set_of(answer)
+    return None if expected is None or got is None else expected == got
 
 
 _OUTWARD = re.compile(r"([\[\]])([^\[\],;]+)[,;]([^\[\],;]+)([\[\]])")
@@ -377,17 +377,17 @@ def _set_of(text: str) -> frozenset[tuple[End, End]] | None:
         text = "(-\\infty,\\infty)"
     pieces: list[tuple[End, End]] = []
     for part in re.split(r"\\cup(?![a-z])|\bor\b|\\lor(?![a-z])", text):
-        found = _piece(part.strip(" ,.;"))
-        if found is None:
+        piece = _piece(part.strip(" ,.;"))
+        if piece is None:
             return None
-        pieces += found
+        pieces += piece
     return _joined(pieces)
 
 
 def _piece(part: str) -> list[tuple[End, End]] | None:
     if outward := _OUTWARD.fullmatch(part):
-        left, right = "(" if outward[1] == "]" else "[", ")" if outward[4] == "[" else "]"
-        part = f"{left}{outward[2]},{outward[3]}{right}"
+        opening, closing = "(" if outward[1] == "]" else "[", ")" if outward[4] == "[" else "]"
+        part = f"{opening}{outward[2]},{outward[3]}{closing}"
     if match := _INTERVAL.fullmatch(part):
         ends = _end(match[2]), _end(match[3])
         if ends[0] is None or ends[1] is None:
@@ -402,7 +402,7 @@ def _piece(part: str) -> list[tuple[End, End]] | None:
             return None
         middle, closed = (shift if outside[1] == "-" else -shift), outside[3] != ">"
         return [((-_INFINITE, False), (middle - size, closed)), ((middle + size, closed), (_INFINITE, False))]
-    bounds = [_inequality(one) for one in re.split(r"\band\b|\\land(?![a-z])", part)]
+    bounds = [_inequality(condition) for condition in re.split(r"\band\b|\\land(?![a-z])", part)]
     if None in bounds or len({name for name, _, _ in filter(None, bounds)}) != 1:
         return None
     lows, highs = [low for _, low, _ in filter(None, bounds)], [high for _, _, high in filter(None, bounds)]
@@ -476,39 +476,41 @@ def _joined(pieces: Sequence[tuple[End, End]]) -> frozenset[tuple[End, End]]:
 # ------------------------------------------------------------------------------------------------------ sets and lists
 
 
-def lists(reference: str, given: str) -> bool | None:
+def lists(reference: str, answer: str) -> bool | None:
     r"""Compare lists of numbers: in any order without brackets or as sets, in order as tuples.
 
     Examples: `\pm 3` is `3, -3`; `(3,8)` is not `\{3,8\}`.
     """
-    (opened, wanted), (bracket, got) = _items(reference), _items(given)
-    if len(wanted) < 2 and len(got) < 2:
+    (opened, expected), (bracket, got) = _items(reference), _items(answer)
+    if len(expected) < 2 and len(got) < 2:
         return None
-    if {opened, bracket} == {"{", "("} and min(len(wanted), len(got)) > 1:
+    if {opened, bracket} == {"{", "("} and min(len(expected), len(got)) > 1:
         return False
-    names = [[_NAMED.match(item) for item in items] for items in (wanted, got)]
-    if all(all(found) for found in names):  # x = 1, y = 2
-        labels = [[match[1] for match in found if match] for found in names]
+    names = [[_NAMED.match(item) for item in items] for items in (expected, got)]
+    if all(all(matches) for matches in names):  # x = 1, y = 2
+        labels = [[match[1] for match in matches if match] for matches in names]
         if len(set(labels[0])) > 1 or len(set(labels[1])) > 1:
-            pairs = [sorted(zip(label, items, strict=True)) for label, items in zip(labels, (wanted, got), strict=True)]
+            pairs = [
+                sorted(zip(label, items, strict=True)) for label, items in zip(labels, (expected, got), strict=True)
+            ]
             if sorted(labels[0]) != sorted(labels[1]):
                 return False
             return all(judge(_value(a), _value(b)).equal for (_, a), (_, b) in zip(*pairs, strict=True))
-    wanted, got = [_value(item) for item in wanted], [_value(item) for item in got]
-    if any(number(item.removesuffix("%")) is None for item in (*wanted, *got)):
+    expected, got = [_value(item) for item in expected], [_value(item) for item in got]
+    if any(number(item.removesuffix("%")) is None for item in (*expected, *got)):
         return None
-    if len(wanted) != len(got) and set(wanted) != set(got):
+    if len(expected) != len(got) and set(expected) != set(got):
         return False
-    in_order = len(wanted) == len(got) and all(bool(numbers(a, b)) for a, b in zip(wanted, got, strict=True))
-    if {opened, bracket} == {"(", "["} and len(wanted) == 2:
+    in_order = len(expected) == len(got) and all(bool(numbers(a, b)) for a, b in zip(expected, got, strict=True))
+    if {opened, bracket} == {"(", "["} and len(expected) == 2:
         return None
     if opened == bracket and opened in ("(", "["):
         return in_order
     if in_order:
         return True
     if opened in ("", "{") and bracket in ("", "{"):
-        return all(any(numbers(a, b) for b in got) for a in wanted) and all(
-            any(numbers(a, b) for a in wanted) for b in got
+        return all(any(numbers(a, b) for b in got) for a in expected) and all(
+            any(numbers(a, b) for a in expected) for b in got
         )
     return None
 
@@ -609,8 +611,8 @@ def _read(answer: str) -> tuple[Any, ...]:
     return readings if digits[0] <= digits[1] else ()
 
 
-def _same(gold: tuple[Any, ...], given: tuple[Any, ...]) -> bool:
+def _same(gold: tuple[Any, ...], answer: tuple[Any, ...]) -> bool:
     """Return whether any reading of one answer equals any reading of the other."""
     from math_verify import verify
 
-    return bool(verify(list(gold), list(given), timeout_seconds=None))
+    return bool(verify(list(gold), list(answer), timeout_seconds=None))

@@ -10,8 +10,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from scalerl.config import WarmStart
-from scalerl.config.data import TaskData
-from scalerl.config.data import generated as generated_tasks
+from scalerl.config.data import TaskData, generated_tasks
 from scalerl.tasks import arithmetic, programs
 
 Pairs = Iterator[tuple[str, str]]

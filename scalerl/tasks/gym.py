@@ -99,7 +99,7 @@ def make_data(name: str, size: int, seed: int, parameters: Mapping[str, Any]) ->
         raise ConfigError(f"data.parameters: {name} rejects {dict(parameters)!r}: {error}") from None
 
 
-def make_entries(dataset: str, seed: int, parameters: Mapping[str, Any], tries: int, wanted: int) -> list[Entry]:
+def make_entries(dataset: str, seed: int, parameters: Mapping[str, Any], tries: int, count: int) -> list[Entry]:
     """Return entries with distinct questions, with their numbers; fewer if not enough of the tries are distinct.
 
     They are made in a process with a fixed seed of hashes, because some data sets draw from a set, or use Python's
@@ -110,7 +110,7 @@ def make_entries(dataset: str, seed: int, parameters: Mapping[str, Any], tries: 
         seed: Seed of the data set.
         parameters: Parameters of the data set.
         tries: Largest number of entries to make.
-        wanted: Number of entries to return.
+        count: Number of entries to return.
 
     Raises:
         ConfigError: As for `make_data`, or the data set fails.
@@ -119,7 +119,7 @@ def make_entries(dataset: str, seed: int, parameters: Mapping[str, Any], tries: 
     maker = LocalRemote(run, f"reasoning-gym's {dataset}", environment={"PYTHONHASHSEED": "0"})
     try:
         maker.receive()
-        entries: list[Entry] = maker.call("distinct", wanted)
+        entries: list[Entry] = maker.call("distinct", count)
         return entries
     except ProcessDied as error:
         raise ConfigError(f"data.dataset: {error}; choose another data set, or other data.parameters") from None
@@ -134,7 +134,7 @@ class _Maker:
         sys.stdout = sys.stderr  # what a data set prints must not change the output of --json
         self._data, self._tries, self._seed = make_data(dataset, tries, seed, parameters), tries, seed
 
-    def distinct(self, wanted: int) -> list[Entry]:
+    def distinct(self, count: int) -> list[Entry]:
         entries: dict[str, Entry] = {}
         for index in range(self._tries):
             seed = (self._seed + index) % 2**32
@@ -142,7 +142,7 @@ class _Maker:
             np.random.seed(seed)
             entry = self._data[index]
             entries.setdefault(entry["question"], Entry(index, entry))
-            if len(entries) == wanted:
+            if len(entries) == count:
                 break
         return list(entries.values())
 

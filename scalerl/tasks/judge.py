@@ -58,7 +58,7 @@ class Client:
         for attempt in range(self.settings.retries + 1):
             self._wait(attempt)
             try:
-                reply = self._ask(text, attempt)
+                reply = self._post(text, attempt)
                 scored = self._read(reply), reply
             except urllib.error.HTTPError as error:
                 problem = f"status {error.code}"
@@ -85,26 +85,26 @@ class Client:
             self._next = start + 60 / self.settings.per_minute
         time.sleep(max(0.0, start - time.monotonic()))
 
-    def _ask(self, text: str, attempt: int) -> str:
-        own, ends = self.settings, time.monotonic() + self.settings.timeout_s
+    def _post(self, text: str, attempt: int) -> str:
+        settings, ends = self.settings, time.monotonic() + self.settings.timeout_s
         body: dict[str, Any] = {
-            "model": own.model,
+            "model": settings.model,
             "messages": [{"role": "user", "content": text}],
-            "max_tokens": own.max_tokens,
-            "temperature": own.temperature,
+            "max_tokens": settings.max_tokens,
+            "temperature": settings.temperature,
             "seed": attempt,  # so that a repetition may differ
         }
         headers = {"Content-Type": "application/json"}
-        if own.key_variable and (key := os.environ.get(own.key_variable)):
+        if settings.key_variable and (key := os.environ.get(settings.key_variable)):
             headers["Authorization"] = f"Bearer {key}"
-        url = f"{own.url.rstrip('/')}/chat/completions"
+        url = f"{settings.url.rstrip('/')}/chat/completions"
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)
         received = bytearray()
-        with urllib.request.urlopen(request, timeout=own.timeout_s) as response:
+        with urllib.request.urlopen(request, timeout=settings.timeout_s) as response:
             while part := response.read1(1 << 16):  # the timeout of a socket is that of each part
                 received += part
                 if time.monotonic() > ends:
-                    raise TimeoutError(f"took longer than {own.timeout_s:g} s")
+                    raise TimeoutError(f"took longer than {settings.timeout_s:g} s")
                 if len(received) > MOST_BYTES:
                     raise ValueError(f"a reply of more than {MOST_BYTES >> 20} MiB")
         content = json.loads(received)["choices"][0]["message"]["content"]
@@ -113,10 +113,10 @@ class Client:
         return judged_text(content)
 
     def _read(self, reply: str) -> float:
-        found = list(re.finditer(self.settings.pattern, reply))
-        if not found:
+        matches = list(re.finditer(self.settings.pattern, reply))
+        if not matches:
             raise ValueError(f"no score in {short(reply)}")
-        words, (low, high) = found[-1][found[-1].re.groups and 1], self.settings.bounds
+        words, (low, high) = matches[-1][matches[-1].re.groups and 1], self.settings.bounds
         value = float(self.settings.words.get(words.strip().casefold(), words))
         if not low <= value <= high:
             raise ValueError(f"the score {value:g} is not between {low:g} and {high:g}")

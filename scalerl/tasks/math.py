@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from scalerl.config.run import Scoring
 from scalerl.tasks import equality
-from scalerl.tasks.answers import ANSWER_FORM, FORMS, Found, box, find_answer
+from scalerl.tasks.answers import ANSWER_FORM, FORMS, Answer, box, find_answer
 from scalerl.tasks.base import Verdict, verdict
 from scalerl.tasks.equality import EQUALS, judge, sides
 from scalerl.tasks.notation import KEPT_WORDS, LONGEST, UNITS, normal, prose
@@ -35,21 +35,21 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
 
     If the reference is a number, the answer must state a number, or be an equation with a side that does.
     """
-    wanted = reference(prompt.answer)
-    if not normal(wanted):
+    gold = reference(prompt.answer)
+    if not normal(gold):
         return verdict(False, f"the reference {prompt.answer!r} is not a mathematical expression")
     only = str(prompt.columns.get(ANSWER_FORM) or "")
-    found = find_answer(completion, only if only in FORMS else "")
-    if only in FORMS and found.form != only:
+    span = find_answer(completion, only if only in FORMS else "")
+    if only in FORMS and span.form != only:
         return verdict(False, f"found no answer in the form {only} (data.answer_form)")._replace(form="none")
-    form, answer = found.form, _answer(found)
+    form, answer = span.form, _answer(span)
     if answer is None:
         return verdict(False, "found no mathematical expression in the answer")._replace(form=form)
-    passed, by = judge(wanted, answer)
+    passed, by = judge(gold, answer)
     reason = f"got {answer[:500]}, expected {prompt.answer}"
-    expected = numeral(wanted) if passed else None
+    expected = numeral(gold) if passed else None
     if expected is not None:
-        stated = number_stated(wanted, answer, found.text, completion)
+        stated = number_stated(gold, answer, span.text, completion)
         if stated is not None:
             answer = stated
             passed = _notation(stated) == _notation(expected) or not stands_in(stated, prompt)
@@ -70,20 +70,20 @@ _SHORT = 200
 """Characters of an answer without a form that is read as a whole, if it is a number or a formula."""
 
 
-def _answer(found: Found) -> str | None:
+def _answer(span: Answer) -> str | None:
     """Return the expression in the span of an answer: all of a box, the last expression of a sentence."""
-    text = found.text
-    if found.form == "box" or len(text) > LONGEST:
-        return text if found.form != "none" else _last(text[-_TAIL:])
+    text = span.text
+    if span.form == "box" or len(text) > LONGEST:
+        return text if span.form != "none" else _last(text[-_TAIL:])
     bare = normal(text)
-    if len(text) <= _SHORT and (found.form != "none" or _whole(bare)):
-        if found.form != "none" and _is_sentence(bare):
+    if len(text) <= _SHORT and (span.form != "none" or _is_value(bare)):
+        if span.form != "none" and _is_sentence(bare):
             return _last(text) or text
         return text
-    return _last(text) or (text if len(text) <= _SHORT and found.form != "none" else None)
+    return _last(text) or (text if len(text) <= _SHORT and span.form != "none" else None)
 
 
-def _whole(bare: str) -> bool:
+def _is_value(bare: str) -> bool:
     choice = re.fullmatch(r"\(?[A-J]\)?|\(?[A-J][).:] [^\n]{1,60}", bare)
     return number(bare.removesuffix("%")) is not None or choice is not None
 
@@ -134,20 +134,20 @@ def numeral(text: str) -> str | None:
     return None if "/" in digits and value is not None and value.value.denominator == 1 else digits
 
 
-def number_stated(wanted: str, answer: str, span: str, completion: str) -> str | None:
+def number_stated(gold: str, answer: str, span: str, completion: str) -> str | None:
     """Return the number that an accepted answer states: itself, or a side of its equation that equals the reference.
 
     Args:
-        wanted: The reference.
+        gold: The reference.
         answer: The answer, which equals the reference.
         span: The span in which the answer stands.
-        completion: The completion.
+        completion: The whole completion.
 
     Returns:
         The number in digits; None if there is only an expression with its value.
     """
-    if (own := numeral(answer)) is not None:
-        return own
+    if (digits := numeral(answer)) is not None:
+        return digits
     parts = sides(answer) if EQUALS.search(answer) else []
     choice = re.match(r"\s*\\?\(?[A-J]\)?[.:)]?\s+(.+)", normal(answer))
     parts += [choice[1]] if choice else []
@@ -161,7 +161,7 @@ def number_stated(wanted: str, answer: str, span: str, completion: str) -> str |
             parts = [*(match[1] for match in (before, after) if match), *parts]
     for part in reversed(parts):
         stated = numeral(part.strip(" .,;$*"))
-        if stated is not None and judge(wanted, stated).equal:
+        if stated is not None and judge(gold, stated).equal:
             return stated
     return None
 

@@ -293,8 +293,8 @@ def _braced(text: str, arguments: int) -> str:
             if inside is None:
                 break
             before, text = f"{before}{{{text[1 : len(inside) + 1]}}}", text[len(inside) + 2 :]
-        elif one := re.match(r"\d|[A-Za-z]|\\(?:pi|alpha|beta|theta)(?![A-Za-z])", text):
-            before, text = f"{before}{{{one[0]}}}", text[one.end() :]
+        elif argument := re.match(r"\d|[A-Za-z]|\\(?:pi|alpha|beta|theta)(?![A-Za-z])", text):
+            before, text = f"{before}{{{argument[0]}}}", text[argument.end() :]
         else:
             break
     return before + text
@@ -410,11 +410,11 @@ def repeating_decimals(text: str) -> str:
     """
 
     def fraction(match: re.Match[str]) -> str:
-        whole, fixed = match[1] or "0", match[2]
+        integer, fixed = match[1] or "0", match[2]
         period = match[6] or match[3] + (match[4] or "") + (match[5] or "")
-        if len(whole + fixed + period) > 100:
+        if len(integer + fixed + period) > 100:
             return match[0]
-        above = int(whole + fixed + period) - int(whole + fixed)
+        above = int(integer + fixed + period) - int(integer + fixed)
         return f"\\frac{{{above}}}{{{'9' * len(period)}{'0' * len(fixed)}}}"
 
     return _REPEATING.sub(fraction, text) if "." in text else text

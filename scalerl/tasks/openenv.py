@@ -43,18 +43,18 @@ class OpenEnv:
         self._url, self._prompt, self._action, self._observation = url, prompt, action, observation
         self._wait_s = wait_s
 
-    def rows(self, wanted: int) -> Iterator[dict[str, Any]]:
+    def rows(self, number: int) -> Iterator[dict[str, Any]]:
         """Yield a row for each seed."""
         for seed in count():
             yield {"prompt": self._prompt.format(text=self._episode(seed, [])[0], seed=seed), "seed": seed}
 
     def reply(self, row: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
         """Return the observation and the reward of the last turn, or at the end the rewards of all turns."""
-        said = [one["content"] for one in messages if one["role"] == "assistant"]
-        text, rewards, done = self._episode(row["seed"], said)
+        completions = [message["content"] for message in messages if message["role"] == "assistant"]
+        text, rewards, done = self._episode(row["seed"], completions)
         return {"rewards": rewards} if done else {"reply": text, "reward": rewards[-1]}
 
-    def _episode(self, seed: int, said: Sequence[str]) -> tuple[str, list[float], bool]:
+    def _episode(self, seed: int, completions: Sequence[str]) -> tuple[str, list[float], bool]:
         """Return the last observation as text, the reward of each action, and whether the episode has ended."""
         try:
             from websockets.sync.client import connect
@@ -68,18 +68,18 @@ class OpenEnv:
                     f"{self._url}/ws", max_size=None, proxy=None, open_timeout=left_s, close_timeout=SESSION_CLOSE_S
                 ) as socket,
             ):
-                found = _exchange(socket, "reset", {"seed": seed}, left_s)
-                if found is None:
+                result = _exchange(socket, "reset", {"seed": seed}, left_s)
+                if result is None:
                     time.sleep(FULL_S)
                     continue
-                text, rewards = self._text(found), list[float]()
-                for completion in said:
+                text, rewards = self._text(result), list[float]()
+                for completion in completions:
                     action = self._read(completion)
                     wrong = {"error": "the action is no JSON object"}
-                    found = wrong if action is None else _exchange(socket, "step", action, self._wait_s) or {}
-                    text = self._text(found)
-                    rewards.append(float(found.get("reward") or 0))
-                return text, rewards, bool(found.get("done"))
+                    result = wrong if action is None else _exchange(socket, "step", action, self._wait_s) or {}
+                    text = self._text(result)
+                    rewards.append(float(result.get("reward") or 0))
+                return text, rewards, bool(result.get("done"))
         raise PluginError(
             f"the OpenEnv server {self._url} has had no free session for {self._wait_s:g} s; raise its "
             "max_concurrent_envs, or the parameter wait_s"
@@ -108,11 +108,11 @@ class OpenEnv:
             return None
         return action if isinstance(action, dict) else None
 
-    def _text(self, found: Mapping[str, Any]) -> str:
-        if "error" in found:
-            return f"Error: {found['error']}"
-        seen = found["observation"][self._observation] if self._observation else found["observation"]
-        return seen if isinstance(seen, str) else json.dumps(seen, ensure_ascii=False)
+    def _text(self, result: Mapping[str, Any]) -> str:
+        if "error" in result:
+            return f"Error: {result['error']}"
+        observation = result["observation"][self._observation] if self._observation else result["observation"]
+        return observation if isinstance(observation, str) else json.dumps(observation, ensure_ascii=False)
 
 
 def _exchange(socket: Any, kind: str, data: Mapping[str, Any], limit_s: float) -> dict[str, Any] | None:
@@ -129,8 +129,8 @@ def _exchange(socket: Any, kind: str, data: Mapping[str, Any], limit_s: float) -
     text = socket.recv(limit_s)
     try:
         answer = parse_json(text)
-        kind_of_answer, found = answer["type"], answer["data"]
-        if not isinstance(found, dict) or (kind_of_answer == "observation" and "observation" not in found):
+        kind_of_answer, result = answer["type"], answer["data"]
+        if not isinstance(result, dict) or (kind_of_answer == "observation" and "observation" not in result):
             raise ValueError
     except (ValueError, KeyError, TypeError):
         raise PluginError(
@@ -138,9 +138,9 @@ def _exchange(socket: Any, kind: str, data: Mapping[str, Any], limit_s: float) -
             '{"observation": ..., "reward": ..., "done": ...}}; is it an OpenEnv server of version 0.3?'
         ) from None
     if kind_of_answer == "observation":
-        return found
-    if found.get("code") == "CAPACITY_REACHED":
+        return result
+    if result.get("code") == "CAPACITY_REACHED":
         return None
-    if found.get("code") == "VALIDATION_ERROR":
-        return {"error": json.dumps(found.get("errors", found.get("message")), default=str)}
-    raise PluginError(f"the OpenEnv server answered {kind} with {found.get('code')}: {found.get('message')}")
+    if result.get("code") == "VALIDATION_ERROR":
+        return {"error": json.dumps(result.get("errors", result.get("message")), default=str)}
+    raise PluginError(f"the OpenEnv server answered {kind} with {result.get('code')}: {result.get('message')}")

@@ -39,7 +39,7 @@ class ScoringPool:
         """
         self._run = partial(serve, partial(_Caller, prepare, settings), (Exception,))
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="scoring process")  # each has one process
-        self._own, self._closed = threading.local(), False
+        self._local, self._closed = threading.local(), False
         self._processes: set[LocalRemote] = set()
 
     def schedule(self, function: Callable[..., Any], *words: Any, limit_s: float) -> Future[Any]:
@@ -68,8 +68,7 @@ class ScoringPool:
     def _call(self, function: Callable[..., Any], words: tuple[Any, ...], limit_s: float) -> Any:
         """Make one call in the process of this thread.
 
-        Consumes: a call. Produces: its result. Waits for: the process. Unblocked by: the result, the time limit, the
-        death of the process, or `close`.
+        The result, the time limit, the end of the process, or `close` ends the wait.
         """
         how = ""
         for _ in range(ATTEMPTS):
@@ -89,11 +88,11 @@ class ScoringPool:
 
     def _process(self) -> LocalRemote:
         """Return the process of this thread; a new one if it has none, or it was killed while it had no call."""
-        process: LocalRemote | None = getattr(self._own, "process", None)
+        process: LocalRemote | None = getattr(self._local, "process", None)
         if process is not None and not process.ended():
             return process
         self._end()
-        self._own.process = process = LocalRemote(self._run, "it")
+        self._local.process = process = LocalRemote(self._run, "it")
         self._processes.add(process)
         if self._closed:  # `close` may not have seen the process
             process.kill()
@@ -101,10 +100,10 @@ class ScoringPool:
         return process
 
     def _end(self) -> None:
-        if (process := getattr(self._own, "process", None)) is not None:
+        if (process := getattr(self._local, "process", None)) is not None:
             process.end()
             self._processes.discard(process)
-            self._own.process = None
+            self._local.process = None
 
 
 class Step(Protocol):

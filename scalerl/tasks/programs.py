@@ -49,9 +49,9 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
 
 def run(program: str, x: int) -> int:
     """Return the result of a well-formed program at x, modulo 10, from left to right: `x*3+4` at 6 is 2."""
-    first, *rest = (x if name == "x" else int(name) for name in program[::2])
+    first, *operands = (x if name == "x" else int(name) for name in program[::2])
     value = first
-    for sign, operand in zip(program[1::2], rest, strict=True):
+    for sign, operand in zip(program[1::2], operands, strict=True):
         value = APPLY[sign](value, operand)
     return value % 10
 
@@ -84,8 +84,8 @@ def reference(prompt: str, label_noise: float) -> str:
     shown = read_points(prompt)
     free = sorted(set(range(10)) - {x for x, _ in shown})
     hidden = free[stream_key("hidden", prompt) % len(free)]
-    (_, b), (_, one) = shown[:2]
-    y = noisy_digit(_value(one - b, b, hidden), prompt, label_noise)
+    (_, b), (_, value_at_one) = shown[:2]
+    y = noisy_digit(_value(value_at_one - b, b, hidden), prompt, label_noise)
     return f"{prompt.removesuffix(THINK)},{hidden}:{y}"
 
 

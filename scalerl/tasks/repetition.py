@@ -44,13 +44,15 @@ def stands_in(answer: str, prompt: Prompt) -> bool:
 def repeats_expression(answer: str, prompt: Prompt) -> bool:
     """Return whether an answer stands in its prompt, or contains an operation on numbers that stands there."""
     text = _spelled(question(prompt))
-    return _holds(text, answer) or any(_holds(spelled(answer), found) for found in EXPRESSION.findall(text))
+    return _holds(text, answer) or any(_holds(spelled(answer), expression) for expression in EXPRESSION.findall(text))
 
 
 def numbers_in_prompt(answer: str, prompt: Prompt) -> bool:
     """Return whether a number of an answer stands in its prompt, or the prompt asks for an operation on numbers."""
     text = _spelled(question(prompt))
-    return EXPRESSION.search(text) is not None or any(_holds(text, one) for one in _NUMBER.findall(spelled(answer)))
+    return EXPRESSION.search(text) is not None or any(
+        _holds(text, number) for number in _NUMBER.findall(spelled(answer))
+    )
 
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")

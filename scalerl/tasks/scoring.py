@@ -63,12 +63,7 @@ class ScoringService:
     """Scores groups in the background, in the order in which they are submitted."""
 
     def __init__(self, scorers: Mapping[str, Scorer], decode: Decode) -> None:
-        """Start the thread that submits groups.
-
-        Args:
-            scorers: Scorer of each task, by the task's name.
-            decode: Function from tokens to text.
-        """
+        """Start the thread that submits groups."""
         self._scorers, self._decode = scorers, decode
         # one thread, so that a stateful reward function is called in the same order in every run
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="scoring")
@@ -105,10 +100,7 @@ class ScoringService:
         return PendingGroup(group, self._scorers[group.visit.prompt.task], self._starter.submit(self._begin, group))
 
     def _begin(self, group: Group) -> Pending:
-        """Decode a group and submit it to its scorer.
-
-        Consumes: a group. Produces: its pending scores. Waits for: nothing. Unblocked by: nothing.
-        """
+        """Decode a group and submit it to its scorer. Never waits for a score."""
         if any(rollout.outcome for rollout in group.rollouts):
             failures = self._scorers[group.visit.prompt.task].failures
             return Pending([], lambda _: _outcomes(group, failures))
@@ -204,7 +196,7 @@ class ThreadScorer(Scorer):
 
     def __init__(self, name: str, verifier: Verifier, settings: Scoring) -> None:
         self._verify, self.failures = verifier.verify, Failures(f"the verifier {name}")
-        self._each = verifier.threads is not None
+        self._per_completion = verifier.threads is not None
         if verifier.prepare:
             verifier.prepare(settings)
         threads = verifier.threads(settings) if verifier.threads else settings.workers or 1
@@ -212,7 +204,7 @@ class ThreadScorer(Scorer):
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
         """Start scoring completions of one prompt: +1 for a pass, -1 for a wrong one."""
-        parts = [[text] for text in completions] if self._each else [completions]
+        parts = [[text] for text in completions] if self._per_completion else [completions]
         done = [self._threads.submit(self._verdicts, prompt, part) for part in parts]
 
         def finish(futures: Sequence[Future[Any]]) -> list[Score]:
@@ -307,7 +299,9 @@ class FunctionScorer(Scorer):
             rewards = [late] * len(completions)
         except ProcessEnded as error:
             rewards = [f"reward function {self._function} ended its process {error}"] * len(completions)
-        scores = [given if isinstance(given, str) else Score(given, given >= self._pass_reward) for given in rewards]
+        scores = [
+            reward if isinstance(reward, str) else Score(reward, reward >= self._pass_reward) for reward in rewards
+        ]
         return _marked(prompt, map(judged_text, completions), _scores(scores, self.failures))
 
     def truncated(self, score: Score) -> Score:
@@ -324,7 +318,7 @@ class FunctionScorer(Scorer):
 
 def _scores(scores: Sequence[Score | str], failures: Failures) -> list[Score]:
     """Count the failures, which are given as text, and return them as scores without a reward."""
-    failures.count(len(scores), [given for given in scores if isinstance(given, str)])
+    failures.count(len(scores), [score for score in scores if isinstance(score, str)])
     return [Score.missing(score) if isinstance(score, str) else score for score in scores]
 
 
@@ -343,7 +337,7 @@ def _outcomes(group: Group, failures: Failures) -> list[Score]:
         else:
             score, unit = reward(Verdict(got >= columns["pass_score"], got, reason)), CORRECT - INCORRECT
         of_turns = outcome.rewards or (*[0.0] * (outcome.turns - 1), got)
-        scores.append(outcome.problem or replace(score, of_turns=tuple(unit * one for one in of_turns)))
+        scores.append(outcome.problem or replace(score, of_turns=tuple(unit * turn_reward for turn_reward in of_turns)))
     return _scores(scores, failures)
 
 
@@ -365,9 +359,10 @@ def _judged(
     """Return the scores of verdicts, and of failures of the verifier, which are given as text."""
     pairs = zip(verdicts, completions, strict=True)
     answers = [
-        judged_text(text) if isinstance(given, str) or given.answer is None else given.answer for given, text in pairs
+        judged_text(text) if isinstance(verdict, str) or verdict.answer is None else verdict.answer
+        for verdict, text in pairs
     ]
-    scores = _scores([given if isinstance(given, str) else reward(given) for given in verdicts], failures)
+    scores = _scores([verdict if isinstance(verdict, str) else reward(verdict) for verdict in verdicts], failures)
     return _marked(prompt, answers, scores)
 
 

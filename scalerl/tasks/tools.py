@@ -19,7 +19,7 @@ from scalerl.core.files import parse_json
 from scalerl.core.plugins import PluginError, call, signature_of
 from scalerl.tasks.base import judged_text
 from scalerl.tasks.code import judge
-from scalerl.tasks.custom import made_of
+from scalerl.tasks.custom import task_object
 
 Tool = Callable[..., Any]
 
@@ -35,9 +35,6 @@ def schemas(columns: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
 
     The schemas come from the signatures and docstrings in Google's style.
 
-    Args:
-        columns: Columns of a prompt of the task.
-
     Raises:
         ConfigError: A function has no docstring, or a parameter has no type or description.
     """
@@ -49,17 +46,17 @@ def schemas(columns: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
         )
 
     with raising(ConfigError, problem):
-        functions = list(getattr(made_of(columns), "tools", ()))
+        functions = list(getattr(task_object(columns), "tools", ()))
         if not functions:
             return [], False
         from transformers.utils import get_json_schema  # takes seconds
 
-        made = [get_json_schema(tool) for tool in functions]
-    for schema in made:
+        tool_schemas = [get_json_schema(tool) for tool in functions]
+    for schema in tool_schemas:
         parameters = schema["function"]["parameters"]
         parameters["properties"].pop(ROW, None)
-        parameters["required"] = [one for one in parameters.get("required", ()) if one != ROW]
-    return made, python in functions
+        parameters["required"] = [parameter for parameter in parameters.get("required", ()) if parameter != ROW]
+    return tool_schemas, python in functions
 
 
 def calls(completion: str) -> list[str]:
@@ -69,9 +66,9 @@ def calls(completion: str) -> list[str]:
     object with `name` and `parameters`, as Llama writes it.
     """
     text = judged_text(completion).strip().removeprefix("<|python_tag|>")
-    found = MARKED.findall(text)
-    whole = text.startswith("{") and '"name"' in text and ('"parameters"' in text or '"arguments"' in text)
-    return found or ([text] if whole else [])
+    marked_calls = MARKED.findall(text)
+    is_call = text.startswith("{") and '"name"' in text and ('"parameters"' in text or '"arguments"' in text)
+    return marked_calls or ([text] if is_call else [])
 
 
 def answer(tools: Sequence[Tool], text: str, row: Mapping[str, Any], name: str) -> str:
@@ -88,13 +85,13 @@ def answer(tools: Sequence[Tool], text: str, row: Mapping[str, Any], name: str) 
     """
     by_name = {tool.__name__: tool for tool in tools}
     try:
-        given = parse_json(text)
+        request = parse_json(text)
     except ValueError as error:
         return f"Error: the call is not JSON: {error}"
-    given = given if isinstance(given, dict) else {}
-    tool, arguments = by_name.get(str(given.get("name"))), given.get("arguments", given.get("parameters"))
+    request = request if isinstance(request, dict) else {}
+    tool, arguments = by_name.get(str(request.get("name"))), request.get("arguments", request.get("parameters"))
     if tool is None or not isinstance(arguments, dict):
-        return f"Error: got {short(given)}; allowed: name ({', '.join(by_name)}) and arguments (an object)"
+        return f"Error: got {short(request)}; allowed: name ({', '.join(by_name)}) and arguments (an object)"
     signature = signature_of(tool)
     if signature and ROW in signature.parameters:
         arguments = {**arguments, ROW: row}
@@ -117,7 +114,7 @@ def _result(tool: Tool, arguments: Mapping[str, Any]) -> Any:
     except ConfigError:  # no sandbox
         raise
     except ValidationError as error:
-        wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        wrong = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
         return f"Error: {'; '.join(wrong)}"
     except ValueError as error:
         return f"Error: {error}"

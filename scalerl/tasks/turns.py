@@ -18,7 +18,7 @@ from scalerl.core.errors import ConfigError, short
 from scalerl.core.plugins import PluginError, call, describe, number
 from scalerl.core.printable import encodable
 from scalerl.tasks import tools
-from scalerl.tasks.custom import made_of, score_of
+from scalerl.tasks.custom import score_of, task_object
 from scalerl.types import Prompt
 
 Message = dict[str, str]
@@ -60,34 +60,36 @@ def is_chat(value: Any) -> bool:
 
 def opening(prompt: str | Sequence[Message]) -> list[Message]:
     """Return the prompt of a row as messages."""
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(one) for one in prompt]
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(message) for message in prompt]
 
 
-def ask(prompt: Prompt, said: Sequence[Message]) -> Reply:
+def reply_to(prompt: Prompt, messages: Sequence[Message]) -> Reply:
     """Ask an environment for its reply, in a process of the pool.
 
     Args:
         prompt: Prompt of the rollout, whose columns have the class and the row.
-        said: Messages after the opening, the completion of the policy last.
+        messages: Messages after the opening, the completion of the policy last.
 
     Raises:
         PluginError: The environment raised, or returned something else than a reply.
     """
-    return call(_ask, f"{prompt.columns['function']}.reply", prompt, said)  # type: ignore[no-any-return]
+    return call(_reply, f"{prompt.columns['function']}.reply", prompt, messages)  # type: ignore[no-any-return]
 
 
-def _ask(prompt: Prompt, said: Sequence[Message]) -> Reply:
+def _reply(prompt: Prompt, messages: Sequence[Message]) -> Reply:
     columns = prompt.columns
-    task, name = made_of(columns), columns["function"]
+    task, name = task_object(columns), columns["function"]
     row = copy.deepcopy(columns["row"])
-    own, last = getattr(task, "tools", ()), said[-1]["content"]
-    if made := tools.calls(last) if own else []:
-        return Reply(tuple(_message(TOOL, tools.answer(own, text, row, name)) for text in made))
+    task_tools, last = getattr(task, "tools", ()), messages[-1]["content"]
+    if tool_calls := tools.calls(last) if task_tools else []:
+        return Reply(tuple(_message(TOOL, tools.answer(task_tools, text, row, name)) for text in tool_calls))
     if not hasattr(task, "reply"):
         return Reply((), score_of(task, name, row, last)[0])
-    messages = [*opening(row["prompt"]), *(dict(one) for one in said)]
-    returned = call(lambda: task.reply(row, messages), f"{name}.reply")
-    return read_reply(returned, name, sum(one["role"] == "assistant" for one in said), columns.get("discount", 1.0))
+    conversation = [*opening(row["prompt"]), *(dict(message) for message in messages)]
+    returned = call(lambda: task.reply(row, conversation), f"{name}.reply")
+    return read_reply(
+        returned, name, sum(message["role"] == "assistant" for message in messages), columns.get("discount", 1.0)
+    )
 
 
 def first_reply(prompt: Prompt) -> Reply:
@@ -97,27 +99,27 @@ def first_reply(prompt: Prompt) -> Reply:
         ConfigError: The environment failed.
     """
     try:
-        return ask(prompt, [{"role": "assistant", "content": ""}])
+        return reply_to(prompt, [{"role": "assistant", "content": ""}])
     except PluginError as error:
         raise ConfigError(f"data.function: {error}") from None
 
 
-def ask_all(asked: Sequence[tuple[Prompt, Sequence[Message]]]) -> list[Reply | PluginError]:
+def ask_all(requests: Sequence[tuple[Prompt, Sequence[Message]]]) -> list[Reply | PluginError]:
     """Ask environments at the same time, each in a thread; return their replies or failures.
 
     A single one is asked in this thread, because signals, which some time limits use, need the main thread.
     """
 
-    def ask_one(one: tuple[Prompt, Sequence[Message]]) -> Reply | PluginError:
+    def ask_one(request: tuple[Prompt, Sequence[Message]]) -> Reply | PluginError:
         try:
-            return ask(*one)
+            return reply_to(*request)
         except (PluginError, ConfigError) as error:  # the user's own kinds of them may not be importable elsewhere
             return PluginError(str(error))
 
-    if len(asked) == 1:
-        return [ask_one(asked[0])]
-    with ThreadPoolExecutor(len(asked)) as threads:
-        return list(threads.map(ask_one, asked))
+    if len(requests) == 1:
+        return [ask_one(requests[0])]
+    with ThreadPoolExecutor(len(requests)) as threads:
+        return list(threads.map(ask_one, requests))
 
 
 def read_reply(returned: Any, name: str, turns: int, discount: float) -> Reply:
@@ -140,7 +142,7 @@ def read_reply(returned: Any, name: str, turns: int, discount: float) -> Reply:
     rewards = [number(values.pop("reward"))] if "reward" in values else []
     if "rewards" in values and not rewards and "score" not in values:
         rewards = _rewards(values.pop("rewards"), turns)
-        values["score"] = discounted(rewards, discount)
+        values["score"] = discounted_sum(rewards, discount)
     messages = _messages(values.pop("reply")) if "reply" in values else ()
     if messages and not values:
         score: float | None = 0.0
@@ -150,7 +152,7 @@ def read_reply(returned: Any, name: str, turns: int, discount: float) -> Reply:
     if score is None or not 0 <= score <= 1 or None in (*numbers.values(), *rewards):
         raise PluginError(f"{name}.reply returned {describe(returned)} after turn {turns}; allowed: {ALLOWED}")
     metrics = {key: value for key, value in numbers.items() if value is not None}
-    return Reply(messages or (), score, metrics, tuple(one for one in rewards if one is not None))
+    return Reply(messages or (), score, metrics, tuple(reward for reward in rewards if reward is not None))
 
 
 def _checked(reply: Reply, name: str, turns: int) -> Reply:
@@ -162,15 +164,15 @@ def _checked(reply: Reply, name: str, turns: int) -> Reply:
     if reply.messages and not is_chat(list(reply.messages)):
         raise PluginError(f"{name}.reply returned {short(reply.messages)}; allowed: messages with text")
     score, numbers = number(reply.score), {encodable(str(key)): number(value) for key, value in reply.metrics.items()}
-    rewards = [number(one) for one in reply.rewards]
+    rewards = [number(reward) for reward in reply.rewards]
     if score is None or None in (*numbers.values(), *rewards) or len(rewards) > turns:
         raise PluginError(
             f"{name}.reply returned {describe(reply)} after turn {turns}; allowed: a score, metrics and rewards that "
             "are finite, at most one reward for each turn"
         )
-    messages = tuple(_message(one["role"], one["content"]) for one in reply.messages)
+    messages = tuple(_message(message["role"], message["content"]) for message in reply.messages)
     metrics = {key: value for key, value in numbers.items() if value is not None}
-    return Reply(messages, score, metrics, tuple(one for one in rewards if one is not None))
+    return Reply(messages, score, metrics, tuple(reward for reward in rewards if reward is not None))
 
 
 def _message(role: str, content: str) -> Message:
@@ -181,17 +183,17 @@ def _messages(value: Any) -> tuple[Message, ...] | None:
     """Return text or a list of messages as messages to the policy; None for anything else."""
     if isinstance(value, str):
         return (_message("user", value),)
-    if is_chat(value) and all(one["role"] in ("user", TOOL, "system") for one in value):
-        return tuple(_message(one["role"], one["content"]) for one in value)
+    if is_chat(value) and all(message["role"] in ("user", TOOL, "system") for message in value):
+        return tuple(_message(message["role"], message["content"]) for message in value)
     return None
 
 
 def _rewards(values: Any, turns: int) -> list[float | None]:
     """Return a list with a reward for each turn; [None] for anything else."""
-    return [number(one) for one in values] if isinstance(values, list | tuple) and len(values) == turns else [None]
+    return [number(value) for value in values] if isinstance(values, list | tuple) and len(values) == turns else [None]
 
 
-def discounted(rewards: Sequence[float | None], discount: float) -> float | None:
+def discounted_sum(rewards: Sequence[float | None], discount: float) -> float | None:
     """Return the sum of discount^i times the reward of turn i, from i = 0; None if one is no number."""
-    weighed = [discount**i * one for i, one in enumerate(rewards) if one is not None]
+    weighed = [discount**i * reward for i, reward in enumerate(rewards) if reward is not None]
     return math.fsum(weighed) if len(weighed) == len(rewards) else None

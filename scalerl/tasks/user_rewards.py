@@ -29,7 +29,7 @@ class Failures:
         """
         self._name, self._limit, self.completions, self.failed = name, limit, 0, 0
         self._last = ""
-        self._seen: set[str] = set()
+        self._problems: set[str] = set()
         self._new: list[str] = []
 
     def count(self, completions: int, problems: list[str]) -> None:
@@ -46,8 +46,8 @@ class Failures:
         self.failed += len(problems)
         self._last = problems[-1] if problems else self._last
         for problem in problems:
-            if problem not in self._seen and len(self._seen) < 20:
-                self._seen.add(problem)
+            if problem not in self._problems and len(self._problems) < 20:
+                self._problems.add(problem)
                 self._new.append(f"{problem}; counted as failed ({self.failed} of {self.completions} completions)")
         # only after a new failure: a resumed run whose function was mended starts above the limit
         if problems and self.completions >= LEAST and self.failed > self._limit * self.completions:
@@ -101,11 +101,11 @@ def call_reward(
         One entry per completion. All are descriptions if the function raised, exited, or returned no list of their
         length.
     """
-    asked, answers = prompt.columns.get("prompt", prompt.text), list[Any](completions)
-    if isinstance(asked, list):
+    question, answers = prompt.columns.get("prompt", prompt.text), list[Any](completions)
+    if isinstance(question, list):
         answers = [[{"role": "assistant", "content": completion}] for completion in completions]
     columns = {name: [value] * len(answers) for name, value in columns_taken(function, prompt).items()}
-    named = {**columns, **(params or {}), "prompts": [asked] * len(answers), "completions": answers}
+    named = {**columns, **(params or {}), "prompts": [question] * len(answers), "completions": answers}
     try:
         returned = call(function, name, **named)
         if inspect.isawaitable(returned):
@@ -148,9 +148,9 @@ def columns_taken(function: Callable[..., Any], prompt: Prompt) -> dict[str, Any
     """Return the columns of a prompt's row that a reward function takes: all, if it has **columns."""
     signature = signature_of(function)
     takes = signature.parameters if signature else {}
-    every = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
-    taken = {name: value for name, value in prompt.columns.items() if every or name in takes}
-    return {name: value for name, value in taken.items() if name not in RESERVED}
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
+    columns = {name: value for name, value in prompt.columns.items() if takes_all or name in takes}
+    return {name: value for name, value in columns.items() if name not in RESERVED}
 
 
 LARGEST = 1e9

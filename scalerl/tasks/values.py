@@ -91,14 +91,14 @@ def is_too_large(text: str) -> bool:
     return False
 
 
-def equal(one: Number, reference: Number) -> bool:
+def equal(value: Number, reference: Number) -> bool:
     """Return whether two values are equal; a decimal may be rounded, by at most `TOLERANCE` of the reference."""
-    rounded = one.decimal or reference.decimal
-    if isinstance(one.value, Fraction) and isinstance(reference.value, Fraction):
-        distance, size = abs(one.value - reference.value), abs(reference.value)
+    rounded = value.decimal or reference.decimal
+    if isinstance(value.value, Fraction) and isinstance(reference.value, Fraction):
+        distance, size = abs(value.value - reference.value), abs(reference.value)
         return distance == 0 or (rounded and distance <= min(TOLERANCE, RELATIVE * size))
     context = _digits()
-    a, b = _real(one.value), _real(reference.value)
+    a, b = _real(value.value), _real(reference.value)
     size = abs(b)
     tolerance = min(_real(TOLERANCE), _real(RELATIVE) * size) if rounded else context.mpf(10) ** -45 * (size or 1)
     return bool(abs(a - b) <= tolerance)
@@ -236,17 +236,17 @@ class _Reader:
             return COMMANDS[token](self, token)
         raise NoValue
 
-    def mixed(self, whole: int) -> Any:
+    def mixed(self, integer: int) -> Any:
         r"""Read a mixed number such as `2\\frac{1}{3}`; a product such as `2\\frac{\\pi}{3}` has letters."""
         start = self.at
         self.next()
         above, below = self.argument(), self.argument()
         digits = all(token.isdigit() or token in "{}" for token in self.tokens[start + 1 : self.at])
         if digits and 0 < above < below:
-            return whole + above / below
+            return integer + above / below
         if digits:
             raise NoValue
-        return whole * _quotient(above, below)
+        return integer * _quotient(above, below)
 
     def fraction(self, _: str) -> Any:
         above = self.argument()

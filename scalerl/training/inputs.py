@@ -42,7 +42,7 @@ def prompt_inputs(prompts: PromptSplit) -> dict[str, dict[str, Digests]]:
     A million rows take about 3 s, and 16 MB of a checkpoint.
     """
     tasks: dict[str, list[Prompt]] = {}
-    for prompt in prompts.everything:
+    for prompt in prompts.all_prompts:
         tasks.setdefault(prompt.task, []).append(prompt)
     return {
         task: {
@@ -58,7 +58,7 @@ def _row_bytes(prompt: Prompt) -> bytes:
         return exact_bytes((prompt.id, sorted(prompt.columns.items(), key=itemgetter(0))))
     except RecursionError:
         raise ConfigError(
-            f"{prompt.where}: the row is nested too deeply, or contains itself; allowed: plain values"
+            f"{prompt.source}: the row is nested too deeply, or contains itself; allowed: plain values"
         ) from None
 
 
@@ -84,7 +84,7 @@ def check_prompts(
         ConfigError: The message has file and line of the first row that differs.
     """
     for task, current in now.items():
-        of_task, expected = [prompt for prompt in prompts.everything if prompt.task == task], before[task]
+        of_task, expected = [prompt for prompt in prompts.all_prompts if prompt.task == task], before[task]
         new, missing = ~np.isin(current["rows"], expected["rows"]), ~np.isin(expected["rows"], current["rows"])
         if new.any() or missing.any():
             raise ConfigError(f"{_changed_rows(of_task, new, missing)}. {_advice('the data', run)}")
@@ -92,8 +92,8 @@ def check_prompts(
         if (other := current["tokens"] != tokens).any():
             first = of_task[int(other.argmax())]
             raise ConfigError(
-                f"{first.where}: the prompt has other tokens than before, as have {other.sum() - 1} other prompts, and "
-                f"the rows have not changed. So the model's tokenizer or its chat template has; the prompt is now "
+                f"{first.source}: the prompt has other tokens than before, as have {other.sum() - 1} other prompts, "
+                f"and the rows have not changed. So the model's tokenizer or its chat template has; the prompt is now "
                 f"{short(first.text, 300)}. {_advice('the tokenizer', run)}"
             )
 
@@ -103,8 +103,8 @@ def _changed_rows(prompts: Sequence[Prompt], new: npt.NDArray[np.bool_], missing
     changed = f"{new.sum()} of {len(new)} rows are new or changed"
     counts = f"{changed}, and {missing.sum()} of the {len(missing)} before are missing"
     if new.any():
-        return f"{prompts[int(new.argmax())].where}: this row is not one of those with which the run began ({counts})"
-    source = prompts[0].where.rpartition(" ")[0]
+        return f"{prompts[int(new.argmax())].source}: this row is not one of those with which the run began ({counts})"
+    source = prompts[0].source.rpartition(" ")[0]
     return f"{source}: row {int(missing.argmax()) + 1} of those with which the run began is missing ({counts})"
 
 
@@ -126,7 +126,7 @@ def model_inputs(spec: PolicySpec, policy: Policy, tokenizer: Any, prompts: Prom
     return {
         "config.json": {k: v for k, v in settings.items() if k not in NOTED and not k.startswith("_")},
         "end tokens": [tokenizer.convert_ids_to_tokens(token) for token in stop_tokens(policy, tokenizer)],
-        "tokenizer": tokenizer_inputs(tokenizer, any(TURNS in prompt.columns for prompt in prompts.everything)),
+        "tokenizer": tokenizer_inputs(tokenizer, any(TURNS in prompt.columns for prompt in prompts.all_prompts)),
         "weights": _weight_digests(spec) if spec.lora else {},
     }
 

@@ -31,7 +31,7 @@ from scalerl.loggers.follow import Followers
 from scalerl.models.build import PolicySpec, sent_weights
 from scalerl.models.loading import end_tokens, load_tokenizer
 from scalerl.models.policy import Policy, check_vocabulary, stop_tokens
-from scalerl.models.sizes import Found, ModelSizes
+from scalerl.models.sizes import ModelSizes, SizedModel
 from scalerl.models.text import TokenText
 from scalerl.models.weights import WeightLayout
 from scalerl.placement.choices import (
@@ -166,7 +166,7 @@ def _assemble(
     if state:
         check_prompts(state["inputs"]["prompts"], inputs["prompts"], prompts, path)
     rule = length_rule(config.recipe.length, partial(tokenizer.encode, add_special_tokens=False))
-    longest, environments = with_replies(prompts.everything, rule.capacity)
+    longest, environments = with_replies(prompts.all_prompts, rule.capacity)
     sizes = known_sizes(config)
     # sizes that config.json does not tell are counted in the loaded model
     loaded = model.load(loop_device(config)) if sizes is None else None
@@ -178,7 +178,7 @@ def _assemble(
     check_vocabulary(tokenizer, policy, model_path)
     text = TokenText(tokenizer, stop_tokens(policy, tokenizer))
     scoring = ScoringService(backend.scorers(config.data, config.scoring), text.judged)
-    check_replies(prompts.everything, tokenizer, config.scoring)
+    check_replies(prompts.all_prompts, tokenizer, config.scoring)
     inputs["model"] = model_inputs(model, policy, tokenizer, prompts)
     if state:
         check_model(state["inputs"]["model"], inputs["model"], model_path, path)
@@ -213,7 +213,7 @@ def _assemble(
         make_engines=backend.make_engines,
         devices=resolved.devices,
         environments=environments,
-        agents=has_agents(prompts.everything),
+        agents=has_agents(prompts.all_prompts),
     )
     layout = WeightLayout.of(sent_weights(policy, model.sent))
     channel = CHANNELS[channel_name(config)](layout, path, config.placement, config.lora)
@@ -267,12 +267,12 @@ def _with_sizes(
             # sizes that a user has set may take all of a GPU
             usable = machine.gpu.total / GB / (USABLE if given else 1.0)
             planned = replace(config, placement=replace(config.placement, gpu_gb=usable))
-            check(planned, lay_out(planned, Found(sizes, "the model")))
+            check(planned, lay_out(planned, SizedModel(sizes, "the model")))
         directory.save_config(config)
     elif note := room_note(config, sizes, row_tokens, machine):
         about.append(note)
     if config.placement.backend == "local":
-        mean = sum(len(prompt.tokens) for prompt in prompts.everything) / len(prompts.everything)
+        mean = sum(len(prompt.tokens) for prompt in prompts.all_prompts) / len(prompts.all_prompts)
         samples = {task.curve: config.evaluation.samples_of(task) for task in config.data}
         evaluated = sum(samples[prompt.task] for prompt in prompts.held_out)
         about += run_lines(config, sizes, row_tokens, machine, mean, evaluated)
@@ -287,10 +287,10 @@ def _in_flight(checkpoint: Path, prompts: PromptSplit) -> dict[tuple[str, str], 
 
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, state: Mapping[str, Any]) -> list[str]:
     """Return the notes that are printed before a run; a new run has no state. Raises as `reference_notes`."""
-    tasks, scoring, everything = config.data, config.scoring, prompts.everything
-    notes = [*prompts.notes, *length_notes(rule), *sandbox_notes(tasks, scoring.sandbox, everything)]
+    tasks, scoring, all_prompts = config.data, config.scoring, prompts.all_prompts
+    notes = [*prompts.notes, *length_notes(rule), *sandbox_notes(tasks, scoring.sandbox, all_prompts)]
     if not state:  # a resumed run has passed this check when it started
-        notes += [*reference_notes(tasks, scoring, everything), *repetition_notes(tasks, scoring, everything)]
+        notes += [*reference_notes(tasks, scoring, all_prompts), *repetition_notes(tasks, scoring, all_prompts)]
     arithmetic = arithmetic_notes(config.hardware, state.get("arithmetic", ""))
     return [*notes, *host_notes(config), *arithmetic]
 

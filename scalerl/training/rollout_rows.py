@@ -46,7 +46,7 @@ def marked_text(text: TokenText, prompt: Sequence[int], rollout: Rollout) -> str
     marked, before = "", list(prompt)
     for sampled, part in groupby(pairs, key=lambda pair: pair[1]):
         tokens = [token for token, _ in part]
-        decoded = text.whole(before, tokens)
+        decoded = text.full_text(before, tokens)
         marked += decoded if sampled else INJECTED.format(decoded)
         before += tokens
     return marked
@@ -81,7 +81,7 @@ def rollout_row(
         "prompt_id": prompt.id,
         "sample": sample,
         "question": prompt.question,
-        "prompt": prompt.text if rollout.prompt is None else text.whole((), rollout.prompt),
+        "prompt": prompt.text if rollout.prompt is None else text.full_text((), rollout.prompt),
         "completion": SEQUENCE.join(
             marked_text(text, sequence.after(prompt), sequence) for sequence in rollout.sequences
         ),
@@ -135,7 +135,7 @@ def token_texts(text: TokenText, before: Sequence[int], tokens: Sequence[int]) -
     texts, context, pending = [], list(before), list[int]()
     for number, token in enumerate(tokens, start=1):
         pending.append(token)
-        now = text.whole(context, pending)
+        now = text.full_text(context, pending)
         # no character has more than four bytes
         complete = not now.endswith("\ufffd") or len(pending) >= 4 or number == len(tokens)
         texts.append(now if complete else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scalerl.config import HuggingFaceModel, RunConfig, by_name
-from scalerl.config.data import generated
+from scalerl.config.data import generated_tasks
 from scalerl.core.run_files import RunInfo, Settings
 from scalerl.training.catalog import METRICS
 
@@ -57,7 +57,7 @@ def data_notes(config: RunConfig) -> tuple[str, ...]:
 
 
 def _noise_note(config: RunConfig) -> str:
-    noise = {task.curve: f"{task.label_noise:.0%}" for task in generated(config.data) if task.label_noise}
+    noise = {task.curve: f"{task.label_noise:.0%}" for task in generated_tasks(config.data) if task.label_noise}
     if not noise:
         return ""
     alike = len(noise) == len(config.main_tasks) and len(set(noise.values())) == 1

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from scalerl.config import TinyModel
 from scalerl.config.base import replace
-from scalerl.config.data import TaskData
-from scalerl.config.data import generated as generated_tasks
+from scalerl.config.data import TaskData, generated_tasks
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import as_umask, cache_root
 from scalerl.models.files import check_model_files

@@ -24,7 +24,7 @@ from scalerl.config.presets import LAB
 from scalerl.core.errors import ConfigError
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy
-from scalerl.models.sizes import KNOWN, of_config, of_model, sizes_of
+from scalerl.models.sizes import WELL_KNOWN, of_config, of_model, sizes_of
 
 VALUES = {
     "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
@@ -44,13 +44,13 @@ SMALL = of_config(VALUES.get)
     ],
 )
 def test_parameter_counts_of_well_known_models_match_published_ones(name, published):
-    assert KNOWN[name].params == pytest.approx(published, rel=1e-3)
+    assert WELL_KNOWN[name].params == pytest.approx(published, rel=1e-3)
 
 
 def test_active_parameters_of_mixtures_match_their_names():
     """3B of Qwen3-30B-A3B and 17B of Scout, embedding included."""
     for name, active in (("Qwen/Qwen3-30B-A3B", 3.3e9), ("meta-llama/Llama-4-Scout-17B-16E", 17.17e9)):
-        sizes = KNOWN[name]
+        sizes = WELL_KNOWN[name]
         assert sizes.matmul_params + sizes.head_params == pytest.approx(active, rel=0.02)
 
 
@@ -72,12 +72,12 @@ def test_a_config_json_gives_the_sizes_of_the_loaded_model(family, tmp_path):
 def test_the_config_of_scout_gives_its_row_of_the_table():
     from transformers import Llama4Config
 
-    assert of_config(Llama4Config().text_config.to_dict().get) == KNOWN["meta-llama/Llama-4-Scout-17B-16E"]
+    assert of_config(Llama4Config().text_config.to_dict().get) == WELL_KNOWN["meta-llama/Llama-4-Scout-17B-16E"]
 
 
 def test_the_cache_of_llama_8b_is_128_kib_per_token():
-    assert cache_bytes_per_token(KNOWN["meta-llama/Llama-3.1-8B"]) == 128 * 1024
-    assert cache_bytes_per_token(KNOWN["meta-llama/Llama-3.1-8B"], tensor_parallel=4) == 32 * 1024
+    assert cache_bytes_per_token(WELL_KNOWN["meta-llama/Llama-3.1-8B"]) == 128 * 1024
+    assert cache_bytes_per_token(WELL_KNOWN["meta-llama/Llama-3.1-8B"], tensor_parallel=4) == 32 * 1024
 
 
 def test_a_single_trainer_holds_20_bytes_per_parameter_and_each_of_four_ranks_4():
@@ -153,7 +153,7 @@ def test_logits_are_three_blocks_of_64_mib_until_a_block_of_256_columns_is_large
 
 
 def test_slots_fill_the_memory_that_the_weights_leave():
-    llama = KNOWN["meta-llama/Llama-3.1-8B"]
+    llama = WELL_KNOWN["meta-llama/Llama-3.1-8B"]
     # 0.9 x 80e9 - 16.06e9 = 55.94e9; 16,384 tokens x 131,072 = 2.147e9: 26 sequences
     assert slots_that_fit(llama, 16_384, 80e9) == 26
     held = generator_memory(llama, 26 * 16_384)

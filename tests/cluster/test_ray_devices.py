@@ -78,7 +78,7 @@ def test_engines_and_ranks_get_different_gpus_from_ray(cluster, tmp_path, monkey
         return FreeRunner(Scripted(2)(), spec.name)
 
     def meet(spec, channels, end):
-        end.say("done", "")
+        end.answer("done", "")
         end.next()
         serve_rank(Seen, channels)(end)
 

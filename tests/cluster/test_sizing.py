@@ -14,7 +14,7 @@ from scalerl.config.base import replace
 from scalerl.config.presets import LAPTOP
 from scalerl.core.errors import ConfigError
 from scalerl.core.machine import Memory
-from scalerl.models.sizes import KNOWN, of_config, sizes_of
+from scalerl.models.sizes import WELL_KNOWN, of_config, sizes_of
 from scalerl.placement.choices import slots_of
 
 SMOL = {
@@ -144,7 +144,7 @@ def test_a_lack_of_memory_names_settings_that_a_resume_may_change():
 
 def test_on_a_gpu_the_slots_are_those_that_fit_next_to_the_trainer():
     words = ["--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", "--task", "math", "--device", "cuda"]
-    config, model = read_config(None, words), KNOWN["Qwen/Qwen3-0.6B"]
+    config, model = read_config(None, words), WELL_KNOWN["Qwen/Qwen3-0.6B"]
     row = longest_row(config, 100)
     found = {}
     for gigabytes in (24, 80, 320):

@@ -113,7 +113,7 @@ def test_the_question_of_a_prompt_is_the_last_message_of_the_user_without_templa
     user, assistant = ({"role": role, "content": text} for role, text in (("user", "1+2="), ("assistant", "3")))
     chats = [[user], [{"role": "system", "content": "9"}, {**user, "content": "4+4="}, assistant, user]]
     rows = [{"prompt": chat, "answer": "3", "n": n} for n, chat in enumerate(chats)]
-    made = prompts_of(config(write(tmp_path / "p.jsonl", ROWS + rows)), tokenizer).everything
+    made = prompts_of(config(write(tmp_path / "p.jsonl", ROWS + rows)), tokenizer).all_prompts
     assert {prompt.question for prompt in made if prompt.answer == "3" and "1+2=" in prompt.text} == {"1+2="}
     assert all(prompt.question in prompt.text and "<" not in prompt.question for prompt in made)
     assert question_of("x" * 5000) == "x" * 300 and question_of([{"role": "system", "content": " y "}]) == "y"
@@ -124,7 +124,7 @@ def test_prompts_over_the_limit_are_refused_or_left_out(tmp_path, tokenizer):
     with pytest.raises(ConfigError, match="line 37"):
         prompts_of(config(path, "--data.max_prompt_tokens", "6"), tokenizer)
     split = prompts_of(config(path, "--data.max_prompt_tokens", "6", "--data.long_prompts", "drop"), tokenizer)
-    assert max(len(prompt.tokens) for prompt in split.everything) == 4 and split.notes == (
+    assert max(len(prompt.tokens) for prompt in split.all_prompts) == 4 and split.notes == (
         "left out 1 prompts over 6 tokens",
     )
 
@@ -169,7 +169,7 @@ def test_prompts_that_ask_the_same_are_all_held_out_or_all_trained_on(tmp_path, 
     values = {name: sorted(float(p.answer) for p in getattr(split, name)) for name in ("training", "held_out")}
     by_question = {(row["prompt"], row["answer"]) for row in QUESTIONS}
     assert len(by_question) == 100 and len(split.training) == 160 and len(split.held_out) == 40
-    lines = {name: {(int(p.where.split()[-1]) - 1) % 100 for p in getattr(split, name)} for name in values}
+    lines = {name: {(int(p.source.split()[-1]) - 1) % 100 for p in getattr(split, name)} for name in values}
     assert len(lines["held_out"]) == 20 and lines["held_out"].isdisjoint(lines["training"])
     assert split.notes == (
         "100 of 200 prompts repeat another one with another answer or notation; those with the same text are all held "
@@ -183,7 +183,7 @@ def test_different_questions_do_not_count_as_the_same(tmp_path):
     texts += [[{"role": "system", "content": name}, {"role": "user", "content": "Begin."}] for name in ("Ann", "Bob")]
     path = write(tmp_path / "p.jsonl", [{"prompt": text, "answer": "1"} for text in texts])
     split = prompts_of(config(path, "--evaluation.prompts", "1"), Tokenizer())
-    assert len({prompt.content for prompt in split.everything}) == len(texts) and not split.notes
+    assert len({prompt.content for prompt in split.all_prompts}) == len(texts) and not split.notes
 
 
 def test_one_question_with_many_answers_leaves_nothing_to_hold_out_or_to_train_on(tmp_path):
@@ -215,7 +215,7 @@ def test_a_column_that_no_process_can_send_is_left_out_of_a_file_with_a_note(tmp
     rows = [Row(row["prompt"], row["answer"], film, "here 1") for row in QUESTIONS]
     monkeypatch.setattr("scalerl.prompts.dataset.read_rows", lambda task: iter(rows))
     split = prompts_of(config(path), Tokenizer())
-    assert {tuple(prompt.columns) for prompt in split.everything} == {("day", "prompt")}
+    assert {tuple(prompt.columns) for prompt in split.all_prompts} == {("day", "prompt")}
     assert split.notes == (
         "left out the column 'film': here 1: 'film' cannot be sent to other processes (cannot pickle '_thread.lock' "
         "object)",

@@ -12,7 +12,7 @@ from scalerl.core.plugins import PluginError
 from scalerl.prompts.sources import environment_rows as rows
 from scalerl.tasks.environments import REWARD, load
 from scalerl.tasks.scoring import _outcomes
-from scalerl.tasks.turns import Reply, ask
+from scalerl.tasks.turns import Reply, reply_to
 from scalerl.tasks.user_rewards import Failures, call_by_name
 from scalerl.types import Group, Outcome, Prompt, Rollout, Visit
 
@@ -106,16 +106,16 @@ def test_an_environment_of_turns_runs_its_own_replies_and_stop_conditions(enviro
     prompt, said = asked(environment, 3), []
     for number, text in enumerate(("7", "8")):
         said.append({"role": "assistant", "content": text})
-        reply = ask(prompt, said)
+        reply = reply_to(prompt, said)
         assert reply.messages == ({"role": "user", "content": f"again, {number + 1}"},)
         said += reply.messages
-    end = ask(prompt, [*said, {"role": "assistant", "content": "3"}])  # its max_turns
+    end = reply_to(prompt, [*said, {"role": "assistant", "content": "3"}])  # its max_turns
     assert end == Reply((), 1.5, {"right": 1.0, "near": 1.0, "num_turns": 3.0})
-    stopped = ask(prompt, [{"role": "assistant", "content": "0"}])  # its final response
+    stopped = reply_to(prompt, [{"role": "assistant", "content": "0"}])  # its final response
     assert not stopped.messages and stopped.score == 0
     other = [{"role": "assistant", "content": "other"}]
     with pytest.raises(PluginError, match="cannot be replayed"):
-        ask(prompt, [*other, *ask(prompt, other).messages, {"role": "assistant", "content": "7"}])
+        reply_to(prompt, [*other, *reply_to(prompt, other).messages, {"role": "assistant", "content": "7"}])
     for score in _outcomes(Group(Visit(prompt, 0, 0), tuple(rollout(end.score) for _ in "ab"), 0), Failures("it")):
         assert score.reward == 1.5 and score.passed
 
@@ -131,11 +131,11 @@ def test_an_environment_with_tools_gets_calls_and_answers_them(environment):
     assert tool["type"] == "function" and tool["function"]["name"] == "add"
     call = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
     said = [{"role": "assistant", "content": f"{call}<tool_call>add</tool_call>"}]
-    result, wrong = ask(prompt, said).messages
+    result, wrong = reply_to(prompt, said).messages
     assert (
         result == {"role": "tool", "content": "3"} and wrong["role"] == "tool" and "Expecting value" in wrong["content"]
     )
-    end = ask(prompt, [*said, result, wrong, {"role": "assistant", "content": "3"}])
+    end = reply_to(prompt, [*said, result, wrong, {"role": "assistant", "content": "3"}])
     assert end.score == 1.5 and end.metrics["add_calls"] == 1
 
 
@@ -145,5 +145,5 @@ def test_an_environment_with_tools_gets_calls_and_answers_them(environment):
 def test_an_environment_with_tools_and_one_turn_shows_them_and_its_rubric_sees_the_calls(environment, text, called):
     prompt = asked(environment, -2)
     assert [tool["function"]["name"] for tool in prompt.columns["tools"]] == ["add"]
-    end = ask(prompt, [{"role": "assistant", "content": text}])
+    end = reply_to(prompt, [{"role": "assistant", "content": text}])
     assert not end.messages and end.metrics["called"] == called

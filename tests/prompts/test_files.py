@@ -85,7 +85,7 @@ def test_a_hub_set_is_requested_by_name_subset_split_and_revision(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     (row,) = read_rows(PromptFile(path="gsm8k", revision="v1.0"))
     assert asked["words"] == ("openai/gsm8k", "main") and (asked["split"], asked["revision"]) == ("train", "v1.0")
-    assert (row.prompt, row.answer, row.where) == ("What is 1+1?", "2", "openai/gsm8k[train] row 1")
+    assert (row.prompt, row.answer, row.source) == ("What is 1+1?", "2", "openai/gsm8k[train] row 1")
     list(read_rows(PromptFile(path="some/set", split="test", columns={"prompt": "question"}, answers="hashes")))
     assert asked["words"] == ("some/set",) and asked["split"] == "test"
 

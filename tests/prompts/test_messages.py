@@ -116,7 +116,7 @@ def test_a_saved_data_set_and_shards_are_read(tmp_path):
     for path in (tmp_path / "saved", saved, shards):
         words = ["--model", "m", "--data", str(path), "--evaluation.prompts", "1", "--recipe.prompts_per_step", "1"]
         split = prompts_of(read_config(None, [*words, "--task", "math"]), make_tokenizer())
-        assert sorted(p.answer for p in split.everything) == ["2", "4", "6"]
+        assert sorted(p.answer for p in split.all_prompts) == ["2", "4", "6"]
     with pytest.raises(ConfigError, match=r"data.split: got 'test'; allowed"):
         config = read_config(None, ["--model", "m", "--data", str(tmp_path / "saved"), "--data.split", "test"])
         prompts_of(config, make_tokenizer())

@@ -12,7 +12,7 @@ from scalerl.models.template import continuation
 from scalerl.models.text import TokenText
 from scalerl.rollouts.turns import ReplyPool
 from scalerl.tasks.pool import ProcessEnded
-from scalerl.tasks.turns import Reply, ask
+from scalerl.tasks.turns import Reply, reply_to
 from scalerl.types import TURNS, Prompt
 
 ENVIRONMENT = """
@@ -205,7 +205,7 @@ def test_a_looping_model_gets_the_answers_that_fit(user_code, chat):
     ''')  # fmt: skip
     call = '<tool_call>{"name": "add", "arguments": {"a": 6}}</tool_call>'
     columns = {"function": "looping:Sums", "params": {}, "row": {"prompt": "0"}, TURNS: LIMITS}
-    reply = ask(Prompt("0", "", (1,), "", "Sums", columns), said(call * 400))
+    reply = reply_to(Prompt("0", "", (1,), "", "Sums", columns), said(call * 400))
     assert len(reply.messages) == 400
     tokens = continuation(chat, reply.messages, -1, True, 256)
     assert len(tokens) <= 256 and "tool\n7<|im_end|>" in chat.decode(tokens)

@@ -31,7 +31,7 @@ from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.replay import check_current, replay
 from scalerl.rollouts.turns import ReplyPool, TurnEngine, check_replies, with_replies
 from scalerl.tasks.pool import ProcessEnded
-from scalerl.tasks.turns import Reply, ask, read_reply
+from scalerl.tasks.turns import Reply, read_reply, reply_to
 from scalerl.types import TURNS, Prompt
 
 STOPS = tuple(range(1, 12))  # a turn ends at one token in four
@@ -297,13 +297,13 @@ def test_an_environment_gets_all_messages_and_may_return_text_messages_or_an_end
     user_code("own_turns", ENVIRONMENT)
     columns = {"function": "own_turns:Guess", "params": {}, "row": {"prompt": "number 4", "n": 4}}
     prompt = Prompt("0", "", (1,), "", "Guess", columns)
-    assert ask(prompt, [{"role": "assistant", "content": "2"}]) == Reply(({"role": "user", "content": "no"},))
+    assert reply_to(prompt, [{"role": "assistant", "content": "2"}]) == Reply(({"role": "user", "content": "no"},))
     said = [{"role": "assistant", "content": "2"}, {"role": "user", "content": "no"}]
     for _ in range(2):  # the row is not changed
-        assert ask(prompt, [*said, {"role": "assistant", "content": "5"}]) == Reply((), 1.0, {"calls": 4.0})
+        assert reply_to(prompt, [*said, {"role": "assistant", "content": "5"}]) == Reply((), 1.0, {"calls": 4.0})
     for word, returned in (("odd", "b'bytes'"), ("none", "None"), ("far", "3"), ("nan", "calls")):
         with pytest.raises(PluginError, match=f"own_turns:Guess.reply returned .*{returned}.*; allowed: the text of"):
-            ask(prompt, [{"role": "assistant", "content": word}])
+            reply_to(prompt, [{"role": "assistant", "content": word}])
     tool = [{"role": "tool", "content": "7"}]
     assert read_reply(tool, "x", 1, 1.0).messages == tuple(tool)
     with pytest.raises(PluginError):
@@ -330,9 +330,9 @@ def test_rewards_of_turns_are_summed_or_discounted_to_the_score(user_code):
     for discount, score in ((1.0, 0.75), (0.5, 0.5)):  # 0.5 - 0.25 / 2 + 0.5 / 4
         rows, _ = custom_rows(CustomTask(function="paid_turns:Paid", prompts=2, discount=discount), 1)
         prompt = Prompt("0", "", (1,), "", "Paid", rows[0].columns)
-        assert ask(prompt, said) == Reply((), score, {"calls": 2.0}, (0.5, -0.25, 0.5))
+        assert reply_to(prompt, said) == Reply((), score, {"calls": 2.0}, (0.5, -0.25, 0.5))
     with pytest.raises(PluginError, match=r"reply returned \{'rewards': 1\} after turn 3; allowed: .* for each turn"):
-        ask(prompt, [*said[:-1], {"role": "assistant", "content": "one"}])
+        reply_to(prompt, [*said[:-1], {"role": "assistant", "content": "one"}])
     for wrong in ([0.5, 0.5], [0.5, "a", 0.5], [1.0, 0.5, 0.0], [0.0, -0.5, 0.0]):  # one is missing; 1.5; -0.5
         with pytest.raises(PluginError, match="whose discounted sum is from 0 to 1"):
             read_reply({"rewards": wrong}, "x", 3, 1.0)
@@ -470,7 +470,7 @@ def test_the_environment_of_the_page_plays_a_game(user_code):
     said, replies = [], []
     for guess in ("50", "a", "20", "38"):
         said.append({"role": "assistant", "content": guess})
-        replies.append(ask(prompt, said))
+        replies.append(reply_to(prompt, said))
         said += replies[-1].messages
     assert [one.messages[0]["content"] for one in replies[:3]] == ["Smaller.", "Write a number.", "Larger."]
     assert replies[3] == Reply((), 1.0, {"guesses": 4.0})
@@ -479,8 +479,8 @@ def test_the_environment_of_the_page_plays_a_game(user_code):
     assert list(schema["function"]["parameters"]["properties"]) == ["city"]
     trip = Prompt("1", "", (1,), "", "Trip", asked.columns)
     call = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
-    assert ask(trip, [{"role": "assistant", "content": call}]).messages[0]["content"] == "0"
-    assert ask(trip, [{"role": "assistant", "content": "Oslo"}]) == Reply((), 1.0)
+    assert reply_to(trip, [{"role": "assistant", "content": call}]).messages[0]["content"] == "0"
+    assert reply_to(trip, [{"role": "assistant", "content": "Oslo"}]) == Reply((), 1.0)
 
 
 class Countdown:
@@ -518,7 +518,7 @@ def test_the_example_replays_a_text_environment_of_gymnasium(user_code, monkeypa
     prompt, said, texts = Prompt("0", "", (1,), "", "Replayed", rows[2].columns), [], []
     for action in ("3", " 9", "4 "):
         said.append({"role": "assistant", "content": action})
-        reply = ask(prompt, said)
+        reply = reply_to(prompt, said)
         said += reply.messages
         texts += [one["content"] for one in reply.messages]
     # the second turn earned nothing

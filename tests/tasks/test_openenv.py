@@ -10,7 +10,7 @@ from scalerl.config.data import CustomTask
 from scalerl.core.plugins import PluginError
 from scalerl.prompts.sources import custom_rows
 from scalerl.tasks.openenv import OpenEnv
-from scalerl.tasks.turns import Reply, ask
+from scalerl.tasks.turns import Reply, reply_to
 from scalerl.types import Prompt
 
 BUSY = threading.Lock()
@@ -106,17 +106,19 @@ def test_an_episode_is_replayed_for_each_reply(url):
     texts = []
     for action in ('{"add": 4}', "four", '{"add": "4"}'):
         said.append({"role": "assistant", "content": f"<think>so</think>{action}"})
-        (message,) = ask(prompt, said).messages
+        (message,) = reply_to(prompt, said).messages
         said.append(message)
         texts.append(message["content"])
     assert texts == ["6", "Error: the action is no JSON object", 'Error: ["add"]']
     with pytest.raises(PluginError, match="answered step with EXECUTION_ERROR: negative"):
-        ask(prompt, [*said, {"role": "assistant", "content": '{"add": -1}'}])
+        reply_to(prompt, [*said, {"role": "assistant", "content": '{"add": -1}'}])
     with BUSY:  # another session
-        waiting = threading.Thread(target=lambda: texts.append(ask(prompt, said[:1])))
+        waiting = threading.Thread(target=lambda: texts.append(reply_to(prompt, said[:1])))
         waiting.start()
         waiting.join(0.3)
         assert waiting.is_alive()
     waiting.join(10)
     assert texts[-1].messages[0]["content"] == "6"
-    assert ask(prompt, [*said, {"role": "assistant", "content": '{"add": 3}'}]) == Reply((), 0.5, rewards=(0.25, 0.25))
+    assert reply_to(prompt, [*said, {"role": "assistant", "content": '{"add": 3}'}]) == Reply(
+        (), 0.5, rewards=(0.25, 0.25)
+    )

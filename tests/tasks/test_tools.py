@@ -16,7 +16,7 @@ from scalerl.prompts.sources import custom_rows
 from scalerl.rollouts.turns import check_replies, with_replies
 from scalerl.tasks import code, tools
 from scalerl.tasks.checks import sandbox_notes
-from scalerl.tasks.turns import Reply, ask
+from scalerl.tasks.turns import Reply, reply_to
 from scalerl.types import Prompt
 
 MODULE = '''
@@ -60,7 +60,7 @@ def shop(user_code):
 
 
 def reply(prompt, text):
-    return ask(prompt, [{"role": "assistant", "content": text}])
+    return reply_to(prompt, [{"role": "assistant", "content": text}])
 
 
 def test_schemas_come_from_signatures_without_the_row(shop):

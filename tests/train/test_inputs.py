@@ -102,7 +102,7 @@ def test_other_tokens_of_the_same_rows_are_an_error_with_the_first_prompt(tmp_pa
 
 
 def test_a_row_that_contains_itself_is_an_error_with_its_place(tmp_path):
-    (prompt, *_) = split_of(write(tmp_path / "p.jsonl", ROWS), Tokenizer()).everything
+    (prompt, *_) = split_of(write(tmp_path / "p.jsonl", ROWS), Tokenizer()).all_prompts
     prompt.columns["level"]["b"] = prompt.columns
     with pytest.raises(ConfigError, match=r"p\.jsonl line 1: the row is nested too deeply"):
         prompt_inputs(PromptSplit((), (), (prompt,)))

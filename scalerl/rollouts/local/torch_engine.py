@@ -255,7 +255,7 @@ class TorchDecoder:
 
     def _chosen_NLK(self) -> Tensor:
         assert self._routing is not None
-        return torch.stack([cast(Tensor, chosen_NK) for chosen_NK in self._routing.chosen], dim=1)
+        return torch.stack([cast(Tensor, chosen_NK) for chosen_NK in self._routing.experts], dim=1)
 
     @torch.inference_mode()
     def move(self, source: int, target: int) -> None:

@@ -25,21 +25,21 @@ ROOT = Path("/sys/fs/cgroup")
 NEEDED = {"memory", "pids"}
 
 
-def group_parent(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Path | None:
+def group_parent(root: Path = ROOT, group_file: Path = Path("/proc/self/cgroup")) -> Path | None:
     """Return the group in which this process may create groups with limits, or None.
 
     Args:
         root: Mount point of the hierarchy of version 2.
-        own: File with the group of this process.
+        group_file: File with the group of this process.
     """
     try:
-        lines = own.read_text().splitlines()
+        lines = group_file.read_text().splitlines()
     except OSError:
         return None
     named = [line.removeprefix("0::") for line in lines if line.startswith("0::")]
     for group in named:
-        here = root / group.lstrip("/")
-        for place in (here, here.parent):
+        directory = root / group.lstrip("/")
+        for place in (directory, directory.parent):
             if place != root.parent and _delegates(place):
                 return place
     return None
@@ -47,10 +47,10 @@ def group_parent(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Pa
 
 def _delegates(place: Path) -> bool:
     try:
-        given = set((place / "cgroup.subtree_control").read_text().split())
+        controllers = set((place / "cgroup.subtree_control").read_text().split())
     except OSError:
         return False
-    return given >= NEEDED and os.access(place, os.W_OK) and os.access(place / "cgroup.procs", os.W_OK)
+    return controllers >= NEEDED and os.access(place, os.W_OK) and os.access(place / "cgroup.procs", os.W_OK)
 
 
 class Group:
@@ -202,8 +202,8 @@ class Box:
     def _wait(self, number: int, event: int, deadline: float) -> None:
         poll = select.poll()
         poll.register(number, event)
-        left = deadline - time.monotonic()
-        if left <= 0 or not poll.poll(left * 1000):
+        wait_s = deadline - time.monotonic()
+        if wait_s <= 0 or not poll.poll(wait_s * 1000):
             raise BoxLate("it took too long")
 
     def _how(self) -> str:
@@ -242,14 +242,14 @@ class BoxPool:
     Each sandbox is used once. A sandbox started in advance has seen no program and waits for its request.
     """
 
-    def __init__(self, command: Command, ahead: int = 2) -> None:
-        self._command, self._ahead = command, ahead
+    def __init__(self, command: Command, spares: int = 2) -> None:
+        self._command, self._spares = command, spares
         self._waiting: list[Box] = []
 
     def take(self) -> Box:
         """Return a fresh sandbox, and start the next."""
         box = self._waiting.pop(0) if self._waiting else Box(self._command)
-        while len(self._waiting) < self._ahead:
+        while len(self._waiting) < self._spares:
             self._waiting.append(Box(self._command))
         return box
 

@@ -101,9 +101,9 @@ def _new() -> tuple[Any, Any]:
 
 def _add(seccomp: Any, rules: Any, action: int, name: str, *arguments: Any) -> None:
     """Add a rule, unless the call is unknown to this libseccomp or does not exist on this machine."""
-    known = seccomp.resolve_syscall(seccomp.system_arch(), name)
-    if known >= 0:
-        rules.add_rule(action, known, *arguments)
+    number = seccomp.resolve_syscall(seccomp.system_arch(), name)
+    if number >= 0:
+        rules.add_rule(action, number, *arguments)
 
 
 def _bpf(rules: Any) -> bytes:
@@ -130,8 +130,8 @@ def bubblewrap(settings: Sandbox, bwrap: str) -> Command:
     Raises:
         ConfigError: System calls cannot be filtered on this machine.
     """
-    known = subprocess.run([bwrap, "--help"], capture_output=True, text=True, env={}).stdout
-    newer = ["--disable-userns"] if "--disable-userns" in known else []
+    help_text = subprocess.run([bwrap, "--help"], capture_output=True, text=True, env={}).stdout
+    newer = ["--disable-userns"] if "--disable-userns" in help_text else []
     words = [
         *(bwrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
         *("--unshare-cgroup-try", *newer, "--die-with-parent", "--new-session", "--as-pid-1"),

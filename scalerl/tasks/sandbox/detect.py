@@ -21,28 +21,28 @@ from scalerl.tasks.sandbox.guest.plain import loads
 PROBE = "print(6 * 7)"
 
 
-def offer(settings: Sandbox, needed: Mapping[str, str] | None = None) -> Command:
+def offer(settings: Sandbox, required_modules: Mapping[str, str] | None = None) -> Command:
     """Return the command of a sandbox with these settings, with its `line`, after a test program has run in it.
 
     Args:
         settings: Settings of the sandbox. Their packages must be importable.
-        needed: Further modules that must be, each with the reason.
+        required_modules: Further modules that must be, each with the reason.
 
     Raises:
         ConfigError: This machine has no sandbox and `mode` is not "unsafe", or a module cannot be imported.
     """
     command = _offer(settings)
-    reasons = {**(needed or {}), **dict.fromkeys(settings.packages, "scoring.sandbox.packages")}
-    for name, problem in missing(command, list(reasons)).items():
-        where = f"install it for {settings.python}" if settings.python else "install it here"
+    reasons = {**(required_modules or {}), **dict.fromkeys(settings.packages, "scoring.sandbox.packages")}
+    for name, problem in missing_modules(command, list(reasons)).items():
+        remedy = f"install it for {settings.python}" if settings.python else "install it here"
         declared = "" if name in settings.packages else f", and add {name!r} to scoring.sandbox.packages"
         raise ConfigError(
-            f"{reasons[name]}: programs cannot import {name} in the sandbox ({problem}); {where}{declared}"
+            f"{reasons[name]}: programs cannot import {name} in the sandbox ({problem}); {remedy}{declared}"
         )
     return command
 
 
-def missing(command: Command, names: Sequence[str]) -> dict[str, str]:
+def missing_modules(command: Command, names: Sequence[str]) -> dict[str, str]:
     """Return the modules that cannot be imported in a sandbox within its limits, each with the error."""
     if not names:
         return {}

@@ -40,14 +40,14 @@ def _run_class(owner: type) -> None:
     elif owner.__name__.startswith("Test"):
         for name in dir(owner):
             if name.startswith("test") and callable(getattr(owner, name)):
-                one = owner()
-                _call(one, "setup_method")
-                getattr(one, name)()
-                _call(one, "teardown_method")
+                instance = owner()
+                _call(instance, "setup_method")
+                getattr(instance, name)()
+                _call(instance, "teardown_method")
 
 
-def _call(one: Any, name: str) -> None:
-    method = getattr(one, name, None)
+def _call(instance: Any, name: str) -> None:
+    method = getattr(instance, name, None)
     if method is not None:
         method(*[None] * (method.__code__.co_argcount - 1))  # it may take the test's method
 

@@ -33,21 +33,21 @@ class ProgramError(Exception):
 class Remote:
     """A proxy of an object in the program's process. It compares by identity, so a program's `__eq__` has no effect."""
 
-    def __init__(self, ask: Callable[..., Any], target: str | int) -> None:
-        object.__setattr__(self, "_ask", ask)
+    def __init__(self, request: Callable[..., Any], target: str | int) -> None:
+        object.__setattr__(self, "_request", request)
         object.__setattr__(self, "_target", target)
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
         """Call the object in the program's process."""
-        return self._ask("call", self._target, "", positional, keywords)
+        return self._request("call", self._target, "", positional, keywords)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._ask("get", self._target, name, (), {})
+        return self._request("get", self._target, name, (), {})
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._ask("set", self._target, name, (value,), {})
+        self._request("set", self._target, name, (value,), {})
 
 
 class RemoteObject(Remote):
@@ -65,7 +65,7 @@ def _operation(name: str) -> Callable[..., Any]:
             return NotImplemented
         if name == "__exit__":
             others = ()
-        return self._ask("operate", self._target, name, others, {})
+        return self._request("operate", self._target, name, others, {})
 
     return operate
 
@@ -84,39 +84,39 @@ class Program:
 
     def load(self, names: list[str]) -> dict[str, Any]:
         """Return the objects that tests import: plain values, classes of exceptions, and proxies of all others."""
-        found = {}
+        descriptions = {}
         for name in names:
             try:
-                kind, value, own = self._ask(b"K", "describe", name, "", (), {})
+                kind, value, from_program = self._exchange(b"K", "describe", name, "", (), {})
             except NameError:  # raised again when the tests use it
                 continue
-            if name in FROM and not own:  # a name such as Counter, which the program has imported
+            if name in FROM and not from_program:  # a name such as Counter, which the program has imported
                 continue
             if kind == "class" and name[:1].isupper():
                 self._proxy = RemoteObject
-            found[name] = (kind, value)
-        return {name: self._shown(name, *one) for name, one in found.items()}
+            descriptions[name] = (kind, value)
+        return {name: self._shown(name, *description) for name, description in descriptions.items()}
 
     def _shown(self, name: str, kind: str, value: Any) -> Any:
         if kind == "value" and not isinstance(value, Remote):
             return value
         if kind == "class" and ["builtins", "BaseException"] in value:
             return self._error_class(value)
-        return self._proxy(self.ask, name)
+        return self._proxy(self.request, name)
 
-    def ask(
+    def request(
         self, what: str, target: str | int, name: str, positional: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
         """Send a request to the program's process and return the result; raise what it raised."""
-        return self._ask(b"A", what, target, name, positional, keywords)
+        return self._exchange(b"A", what, target, name, positional, keywords)
 
-    def _ask(
+    def _exchange(
         self, kind: bytes, what: str, target: str | int, name: str, positional: tuple[Any, ...], keywords: Any
     ) -> Any:
         self._channel.send(kind, plain.dumps([what, target, name, positional, keywords], _number))
         kind, payload = self._channel.receive()
         if kind == b"V":
-            value, after = plain.loads(payload, lambda number: self._proxy(self.ask, number))
+            value, after = plain.loads(payload, lambda number: self._proxy(self.request, number))
             if after is not None:
                 _update(positional, after[0])
                 _update(keywords, after[1])
@@ -133,14 +133,14 @@ class Program:
         It is one of the libraries that the tests have loaded, or else a class of the tests that is derived from such.
         """
         module, name = ancestors[0]
-        if (known := _loaded(module, name)) is not None:
-            return known
+        if (error_class := _loaded(module, name)) is not None:
+            return error_class
         if module == "builtins" and name in ("BaseException", "KeyboardInterrupt", "GeneratorExit"):
             return ProgramError
         key = f"{module}.{name}"
         if key not in self._errors:
             parent = self._error_class(ancestors[1:])
-            library = next((base for one in ancestors if (base := _loaded(*one))), Exception)
+            library = next((base for ancestor in ancestors if (base := _loaded(*ancestor))), Exception)
             bases = (parent,) if issubclass(parent, library) else (parent, library)
             self._errors[key] = type(name, bases, {"__init__": Exception.__init__})
         return self._errors[key]
@@ -148,10 +148,14 @@ class Program:
 
 def _loaded(module: str, name: str) -> type[BaseException] | None:
     """Return an exception that tests may expect; not one with which a library of tests skips or ends them."""
-    known = getattr(sys.modules.get(module), name, None)
-    if not isinstance(known, type) or not issubclass(known, Exception | SystemExit) or issubclass(known, NOT_RAISED):
+    error_class = getattr(sys.modules.get(module), name, None)
+    if (
+        not isinstance(error_class, type)
+        or not issubclass(error_class, Exception | SystemExit)
+        or issubclass(error_class, NOT_RAISED)
+    ):
         return None
-    return known if module.partition(".")[0] not in TEST_LIBRARIES else None
+    return error_class if module.partition(".")[0] not in TEST_LIBRARIES else None
 
 
 def _update(before: Any, after: Any) -> None:
@@ -159,17 +163,17 @@ def _update(before: Any, after: Any) -> None:
     if type(before) is not type(after):
         return
     if isinstance(before, tuple):
-        for one, other in zip(before, after):  # noqa: B905
-            _update(one, other)
+        for old, new in zip(before, after):  # noqa: B905
+            _update(old, new)
     elif isinstance(before, list):
-        for number, (one, other) in enumerate(zip(before, after)):  # noqa: B905
-            _update(one, other)
-            after[number] = one if one == other else other
+        for number, (old, new) in enumerate(zip(before, after)):  # noqa: B905
+            _update(old, new)
+            after[number] = old if old == new else new
         before[:] = after
     elif isinstance(before, dict):
-        for name, other in after.items():
-            _update(before.get(name), other)
-            after[name] = before[name] if before.get(name) == other else other
+        for name, new in after.items():
+            _update(before.get(name), new)
+            after[name] = before[name] if before.get(name) == new else new
         before.clear()
         before.update(after)
     elif isinstance(before, set):
@@ -214,7 +218,7 @@ def check(
             module.__dict__["check"](program.get(entry))
 
     if (error := caught(run)) is not None:
-        channel.send(b"F", plain.dumps(_where(error, tests)))
+        channel.send(b"F", plain.dumps(_failure_line(error, tests)))
         os._exit(0)
     channel.send(b"P", b"")
 
@@ -226,7 +230,7 @@ def _number(value: Any) -> int:
     raise ProgramError(f"the tests pass a {type(value).__name__} to the program; allowed: plain data")
 
 
-def _where(error: BaseException, tests: str) -> str:
+def _failure_line(error: BaseException, tests: str) -> str:
     """Return the error and the line of the tests that raised it."""
     step, line = error.__traceback__, 0
     while step is not None:

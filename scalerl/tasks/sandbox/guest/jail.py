@@ -50,22 +50,22 @@ class Limits:
     Example: Limits({"test_s": 6.0, "program_s": 60.0, "memory": 1 << 30, "output": 1 << 22, ...})
     """
 
-    def __init__(self, given: dict[str, Any]) -> None:
-        self.test_s: float = given["test_s"]  # seconds for one test
-        self.program_s: float = given["program_s"]  # seconds for all tests
-        self.memory: int = given["memory"]  # bytes of address space of a process
-        self.output: int = given["output"]  # bytes of standard output
-        self.threads: int = given["threads"]  # threads and processes; 0: not limited here
-        self.filter: bytes = given["filter"]  # system-call filter, BPF; empty: none
-        self.environment: dict[str, str] = given["environment"]  # variables of the environment; there are no others
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.test_s: float = values["test_s"]  # seconds for one test
+        self.program_s: float = values["program_s"]  # seconds for all tests
+        self.memory: int = values["memory"]  # bytes of address space of a process
+        self.output: int = values["output"]  # bytes of standard output
+        self.threads: int = values["threads"]  # threads and processes; 0: not limited here
+        self.filter: bytes = values["filter"]  # system-call filter, BPF; empty: none
+        self.environment: dict[str, str] = values["environment"]  # variables of the environment; there are no others
 
 
 def limit(limits: Limits, cpu_s: float) -> None:
     """Set limits that this process and its children cannot raise again."""
-    wanted = {"AS": limits.memory, "FSIZE": 0, "CORE": 0, "NOFILE": 64, "CPU": int(cpu_s) + 2}
+    values = {"AS": limits.memory, "FSIZE": 0, "CORE": 0, "NOFILE": 64, "CPU": int(cpu_s) + 2}
     if limits.threads:
-        wanted["NPROC"] = limits.threads
-    for name, value in wanted.items():
+        values["NPROC"] = limits.threads
+    for name, value in values.items():
         number = getattr(resource, f"RLIMIT_{name}")
         most = resource.getrlimit(number)[1]
         value = value if most == resource.RLIM_INFINITY else min(value, most)
@@ -93,9 +93,6 @@ def end_with(parent: int) -> None:
     """Let the kernel kill this process when its parent is killed.
 
     A sandbox of bubblewrap ends as a whole. Plain processes need this call.
-
-    Args:
-        parent: Process id of the parent.
     """
     import ctypes
 

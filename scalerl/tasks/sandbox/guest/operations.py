@@ -16,11 +16,11 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "__sub__": operator.sub, "__mul__": operator.mul, "__truediv__": operator.truediv,
     "__floordiv__": operator.floordiv, "__mod__": operator.mod, "__pow__": operator.pow, "__neg__": operator.neg,
     "__and__": operator.and_, "__or__": operator.or_, "__xor__": operator.xor, "__invert__": operator.invert,
-    "__radd__": lambda one, other: other + one, "__rsub__": lambda one, other: other - one,
-    "__rmul__": lambda one, other: other * one, "__eq__": operator.eq, "__ne__": operator.ne, "__lt__": operator.lt,
+    "__radd__": lambda value, other: other + value, "__rsub__": lambda value, other: other - value,
+    "__rmul__": lambda value, other: other * value, "__eq__": operator.eq, "__ne__": operator.ne, "__lt__": operator.lt,
     "__le__": operator.le, "__gt__": operator.gt, "__ge__": operator.ge,
-    "__enter__": lambda one: type(one).__enter__(one),
-    "__exit__": lambda one, *_: type(one).__exit__(one, None, None, None),
-    "__instancecheck__": lambda one, other: isinstance(other, one),
+    "__enter__": lambda value: type(value).__enter__(value),
+    "__exit__": lambda value, *_: type(value).__exit__(value, None, None, None),
+    "__instancecheck__": lambda value, other: isinstance(other, value),
 }  # fmt: skip
 """Operations of tests on the program's objects, by the names of Python's methods for them."""

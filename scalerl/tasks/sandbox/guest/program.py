@@ -102,7 +102,7 @@ def caught(function: Callable[..., object], *arguments: object) -> BaseException
     return None
 
 
-def compiled(channel: jail.Channel, source: str) -> CodeType:
+def compile_program(channel: jail.Channel, source: str) -> CodeType:
     """Return a program's compiled code. If it cannot be compiled, send the reason and end the process."""
     try:
         return compile(source, "program.py", "exec", dont_inherit=True)

@@ -16,7 +16,7 @@ import time
 
 from scalerl.tasks.sandbox.guest import jail, plain
 from scalerl.tasks.sandbox.guest.operations import OPERATIONS
-from scalerl.tasks.sandbox.guest.program import caught, compiled, error_line, fresh_module
+from scalerl.tasks.sandbox.guest.program import caught, compile_program, error_line, fresh_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ def stdin(channel: jail.Channel, limits: jail.Limits, program: str) -> None:
     import ctypes  # noqa: F401  loaded once here, not in every child
 
     jail.limit(limits, limits.program_s)
-    code, own = compiled(channel, program), os.getpid()
+    code, parent = compile_program(channel, program), os.getpid()
     while True:
         _, data = channel.receive()
         inputs, outputs, errors = os.pipe(), os.pipe(), os.pipe()
         child = os.fork()
         if child == 0:
             if not limits.filter:
-                jail.end_with(own)
+                jail.end_with(parent)
             _run_child(limits, code, inputs[0], outputs[1], errors[1])
         for end in (inputs[0], outputs[1], errors[1]):
             os.close(end)
@@ -116,7 +116,7 @@ class Watch:
 
     def until_end(self, data: bytes) -> dict[str, object]:
         """Return `why` it was stopped (late, flood or empty), its exit `status`, its `output` and its `complaint`."""
-        left, why = self._feed(memoryview(data)), ""
+        unsent, why = self._feed(memoryview(data)), ""
         while not why and self._written.keys() - self._closed:
             wait = self._ends - time.monotonic()
             events = self._poll.poll(wait * 1000) if wait > 0 else []
@@ -124,7 +124,7 @@ class Watch:
                 why = "late"
             for number, _ in events:
                 if number == self._source:
-                    left = self._feed(left)
+                    unsent = self._feed(unsent)
                 else:
                     self._take(number)
             if len(self._written[self._out]) > self._limits.output:
@@ -139,16 +139,16 @@ class Watch:
             "complaint": bytes(self._written[self._err][-600:]).decode("utf-8", "replace"),
         }
 
-    def _feed(self, left: memoryview) -> memoryview:
+    def _feed(self, unsent: memoryview) -> memoryview:
         try:
-            left = left[os.write(self._source, left[: 1 << 16]) :]
+            unsent = unsent[os.write(self._source, unsent[: 1 << 16]) :]
         except BlockingIOError:
-            return left
+            return unsent
         except BrokenPipeError:  # the program may close its input
-            left = left[len(left) :]
-        if not left:
+            unsent = unsent[len(unsent) :]
+        if not unsent:
             self._close(self._source)
-        return left
+        return unsent
 
     def _take(self, number: int) -> None:
         part = os.read(number, 1 << 16)
@@ -183,27 +183,27 @@ def serve(channel: jail.Channel, limits: jail.Limits, program: str) -> None:
     """Run a program once, then answer calls of its functions. Its standard streams are /dev/null."""
     jail.limit(limits, limits.program_s)
     jail.load_filter(limits)
-    code = compiled(channel, program)
+    code = compile_program(channel, program)
     module = fresh_module(PROGRAM, code)
     if (error := caught(exec, code, module.__dict__)) is not None:
         channel.send(b"X", plain.dumps(error_line(error)))
         os._exit(0)
     channel.send(b"R", plain.dumps([name for name in module.__dict__ if isinstance(name, str)]))
-    kept: list[Any] = []
+    objects: list[Any] = []
     numbers: dict[int, int] = {}
 
     def keep(value: Any) -> int:
         if id(value) not in numbers:  # kept objects live on, so that no other one gets their id
-            numbers[id(value)] = len(kept)
-            kept.append(value)
+            numbers[id(value)] = len(objects)
+            objects.append(value)
         return numbers[id(value)]
 
     def answer(kind: bytes, payload: bytes) -> None:
-        request = plain.loads(payload, kept.__getitem__)
+        request = plain.loads(payload, objects.__getitem__)
         if kind == b"J":
-            channel.send(b"V", plain.dumps(plain.as_json(_answer(module, kept, request)), keep))
+            channel.send(b"V", plain.dumps(plain.as_json(_answer(module, objects, request)), keep))
             return
-        value = _answer(module, kept, request)
+        value = _answer(module, objects, request)
         # A function that returns nothing changes its arguments. Of others the tests see no change, because one that
         # empties x and returns it would pass `assert f(x) == sorted(x)`.
         after = request[3:] if value is None and (request[3] or request[4]) else None
@@ -223,14 +223,13 @@ def _error(error: BaseException) -> list[Any]:
 
 
 def _ancestors(kind: type) -> list[list[str]]:
-    """Return the module and the name of a class and of its ancestors."""
-    return [[str(one.__module__), one.__name__] for one in kind.__mro__]
+    return [[str(ancestor.__module__), ancestor.__name__] for ancestor in kind.__mro__]
 
 
-def _answer(module: ModuleType, kept: list[Any], request: list[Any]) -> Any:
+def _answer(module: ModuleType, objects: list[Any], request: list[Any]) -> Any:
     """Run a request: [what, target, name, positional, keywords]."""
     what, target, name, positional, keywords = request
-    owner = _find(module, target) if isinstance(target, str) else kept[target]
+    owner = _find(module, target) if isinstance(target, str) else objects[target]
     if what == "call":
         return owner(*positional, **keywords)
     if what == "get":
@@ -244,10 +243,10 @@ def _answer(module: ModuleType, kept: list[Any], request: list[Any]) -> Any:
 
 def _description(value: Any) -> list[Any]:
     """Return what tests need to know of an object: its kind, its data or a class's ancestors, and if it is its own."""
-    own = getattr(value, "__module__", PROGRAM) == PROGRAM
+    from_program = getattr(value, "__module__", PROGRAM) == PROGRAM
     if isinstance(value, type):
-        return ["class", _ancestors(value), own]
-    return ["object", None, own] if callable(value) else ["value", value, own]
+        return ["class", _ancestors(value), from_program]
+    return ["object", None, from_program] if callable(value) else ["value", value, from_program]
 
 
 def _find(module: ModuleType, name: str) -> Any:

@@ -57,7 +57,7 @@ _SIZES = struct.Struct("<QQQ")
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
-class KeptPrompts:
+class PromptCache:
     """The kept prompts of one task, if there are any."""
 
     def __init__(self, task: PromptFile, tokenizer: Any) -> None:
@@ -120,25 +120,25 @@ class KeptPrompts:
 def _block(prompts: Sequence[Prompt]) -> bytes:
     """Return a block; ValueError: a value would not be the same after JSON."""
     rows = []
-    for one in prompts:
-        if not _is_json(one.columns):
-            raise ValueError(f"{one.where}: not plain JSON")
-        text = None if one.text == one.columns.get("prompt") else one.text
-        rows.append([one.id, text, one.answer, one.columns, one.where, one.content, one.question])
-    lengths = np.fromiter((len(one.tokens) for one in prompts), np.uint32, len(prompts))
-    tokens = np.fromiter((token for one in prompts for token in one.tokens), np.uint32, int(lengths.sum()))
+    for prompt in prompts:
+        if not _is_json(prompt.columns):
+            raise ValueError(f"{prompt.source}: not plain JSON")
+        text = None if prompt.text == prompt.columns.get("prompt") else prompt.text
+        rows.append([prompt.id, text, prompt.answer, prompt.columns, prompt.source, prompt.content, prompt.question])
+    lengths = np.fromiter((len(prompt.tokens) for prompt in prompts), np.uint32, len(prompts))
+    tokens = np.fromiter((token for prompt in prompts for token in prompt.tokens), np.uint32, int(lengths.sum()))
     texts, numbers = json.dumps(rows, ensure_ascii=False).encode(), lengths.tobytes() + tokens.tobytes()
     return _SIZES.pack(len(texts), len(numbers), xxhash.xxh3_64_intdigest(texts + numbers)) + texts + numbers
 
 
 def _read_blocks(file: BinaryIO, task: str) -> Iterator[Prompt]:
     """Yield the prompts of the blocks from here to the end of a file; raises ValueError if it is damaged."""
-    left = os.fstat(file.fileno()).st_size - file.tell()
+    unread = os.fstat(file.fileno()).st_size - file.tell()
     shared: dict[int, int] = {}  # one object for each token of the vocabulary
-    while left:
+    while unread:
         of_texts, of_numbers, checksum = _SIZES.unpack(file.read(_SIZES.size))
-        left -= _SIZES.size + of_texts + of_numbers
-        if left < 0:
+        unread -= _SIZES.size + of_texts + of_numbers
+        if unread < 0:
             raise ValueError("the file ends in a block")
         content = file.read(of_texts + of_numbers)
         if xxhash.xxh3_64_intdigest(content) != checksum:
@@ -148,9 +148,9 @@ def _read_blocks(file: BinaryIO, task: str) -> Iterator[Prompt]:
         ends = lengths.cumsum().tolist()
         tokens = np.frombuffer(content, np.uint32, ends[-1], of_texts + lengths.nbytes).tolist()
         tokens, start = list(map(shared.setdefault, tokens, tokens)), 0
-        for (id, text, answer, columns, where, of_content, question), end in zip(rows, ends, strict=True):
-            whole = columns["prompt"] if text is None else text
-            yield Prompt(id, whole, tuple(tokens[start:end]), answer, task, columns, where, of_content, question)
+        for (id, text, answer, columns, source, of_content, question), end in zip(rows, ends, strict=True):
+            prompt_text = columns["prompt"] if text is None else text
+            yield Prompt(id, prompt_text, tuple(tokens[start:end]), answer, task, columns, source, of_content, question)
             start = end
 
 
@@ -163,7 +163,7 @@ def _is_json(value: Any) -> bool:
 
 
 def _files(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
 
 
 def _tokenizer_digest(tokenizer: Any) -> str:
@@ -181,12 +181,11 @@ def _short_digest(value: Any) -> str:
 
 @cache
 def _versions() -> list[str]:
-    """Return the versions of the packages that read, render and tokenize."""
-    found = []
+    versions = []
     for name in ("transformers", "tokenizers", "jinja2", "pyarrow", "numpy"):
         with suppress(PackageNotFoundError):
-            found.append(f"{name} {version(name)}")
-    return found
+            versions.append(f"{name} {version(name)}")
+    return versions
 
 
 @cache
@@ -201,14 +200,14 @@ def _code() -> list[str]:
 
 def _sweep(written: Path) -> None:
     """Remove files beyond `OF_ONE_PATH` and `MOST_BYTES`, and what killed processes left."""
-    for left in written.parent.glob(".*.tmp*"):
+    for leftover in written.parent.glob(".*.tmp*"):
         with suppress(OSError):
-            if written.stat().st_mtime - left.stat().st_mtime > ABANDONED_S:
-                left.unlink()
-    kept = sorted(written.parent.glob("*.prompts"), key=lambda one: one.stat().st_mtime, reverse=True)
+            if written.stat().st_mtime - leftover.stat().st_mtime > ABANDONED_S:
+                leftover.unlink()
+    cached_files = sorted(written.parent.glob("*.prompts"), key=lambda file: file.stat().st_mtime, reverse=True)
     of_path, total = written.name.partition("-")[0], 0
-    for place, file in enumerate(kept):
+    for place, file in enumerate(cached_files):
         total += file.stat().st_size
-        others = sum(one.name.startswith(of_path) for one in kept[:place])
+        others = sum(other.name.startswith(of_path) for other in cached_files[:place])
         if total > MOST_BYTES or (file.name.startswith(of_path) and others >= OF_ONE_PATH):
             file.unlink(missing_ok=True)

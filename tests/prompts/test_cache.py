@@ -13,7 +13,8 @@ from tiny_tokenizers import byte_level
 
 from scalerl.config.data import PromptFile
 from scalerl.config.run import Scoring
-from scalerl.prompts import dataset, kept
+from scalerl.prompts import cache as prompt_cache
+from scalerl.prompts import dataset
 from scalerl.prompts.dataset import task_prompts
 from scalerl.types import Prompt
 
@@ -27,7 +28,7 @@ ROWS = [
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(kept, "LEAST", 100)
+    monkeypatch.setattr(prompt_cache, "LEAST", 100)
     return tmp_path / "cache" / "prompts"
 
 
@@ -161,7 +162,7 @@ def test_a_damaged_or_foreign_file_is_made_anew(cache, file, tokenizer, tokenize
 
 
 def test_no_cache_no_failure(tmp_path, file, tokenizer, monkeypatch, tokenized):
-    monkeypatch.setattr(kept, "LEAST", 100)
+    monkeypatch.setattr(prompt_cache, "LEAST", 100)
     for place in ("/dev/null", "/proc/none", str(tmp_path / "prompts.jsonl")):
         monkeypatch.setenv("SCALERL_CACHE", place)
         assert len(load(file, tokenizer)[0]) == 300
@@ -171,19 +172,19 @@ def test_a_full_disk_leaves_no_file_and_does_not_fail(cache, file, tokenizer, mo
     def full(prompts):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(kept, "_block", full)
+    monkeypatch.setattr(prompt_cache, "_block", full)
     assert len(load(file, tokenizer)[0]) == 300
     assert list(cache.iterdir()) == []
 
 
 def test_little_free_space_is_left_to_the_run(cache, file, tokenizer, monkeypatch):
-    monkeypatch.setattr(kept, "FREE", 10**9)
+    monkeypatch.setattr(prompt_cache, "FREE", 10**9)
     load(file, tokenizer)
     assert list(cache.iterdir()) == []
 
 
 def test_few_prompts_are_not_kept(cache, file, tokenizer, monkeypatch):
-    monkeypatch.setattr(kept, "LEAST", 301)
+    monkeypatch.setattr(prompt_cache, "LEAST", 301)
     load(file, tokenizer)
     assert not cache.exists()
 
@@ -199,11 +200,11 @@ def test_the_number_and_the_bytes_of_kept_files_are_bounded(cache, file, tmp_pat
     for number in range(6):
         load(file, tokenizer, system_prompt=f"Prompt {number}.")
         time.sleep(0.01)
-    assert len(list(cache.iterdir())) == kept.OF_ONE_PATH
+    assert len(list(cache.iterdir())) == prompt_cache.OF_ONE_PATH
     (cache / ".old.prompts.1.tmp").write_text("left by a killed process")
     os.utime(cache / ".old.prompts.1.tmp", (1, 1))
     newest = max(cache.glob("*.prompts"), key=lambda one: one.stat().st_mtime)
-    monkeypatch.setattr(kept, "MOST_BYTES", int(1.5 * newest.stat().st_size))
+    monkeypatch.setattr(prompt_cache, "MOST_BYTES", int(1.5 * newest.stat().st_size))
     load(file, tokenizer, system_prompt="The last.")
     assert len(list(cache.iterdir())) == 1
 
@@ -218,7 +219,7 @@ def test_a_directory_of_shards_is_kept_until_one_changes(cache, tmp_path, tokeni
     assert len(tokenized) == 1 and everything(first[0]) == everything(second[0])
     (shards / "0.jsonl").rename(shards / "9.jsonl")
     third = load(shards, tokenizer)
-    assert len(tokenized) == 2 and third[0][0].where == f"{shards}/1.jsonl line 1"
+    assert len(tokenized) == 2 and third[0][0].source == f"{shards}/1.jsonl line 1"
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_kept(cache, file, tokenizer, monkeypatch):
@@ -265,7 +266,7 @@ def test_a_tokenizer_without_a_description_is_not_kept(cache, file, tokenizer):
 
 def _start(path, cache, barrier, results):
     os.environ["SCALERL_CACHE"] = cache
-    kept.LEAST = 100
+    prompt_cache.LEAST = 100
     tokenizer = byte_level()
     barrier.wait()
     for _ in range(5):
