@@ -307,9 +307,17 @@ class EvalPoint:
     """Environments: mean number of results of tools."""
     reply_wait_s: float | None = None
     """Environments: mean seconds that a sample waited for replies."""
+    eval_devices: int | None = None
+    """With `evaluation.overlap`: GPUs, or 1 on CPU, that were busy for `eval_s`, next to those of training."""
+    eval_flops: float | None = None
+    """With `evaluation.overlap`: floating-point operations of the evaluation, which are not part of `flops`."""
+    eval_wait_s: float | None = None
+    """With `evaluation.overlap`: seconds that the loop spent on the evaluation, or waited for it."""
+    replay_difference: float | None = None
+    """With `evaluation.overlap`: largest difference of replayed log-probabilities, nats."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the row as plain values, without those of environments if there are none."""
+        """Return the row as plain values, without columns that have no value in this run."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod

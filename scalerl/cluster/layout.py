@@ -21,7 +21,7 @@ from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import ModelSizes, SizedModel, sizes_of
 from scalerl.placement.choices import expected_tokens, micro_batch_tokens, recomputes, slots_of
-from scalerl.placement.devices import GB, USABLE, Table, counted, described, devices
+from scalerl.placement.devices import GB, USABLE, Table, described, devices, gpus_of
 from scalerl.rollouts.engine import EVALUATION_CACHE
 
 LAB_PROMPT = 64
@@ -54,10 +54,16 @@ class Layout:
 
     @property
     def sharing(self) -> int:
-        """Engines on the GPU of the first trainer rank."""
+        """Engines on the GPU of the first trainer rank, that of evaluations included."""
         first = self.devices["trainer", 0]
-        engines = [at for (kind, _), at in self.devices.items() if kind == "generator"]
+        engines = [at for (kind, _), at in self.devices.items() if kind in ("generator", "evaluator")]
         return sum((at.host, at.gpus) == (first.host, first.gpus) for at in engines) if first.gpus else 0
+
+    @property
+    def evaluates_apart(self) -> bool:
+        """Whether evaluations have a GPU of their own, so that they take no time from training."""
+        apart = gpus_of(self.devices, "evaluator")
+        return bool(apart) and not apart & gpus_of(self.devices, "trainer", "generator")
 
 
 def prompt_tokens(config: RunConfig) -> tuple[float, int]:
@@ -104,7 +110,8 @@ def lay_out(config: RunConfig, found: SizedModel | None = None) -> Layout:
     return Layout(
         found=found,
         devices=table,
-        gpus=counted(table).held - len(place.servers) * place.gpus_of_a_generator,
+        gpus=max(1, len(gpus_of(table, "trainer", "generator", "evaluator")))
+        - len(place.servers) * place.gpus_of_a_generator,
         slots_of_an_engine=slots,
         trainer=trainer,
         expected=memory(mean_prompt + expected_tokens(config)),
@@ -235,7 +242,8 @@ def _engines(config: RunConfig) -> str:
     place = config.placement
     name = "vLLM" if place.engine == "vllm" else place.engine_name
     split = f" of {place.tensor_parallel} GPUs" if place.tensor_parallel > 1 else ""
-    return f"one {name} generator{split}" if place.engines == 1 else f"{place.engines} {name} generators{split}"
+    text = f"one {name} generator{split}" if place.engines == 1 else f"{place.engines} {name} generators{split}"
+    return text + ", and one engine for evaluations" * config.evaluation.overlap
 
 
 def _gb(value: float) -> str:

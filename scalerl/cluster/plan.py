@@ -203,15 +203,17 @@ def simulate(config: RunConfig, given: Given, lengths: Lengths, *, coarse: bool 
 def outcome_of(config: RunConfig, given: Given, figures: Figures, eval_s: float) -> Outcome:
     """Return the outcome of a simulated configuration, with the time of its evaluations and checkpoints.
 
-    Seconds of an update: 3600 / updates_per_h + eval_s / evaluation.every + checkpoint_s / updates between checkpoints.
+    Seconds of an update: 3600 / updates_per_h + waits for evaluations / updates + checkpoint_s / updates between
+    checkpoints.
     """
     # one process only copies its state to the host before training goes on; ranks write it together
     rate = given.assumed.host if config.placement.trainer_ranks == 1 else given.assumed.disk
     checkpoint_s = checkpoint_bytes(config, given.found.sizes) / rate if on_gpus(config) else 0.0
     update_s = 3600.0 / figures.updates_per_h
     update_s += checkpoint_s / updates_between_checkpoints(config, update_s)
-    place, gpus = config.placement, 0 if config.hardware.device == "cpu" else lay_out(config, given.found).gpus
-    hours = (config.steps * update_s + (1 + config.steps // config.evaluation.every) * eval_s) / 3600.0
+    place, layout = config.placement, None if config.hardware.device == "cpu" else lay_out(config, given.found)
+    gpus, apart = (layout.gpus, layout.evaluates_apart) if layout else (0, False)
+    hours = (config.steps * update_s + evaluation_waits(config, update_s, eval_s, apart)) / 3600.0
     device_hours = hours * max(1, gpus)
     return Outcome(
         trainer_ranks=place.trainer_ranks,
@@ -223,7 +225,8 @@ def outcome_of(config: RunConfig, given: Given, figures: Figures, eval_s: float)
         recomputed=recomputes(config),
         eval_s=eval_s,
         checkpoint_s=checkpoint_s,
-        evaluated_updates_per_h=3600.0 / (update_s + eval_s / config.evaluation.every),
+        evaluated_updates_per_h=3600.0
+        / (max(update_s, eval_s / config.evaluation.every) if apart else update_s + eval_s / config.evaluation.every),
         hours=hours,
         device_hours=device_hours,
         money=None if config.price is None else device_hours * config.price,
@@ -241,11 +244,27 @@ def evaluation_seconds(config: RunConfig, speeds: Speeds, lengths: Lengths, sequ
 
     tokens / (engines x n / step(n)) + longest x step(1), with n sequences per engine.
     """
-    sequences = sequences or config.evaluated_sequences
-    engines, mean = config.placement.engines, float(lengths.mean())
-    n = max(1, min(slots_of(config) // engines, math.ceil(sequences / engines)))
+    sequences, place = sequences or config.evaluated_sequences, config.placement
+    engines, mean = 1 if config.evaluation.overlap else place.engines, float(lengths.mean())
+    n = max(1, min(slots_of(config) // place.engines, math.ceil(sequences / engines)))
     alone = speeds.step_seconds(1, speeds.prompt_tokens + mean)
     return sequences * mean / (engines * n / speeds.mean_step(n, mean)) + float(lengths.max()) * alone
+
+
+def evaluation_waits(config: RunConfig, update_s: float, eval_s: float, apart: bool) -> float:
+    """Return the seconds by which the evaluations make a run longer: (1 + n) eval_s, with n = steps / every.
+
+    On a GPU of their own: n max(0, eval_s - every update_s) + eval_s, because only the last one is always waited for.
+
+    Args:
+        config: Configuration of the run.
+        update_s: Seconds of an update.
+        eval_s: Seconds of an evaluation.
+        apart: Whether evaluations have a GPU of their own.
+    """
+    after_start = config.steps // config.evaluation.every
+    late_s = max(0.0, eval_s - config.evaluation.every * update_s) if apart else eval_s
+    return after_start * late_s + eval_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,11 +309,12 @@ def duration(
     n = max(1.0, min(slots_of(config), batch) / engines)
     generate_s = batch * mean / (engines * n / speeds.mean_step(n, mean))
     train_s = updates(lengths[:batch])
-    shared = config.hardware.device == "cuda" and lay_out(config, SizedModel(sizes, "")).sharing
+    layout = lay_out(config, SizedModel(sizes, "")) if config.hardware.device == "cuda" else None
+    shared, apart = (layout.sharing, layout.evaluates_apart) if layout else (0, False)
     update_s = generate_s + train_s if shared else max(generate_s, train_s)
     eval_s = evaluation_seconds(config, speeds, lengths, evaluated)
     evaluations = 1 + config.steps // config.evaluation.every
-    total_s = config.steps * update_s + evaluations * eval_s
+    total_s = config.steps * update_s + evaluation_waits(config, update_s, eval_s, apart)
     return Duration(generate_s, train_s, update_s, eval_s, evaluations, total_s)
 
 

@@ -338,7 +338,9 @@ def serve_miniature(config: RunConfig, limit_s: float, directory: Path) -> str:
             while len(pairs) < len(sent):
                 pairs += [(sent[done.id].prompt, done.rollout) for done in client.report(0.1).finished[0]]
             difference = check_current(policy, version, pairs)
-            assert difference is not None, f"a server that was asked for version {version} sampled with another one"
+            assert difference and difference.rollouts, (
+                f"a server that was asked for version {version} sampled with another one"
+            )
             worst = max(worst, difference.mean)
         client.stop()
     finally:

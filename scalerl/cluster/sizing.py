@@ -149,14 +149,15 @@ def host_needs(config: RunConfig, sizes: ModelSizes, row_tokens: int, host: Memo
         trainer += weights  # the process of the loop loads the model, too
     if not on_cpu and trains_in_loop(config):
         trainer += checkpoint_bytes(config, sizes)  # the copy that is written while training goes on
+    beside = int(config.evaluation.overlap)  # the process of the evaluations
     versions = channel_versions(weights, host.total) if channel_name(config) == "shared-memory" else 0
-    several = place.trainer_ranks * (not trains_in_loop(config)) + engines * (engines > 1)
+    several = place.trainer_ranks * (not trains_in_loop(config)) + engines * (engines > 1) + beside
     return HostMemory(
         trainer=trainer,
-        generators=engines * (weights + pass_memory(sizes, row_tokens, width)) if on_cpu else 0.0,
+        generators=(engines + beside) * (weights + pass_memory(sizes, row_tokens, width)) if on_cpu else 0.0,
         cache=slots_of(config) * _slot_bytes(config, sizes, row_tokens) + _spare(config, sizes, row_tokens),
-        channel=versions * weights,
-        processes=(2 + several) * PROCESS + _workers(config) * WORKER,
+        channel=(versions + beside) * weights,
+        processes=(2 + several) * PROCESS + (1 + beside) * _workers(config) * WORKER,
     )
 
 
@@ -271,7 +272,7 @@ def _on_gpus(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Mac
         return config
     engines = config.placement.engines
     shared = shares_gpus(config, len({at.gpus for at in devices(config).values()}))
-    on_a_gpu = -(-engines // config.placement.trainer_ranks) if shared else 1
+    on_a_gpu = -(-(engines + config.evaluation.overlap) // config.placement.trainer_ranks) if shared else 1
     fitting: list[tuple[int, int, int, RunConfig]] = []
     for candidate in _candidates(config, row_tokens):
         room = USABLE * gpu.total - (_trainer(candidate, sizes, row_tokens).total if shared else 0.0)
@@ -322,8 +323,13 @@ def _width(config: RunConfig) -> int:
 
 
 def _slot_bytes(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> float:
-    """Return the bytes of the cache of one sequence at the length limit; custom engines may have a second cache."""
-    caches = 2 if isinstance(config.placement.engine, Custom) else 1
+    """Return the bytes of the cache of one sequence at the length limit.
+
+    Custom engines may have a second cache, and so has the engine of evaluations in a process of their own; that on a
+    GPU is counted as an engine.
+    """
+    second = config.evaluation.overlap and config.hardware.device == "cpu"
+    caches = 2 if second or isinstance(config.placement.engine, Custom) else 1
     return caches * row_tokens * cache_bytes_per_token(sizes, 1, _width(config))
 
 

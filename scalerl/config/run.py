@@ -64,6 +64,11 @@ class Evaluation(Part):
     rounding, the generator does not have the weights that were sent, and the run stops."""
     saved: Natural = 16
     """Samples per evaluation and task that are written to rollouts.jsonl as text; 0: none."""
+    overlap: bool = False
+    """Evaluate in a process with an engine of its own while training goes on, instead of pausing it. A point then
+    appears when it is ready, and `stop_when` judges it at the next evaluation. For torch or custom engines on one
+    machine. The process has a GPU of its own if generators have (`placement.gpus_per_generator`), else it shares the
+    trainer's; on CPU it takes the cores that other processes leave."""
 
     def held_out_of(self, task: TaskData, prompts: int = MOST_SEQUENCES) -> int:
         """Return the held-out prompts of a task with `prompts` in all; for "all", the set's documented size."""
@@ -341,6 +346,13 @@ class RunConfig(Part):
                         f"recipe.{field}: got {value!r} with a vLLM server on CPU, which cannot report {reports}; "
                         f"allowed: {usual!r}, a GPU, or placement.engine = 'torch'"
                     )
+        if self.evaluation.overlap and (place.backend != "local" or place.engine == "vllm" or self.has_agents):
+            what = "data.kind = 'agent'" if self.has_agents else f"placement.engine = {place.engine_name!r}"
+            what = what if place.backend == "local" else f"placement.backend = {place.backend!r}"
+            raise ValueError(
+                f"evaluation.overlap: got true with {what}; allowed: false, or true with torch or custom engines on "
+                "one machine (placement.backend = 'local') and without agents"
+            )
         rounds = self.recipe.off_policy
         if self.rollouts.weights == "nccl" and not rounds.streams and rounds.max_lag:
             raise ValueError(  # servers hold one version, and an evaluation within a round would replace it

@@ -138,6 +138,13 @@ WATCHED: tuple[Watch, ...] = (
         "last checkpoint, `placement.restarts` times",
     ),
     Watch(
+        "the evaluation process (`evaluation.overlap`)",
+        "the loop",
+        (),
+        "if it is killed, it is replaced and evaluates the same weights again; after three deaths in one evaluation "
+        "the run ends with a checkpoint, and a resume evaluates them",
+    ),
+    Watch(
         "an engine on Ray, or a vLLM server",
         "its restarter, in the generator",
         ("placement.start_timeout_s", "placement.silence_timeout_s", "placement.transfer_timeout_s"),

@@ -83,7 +83,7 @@ class Learner(Protocol):
                 difference.
 
         Returns:
-            The difference; None if no rollout is of this version.
+            The difference, of 0 rollouts if none is of this version; None if no rollout has a sampled token.
         """
 
     def save(self, directory: Path) -> None:

@@ -134,12 +134,13 @@ class CheckpointStore:
         path.mkdir(exist_ok=True)
         return path
 
-    def commit(self, step: int, rates: Mapping[int, float] | None = None) -> Path:
+    def commit(self, step: int, rates: Mapping[int, float] | None = None, evaluating: int | None = None) -> Path:
         """Complete a checkpoint whose parts are all written, and return its directory; then remove old ones.
 
         Args:
             step: Step of the checkpoint.
             rates: Held-out pass rates by step. The checkpoint with the highest one is kept too; None: none is known.
+            evaluating: Step whose pass rate is not known yet, and may be the highest; None: there is none.
         """
         final, temporary = self.path(step), self.begin(step)
         seal(temporary, step)
@@ -153,7 +154,7 @@ class CheckpointStore:
         sync(self.directory)
         best = best_step(self.steps(), rates or {})
         for old in self.steps()[: -self._keep]:
-            if old != best and not (self._keep_every and old % self._keep_every == 0):
+            if old not in (best, evaluating) and not (self._keep_every and old % self._keep_every == 0):
                 shutil.rmtree(self.path(old))
         return final
 

@@ -220,6 +220,7 @@ def derived_sizes(config: RunConfig) -> list[str]:
     known = config.learner.micro_batch_tokens or config.hardware.device != "auto"
     on_cpu = "" if known else f" (on CPU {CPU_MICRO_BATCH:,})"
     ranks = f", on {config.placement.trainer_ranks} ranks" if config.placement.trainer_ranks > 1 else ""
+    beside = ", beside training" if checks.overlap else ""
     return [
         f"{recipe.name}: {config.steps} steps of {recipe.prompts_per_step} prompts x {recipe.generations_per_prompt} "
         f"generations = {total} completions of up to {longest} tokens (<= {total * longest:,} tokens per step)",
@@ -227,7 +228,7 @@ def derived_sizes(config: RunConfig) -> list[str]:
         f"sequences decoded together{generators}, expected occupancy {expected_occupancy(config):.0%} at a mean "
         f"length of {expected_tokens(config)} tokens{used}",
         f"training: at most {micro_batch_tokens(config):,} tokens per micro-batch{on_cpu}{ranks}",
-        f"evaluation every {checks.every} steps: {sets} x {checks.samples} samples",
+        f"evaluation every {checks.every} steps{beside}: {sets} x {checks.samples} samples",
         config.checkpoint.policy(checks.every),
         *_aggregation_line(config),
     ]

@@ -82,7 +82,7 @@ class Place:
 
 
 Table = Mapping[tuple[str, int], Place]
-"""(kind of process, number from 0) -> its devices; the kinds are trainer, generator and scorer."""
+"""(kind of process, number from 0) -> its devices; the kinds are trainer, generator, evaluator and scorer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,11 @@ class Devices:
     """
 
     held: int = 1
-    """GPUs of trainer ranks and engines; 1 on CPU."""
+    """GPUs of trainer ranks and engines; 1 on CPU. That of an evaluation process is counted apart."""
     generating: int = 1
     """GPUs of the engines, including those that they share with the trainer."""
+    evaluating: int = 1
+    """GPUs of the evaluation process, including one that it shares; 1 on CPU."""
 
 
 def devices(
@@ -104,7 +106,8 @@ def devices(
     """Assign GPUs and cores to all processes of a run.
 
     Trainer ranks come first, then engines, each on the first host with enough free GPUs. Local torch engines share the
-    GPUs of the trainer ranks unless `gpus_per_generator` is set, and so do all engines of a run with one GPU.
+    GPUs of the trainer ranks unless `gpus_per_generator` is set, and so do all engines of a run with one GPU. An
+    evaluation process (`evaluation.overlap`) is placed like one more engine.
 
     Args:
         config: Configuration; without GPUs unless `hardware.device` is cuda.
@@ -128,14 +131,15 @@ def devices(
         where = "the cluster has" if place.backend == "ray" else "this machine has, or CUDA_VISIBLE_DEVICES names,"
         raise _too_few(config, f"{where} {total}, and no host has {count} left for the next process")
 
-    trainers = [take(int(cuda)) for _ in range(ranks)]
+    trainers, wanted = [take(int(cuda)) for _ in range(ranks)], place.engines + config.evaluation.overlap
     shared = shares_gpus(config, total)
     if place.servers:
         engines = [(address, tuple(map(str, range(own * cuda)))) for address in place.servers]
     elif shared:
-        engines = [trainers[number % ranks] for number in range(place.engines)]
+        engines = [trainers[number % ranks] for number in range(wanted)]
     else:
-        engines = [take(own * cuda) for _ in range(place.engines)]
+        engines = [take(own * cuda) for _ in range(wanted)]
+    engines, evaluators = engines[: place.engines], engines[place.engines :]
     if cuda and place.gpus and place.gpus < (ranks if shared else gpus_needed(config)):
         raise _too_few(config, f"allowed: placement.gpus = {place.gpus}")
     share = _share(config, hosts, trainer_bytes) if shared and cuda and place.engine == "vllm" else 0.0
@@ -145,6 +149,7 @@ def devices(
     return {
         **{("trainer", n): Place(*at, cpus=rank_cpus) for n, at in enumerate(trainers)},
         **{("generator", n): Place(*at, cpus=engine_cpus, share=share) for n, at in enumerate(engines)},
+        **{("evaluator", n): Place(*at) for n, at in enumerate(evaluators)},
         **{("scorer", n): scorer for n in range(place.scorers)},
     }
 
@@ -153,7 +158,8 @@ def _too_few(config: RunConfig, reason: str) -> ConfigError:
     place = config.placement
     return ConfigError(
         f"placement: got {place.trainer_ranks} trainer ranks and {place.engines} generators of "
-        f"{place.gpus_of_a_generator} GPUs, {gpus_needed(config)} GPUs in total; {reason}. Lower trainer_ranks, "
+        f"{place.gpus_of_a_generator} GPUs{', one more for evaluation.overlap' * config.evaluation.overlap}, "
+        f"{gpus_needed(config)} GPUs in total; {reason}. Lower trainer_ranks, "
         "generators or tensor_parallel, use more GPUs, or set hardware.device = 'cpu'"
     )
 
@@ -161,7 +167,8 @@ def _too_few(config: RunConfig, reason: str) -> ConfigError:
 def gpus_needed(config: RunConfig) -> int:
     """Return the number of GPUs if every process of the run has its own."""
     place = config.placement
-    return place.trainer_ranks + (0 if place.servers else place.engines * place.gpus_of_a_generator)
+    engines = place.engines + config.evaluation.overlap
+    return place.trainer_ranks + (0 if place.servers else engines * place.gpus_of_a_generator)
 
 
 def shares_gpus(config: RunConfig, gpus: int) -> bool:
@@ -300,11 +307,13 @@ def served_places(config: RunConfig) -> Table:
 
 def counted(table: Table) -> Devices:
     """Return the number of devices in a table; servers given by address count too."""
-    held, generating = (
-        {(at.host, gpu) for (kind, _), at in table.items() if kind in kinds for gpu in at.gpus}
-        for kinds in (("trainer", "generator"), ("generator",))
-    )
-    return Devices(max(1, len(held)), max(1, len(generating)))
+    sets = (("trainer", "generator"), ("generator",), ("evaluator",))
+    return Devices(*(max(1, len(gpus_of(table, *kinds))) for kinds in sets))
+
+
+def gpus_of(table: Table, *kinds: str) -> set[tuple[str, str]]:
+    """Return (host, GPU) of every GPU that processes of these kinds use."""
+    return {(at.host, gpu) for (kind, _), at in table.items() if kind in kinds for gpu in at.gpus}
 
 
 def needs(table: Table) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ from scalerl.models.text import TokenText
 from scalerl.placement.choices import Generation
 from scalerl.placement.devices import Place, Table
 from scalerl.rollouts.coordinator import Coordinator
-from scalerl.rollouts.custom import EngineParts, engine_pair
+from scalerl.rollouts.custom import EngineParts, engine_pair, make_engine
 from scalerl.rollouts.engine import EVALUATION_CACHE, Engine, Sampling
 from scalerl.rollouts.interrupt import LengthRule
+from scalerl.rollouts.local.slot_engine import SlotEngine
 from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.process_engine import EngineProcess
 from scalerl.rollouts.schedule import schedule_of
@@ -116,30 +117,50 @@ class EngineSpec:
 
     def __call__(self) -> Sequence[Engine]:
         """Load the model, in the engine's process."""
+        engine, parts = self.generator.placement.engine, self._parts()
+        if isinstance(engine, Custom):
+            return engine_pair(engine, parts, self.generator.placement, self.name)
+        policy = self.generator.load_policy()
+        training = self._torch_engine(policy, parts)(slots=parts.slots)
+        evaluated, fit = self._evaluated(policy)
+        return training, self._torch_engine(policy, parts)(slots=evaluated, lender=training, spare_rows=max(1, fit))
+
+    def evaluator(self) -> tuple[Engine, Policy]:
+        """Make an engine that only evaluates, with a cache of its own, and a policy whose weights may be replaced.
+
+        A torch engine decodes with this policy, and as many sequences together as one that borrows the cache of
+        training may, so that it draws the same tokens.
+        """
+        engine, parts = self.generator.placement.engine, self._parts()
+        policy = self.generator.load_policy()
+        if isinstance(engine, Custom):
+            return make_engine(engine, replace(parts, evaluating=True)), policy
+        return self._torch_engine(policy, parts)(slots=self._evaluated(policy)[0]), policy
+
+    def _parts(self) -> EngineParts:
         generator, recipe = self.generator, self.generator.recipe
-        count, own, engine = generator.placement.engines, self.slots, generator.placement.engine
-        parts = EngineParts(
+        return EngineParts(
             load_policy=generator.load_policy,
             model_path=generator.policy.path,
-            slots=own,
+            slots=self.slots,
             prompt_tokens=generator.longest_prompt,
             rule=generator.rule,
             sampling=Sampling(recipe.temperature, recipe.top_p, generator.stop),
             receive=self.channel.receive,
             seed=generator.generation.seed,
         )
-        if isinstance(engine, Custom):
-            return engine_pair(engine, parts, generator.placement, self.name)
-        policy = generator.load_policy()
-        fit = EVALUATION_CACHE // (policy.cache_bytes * (generator.longest_prompt + generator.rule.capacity))
-        evaluated = min(max(own, fit), -(-generator.generation.evaluated_sequences // count))
-        make = partial(
+
+    def _torch_engine(self, policy: Policy, parts: EngineParts) -> Callable[..., SlotEngine]:
+        return partial(
             torch_engine, policy, prompt_tokens=parts.prompt_tokens, rule=parts.rule, sampling=parts.sampling,
             receive=parts.receive,
         )  # fmt: skip
-        training = make(slots=own)
-        evaluator = make(slots=evaluated, lender=training, spare_rows=max(1, fit))
-        return training, evaluator
+
+    def _evaluated(self, policy: Policy) -> tuple[int, int]:
+        """Return the sequences that an evaluation decodes together, and how many fit in EVALUATION_CACHE."""
+        generator, count = self.generator, self.generator.placement.engines
+        fit = EVALUATION_CACHE // (policy.cache_bytes * (generator.longest_prompt + generator.rule.capacity))
+        return min(max(self.slots, fit), -(-generator.generation.evaluated_sequences // count)), fit
 
 
 def has_agents(prompts: Iterable[Prompt]) -> bool:

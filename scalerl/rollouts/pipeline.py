@@ -91,8 +91,8 @@ class RolloutBatch:
     """Part of `waited_s` that was spent waiting for the scores of the complete batch."""
 
 
-def _reduced(scored: ScoredGroup, index: int, kept: Collection[tuple[int, int]] | None) -> ScoredGroup:
-    """Return a scored group without the tokens of rollouts that are not kept."""
+def without_tokens(scored: ScoredGroup, index: int, kept: Collection[tuple[int, int]] | None) -> ScoredGroup:
+    """Return a scored group without the tokens of rollouts that are not kept, given (index, sample) of those kept."""
     if kept is None:
         return scored
     rollouts = tuple(
@@ -238,7 +238,7 @@ class Pipeline:
 
         def take() -> None:
             index, scores = pending.popleft()
-            scored[index] = _reduced(self._result(scores, interruptible=False), index, kept)
+            scored[index] = without_tokens(self._result(scores, interruptible=False), index, kept)
 
         def start() -> None:
             """Score the groups that have arrived; wait for scores only if many groups do."""

@@ -108,7 +108,8 @@ def check_current(
     The trainer has no older weights, and a rollout that spans a swap has a cache of two versions, which one forward
     pass cannot reproduce. Therefore only rollouts whose tokens all have the trainer's version are compared: those
     of evaluations and of on-policy batches. An LM head that was never updated is found at the first evaluation after
-    an update that changed it by more than rounding. Rollouts of other versions only get log ratios.
+    an update that changed it by more than rounding. Rollouts of other versions only get log ratios; if there are no
+    others, the difference is that of 0 rollouts.
 
     Args:
         policy: Policy with the weights of `version`.
@@ -119,7 +120,7 @@ def check_current(
         most: Maximum number of rollouts to compute, which limits the time.
 
     Returns:
-        The difference; None if no rollout is of this version.
+        The difference; None if no rollout has a sampled token.
 
     Raises:
         NotFinite: The policy's own log-probabilities are not finite.
@@ -128,7 +129,7 @@ def check_current(
     given = list(rollouts)
     sampled = [number for number, (_, rollout) in enumerate(given) if rollout.sampled.any()]
     usable = [n for n in sampled if (given[n][1].versions[given[n][1].sampled] == version).all()][:most]
-    if not usable:
+    if not sampled:
         return None
     others = [n for n in sampled if n not in usable][: most - len(usable)]
     computed, parts = [*usable, *others], list[Tensor]()
@@ -195,5 +196,7 @@ def flat_nuclei(rollouts: Sequence[tuple[int, Rollout]], width: int) -> tuple[Te
 
 
 def _difference(rollouts: int, parts: Sequence[Tensor]) -> Difference:
+    if not parts:
+        return Difference(0, 0, 0.0, 0.0)
     all_N = torch.cat(list(parts))
     return Difference(rollouts, len(all_N), float(all_N.max()), float(all_N.double().mean()))

@@ -90,7 +90,8 @@ METRICS = {
     "dropped_groups": Metric("staleness", "Dropped groups", "groups that no update could train on in time, so far"),
     "replay_difference": Metric(
         "staleness", "Replay difference",
-        "largest difference between log-probabilities of the engine and of the trainer at the last evaluation", "nats",
+        "largest difference between log-probabilities of the engine and of the trainer at the last evaluation; with "
+        "`evaluation.overlap` it is in points.jsonl", "nats",
     ),
     "completion_tokens_mean": Metric(
         "lengths", "Length, mean", "mean length of the batch's completions", "tokens", main=True

@@ -22,6 +22,7 @@ from scalerl.rollouts.pipeline import Interrupted, NoAnswer, WorkerDied
 from scalerl.tasks.user_rewards import RewardError
 from scalerl.training.display import RunDisplay
 from scalerl.training.evaluation import evaluate_if_due
+from scalerl.training.evaluator import EvaluatorDied
 from scalerl.training.launch import resume
 from scalerl.training.loop import train
 from scalerl.training.run import Run
@@ -150,7 +151,8 @@ def run_to_end(run: Run) -> tuple[list[str], bool]:
         The closing lines for the user, and whether the run has reached its end.
 
     Raises:
-        TrainingFailed, WorkerDied, LearnerDied, RewardError: Raised after everything that can be saved is saved.
+        TrainingFailed, WorkerDied, LearnerDied, EvaluatorDied, RewardError: Raised after everything that can be saved
+            is saved.
     """
     path, progress = run.records.directory.path, run.progress
     try:
@@ -180,8 +182,8 @@ def _trained_and_saved(run: Run) -> tuple[list[str], bool]:
         raise
     except Interrupted:
         interrupted = True  # perhaps in the last evaluation
-    except RewardError:
-        save(run)  # only the failed step is lost, and a resume repeats it
+    except (RewardError, EvaluatorDied):
+        save(run)  # only the failed step or evaluation is lost, and a resume repeats it
         commit(run, wait=True)
         raise
     phase("saving")

@@ -101,16 +101,22 @@ class RunDisplay:
         elif row["step"] % self._every == 0 or row["step"] == self._view.steps:
             self.note(self._line(row))
 
-    def point(self, points: Sequence[EvalPoint]) -> None:
-        """Show the curve of each task so far, with a forecast from its fifth evaluation on."""
+    def point(self, points: Sequence[EvalPoint], forecasts: bool = True) -> None:
+        """Show the curve of each task so far, with a forecast from its fifth evaluation on.
+
+        Args:
+            points: Evaluations of the run.
+            forecasts: Whether to make new forecasts, which takes about a tenth of a second.
+        """
         self._view.evaluated(points)
-        self._outlooks = self._view.outlooks()
+        if forecasts:
+            self._outlooks = self._view.outlooks()
         if self._live is not None:
             self._table = self._render()
             return
         for task, last, of_task in self._last():
             text = f"evaluation at step {last.step}{of_task}: pass rate {with_error(last.pass_rate, last.stderr)}"
-            ahead = self._outlooks.get(task)
+            ahead = self._outlooks.get(task) if forecasts else None
             self.note(f"{text}; {_forecast_line(ahead)}" if ahead else text)
 
     def _last(self) -> list[tuple[str, EvalPoint, str]]:

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,16 +19,16 @@ from scalerl.config import RunConfig
 from scalerl.learner.base import BadGradient
 from scalerl.models.policy import rounding
 from scalerl.rollouts.pipeline import Interrupted, RolloutBatch
-from scalerl.rollouts.replay import ReplayMismatch, check_difference
+from scalerl.rollouts.replay import NotFinite, ReplayMismatch, check_difference
 from scalerl.scaling import CurveError, fit
 from scalerl.scaling.stop import reason_to_stop, stop_rule
+from scalerl.training.evaluator import Evaluated, Evaluator, Snapshot
 from scalerl.training.metrics import environment_row
 from scalerl.training.progress import TrainingFailed
 from scalerl.training.rollout_rows import (
     DETAILED,
     LogRatios,
     evaluation_rows,
-    kept_samples,
     packed,
     sample_rows,
     telling_group,
@@ -35,30 +36,61 @@ from scalerl.training.rollout_rows import (
 from scalerl.training.run import Run
 from scalerl.training.run_info import default_axis
 from scalerl.training.saved import failure
-from scalerl.types import BoolArray, EvalPoint, FloatArray, Prompt, ScoredGroup, Visit
+from scalerl.types import BoolArray, EvalPoint, FloatArray, ScoredGroup
 from scalerl.view.outlook import curve_of, points_by_task
 
 
 def evaluate_if_due(run: Run, taken: RolloutBatch | None = None) -> None:
     """Evaluate on the schedule and at the end, unless the points of this step exist, and judge `stop_when`.
 
+    With `evaluation.overlap`, an evaluation begins here and its points are written by a later call, when they are
+    there. The call that begins the next one waits for them and judges them, so that a condition ends the run at a step
+    that does not depend on time. At the end of the run, the last evaluation is waited for.
+
     Args:
         run: The run.
         taken: The last batch, of whose rollouts a sample is saved.
     """
-    step = run.progress.step
-    if not run.is_due(run.config.evaluation.every) or any(point.step == step for point in run.records.points):
-        return
-    run.records.phase("evaluating")
-    evaluate(run, taken)
-    if not run.finished:
+    if run.evaluator is not None:
+        _evaluate_beside(run, run.evaluator, taken)
+    elif _is_due(run):
+        run.records.phase("evaluating")
+        evaluate(run, taken)
         _judge_conditions(run)
-    run.records.phase("training")
+        run.records.phase("training")
+
+
+def _is_due(run: Run) -> bool:
+    """Return whether the present weights are to be evaluated, and have not been."""
+    step = run.progress.step
+    return run.is_due(run.config.evaluation.every) and not any(point.step == step for point in run.records.points)
+
+
+def _evaluate_beside(run: Run, evaluator: Evaluator, taken: RolloutBatch | None) -> None:
+    """Write a result that has arrived; if an evaluation is due, use the last result and begin the next."""
+    _collect(run, evaluator)
+    progress, under_way = run.progress, evaluator.under_way
+    if _is_due(run) and not (under_way and under_way.step == progress.step):
+        began = time.perf_counter()
+        if taken:  # before the wait, which a stop may end
+            sample = telling_group(taken.groups)
+            _save_sample(run, sample, _replay(run, (), (), sample)[1])
+        evaluator.spent_s += time.perf_counter() - began
+        _collect(run, evaluator, wait=True)
+        _judge_conditions(run)
+        began = time.perf_counter()
+        compute = run.compute.device_hours, progress.flops, progress.generator.tokens
+        evaluator.begin(Snapshot(progress.step, *compute), run.learner.send)
+        evaluator.spent_s += time.perf_counter() - began
+    if run.finished:
+        _collect(run, evaluator, wait=True)
 
 
 def _judge_conditions(run: Run) -> None:
     """End the run if a condition of `stop_when` holds that was not overruled."""
     progress = run.progress
+    if run.finished or not run.records.points:
+        return
     open_rules = [text for text in run.config.stop_when if text not in progress.overruled]
     condition = first_to_stop(open_rules, run.records.points, run.config) if open_rules else None
     if condition is not None:
@@ -76,28 +108,22 @@ def evaluate(run: Run, taken: RolloutBatch | None = None) -> None:
         TrainingFailed: The generator's log-probabilities are not those of the weights, or not finite.
         Interrupted: A stop was requested; nothing was measured.
     """
-    step, visits, records, clock = run.progress.step, held_out_visits(run.held_out), run.records, run.compute.clock
-    samples = {task.curve: run.config.evaluation.samples_of(task) for task in run.config.data}
-    wanted, saved = [samples[visit.prompt.task] for visit in visits], run.config.evaluation.saved
-    kept = kept_samples(visits, wanted, _replayed(run, len(visits)), saved)
+    step, held_out, records, clock = run.progress.step, run.held_out, run.records, run.compute.clock
     began = time.perf_counter()
     try:
-        groups, eval_s = run.pipeline.evaluate(step, run.learner.send, visits, wanted, kept)
+        groups, eval_s = run.pipeline.evaluate(step, run.learner.send, held_out.visits, held_out.samples, held_out.kept)
     except Interrupted:
         clock.leave_out(time.perf_counter() - began)
         raise
     began = time.perf_counter()
     sample = telling_group(taken.groups) if taken else None
-    log_ratios, of_sample = _replay(run, groups, sample)
+    log_ratios, of_sample = _replay(run, held_out.replayed, groups, sample)
     generated_s = run.compute.generated_s()
     clock.leave_out(eval_s + time.perf_counter() - began)
     hours = run.compute.device_hours  # read once, so that the points of all tasks have the same compute
     clock.add(generated_s)  # after `hours`, because it is compute for later updates
-    records.directory.append("rollouts.jsonl", evaluation_rows(run.text, step, groups, log_ratios, saved))
-    if sample:
-        rows = sample_rows(run.text, step, sample, of_sample)
-        prompt, rollouts = sample.group.visit.prompt, sample.group.rollouts[: len(rows)]
-        records.directory.add_samples(rows, [packed(rollout.after(prompt), rollout) for rollout in rollouts])
+    records.directory.append("rollouts.jsonl", evaluation_rows(run.text, step, groups, log_ratios, held_out.saved))
+    _save_sample(run, sample, of_sample)
     flops, tokens = run.progress.flops, run.progress.generator.tokens
     records.evaluated(
         [
@@ -107,23 +133,80 @@ def evaluate(run: Run, taken: RolloutBatch | None = None) -> None:
     )
 
 
-def _replayed(run: Run, groups: int) -> Sequence[int]:
-    """Return the indices of the groups whose first rollout is replayed."""
-    wanted = run.config.evaluation.replayed
-    return range(groups)[:: max(1, groups // wanted)][:wanted] if wanted else ()
+def _save_sample(run: Run, sample: ScoredGroup | None, log_ratios: Sequence[FloatArray | None]) -> None:
+    """Save rollouts of a trained group, with the log ratios of the first ones."""
+    if sample:
+        rows = sample_rows(run.text, run.progress.step, sample, log_ratios)
+        prompt, rollouts = sample.group.visit.prompt, sample.group.rollouts[: len(rows)]
+        run.records.directory.add_samples(rows, [packed(rollout.after(prompt), rollout) for rollout in rollouts])
+
+
+def _collect(run: Run, evaluator: Evaluator, wait: bool = False) -> None:
+    """Write the points of the evaluation under way if they are there, or when they are.
+
+    The time of a wait does not count as training time, except that of the generators.
+
+    Raises:
+        TrainingFailed: The log-probabilities are not those of the weights, or not finite.
+        Interrupted: A stop was requested during the wait; a resume evaluates these weights again.
+        RewardError, EvaluatorDied: From the evaluation process.
+    """
+    snapshot, began = evaluator.under_way, time.perf_counter()
+    if snapshot is None:
+        return
+    try:
+        result = evaluator.result()
+        if result is None and wait:
+            result = _awaited(run, evaluator)
+    except ReplayMismatch as error:
+        raise TrainingFailed(f"step {snapshot.step}: {error}") from None
+    except NotFinite:
+        reason = f"log-probabilities are not finite after update {snapshot.step}"
+        raise failure(run, BadGradient(reason)) from None
+    if result is None:
+        evaluator.spent_s += time.perf_counter() - began
+        return
+    for note in result.notes:
+        run.records.display.note(note)
+    run.records.directory.append("rollouts.jsonl", result.rows)
+    now, devices = time.perf_counter(), run.compute.devices.evaluating
+    spent_s = evaluator.spent_s + now - began
+    points = [replace(one, eval_devices=devices, eval_wait_s=spent_s) for one in result.points]
+    run.records.evaluated(points, beside=True)
+    evaluator.spent_s = time.perf_counter() - now  # counts for the next evaluation, because this one is written
+
+
+def _awaited(run: Run, evaluator: Evaluator) -> Evaluated:
+    """Wait for the result of the evaluation under way."""
+    run.records.phase("evaluating")
+    with run.compute.clock.paused():
+        run.pipeline.mark()
+        while (result := evaluator.result(0.2)) is None:
+            run.learner.watch()
+            if run.stop_requested():
+                raise Interrupted
+        run.compute.clock.add(run.compute.generated_s())
+    run.records.phase("training")
+    return result
 
 
 def _replay(
-    run: Run, groups: Sequence[ScoredGroup], sample: ScoredGroup | None
+    run: Run, numbers: Sequence[int], groups: Sequence[ScoredGroup], sample: ScoredGroup | None
 ) -> tuple[LogRatios, Sequence[FloatArray | None]]:
     """Check that the log-probabilities of a few samples agree with the learner's weights.
+
+    Args:
+        run: The run.
+        numbers: Indices of the groups whose first rollout is replayed.
+        groups: Groups of an evaluation.
+        sample: A trained group.
 
     Returns:
         The log ratios by index of the group, and those of the first rollouts of `sample`.
     """
     if not run.config.evaluation.replayed:
         return {}, ()
-    step, numbers = run.progress.step, _replayed(run, len(groups))
+    step = run.progress.step
     chosen = [(groups[number].group, groups[number].group.rollouts[0]) for number in numbers]
     chosen += [(sample.group, one) for one in sample.group.rollouts[:DETAILED]] if sample else []
     try:
@@ -133,18 +216,15 @@ def _replay(
         raise failure(run, error) from None
     if difference is None:
         return {}, ()
-    ratios, run.progress.replay_difference = difference.log_ratios, difference.largest
+    ratios = difference.log_ratios
+    if difference.rollouts:
+        run.progress.replay_difference = difference.largest
     try:
         check_difference(difference, step, rounding(getattr(torch, run.config.hardware.dtype)))
     except ReplayMismatch as error:
         raise TrainingFailed(f"step {step}: {error}") from None
     by_group = {n: own_N for n, own_N in zip(numbers, ratios, strict=False) if own_N is not None}
     return by_group, ratios[len(numbers) :]
-
-
-def held_out_visits(prompts: Sequence[Prompt]) -> tuple[Visit, ...]:
-    """Return the visits of an evaluation; their `number` is always 0, so their random streams never change."""
-    return tuple(Visit(prompt, number=0, index=i) for i, prompt in enumerate(prompts))
 
 
 def verdicts(groups: Sequence[ScoredGroup]) -> tuple[BoolArray, BoolArray]:

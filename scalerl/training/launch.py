@@ -50,12 +50,15 @@ from scalerl.rollouts.build import GeneratorSpec, has_agents
 from scalerl.rollouts.channels import CHANNELS
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.pipeline import Pipeline
+from scalerl.rollouts.shared_memory import SharedMemoryChannel
 from scalerl.rollouts.turns import check_replies, with_replies
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.checks import check_rewards, reference_notes, repetition_notes, sandbox_notes
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
 from scalerl.training.display import RunDisplay
+from scalerl.training.evaluation_process import launch_evaluator
+from scalerl.training.evaluator import Evaluator, HeldOut, Snapshot, saved_weights
 from scalerl.training.inputs import check_model, check_prompts, model_inputs, prompt_inputs
 from scalerl.training.progress import Compute, Progress, Stopwatch
 from scalerl.training.records import Records
@@ -216,9 +219,15 @@ def _assemble(
         agents=has_agents(prompts.all_prompts),
     )
     layout = WeightLayout.of(sent_weights(policy, model.sent))
-    channel = CHANNELS[channel_name(config)](layout, path, config.placement, config.lora)
-    learner = _learner(config, model, policy, channel, backend, path)
-    pipeline = Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch, learner.watch, cure(config))
+    held_out = HeldOut.of(config.evaluation, config.data, prompts.held_out)
+    channels, evaluator = [CHANNELS[channel_name(config)](layout, path, config.placement, config.lora)], None
+    if config.evaluation.overlap:
+        channels.append(SharedMemoryChannel(layout, capacity=1))
+        gpu = resolved.devices["evaluator", 0].environment
+        launch = partial(launch_evaluator, spec, config.data, channels[1], held_out, gpu, cure(config))
+        evaluator = Evaluator(launch, channels[1], display.note)
+    learner = _learner(config, model, policy, channels, backend, path)
+    pipeline = Pipeline(spec, channels[0], scoring.submit, stop_requested, backend.launch, learner.watch, cure(config))
     curriculum = make_curriculum(config.data, prompts.training, config.seed, config.recipe.retire_pass_rate)
     devices = counted(resolved.devices)
     compute = Compute(Stopwatch(3600.0 * state.get("device_hours", 0.0) / devices.held), devices, pipeline)
@@ -226,7 +235,7 @@ def _assemble(
         config=config,
         sizes=policy.sizes,
         text=text,
-        held_out=prompts.held_out,
+        held_out=held_out,
         curriculum=curriculum,
         scoring=scoring,
         pipeline=pipeline,
@@ -237,6 +246,7 @@ def _assemble(
         store=store_of(config, path),
         inputs=inputs,
         stop_requested=stop_requested,
+        evaluator=evaluator,
     )
 
 
@@ -296,7 +306,7 @@ def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, state: Map
 
 
 def _learner(
-    config: RunConfig, model: PolicySpec, policy: Policy, channel: WeightChannel, backend: Backend, run: Path
+    config: RunConfig, model: PolicySpec, policy: Policy, channels: Sequence[WeightChannel], backend: Backend, run: Path
 ) -> Learner:
     """Return the learner: this process, which owns the policy from then on, or ranks, which load their own."""
     placement = config.placement
@@ -306,8 +316,8 @@ def _learner(
         return single_learner(spec, policy)
     try:
         return LearnerGroup(
-            backend.start_ranks(spec, [channel]),
-            [channel],
+            backend.start_ranks(spec, channels),
+            channels,
             step_timeout_s=placement.step_timeout_s,
             transfer_timeout_s=placement.transfer_timeout_s,
         )
@@ -322,6 +332,8 @@ def _begin(run: Run, makers: Mapping[str, Callable[[], Logger]]) -> None:
     directory.rewind({})
     run.records.explain(0, run.learner.notes())
     run.pipeline.start(run.learner.send, 0, draw_first(run))
+    if run.evaluator is not None:
+        run.evaluator.start()
     run.records.followers = _followers(run, makers)
 
 
@@ -344,6 +356,11 @@ def _continue(run: Run, checkpoint: Path, state: Mapping[str, Any], makers: Mapp
     else:  # within a round of PPO-off-policy, which samples with older weights
         weights = load_state(checkpoint, "round_weights")
         run.pipeline.start(lambda version, channel: channel.send(version, weights.items()), sampling)
+    if run.evaluator is not None:
+        run.evaluator.start()
+        if state.get("evaluating"):
+            snapshot = from_plain(Snapshot, state["evaluating"])
+            run.evaluator.begin(snapshot, run.learner.send if snapshot.step == step else saved_weights(checkpoint))
     run.records.followers = _followers(run, makers, step, went_back)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +20,10 @@ EVERY = 1_000
 
 SHARE = 0.01
 """Share of new points after which longer curves are judged again: a fit reads all points."""
+
+
+FORECASTS = 0.005
+"""Share of the time that forecasts take which are shown while training could go on."""
 
 
 def is_due(points: int, judged: int) -> bool:
@@ -44,6 +50,10 @@ class Records:
     points: list[EvalPoint] = field(default_factory=list)
     _judged: int = 0
     """Number of points at the last judgment of the curves."""
+    _shown_at: float = -math.inf
+    """When the last forecast was shown, seconds of the monotonic clock."""
+    _shown_s: float = 0.0
+    """How long that took, seconds."""
 
     def step(self, row: dict[str, Any]) -> None:
         """Write and show one training step.
@@ -57,14 +67,25 @@ class Records:
         if self.followers:
             self.followers.step(row)
 
-    def evaluated(self, points: Sequence[EvalPoint]) -> None:
-        """Write the points of one evaluation, one for each task, and judge and show the curves if `is_due`."""
+    def evaluated(self, points: Sequence[EvalPoint], beside: bool = False) -> None:
+        """Write the points of one evaluation, one for each task, and judge and show the curves if `is_due`.
+
+        Args:
+            points: The points.
+            beside: Whether training does not pause for evaluations; forecasts are then shown as often as they take at
+                most FORECASTS of the time, and the pass rate always.
+        """
         self.points += points
         self.directory.add_points(points)
         if judged := is_due(len(self.points), self._judged):
             self._judged = len(self.points)
             self._report(self.warnings.evaluated(self.points), f"evaluation at step {points[-1].step}")
-            self.display.point(self.points)
+            began = time.monotonic()
+            forecasts = not beside or (began - self._shown_at) * FORECASTS >= self._shown_s
+            self.display.point(self.points, forecasts)
+            if forecasts:
+                self._shown_at = time.monotonic()
+                self._shown_s = self._shown_at - began
         if self.followers:
             self.followers.evaluated(self.points if judged else points, judged)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
@@ -25,9 +25,10 @@ from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
 from scalerl.rollouts.schedule import first_visits
 from scalerl.tasks.scoring import ScoringService
+from scalerl.training.evaluator import Evaluator, HeldOut
 from scalerl.training.progress import Compute, Progress
 from scalerl.training.records import Records
-from scalerl.types import GeneratorStats, Prompt, Visit
+from scalerl.types import GeneratorStats, Visit
 
 IDLE_SHARE = 0.02
 """Minimum idle share of the generators' time at which helpers of the trainer are worth the cores they take."""
@@ -41,8 +42,8 @@ class Run:
     sizes: ModelSizes
     """Sizes of the policy, for its FLOPs."""
     text: TokenText
-    held_out: Sequence[Prompt]
-    """Prompts of the evaluations."""
+    held_out: HeldOut
+    """What the evaluations sample."""
     curriculum: Curriculum | Mixture
     scoring: ScoringService
     pipeline: Pipeline
@@ -54,6 +55,8 @@ class Run:
     inputs: Mapping[str, Any]
     """Digests of what a resume reads again (inputs.py)."""
     stop_requested: Callable[[], bool]
+    evaluator: Evaluator | None = None
+    """The evaluation process; None: training pauses for evaluations."""
     saves: dict[int, Future[None]] = field(default_factory=dict)
     """The learner's part of each checkpoint that is not committed yet, by step."""
     saved_by_generator: set[int] = field(default_factory=set)
@@ -81,6 +84,8 @@ class Run:
     def close(self) -> None:
         """End the processes of generator, learner, verifiers and loggers, and unlock the run directory."""
         self.pipeline.close()
+        if self.evaluator is not None:
+            self.evaluator.close()
         wait_for(self.saves.values())  # nothing writes into the run directory any more
         self.learner.close()
         self.scoring.close()

@@ -55,6 +55,9 @@ def save(run: Run) -> None:
             run.saves[step] = run.learner.begin_save(path)
         except BadGradient as error:
             raise failure(run, error) from None
+        under_way = run.evaluator.under_way if run.evaluator else None
+        if run.evaluator and under_way and under_way.step != step:
+            run.saves[step] = run.evaluator.save_with(run.saves[step], path)
         clock.add(run.compute.generated_s())
         cursors = directory.cursors()
         state = {
@@ -68,6 +71,7 @@ def save(run: Run) -> None:
             "cursors": cursors,
             "row_digests": directory.row_digests(cursors),
             "inputs": run.inputs,
+            "evaluating": to_plain(under_way) if under_way else None,  # a resume evaluates these weights again
         }
         save_state(path, "trainer", state)
         run.pipeline.snapshot(step, path)
@@ -88,10 +92,11 @@ def commit(run: Run, wait: bool = False) -> None:
         if not wait:  # with `wait` the run is about to end, and its generator may have ended
             run.pipeline.mark()
         rates = held_out_rates(run.records.points, run.records.directory.config.main_tasks)
+        under_way = run.evaluator.under_way if run.evaluator else None
         for step in done:
             run.saved_by_generator.discard(step)
             run.saves.pop(step).result()
-            run.store.commit(step, rates)
+            run.store.commit(step, rates, under_way.step if under_way else None)
         if not wait:
             run.compute.clock.add(run.compute.generated_s())
 

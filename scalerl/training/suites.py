@@ -41,7 +41,8 @@ from scalerl.rollouts.pipeline import MOST_PENDING
 from scalerl.rollouts.turns import check_replies, with_replies, with_turns
 from scalerl.scaling.estimate import as_json, with_error
 from scalerl.tasks.scoring import PendingGroup, ScoringService, make_scorers
-from scalerl.training.evaluation import held_out_visits, mean_at_k
+from scalerl.training.evaluation import mean_at_k
+from scalerl.training.evaluator import held_out_visits
 from scalerl.training.rollout_rows import rollout_row
 from scalerl.training.run_model import check_length
 from scalerl.types import BoolArray, Prompt, ScoredGroup

@@ -17,11 +17,11 @@ from scalerl.config import LAB, HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
 from scalerl.config.data import PromptFile
 from scalerl.config.placement import Placement
-from scalerl.config.run import Hardware
+from scalerl.config.run import Evaluation, Hardware
 from scalerl.core.errors import ConfigError
 from scalerl.learner.rank_processes import RankProcesses
 from scalerl.models.weights import WeightLayout
-from scalerl.placement.devices import Host, described, devices, needs, shares_gpus, this_machine
+from scalerl.placement.devices import Devices, Host, counted, described, devices, needs, shares_gpus, this_machine
 from scalerl.rollouts.build import EngineSpec, local_engines
 from scalerl.rollouts.channels import CHANNELS
 from scalerl.rollouts.directory import DirectoryChannel
@@ -73,6 +73,33 @@ NODES = [Host("a", ("0", "1", "2")), Host("b", ("0", "1", "2", "3"))]
 def test_the_table_of_every_backend_by_hand(hosts, placement, expected):
     found = gpus(table_of(hosts, **placement))
     assert sorted(f"{process}: {' '.join(at)}" for process, at in found.items()) == sorted(expected.split(", "))
+
+
+@pytest.mark.parametrize(
+    ("placement", "expected", "counts"),
+    [
+        # torch engines share the trainer's GPU, and so does the engine of evaluations
+        ({}, "trainer 0: 4, generator 0: 4, evaluator 0: 4", (1, 1, 1)),
+        ({"trainer_ranks": 2}, "trainer 0: 4, trainer 1: 5, generator 0: 4, evaluator 0: 5", (2, 1, 1)),
+        # its own GPU is not one of training
+        ({"gpus_per_generator": 1}, "trainer 0: 4, generator 0: 5, evaluator 0: 6", (2, 1, 1)),
+        ({"gpus_per_generator": 1, "generators": 2},
+         "trainer 0: 4, generator 0: 5, generator 1: 6, evaluator 0: 7", (3, 2, 1)),
+        ({"gpus_per_generator": 2, "gpus": 1}, "trainer 0: 4, generator 0: 4, evaluator 0: 4", (1, 1, 1)),
+    ],
+)  # fmt: skip
+def test_an_evaluation_process_is_placed_like_one_more_engine_and_counted_apart(placement, expected, counts):
+    config = replace(BASE, placement=Placement(**placement), evaluation=Evaluation(overlap=True))
+    table = devices(config, [HERE])
+    assert sorted(f"{kind}: {at[1]}" for kind, at in gpus(table).items()) == sorted(expected.split(", "))
+    assert counted(table) == Devices(*counts)
+
+
+def test_too_few_gpus_for_an_evaluation_process_are_an_error_that_names_it():
+    config = replace(BASE, placement=Placement(gpus_per_generator=2, generators=2), evaluation=Evaluation(overlap=True))
+    with pytest.raises(ConfigError, match=r"2 generators of 2 GPUs, one more for evaluation.overlap, 7 GPUs in total"):
+        devices(config, [HERE])
+    assert ("evaluator", 0) not in devices(BASE, [HERE])
 
 
 def test_without_gpus_no_process_gets_one_and_ray_gets_the_same_cores():

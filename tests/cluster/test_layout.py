@@ -14,7 +14,16 @@ from doc_pages import json_keys
 
 from scalerl.cluster.layout import check, lay_out, lines, widest
 from scalerl.cluster.measured import Measured
-from scalerl.cluster.plan import Given, best_split, lengths_of, outcome_of, speeds_of, splits, with_layout
+from scalerl.cluster.plan import (
+    Given,
+    best_split,
+    evaluation_waits,
+    lengths_of,
+    outcome_of,
+    speeds_of,
+    splits,
+    with_layout,
+)
 from scalerl.cluster.simulation import simulate_run
 from scalerl.cluster.speed import GPUS, Assumptions, Speeds
 from scalerl.config import HuggingFaceModel, RunConfig, read_config
@@ -223,6 +232,39 @@ def test_a_plan_counts_the_time_of_checkpoints():
     assert found.evaluated_updates_per_h == pytest.approx(3600 / (100 + 48.18 / 5 + 300 / 100), rel=1e-4)
     seconds = config.steps * (100 + found.checkpoint_s / 5) + (1 + config.steps // 100) * 300
     assert found.hours == pytest.approx(seconds / 3600)
+
+
+@pytest.mark.parametrize(
+    ("every", "apart", "seconds"),
+    [
+        (100, False, 11 * 300.0),  # the evaluation before training and ten of 1,000 steps, each waited for
+        (100, True, 300.0),  # 100 updates of 10 s are longer than an evaluation: only the last one is waited for
+        (20, True, 50 * (300.0 - 200.0) + 300.0),
+        (30, True, 300.0),
+    ],
+)
+def test_evaluations_on_a_gpu_of_their_own_cost_what_is_late_and_the_last_one(every, apart, seconds):
+    config = replace(LAB, steps=1_000, evaluation=replace(LAB.evaluation, every=every))
+    assert evaluation_waits(config, 10.0, 300.0, apart) == pytest.approx(seconds)
+
+
+def test_a_plan_counts_the_gpu_of_evaluations_and_no_time_of_training():
+    place = Placement(trainer_ranks=1, generators=1, gpus_per_generator=1)
+    model = HuggingFaceModel(path="Qwen/Qwen3-0.6B")
+    paused = replace(PAPER, model=model, placement=place, evaluation=replace(PAPER.evaluation, every=100))
+    beside = replace(paused, evaluation=replace(paused.evaluation, overlap=True))
+    given = Given(sizes_of(model), Assumptions(GPUS["H100"]))
+    figures = dataclasses.replace(simulate_run(LAB, Speeds(), np.array([4, 8]), 2), updates_per_h=36.0)
+    before, after = (outcome_of(config, given, figures, eval_s=300.0) for config in (paused, beside))
+    assert (before.gpus, after.gpus) == (2, 3)
+    assert after.hours == pytest.approx(before.hours - (paused.steps // 100) * 300 / 3600)
+    assert after.device_hours == pytest.approx(3 * after.hours)
+    layout = lay_out(beside, given.found)
+    assert layout.evaluates_apart and layout.sharing == 0 and not lay_out(paused, given.found).evaluates_apart
+    assert any("evaluator 1 on GPU 2" in line for line in lines(beside, layout))
+    shared = replace(beside, placement=Placement(gpus=1))  # all on one GPU: two engines share the trainer's
+    assert lay_out(shared, given.found).sharing == 2 and not lay_out(shared, given.found).evaluates_apart
+    assert outcome_of(shared, given, figures, eval_s=300.0).hours == pytest.approx(before.hours)
 
 
 def test_one_trainer_waits_for_the_copy_of_a_checkpoint_only():

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from scalerl.cluster import sizing
-from scalerl.cluster.memory import cache_bytes_per_token, trainer_memory
+from scalerl.cluster.memory import cache_bytes_per_token, disk_bytes, kept_checkpoints, trainer_memory
 from scalerl.cluster.plan import disk_line, in_units
 from scalerl.cluster.sizing import Machine, cure, host_needs, longest_row, memory_line, room_note, sized, trainer_cure
 from scalerl.config import LAB, read_config
@@ -110,6 +110,20 @@ def test_a_number_of_slots_that_does_not_fit_is_an_error_with_one_that_does():
     assert config.rollouts.slots == most
     with pytest.raises(ConfigError, match=r"rollouts\.slots = "):
         chosen(24, "--preset", "small", "--rollouts.slots", str(most + 1))
+
+
+def test_an_evaluation_process_has_its_weights_cache_programs_and_one_version_in_the_channel():
+    paused, without = chosen(64, "--preset", "small", "--rollouts.slots", "16", "--hardware.trainer_helpers", "0")
+    words = ["--preset", "small", "--rollouts.slots", "16", "--hardware.trainer_helpers", "0"]
+    beside, needs = chosen(64, *words, "--evaluation.overlap", "true")
+    assert (beside.rollouts.slots, beside.learner) == (paused.rollouts.slots, paused.learner)
+    weights = 4 * SIZES.params
+    assert needs.channel - without.channel == pytest.approx(weights)
+    assert needs.generators == pytest.approx(2 * without.generators)
+    assert needs.cache - without.cache == pytest.approx(16 * longest_row(paused, 30) * 4 * SIZES.cache_width, rel=0.05)
+    assert needs.processes > without.processes and needs.trainer == without.trainer
+    copies = disk_bytes(beside, SIZES) - disk_bytes(paused, SIZES)  # of the weights that a checkpoint may have
+    assert copies == pytest.approx((kept_checkpoints(paused) + 1) * weights)
 
 
 def test_slots_that_a_user_sets_do_not_change_the_rest_unless_they_must():

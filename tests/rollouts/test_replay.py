@@ -62,7 +62,10 @@ def test_only_rollouts_of_the_trainers_version_are_compared():
     difference = check_current(versions[1], 1, [*old, *crossing, *new])
     assert difference is not None and (difference.rollouts, difference.tokens) == (4, 56)
     assert difference.largest < 2e-5
-    assert check_current(versions[1], 1, [*old, *crossing]) is None
+    none = check_current(versions[1], 1, [*old, *crossing])
+    assert none is not None and (none.rollouts, none.tokens) == (0, 0)
+    assert sum(ratios is not None for ratios in none.log_ratios) == len(old) + len(crossing)
+    assert check_current(versions[1], 1, []) is None
     assert check_current(versions[1], 1, [*new, *new], most=5).rollouts == 5
 
 

@@ -73,6 +73,7 @@ class Parts:
             records=records, pipeline=pipeline, progress=saved.Progress(), curriculum=stateful, scoring=stateful,
             compute=SimpleNamespace(clock=clock, generated_s=lambda: 0.0, device_hours=0.0),
             learner=SimpleNamespace(begin_save=save), store=self.store, inputs={}, saves={}, saved_by_generator=set(),
+            evaluator=None,
         )  # fmt: skip
 
     def done(self, wait_for=()):
@@ -142,7 +143,9 @@ def test_the_end_of_a_run_waits_for_what_is_written(tmp_path):
     parts = Parts(tmp_path, lambda path: saves.append(Future()) or saves[-1])
     parts.write(4)
     closed = SimpleNamespace(close=lambda: None)
-    ended = SimpleNamespace(saves=parts.run.saves, pipeline=closed, learner=closed, scoring=closed, records=closed)
+    ended = SimpleNamespace(
+        saves=parts.run.saves, pipeline=closed, evaluator=closed, learner=closed, scoring=closed, records=closed
+    )
     thread = threading.Thread(target=Run.close, args=(ended,))
     thread.start()
     thread.join(0.2)

@@ -12,7 +12,8 @@ from texts import rollout
 from scalerl.config import LAB
 from scalerl.scaling import Curve, fit
 from scalerl.scaling.noise import relative_noise
-from scalerl.training.evaluation import by_task, eval_point, held_out_visits, mean_at_k
+from scalerl.training.evaluation import by_task, eval_point, mean_at_k
+from scalerl.training.evaluator import held_out_visits
 from scalerl.training.run_dir import RunDirectory
 from scalerl.types import EvalPoint, Group, Outcome, Prompt, Score, ScoredGroup
 from scalerl.view.outlook import curve_of

@@ -11,6 +11,7 @@ from scalerl.config import read_config
 from scalerl.core.rows import read_rows
 from scalerl.learner import checks
 from scalerl.training import launch
+from scalerl.training import records as records_module
 from scalerl.training.records import Records, is_due
 from scalerl.types import EvalPoint
 
@@ -49,6 +50,24 @@ def test_an_evaluation_costs_the_same_in_a_run_of_any_length(tasks):
     assert len(parts["directory"].counts) == len(parts["followers"].counts) == 20_000 // tasks  # every one is written
     logged = [count for _, count, _ in parts["followers"].counts]
     assert logged[-1] in (tasks, len(kept.points)) and sum(logged) < 150 * len(kept.points) + 600 * 1000
+
+
+def test_forecasts_beside_training_take_at_most_a_two_hundredth_of_its_time(monkeypatch):
+    kept, parts = records()
+    clock, shown = [0.0], []
+
+    def point(points, forecasts):
+        clock[0] += 0.1 * forecasts
+        shown.append(forecasts)
+
+    parts["display"].point = point
+    monkeypatch.setattr(records_module.time, "monotonic", lambda: clock[0])
+    for step in range(101):  # every 3 s; 0.1 s are 0.5% of 20 s
+        kept.evaluated([EvalPoint(step, 0.0, 1.0 * step, step, "sums", 0.5, 0.01, 64, 4)], beside=True)
+        clock[0] += 3.0
+    assert len(shown) == 101 and shown[0] and [n for n, own in enumerate(shown) if own] == list(range(0, 101, 7))
+    kept.evaluated([EvalPoint(101, 0.0, 101.0, 101, "sums", 0.5, 0.01, 64, 4)])
+    assert shown[-1]  # training pauses anyway
 
 
 def test_the_curves_of_a_short_run_are_judged_at_each_evaluation():

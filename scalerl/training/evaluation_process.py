@@ -1,0 +1,158 @@
+"""The evaluation process: an engine and verifiers of its own, which evaluate one snapshot of the weights at a time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from scalerl.config.data import TaskData
+from scalerl.core.remote import PASSED, LocalRemote, Remote, serve
+from scalerl.models.loading import load_tokenizer
+from scalerl.models.routing import routing_of
+from scalerl.models.text import TokenText
+from scalerl.rollouts.build import EngineSpec, GeneratorSpec
+from scalerl.rollouts.engine import POLL_S, Engine, generate
+from scalerl.rollouts.pipeline import MOST_PENDING, without_tokens
+from scalerl.rollouts.replay import NotFinite, ReplayMismatch, check_current
+from scalerl.rollouts.turns import with_turns
+from scalerl.rollouts.weights import WeightChannel
+from scalerl.tasks.scoring import PendingGroup, ScoringService, make_scorers
+from scalerl.tasks.user_rewards import RewardError
+from scalerl.training.evaluation import by_task, eval_point
+from scalerl.training.evaluator import Evaluated, EvaluatorDied, HeldOut, Snapshot
+from scalerl.training.rollout_rows import evaluation_rows
+from scalerl.types import FloatArray, ScoredGroup
+
+NICENESS = 10
+"""Added to the niceness of the process on CPU, so that trainer and generators get the cores first."""
+
+FINDINGS = (*PASSED, RewardError, ReplayMismatch, NotFinite)
+"""Errors of an evaluation that the loop raises."""
+
+
+def launch_evaluator(
+    generator: GeneratorSpec,
+    tasks: Sequence[TaskData],
+    channel: WeightChannel,
+    held_out: HeldOut,
+    environment: Mapping[str, str],
+    cure: str,
+) -> Remote:
+    """Start the evaluation process of a run and return at once.
+
+    Args:
+        generator: What its engine is made from.
+        tasks: The tasks, whose verifiers and reward functions it starts.
+        channel: Channel that carries the weights.
+        held_out: What is evaluated.
+        environment: Additional environment variables, such as those of its GPU.
+        cure: What to do if the process lacks memory.
+    """
+    spec = EvaluationSpec(replace(generator, load_state=None), tuple(tasks), channel, held_out)
+    name = "the evaluation process ({})"
+    remote = LocalRemote(partial(serve, spec, FINDINGS), name, EvaluatorDied, environment)
+    remote.cure = cure
+    return remote
+
+
+@dataclass(frozen=True)
+class EvaluationSpec:
+    """Picklable function that makes the evaluation of a run, inside its process."""
+
+    generator: GeneratorSpec
+    tasks: tuple[TaskData, ...]
+    channel: WeightChannel
+    held_out: HeldOut
+
+    def __call__(self) -> Evaluation:
+        """Load the model."""
+        return Evaluation(self)
+
+
+class Evaluation:
+    """Evaluates snapshots with an engine that only evaluates."""
+
+    def __init__(self, spec: EvaluationSpec) -> None:
+        """Load model and tokenizer, and start the verifiers."""
+        generator = spec.generator
+        self._held_out, self._channel, self._generator = spec.held_out, spec.channel, generator
+        if generator.hardware.device == "cpu":
+            os.nice(NICENESS)
+        engine, self._policy = EngineSpec(generator, spec.channel, 0).evaluator()
+        self._text = TokenText(load_tokenizer(generator.policy.path, generator.policy.revision), generator.stop)
+        self._engine: Engine = engine
+        if generator.environments:
+            ((self._engine,),) = with_turns([[engine]], self._text, generator.scoring)
+        self._scoring = ScoringService(make_scorers(spec.tasks, generator.scoring), self._text.judged)
+
+    def evaluate(self, snapshot: Snapshot) -> Evaluated:
+        """Sample, score and replay the held-out prompts with the weights of a snapshot.
+
+        Raises:
+            RewardError: Too many rewards failed.
+            ReplayMismatch, NotFinite: The log-probabilities are not those of the weights.
+        """
+        began, flops, step = time.perf_counter(), self._engine.work.flops, snapshot.step
+        self._engine.swap(step)
+        while self._engine.version != step:  # an asynchronous engine takes its time
+            self._engine.poll(POLL_S)
+        groups = [scored for _, scored in sorted(self._scored(), key=lambda pair: pair[0])]
+        ratios, difference = self._replay(step, groups)
+        eval_s = time.perf_counter() - began
+        points = [
+            replace(
+                eval_point(
+                    of_task,
+                    step=step,
+                    device_hours=snapshot.device_hours,
+                    flops=snapshot.flops,
+                    tokens=snapshot.tokens,
+                    eval_s=eval_s,
+                ),
+                eval_flops=self._engine.work.flops - flops,
+                replay_difference=difference,
+            )
+            for of_task in by_task(groups)
+        ]
+        rows = evaluation_rows(self._text, step, groups, ratios, self._held_out.saved)
+        return Evaluated(points, rows, self._scoring.notes())
+
+    def _scored(self) -> Iterator[tuple[int, ScoredGroup]]:
+        """Yield index and scored group of each visit; groups are scored while others are sampled."""
+        held_out, pending = self._held_out, deque[tuple[int, PendingGroup]]()
+
+        def taken() -> tuple[int, ScoredGroup]:
+            index, scores = pending.popleft()
+            return index, without_tokens(scores.result(), index, held_out.kept)
+
+        for index, group in generate(
+            [self._engine], held_out.visits, held_out.samples, self._generator.generation.seed, "evaluate"
+        ):
+            pending.append((index, self._scoring.submit(group)))
+            while pending and (len(pending) > MOST_PENDING or pending[0][1].wait(0.0)):
+                yield taken()
+        while pending:
+            yield taken()
+
+    def _replay(self, step: int, groups: list[ScoredGroup]) -> tuple[dict[int, FloatArray], float | None]:
+        """Compare log-probabilities of the engine with those of the weights that were sent.
+
+        Returns:
+            The log ratios by index of the group, and the largest difference; None if nothing was compared.
+        """
+        firsts = [(groups[number].group, groups[number].group.rollouts[0]) for number in self._held_out.replayed]
+        if not firsts:
+            return {}, None
+        self._policy.load_weights(step, self._channel.receive(step))  # whatever the engine did with them
+        if self._policy.sizes.experts:
+            routing_of(self._policy).use(None)
+        pairs = [(rollout.after(group.visit.prompt), rollout) for group, rollout in firsts]
+        found = check_current(self._policy, step, pairs, temperature=self._generator.recipe.temperature)
+        if found is None:
+            return {}, None
+        ratios = zip(self._held_out.replayed, found.log_ratios, strict=True)
+        return {number: own_N for number, own_N in ratios if own_N is not None}, found.largest
