@@ -13,6 +13,7 @@ import torch
 from scalerl.config.placement import Hardware, Placement
 from scalerl.config.recipe import Custom, Recipe
 from scalerl.config.run import Scoring
+from scalerl.core.errors import ConfigError
 from scalerl.models.build import PolicySpec
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import Policy
@@ -134,7 +135,14 @@ class EngineSpec:
         engine, parts = self.generator.placement.engine, self._parts()
         policy = self.generator.load_policy()
         if isinstance(engine, Custom):
-            return make_engine(engine, replace(parts, evaluating=True)), policy
+            made = make_engine(engine, replace(parts, evaluating=True))
+            if isinstance(made, EngineHandle):
+                made.stop()
+                raise ConfigError(
+                    f"evaluation.overlap: got true with {engine.function!r}, which gives a handle of two engines; "
+                    "allowed: false, or an engine that decodes a step at each poll"
+                )
+            return made, policy
         return self._torch_engine(policy, parts)(slots=self._evaluated(policy)[0]), policy
 
     def _parts(self) -> EngineParts:
