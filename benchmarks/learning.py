@@ -70,11 +70,11 @@ class Evaluation:
 
     def __init__(self, model: Path, scratch: Path) -> None:
         """Load the tokenizer and a policy whose weights are replaced at each evaluation."""
-        from scalerl.training.suites import Evaluator
+        from scalerl.training.suites import SuiteEvaluator
 
         self.config, self._scratch = config_of(model), scratch
         threads = torch.get_num_threads()
-        self._evaluator = Evaluator(self.config, scratch, lambda note: None)
+        self._evaluator = SuiteEvaluator(self.config, scratch, lambda note: None)
         torch.set_num_threads(threads)  # the other trainer's own number
         (self._prompts,) = self._evaluator.held_out_of_run(None)
 

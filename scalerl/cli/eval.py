@@ -27,7 +27,7 @@ from scalerl.core.working import Working
 from scalerl.training.run_dir import saved_config
 
 if TYPE_CHECKING:  # they import torch
-    from scalerl.training.suites import Evaluator, SuiteResult
+    from scalerl.training.suites import SuiteEvaluator, SuiteResult
 
 DESCRIPTION = """Evaluate a model directory, a model on the hub, or the exported model of a run directory (with the
 sampling and length limits of its recipe). A suite is a name (aime-24, math-500, gsm8k-test, ...),
@@ -102,11 +102,13 @@ def run_eval(words: list[str]) -> int:
 def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[PromptFile], directory: Path) -> int:
     with Working("loading torch") as working:
         from scalerl.training.resolve import resolve_hardware
-        from scalerl.training.suites import Evaluator
+        from scalerl.training.suites import SuiteEvaluator
 
         config = replace(config, hardware=resolve_hardware(config.hardware))
         working.on(f"loading {arguments.model}")
-        evaluator = Evaluator(config, directory, lambda text: None if arguments.json else print_lines(text), working.on)
+        evaluator = SuiteEvaluator(
+            config, directory, lambda text: None if arguments.json else print_lines(text), working.on
+        )
         working.on("reading prompts")
         results = _results(arguments, evaluator, config, tasks, directory)
     summary = {"model": arguments.model, "suites": [result.to_dict() for result in results]}
@@ -117,7 +119,11 @@ def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[Prom
 
 
 def _results(
-    arguments: argparse.Namespace, evaluator: Evaluator, config: RunConfig, tasks: list[PromptFile], directory: Path
+    arguments: argparse.Namespace,
+    evaluator: SuiteEvaluator,
+    config: RunConfig,
+    tasks: list[PromptFile],
+    directory: Path,
 ) -> list[SuiteResult]:
     """Evaluate suite by suite, and print each result."""
     results: list[SuiteResult] = []

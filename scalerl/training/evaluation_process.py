@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,15 +14,15 @@ from scalerl.models.loading import load_tokenizer
 from scalerl.models.routing import routing_of
 from scalerl.models.text import TokenText
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec
-from scalerl.rollouts.engine import POLL_S, Engine, generate
-from scalerl.rollouts.pipeline import MOST_PENDING, without_tokens
+from scalerl.rollouts.engine import POLL_S, Engine
+from scalerl.rollouts.pipeline import without_tokens
 from scalerl.rollouts.replay import NotFinite, ReplayMismatch, check_current
 from scalerl.rollouts.turns import with_turns
 from scalerl.rollouts.weights import WeightChannel
-from scalerl.tasks.scoring import PendingGroup, ScoringService, make_scorers
+from scalerl.tasks.scoring import ScoringService, make_scorers
 from scalerl.tasks.user_rewards import RewardError
 from scalerl.training.evaluation import by_task, eval_point
-from scalerl.training.evaluator import Evaluated, EvaluatorDied, HeldOut, Snapshot
+from scalerl.training.evaluator import Evaluated, EvaluatorDied, HeldOut, Snapshot, scored_groups
 from scalerl.training.rollout_rows import evaluation_rows
 from scalerl.types import FloatArray, ScoredGroup
 
@@ -100,7 +99,10 @@ class Evaluation:
         self._engine.swap(step)
         while self._engine.version != step:  # an asynchronous engine takes its time
             self._engine.poll(POLL_S)
-        groups = [scored for _, scored in sorted(self._scored(), key=lambda pair: pair[0])]
+        held_out, seed = self._held_out, self._generator.generation.seed
+        scored = scored_groups([self._engine], held_out.visits, held_out.samples, seed, self._scoring)
+        lighter = {index: without_tokens(group, index, held_out.kept) for index, group in scored}
+        groups = [lighter[index] for index in sorted(lighter)]
         ratios, difference = self._replay(step, groups)
         eval_s = time.perf_counter() - began
         points = [
@@ -120,23 +122,6 @@ class Evaluation:
         ]
         rows = evaluation_rows(self._text, step, groups, ratios, self._held_out.saved)
         return Evaluated(points, rows, self._scoring.notes())
-
-    def _scored(self) -> Iterator[tuple[int, ScoredGroup]]:
-        """Yield index and scored group of each visit; groups are scored while others are sampled."""
-        held_out, pending = self._held_out, deque[tuple[int, PendingGroup]]()
-
-        def taken() -> tuple[int, ScoredGroup]:
-            index, scores = pending.popleft()
-            return index, without_tokens(scores.result(), index, held_out.kept)
-
-        for index, group in generate(
-            [self._engine], held_out.visits, held_out.samples, self._generator.generation.seed, "evaluate"
-        ):
-            pending.append((index, self._scoring.submit(group)))
-            while pending and (len(pending) > MOST_PENDING or pending[0][1].wait(0.0)):
-                yield taken()
-        while pending:
-            yield taken()
 
     def _replay(self, step: int, groups: list[ScoredGroup]) -> tuple[dict[int, FloatArray], float | None]:
         """Compare log-probabilities of the engine with those of the weights that were sent.

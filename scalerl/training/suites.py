@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -34,15 +33,14 @@ from scalerl.placement.choices import generation_of, policy_spec
 from scalerl.placement.devices import served_places
 from scalerl.prompts.dataset import load_prompts, task_prompts
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, has_agents, with_programs
-from scalerl.rollouts.engine import Engine, Sampling, generate
+from scalerl.rollouts.engine import Engine, Sampling
 from scalerl.rollouts.interrupt import length_rule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
-from scalerl.rollouts.pipeline import MOST_PENDING
 from scalerl.rollouts.turns import check_replies, with_replies, with_turns
 from scalerl.scaling.estimate import as_json, with_error
-from scalerl.tasks.scoring import PendingGroup, ScoringService, make_scorers
+from scalerl.tasks.scoring import ScoringService, make_scorers
 from scalerl.training.evaluation import mean_at_k
-from scalerl.training.evaluator import held_out_visits
+from scalerl.training.evaluator import held_out_visits, scored_groups
 from scalerl.training.rollout_rows import rollout_row
 from scalerl.training.run_model import check_length
 from scalerl.types import BoolArray, Prompt, ScoredGroup
@@ -108,7 +106,7 @@ class SuiteResult:
         ]
 
 
-class Evaluator:
+class SuiteEvaluator:
     """Evaluates a loaded model on suites."""
 
     def __init__(
@@ -215,27 +213,21 @@ class Evaluator:
         Groups are scored while others are sampled, and dropped when their scores are there.
         """
         began, total = time.perf_counter(), samples * len(prompts)
-        pending: deque[tuple[int, PendingGroup]] = deque()
+        sampled_s, sampled = 0.0, 0
+
+        def show_sampling(count: int) -> None:
+            nonlocal sampled_s, sampled
+            sampled_s, sampled = time.perf_counter() - began, count
+            self._on(f"{task.curve}: sampling", count, total)
+
         scoring = ScoringService(make_scorers(self.config.data, self.config.scoring), self._text.judged)
-
-        def take() -> None:
-            index, scores = pending.popleft()
-            results.add(index, scores.result())
-
+        visits, seed = held_out_visits(prompts), self.config.seed
         try:
-            complete = generate(
-                engines, held_out_visits(prompts), samples, self.config.seed, "evaluate",
-                finished=lambda count: self._on(f"{task.curve}: sampling", count, total),
-            )  # fmt: skip
-            for index, group in complete:
-                pending.append((index, scoring.submit(group)))
-                while pending and (len(pending) > MOST_PENDING or pending[0][1].wait(0.0)):
-                    take()
-            sampled_s, done = time.perf_counter() - began, len(prompts) - len(pending)
-            while pending:
-                self._on(f"{task.curve}: scoring", done, len(prompts))
-                take()
-                done += 1
+            scored = scored_groups(engines, visits, samples, seed, scoring, show_sampling)
+            for done, (index, group) in enumerate(scored, start=1):
+                results.add(index, group)
+                if sampled == total:
+                    self._on(f"{task.curve}: scoring", done, len(prompts))
         finally:
             scoring.close()
         return sampled_s, time.perf_counter() - began
